@@ -1,0 +1,95 @@
+"""Every error a user can meet: whose fault it is and what to do.
+
+One tree. `code` is the process exit code of the CLI and the number on the grants wire; the gRPC status is
+chosen from it in `daemon/service.py` alone.
+"""
+
+from __future__ import annotations
+
+
+class CacheError(Exception):
+    """Root. The message is one line: what happened, to what, and the mend."""
+
+    code = 1
+
+
+class InvalidInput(CacheError, ValueError):
+    """The caller's arguments, URI, format or budgets make no sense."""
+
+    code = 2
+
+
+class NotAllowed(CacheError, PermissionError):
+    """The allowlist, the socket's owner, or the source's credentials forbid it."""
+
+    code = 3
+
+
+class NotFound(CacheError, FileNotFoundError):
+    """The bucket, prefix, object or dataset does not exist, or holds nothing."""
+
+    code = 4
+
+
+class CorruptData(CacheError):
+    """Bytes at the source do not parse, or do not match their checksum."""
+
+    code = 5
+
+
+class SourceChanged(CacheError):
+    """An object is no longer the version that the catalog names."""
+
+    code = 6
+
+
+class SourceUnavailable(CacheError, ConnectionError):
+    """The source throttles, times out or answers 5xx after all retries."""
+
+    code = 7
+
+
+class OutOfSpace(CacheError):
+    """No tier can take the bytes: budgets, a full disk, or what is pinned and leased."""
+
+    code = 8
+
+
+class TierFailed(CacheError):
+    """A cache directory or the RAM tier answers with errors; reads go on from elsewhere."""
+
+    code = 9
+
+
+class DaemonUnavailable(CacheError, ConnectionError):
+    """No daemon answers at the socket, and policy forbids reading directly."""
+
+    code = 10
+
+
+class DeadlineExceeded(CacheError, TimeoutError):
+    """The answer did not come in time."""
+
+    code = 11
+
+
+class StateMismatch(CacheError, ValueError):
+    """Saved state, ranks or dataset versions do not belong together."""
+
+    code = 12
+
+
+class PeerRankFailed(CacheError):
+    """Another rank of this job failed to read its data."""
+
+    code = 13
+
+
+def _tree(root: type[CacheError]) -> list[type[CacheError]]:
+    return [root] + [found for child in root.__subclasses__() for found in _tree(child)]
+
+
+def from_code(code: int, message: str) -> CacheError:
+    """The typed error for a wire code; unknown codes become the root."""
+    kind = next((kind for kind in _tree(CacheError) if kind.code == code), CacheError)
+    return kind(message)

@@ -1,0 +1,68 @@
+"""The grants socket's messages: fixed little-endian structs, one per SOCK_SEQPACKET datagram.
+
+Both ends import this file. A message that does not parse is a protocol error and closes the connection.
+
+    reader -> daemon                           daemon -> reader
+    HELLO   magic, dataset (16 bytes)          WELCOME  extents in the dataset
+    CATALOG                                    CATALOG  + descriptor (sealed memfd)
+    GET     request, extent index              GRANT    request, extent, size, tier + descriptor (read-only)
+                                               REFUSED  request, extent: read it elsewhere
+                                               FAILED   request, code, message
+    RELEASE extent index
+    HOLD    extent index: "I still map this from before your restart"
+    PASSED  plan, step: everything before `step` has been consumed
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+MAGIC = 0x43534731
+MAX_MESSAGE_BYTES = 4096
+MAX_TEXT_BYTES = 2048
+_HEAD = struct.Struct("<BIQQ16s")
+NO_DATASET = bytes(16)
+
+
+class Op(IntEnum):
+    """Message kinds, both directions."""
+
+    HELLO = 1
+    CATALOG = 2
+    GET = 3
+    RELEASE = 4
+    HOLD = 5
+    PASSED = 6
+    WELCOME = 17
+    GRANT = 18
+    REFUSED = 19
+    FAILED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One datagram. `number` is the request (GET and its answers), the plan (PASSED), MAGIC (HELLO) or an
+    error code's request (FAILED); `value` the extent index, step, or count; `size` bytes or error code."""
+
+    op: Op
+    number: int = 0
+    value: int = 0
+    size: int = 0
+    digest: bytes = NO_DATASET
+    text: str = ""
+
+
+def encode(message: Message) -> bytes:
+    """Message -> datagram; text is cut to `MAX_TEXT_BYTES`."""
+    head = _HEAD.pack(message.op, message.number, message.value, message.size, message.digest)
+    return head + message.text.encode()[:MAX_TEXT_BYTES]
+
+
+def decode(datagram: bytes) -> Message:
+    """Datagram -> Message. Raises ValueError for anything else."""
+    if len(datagram) < _HEAD.size or len(datagram) > MAX_MESSAGE_BYTES:
+        raise ValueError(f"a grants message of {len(datagram)} bytes")
+    op, number, value, size, digest = _HEAD.unpack_from(datagram)
+    return Message(Op(op), number, value, size, digest, datagram[_HEAD.size :].decode("utf-8", "replace"))

@@ -1,0 +1,66 @@
+"""The seam to where bytes are kept on this node: RAM (sealed memfds) and NVMe (checksummed files)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from cachesvc.core.model import ExtentId, TierName
+
+CHECKSUM_BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Checksums:
+    """xxh3-64 of every `CHECKSUM_BLOCK_BYTES` of an extent, as packed little-endian u64 (8 bytes a block)."""
+
+    size_bytes: int
+    digests: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """What a tier found at start: a committed extent."""
+
+    extent: ExtentId
+    size_bytes: int
+
+
+class Tier(Protocol):
+    """Holds extents. Budgets are decided in the core; a tier only does what it is told, or raises
+    `OutOfSpace` / `TierFailed`. All calls come from one thread, except `commit`, which may run on another.
+    """
+
+    name: TierName
+
+    def reserve(self, extent: ExtentId, size_bytes: int) -> int:
+        """A new read-write descriptor of `size_bytes` to fill (the caller closes it). Not yet visible."""
+        ...
+
+    def commit(self, extent: ExtentId, checksums: Checksums) -> None:
+        """Make a filled extent permanent: seal it (RAM), or fsync, rename and index it (NVMe)."""
+        ...
+
+    def abort(self, extent: ExtentId) -> None:
+        """Forget a reservation and give back its space. Never raises for an unknown extent."""
+        ...
+
+    def open(self, extent: ExtentId) -> tuple[int, Checksums | None]:
+        """A read-only descriptor (the caller closes it) and the checksums given at commit; None before the
+        commit of an NVMe extent, which readers may already have: they wait for verified bytes, not for
+        durability. RAM extents are opened after commit only."""
+        ...
+
+    def evict(self, extent: ExtentId) -> None:
+        """Forget a committed extent and give back its space. Descriptors already granted stay valid."""
+        ...
+
+
+class Recovering(Protocol):
+    """A tier that survives the daemon."""
+
+    def recover(self) -> Iterator[Resident]:
+        """Every committed extent, after garbage (temporary files, files without index rows, rows without
+        files) was dropped."""
+        ...
