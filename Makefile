@@ -1,0 +1,33 @@
+# make demo | test | lint | proto | bench | chaos
+VENV ?= .venv
+PY := $(VENV)/bin/python
+.PHONY: demo test lint proto bench chaos clean
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	python3 -m venv $(VENV)
+	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[torch,dev]'
+	touch $@
+
+demo: $(VENV)/.ready
+	$(PY) -m bench.demo
+
+lint: $(VENV)/.ready
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+test: lint
+	$(PY) -m pytest -m 'not slow'
+
+chaos: $(VENV)/.ready
+	$(PY) -m pytest -m slow --timeout 1500
+
+bench: $(VENV)/.ready
+	$(PY) -m bench
+
+proto: $(VENV)/.ready
+	$(PY) -m cachesvc.v1.generate
+
+clean:
+	rm -rf $(VENV) build *.egg-info

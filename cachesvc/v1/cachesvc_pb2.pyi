@@ -1,0 +1,257 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DatasetOptions(_message.Message):
+    __slots__ = ("format", "extent_bytes", "dtype", "seq_len", "overlap", "record_bytes", "labels")
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    EXTENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SEQ_LEN_FIELD_NUMBER: _ClassVar[int]
+    OVERLAP_FIELD_NUMBER: _ClassVar[int]
+    RECORD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    format: str
+    extent_bytes: int
+    dtype: str
+    seq_len: int
+    overlap: int
+    record_bytes: int
+    labels: str
+    def __init__(self, format: _Optional[str] = ..., extent_bytes: _Optional[int] = ..., dtype: _Optional[str] = ..., seq_len: _Optional[int] = ..., overlap: _Optional[int] = ..., record_bytes: _Optional[int] = ..., labels: _Optional[str] = ...) -> None: ...
+
+class Dataset(_message.Message):
+    __slots__ = ("id", "uri", "format", "samples", "extents", "size_bytes", "stored_bytes")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    URI_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    uri: str
+    format: str
+    samples: int
+    extents: int
+    size_bytes: int
+    stored_bytes: int
+    def __init__(self, id: _Optional[str] = ..., uri: _Optional[str] = ..., format: _Optional[str] = ..., samples: _Optional[int] = ..., extents: _Optional[int] = ..., size_bytes: _Optional[int] = ..., stored_bytes: _Optional[int] = ...) -> None: ...
+
+class OpenDatasetRequest(_message.Message):
+    __slots__ = ("uris", "options", "version", "refresh")
+    URIS_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    REFRESH_FIELD_NUMBER: _ClassVar[int]
+    uris: _containers.RepeatedScalarFieldContainer[str]
+    options: DatasetOptions
+    version: str
+    refresh: bool
+    def __init__(self, uris: _Optional[_Iterable[str]] = ..., options: _Optional[_Union[DatasetOptions, _Mapping]] = ..., version: _Optional[str] = ..., refresh: _Optional[bool] = ...) -> None: ...
+
+class OpenDatasetReply(_message.Message):
+    __slots__ = ("indexed_bytes", "total_bytes", "dataset")
+    INDEXED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    indexed_bytes: int
+    total_bytes: int
+    dataset: Dataset
+    def __init__(self, indexed_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., dataset: _Optional[_Union[Dataset, _Mapping]] = ...) -> None: ...
+
+class SubmitPlanRequest(_message.Message):
+    __slots__ = ("reader", "dataset", "extents", "first_steps", "last_steps")
+    READER_FIELD_NUMBER: _ClassVar[int]
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEPS_FIELD_NUMBER: _ClassVar[int]
+    LAST_STEPS_FIELD_NUMBER: _ClassVar[int]
+    reader: int
+    dataset: str
+    extents: _containers.RepeatedScalarFieldContainer[int]
+    first_steps: _containers.RepeatedScalarFieldContainer[int]
+    last_steps: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, reader: _Optional[int] = ..., dataset: _Optional[str] = ..., extents: _Optional[_Iterable[int]] = ..., first_steps: _Optional[_Iterable[int]] = ..., last_steps: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class SubmitPlanReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PrefetchRequest(_message.Message):
+    __slots__ = ("dataset", "dry_run")
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    dataset: str
+    dry_run: bool
+    def __init__(self, dataset: _Optional[str] = ..., dry_run: _Optional[bool] = ...) -> None: ...
+
+class PrefetchReply(_message.Message):
+    __slots__ = ("extents", "resident_extents", "size_bytes", "resident_bytes", "source_bytes", "unfit_bytes", "failures", "done")
+    EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UNFIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    extents: int
+    resident_extents: int
+    size_bytes: int
+    resident_bytes: int
+    source_bytes: int
+    unfit_bytes: int
+    failures: _containers.RepeatedCompositeFieldContainer[ExtentFailure]
+    done: bool
+    def __init__(self, extents: _Optional[int] = ..., resident_extents: _Optional[int] = ..., size_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., source_bytes: _Optional[int] = ..., unfit_bytes: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[ExtentFailure, _Mapping]]] = ..., done: _Optional[bool] = ...) -> None: ...
+
+class ExtentFailure(_message.Message):
+    __slots__ = ("extent", "code", "message")
+    EXTENT_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    extent: str
+    code: int
+    message: str
+    def __init__(self, extent: _Optional[str] = ..., code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class TierStatus(_message.Message):
+    __slots__ = ("name", "budget_bytes", "used_bytes", "held_bytes", "extents", "lost")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    budget_bytes: int
+    used_bytes: int
+    held_bytes: int
+    extents: int
+    lost: bool
+    def __init__(self, name: _Optional[str] = ..., budget_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ..., extents: _Optional[int] = ..., lost: _Optional[bool] = ...) -> None: ...
+
+class DatasetStatus(_message.Message):
+    __slots__ = ("dataset", "resident_bytes", "resident_extents", "readers", "pinned", "hits", "misses", "source_bytes", "bound")
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    READERS_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    MISSES_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BOUND_FIELD_NUMBER: _ClassVar[int]
+    dataset: Dataset
+    resident_bytes: int
+    resident_extents: int
+    readers: int
+    pinned: bool
+    hits: int
+    misses: int
+    source_bytes: int
+    bound: float
+    def __init__(self, dataset: _Optional[_Union[Dataset, _Mapping]] = ..., resident_bytes: _Optional[int] = ..., resident_extents: _Optional[int] = ..., readers: _Optional[int] = ..., pinned: _Optional[bool] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., source_bytes: _Optional[int] = ..., bound: _Optional[float] = ...) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("version", "pid", "uptime_s", "tiers", "datasets", "readers", "fills_running", "allow")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_S_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    DATASETS_FIELD_NUMBER: _ClassVar[int]
+    READERS_FIELD_NUMBER: _ClassVar[int]
+    FILLS_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    ALLOW_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    pid: int
+    uptime_s: float
+    tiers: _containers.RepeatedCompositeFieldContainer[TierStatus]
+    datasets: _containers.RepeatedCompositeFieldContainer[DatasetStatus]
+    readers: int
+    fills_running: int
+    allow: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, version: _Optional[str] = ..., pid: _Optional[int] = ..., uptime_s: _Optional[float] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., datasets: _Optional[_Iterable[_Union[DatasetStatus, _Mapping]]] = ..., readers: _Optional[int] = ..., fills_running: _Optional[int] = ..., allow: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ListRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListReply(_message.Message):
+    __slots__ = ("datasets",)
+    DATASETS_FIELD_NUMBER: _ClassVar[int]
+    datasets: _containers.RepeatedCompositeFieldContainer[DatasetStatus]
+    def __init__(self, datasets: _Optional[_Iterable[_Union[DatasetStatus, _Mapping]]] = ...) -> None: ...
+
+class PinRequest(_message.Message):
+    __slots__ = ("dataset", "pinned")
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    dataset: str
+    pinned: bool
+    def __init__(self, dataset: _Optional[str] = ..., pinned: _Optional[bool] = ...) -> None: ...
+
+class PinReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class EvictRequest(_message.Message):
+    __slots__ = ("dataset",)
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    dataset: str
+    def __init__(self, dataset: _Optional[str] = ...) -> None: ...
+
+class EvictReply(_message.Message):
+    __slots__ = ("evicted_bytes", "busy_bytes")
+    EVICTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BUSY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    evicted_bytes: int
+    busy_bytes: int
+    def __init__(self, evicted_bytes: _Optional[int] = ..., busy_bytes: _Optional[int] = ...) -> None: ...
+
+class VerifyRequest(_message.Message):
+    __slots__ = ("dataset",)
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    dataset: str
+    def __init__(self, dataset: _Optional[str] = ...) -> None: ...
+
+class VerifyReply(_message.Message):
+    __slots__ = ("checked_extents", "extents", "corrupt_extents", "done")
+    CHECKED_EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    CORRUPT_EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    checked_extents: int
+    extents: int
+    corrupt_extents: int
+    done: bool
+    def __init__(self, checked_extents: _Optional[int] = ..., extents: _Optional[int] = ..., corrupt_extents: _Optional[int] = ..., done: _Optional[bool] = ...) -> None: ...
+
+class ReadRequest(_message.Message):
+    __slots__ = ("extent", "offset", "length")
+    EXTENT_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    extent: bytes
+    offset: int
+    length: int
+    def __init__(self, extent: _Optional[bytes] = ..., offset: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
+
+class ReadReply(_message.Message):
+    __slots__ = ("data", "digests", "size_bytes")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    digests: bytes
+    size_bytes: int
+    def __init__(self, data: _Optional[bytes] = ..., digests: _Optional[bytes] = ..., size_bytes: _Optional[int] = ...) -> None: ...
