@@ -1,0 +1,181 @@
+"""Finds the daemon and speaks its control API (gRPC). Extents travel by `leases.DaemonGrants` instead."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from cachesvc.config import CONTROL_SOCKET, socket_dirs
+from cachesvc.core.errors import CacheError, DaemonUnavailable, DeadlineExceeded, InvalidInput, from_code
+from cachesvc.core.model import DatasetId
+
+if TYPE_CHECKING:
+    from cachesvc.catalog.build import Options
+    from cachesvc.v1 import cachesvc_pb2 as pb
+
+CALL_TIMEOUT_S = 30.0
+MAX_MESSAGE_BYTES = 64 << 20
+"""A plan of 10^6 extents is 20 MB."""
+CODE_KEY = "cachesvc-code"
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetInfo:
+    """A dataset version as the daemon resolved it."""
+
+    id: DatasetId
+    uri: str
+    format: str
+    samples: int
+    extents: int
+    size_bytes: int
+    stored_bytes: int
+
+
+def find_daemon() -> str | None:
+    """The directory of a daemon's sockets, or None where there is none."""
+    return next((d for d in socket_dirs() if os.path.exists(f"{d}/{CONTROL_SOCKET}")), None)
+
+
+class Control:
+    """One gRPC channel. Close it before forking; errors are those of core/errors.py, and DaemonUnavailable
+    when nobody answers."""
+
+    def __init__(self, directory: str | None = None) -> None:
+        found = directory or find_daemon()
+        if found is None:
+            raise DaemonUnavailable(
+                f"no daemon is listening in {' or '.join(socket_dirs())}; start one: cachesvc serve"
+            )
+        # grpc costs 0.15 s to import, and its fork support a log line for every DataLoader worker.
+        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+        import grpc
+
+        from cachesvc.v1 import cachesvc_pb2, cachesvc_pb2_grpc
+
+        self.directory = found
+        self._pb = cachesvc_pb2
+        limits = [
+            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ]
+        self._channel = grpc.insecure_channel(f"unix:{os.path.abspath(found)}/{CONTROL_SOCKET}", limits)
+        self._stub = cachesvc_pb2_grpc.CacheStub(self._channel)
+
+    def __enter__(self) -> Control:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the channel."""
+        self._channel.close()
+
+    def open_dataset(
+        self,
+        uris: Sequence[str],
+        options: Options,
+        version: str = "",
+        refresh: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> DatasetInfo:
+        """Resolve URIs to one dataset version; `progress(done, total)` in bytes while it is indexed."""
+        wanted = self._pb.DatasetOptions(**asdict(options))
+        request = self._pb.OpenDatasetRequest(uris=uris, options=wanted, version=version, refresh=refresh)
+        with _typed(self.directory):
+            for reply in self._stub.OpenDataset(request):
+                if reply.HasField("dataset"):
+                    return _info(reply.dataset)
+                if progress is not None:
+                    progress(reply.indexed_bytes, reply.total_bytes)
+        raise CacheError("the daemon ended OpenDataset without an answer; see its log")
+
+    def plan(
+        self,
+        reader: int,
+        dataset: DatasetId,
+        extents: Sequence[int],
+        first_steps: Sequence[int],
+        last_steps: Sequence[int],
+    ) -> None:
+        """Submit a reader's plan; see SubmitPlan."""
+        request = self._pb.SubmitPlanRequest(
+            reader=reader, dataset=dataset, extents=extents, first_steps=first_steps, last_steps=last_steps
+        )
+        with _typed(self.directory):
+            self._stub.SubmitPlan(request, timeout=CALL_TIMEOUT_S)
+
+    def prefetch(self, dataset: DatasetId, dry_run: bool = False) -> Iterator[pb.PrefetchReply]:
+        """Fill a dataset; the last reply has `done` set. Closing the iterator stops filling."""
+        with _typed(self.directory):
+            call = self._stub.Prefetch(self._pb.PrefetchRequest(dataset=dataset, dry_run=dry_run))
+            try:
+                yield from call
+            finally:
+                call.cancel()
+
+    def verify(self, dataset: DatasetId) -> Iterator[pb.VerifyReply]:
+        """Check a dataset's resident extents; the last reply has `done` set."""
+        with _typed(self.directory):
+            yield from self._stub.Verify(self._pb.VerifyRequest(dataset=dataset))
+
+    def status(self) -> pb.StatusReply:
+        """Tiers, datasets, readers and counters."""
+        with _typed(self.directory):
+            return self._stub.Status(self._pb.StatusRequest(), timeout=CALL_TIMEOUT_S)
+
+    def list(self) -> Sequence[pb.DatasetStatus]:
+        """The datasets that the daemon knows."""
+        with _typed(self.directory):
+            return self._stub.List(self._pb.ListRequest(), timeout=CALL_TIMEOUT_S).datasets
+
+    def pin(self, dataset: DatasetId, pinned: bool) -> None:
+        """Pin or unpin a dataset."""
+        with _typed(self.directory):
+            self._stub.Pin(self._pb.PinRequest(dataset=dataset, pinned=pinned), timeout=CALL_TIMEOUT_S)
+
+    def evict(self, dataset: DatasetId) -> pb.EvictReply:
+        """Drop a dataset from every tier."""
+        with _typed(self.directory):
+            return self._stub.Evict(self._pb.EvictRequest(dataset=dataset), timeout=CALL_TIMEOUT_S)
+
+
+@contextmanager
+def _typed(directory: str) -> Iterator[None]:
+    """gRPC's errors -> ours, once."""
+    import grpc
+
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise _translate(error, directory) from None
+
+
+def _translate(error: Any, directory: str) -> CacheError:
+    for key, value in error.trailing_metadata() or ():
+        if key == CODE_KEY:
+            return from_code(int(value), error.details())
+    name = error.code().name
+    if name == "UNAVAILABLE":
+        return DaemonUnavailable(f"no daemon answers in {directory}; start one: cachesvc serve")
+    if name == "DEADLINE_EXCEEDED":
+        return DeadlineExceeded(f"the daemon in {directory} did not answer in {CALL_TIMEOUT_S:.0f} s")
+    if name == "INVALID_ARGUMENT":
+        return InvalidInput(error.details())
+    return CacheError(f"the daemon answered {name}: {error.details()}")
+
+
+def _info(found: pb.Dataset) -> DatasetInfo:
+    return DatasetInfo(
+        DatasetId(found.id),
+        found.uri,
+        found.format,
+        found.samples,
+        found.extents,
+        found.size_bytes,
+        found.stored_bytes,
+    )

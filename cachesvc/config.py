@@ -1,0 +1,123 @@
+"""The daemon's settings: one frozen tree, each default written once, with its reason."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from cachesvc.core.errors import InvalidInput
+from cachesvc.core.model import EXTENT_BYTES
+
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgtp", start=1):
+    _UNITS |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
+
+CONTROL_SOCKET = "cachesvc.sock"
+GRANTS_SOCKET = "grants.sock"
+
+
+@dataclass(frozen=True, slots=True)
+class NvmeSpec:
+    """One cache directory: a budget in bytes, or a share of its disk (0 < share <= 1)."""
+
+    path: str
+    size_bytes: int = 0
+    share: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything `cachesvc serve` can be told."""
+
+    ram_bytes: int
+    nvme: tuple[NvmeSpec, ...]
+    allow: tuple[str, ...]
+    socket_dir: str
+    state_dir: str
+    listen: str = ""
+    metrics_port: int = 0
+    extent_bytes: int = EXTENT_BYTES
+    socket_mode: int = 0o600
+    """Only the daemon's own user; a wider socket needs an allowlist, or every user could read as the daemon."""
+    fillers: int = min(4, max(2, (os.cpu_count() or 1) // 2))
+    """One interpreter fills about 1 GB/s; four saturate a 25 Gbit/s network card."""
+    fills_per_filler: int = 3
+    """Several extents at once hide each other's first and last round trips."""
+    filler_threads: int = 32
+    """Connections of one filler: 20 ms a request and 110 KB objects need tens in flight."""
+    metadata_expiry_s: float = 30.0
+    """A listing this old is listed anew; short, because data that changes must be seen."""
+    log_format: str = "text"
+
+
+def parse_size(text: str) -> int:
+    """`64GiB`, `64G`, `1.5TB`, `4096` -> bytes. Binary units unless spelled `KB`, `MB`, ... (decimal)."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", text)
+    if match is None or match[2].lower() not in _UNITS:
+        raise InvalidInput(f"{text!r} is not a size; write it as 64GiB, 500GB or plain bytes")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def parse_nvme(text: str) -> NvmeSpec:
+    """`DIR=SIZE` or `DIR=80%`."""
+    path, _, amount = text.rpartition("=")
+    if not path:
+        raise InvalidInput(f"{text!r} names no budget; write DIR=SIZE or DIR=80%")
+    if not amount.endswith("%"):
+        return NvmeSpec(path, size_bytes=parse_size(amount))
+    try:
+        share = float(amount[:-1]) / 100
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise InvalidInput(f"{amount!r} is not a share of a disk; write 1% to 100%")
+    return NvmeSpec(path, share=share)
+
+
+def default_ram_bytes() -> int:
+    """10 % of what this process's cgroup (or the machine) may use."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.exists() else "max"
+    return (min(total, int(text)) if text.isdigit() else total) // 10
+
+
+def default_state_dir() -> str:
+    """`$STATE_DIRECTORY` (systemd), /var/lib/cachesvc for root, else below the user's state home."""
+    if given := os.environ.get("STATE_DIRECTORY"):
+        return given
+    if os.geteuid() == 0:
+        return "/var/lib/cachesvc"
+    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return f"{home}/cachesvc"
+
+
+def socket_dirs() -> list[str]:
+    """Where a client looks for the daemon, first found first: design, section 6."""
+    if named := os.environ.get("CACHESVC_SOCKET"):
+        return [named]
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return ["/run/cachesvc", *([f"{runtime}/cachesvc"] if runtime else [])]
+
+
+def default_socket_dir() -> str:
+    """Where a daemon listens when it is not told: the first place it may write."""
+    named = socket_dirs()
+    return named[0] if os.environ.get("CACHESVC_SOCKET") or os.geteuid() == 0 else named[-1]
+
+
+def validate(settings: Settings) -> None:
+    """Raise InvalidInput for settings that cannot work together; one line that says the mend."""
+    if settings.ram_bytes < settings.extent_bytes and not settings.nvme:
+        raise InvalidInput(
+            f"the RAM budget of {settings.ram_bytes:,} bytes cannot hold one extent of"
+            f" {settings.extent_bytes:,}; raise --ram, add --nvme, or lower --extent-bytes"
+        )
+    if settings.extent_bytes < 4096 or settings.extent_bytes % 4096:
+        raise InvalidInput(f"--extent-bytes {settings.extent_bytes} is not a multiple of 4096")
+    if settings.socket_mode & 0o077 and not settings.allow:
+        raise InvalidInput("a socket for other users needs --allow: they would read with this daemon's rights")
+    if not settings.log_format in ("text", "json"):
+        raise InvalidInput(f"log format {settings.log_format!r} is neither text nor json")

@@ -1,0 +1,118 @@
+"""The dataset versions that this daemon knows: their catalogs on disk, and as sealed memfds for readers."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from pathlib import Path
+
+from cachesvc.catalog.catalog import Catalog
+from cachesvc.core.errors import NotFound
+from cachesvc.core.model import DatasetId, ExtentId
+from cachesvc.sources.open import Allowlist
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """One version: `sizes[i]` is the size in bytes of `extent_ids[i]`."""
+
+    id: DatasetId
+    catalog: Catalog
+    catalog_fd: int
+    extent_ids: tuple[ExtentId, ...]
+    sizes: tuple[int, ...]
+    index_of: dict[ExtentId, int]
+
+    @property
+    def size_bytes(self) -> int:
+        """Decoded bytes of all extents."""
+        return sum(self.sizes)
+
+
+class Datasets:
+    """Catalogs live in `directory` as `<id>.lmdb` and survive the daemon; `load` runs off the event loop."""
+
+    def __init__(self, directory: str, allowlist: Allowlist, executor: Executor) -> None:
+        self.directory = directory
+        self._allowlist = allowlist
+        self._executor = executor
+        self._loaded: dict[DatasetId, Dataset] = {}
+        self._home: dict[ExtentId, Dataset] = {}
+        Path(directory).mkdir(parents=True, exist_ok=True)
+
+    def load(self, wanted: DatasetId) -> Future[Dataset]:
+        """The dataset with that id. Raises NotFound when no catalog is here, NotAllowed when its source is
+        no longer on the allowlist, CorruptData when the file is damaged."""
+        if wanted in self._loaded:
+            ready: Future[Dataset] = Future()
+            ready.set_result(self._loaded[wanted])
+            return ready
+        return self._executor.submit(self._read, wanted)
+
+    def admit(self, dataset: Dataset) -> Dataset:
+        """Make a loaded dataset known. On the event loop's thread; the first of two loads wins."""
+        known = self._loaded.get(dataset.id)
+        if known is not None:
+            if known is not dataset:
+                os.close(dataset.catalog_fd)
+            return known
+        self._loaded[dataset.id] = dataset
+        for extent in dataset.extent_ids:
+            self._home.setdefault(extent, dataset)
+        return dataset
+
+    def home(self, extent: ExtentId) -> tuple[Dataset, int]:
+        """A dataset that has the extent, and its index there."""
+        dataset = self._home[extent]
+        return dataset, dataset.index_of[extent]
+
+    def known(self, wanted: DatasetId) -> Dataset | None:
+        """The dataset if it is loaded."""
+        return self._loaded.get(wanted)
+
+    def all(self) -> list[Dataset]:
+        """Every loaded dataset, in the order of loading."""
+        return list(self._loaded.values())
+
+    def close(self) -> None:
+        """Give back the catalogs' descriptors."""
+        for dataset in self._loaded.values():
+            os.close(dataset.catalog_fd)
+        self._loaded.clear()
+
+    def _read(self, wanted: DatasetId) -> Dataset:
+        path = f"{self.directory}/{wanted}.lmdb"
+        if not re.fullmatch("[0-9a-f]{32}", wanted) or not os.path.exists(path):
+            raise NotFound(f"dataset {wanted} is not known here; open it by its URI")
+        fd = sealed_copy(path)
+        try:
+            catalog = Catalog.open(f"/proc/self/fd/{fd}")
+            for uri in catalog.uri.split():
+                self._allowlist.check(uri)
+        except BaseException:
+            os.close(fd)
+            raise
+        ids = tuple(catalog.extents())
+        sizes = tuple(int(size) for size in catalog.extent_sizes)
+        return Dataset(wanted, catalog, fd, ids, sizes, {extent: i for i, extent in enumerate(ids)})
+
+
+def sealed_copy(path: str) -> int:
+    """A file's bytes in a sealed memfd: what is validated once can then not change under its readers."""
+    memory = os.memfd_create(os.path.basename(path), os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with open(path, "rb") as file:
+        remaining = os.fstat(file.fileno()).st_size
+        while remaining > 0:
+            sent = os.sendfile(memory, file.fileno(), None, remaining)
+            if sent == 0:
+                break
+            remaining -= sent
+    fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _SEALS)
+    readable = os.open(f"/proc/self/fd/{memory}", os.O_RDONLY | os.O_CLOEXEC)
+    os.close(memory)
+    return readable

@@ -1,0 +1,134 @@
+"""A filler process: takes jobs from its channel, does the IO, answers. `python -m cachesvc.daemon.filler FD`.
+
+It ends when its channel does, whatever its threads are waiting for: a hung NFS mount must not keep a dead
+daemon's children alive.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from cachesvc.catalog.build import Options, build, survey
+from cachesvc.catalog.catalog import Catalog
+from cachesvc.config import Settings
+from cachesvc.core.errors import CacheError, CorruptData, SourceUnavailable
+from cachesvc.daemon import jobs
+from cachesvc.daemon.cached_bytes import CachedBytes
+from cachesvc.sources.fetch import fetch
+from cachesvc.sources.open import Sources, expand
+from cachesvc.tiers.checksum import checksums_of, verify
+from cachesvc.tiers.tier import Checksums
+
+MAX_CATALOGS = 16
+"""Open catalogs; each costs two descriptors and no memory of its own."""
+FILLER_NICE = 5
+"""Grants come first when cores are scarce."""
+
+
+class Filler:
+    """Runs jobs side by side; answers are single datagrams, so threads need no lock to send them."""
+
+    def __init__(self, channel: socket.socket, settings: Settings) -> None:
+        self._channel = channel
+        self._settings = settings
+        self._sources = Sources(
+            cache_dir=f"{settings.state_dir}/metadata", metadata_expiry_s=settings.metadata_expiry_s
+        )
+        self._jobs = ThreadPoolExecutor(settings.fills_per_filler + 1, thread_name_prefix="job")
+        self._catalogs: OrderedDict[str, Catalog] = OrderedDict()
+        self._catalogs_lock = threading.Lock()
+
+    def run(self) -> None:
+        """Serve until the daemon closes the channel."""
+        while (received := jobs.receive(self._channel)) is not None:
+            job, descriptors = received
+            self._jobs.submit(self._answer, job, descriptors)
+
+    def _answer(self, job: jobs.Job | jobs.Answer, descriptors: list[int]) -> None:
+        work: dict[type, Callable[..., jobs.Done]] = {
+            jobs.Fill: self._fill,
+            jobs.Copy: self._copy,
+            jobs.Verify: self._verify,
+            jobs.Build: self._build,
+        }
+        try:
+            done = work[type(job)](job, *descriptors)
+        except SourceUnavailable as error:
+            done = jobs.Done(job.number, error.code, str(error), retry=True)
+        except CacheError as error:
+            done = jobs.Done(job.number, error.code, str(error))
+        except OSError as error:
+            done = jobs.Done(job.number, CacheError.code, f"a fill cannot write: {error.strerror}", retry=True)
+        finally:
+            for fd in descriptors:
+                os.close(fd)
+        jobs.send(self._channel, done)
+
+    def _fill(self, job: jobs.Fill, target: int, catalog: int) -> jobs.Done:
+        extent = self._catalog(job.dataset, catalog).extent(job.index)
+        fetch(extent, self._sources, target, self._settings.filler_threads)
+        checksums = checksums_of(target, extent.size_bytes)
+        return jobs.Done(
+            job.number, digests=jobs.pack_digests(checksums.digests), source_bytes=extent.stored_bytes
+        )
+
+    def _copy(self, job: jobs.Copy, target: int, origin: int) -> jobs.Done:
+        offset = 0
+        while offset < job.size_bytes:
+            copied = os.sendfile(target, origin, offset, job.size_bytes - offset)
+            if copied == 0:
+                raise CorruptData(f"a cached extent ends after {offset:,} of {job.size_bytes:,} bytes")
+            offset += copied
+        verify(target, Checksums(job.size_bytes, jobs.unpack_digests(job.digests)))
+        return jobs.Done(job.number, digests=job.digests)
+
+    def _verify(self, job: jobs.Verify, extent: int) -> jobs.Done:
+        verify(extent, Checksums(job.size_bytes, jobs.unpack_digests(job.digests)))
+        return jobs.Done(job.number)
+
+    def _build(self, job: jobs.Build) -> jobs.Done:
+        if job.refresh:
+            for uri in job.uris:
+                self._sources.forget(uri)
+        uris = [found for uri in job.uris for found in expand(uri, self._sources)]
+        found = survey(uris, Options(**job.options), self._sources)  # type: ignore[arg-type]
+        path = f"{job.catalogs}/{found.id}.lmdb"
+        if not os.path.exists(path):
+            with CachedBytes(self._settings.socket_dir, job.catalogs, found) as data:
+                build(found, path, self._sources, data, self._progress(job.number))
+        return jobs.Done(job.number, dataset=found.id)
+
+    def _progress(self, number: int) -> Callable[[int, int], None]:
+        return lambda done, total: jobs.send(self._channel, jobs.Progress(number, done, total))
+
+    def _catalog(self, dataset: str, fd: int) -> Catalog:
+        with self._catalogs_lock:
+            if dataset not in self._catalogs:
+                self._catalogs[dataset] = Catalog.open(f"/proc/self/fd/{fd}")
+            self._catalogs.move_to_end(dataset)
+            while len(self._catalogs) > MAX_CATALOGS:
+                self._catalogs.popitem(last=False)
+            return self._catalogs[dataset]
+
+
+def main() -> None:
+    """The process's whole life."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's to answer
+    os.nice(FILLER_NICE)
+    fields = json.loads(os.environ.pop("CACHESVC_FILLER"))
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    fields |= {"nvme": (), "allow": tuple(fields["allow"])}
+    Filler(channel, Settings(**fields)).run()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

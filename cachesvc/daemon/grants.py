@@ -1,0 +1,219 @@
+"""The grants socket: readers ask for extents and get read-only descriptors. Wire format: core/wire.py.
+
+A reader's life is its connection. When it dies the kernel closes the connection, and that ends its leases,
+its plan and its claim on the dataset; there is no heartbeat.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from cachesvc.core import wire
+from cachesvc.core.errors import CacheError, InvalidInput
+from cachesvc.core.model import DatasetId, ExtentId, ReaderId, TierName
+from cachesvc.core.wire import Message, Op
+
+log = logging.getLogger(__name__)
+BACKLOG = 1024
+MAX_READERS = 8192
+"""Two descriptors each, well below the limit of open files that `serve` sets."""
+
+
+class Known(Protocol):
+    """A dataset as the grants socket sees it."""
+
+    id: DatasetId
+    extent_ids: tuple[ExtentId, ...]
+    index_of: dict[ExtentId, int]
+    catalog_fd: int
+
+
+class Answers(Protocol):
+    """What the runner does when readers speak."""
+
+    def connected(self, reader: ReaderId, dataset: DatasetId, then: Callable[[Known | CacheError], None]) -> None:
+        """Load and declare a dataset for a reader."""
+        ...
+
+    def demanded(self, reader: ReaderId, request: int, extent: ExtentId) -> None: ...
+
+    def released(self, reader: ReaderId, extent: ExtentId) -> None: ...
+
+    def held(self, reader: ReaderId, extent: ExtentId) -> None: ...
+
+    def passed_or_gone(self, reader: ReaderId, step: int | None) -> None:
+        """The reader's plan moved on to `step`; None: the reader is gone."""
+        ...
+
+
+@dataclass(slots=True)
+class _Reader:
+    id: ReaderId
+    channel: socket.socket
+    dataset: Known | None = None
+
+
+class GrantsServer:
+    """Accepts readers and translates both ways; decides nothing."""
+
+    def __init__(
+        self,
+        path: str,
+        mode: int,
+        answers: Answers,
+        watch: Callable[[int, Callable[[], None]], None],
+        unwatch: Callable[[int], None],
+        next_id: Callable[[], int],
+    ) -> None:
+        self._answers = answers
+        self._watch = watch
+        self._unwatch = unwatch
+        self._next_id = next_id
+        self._readers: dict[ReaderId, _Reader] = {}
+        self._path = path
+        self._listener = bind(path, mode)
+        watch(self._listener.fileno(), self._accept)
+
+    def close(self) -> None:
+        """Close every connection and remove the socket file."""
+        for reader in list(self._readers.values()):
+            self._drop(reader)
+        self._unwatch(self._listener.fileno())
+        self._listener.close()
+        os.unlink(self._path)
+
+    def dataset_of(self, reader: ReaderId) -> Known | None:
+        """The dataset that a live reader has been welcomed to."""
+        found = self._readers.get(reader)
+        return found.dataset if found else None
+
+    def readers_of(self, dataset: DatasetId) -> int:
+        """Live readers of a dataset."""
+        return sum(1 for r in self._readers.values() if r.dataset is not None and r.dataset.id == dataset)
+
+    def grant(self, to: ReaderId, request: int, extent: ExtentId, tier: TierName, size: int, fd: int) -> None:
+        """Send a descriptor; it stays the caller's to close."""
+        self._send(to, Op.GRANT, request, extent, size, tier, fd)
+
+    def refuse(self, to: ReaderId, request: int, extent: ExtentId) -> None:
+        """Say "read it elsewhere"."""
+        self._send(to, Op.REFUSED, request, extent, 0, "", None)
+
+    def fail(self, to: ReaderId, request: int, extent: ExtentId, code: int, message: str) -> None:
+        """Say why an extent cannot be had."""
+        self._send(to, Op.FAILED, request, extent, code, message, None)
+
+    def _send(
+        self, to: ReaderId, op: Op, request: int, extent: ExtentId, size: int, text: str, fd: int | None
+    ) -> None:
+        reader = self._readers.get(to)
+        if reader is None or reader.dataset is None:
+            return
+        self._write(reader, Message(op, request, reader.dataset.index_of[extent], size, extent, text), fd)
+
+    def _write(self, reader: _Reader, message: Message, fd: int | None = None) -> None:
+        try:
+            socket.send_fds(reader.channel, [wire.encode(message)], [] if fd is None else [fd])
+        except OSError:
+            # Also a reader that does not read its answers: its socket buffer is the bound of its queue.
+            self._drop(reader)
+
+    def _accept(self) -> None:
+        channel, _ = self._listener.accept()
+        if len(self._readers) >= MAX_READERS:
+            channel.close()
+            return
+        channel.setblocking(False)
+        reader = _Reader(ReaderId(self._next_id()), channel)
+        self._readers[reader.id] = reader
+        self._watch(channel.fileno(), lambda: self._read(reader))
+        pid, uid, _ = struct.unpack("3i", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        log.debug("reader connected", extra={"reader": reader.id, "peer_pid": pid, "peer_uid": uid})
+
+    def _read(self, reader: _Reader) -> None:
+        try:
+            datagram = reader.channel.recv(wire.MAX_MESSAGE_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            datagram = b""
+        if not datagram:
+            self._drop(reader)
+            return
+        try:
+            self._dispatch(reader, wire.decode(datagram))
+        except (ValueError, IndexError) as error:
+            log.warning("a reader broke the protocol", extra={"reader": reader.id, "error": str(error)})
+            self._drop(reader)
+
+    def _dispatch(self, reader: _Reader, message: Message) -> None:
+        if message.op is Op.HELLO:
+            self._hello(reader, message)
+            return
+        if reader.dataset is None:
+            raise InvalidInput(f"{message.op.name} before HELLO")
+        if message.op is Op.CATALOG:
+            self._write(reader, Message(Op.CATALOG, message.number), reader.dataset.catalog_fd)
+            return
+        if message.op is Op.PASSED:
+            self._answers.passed_or_gone(reader.id, message.value)
+            return
+        extent = reader.dataset.extent_ids[message.value]
+        if message.op is Op.GET:
+            self._answers.demanded(reader.id, message.number, extent)
+        elif message.op is Op.RELEASE:
+            self._answers.released(reader.id, extent)
+        elif message.op is Op.HOLD:
+            self._answers.held(reader.id, extent)
+        else:
+            raise InvalidInput(f"{message.op.name} is not for the daemon")
+
+    def _hello(self, reader: _Reader, message: Message) -> None:
+        if message.number != wire.MAGIC or reader.dataset is not None:
+            raise InvalidInput("not a greeting of this protocol")
+
+        def welcome(found: Known | CacheError) -> None:
+            if reader.id not in self._readers:
+                return
+            if isinstance(found, CacheError):
+                self._write(reader, Message(Op.FAILED, 0, 0, found.code, text=str(found)))
+                return
+            reader.dataset = found
+            self._write(reader, Message(Op.WELCOME, reader.id, len(found.extent_ids)))
+
+        self._answers.connected(reader.id, DatasetId(message.digest.hex()), welcome)
+
+    def _drop(self, reader: _Reader) -> None:
+        if self._readers.pop(reader.id, None) is None:
+            return
+        self._unwatch(reader.channel.fileno())
+        reader.channel.close()
+        self._answers.passed_or_gone(reader.id, None)
+
+
+def bind(path: str, mode: int) -> socket.socket:
+    """A listening SEQPACKET socket. A dead daemon's socket file is replaced; a live one's is an error."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    if os.path.exists(path):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+            try:
+                probe.connect(path)
+            except OSError:
+                os.unlink(path)
+            else:
+                listener.close()
+                raise InvalidInput(f"a daemon already serves {path}; stop it or give --socket another directory")
+    before = os.umask(0o177)  # no moment at which others could connect
+    try:
+        listener.bind(path)
+    finally:
+        os.umask(before)
+    os.chmod(path, mode)
+    listener.listen(BACKLOG)
+    return listener

@@ -1,0 +1,119 @@
+"""What the daemon asks of its filler processes, and what they answer: one JSON datagram each, descriptors
+beside it. Never pickled."""
+
+from __future__ import annotations
+
+import array
+import base64
+import json
+import socket
+from dataclasses import asdict, dataclass
+from typing import ClassVar, TypeVar, Union
+
+MAX_DATAGRAM_BYTES = 192 << 10
+"""Under the kernel's default socket buffer; checksums of a 1 GiB extent are 11 KB in base64."""
+MAX_DESCRIPTORS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Fill the target descriptor with extent `index` of a catalog. Descriptors: target, catalog."""
+
+    kind: ClassVar[str] = "fill"
+    number: int
+    dataset: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Bring an extent from one tier to another, verified on the way. Descriptors: target, origin."""
+
+    kind: ClassVar[str] = "copy"
+    number: int
+    size_bytes: int
+    digests: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """Check an extent against its checksums. Descriptors: the extent."""
+
+    kind: ClassVar[str] = "verify"
+    number: int
+    size_bytes: int
+    digests: str
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """Resolve URIs to a dataset version and build its catalog in `catalogs` unless it is there."""
+
+    kind: ClassVar[str] = "build"
+    number: int
+    uris: list[str]
+    options: dict[str, str | int]
+    catalogs: str
+    refresh: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A build has read so much of so much."""
+
+    kind: ClassVar[str] = "progress"
+    number: int
+    done_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A job's end. `code` 0 is success; otherwise it is of core/errors.py and `message` is one line."""
+
+    kind: ClassVar[str] = "done"
+    number: int
+    code: int = 0
+    message: str = ""
+    retry: bool = False
+    digests: str = ""
+    source_bytes: int = 0
+    requests: int = 0
+    dataset: str = ""
+
+
+Job = Union[Fill, Copy, Verify, Build]
+Answer = Union[Progress, Done]
+_KINDS = {kind.kind: kind for kind in (Fill, Copy, Verify, Build, Progress, Done)}
+_M = TypeVar("_M", bound=Union[Job, Answer])
+
+
+def pack_digests(digests: bytes) -> str:
+    """Checksums as text."""
+    return base64.b64encode(digests).decode()
+
+
+def unpack_digests(text: str) -> bytes:
+    """The inverse of `pack_digests`."""
+    return base64.b64decode(text)
+
+
+def send(channel: socket.socket, message: Job | Answer, descriptors: tuple[int, ...] = ()) -> None:
+    """One datagram with its descriptors; the sender keeps (and closes) its own copies."""
+    data = json.dumps({"kind": message.kind, **asdict(message)}).encode()
+    socket.send_fds(channel, [data], list(descriptors))
+
+
+def receive(channel: socket.socket) -> tuple[Job | Answer, list[int]] | None:
+    """The next message and its descriptors (the receiver's own, close-on-exec), or None at the other
+    side's end."""
+    room = socket.CMSG_LEN(MAX_DESCRIPTORS * array.array("i").itemsize)
+    data, ancillary, _, _ = channel.recvmsg(MAX_DATAGRAM_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+    if not data:
+        return None
+    fields = json.loads(data)
+    descriptors = array.array("i")
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(payload)
+    return _KINDS[fields.pop("kind")](**fields), list(descriptors)

@@ -1,0 +1,87 @@
+"""The daemon's one event loop: descriptors, timers, and work posted from other threads.
+
+Core, grants and fillers live on its thread; nothing on it may block for longer than a grant may take.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+_T = TypeVar("_T")
+
+
+class Loop:
+    """`run` until `stop`; `post` and `call` are safe from any thread."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.EpollSelector()
+        self._posted: deque[Callable[[], None]] = deque()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) if hasattr(os, "eventfd") else -1
+        self._stopped = False
+        self._thread = 0
+        self.watch(self._wake, self._drain)
+
+    def watch(self, fd: int, ready: Callable[[], None]) -> None:
+        """Call `ready` whenever `fd` can be read."""
+        self._selector.register(fd, selectors.EVENT_READ, ready)
+
+    def unwatch(self, fd: int) -> None:
+        """The inverse of `watch`; call it before closing `fd`."""
+        self._selector.unregister(fd)
+
+    def post(self, work: Callable[[], None]) -> None:
+        """Run `work` soon on the loop's thread."""
+        self._posted.append(work)
+        os.eventfd_write(self._wake, 1)
+
+    def call(self, work: Callable[[], _T]) -> _T:
+        """Run `work` on the loop's thread and wait for its result or error."""
+        if threading.get_ident() == self._thread:
+            return work()
+        done: Future[_T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(work())
+            except Exception as error:
+                done.set_exception(error)
+                if not isinstance(error, (OSError, ValueError)):
+                    raise
+
+        self.post(run)
+        return done.result()
+
+    def run(self, next_deadline: Callable[[], float | None], tick: Callable[[], None], clock: Callable[[], float]) -> None:
+        """Serve until `stop`; `tick` is called whenever `next_deadline()` has passed."""
+        self._thread = threading.get_ident()
+        while not self._stopped:
+            due = next_deadline()
+            wait = None if due is None else max(0.0, due - clock())
+            for key, _ in self._selector.select(wait):
+                # A callback earlier in this round may have unwatched this descriptor.
+                if key.fd in self._selector.get_map():
+                    key.data()
+            due = next_deadline()
+            if due is not None and due <= clock():
+                tick()
+
+    def stop(self) -> None:
+        """End `run` after the current round; safe from any thread and from signal handlers."""
+        self._stopped = True
+        os.eventfd_write(self._wake, 1)
+
+    def close(self) -> None:
+        """Give back the loop's own descriptors."""
+        self._selector.close()
+        os.close(self._wake)
+
+    def _drain(self) -> None:
+        os.eventfd_read(self._wake)
+        while self._posted:
+            self._posted.popleft()()

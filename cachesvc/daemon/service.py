@@ -1,0 +1,285 @@
+"""The gRPC service: translates requests into calls on the runner and typed errors into statuses."""
+
+from __future__ import annotations
+
+import os
+import queue
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from functools import partial
+from typing import NoReturn
+
+import grpc
+
+import cachesvc
+from cachesvc.catalog.build import Options
+from cachesvc.client import CODE_KEY
+from cachesvc.config import Settings
+from cachesvc.core import errors, events
+from cachesvc.core.errors import CacheError
+from cachesvc.core.model import DatasetId, ExtentId, ReaderId, TierName
+from cachesvc.daemon import jobs
+from cachesvc.daemon.datasets import Dataset
+from cachesvc.daemon.runner import Runner
+from cachesvc.sources.open import Allowlist
+from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES
+from cachesvc.v1 import cachesvc_pb2 as pb
+from cachesvc.v1 import cachesvc_pb2_grpc
+
+PROGRESS_S = 0.2
+MAX_URIS = 100_000
+STATUSES: dict[type[CacheError], grpc.StatusCode] = {
+    errors.InvalidInput: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.NotAllowed: grpc.StatusCode.PERMISSION_DENIED,
+    errors.NotFound: grpc.StatusCode.NOT_FOUND,
+    errors.CorruptData: grpc.StatusCode.DATA_LOSS,
+    errors.SourceChanged: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.SourceUnavailable: grpc.StatusCode.UNAVAILABLE,
+    errors.OutOfSpace: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.TierFailed: grpc.StatusCode.UNAVAILABLE,
+    errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.StateMismatch: grpc.StatusCode.FAILED_PRECONDITION,
+}
+
+
+class Service(cachesvc_pb2_grpc.CacheServicer):
+    """Handlers run on gRPC's threads; whatever they ask of the core goes through the loop."""
+
+    def __init__(self, runner: Runner, settings: Settings, allowlist: Allowlist, started: float) -> None:
+        self._runner = runner
+        self._loop = runner.loop
+        self._settings = settings
+        self._allowlist = allowlist
+        self._started = started
+
+    def OpenDataset(self, request: pb.OpenDatasetRequest, context: grpc.ServicerContext) -> Iterator[pb.OpenDatasetReply]:
+        with _statuses(context):
+            uris = self._canonical(request.uris)
+            options = _options(request.options, self._settings)
+            answers: queue.Queue[jobs.Answer] = queue.Queue()
+            self._loop.call(lambda: self._build(uris, options, request.refresh, answers))
+            while isinstance(answer := answers.get(), jobs.Progress):
+                yield pb.OpenDatasetReply(indexed_bytes=answer.done_bytes, total_bytes=answer.total_bytes)
+            if answer.code:
+                raise errors.from_code(answer.code, answer.message)
+            if request.version and request.version != answer.dataset:
+                raise errors.SourceChanged(
+                    f"the data at {uris[0]} is version {answer.dataset}, not {request.version}"
+                )
+            yield pb.OpenDatasetReply(dataset=_describe(self._dataset(answer.dataset)))
+
+    def SubmitPlan(self, request: pb.SubmitPlanRequest, context: grpc.ServicerContext) -> pb.SubmitPlanReply:
+        with _statuses(context):
+            if not len(request.extents) == len(request.first_steps) == len(request.last_steps):
+                raise errors.InvalidInput("a plan's three columns differ in length")
+            self._loop.call(lambda: self._plan(request))
+            return pb.SubmitPlanReply()
+
+    def Prefetch(self, request: pb.PrefetchRequest, context: grpc.ServicerContext) -> Iterator[pb.PrefetchReply]:
+        with _statuses(context):
+            dataset = self._dataset(request.dataset)
+            job = self._runner.next_id()
+            self._loop.call(lambda: self._runner.declare(job, dataset))
+            try:
+                if not request.dry_run:
+                    self._loop.call(lambda: self._runner.handle(events.Prefetched(job, dataset.id)))
+                while True:
+                    reply = self._loop.call(lambda: self._progress(job, dataset))
+                    reply.done = reply.done or request.dry_run
+                    yield reply
+                    if reply.done or not context.is_active():
+                        return
+                    time.sleep(PROGRESS_S)
+            finally:
+                self._loop.post(lambda: self._runner.handle(events.JobEnded(job)))
+
+    def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:
+        with _statuses(context):
+            return self._loop.call(self._status)
+
+    def List(self, request: pb.ListRequest, context: grpc.ServicerContext) -> pb.ListReply:
+        with _statuses(context):
+            return self._loop.call(lambda: pb.ListReply(datasets=self._datasets()))
+
+    def Pin(self, request: pb.PinRequest, context: grpc.ServicerContext) -> pb.PinReply:
+        with _statuses(context):
+            dataset = self._dataset(request.dataset)
+            event = events.Pinned(dataset.id) if request.pinned else events.Unpinned(dataset.id)
+            self._loop.call(lambda: self._runner.handle(event))
+            return pb.PinReply()
+
+    def Evict(self, request: pb.EvictRequest, context: grpc.ServicerContext) -> pb.EvictReply:
+        with _statuses(context):
+            dataset = self._dataset(request.dataset)
+
+            def evict() -> pb.EvictReply:
+                before = self._runner.node.counters(dataset.id).resident_bytes
+                self._runner.handle(events.EvictAsked(dataset.id))
+                after = self._runner.node.counters(dataset.id).resident_bytes
+                return pb.EvictReply(evicted_bytes=before - after, busy_bytes=after)
+
+            return self._loop.call(evict)
+
+    def Verify(self, request: pb.VerifyRequest, context: grpc.ServicerContext) -> Iterator[pb.VerifyReply]:
+        with _statuses(context):
+            dataset = self._dataset(request.dataset)
+            resident = self._loop.call(lambda: list(self._runner.node.resident(dataset.id)))
+            corrupt = 0
+            for checked, (extent, tier) in enumerate(resident, start=1):
+                corrupt += not self._verify(extent, tier)
+                yield pb.VerifyReply(checked_extents=checked, extents=len(resident), corrupt_extents=corrupt)
+            yield pb.VerifyReply(
+                checked_extents=len(resident), extents=len(resident), corrupt_extents=corrupt, done=True
+            )
+
+    def Read(self, request: pb.ReadRequest, context: grpc.ServicerContext) -> Iterator[pb.ReadReply]:
+        with _statuses(context):
+            fd, checksums = self._loop.call(lambda: self._runner.open(ExtentId(request.extent)))
+            try:
+                size = checksums.size_bytes
+                end = min(size, request.offset + request.length) if request.length else size
+                offset = request.offset
+                first = pb.ReadReply(digests=checksums.digests, size_bytes=size)
+                while offset < end:
+                    first.data = os.pread(fd, min(CHECKSUM_BLOCK_BYTES, end - offset), offset)
+                    offset += len(first.data)
+                    yield first
+                    first = pb.ReadReply()
+            finally:
+                os.close(fd)
+
+    def _canonical(self, uris: list[str]) -> list[str]:
+        if not uris or len(uris) > MAX_URIS:
+            raise errors.InvalidInput(f"{len(uris)} URIs; give 1 to {MAX_URIS:,}")
+        return [self._allowlist.check(uri) for uri in uris]
+
+    def _dataset(self, wanted: str) -> Dataset:
+        future = self._runner.datasets.load(DatasetId(wanted))
+        loaded = future.result()
+        return self._loop.call(lambda: self._runner.datasets.admit(loaded))
+
+    def _build(self, uris: list[str], options: Options, refresh: bool, answers: queue.Queue[jobs.Answer]) -> None:
+        plain = {field.name: getattr(options, field.name) for field in fields(options)}
+        job = partial(
+            jobs.Build, uris=uris, options=plain, catalogs=self._runner.datasets.directory, refresh=refresh
+        )
+        self._runner.build(job, answers.put)
+
+    def _plan(self, request: pb.SubmitPlanRequest) -> None:
+        assert self._runner.grants is not None
+        known = self._runner.grants.dataset_of(ReaderId(request.reader))
+        if known is None or known.id != request.dataset:
+            raise errors.InvalidInput(f"reader {request.reader} has not opened dataset {request.dataset}")
+        if request.extents and max(request.extents) >= len(known.extent_ids):
+            raise errors.InvalidInput(f"the plan names an extent beyond the {len(known.extent_ids)} there are")
+        rows = zip(request.extents, request.first_steps, request.last_steps)
+        entries = tuple((known.extent_ids[extent], first, last) for extent, first, last in rows)
+        self._runner.handle(events.Planned(request.reader, request.reader, entries))
+
+    def _progress(self, job: int, dataset: Dataset) -> pb.PrefetchReply:
+        progress = self._runner.node.progress(job)
+        failures = [
+            pb.ExtentFailure(extent=extent.hex(), code=code, message=message)
+            for extent, (code, message) in list(progress.failed.items())[:100]
+        ]
+        return pb.PrefetchReply(
+            extents=len(dataset.extent_ids),
+            resident_extents=progress.resident_extents,
+            size_bytes=dataset.size_bytes,
+            resident_bytes=progress.resident_bytes,
+            source_bytes=self._runner.source_bytes.get(dataset.id, 0),
+            unfit_bytes=progress.unfit_bytes,
+            failures=failures,
+            done=progress.done,
+        )
+
+    def _verify(self, extent: ExtentId, tier: TierName) -> bool:
+        answers: queue.Queue[bool] = queue.Queue()
+        self._loop.call(lambda: self._runner.verify(extent, tier, answers.put))
+        return answers.get()
+
+    def _status(self) -> pb.StatusReply:
+        status = self._runner.node.status()
+        tiers = [
+            pb.TierStatus(
+                name=tier.name,
+                budget_bytes=tier.budget_bytes,
+                used_bytes=tier.used_bytes,
+                held_bytes=tier.held_bytes,
+                extents=tier.extents,
+                lost=tier.lost,
+            )
+            for tier in status.tiers
+        ]
+        return pb.StatusReply(
+            version=cachesvc.__version__,
+            pid=os.getpid(),
+            uptime_s=time.monotonic() - self._started,
+            tiers=tiers,
+            datasets=self._datasets(),
+            readers=status.readers,
+            fills_running=status.fills,
+            allow=self._settings.allow,
+        )
+
+    def _datasets(self) -> list[pb.DatasetStatus]:
+        assert self._runner.grants is not None
+        rows = []
+        for dataset in self._runner.datasets.all():
+            counters = self._runner.node.counters(dataset.id)
+            rows.append(
+                pb.DatasetStatus(
+                    dataset=_describe(dataset),
+                    resident_bytes=counters.resident_bytes,
+                    resident_extents=counters.resident_extents,
+                    readers=self._runner.grants.readers_of(dataset.id),
+                    pinned=counters.pinned,
+                    hits=counters.hits,
+                    misses=counters.misses,
+                    source_bytes=self._runner.source_bytes.get(dataset.id, 0),
+                    bound=counters.bound,
+                )
+            )
+        return rows
+
+
+class _statuses:
+    """Typed errors -> gRPC statuses: the one place."""
+
+    def __init__(self, context: grpc.ServicerContext) -> None:
+        self._context = context
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, CacheError):
+            abort(self._context, error)
+
+
+def abort(context: grpc.ServicerContext, error: CacheError) -> NoReturn:
+    """End a call with an error's status, its code in the trailing metadata."""
+    context.set_trailing_metadata(((CODE_KEY, str(error.code)),))
+    status = next((STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES), grpc.StatusCode.UNKNOWN)
+    context.abort(status, str(error))
+
+
+def _options(given: pb.DatasetOptions, settings: Settings) -> Options:
+    names: Callable[[str], object] = partial(getattr, given)
+    plain = {field.name: names(field.name) for field in fields(Options)}
+    plain["extent_bytes"] = plain["extent_bytes"] or settings.extent_bytes
+    return Options(**plain)  # type: ignore[arg-type]
+
+
+def _describe(dataset: Dataset) -> pb.Dataset:
+    catalog = dataset.catalog
+    return pb.Dataset(
+        id=dataset.id,
+        uri=catalog.uri,
+        format=catalog.format,
+        samples=catalog.samples,
+        extents=len(dataset.extent_ids),
+        size_bytes=dataset.size_bytes,
+        stored_bytes=catalog.stored_bytes,
+    )

@@ -1,0 +1,194 @@
+"""The reader's end of the grants socket: ask for extents, get read-only descriptors, give leases back."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from cachesvc.config import GRANTS_SOCKET
+from cachesvc.core import wire
+from cachesvc.core.errors import DaemonUnavailable, DeadlineExceeded, from_code
+from cachesvc.core.model import DatasetId
+from cachesvc.core.wire import Message, Op
+
+HELLO_TIMEOUT_S = 30.0
+"""A restarted daemon loads the catalog before it welcomes anyone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """One extent to read: `size_bytes` bytes at `offset` of `fd`, which the receiver closes."""
+
+    extent: int
+    fd: int
+    offset: int
+    size_bytes: int
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The daemon has no room for the extent now: read it elsewhere."""
+
+    extent: int
+
+
+Answer = Granted | Refused
+
+
+class DaemonGrants:
+    """One connection to a daemon for one dataset. Made anew by the first call after it broke, and then the
+    extents still leased are held against the new daemon's budget. Safe to share between threads; never
+    across a fork."""
+
+    def __init__(self, directory: str, dataset: DatasetId, connected: Callable[[int], None] | None = None) -> None:
+        """`connected(reader token)` is called after every (re)connection: the place to submit a plan."""
+        self._path = f"{directory}/{GRANTS_SOCKET}"
+        self._dataset = dataset
+        self._connected = connected
+        self._lock = threading.RLock()
+        self._channel: socket.socket | None = None
+        self._leases: dict[int, int] = {}
+        self._number = 0
+        self.token = 0
+
+    def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Answer]:
+        """One answer for each extent, in the order asked. Every Granted is a lease until `release`.
+
+        Raises DaemonUnavailable when the connection is gone or cannot be made, DeadlineExceeded after
+        `timeout_s`, and the typed error of a fill that failed.
+        """
+        with self._lock:
+            channel = self._connect()
+            asked: dict[int, int] = {}
+            for extent in extents:
+                self._number += 1
+                asked[self._number] = extent
+                self._send(channel, Message(Op.GET, self._number, extent))
+            answers = self._collect(channel, asked, time.monotonic() + timeout_s)
+            return [answers[extent] for extent in extents]
+
+    def release(self, extents: Sequence[int]) -> None:
+        """Give leases back, after unmapping. Without a daemon there is nothing to give back."""
+        with self._lock:
+            for extent in extents:
+                count = self._leases.pop(extent, 0)
+                if count > 1:
+                    self._leases[extent] = count - 1
+                if count and self._channel is not None:
+                    self._try_send(Message(Op.RELEASE, 0, extent))
+
+    def passed(self, step: int) -> None:
+        """This reader's plan has moved on: everything before `step` has been consumed."""
+        with self._lock:
+            if self._channel is not None:
+                self._try_send(Message(Op.PASSED, 0, step))
+
+    def catalog(self) -> int:
+        """A descriptor of the dataset's catalog (sealed, read-only); the caller closes it."""
+        with self._lock:
+            channel = self._connect()
+            self._send(channel, Message(Op.CATALOG))
+            answer, fd = self._receive(channel, time.monotonic() + HELLO_TIMEOUT_S)
+            if answer.op is not Op.CATALOG or fd is None:
+                raise DaemonUnavailable(f"{self._path} answered {answer.op.name} to a request for a catalog")
+            return fd
+
+    def close(self) -> None:
+        """End every lease and the claim on the dataset."""
+        with self._lock:
+            self._leases.clear()
+            self._disconnect()
+
+    def _connect(self) -> socket.socket:
+        if self._channel is not None:
+            return self._channel
+        channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        try:
+            channel.connect(self._path)
+        except OSError as error:
+            channel.close()
+            raise DaemonUnavailable(
+                f"no daemon answers at {self._path} ({error.strerror}); start one: cachesvc serve"
+            ) from None
+        self._channel = channel
+        self._send(channel, Message(Op.HELLO, wire.MAGIC, digest=bytes.fromhex(self._dataset)))
+        answer, _ = self._receive(channel, time.monotonic() + HELLO_TIMEOUT_S)
+        if answer.op is Op.FAILED:
+            self._disconnect()
+            raise from_code(answer.size, answer.text)
+        self.token = answer.number
+        for extent in self._leases:
+            self._send(channel, Message(Op.HOLD, 0, extent))
+        self._leases = dict.fromkeys(self._leases, 1)
+        if self._connected is not None:
+            self._connected(self.token)
+        return channel
+
+    def _disconnect(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def _collect(self, channel: socket.socket, asked: dict[int, int], deadline: float) -> dict[int, Answer]:
+        answers: dict[int, Answer] = {}
+        failure: Exception | None = None
+        while asked:
+            answer, fd = self._receive(channel, deadline)
+            extent = asked.pop(answer.number, None)
+            if extent is None:
+                # An answer to a request that ran into its deadline: nobody wants the lease any more.
+                if fd is not None:
+                    os.close(fd)
+                    self._try_send(Message(Op.RELEASE, 0, answer.value))
+            elif answer.op is Op.GRANT and fd is not None:
+                self._leases[extent] = self._leases.get(extent, 0) + 1
+                answers[extent] = Granted(extent, fd, 0, answer.size, answer.text)
+            elif answer.op is Op.REFUSED:
+                answers[extent] = Refused(extent)
+            else:
+                failure = from_code(answer.size, answer.text)
+        if failure is not None:
+            for given in answers.values():
+                if isinstance(given, Granted):
+                    os.close(given.fd)
+            self.release([e for e, given in answers.items() if isinstance(given, Granted)])
+            raise failure
+        return answers
+
+    def _receive(self, channel: socket.socket, deadline: float) -> tuple[Message, int | None]:
+        poll = select.poll()
+        poll.register(channel, select.POLLIN)
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            raise DeadlineExceeded(f"the daemon at {self._path} did not grant an extent in time")
+        try:
+            data, fds, _, _ = socket.recv_fds(channel, wire.MAX_MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+        except OSError:
+            data, fds = b"", []
+        if not data:
+            self._disconnect()
+            raise DaemonUnavailable(f"the daemon at {self._path} went away; start it again: cachesvc serve")
+        return wire.decode(data), fds[0] if fds else None
+
+    def _send(self, channel: socket.socket, message: Message) -> None:
+        try:
+            channel.send(wire.encode(message))
+        except OSError:
+            self._disconnect()
+            raise DaemonUnavailable(
+                f"the daemon at {self._path} went away; start it again: cachesvc serve"
+            ) from None
+
+    def _try_send(self, message: Message) -> None:
+        """Send what a daemon that is gone need not hear."""
+        if self._channel is None:
+            return
+        try:
+            self._channel.send(wire.encode(message))
+        except OSError:
+            self._disconnect()
