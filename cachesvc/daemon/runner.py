@@ -100,7 +100,9 @@ class Runner:
             os.close(fd)
             done(True)
             return
-        job = partial(jobs.Verify, size_bytes=checksums.size_bytes, digests=jobs.pack_digests(checksums.digests))
+        job = partial(
+            jobs.Verify, size_bytes=checksums.size_bytes, digests=jobs.pack_digests(checksums.digests)
+        )
 
         def answered(answer: jobs.Answer) -> None:
             assert isinstance(answer, jobs.Done)
@@ -187,7 +189,9 @@ class Runner:
 
     def _evict(self, command: events.Evict) -> None:
         def evict() -> None:
-            with contextlib.suppress(TierFailed):  # the copy is forgotten either way; start-up cleans the disk
+            with contextlib.suppress(
+                TierFailed
+            ):  # the copy is forgotten either way; start-up cleans the disk
                 self._tiers[command.tier].evict(command.extent)
 
         def evicted(_: None) -> None:

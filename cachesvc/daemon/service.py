@@ -53,7 +53,9 @@ class Service(cachesvc_pb2_grpc.CacheServicer):
         self._allowlist = allowlist
         self._started = started
 
-    def OpenDataset(self, request: pb.OpenDatasetRequest, context: grpc.ServicerContext) -> Iterator[pb.OpenDatasetReply]:
+    def OpenDataset(
+        self, request: pb.OpenDatasetRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.OpenDatasetReply]:
         with _statuses(context):
             uris = self._canonical(request.uris)
             options = _options(request.options, self._settings)
@@ -76,7 +78,9 @@ class Service(cachesvc_pb2_grpc.CacheServicer):
             self._loop.call(lambda: self._plan(request))
             return pb.SubmitPlanReply()
 
-    def Prefetch(self, request: pb.PrefetchRequest, context: grpc.ServicerContext) -> Iterator[pb.PrefetchReply]:
+    def Prefetch(
+        self, request: pb.PrefetchRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.PrefetchReply]:
         with _statuses(context):
             dataset = self._dataset(request.dataset)
             job = self._runner.next_id()
@@ -159,7 +163,9 @@ class Service(cachesvc_pb2_grpc.CacheServicer):
         loaded = future.result()
         return self._loop.call(lambda: self._runner.datasets.admit(loaded))
 
-    def _build(self, uris: list[str], options: Options, refresh: bool, answers: queue.Queue[jobs.Answer]) -> None:
+    def _build(
+        self, uris: list[str], options: Options, refresh: bool, answers: queue.Queue[jobs.Answer]
+    ) -> None:
         plain = {field.name: getattr(options, field.name) for field in fields(options)}
         job = partial(
             jobs.Build, uris=uris, options=plain, catalogs=self._runner.datasets.directory, refresh=refresh
@@ -172,7 +178,9 @@ class Service(cachesvc_pb2_grpc.CacheServicer):
         if known is None or known.id != request.dataset:
             raise errors.InvalidInput(f"reader {request.reader} has not opened dataset {request.dataset}")
         if request.extents and max(request.extents) >= len(known.extent_ids):
-            raise errors.InvalidInput(f"the plan names an extent beyond the {len(known.extent_ids)} there are")
+            raise errors.InvalidInput(
+                f"the plan names an extent beyond the {len(known.extent_ids)} there are"
+            )
         rows = zip(request.extents, request.first_steps, request.last_steps)
         entries = tuple((known.extent_ids[extent], first, last) for extent, first, last in rows)
         self._runner.handle(events.Planned(request.reader, request.reader, entries))
@@ -261,7 +269,9 @@ class _statuses:
 def abort(context: grpc.ServicerContext, error: CacheError) -> NoReturn:
     """End a call with an error's status, its code in the trailing metadata."""
     context.set_trailing_metadata(((CODE_KEY, str(error.code)),))
-    status = next((STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES), grpc.StatusCode.UNKNOWN)
+    status = next(
+        (STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES), grpc.StatusCode.UNKNOWN
+    )
     context.abort(status, str(error))
 
 
