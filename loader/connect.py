@@ -4,41 +4,27 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from cachesvc.catalog.build import DirectBytes, Options, build, survey
+from cachesvc.catalog.build import Options
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.client import Control
-from cachesvc.core.errors import CorruptData, DaemonUnavailable, InvalidInput, NotAllowed, StateMismatch
+from cachesvc.core.errors import DaemonUnavailable, InvalidInput, NotAllowed, StateMismatch
 from cachesvc.core.model import DatasetId
 from cachesvc.core.order import Plan
-from cachesvc.grants import Grants
 from cachesvc.leases import DaemonGrants
-from cachesvc.sources.fetch import fetch
-from cachesvc.sources.open import Sources, expand
-from loader.direct import DirectGrants
+from loader.around import Access, compile_here, reads_around
 from loader.failover import Failover
-from loader.local import LocalGrants, local_path
+from loader.local import local_path
 
 Policy = Literal["auto", "require", "off"]
 REQUIRE_S = 5.0
 """How long `require` waits for a daemon: a node that starts both at once, not a forgotten daemon."""
-DIRECT_THREADS = 16
-"""Connections of one process that reads directly; the fillers of a daemon use more."""
 _log = logging.getLogger("cachesvc")
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """Extents for one process, and the place to say in which order they will be needed."""
-
-    grants: Grants
-    submit: Callable[[Plan], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,21 +60,11 @@ class Link:
 
     def access(self, catalog: Catalog) -> Access:
         """Connect this process."""
-        around = _around(catalog) if self.around else None
+        around = reads_around(catalog) if self.around else None
         if self.daemon:
             return _through_daemon(self, around)
         assert around is not None, "a link has a daemon or a way around it"
         return around
-
-
-def _around(catalog: Catalog) -> Access:
-    sources = Sources(cache_dir=f"{_home()}/metadata")
-    direct = DirectGrants(catalog.extent, lambda extent, fd: fetch(extent, sources, fd, DIRECT_THREADS))
-
-    def submit(plan: Plan) -> None:
-        direct.plan(plan.extent.tolist())
-
-    return Access(LocalGrants(catalog.extent, direct), submit)
 
 
 def _through_daemon(link: Link, around: Access | None) -> Access:
@@ -141,7 +117,8 @@ def connect(uris: Sequence[str], options: Options, version: str, world_size: int
             return link
         if not local:
             _log.warning("no daemon: reading straight from the source; start one: cachesvc serve")
-    return _open_here(uris, options, version)
+    found, path = compile_here(uris, options, version)
+    return Link(found, path=path, around=True)
 
 
 def _open_in_daemon(
@@ -163,38 +140,3 @@ def _open_in_daemon(
             if not optional:
                 raise
             return None
-
-
-def _open_here(uris: Sequence[str], options: Options, version: str) -> Link:
-    home = _home()
-    sources = Sources(cache_dir=f"{home}/metadata")
-    found = survey([one for uri in uris for one in expand(uri, sources)], options, sources)
-    if version and version != found.id:
-        raise StateMismatch(f"{uris[0]} is now version {found.id}, not {version}; a daemon may still hold that one")
-    path = f"{home}/catalogs/{found.id}.lmdb"
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    if not _whole(path):
-        build(found, path, sources, DirectBytes(sources), lambda done, total: None)
-    return Link(found.id, path=path, around=True)
-
-
-def _whole(path: str) -> bool:
-    try:
-        Catalog.open(path)
-    except (FileNotFoundError, CorruptData):
-        return False
-    return True
-
-
-def _home() -> str:
-    """Where catalogs built by this user are kept: $XDG_CACHE_HOME or ~/.cache, else the temporary folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    home = f"{base}/cachesvc"
-    try:
-        os.makedirs(home, mode=0o700, exist_ok=True)
-    except OSError:
-        home = f"{tempfile.gettempdir()}/cachesvc-{os.getuid()}"
-        os.makedirs(home, mode=0o700, exist_ok=True)
-    return home
-
-

@@ -20,7 +20,7 @@ from loader.progress import STATE_VERSION, Progress, State, parsed
 from loader.reader import ORIGINS, Ints
 from loader.setup import Window, ending, resumed, share_of, window_extents
 from loader.stats import StallClock, Stats
-from loader.topology import Topology, agree, resolve
+from loader.topology import Topology, agree, job_store, resolve
 from loader.workers import Engine
 
 PASSED_EVERY_S = 0.05
@@ -99,8 +99,19 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             raise InvalidInput(f"on_error={on_error!r}: only 'raise' is known")
         if epochs is not None and epochs < 1:
             raise InvalidInput(f"epochs={epochs}: give 1 or more, or None for no end")
-        self.in_order, self.shuffle, self.seed, self.epochs, self.last = in_order, bool(shuffle), seed, epochs, last
-        self.global_batch_size, self.window, self.mesh, self.dp_dims = global_batch_size, window, mesh, dp_dims
+        self.in_order, self.shuffle, self.seed, self.epochs, self.last = (
+            in_order,
+            bool(shuffle),
+            seed,
+            epochs,
+            last,
+        )
+        self.global_batch_size, self.window, self.mesh, self.dp_dims = (
+            global_batch_size,
+            window,
+            mesh,
+            dp_dims,
+        )
         self.rank, self.world_size, self.shard, self.on_error = rank, world_size, shard, on_error
         own = sampler is None and batch_sampler is None and batch_size is not None
         self._ours = ours(dataset) if own and not isinstance(dataset, IterableDataset) else None
@@ -204,7 +215,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._progress = Progress(epoch=found.epoch + over)
         feed = self._prepared()
         if found.micro and found.global_batch // (feed.share.high - feed.share.low) != (self._world()):
-            raise StateMismatch(f"the state stands inside step {found.step}, after {found.micro} micro-batches")
+            raise StateMismatch(
+                f"the state stands inside step {found.step}, after {found.micro} micro-batches"
+            )
         if not over:
             self._progress.turn = found.step * feed.share.accumulate + found.micro
             self._progress.resume = True
@@ -213,7 +226,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def _core(self) -> Dataset:
         if self._ours is None:
-            raise StateMismatch("this loader runs as torch's own (a sampler, or another dataset): it keeps no state")
+            raise StateMismatch(
+                "this loader runs as torch's own (a sampler, or another dataset): it keeps no state"
+            )
         return self._ours
 
     def _world(self) -> int:
@@ -224,7 +239,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             if self.shard:
                 self._topology = resolve(self.rank, self.world_size, self.mesh, tuple(self.dp_dims))
             else:
-                self._topology = resolve(0, 1)
+                self._topology = Topology(0, 1, "this rank alone")
         return self._topology
 
     def _prepared(self) -> Feed:
@@ -261,9 +276,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             "window_extents": spec.window_extents,
             "steps": steps,
         }
-        store = _store() if self.shard and topology.world_size > 1 else None
+        store = job_store() if self.shard and topology.processes > 1 else None
         if store is not None:
-            agree(topology, facts, store)
+            # The how-manieth loader this is in its process: the same on all, and a name not used before.
+            agree(topology, facts, store, f"loader-{store.add(f'cachesvc/loaders/{topology.process}', 1)}")
         if topology.rank == 0:
             _log.info(
                 "%d ranks (%s), %d x %d = %d a step, epoch %d, version %s, seed %d, %s steps, %s, via %s",
@@ -287,22 +303,56 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             done += 1
 
     def _epoch(self, feed: Feed) -> Iterator[Any]:
-        progress, core = self._progress, self._core()
+        progress, share, opened = self._progress, feed.share, self._core().opened
         epoch, turns = progress.epoch, feed.turns(progress.epoch)
-        progress.begin_at = progress.turn
         self._submit(feed, epoch)
-        batches = self._batches(feed, epoch, turns)
         clock = self._clock = StallClock(self._bytes_read())
-        full, size = feed.order(epoch).full_steps * feed.share.accumulate, feed.share.batch_size
-        accumulate, passed = feed.share.accumulate, core.opened.passed
-        clock_now, tell_at = time.perf_counter, 0.0
+        fetch = self._fetcher(feed, epoch, turns)
+        full, size = feed.order(epoch).full_steps * share.accumulate, share.batch_size
+        now, tell_at = time.perf_counter, 0.0
         while (turn := progress.turn) < turns:
-            asked = clock_now()
-            batch = batches(turn)
+            asked = now()
+            batch = fetch((epoch, turn))
             progress.turn, progress.latest, progress.resume = turn + 1, (epoch, turn), False
             clock.record(asked, size if turn < full else feed.valid(epoch, turn))
             if asked >= tell_at:
-                passed(turn // accumulate)
+                opened.passed(turn // share.accumulate)
                 tell_at = asked + PASSED_EVERY_S
             yield batch
+            if progress is not self._progress:
+                return  # set_epoch or load_state_dict in mid-epoch ends this iteration
         progress.finish()
+
+    def _fetcher(self, feed: Feed, epoch: int, turns: int) -> Callable[[tuple[int, int]], Any]:
+        """In this process without workers; torch's machinery for them, and for pinning."""
+        if self.num_workers == 0 and not self.pin_memory:
+            return feed.__getitem__
+        if self._engine is None:
+            self._engine = Engine(feed, self._engine_settings())
+        self._engine.start(epoch, self._progress.turn, turns)
+        return self._engine.fetch
+
+    def _engine_settings(self) -> dict[str, Any]:
+        settings: dict[str, Any] = {
+            name: getattr(self, name)
+            for name in ("num_workers", "pin_memory", "timeout", "worker_init_fn", "persistent_workers")
+        }
+        # Without one of its own, torch would draw its workers' seeds from the global generator.
+        settings["generator"] = self.generator or torch.Generator().manual_seed(self.seed)
+        if self.num_workers:
+            settings["prefetch_factor"] = self.prefetch_factor
+            settings["multiprocessing_context"] = self.multiprocessing_context
+        if self.pin_memory_device:
+            settings["pin_memory_device"] = self.pin_memory_device
+        return settings
+
+    def _submit(self, feed: Feed, epoch: int) -> None:
+        plan = feed.plan(epoch)
+        if plan is not None:
+            self._core().opened.submit(plan)
+
+    def _bytes_read(self) -> dict[str, int]:
+        """By this process and by its workers."""
+        here = self._ours.opened.origin_bytes() if self._ours is not None else {}
+        there = self._engine.origin_bytes if self._engine is not None else {}
+        return {origin: here.get(origin, 0) + there.get(origin, 0) for origin in ORIGINS}

@@ -16,7 +16,6 @@ from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import EXTENT_BYTES
 from cachesvc.core.permute import permute
 from loader.connect import connect
-from loader.local import local_path
 from loader.opened import Opened
 from loader.reader import Ints
 from loader.samples import Form, Samples
@@ -52,8 +51,6 @@ def open_dataset(
     DaemonUnavailable where CACHESVC requires a daemon.
     """
     uris = [os.fspath(uri)] if isinstance(uri, (str, os.PathLike)) else [os.fspath(one) for one in uri]
-    absolute = [os.path.abspath(one) if local_path(one) == one else one for one in uris]
-    absolute = [one + "/" if given.endswith("/") and not one.endswith("/") else one for one, given in zip(absolute, uris, strict=True)]
     options = Options(
         format=format or "",
         extent_bytes=extent_bytes,
@@ -63,9 +60,16 @@ def open_dataset(
         record_bytes=record_bytes,
         labels=labels,
     )
-    link = connect(absolute, options, version or "", resolve().world_size)
+    link = connect([_absolute(one) for one in uris], options, version or "", resolve().world_size)
     form = Form(tuple(fields) if fields is not None else None, decode, transform, out)
     return Dataset(Opened(link), form)
+
+
+def _absolute(uri: str) -> str:
+    """A path as the daemon too would find it; a trailing slash says that it is a folder."""
+    if "://" in uri:
+        return uri
+    return os.path.abspath(uri) + ("/" if uri.endswith("/") and uri != "/" else "")
 
 
 class Dataset(TorchDataset[Any]):
@@ -142,7 +146,7 @@ class Dataset(TorchDataset[Any]):
     def select(self, ids: Sequence[int] | Ints) -> Dataset:
         """The samples of these indices, in that order. Raises InvalidInput for one that does not exist."""
         wanted = np.asarray(ids, np.int64).reshape(-1)
-        if len(wanted) and not (0 <= wanted.min() and wanted.max() < len(self)):
+        if len(wanted) and not (wanted.min() >= 0 and wanted.max() < len(self)):
             raise InvalidInput(f"sample {int(wanted.max())} of {len(self)} does not exist")
         return self._subset(self.ids_of(wanted))
 

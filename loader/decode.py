@@ -12,7 +12,9 @@ import numpy as np
 from cachesvc.core.errors import CorruptData, InvalidInput
 
 Decoder = Callable[[bytes], Any]
-IMAGES = frozenset({"jpg", "jpeg", "jpeg_array", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pil"})
+IMAGES = frozenset(
+    {"jpg", "jpeg", "jpeg_array", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pil"}
+)
 _REFUSED = frozenset({"pkl", "pickle", "pyd", "pt", "pth", "joblib"})
 _SCALARS = {"int": "<i8", "float64": "<f8", "float32": "<f4", "float16": "<f2"} | {
     f"{sign}int{bits}": f"<{sign[:1] or 'i'}{bits // 8}" for sign in ("u", "") for bits in (8, 16, 32, 64)
@@ -110,4 +112,6 @@ def decoded(decode: Decoder, raw: bytes | None, where: Callable[[], str]) -> Any
     try:
         return decode(raw)
     except (ValueError, OSError, IndexError, SyntaxError) as error:
-        raise CorruptData(f"{where()} does not decode: {error}; mend the file or leave the field out") from error
+        raise CorruptData(
+            f"{where()} does not decode: {error}; mend the file or leave the field out"
+        ) from error

@@ -88,7 +88,9 @@ class Failover:
         self._pause_s = FIRST_PROBE_S
         return answers
 
-    def _ask_second(self, extents: Sequence[int], timeout_s: float, why: str) -> list[Granted | Refused] | None:
+    def _ask_second(
+        self, extents: Sequence[int], timeout_s: float, why: str
+    ) -> list[Granted | Refused] | None:
         if self._second is None:
             return None
         try:

@@ -183,6 +183,10 @@ class Feed(TorchDataset[Any]):
         found = slab.rows[row]
         return (found[:valid] if self.spec.last == "short" else found), valid
 
+    def origin_bytes(self) -> dict[str, int]:
+        """Bytes that this process read so far, by where they lay."""
+        return self._core.opened.origin_bytes() if self._core is not None else {}
+
     def valid(self, epoch: int, turn: int) -> int:
         """How many samples of a batch are real; full batches cost a comparison."""
         if turn < self.order(epoch).full_steps * self.share.accumulate:

@@ -41,6 +41,11 @@ class Opened:
         assert self._access is not None
         self._access.submit(plan)
 
+    def passed(self, step: int) -> None:
+        """Everything before `step` of the plan has been consumed."""
+        if self._access is not None:
+            self._access.grants.passed(step)
+
     def origin_bytes(self) -> dict[str, int]:
         """Bytes that this process read so far, by where they lay."""
         return self._reader.origin_bytes() if self._reader is not None else {}

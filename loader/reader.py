@@ -54,9 +54,7 @@ class _Held:
 class Reader:
     """Reads one dataset through `Grants`. Safe to share between threads. A forked child makes its own."""
 
-    def __init__(
-        self, catalog: Catalog, grants: Grants, mapped_bytes: int = MAPPED_BYTES
-    ) -> None:
+    def __init__(self, catalog: Catalog, grants: Grants, mapped_bytes: int = MAPPED_BYTES) -> None:
         self._catalog = catalog
         self.grants = grants
         self._limit = mapped_bytes
@@ -81,7 +79,11 @@ class Reader:
         """The first and the last extent that each byte range touches (lengths of at least 1)."""
         first = np.searchsorted(self._starts, addresses, "right") - 1
         ends = addresses + lengths
-        last = first if (ends <= self._ends[first]).all() else np.searchsorted(self._starts, ends - 1, "right") - 1
+        last = (
+            first
+            if (ends <= self._ends[first]).all()
+            else np.searchsorted(self._starts, ends - 1, "right") - 1
+        )
         return first, last
 
     def gather(self, slots: Ints, first: Ints, last: Ints) -> Records:
@@ -250,9 +252,7 @@ class Reader:
         if not isinstance(layout, Fixed):
             return np.empty(0, "V1")
         count = max(0, (self._range.array.size - layout.record_bytes) // layout.stride_bytes + 1)
-        return np.ndarray(
-            (count,), f"V{layout.record_bytes}", self._range.array, 0, (layout.stride_bytes,)
-        )
+        return np.ndarray((count,), f"V{layout.record_bytes}", self._range.array, 0, (layout.stride_bytes,))
 
     def _passes(self, first: Ints, last: Ints) -> Iterator[Ints]:
         """Cut ranges into parts, by extent, and yield each when all that it touches is held: at most `MAX_GROUP`
@@ -353,7 +353,11 @@ def _read_exactly(fd: int, offset: int, into: memoryview, extent: int) -> None:
             count = os.preadv(fd, [into], offset)
         except OSError as error:
             why = errno.errorcode.get(error.errno or 0, str(error.errno))
-            raise TierFailed(f"extent {extent} cannot be read ({why}); look at the disk that holds it") from error
+            raise TierFailed(
+                f"extent {extent} cannot be read ({why}); look at the disk that holds it"
+            ) from error
         if count == 0:
-            raise TierFailed(f"extent {extent} ends {len(into)} bytes early: its file was cut while it was read")
+            raise TierFailed(
+                f"extent {extent} ends {len(into)} bytes early: its file was cut while it was read"
+            )
         into, offset = into[count:], offset + count

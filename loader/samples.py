@@ -39,7 +39,9 @@ class Samples:
         self._layout = catalog.layout
         names = [field.name for field in catalog.fields]
         self._names = _chosen(form.fields, names, catalog.labels is not None)
-        self._columns = [-1 if name == LABEL and name not in names else names.index(name) for name in self._names]
+        self._columns = [
+            -1 if name == LABEL and name not in names else names.index(name) for name in self._names
+        ]
         self._decoders = self._decoders_of(form)
         self._decode_random = _wants_generator(form.decode)
         self._transform_random = _wants_generator(form.transform)
@@ -72,7 +74,10 @@ class Samples:
         """Samples in the order asked."""
         if self.gathered:
             values: Sequence[Any] = list(self.tensor(reader.gather(*self.locate(reader, samples))))
-            rows = [self._shape_sample((value,), sample) for value, sample in zip(values, samples.tolist(), strict=True)]
+            rows = [
+                self._shape_sample((value,), sample)
+                for value, sample in zip(values, samples.tolist(), strict=True)
+            ]
         else:
             rows = self._decoded_rows(reader, samples, draw)
         transform = self._form.transform
@@ -117,7 +122,9 @@ class Samples:
             addresses, lengths = addresses[:, columns], lengths[:, columns]
         flat = reader.read(np.ascontiguousarray(addresses).ravel(), np.ascontiguousarray(lengths).ravel())
         width = max(1, len(columns))
-        return [flat[at : at + width] for at in range(0, len(flat), width)] if columns else [()] * len(samples)
+        return (
+            [flat[at : at + width] for at in range(0, len(flat), width)] if columns else [()] * len(samples)
+        )
 
     def _shape_sample(self, values: Sequence[Any], sample: int) -> Any:
         """A tuple where fields were named, (value, label) for one field with labels, the value for one field,

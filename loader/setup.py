@@ -31,7 +31,9 @@ def window_extents(window: Window, extent_sizes: np.ndarray[Any, np.dtype[np.int
 def ending(last: Last | None, drop_last: bool, world_size: int) -> Last:
     """`last`, or what torch's `drop_last` means: drop, or pad over several ranks and a short batch on one."""
     if last == "short" and world_size > 1:
-        raise InvalidInput(f"last='short' would give {world_size} ranks unequal steps; choose 'pad' or 'drop'")
+        raise InvalidInput(
+            f"last='short' would give {world_size} ranks unequal steps; choose 'pad' or 'drop'"
+        )
     if last is not None:
         return last
     if drop_last:
