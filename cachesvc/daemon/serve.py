@@ -26,8 +26,8 @@ from cachesvc.core import events
 from cachesvc.core.errors import InvalidInput, NotAllowed
 from cachesvc.core.model import RAM, TierName
 from cachesvc.core.node import Node
-from cachesvc.core.node import Settings as NodeSettings
-from cachesvc.core.state import TierSpec
+from cachesvc.core.policy import Settings as NodeSettings
+from cachesvc.core.policy import TierSpec
 from cachesvc.daemon.datasets import Datasets
 from cachesvc.daemon.fillers import Fillers
 from cachesvc.daemon.grants import GrantsServer
@@ -123,7 +123,7 @@ def _running(settings: Settings, loop: Loop) -> Iterator[Runner]:
     datasets = Datasets(f"{settings.state_dir}/catalogs", allowlist, loader)
     runner = Runner(node, tiers, datasets, fillers, loop, time.monotonic)
     for event in recovered:
-        runner.handle(event)
+        runner.recovered(event)
     fillers.start()  # before any thread
     grants_path = f"{settings.socket_dir}/{GRANTS_SOCKET}"
     runner.grants = GrantsServer(

@@ -28,6 +28,8 @@ from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import cachesvc_pb2_grpc
 
 PROGRESS_S = 0.2
+MAX_FAILURES = 100
+"""Named in one progress message; the rest is counted."""
 MAX_URIS = 100_000
 STATUSES: dict[type[CacheError], grpc.StatusCode] = {
     errors.InvalidInput: grpc.StatusCode.INVALID_ARGUMENT,
@@ -118,9 +120,9 @@ class Service(cachesvc_pb2_grpc.CacheServicer):
             dataset = self._dataset(request.dataset)
 
             def evict() -> pb.EvictReply:
-                before = self._runner.node.counters(dataset.id).resident_bytes
-                self._runner.handle(events.EvictAsked(dataset.id))
-                after = self._runner.node.counters(dataset.id).resident_bytes
+                before = self._runner.resident_bytes(dataset)
+                self._runner.handle(events.EvictAsked(dataset.id, dataset.extent_ids))
+                after = self._runner.resident_bytes(dataset)
                 return pb.EvictReply(evicted_bytes=before - after, busy_bytes=after)
 
             return self._loop.call(evict)
@@ -128,7 +130,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):
     def Verify(self, request: pb.VerifyRequest, context: grpc.ServicerContext) -> Iterator[pb.VerifyReply]:
         with _statuses(context):
             dataset = self._dataset(request.dataset)
-            resident = self._loop.call(lambda: list(self._runner.node.resident(dataset.id)))
+            resident = self._loop.call(lambda: self._runner.resident(dataset))
             corrupt = 0
             for checked, (extent, tier) in enumerate(resident, start=1):
                 corrupt += not self._verify(extent, tier)
@@ -188,8 +190,8 @@ class Service(cachesvc_pb2_grpc.CacheServicer):
     def _progress(self, job: int, dataset: Dataset) -> pb.PrefetchReply:
         progress = self._runner.node.progress(job)
         failures = [
-            pb.ExtentFailure(extent=extent.hex(), code=code, message=message)
-            for extent, (code, message) in list(progress.failed.items())[:100]
+            pb.ExtentFailure(extent=extent.hex(), message=message)
+            for extent, message in list(progress.failed.items())[:MAX_FAILURES]
         ]
         return pb.PrefetchReply(
             extents=len(dataset.extent_ids),
@@ -197,9 +199,9 @@ class Service(cachesvc_pb2_grpc.CacheServicer):
             size_bytes=dataset.size_bytes,
             resident_bytes=progress.resident_bytes,
             source_bytes=self._runner.source_bytes.get(dataset.id, 0),
-            unfit_bytes=progress.unfit_bytes,
+            unfit_bytes=progress.stuck_bytes,
             failures=failures,
-            done=progress.done,
+            done=progress.finished,
         )
 
     def _verify(self, extent: ExtentId, tier: TierName) -> bool:
@@ -211,11 +213,10 @@ class Service(cachesvc_pb2_grpc.CacheServicer):
         status = self._runner.node.status()
         tiers = [
             pb.TierStatus(
-                name=tier.name,
+                name=tier.tier,
                 budget_bytes=tier.budget_bytes,
                 used_bytes=tier.used_bytes,
                 held_bytes=tier.held_bytes,
-                extents=tier.extents,
                 lost=tier.lost,
             )
             for tier in status.tiers
@@ -232,24 +233,25 @@ class Service(cachesvc_pb2_grpc.CacheServicer):
         )
 
     def _datasets(self) -> list[pb.DatasetStatus]:
+        return [self._dataset_status(dataset) for dataset in self._runner.datasets.all()]
+
+    def _dataset_status(self, dataset: Dataset) -> pb.DatasetStatus:
         assert self._runner.grants is not None
-        rows = []
-        for dataset in self._runner.datasets.all():
-            counters = self._runner.node.counters(dataset.id)
-            rows.append(
-                pb.DatasetStatus(
-                    dataset=_describe(dataset),
-                    resident_bytes=counters.resident_bytes,
-                    resident_extents=counters.resident_extents,
-                    readers=self._runner.grants.readers_of(dataset.id),
-                    pinned=counters.pinned,
-                    hits=counters.hits,
-                    misses=counters.misses,
-                    source_bytes=self._runner.source_bytes.get(dataset.id, 0),
-                    bound=counters.bound,
-                )
-            )
-        return rows
+        counters = self._runner.node.counters(dataset.id)
+        resident = self._runner.resident(dataset)
+        return pb.DatasetStatus(
+            dataset=_describe(dataset),
+            resident_bytes=sum(dataset.sizes[dataset.index_of[extent]] for extent, _ in resident),
+            resident_extents=len(resident),
+            readers=self._runner.grants.readers_of(dataset.id),
+            pinned=counters.pinned,
+            hits=counters.hits,
+            ahead=counters.ahead,
+            misses=counters.misses,
+            refused=counters.refused,
+            source_bytes=self._runner.source_bytes.get(dataset.id, 0),
+            bound=counters.bound,
+        )
 
 
 class _statuses:
