@@ -43,6 +43,7 @@ class Runner:
         self.loop = loop
         self.grants: GrantsServer | None = None
         self.source_bytes: dict[DatasetId, int] = {}
+        self.pins: dict[DatasetId, int] = {}
         self._unverified: set[tuple[ExtentId, TierName]] = set()
         self._tiers = {tier.name: tier for tier in tiers}
         self._threads = {t.name: ThreadPoolExecutor(1, thread_name_prefix=f"tier-{t.name}") for t in tiers}
@@ -94,6 +95,16 @@ class Runner:
                 done(answer)
 
         self._fillers.submit(job, (), answered)
+
+    def pin(self, dataset: Dataset, pinned: bool) -> None:
+        """A pin is a claim that no reader's end takes away."""
+        if pinned and dataset.id not in self.pins:
+            self.pins[dataset.id] = self.next_id()
+            self.declare(self.pins[dataset.id], dataset)
+            self.handle(events.Pinned(dataset.id))
+        elif not pinned and dataset.id in self.pins:
+            self.handle(events.Unpinned(dataset.id))
+            self.handle(events.JobEnded(self.pins.pop(dataset.id)))
 
     def resident(self, dataset: Dataset) -> list[tuple[ExtentId, TierName]]:
         """A dataset's extents that could be granted now, and from which tier."""
@@ -239,6 +250,7 @@ class Runner:
                 self._tiers[command.tier].evict(command.extent)
 
         def evicted(_: None) -> None:
+            self._unverified.discard((command.extent, command.tier))
             self.handle(events.Evicted(command.extent, command.tier))
 
         self._on_tier(command.tier, evict, evicted)

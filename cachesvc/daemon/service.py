@@ -111,8 +111,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):
     def Pin(self, request: pb.PinRequest, context: grpc.ServicerContext) -> pb.PinReply:
         with _statuses(context):
             dataset = self._dataset(request.dataset)
-            event = events.Pinned(dataset.id) if request.pinned else events.Unpinned(dataset.id)
-            self._loop.call(lambda: self._runner.handle(event))
+            self._loop.call(lambda: self._runner.pin(dataset, request.pinned))
             return pb.PinReply()
 
     def Evict(self, request: pb.EvictRequest, context: grpc.ServicerContext) -> pb.EvictReply:
@@ -244,7 +243,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):
             resident_bytes=sum(dataset.sizes[dataset.index_of[extent]] for extent, _ in resident),
             resident_extents=len(resident),
             readers=self._runner.grants.readers_of(dataset.id),
-            pinned=counters.pinned,
+            pinned=dataset.id in self._runner.pins,
             hits=counters.hits,
             ahead=counters.ahead,
             misses=counters.misses,
