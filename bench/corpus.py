@@ -1,0 +1,39 @@
+"""Real data that every machine has: the standard library's sources as byte tokens, scikit-learn's digits."""
+
+from __future__ import annotations
+
+import io
+import json
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from sklearn.datasets import load_digits
+
+
+def library_tokens(limit_bytes: int) -> np.ndarray:
+    """The sources of the standard library, in path order, as uint8 tokens: at most `limit_bytes` of them."""
+    texts: list[bytes] = []
+    total = 0
+    for path in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py")):
+        if "site-packages" in path.parts or total >= limit_bytes:
+            continue
+        texts.append(path.read_bytes())
+        total += len(texts[-1])
+    return np.frombuffer(b"".join(texts)[:limit_bytes], np.uint8)
+
+
+def digit_images() -> Iterator[tuple[str, bytes]]:
+    """(key, PNG bytes) of the 1,797 digits, in a folder a class."""
+    digits = load_digits()
+    for number, (image, label) in enumerate(zip(digits.images, digits.target)):
+        buffer = io.BytesIO()
+        Image.fromarray((image * 15.9375).astype(np.uint8)).save(buffer, "PNG")
+        yield f"{label}/{number:04d}.png", buffer.getvalue()
+
+
+def say(event: str, **fields: object) -> None:
+    """One line of JSON on standard output."""
+    print(json.dumps({"event": event, **fields}), flush=True)

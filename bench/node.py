@@ -1,0 +1,99 @@
+"""Starts the real things that demo, bench and tests run against: a daemon process of our own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from cachesvc.config import CONTROL_SOCKET, GRANTS_SOCKET
+
+READY_S = 30.0
+
+
+class Daemon:
+    """`cachesvc serve` as a process, with directories of its own below `root`. Context manager; `kill` and
+    `start` again at will. `env` is what its clients need; `credentials` only it gets."""
+
+    def __init__(self, root: Path, options: Sequence[str], credentials: Mapping[str, str] | None = None) -> None:
+        self.root = root
+        # A socket's path ends at 107 characters; temporary folders can be deeper.
+        self._sockets = tempfile.TemporaryDirectory(prefix="cs-")
+        self.socket_dir = self._sockets.name
+        self._options = [*options, "--socket", self.socket_dir, "--state-dir", str(root / "state")]
+        self._credentials = dict(credentials or {})
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Daemon:
+        self.root.mkdir(parents=True, exist_ok=True)
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        self._sockets.cleanup()
+
+    @property
+    def env(self) -> dict[str, str]:
+        """For clients."""
+        return {"CACHESVC_SOCKET": self.socket_dir}
+
+    @property
+    def log(self) -> str:
+        """What the daemon has written so far."""
+        return (self.root / "daemon.log").read_text()
+
+    def start(self) -> Daemon:
+        """Start and wait until both sockets are there. Raises RuntimeError with the daemon's log."""
+        with open(self.root / "daemon.log", "ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "cachesvc", "serve", *self._options],
+                env={**os.environ, **self._credentials},
+                stdout=log,
+                stderr=log,
+            )
+        deadline = time.monotonic() + READY_S
+        while not self._ready():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the daemon did not start:\n{self.log}")
+            time.sleep(0.02)
+        return self
+
+    def _ready(self) -> bool:
+        here = Path(self.socket_dir)
+        if not (here / CONTROL_SOCKET).exists() or not (here / GRANTS_SOCKET).exists():
+            return False
+        from cachesvc.client import Control
+        from cachesvc.core.errors import DaemonUnavailable
+
+        try:
+            with Control(self.socket_dir) as control:
+                return control.status().pid == (self.process.pid if self.process else 0)
+        except DaemonUnavailable:
+            return False
+
+    def kill(self) -> None:
+        """SIGKILL: nothing is cleaned up."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> int:
+        """SIGTERM and wait; the exit code."""
+        if self.process is None:
+            return 0
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        return self.process.returncode

@@ -1,0 +1,134 @@
+"""The demo's training script, as a user would write it: run by torchrun, two ranks, one import swapped."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from bench.corpus import say
+from loader import DataLoader, open_dataset
+
+
+class Digits(nn.Sequential):
+    """An 8 x 8 image -> ten scores."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)
+        )
+
+
+class Bytes(nn.Module):
+    """Next-byte model over a window of earlier bytes: embedding, causal convolution, projection."""
+
+    def __init__(self, width: int = 48, reach: int = 8) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(256, width)
+        self.mix = nn.Conv1d(width, width, reach)
+        self.out = nn.Linear(width, 256)
+        self.reach = reach
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        padded = nn.functional.pad(self.embed(tokens).transpose(1, 2), (self.reach - 1, 0))
+        return self.out(torch.relu(self.mix(padded)).transpose(1, 2))
+
+
+def to_tensor(sample: tuple[object, int]) -> tuple[torch.Tensor, int]:
+    """(PIL image, class index) -> (float tensor 8 x 8, class index)."""
+    import numpy as np
+
+    image, label = sample
+    return torch.from_numpy(np.asarray(image, dtype=np.float32) / 255.0), label
+
+
+def train_digits(uri: str, epochs: int, ledger: Path) -> None:
+    """Images by class, decoded in two workers a rank."""
+    train = open_dataset(uri, transform=to_tensor)
+    batches = DataLoader(train, batch_size=32, shuffle=True, num_workers=2, epochs=epochs)
+    model = DistributedDataParallel(Digits())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+
+    def step(batch: list[torch.Tensor]) -> torch.Tensor:
+        images, labels = batch
+        loss = nn.functional.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    run("digits", batches, epochs, step, ledger)
+
+
+def train_bytes(uri: str, epochs: int, ledger: Path) -> None:
+    """Token sequences, gathered in process."""
+    tokens = open_dataset(uri, format="tokens", dtype="uint8", seq_len=512, overlap=1, out="int64")
+    batches = DataLoader(tokens, batch_size=32, shuffle=True, epochs=epochs, window=4 << 20)
+    model = DistributedDataParallel(Bytes())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        scores = model(batch[:, :-1])
+        loss = nn.functional.cross_entropy(scores.flatten(0, 1), batch[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    run("stdlib", batches, epochs, step, ledger)
+
+
+def run(name: str, batches: DataLoader, epochs: int, step: object, ledger: Path) -> None:
+    """The loop everyone writes, plus a ledger of the samples that this rank saw."""
+    rank = dist.get_rank()
+    for epoch in range(batches.epoch, epochs):
+        started, seen, loss = time.perf_counter(), [], torch.zeros(())
+        for batch in batches:
+            loss = step(batch)  # type: ignore[operator]
+            seen.extend(batches.indices[: batches.valid].tolist())
+        wall = time.perf_counter() - started
+        (ledger / f"{name}-{epoch}-{rank}.json").write_text(json.dumps(seen))
+        stats = batches.stats()
+        say(
+            "epoch",
+            dataset=name,
+            epoch=epoch,
+            rank=rank,
+            samples=len(seen),
+            wall_s=wall,
+            stall_s=stats.wait_s,
+            bytes_by_origin=stats.bytes_by_origin,
+            loss=float(loss),
+        )
+        dist.barrier()
+        if rank == 0:
+            (ledger / f"{name}-{epoch}.done").touch()
+            while not (ledger / f"{name}-{epoch}.counted").exists():
+                time.sleep(0.01)
+        dist.barrier()
+
+
+def main() -> None:
+    """Two datasets, one after the other."""
+    options = argparse.ArgumentParser()
+    options.add_argument("--digits", required=True)
+    options.add_argument("--stdlib", required=True)
+    options.add_argument("--epochs", type=int, default=2)
+    options.add_argument("--ledger", type=Path, required=True)
+    given = options.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    dist.init_process_group("gloo")
+    train_digits(given.digits, given.epochs, given.ledger)
+    train_bytes(given.stdlib, given.epochs, given.ledger)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Warm epochs, in process, through the daemon, against the bare limit over the same bytes in the same order."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from loader import DataLoader, open_dataset
+
+BATCH = 64
+RUNS = 5
+RECORD_BYTES = 3072
+SEQ_LEN = 2048
+BLOB_BYTES = 110_000
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One comparison: ours and the limit's rates (samples/s), runs in turn."""
+
+    name: str
+    ours: list[float]
+    limit: list[float]
+    asked: float
+
+    @property
+    def ratio(self) -> float:
+        """Median of the ratios of neighbouring runs."""
+        return statistics.median(a / b for a, b in zip(self.ours, self.limit))
+
+    def row(self) -> tuple[str, ...]:
+        """For the table."""
+        return (
+            self.name,
+            f"{statistics.median(self.ours):,.0f}/s",
+            f"{statistics.median(self.limit):,.0f}/s",
+            f"{self.ratio:.2f} ({min(a / b for a, b in zip(self.ours, self.limit)):.2f}-"
+            f"{max(a / b for a, b in zip(self.ours, self.limit)):.2f})",
+            f">= {self.asked:.2f}",
+            "yes" if self.ratio >= self.asked else "NO",
+        )
+
+
+def write_data(folder: Path, samples: int = 150_000, blobs: int = 4_000) -> None:
+    """Fixed 3 KB records, uint16 tokens, and variable blobs of about 110 KB in tar shards."""
+    import io
+    import tarfile
+
+    rng = np.random.default_rng(0)
+    for name in ("records", "tokens", "blobs"):
+        (folder / name).mkdir(parents=True)
+    rng.integers(0, 256, samples * RECORD_BYTES, np.uint8).tofile(folder / "records" / "records.bin")
+    rng.integers(0, 50_000, 60_000 * SEQ_LEN, np.uint16).tofile(folder / "tokens" / "tokens.bin")
+    for shard in range(8):
+        with tarfile.open(folder / "blobs" / f"{shard:02d}.tar", "w") as tar:
+            for number in range(blobs // 8):
+                size = int(rng.integers(BLOB_BYTES // 2, BLOB_BYTES * 3 // 2))
+                entry = tarfile.TarInfo(f"{shard:02d}{number:06d}.bin")
+                entry.size = size
+                tar.addfile(entry, io.BytesIO(rng.bytes(size)))
+
+
+def rate(batches: Iterator[object], samples: int) -> float:
+    """Samples a second of one pass."""
+    started = time.perf_counter()
+    for _ in batches:
+        pass
+    return samples / (time.perf_counter() - started)
+
+
+def compare(name: str, asked: float, batches: DataLoader, limit: Callable[[np.ndarray], None]) -> Figure:
+    """Runs in turn; the order that ours delivered is the order that the limit reads."""
+    order: list[np.ndarray] = []
+    for _ in batches:
+        order.append(batches.indices.copy())
+    samples = sum(map(len, order))
+    ours, limits = [], []
+    for _ in range(RUNS):
+        ours.append(rate(iter(batches), samples))
+        limits.append(rate((limit(ids) for ids in order), samples))
+    return Figure(name, ours, limits, asked)
+
+
+def measure(bucket: str, folder: Path) -> list[Figure]:
+    """The three kinds."""
+    common = {"batch_size": BATCH, "shuffle": True, "drop_last": True, "epochs": None}
+    records = open_dataset(f"{bucket}/records/", format="records", record_bytes=RECORD_BYTES)
+    flat = np.memmap(folder / "records" / "records.bin", np.uint8, "r").reshape(-1, RECORD_BYTES)
+    first = compare("3 KB records", 0.5, DataLoader(records, **common), lambda ids: np.take(flat, ids, axis=0))
+
+    tokens = open_dataset(f"{bucket}/tokens/", format="tokens", dtype="uint16", seq_len=SEQ_LEN)
+    sequences = np.memmap(folder / "tokens" / "tokens.bin", np.uint16, "r").reshape(-1, SEQ_LEN)
+    second = compare(
+        "2,048 x uint16", 0.5, DataLoader(tokens, **common), lambda ids: np.take(sequences, ids, axis=0)
+    )
+
+    blobs = open_dataset(f"{bucket}/blobs/", decode=None, fields=("bin",))
+    packed = [blobs[i] for i in range(len(blobs))]
+    whole = memoryview(b"".join(p[0] if isinstance(p, tuple) else p for p in packed))
+    ends = np.cumsum([len(p[0] if isinstance(p, tuple) else p) for p in packed])
+    starts = np.concatenate([[0], ends[:-1]])
+
+    def copy(ids: np.ndarray) -> None:
+        for i in ids:
+            bytes(whole[starts[i] : ends[i]])
+
+    third = compare("110 KB blobs", 0.6, DataLoader(blobs, **common), copy)
+    return [first, second, third]

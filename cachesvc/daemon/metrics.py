@@ -1,0 +1,52 @@
+"""The daemon's counters for Prometheus, read from the core at each scrape: nothing is counted twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import REGISTRY
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from cachesvc.daemon.runner import Runner
+
+
+class Metrics:
+    """A Prometheus collector over a runner."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+
+    def register(self) -> None:
+        """Serve these from the process's default registry."""
+        REGISTRY.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """One consistent reading, taken on the event loop's thread."""
+        return iter(self._runner.loop.call(self._read))
+
+    def _read(self) -> list[Metric]:
+        status = self._runner.node.status()
+        budget = GaugeMetricFamily("cachesvc_tier_budget_bytes", "Budget of a tier.", labels=["tier"])
+        used = GaugeMetricFamily("cachesvc_tier_used_bytes", "Resident, reserved and leaving.", labels=["tier"])
+        lost = GaugeMetricFamily("cachesvc_tier_lost", "1 while a tier answers with errors.", labels=["tier"])
+        for tier in status.tiers:
+            budget.add_metric([tier.name], tier.budget_bytes)
+            used.add_metric([tier.name], tier.used_bytes)
+            lost.add_metric([tier.name], float(tier.lost))
+        resident = GaugeMetricFamily(
+            "cachesvc_resident_bytes", "Bytes of a dataset on this node.", labels=["dataset"]
+        )
+        hits = CounterMetricFamily("cachesvc_hits", "Demands of a resident extent.", labels=["dataset"])
+        misses = CounterMetricFamily("cachesvc_misses", "Demands that waited or were refused.", labels=["dataset"])
+        source = CounterMetricFamily("cachesvc_source_bytes", "Fetched from the source.", labels=["dataset"])
+        bound = GaugeMetricFamily("cachesvc_hit_bound", "The best possible hit rate.", labels=["dataset"])
+        for dataset in self._runner.datasets.all():
+            counters = self._runner.counters(dataset)
+            resident.add_metric([dataset.id], counters.resident_bytes)
+            hits.add_metric([dataset.id], counters.hits)
+            misses.add_metric([dataset.id], counters.misses)
+            source.add_metric([dataset.id], self._runner.source_bytes.get(dataset.id, 0))
+            bound.add_metric([dataset.id], counters.bound)
+        readers = GaugeMetricFamily("cachesvc_readers", "Connections to the grants socket.", value=status.readers)
+        fills = GaugeMetricFamily("cachesvc_fills", "Fills running.", value=status.fills)
+        return [budget, used, lost, resident, hits, misses, source, bound, readers, fills]

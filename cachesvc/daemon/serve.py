@@ -1,0 +1,228 @@
+"""The composition root: builds the daemon from its settings, runs it, takes it down."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import start_http_server
+from pythonjsonlogger.json import JsonFormatter
+
+from cachesvc.client import MAX_MESSAGE_BYTES
+from cachesvc.config import CONTROL_SOCKET, GRANTS_SOCKET, NvmeSpec, Settings, Tls, validate
+from cachesvc.core import events
+from cachesvc.core.errors import InvalidInput, NotAllowed
+from cachesvc.core.model import RAM, TierName
+from cachesvc.core.node import Node
+from cachesvc.core.node import Settings as NodeSettings
+from cachesvc.core.state import TierSpec
+from cachesvc.daemon.datasets import Datasets
+from cachesvc.daemon.fillers import Fillers
+from cachesvc.daemon.grants import GrantsServer
+from cachesvc.daemon.loop import Loop
+from cachesvc.daemon.metrics import Metrics
+from cachesvc.daemon.runner import Runner
+from cachesvc.daemon.service import Service
+from cachesvc.sources.open import Allowlist
+from cachesvc.tiers.nvme import NvmeTier
+from cachesvc.tiers.ram import RamTier
+from cachesvc.tiers.tier import Tier
+from cachesvc.v1 import cachesvc_pb2, cachesvc_pb2_grpc
+
+log = logging.getLogger(__name__)
+CONTROL_THREADS = 32
+"""A prefetch or verify holds one while it streams."""
+STOP_GRACE_S = 2.0
+NEEDED_OPEN_FILES = 65_536
+DISK_SPARE = 0.05
+"""Left free on an NVMe disk that is given by share: a full disk is everybody's problem."""
+
+
+def serve(settings: Settings) -> int:
+    """Run the daemon until SIGTERM or SIGINT; returns the exit code. Raises CacheError when it cannot
+    start: sockets in use, budgets that make no sense, a cache directory that cannot be used."""
+    validate(settings)
+    configure_logging(settings.log_format)
+    raise_open_files()
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    loop = Loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: loop.stop())
+    with _only_one(settings.socket_dir), _running(settings, loop) as runner:
+        log.info("serving", extra={"socket": settings.socket_dir, "allow": settings.allow, "pid": os.getpid()})
+        loop.run(runner.node.next_deadline, runner.tick, time.monotonic)
+        log.info("stopping")
+    return 0
+
+
+def configure_logging(kind: str) -> None:
+    """Lines for people, or one JSON object a line; both on stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    if kind == "json":
+        handler.setFormatter(JsonFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    else:
+        handler.setFormatter(_TextFormatter())
+    logging.basicConfig(level=os.environ.get("CACHESVC_LOG", "INFO").upper(), handlers=[handler], force=True)
+
+
+def raise_open_files() -> None:
+    """Every grant and connection is a descriptor: take what the hard limit gives, and say if it is little."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = NEEDED_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, NEEDED_OPEN_FILES)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if wanted < NEEDED_OPEN_FILES:
+        log.warning("few open files are allowed", extra={"limit": wanted, "advised": NEEDED_OPEN_FILES})
+
+
+@contextmanager
+def _only_one(directory: str) -> Iterator[None]:
+    """Hold the socket directory's lock: the socket file alone cannot tell a live daemon from a dead one
+    without a race."""
+    try:
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        lock = os.open(f"{directory}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise NotAllowed(
+            f"{directory} cannot hold the daemon's sockets ({error.strerror}); give --socket a directory of yours"
+        ) from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise InvalidInput(
+            f"a daemon already serves {directory}; stop it, or give --socket another directory"
+        ) from None
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+@contextmanager
+def _running(settings: Settings, loop: Loop) -> Iterator[Runner]:
+    tiers, specs, recovered = _tiers(settings)
+    node = Node(specs, NodeSettings(max_fills=settings.fillers * settings.fills_per_filler))
+    fillers = Fillers(settings, loop.watch, loop.unwatch)
+    allowlist = Allowlist(settings.allow)
+    loader = futures.ThreadPoolExecutor(2, thread_name_prefix="catalogs")
+    datasets = Datasets(f"{settings.state_dir}/catalogs", allowlist, loader)
+    runner = Runner(node, tiers, datasets, fillers, loop, time.monotonic)
+    for event in recovered:
+        runner.handle(event)
+    fillers.start()  # before any thread
+    grants_path = f"{settings.socket_dir}/{GRANTS_SOCKET}"
+    runner.grants = GrantsServer(
+        grants_path, settings.socket_mode, runner, loop.watch, loop.unwatch, runner.next_id
+    )
+    server = _control(settings, Service(runner, settings, allowlist, time.monotonic()))
+    if settings.metrics_port:
+        Metrics(runner).register()
+        start_http_server(settings.metrics_port, addr="127.0.0.1")
+    try:
+        yield runner
+    finally:
+        server.stop(STOP_GRACE_S)
+        runner.grants.close()
+        fillers.stop()
+        runner.close()
+        loader.shutdown(wait=False)
+        datasets.close()
+        Path(settings.socket_dir, CONTROL_SOCKET).unlink(missing_ok=True)
+
+
+def _tiers(settings: Settings) -> tuple[list[Tier], list[TierSpec], list[events.Recovered]]:
+    tiers: list[Tier] = []
+    specs: list[TierSpec] = []
+    recovered: list[events.Recovered] = []
+    if settings.ram_bytes:
+        tiers.append(RamTier())
+        specs.append(TierSpec(RAM, settings.ram_bytes))
+    for number, spec in enumerate(settings.nvme):
+        tier = NvmeTier(TierName(f"nvme{number}"), spec.path)
+        found = tuple((r.extent, r.size_bytes) for r in tier.recover())
+        budget = nvme_budget(spec, sum(size for _, size in found))
+        log.info("cache directory", extra={"dir": spec.path, "extents": len(found), "budget_bytes": budget})
+        tiers.append(tier)
+        specs.append(TierSpec(tier.name, budget))
+        recovered.append(events.Recovered(tier.name, found))
+    return tiers, specs, recovered
+
+
+def nvme_budget(spec: NvmeSpec, ours_bytes: int) -> int:
+    """A directory's budget in bytes. By share: of the whole disk, but never what others use nor the last
+    5 %; what the cache itself already holds there (`ours_bytes`) is its own to keep."""
+    if spec.size_bytes:
+        return spec.size_bytes
+    disk = os.statvfs(spec.path)
+    total, free = disk.f_frsize * disk.f_blocks, disk.f_frsize * disk.f_bavail
+    return max(0, min(int(total * spec.share), free + ours_bytes - int(total * DISK_SPARE)))
+
+
+def _control(settings: Settings, service: Service) -> grpc.Server:
+    limits = [
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.so_reuseport", 0),
+    ]
+    server = grpc.server(futures.ThreadPoolExecutor(CONTROL_THREADS, thread_name_prefix="control"), options=limits)
+    cachesvc_pb2_grpc.add_CacheServicer_to_server(service, server)
+    checks = health.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    name = cachesvc_pb2.DESCRIPTOR.services_by_name["Cache"].full_name
+    for each in ("", name):
+        checks.set(each, health_pb2.HealthCheckResponse.SERVING)
+    reflection.enable_server_reflection((name, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    path = f"{os.path.abspath(settings.socket_dir)}/{CONTROL_SOCKET}"
+    Path(path).unlink(missing_ok=True)  # a dead daemon's: we hold the directory's lock
+    before = os.umask(0o177)
+    try:
+        server.add_insecure_port(f"unix:{path}")
+    except RuntimeError as error:
+        raise InvalidInput(f"{path} cannot be bound ({error}); socket paths end at 107 characters") from None
+    finally:
+        os.umask(before)
+    if settings.listen:
+        try:
+            if settings.tls is None:
+                server.add_insecure_port(settings.listen)
+            else:
+                server.add_secure_port(settings.listen, mutual_tls(settings.tls))
+        except RuntimeError:
+            raise InvalidInput(f"--listen {settings.listen} cannot be bound; is the port taken?") from None
+    server.start()
+    os.chmod(path, settings.socket_mode)
+    return server
+
+
+def mutual_tls(tls: Tls) -> grpc.ServerCredentials:
+    """Server credentials that demand a client certificate. Raises InvalidInput for files it cannot read."""
+    try:
+        key, certificate, ca = (Path(name).read_bytes() for name in (tls.key, tls.certificate, tls.ca))
+    except OSError as error:
+        raise InvalidInput(f"{error.filename} cannot be read ({error.strerror})") from None
+    return grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)
+
+
+class _TextFormatter(logging.Formatter):
+    """`12:00:01 INFO serving socket=/run/cachesvc`: extras as key=value."""
+
+    _plain = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+    def format(self, record: logging.LogRecord) -> str:
+        extras = " ".join(f"{k}={v}" for k, v in vars(record).items() if k not in self._plain)
+        head = f"{self.formatTime(record, '%H:%M:%S')} {record.levelname} {record.getMessage()}"
+        trace = f"\n{self.formatException(record.exc_info)}" if record.exc_info else ""
+        return f"{head} {extras}".rstrip() + trace
