@@ -62,5 +62,5 @@ def _built(name: str, options: Options, as_json: bool) -> Iterator[tuple[Dataset
         found = survey(uris, options, sources)
         path = f"{directory}/{found.id}.lmdb"
         with Feedback("index", as_json) as feedback:
-            dataset = build(found, path, sources, DirectBytes(found, sources), feedback.update)
+            dataset = build(found, path, sources, DirectBytes(sources), feedback.update)
         yield dataset, path

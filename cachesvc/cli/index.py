@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 from typing import Any
 
 import click
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.cli import options, output, target
+from cachesvc.cli.beside import copy_file, leave_beside
 from cachesvc.cli.catalogs import catalog_file
-from cachesvc.core.errors import InvalidInput, NotAllowed, OutOfSpace
 
 
 @click.command()
@@ -29,7 +28,7 @@ def index(uri: str, beside: bool, into: str | None, socket: str | None, json: bo
             copy_file(path, into)
             written.append(into)
         if beside:
-            written.append(leave_beside(path, target.absolute(uri), dataset))
+            written.append(leave_beside(path, target.absolute(uri)))
         row = {
             "event": "indexed",
             "dataset": dataset,

@@ -163,9 +163,10 @@ def _command(command: Sequence[str], directory: str) -> int:
         for child in children:
             child.send_signal(number)
 
-    before = signal.signal(signal.SIGTERM, hand_on), signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Functions, not SIG_IGN, which the command would inherit: it must hear Ctrl-C, and this process wait.
+    before = signal.signal(signal.SIGTERM, hand_on), signal.signal(signal.SIGINT, lambda *_: None)
     try:
-        child = subprocess.Popen(command, env=environment, preexec_fn=_default_interrupt)
+        child = subprocess.Popen(command, env=environment)
         children.append(child)
         if asked:
             child.send_signal(asked[0])
@@ -178,11 +179,6 @@ def _command(command: Sequence[str], directory: str) -> int:
         signal.signal(signal.SIGTERM, before[0])
         signal.signal(signal.SIGINT, before[1])
     return 128 - code if code < 0 else code
-
-
-def _default_interrupt() -> None:
-    """In the child: this process ignores SIGINT while it waits, the command must not."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _report(code: int, directory: str, started: bool, as_json: bool) -> int:

@@ -8,6 +8,7 @@ import click
 
 from cachesvc import config
 from cachesvc.cli import options
+from cachesvc.core.errors import InvalidInput
 
 
 @click.command()
@@ -22,6 +23,9 @@ from cachesvc.cli import options
 @click.option(
     "--listen", type=options.ADDRESS, envvar="CACHESVC_LISTEN", help="Serve gRPC on TCP too, at this address."
 )
+@click.option("--tls-cert", metavar="FILE", envvar="CACHESVC_TLS_CERT", help="PEM certificate of the TCP port.")
+@click.option("--tls-key", metavar="FILE", envvar="CACHESVC_TLS_KEY", help="PEM key of that certificate.")
+@click.option("--tls-ca", metavar="FILE", envvar="CACHESVC_TLS_CA", help="PEM certificates that sign clients'.")
 @click.option(
     "--metrics-port", type=click.IntRange(0, 65535), envvar="CACHESVC_METRICS_PORT", help="Prometheus port."
 )
@@ -43,14 +47,27 @@ def serve(json: bool, **given: Any) -> int:
 
 
 def settings_of(
-    ram: int | None, nvme: tuple[config.NvmeSpec, ...], socket: str | None, state_dir: str | None, **others: Any
+    ram: int | None,
+    nvme: tuple[config.NvmeSpec, ...],
+    socket: str | None,
+    state_dir: str | None,
+    tls_cert: str | None = None,
+    tls_key: str | None = None,
+    tls_ca: str | None = None,
+    **others: Any,
 ) -> config.Settings:
     """The settings tree from command-line options; what is None takes the default of config.py."""
+    tls = None
+    if tls_cert and tls_key and tls_ca:
+        tls = config.Tls(certificate=tls_cert, key=tls_key, ca=tls_ca)
+    elif tls_cert or tls_key or tls_ca:
+        raise InvalidInput("mutual TLS needs all three of --tls-cert, --tls-key and --tls-ca")
     given = {name: value for name, value in others.items() if value is not None}
     return config.Settings(
         ram_bytes=config.default_ram_bytes() if ram is None else ram,
         nvme=nvme,
         socket_dir=socket or config.default_socket_dir(),
         state_dir=state_dir or config.default_state_dir(),
+        tls=tls,
         **given,
     )
