@@ -8,7 +8,9 @@ import cachesvc
 from cachesvc.cli import datasets, doctor, estimate, exits, find, index, prefetch, run, serve, status, verify
 
 
-@click.group(epilog=exits.HELP, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    epilog=exits.HELP, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
 @click.version_option(cachesvc.__version__, prog_name="cachesvc")
 def cli() -> None:
     """The data service for training clusters: a cache daemon on every node, filled before the job starts.

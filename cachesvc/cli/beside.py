@@ -22,7 +22,9 @@ def leave_beside(catalog: str, uri: str) -> str:
     if not rest or scheme == "file":
         local = into.removeprefix("file://")
         if not os.path.isdir(os.path.dirname(local)):
-            raise InvalidInput(f"{uri} is no directory; a catalog lies beside a folder of data: use --output FILE")
+            raise InvalidInput(
+                f"{uri} is no directory; a catalog lies beside a folder of data: use --output FILE"
+            )
         copy_file(catalog, local)
     elif scheme == "s3":
         _put_s3(catalog, into)

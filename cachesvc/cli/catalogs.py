@@ -32,7 +32,9 @@ def catalog_file(
         with _granted(directory, name, options, as_json) as found:
             yield found
     elif is_dataset_id(name):
-        raise DaemonUnavailable(f"only a daemon knows dataset {name}: start one (cachesvc serve) or name the URI")
+        raise DaemonUnavailable(
+            f"only a daemon knows dataset {name}: start one (cachesvc serve) or name the URI"
+        )
     else:
         with _built(name, options, as_json) as found:
             yield found

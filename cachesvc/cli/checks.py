@@ -71,12 +71,14 @@ def socket(directory: str) -> Iterator[Finding]:
         yield Finding(
             "socket",
             Level.FAIL,
-            f"{control} belongs to uid {found.st_uid}, mode {stat.S_IMODE(found.st_mode):o}; this is uid {os.geteuid()}",
+            f"{control}: uid {found.st_uid}, mode {stat.S_IMODE(found.st_mode):o}; this is uid {os.geteuid()}",
             "run as that user, or serve with --socket-mode and --allow",
         )
         return
     if os.stat(directory).st_mode & 0o022 and not os.stat(directory).st_mode & stat.S_ISVTX:
-        yield Finding("socket", Level.WARN, f"others may replace files in {directory}", f"chmod go-w {directory}")
+        yield Finding(
+            "socket", Level.WARN, f"others may replace files in {directory}", f"chmod go-w {directory}"
+        )
     else:
         yield Finding("socket", Level.OK, f"{control}, mode {stat.S_IMODE(found.st_mode):o}")
     yield daemon(directory)
@@ -89,13 +91,18 @@ def daemon(directory: str) -> Finding:
             reply = control.status()
     except DaemonUnavailable:
         return Finding(
-            "daemon", Level.FAIL, f"the socket in {directory} is a dead daemon's", "start it again: cachesvc serve"
+            "daemon",
+            Level.FAIL,
+            f"the socket in {directory} is a dead daemon's",
+            "start it again: cachesvc serve",
         )
     except CacheError as error:
         return Finding("daemon", Level.FAIL, str(error), "see the daemon's log")
     lost = [tier.name for tier in reply.tiers if tier.lost]
     if lost:
-        return Finding("daemon", Level.FAIL, f"tier {', '.join(lost)} is lost", "see the daemon's log; check the disk")
+        return Finding(
+            "daemon", Level.FAIL, f"tier {', '.join(lost)} is lost", "see the daemon's log; check the disk"
+        )
     return Finding("daemon", Level.OK, f"version {reply.version}, pid {reply.pid}, up {reply.uptime_s:.0f} s")
 
 
@@ -110,14 +117,21 @@ def disk(spec: config.NvmeSpec, mounts: str | None = None) -> Iterator[Finding]:
     kind = file_system(spec.path, mounts or Path("/proc/self/mountinfo").read_text())
     trouble = _SHARED_OR_VOLATILE.get(kind.partition(".")[0])
     if trouble:
-        yield Finding("nvme", Level.WARN, f"{spec.path} ({kind}) {trouble.partition(':')[0]}", trouble.partition(": ")[2])
+        yield Finding(
+            "nvme",
+            Level.WARN,
+            f"{spec.path} ({kind}) {trouble.partition(':')[0]}",
+            trouble.partition(": ")[2],
+        )
     held = os.statvfs(spec.path)
     total, free = held.f_frsize * held.f_blocks, held.f_frsize * held.f_bavail
     budget = spec.size_bytes or int(total * spec.share)
     ours = _held_bytes(spec.path)
     room = f"{free:,} bytes free of {total:,}, budget {budget:,}"
     if budget > total:
-        yield Finding("nvme", Level.FAIL, f"{spec.path}: {room}", "lower the budget below the size of the disk")
+        yield Finding(
+            "nvme", Level.FAIL, f"{spec.path}: {room}", "lower the budget below the size of the disk"
+        )
     elif budget > free + ours - int(total * DISK_SPARE):
         yield Finding("nvme", Level.WARN, f"{spec.path}: {room}", "free space, or lower the budget")
     else:
@@ -163,10 +177,14 @@ def kernel() -> Finding:
     except PermissionError:
         return Finding("kernel", Level.OK, f"Linux {release}, memory files can be sealed")
     except OSError as error:
-        return Finding("kernel", Level.FAIL, f"Linux {release} seals no memory file: {error.strerror}", "use Linux 5.4+")
+        return Finding(
+            "kernel", Level.FAIL, f"Linux {release} seals no memory file: {error.strerror}", "use Linux 5.4+"
+        )
     finally:
         os.close(fd)
-    return Finding("kernel", Level.FAIL, f"Linux {release} lets a sealed memory file be written", "use another kernel")
+    return Finding(
+        "kernel", Level.FAIL, f"Linux {release} lets a sealed memory file be written", "use another kernel"
+    )
 
 
 def memory(ram_bytes: int, limit: Path = Path("/sys/fs/cgroup/memory.max")) -> Finding:
@@ -178,7 +196,9 @@ def memory(ram_bytes: int, limit: Path = Path("/sys/fs/cgroup/memory.max")) -> F
     if ram_bytes > allowed:
         return Finding("memory", Level.FAIL, line, "lower --ram, or raise the memory limit")
     if ram_bytes > allowed * 0.8:
-        return Finding("memory", Level.WARN, line, "leave a fifth for trainers and the daemon itself: lower --ram")
+        return Finding(
+            "memory", Level.WARN, line, "leave a fifth for trainers and the daemon itself: lower --ram"
+        )
     return Finding("memory", Level.OK, line)
 
 
@@ -193,16 +213,23 @@ def credentials() -> Finding:
             return Finding("credentials", Level.OK, f"S3 credentials from {found.method}")
     except BotoCoreError as error:
         reason = " ".join(str(error).split())
-        return Finding("credentials", Level.FAIL, f"S3 credentials cannot be had: {reason}", "mend the AWS profile")
+        return Finding(
+            "credentials", Level.FAIL, f"S3 credentials cannot be had: {reason}", "mend the AWS profile"
+        )
     return Finding(
-        "credentials", Level.WARN, "no S3 credentials found", "set AWS_PROFILE or AWS_ACCESS_KEY_ID if data is in S3"
+        "credentials",
+        Level.WARN,
+        "no S3 credentials found",
+        "set AWS_PROFILE or AWS_ACCESS_KEY_ID if data is in S3",
     )
 
 
 def clock(endpoint: str) -> Finding:
     """This machine's clock against the Date header of the S3 endpoint."""
     if not endpoint.startswith(("http://", "https://")):
-        return Finding("clock", Level.FAIL, f"{endpoint!r} is not an endpoint", "write it as https://HOST:PORT")
+        return Finding(
+            "clock", Level.FAIL, f"{endpoint!r} is not an endpoint", "write it as https://HOST:PORT"
+        )
     request = urllib.request.Request(endpoint, method="HEAD")
     try:
         with urllib.request.urlopen(request, timeout=PROBE_S) as answer:
@@ -211,7 +238,9 @@ def clock(endpoint: str) -> Finding:
         date = error.headers.get("Date", "")  # 403 is an answer too: only its time is wanted
     except OSError as error:
         reason = getattr(error, "reason", error)
-        return Finding("clock", Level.FAIL, f"{endpoint} does not answer: {reason}", "check AWS_ENDPOINT_URL and network")
+        return Finding(
+            "clock", Level.FAIL, f"{endpoint} does not answer: {reason}", "check AWS_ENDPOINT_URL and network"
+        )
     return skew(endpoint, date, time.time())
 
 
@@ -223,7 +252,9 @@ def skew(endpoint: str, date: str, now_s: float) -> Finding:
     off = now_s - email.utils.mktime_tz(parsed)
     level = Level.FAIL if abs(off) > SKEW_FAIL_S else Level.WARN if abs(off) > SKEW_WARN_S else Level.OK
     text = f"{abs(off):.0f} s {'ahead of' if off > 0 else 'behind'} {endpoint}"
-    return Finding("clock", level, text, "" if level is Level.OK else "set the clock (NTP): signatures expire")
+    return Finding(
+        "clock", level, text, "" if level is Level.OK else "set the clock (NTP): signatures expire"
+    )
 
 
 def _held_bytes(path: str) -> int:
@@ -235,5 +266,7 @@ def _held_bytes(path: str) -> int:
         except OSError:
             continue
         pending += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
-        total += sum(e.stat(follow_symlinks=False).st_size for e in entries if e.is_file(follow_symlinks=False))
+        total += sum(
+            e.stat(follow_symlinks=False).st_size for e in entries if e.is_file(follow_symlinks=False)
+        )
     return total

@@ -74,7 +74,9 @@ def evict(name: str, socket: str | None, json: bool, **given: Any) -> int:
     with Control(socket) as control:
         for dataset in target.versions(control, name, options.dataset_options(given)):
             reply = control.evict(dataset)
-            kept = f"; {output.size(reply.busy_bytes)} are leased or pinned and stay" if reply.busy_bytes else ""
+            kept = (
+                f"; {output.size(reply.busy_bytes)} are leased or pinned and stay" if reply.busy_bytes else ""
+            )
             _report(
                 json,
                 f"{name} ({dataset}): {output.size(reply.evicted_bytes)} evicted{kept}",

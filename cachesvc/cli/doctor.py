@@ -19,7 +19,12 @@ _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 @click.command()
 @click.option("--ram", type=options.SIZE, envvar="CACHESVC_RAM", help="RAM budget to check.")
 @click.option(
-    "--nvme", type=options.NVME, multiple=True, envvar="CACHESVC_NVME", metavar="DIR=SIZE", help="Cache directories."
+    "--nvme",
+    type=options.NVME,
+    multiple=True,
+    envvar="CACHESVC_NVME",
+    metavar="DIR=SIZE",
+    help="Cache directories.",
 )
 @click.option("--endpoint", help="S3 endpoint to compare the clock with.  [default: $AWS_ENDPOINT_URL]")
 @options.daemon
@@ -65,4 +70,6 @@ def _rest(finding: Finding) -> dict[str, str]:
 def _show(finding: Finding) -> None:
     mend = f"; {finding.mend}" if finding.mend else ""
     line = Text(f"{finding.level.value:<4}", style=_STYLES[finding.level])
-    output.console().print(line.append(f"  {finding.check}: {finding.text}{mend}", style="default"), soft_wrap=True)
+    output.console().print(
+        line.append(f"  {finding.check}: {finding.text}{mend}", style="default"), soft_wrap=True
+    )

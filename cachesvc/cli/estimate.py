@@ -8,9 +8,7 @@ from typing import Any
 import click
 
 from cachesvc import config
-from cachesvc.catalog.catalog import Catalog
 from cachesvc.cli import options, output
-from cachesvc.cli.catalogs import catalog_file
 from cachesvc.cli.forecast import Cluster, Forecast, forecast
 from cachesvc.core.errors import InvalidInput
 
@@ -22,14 +20,25 @@ LOCAL_BYTES_PER_S = 2 * GIB
 @click.command()
 @click.argument("name", metavar="URI|ID")
 @options.dataset
-@click.option("--nodes", type=click.IntRange(1, 1_000_000), default=1, show_default=True, help="Nodes of the job.")
+@click.option(
+    "--nodes", type=click.IntRange(1, 1_000_000), default=1, show_default=True, help="Nodes of the job."
+)
 @click.option("--ram", type=options.SIZE, help="RAM budget of a node.  [default: 10 % of this cgroup's]")
 @click.option("--nvme", type=options.SIZE, default=0, help="NVMe budget of a node, all directories together.")
-@click.option("--sample-rate", type=click.FloatRange(0), default=0.0, help="Samples/s that the whole job can consume.")
-@click.option("--source-rate", type=options.SIZE, default=GIB, help="Bytes/s of the source, all nodes.  [default: 1GiB]")
-@click.option("--peer-rate", type=options.SIZE, default=GIB, help="Bytes/s between nodes, a node.  [default: 1GiB]")
 @click.option(
-    "--local-rate", type=options.SIZE, default=LOCAL_BYTES_PER_S, help="Bytes/s of a node's cache.  [default: 2GiB]"
+    "--sample-rate", type=click.FloatRange(0), default=0.0, help="Samples/s that the whole job can consume."
+)
+@click.option(
+    "--source-rate", type=options.SIZE, default=GIB, help="Bytes/s of the source, all nodes.  [default: 1GiB]"
+)
+@click.option(
+    "--peer-rate", type=options.SIZE, default=GIB, help="Bytes/s between nodes, a node.  [default: 1GiB]"
+)
+@click.option(
+    "--local-rate",
+    type=options.SIZE,
+    default=LOCAL_BYTES_PER_S,
+    help="Bytes/s of a node's cache.  [default: 2GiB]",
 )
 @options.daemon
 def estimate(
@@ -50,7 +59,12 @@ def estimate(
     The prediction is the formulas' and nothing was measured: the rates are assumptions, change them.
     """
     if not (source_rate and peer_rate and local_rate):
-        raise InvalidInput("a rate of 0 bytes/s never ends; give --source-rate, --peer-rate and --local-rate above 0")
+        raise InvalidInput(
+            "a rate of 0 bytes/s never ends; give --source-rate, --peer-rate and --local-rate above 0"
+        )
+    from cachesvc.catalog.catalog import Catalog
+    from cachesvc.cli.catalogs import catalog_file
+
     with catalog_file(socket, name, options.dataset_options(given), json) as (dataset, path):
         catalog = Catalog.open(path)
         size_bytes, samples = int(catalog.extent_sizes.sum()), catalog.samples
@@ -61,7 +75,9 @@ def estimate(
     fit = _fit(size_bytes, cluster)
     if json:
         row = {"dataset": dataset, "target": name, "size_bytes": size_bytes, "samples": samples, "fit": fit}
-        output.emit(row | {"cluster": asdict(cluster), "private": asdict(alone), "cooperative": asdict(shared)})
+        output.emit(
+            row | {"cluster": asdict(cluster), "private": asdict(alone), "cooperative": asdict(shared)}
+        )
         return 0
     output.say(
         f"{name} ({dataset}): {samples:,} samples, {output.size(size_bytes)}; {nodes:,} x"
@@ -70,7 +86,9 @@ def estimate(
     rows = [_row("each node alone", alone)]
     if nodes > 1:
         rows.append(_row("nodes share", shared))
-    output.table(["", "local>", "peers>", "source>", "first epoch>", "epoch>", "source rate>", "bound by"], rows)
+    output.table(
+        ["", "local>", "peers>", "source>", "first epoch>", "epoch>", "source rate>", "bound by"], rows
+    )
     return 0
 
 

@@ -8,7 +8,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
 
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 from cachesvc.cli import output
 
@@ -64,7 +71,9 @@ class Feedback(AbstractContextManager["Feedback"]):
         self._shown = now
         rate = max(0, done - self._first_done) / max(now - self._started, 1e-9)
         if self._json:
-            output.emit({"event": self._title, "done_bytes": done, "total_bytes": total, "bytes_per_s": round(rate)})
+            output.emit(
+                {"event": self._title, "done_bytes": done, "total_bytes": total, "bytes_per_s": round(rate)}
+            )
         else:
             sys.stderr.write(self._line(done, total, rate))
             sys.stderr.flush()

@@ -7,9 +7,7 @@ from typing import Any
 
 import click
 
-from cachesvc.catalog.catalog import Catalog
 from cachesvc.cli import options, output
-from cachesvc.cli.catalogs import catalog_file
 
 
 @click.command()
@@ -23,6 +21,9 @@ def find(name: str, expression: str, count: bool, socket: str | None, json: bool
 
     Names are key, label and the dataset's tags; a name that does not exist is an error that lists them.
     """
+    from cachesvc.catalog.catalog import Catalog
+    from cachesvc.cli.catalogs import catalog_file
+
     with catalog_file(socket, name, options.dataset_options(given), json) as (dataset, path):
         catalog = Catalog.open(path)
         found = catalog.find(expression)

@@ -1,7 +1,7 @@
 """What a cache of a given size can do for a dataset: pure formulas.
 
-With uniform shuffles each epoch no demand-fill policy hits more than f = C/D, and keeping a fixed part reaches
-it. Nodes that cooperate hold one copy an extent: F = min(1, N*C/D), of which a share of 1/N is local.
+With uniform shuffles each epoch no demand-fill policy hits more than f = C/D, and keeping a fixed part
+reaches it. Nodes that cooperate hold one copy an extent: F = min(1, N*C/D), of which a share of 1/N is local.
 """
 
 from __future__ import annotations

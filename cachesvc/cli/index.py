@@ -7,20 +7,23 @@ from typing import Any
 
 import click
 
-from cachesvc.catalog.catalog import Catalog
 from cachesvc.cli import options, output, target
-from cachesvc.cli.beside import copy_file, leave_beside
-from cachesvc.cli.catalogs import catalog_file
 
 
 @click.command()
 @click.argument("uri")
 @options.dataset
-@click.option("--beside", is_flag=True, help="Leave the catalog beside the data, so that nobody indexes it again.")
+@click.option(
+    "--beside", is_flag=True, help="Leave the catalog beside the data, so that nobody indexes it again."
+)
 @click.option("--output", "into", metavar="FILE", help="Write the catalog to this file.")
 @options.daemon
 def index(uri: str, beside: bool, into: str | None, socket: str | None, json: bool, **given: Any) -> int:
     """Build a dataset's catalog: by the daemon where one runs, otherwise here with one's own rights."""
+    from cachesvc.catalog.catalog import Catalog
+    from cachesvc.cli.beside import copy_file, leave_beside
+    from cachesvc.cli.catalogs import catalog_file
+
     with catalog_file(socket, uri, options.dataset_options(given), json) as (dataset, path):
         catalog = Catalog.open(path)
         written = []

@@ -14,11 +14,15 @@ from cachesvc.core.errors import InvalidInput
 if TYPE_CHECKING:
     from cachesvc.catalog.build import Options
 
+    _Param = click.ParamType[Any]
+else:
+    _Param = click.ParamType  # generic from click 8.5 on only
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 _MAX_BYTES = 1 << 62
 
 
-class Size(click.ParamType):
+class Size(_Param):
     """`64GiB`, `500GB` or plain bytes -> int."""
 
     name = "size"
@@ -36,12 +40,14 @@ class Size(click.ParamType):
         return size
 
 
-class Nvme(click.ParamType):
+class Nvme(_Param):
     """`DIR=SIZE` or `DIR=80%` -> NvmeSpec."""
 
     name = "dir=size"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> config.NvmeSpec:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> config.NvmeSpec:
         """The directory and its budget."""
         if isinstance(value, config.NvmeSpec):
             return value
@@ -51,7 +57,7 @@ class Nvme(click.ParamType):
             self.fail(str(error), param, ctx)
 
 
-class Octal(click.ParamType):
+class Octal(_Param):
     """`660` or `0o660` -> int."""
 
     name = "octal"
@@ -65,7 +71,7 @@ class Octal(click.ParamType):
         return int(value, 8)
 
 
-class Address(click.ParamType):
+class Address(_Param):
     """`HOST:PORT`, kept as text."""
 
     name = "host:port"
@@ -103,10 +109,14 @@ def dataset(verb: _F) -> _F:
     for option in (
         click.option("--labels", default="", help="CSV or JSONL file of labels beside the data."),
         click.option("--record-bytes", type=SIZE, default=0, help="Bytes of one record (records)."),
-        click.option("--overlap", type=click.IntRange(0), default=0, help="Tokens shared with the next sample."),
+        click.option(
+            "--overlap", type=click.IntRange(0), default=0, help="Tokens shared with the next sample."
+        ),
         click.option("--seq-len", type=click.IntRange(0), default=0, help="Tokens of one sample (tokens)."),
         click.option("--dtype", default="", help="numpy dtype of tokens or record elements."),
-        click.option("--format", default="", help="files, webdataset, mds, records or tokens; found out unless given."),
+        click.option(
+            "--format", default="", help="files, webdataset, mds, records or tokens; found out unless given."
+        ),
     ):
         verb = option(verb)
     return verb
@@ -126,28 +136,39 @@ def is_dataset_id(text: str) -> bool:
 
 def serving(verb: _F) -> _F:
     """The options of a daemon: `serve` takes them, `run` hands them on. Each has a CACHESVC_* variable."""
-    for option in (
-        click.option("--ram", type=SIZE, envvar="CACHESVC_RAM", help="RAM budget.  [default: 10 % of this cgroup's]"),
-        click.option(
-            "--nvme",
-            type=NVME,
-            multiple=True,
-            envvar="CACHESVC_NVME",
-            metavar="DIR=SIZE",
-            help="Cache directory and its budget in bytes or as a share of its disk (80%); repeatable.",
-        ),
-        click.option(
-            "--allow",
-            multiple=True,
-            envvar="CACHESVC_ALLOW",
-            metavar="PREFIX",
-            help="Serve only sources below this prefix; repeatable.",
-        ),
-        click.option("--extent-bytes", type=SIZE, envvar="CACHESVC_EXTENT_BYTES", help="Size of an extent."),
-        click.option("--state-dir", metavar="DIR", envvar="CACHESVC_STATE_DIR", help="Catalogs and metadata."),
-        click.option(
-            "--fillers", type=click.IntRange(1, 64), envvar="CACHESVC_FILLERS", help="Filler processes."
-        ),
+    for option in reversed(
+        (
+            click.option(
+                "--ram",
+                type=SIZE,
+                envvar="CACHESVC_RAM",
+                help="RAM budget.  [default: 10 % of this cgroup's]",
+            ),
+            click.option(
+                "--nvme",
+                type=NVME,
+                multiple=True,
+                envvar="CACHESVC_NVME",
+                metavar="DIR=SIZE",
+                help="Cache directory and its budget in bytes or as a share of its disk (80%); repeatable.",
+            ),
+            click.option(
+                "--allow",
+                multiple=True,
+                envvar="CACHESVC_ALLOW",
+                metavar="PREFIX",
+                help="Serve only sources below this prefix; repeatable.",
+            ),
+            click.option(
+                "--extent-bytes", type=SIZE, envvar="CACHESVC_EXTENT_BYTES", help="Size of an extent."
+            ),
+            click.option(
+                "--state-dir", metavar="DIR", envvar="CACHESVC_STATE_DIR", help="Catalogs and metadata."
+            ),
+            click.option(
+                "--fillers", type=click.IntRange(1, 64), envvar="CACHESVC_FILLERS", help="Filler processes."
+            ),
+        )
     ):
         verb = option(verb)
     return verb

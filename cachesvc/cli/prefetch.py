@@ -50,7 +50,10 @@ def prefetch(
                 dataset, name = DatasetId(group[0]), group[0]
             else:
                 info = target.opened(control, group, wanted, json, refresh)
-                dataset, name = info.id, group[0] if len(group) == 1 else f"{group[0]} and {len(group) - 1} more"
+                dataset, name = (
+                    info.id,
+                    group[0] if len(group) == 1 else f"{group[0]} and {len(group) - 1} more",
+                )
             try:
                 _fill(control, dataset, name, dry_run, json)
                 if verify_too and not dry_run:
@@ -78,7 +81,9 @@ def _fill(control: Control, dataset: DatasetId, name: str, dry_run: bool, as_jso
     took_s = time.monotonic() - started
     if as_json:
         event = "fit" if dry_run else "prefetched"
-        output.emit({"event": event, "dataset": dataset, "target": name, "took_s": round(took_s, 3)} | _counts(reply))
+        output.emit(
+            {"event": event, "dataset": dataset, "target": name, "took_s": round(took_s, 3)} | _counts(reply)
+        )
     elif dry_run:
         output.say(_plan(name, dataset, reply))
     else:
@@ -90,16 +95,21 @@ def _judge(name: str, reply: pb.PrefetchReply, dry_run: bool) -> None:
     """Raise what keeps the dataset from being resident."""
     if reply.failures:
         first = reply.failures[0]
-        many = f"{len(reply.failures):,} extents of {name} failed, the first: " if len(reply.failures) > 1 else ""
+        many = (
+            f"{len(reply.failures):,} extents of {name} failed, the first: "
+            if len(reply.failures) > 1
+            else ""
+        )
         raise from_code(first.code, many + first.message)
     if reply.unfit_bytes:
         raise OutOfSpace(
             f"{name} does not fit: {reply.unfit_bytes:,} bytes ({output.size(reply.unfit_bytes)}) of"
-            f" {reply.size_bytes:,} have no room; raise --ram or --nvme of the daemon, or evict another dataset"
+            f" {reply.size_bytes:,} have no room; give the daemon more --ram or --nvme, or evict another dataset"
         )
     if not dry_run and (not reply.done or reply.resident_extents < reply.extents):
         raise CacheError(
-            f"{reply.resident_extents:,} of {reply.extents:,} extents of {name} are resident; run prefetch again"
+            f"only {reply.resident_extents:,} of {reply.extents:,} extents of {name} are resident;"
+            " run prefetch again"
         )
 
 

@@ -25,7 +25,14 @@ import click
 from cachesvc import config
 from cachesvc.cli import options, output
 from cachesvc.client import Control, find_daemon
-from cachesvc.core.errors import CacheError, DaemonUnavailable, DeadlineExceeded, NotAllowed, NotFound, from_code
+from cachesvc.core.errors import (
+    CacheError,
+    DaemonUnavailable,
+    DeadlineExceeded,
+    NotAllowed,
+    NotFound,
+    from_code,
+)
 
 START_S = 60.0
 """A daemon with a large NVMe tier reads its index first."""
@@ -37,7 +44,9 @@ POLL_S = 0.05
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @options.serving
-@click.option("--socket", metavar="DIR", envvar="CACHESVC_SOCKET", help="Adopt the daemon here, or start one here.")
+@click.option(
+    "--socket", metavar="DIR", envvar="CACHESVC_SOCKET", help="Adopt the daemon here, or start one here."
+)
 @click.option("--json", is_flag=True, help="At the end print one JSON object on stderr.")
 def run(command: tuple[str, ...], socket: str | None, json: bool, **given: Any) -> int:
     """Run a command with a daemon: `cachesvc run --ram 64GiB -- python train.py`.
@@ -64,7 +73,7 @@ def private_dir() -> str:
 
 
 def make_private(directory: str) -> None:
-    """Create a directory for this user alone. Raises NotAllowed when it is someone else's or open to others."""
+    """Create a directory for this user alone. Raises NotAllowed when it is another's, or others may write."""
     try:
         os.makedirs(directory, mode=0o700, exist_ok=True)
     except OSError as error:
@@ -119,7 +128,9 @@ def _start(directory: str, serve: list[str]) -> None:
             raise from_code(code, f"the daemon did not start: {reason} (log: {log})")
         if time.monotonic() > deadline:
             daemon.terminate()
-            raise DeadlineExceeded(f"the daemon did not answer within {START_S:.0f} s of its start; see {log}")
+            raise DeadlineExceeded(
+                f"the daemon did not answer within {START_S:.0f} s of its start; see {log}"
+            )
         time.sleep(POLL_S)
 
 
@@ -136,7 +147,9 @@ def _stop(directory: str) -> None:
         waiting = select.poll()
         waiting.register(handle, select.POLLIN)
         if not waiting.poll(STOP_S * 1000):
-            raise DeadlineExceeded(f"the daemon (pid {pid}) did not stop within {STOP_S:.0f} s; see {directory}")
+            raise DeadlineExceeded(
+                f"the daemon (pid {pid}) did not stop within {STOP_S:.0f} s; see {directory}"
+            )
     finally:
         os.close(handle)
 
@@ -183,7 +196,9 @@ def _command(command: Sequence[str], directory: str) -> int:
 
 def _report(code: int, directory: str, started: bool, as_json: bool) -> int:
     if as_json:
-        output.emit({"event": "ran", "exit_code": code, "socket": directory, "started": started}, to_stderr=True)
+        output.emit(
+            {"event": "ran", "exit_code": code, "socket": directory, "started": started}, to_stderr=True
+        )
     return code
 
 

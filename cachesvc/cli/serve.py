@@ -23,13 +23,19 @@ from cachesvc.core.errors import InvalidInput
 @click.option(
     "--listen", type=options.ADDRESS, envvar="CACHESVC_LISTEN", help="Serve gRPC on TCP too, at this address."
 )
-@click.option("--tls-cert", metavar="FILE", envvar="CACHESVC_TLS_CERT", help="PEM certificate of the TCP port.")
+@click.option(
+    "--tls-cert", metavar="FILE", envvar="CACHESVC_TLS_CERT", help="PEM certificate of the TCP port."
+)
 @click.option("--tls-key", metavar="FILE", envvar="CACHESVC_TLS_KEY", help="PEM key of that certificate.")
-@click.option("--tls-ca", metavar="FILE", envvar="CACHESVC_TLS_CA", help="PEM certificates that sign clients'.")
+@click.option(
+    "--tls-ca", metavar="FILE", envvar="CACHESVC_TLS_CA", help="PEM certificates that sign clients'."
+)
 @click.option(
     "--metrics-port", type=click.IntRange(0, 65535), envvar="CACHESVC_METRICS_PORT", help="Prometheus port."
 )
-@click.option("--log-format", type=click.Choice(["text", "json"]), envvar="CACHESVC_LOG_FORMAT", help="Log lines.")
+@click.option(
+    "--log-format", type=click.Choice(["text", "json"]), envvar="CACHESVC_LOG_FORMAT", help="Log lines."
+)
 @click.option("--json", is_flag=True, help="The same as --log-format json.")
 def serve(json: bool, **given: Any) -> int:
     """Run this node's daemon until SIGTERM.

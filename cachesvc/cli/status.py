@@ -27,9 +27,22 @@ def status(socket: str | None, json: bool) -> int:
         f" {reply.readers:,} readers, {reply.fills_running:,} fills running,"
         f" serves {' '.join(reply.allow) or 'what its user may read'}"
     )
-    output.table(["tier", "used>", "budget>", "full>", "extents>", "held>", ""], [_tier(t) for t in reply.tiers])
+    output.table(
+        ["tier", "used>", "budget>", "full>", "extents>", "held>", ""], [_tier(t) for t in reply.tiers]
+    )
     if reply.datasets:
-        heads = ["dataset", "resident>", "size>", "share>", "readers>", "hits>", "bound>", "source>", "", "uri"]
+        heads = [
+            "dataset",
+            "resident>",
+            "size>",
+            "share>",
+            "readers>",
+            "hits>",
+            "bound>",
+            "source>",
+            "",
+            "uri",
+        ]
         output.table(heads, [_dataset(d) for d in reply.datasets])
     return 0
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
-from cachesvc.catalog.build import Options
 from cachesvc.cli.feedback import Feedback
 from cachesvc.cli.options import is_dataset_id
 from cachesvc.client import Control, DatasetInfo
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import DatasetId
+
+if TYPE_CHECKING:
+    from cachesvc.catalog.build import Options
 
 
 def current(control: Control, target: str, options: Options, as_json: bool = False) -> DatasetId:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from typing import Any
 
 import click
 
@@ -10,9 +11,6 @@ from cachesvc.cli import options, output, target
 from cachesvc.client import Control
 from cachesvc.core.errors import CacheError, CorruptData
 from cachesvc.core.model import DatasetId
-
-if TYPE_CHECKING:
-    from cachesvc.v1 import cachesvc_pb2 as pb
 
 
 @click.command()
@@ -38,11 +36,10 @@ def verify(name: str, socket: str | None, json: bool, **given: Any) -> int:
 
 def check(control: Control, dataset: DatasetId, name: str, as_json: bool) -> None:
     """Verify one dataset and print the result. Raises CorruptData when an extent was corrupt."""
-    reply: pb.VerifyReply | None = None
-    for reply in control.verify(dataset):
-        pass
-    if reply is None or not reply.done:
+    replies = deque(control.verify(dataset), maxlen=1)
+    if not replies or not replies[0].done:
         raise CacheError(f"the daemon ended the check of {name} half-way; see its log")
+    reply = replies[0]
     if as_json:
         counts = output.plain(reply)
         del counts["done"]
