@@ -71,7 +71,7 @@ def socket(directory: str) -> Iterator[Finding]:
         yield Finding(
             "socket",
             Level.FAIL,
-            f"{control}: uid {found.st_uid}, mode {stat.S_IMODE(found.st_mode):o}; this is uid {os.geteuid()}",
+            f"{control} is uid {found.st_uid}'s, mode {stat.S_IMODE(found.st_mode):o}; you: {os.geteuid()}",
             "run as that user, or serve with --socket-mode and --allow",
         )
         return

@@ -11,7 +11,7 @@ from cachesvc.cli import options, output, target
 from cachesvc.cli.feedback import Feedback
 from cachesvc.cli.verify import check
 from cachesvc.client import Control
-from cachesvc.core.errors import CacheError, OutOfSpace, from_code
+from cachesvc.core.errors import CacheError, DaemonUnavailable, OutOfSpace, from_code
 from cachesvc.core.model import DatasetId
 
 if TYPE_CHECKING:
@@ -58,9 +58,11 @@ def prefetch(
                 _fill(control, dataset, name, dry_run, json)
                 if verify_too and not dry_run:
                     check(control, dataset, name, json)
+            except DaemonUnavailable:
+                raise
             except CacheError as error:
-                # The other datasets are worth filling; the last line of all is the first failure.
-                if len(groups) > 1:
+                # The other datasets are worth filling all the same; the first failure gives the exit code.
+                if failure is not None:
                     output.complain(error)
                 failure = failure or error
     if failure is not None:
@@ -104,7 +106,7 @@ def _judge(name: str, reply: pb.PrefetchReply, dry_run: bool) -> None:
     if reply.unfit_bytes:
         raise OutOfSpace(
             f"{name} does not fit: {reply.unfit_bytes:,} bytes ({output.size(reply.unfit_bytes)}) of"
-            f" {reply.size_bytes:,} have no room; give the daemon more --ram or --nvme, or evict another dataset"
+            f" {reply.size_bytes:,} have no room; give the daemon more --ram or --nvme, or evict other data"
         )
     if not dry_run and (not reply.done or reply.resident_extents < reply.extents):
         raise CacheError(
