@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+from cachesvc.catalog.build import Options
 from rich.console import Console
 from rich.table import Table
+from tests.servers import SeaweedFS
 
 from bench import cold, latency, warm
 from bench.node import Daemon
-from cachesvc.catalog.build import Options
-from tests.servers import SeaweedFS
 
 BUCKET = "s3://bench"
 PACKED = 16
@@ -43,7 +43,9 @@ def upload(s3: SeaweedFS, folder: Path, prefix: str) -> None:
     client = s3.client()
     files = [path for path in folder.rglob("*") if path.is_file()]
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda p: client.upload_file(str(p), "bench", f"{prefix}{p.relative_to(folder)}"), files))
+        list(
+            pool.map(lambda p: client.upload_file(str(p), "bench", f"{prefix}{p.relative_to(folder)}"), files)
+        )
 
 
 def _warm(s3: SeaweedFS, root: Path) -> tuple[Table, bool]:
@@ -93,7 +95,9 @@ def _cold(s3: SeaweedFS, root: Path) -> tuple[Table, bool]:
             "9,000 x 110 KB, slow network", 1.5, s3, f"{BUCKET}/loose/", plain, LOOSE * LOOSE_BYTES, True
         ),
     ]
-    table = Table("cold epoch", "ours", "s5cmd", "ratio (range)", "asked", "met", "first batch", "S3 / dataset")
+    table = Table(
+        "cold epoch", "ours", "s5cmd", "ratio (range)", "asked", "met", "first batch", "S3 / dataset"
+    )
     for row in rows:
         table.add_row(*row.row())
     return table, all(row.ratio <= row.asked for row in rows)
@@ -111,8 +115,12 @@ def _latency(s3: SeaweedFS, root: Path) -> tuple[Table, bool]:
     table = Table("grants while filling at full rate", "median", "p99", "timed", "asked", "met")
     good = median < 100e-6 and tail < 1e-3
     table.add_row(
-        "one extent, granted and released", f"{median * 1e6:.0f} us", f"{tail * 1e6:.0f} us", f"{count:,}",
-        "< 100 us, < 1,000 us", "yes" if good else "NO",
+        "one extent, granted and released",
+        f"{median * 1e6:.0f} us",
+        f"{tail * 1e6:.0f} us",
+        f"{count:,}",
+        "< 100 us, < 1,000 us",
+        "yes" if good else "NO",
     )
     return table, good
 

@@ -13,8 +13,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.node import Daemon
 from tests.servers import ProxyProcess, SeaweedFS
+
+from bench.node import Daemon
 
 RUNS = 3
 DELAY_MS = 20.0
@@ -85,7 +86,9 @@ def s5cmd(endpoint: str, s3: SeaweedFS, prefix: str) -> float:
         return time.perf_counter() - started
 
 
-def epoch(daemon: Daemon, uri: str, options: dict[str, object], loader_options: dict[str, object]) -> dict[str, float]:
+def epoch(
+    daemon: Daemon, uri: str, options: dict[str, object], loader_options: dict[str, object]
+) -> dict[str, float]:
     """One cold epoch in a process of its own; imports not counted, opening counted."""
     done = subprocess.run(
         [sys.executable, "-c", _EPOCH, uri, json.dumps(options), json.dumps(loader_options)],
@@ -125,5 +128,10 @@ def compare(
                 if slow:
                     ratios.append(counted.counts().bytes / size_bytes)
     return Cold(
-        name, ours, theirs, statistics.median(firsts), statistics.median(ratios) if ratios else float("nan"), asked
+        name,
+        ours,
+        theirs,
+        statistics.median(firsts),
+        statistics.median(ratios) if ratios else float("nan"),
+        asked,
     )

@@ -17,11 +17,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from tests.servers import SeaweedFS
 
 from bench.corpus import digit_images, library_tokens
 from bench.node import Daemon
 from cachesvc.client import Control
-from tests.servers import SeaweedFS
 
 EXTENT_BYTES = 1 << 20
 STDLIB_BYTES = 24 << 20
@@ -42,8 +42,10 @@ def main() -> int:
             options += ["--extent-bytes", str(EXTENT_BYTES)]
             with Daemon(root / "node", options, s3.env()) as daemon:
                 good = job(root, daemon)
-    console.print(f"[bold]{'all of it holds' if good else 'SOMETHING ABOVE IS NOT TRUE'}[/] after "
-                  f"{time.monotonic() - started:.0f} s")
+    console.print(
+        f"[bold]{'all of it holds' if good else 'SOMETHING ABOVE IS NOT TRUE'}[/] after "
+        f"{time.monotonic() - started:.0f} s"
+    )
     return 0 if good else 1
 
 
@@ -55,7 +57,9 @@ def pack(s3: SeaweedFS) -> None:
     images = list(digit_images())
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda kv: client.put_object(Bucket="demo", Key=f"digits/{kv[0]}", Body=kv[1]), images))
-    console.print(f"packed {len(images):,} digits and {STDLIB_BYTES:,} bytes of the standard library into s3://demo/")
+    console.print(
+        f"packed {len(images):,} digits and {STDLIB_BYTES:,} bytes of the standard library into s3://demo/"
+    )
 
 
 def job(root: Path, daemon: Daemon) -> bool:
@@ -98,7 +102,9 @@ def follow(training: subprocess.Popen[str], daemon: Daemon, ledger: Path) -> dic
 
 def report(said: list[Mapping[str, Any]], ratios: dict[tuple[str, int], float], ledger: Path) -> bool:
     """Print a row for each epoch; True when each says what the README promises."""
-    table = Table("dataset", "epoch", "samples/s", "stall", "bytes by tier", "S3 / dataset", "exactly once", "loss")
+    table = Table(
+        "dataset", "epoch", "samples/s", "stall", "bytes by tier", "S3 / dataset", "exactly once", "loss"
+    )
     good = len(said) == 2 * EPOCHS * RANKS
     for (name, epoch), ratio in ratios.items():
         rows = [row for row in said if (row["dataset"], row["epoch"]) == (name, epoch)]

@@ -21,7 +21,9 @@ class Daemon:
     """`cachesvc serve` as a process, with directories of its own below `root`. Context manager; `kill` and
     `start` again at will. `env` is what its clients need; `credentials` only it gets."""
 
-    def __init__(self, root: Path, options: Sequence[str], credentials: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, root: Path, options: Sequence[str], credentials: Mapping[str, str] | None = None
+    ) -> None:
         self.root = root
         # A socket's path ends at 107 characters; temporary folders can be deeper.
         self._sockets = tempfile.TemporaryDirectory(prefix="cs-")

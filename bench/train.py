@@ -20,9 +20,7 @@ class Digits(nn.Sequential):
     """An 8 x 8 image -> ten scores."""
 
     def __init__(self) -> None:
-        super().__init__(
-            nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)
-        )
+        super().__init__(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
 class Bytes(nn.Module):

@@ -91,7 +91,9 @@ def measure(bucket: str, folder: Path) -> list[Figure]:
     common = {"batch_size": BATCH, "shuffle": True, "drop_last": True, "epochs": None}
     records = open_dataset(f"{bucket}/records/", format="records", record_bytes=RECORD_BYTES)
     flat = np.memmap(folder / "records" / "records.bin", np.uint8, "r").reshape(-1, RECORD_BYTES)
-    first = compare("3 KB records", 0.5, DataLoader(records, **common), lambda ids: np.take(flat, ids, axis=0))
+    first = compare(
+        "3 KB records", 0.5, DataLoader(records, **common), lambda ids: np.take(flat, ids, axis=0)
+    )
 
     tokens = open_dataset(f"{bucket}/tokens/", format="tokens", dtype="uint16", seq_len=SEQ_LEN)
     sequences = np.memmap(folder / "tokens" / "tokens.bin", np.uint16, "r").reshape(-1, SEQ_LEN)

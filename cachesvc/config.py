@@ -128,7 +128,9 @@ def validate(settings: Settings) -> None:
     if settings.extent_bytes < 4096 or settings.extent_bytes % 4096:
         raise InvalidInput(f"--extent-bytes {settings.extent_bytes} is not a multiple of 4096")
     if settings.socket_mode & 0o077 and not settings.allow:
-        raise InvalidInput("a socket for other users needs --allow: they would read with this daemon's rights")
+        raise InvalidInput(
+            "a socket for other users needs --allow: they would read with this daemon's rights"
+        )
     host = settings.listen.rpartition(":")[0]
     if settings.listen and settings.tls is None and host not in ("127.0.0.1", "localhost", "[::1]"):
         raise InvalidInput(

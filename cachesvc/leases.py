@@ -25,7 +25,9 @@ class DaemonGrants:
     extents still leased are held against the new daemon's budget. Safe to share between threads; never
     across a fork."""
 
-    def __init__(self, directory: str, dataset: DatasetId, connected: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self, directory: str, dataset: DatasetId, connected: Callable[[int], None] | None = None
+    ) -> None:
         """`connected(reader token)` is called after every (re)connection: the place to submit a plan."""
         self._path = f"{directory}/{GRANTS_SOCKET}"
         self._dataset = dataset
@@ -114,7 +116,9 @@ class DaemonGrants:
             self._channel.close()
             self._channel = None
 
-    def _collect(self, channel: socket.socket, asked: dict[int, int], deadline: float) -> dict[int, Granted | Refused]:
+    def _collect(
+        self, channel: socket.socket, asked: dict[int, int], deadline: float
+    ) -> dict[int, Granted | Refused]:
         answers: dict[int, Granted | Refused] = {}
         failure: Exception | None = None
         while asked:

@@ -66,7 +66,9 @@ class Filler:
         except CacheError as error:
             done = jobs.Done(job.number, error.code, str(error))
         except OSError as error:
-            done = jobs.Done(job.number, CacheError.code, f"a fill cannot write: {error.strerror}", retry=True)
+            done = jobs.Done(
+                job.number, CacheError.code, f"a fill cannot write: {error.strerror}", retry=True
+            )
         finally:
             for fd in descriptors:
                 os.close(fd)

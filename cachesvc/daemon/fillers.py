@@ -38,7 +38,10 @@ class Fillers:
     """
 
     def __init__(
-        self, settings: Settings, watch: Callable[[int, Callable[[], None]], None], unwatch: Callable[[int], None]
+        self,
+        settings: Settings,
+        watch: Callable[[int, Callable[[], None]], None],
+        unwatch: Callable[[int], None],
     ) -> None:
         self._settings = settings
         self._watch = watch

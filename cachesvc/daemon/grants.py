@@ -37,7 +37,9 @@ class Known(Protocol):
 class Answers(Protocol):
     """What the runner does when readers speak."""
 
-    def connected(self, reader: ReaderId, dataset: DatasetId, then: Callable[[Known | CacheError], None]) -> None:
+    def connected(
+        self, reader: ReaderId, dataset: DatasetId, then: Callable[[Known | CacheError], None]
+    ) -> None:
         """Load and declare a dataset for a reader."""
         ...
 
@@ -208,7 +210,9 @@ def bind(path: str, mode: int) -> socket.socket:
                 os.unlink(path)
             else:
                 listener.close()
-                raise InvalidInput(f"a daemon already serves {path}; stop it or give --socket another directory")
+                raise InvalidInput(
+                    f"a daemon already serves {path}; stop it or give --socket another directory"
+                )
     before = os.umask(0o177)  # no moment at which others could connect
     try:
         listener.bind(path)

@@ -85,7 +85,7 @@ class Done:
 Job = Union[Fill, Copy, Verify, Build]
 Answer = Union[Progress, Done]
 _KINDS = {kind.kind: kind for kind in (Fill, Copy, Verify, Build, Progress, Done)}
-_M = TypeVar("_M", bound=Union[Job, Answer])
+_M = TypeVar("_M", bound=Job | Answer)
 
 
 def pack_digests(digests: bytes) -> str:

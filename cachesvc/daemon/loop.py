@@ -57,7 +57,9 @@ class Loop:
         self.post(run)
         return done.result()
 
-    def run(self, next_deadline: Callable[[], float | None], tick: Callable[[], None], clock: Callable[[], float]) -> None:
+    def run(
+        self, next_deadline: Callable[[], float | None], tick: Callable[[], None], clock: Callable[[], float]
+    ) -> None:
         """Serve until `stop`; `tick` is called whenever `next_deadline()` has passed."""
         self._thread = threading.get_ident()
         while not self._stopped:

@@ -27,26 +27,32 @@ class Metrics:
     def _read(self) -> list[Metric]:
         status = self._runner.node.status()
         budget = GaugeMetricFamily("cachesvc_tier_budget_bytes", "Budget of a tier.", labels=["tier"])
-        used = GaugeMetricFamily("cachesvc_tier_used_bytes", "Resident, reserved and leaving.", labels=["tier"])
+        used = GaugeMetricFamily(
+            "cachesvc_tier_used_bytes", "Resident, reserved and leaving.", labels=["tier"]
+        )
         lost = GaugeMetricFamily("cachesvc_tier_lost", "1 while a tier answers with errors.", labels=["tier"])
         for tier in status.tiers:
-            budget.add_metric([tier.name], tier.budget_bytes)
-            used.add_metric([tier.name], tier.used_bytes)
-            lost.add_metric([tier.name], float(tier.lost))
+            budget.add_metric([tier.tier], tier.budget_bytes)
+            used.add_metric([tier.tier], tier.used_bytes)
+            lost.add_metric([tier.tier], float(tier.lost))
         resident = GaugeMetricFamily(
             "cachesvc_resident_bytes", "Bytes of a dataset on this node.", labels=["dataset"]
         )
         hits = CounterMetricFamily("cachesvc_hits", "Demands of a resident extent.", labels=["dataset"])
-        misses = CounterMetricFamily("cachesvc_misses", "Demands that waited or were refused.", labels=["dataset"])
+        misses = CounterMetricFamily(
+            "cachesvc_misses", "Demands that waited or were refused.", labels=["dataset"]
+        )
         source = CounterMetricFamily("cachesvc_source_bytes", "Fetched from the source.", labels=["dataset"])
         bound = GaugeMetricFamily("cachesvc_hit_bound", "The best possible hit rate.", labels=["dataset"])
         for dataset in self._runner.datasets.all():
-            counters = self._runner.counters(dataset)
-            resident.add_metric([dataset.id], counters.resident_bytes)
+            counters = self._runner.node.counters(dataset.id)
+            resident.add_metric([dataset.id], self._runner.resident_bytes(dataset))
             hits.add_metric([dataset.id], counters.hits)
             misses.add_metric([dataset.id], counters.misses)
             source.add_metric([dataset.id], self._runner.source_bytes.get(dataset.id, 0))
             bound.add_metric([dataset.id], counters.bound)
-        readers = GaugeMetricFamily("cachesvc_readers", "Connections to the grants socket.", value=status.readers)
+        readers = GaugeMetricFamily(
+            "cachesvc_readers", "Connections to the grants socket.", value=status.readers
+        )
         fills = GaugeMetricFamily("cachesvc_fills", "Fills running.", value=status.fills)
         return [budget, used, lost, resident, hits, misses, source, bound, readers, fills]

@@ -26,8 +26,8 @@ from cachesvc.core import events
 from cachesvc.core.errors import InvalidInput, NotAllowed
 from cachesvc.core.model import RAM, TierName
 from cachesvc.core.node import Node
-from cachesvc.core.node import Settings as NodeSettings
-from cachesvc.core.state import TierSpec
+from cachesvc.core.policy import Settings as NodeSettings
+from cachesvc.core.policy import TierSpec
 from cachesvc.daemon.datasets import Datasets
 from cachesvc.daemon.fillers import Fillers
 from cachesvc.daemon.grants import GrantsServer
@@ -61,7 +61,9 @@ def serve(settings: Settings) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: loop.stop())
     with _only_one(settings.socket_dir), _running(settings, loop) as runner:
-        log.info("serving", extra={"socket": settings.socket_dir, "allow": settings.allow, "pid": os.getpid()})
+        log.info(
+            "serving", extra={"socket": settings.socket_dir, "allow": settings.allow, "pid": os.getpid()}
+        )
         loop.run(runner.node.next_deadline, runner.tick, time.monotonic)
         log.info("stopping")
     return 0
@@ -121,7 +123,7 @@ def _running(settings: Settings, loop: Loop) -> Iterator[Runner]:
     datasets = Datasets(f"{settings.state_dir}/catalogs", allowlist, loader)
     runner = Runner(node, tiers, datasets, fillers, loop, time.monotonic)
     for event in recovered:
-        runner.handle(event)
+        runner.recovered(event)
     fillers.start()  # before any thread
     grants_path = f"{settings.socket_dir}/{GRANTS_SOCKET}"
     runner.grants = GrantsServer(
@@ -177,7 +179,9 @@ def _control(settings: Settings, service: Service) -> grpc.Server:
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.so_reuseport", 0),
     ]
-    server = grpc.server(futures.ThreadPoolExecutor(CONTROL_THREADS, thread_name_prefix="control"), options=limits)
+    server = grpc.server(
+        futures.ThreadPoolExecutor(CONTROL_THREADS, thread_name_prefix="control"), options=limits
+    )
     cachesvc_pb2_grpc.add_CacheServicer_to_server(service, server)
     checks = health.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)

@@ -28,6 +28,8 @@ from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import cachesvc_pb2_grpc
 
 PROGRESS_S = 0.2
+MAX_FAILURES = 100
+"""Named in one progress message; the rest is counted."""
 MAX_URIS = 100_000
 STATUSES: dict[type[CacheError], grpc.StatusCode] = {
     errors.InvalidInput: grpc.StatusCode.INVALID_ARGUMENT,
@@ -53,7 +55,9 @@ class Service(cachesvc_pb2_grpc.CacheServicer):
         self._allowlist = allowlist
         self._started = started
 
-    def OpenDataset(self, request: pb.OpenDatasetRequest, context: grpc.ServicerContext) -> Iterator[pb.OpenDatasetReply]:
+    def OpenDataset(
+        self, request: pb.OpenDatasetRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.OpenDatasetReply]:
         with _statuses(context):
             uris = self._canonical(request.uris)
             options = _options(request.options, self._settings)
@@ -76,7 +80,9 @@ class Service(cachesvc_pb2_grpc.CacheServicer):
             self._loop.call(lambda: self._plan(request))
             return pb.SubmitPlanReply()
 
-    def Prefetch(self, request: pb.PrefetchRequest, context: grpc.ServicerContext) -> Iterator[pb.PrefetchReply]:
+    def Prefetch(
+        self, request: pb.PrefetchRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.PrefetchReply]:
         with _statuses(context):
             dataset = self._dataset(request.dataset)
             job = self._runner.next_id()
@@ -105,8 +111,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):
     def Pin(self, request: pb.PinRequest, context: grpc.ServicerContext) -> pb.PinReply:
         with _statuses(context):
             dataset = self._dataset(request.dataset)
-            event = events.Pinned(dataset.id) if request.pinned else events.Unpinned(dataset.id)
-            self._loop.call(lambda: self._runner.handle(event))
+            self._loop.call(lambda: self._runner.pin(dataset, request.pinned))
             return pb.PinReply()
 
     def Evict(self, request: pb.EvictRequest, context: grpc.ServicerContext) -> pb.EvictReply:
@@ -114,9 +119,9 @@ class Service(cachesvc_pb2_grpc.CacheServicer):
             dataset = self._dataset(request.dataset)
 
             def evict() -> pb.EvictReply:
-                before = self._runner.node.counters(dataset.id).resident_bytes
-                self._runner.handle(events.EvictAsked(dataset.id))
-                after = self._runner.node.counters(dataset.id).resident_bytes
+                before = self._runner.resident_bytes(dataset)
+                self._runner.handle(events.EvictAsked(dataset.id, dataset.extent_ids))
+                after = self._runner.resident_bytes(dataset)
                 return pb.EvictReply(evicted_bytes=before - after, busy_bytes=after)
 
             return self._loop.call(evict)
@@ -124,7 +129,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):
     def Verify(self, request: pb.VerifyRequest, context: grpc.ServicerContext) -> Iterator[pb.VerifyReply]:
         with _statuses(context):
             dataset = self._dataset(request.dataset)
-            resident = self._loop.call(lambda: list(self._runner.node.resident(dataset.id)))
+            resident = self._loop.call(lambda: self._runner.resident(dataset))
             corrupt = 0
             for checked, (extent, tier) in enumerate(resident, start=1):
                 corrupt += not self._verify(extent, tier)
@@ -159,7 +164,9 @@ class Service(cachesvc_pb2_grpc.CacheServicer):
         loaded = future.result()
         return self._loop.call(lambda: self._runner.datasets.admit(loaded))
 
-    def _build(self, uris: list[str], options: Options, refresh: bool, answers: queue.Queue[jobs.Answer]) -> None:
+    def _build(
+        self, uris: list[str], options: Options, refresh: bool, answers: queue.Queue[jobs.Answer]
+    ) -> None:
         plain = {field.name: getattr(options, field.name) for field in fields(options)}
         job = partial(
             jobs.Build, uris=uris, options=plain, catalogs=self._runner.datasets.directory, refresh=refresh
@@ -172,7 +179,9 @@ class Service(cachesvc_pb2_grpc.CacheServicer):
         if known is None or known.id != request.dataset:
             raise errors.InvalidInput(f"reader {request.reader} has not opened dataset {request.dataset}")
         if request.extents and max(request.extents) >= len(known.extent_ids):
-            raise errors.InvalidInput(f"the plan names an extent beyond the {len(known.extent_ids)} there are")
+            raise errors.InvalidInput(
+                f"the plan names an extent beyond the {len(known.extent_ids)} there are"
+            )
         rows = zip(request.extents, request.first_steps, request.last_steps)
         entries = tuple((known.extent_ids[extent], first, last) for extent, first, last in rows)
         self._runner.handle(events.Planned(request.reader, request.reader, entries))
@@ -180,8 +189,8 @@ class Service(cachesvc_pb2_grpc.CacheServicer):
     def _progress(self, job: int, dataset: Dataset) -> pb.PrefetchReply:
         progress = self._runner.node.progress(job)
         failures = [
-            pb.ExtentFailure(extent=extent.hex(), code=code, message=message)
-            for extent, (code, message) in list(progress.failed.items())[:100]
+            pb.ExtentFailure(extent=extent.hex(), message=message)
+            for extent, message in list(progress.failed.items())[:MAX_FAILURES]
         ]
         return pb.PrefetchReply(
             extents=len(dataset.extent_ids),
@@ -189,9 +198,9 @@ class Service(cachesvc_pb2_grpc.CacheServicer):
             size_bytes=dataset.size_bytes,
             resident_bytes=progress.resident_bytes,
             source_bytes=self._runner.source_bytes.get(dataset.id, 0),
-            unfit_bytes=progress.unfit_bytes,
+            unfit_bytes=progress.stuck_bytes,
             failures=failures,
-            done=progress.done,
+            done=progress.finished,
         )
 
     def _verify(self, extent: ExtentId, tier: TierName) -> bool:
@@ -203,11 +212,10 @@ class Service(cachesvc_pb2_grpc.CacheServicer):
         status = self._runner.node.status()
         tiers = [
             pb.TierStatus(
-                name=tier.name,
+                name=tier.tier,
                 budget_bytes=tier.budget_bytes,
                 used_bytes=tier.used_bytes,
                 held_bytes=tier.held_bytes,
-                extents=tier.extents,
                 lost=tier.lost,
             )
             for tier in status.tiers
@@ -224,24 +232,25 @@ class Service(cachesvc_pb2_grpc.CacheServicer):
         )
 
     def _datasets(self) -> list[pb.DatasetStatus]:
+        return [self._dataset_status(dataset) for dataset in self._runner.datasets.all()]
+
+    def _dataset_status(self, dataset: Dataset) -> pb.DatasetStatus:
         assert self._runner.grants is not None
-        rows = []
-        for dataset in self._runner.datasets.all():
-            counters = self._runner.node.counters(dataset.id)
-            rows.append(
-                pb.DatasetStatus(
-                    dataset=_describe(dataset),
-                    resident_bytes=counters.resident_bytes,
-                    resident_extents=counters.resident_extents,
-                    readers=self._runner.grants.readers_of(dataset.id),
-                    pinned=counters.pinned,
-                    hits=counters.hits,
-                    misses=counters.misses,
-                    source_bytes=self._runner.source_bytes.get(dataset.id, 0),
-                    bound=counters.bound,
-                )
-            )
-        return rows
+        counters = self._runner.node.counters(dataset.id)
+        resident = self._runner.resident(dataset)
+        return pb.DatasetStatus(
+            dataset=_describe(dataset),
+            resident_bytes=sum(dataset.sizes[dataset.index_of[extent]] for extent, _ in resident),
+            resident_extents=len(resident),
+            readers=self._runner.grants.readers_of(dataset.id),
+            pinned=dataset.id in self._runner.pins,
+            hits=counters.hits,
+            ahead=counters.ahead,
+            misses=counters.misses,
+            refused=counters.refused,
+            source_bytes=self._runner.source_bytes.get(dataset.id, 0),
+            bound=counters.bound,
+        )
 
 
 class _statuses:
@@ -261,7 +270,9 @@ class _statuses:
 def abort(context: grpc.ServicerContext, error: CacheError) -> NoReturn:
     """End a call with an error's status, its code in the trailing metadata."""
     context.set_trailing_metadata(((CODE_KEY, str(error.code)),))
-    status = next((STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES), grpc.StatusCode.UNKNOWN)
+    status = next(
+        (STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES), grpc.StatusCode.UNKNOWN
+    )
     context.abort(status, str(error))
 
 
