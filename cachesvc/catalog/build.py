@@ -1,0 +1,211 @@
+"""From URIs to a catalog file: survey (list, recognise, name the version), then build (compile, write)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+
+from cachesvc.catalog.catalog import BUILDER_VERSION, Catalog
+from cachesvc.catalog.columns import TextColumn, ints, verify_digest, write_columns
+from cachesvc.catalog.detect import format_of, listing, name_of
+from cachesvc.catalog.formats import files, fixed, mds, tokens, webdataset
+from cachesvc.catalog.inputs import Draft, Entry, ExtentBytes, Inputs, Options
+from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, NotFound
+from cachesvc.core.model import PAGE_BYTES, DatasetId, Extent, ObjectVersion
+from cachesvc.sources.source import Source
+
+__all__ = ["DirectBytes", "ExtentBytes", "Options", "Survey", "build", "survey"]
+
+_log = logging.getLogger(__name__)
+_DIRECT_READ_BYTES = 8 << 20
+_DIRECT_THREADS = 8
+_Sources = Callable[[str], Source]
+
+_SELECT: dict[str, Callable[[Sequence[Entry]], list[Entry]]] = {
+    "files": files.select,
+    "webdataset": webdataset.select,
+    "mds": mds.select,
+    "records": fixed.select,
+    "tokens": fixed.select,
+}
+_COMPILE: dict[str, Callable[[Inputs], Draft]] = {
+    "files": files.compile_files,
+    "webdataset": webdataset.compile_webdataset,
+    "mds": mds.compile_mds,
+    "records": fixed.compile_records,
+    "tokens": tokens.compile_tokens,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """A dataset version before it is compiled. `options.format` is resolved; `beside` is a catalog that was
+    left with the data, not yet believed."""
+
+    id: DatasetId
+    uri: str
+    options: Options
+    entries: tuple[Entry, ...]
+    beside: ObjectVersion | None
+
+    @property
+    def format(self) -> str:
+        """The format's name."""
+        return self.options.format
+
+
+def survey(uris: Sequence[str], options: Options, sources: _Sources) -> Survey:
+    """List, find the format, compute the version's digest; reads no data. Raises NotFound for an empty
+    dataset, InvalidInput for unknown or ambiguous formats, and what the source raises."""
+    if not uris or options.extent_bytes < PAGE_BYTES or options.extent_bytes % PAGE_BYTES:
+        raise InvalidInput(f"a dataset needs a URI, and extent_bytes in multiples of {PAGE_BYTES}")
+    uri = name_of(uris)
+    listed, beside = listing(uris, sources)
+    resolved = replace(options, format=format_of(uri, listed, options))
+    entries = tuple(_SELECT[resolved.format](listed))
+    if not entries:
+        raise NotFound(f"{uri} holds no {resolved.format} data among its {len(listed)} objects")
+    return Survey(_digest(resolved, entries), uri, resolved, entries, beside)
+
+
+def _digest(options: Options, entries: Sequence[Entry]) -> DatasetId:
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(json.dumps([BUILDER_VERSION, asdict(options)], sort_keys=True).encode())
+    for entry in entries:
+        found = entry.object
+        row = json.dumps([found.uri, found.size_bytes, found.etag, entry.path])
+        digest.update(row.encode() + b"\n")
+    return DatasetId(digest.hexdigest())
+
+
+def build(
+    survey: Survey, into: str, sources: _Sources, data: ExtentBytes, progress: Callable[[int, int], None]
+) -> DatasetId:
+    """Write the catalog at `into` (temporary name, fsync, rename); `progress(done, total)` counts what the
+    format counts (bytes of tar, else files). Raises what the format's compiler and the source raise."""
+    if survey.beside is not None and _adopt(survey, survey.beside, into, sources):
+        return survey.id
+
+    def fetch(version: ObjectVersion, offset: int, length: int) -> bytes:
+        buffer = bytearray(length)
+        if length:
+            sources(version.uri).read_into(version, offset, memoryview(buffer))
+        return bytes(buffer)
+
+    inputs = Inputs(survey.uri, survey.entries, survey.options, fetch, data, progress)
+    draft = _COMPILE[survey.format](inputs)
+    if not draft.extent_first[-1]:
+        raise NotFound(f"{survey.uri} holds no whole sample")
+    for note in draft.notes:
+        _log.warning("%s", note)
+    _write(survey, draft, into)
+    return survey.id
+
+
+def _write(survey: Survey, draft: Draft, into: str) -> None:
+    columns = {**draft.space.columns(), **draft.columns, "extent.first": draft.extent_first}
+    versions = [entry.object for entry in survey.entries]
+    prefix = os.path.commonprefix([version.uri for version in versions])  # noqa: RUF071
+    columns.update(TextColumn(version.uri[len(prefix) :] for version in versions).columns("object.uri"))
+    columns.update(TextColumn(version.etag for version in versions).columns("object.etag"))
+    columns["object.size"] = ints(version.size_bytes for version in versions)
+    if draft.keys is not None:
+        columns.update(draft.keys.columns("key"))
+    tags = []
+    for number, (name, column) in enumerate(draft.tags.items()):
+        tags.append((name, "number" if isinstance(column, np.ndarray) else "text"))
+        if isinstance(column, np.ndarray):
+            columns[f"tag.{number}.number"] = column
+        else:
+            columns[f"tag.{number}.code"] = column[0]
+            columns.update(column[1].columns(f"tag.{number}.values"))
+    head = {
+        "version": BUILDER_VERSION,
+        "id": survey.id,
+        "uri": survey.uri,
+        "uri_prefix": prefix,
+        "format": survey.format,
+        "samples": int(draft.extent_first[-1]),
+        "fields": [(field.name, field.encoding) for field in draft.fields],
+        "classes": draft.classes,
+        "layout": {"kind": draft.kind, **draft.head},
+        "tags": tags,
+        "notes": draft.notes,
+    }
+    write_columns(into, head, columns)
+
+
+def _adopt(survey: Survey, beside: ObjectVersion, into: str, sources: _Sources) -> bool:
+    """Take the catalog left with the data if it is whole, of this version, and names these objects only.
+    Anybody who may write there may have forged it."""
+    temporary = f"{into}.{os.getpid()}.beside"
+    try:
+        _download(beside, temporary, sources(beside.uri))
+        verify_digest(temporary)
+        catalog = Catalog.open(temporary)
+        if catalog.id != survey.id or catalog.format != survey.format:
+            raise CorruptData(f"it is of version {catalog.id}, the data of {survey.id}")
+        if catalog.objects != len(survey.entries) or any(
+            catalog.object(index) != entry.object for index, entry in enumerate(survey.entries)
+        ):
+            raise CorruptData("it names other objects than are listed")
+        catalog.check()
+        os.replace(temporary, into)
+    except CacheError as error:
+        _log.warning("%s is not used: %s", beside.uri, error)
+        return False
+    finally:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+    return True
+
+
+def _download(version: ObjectVersion, path: str, source: Source) -> None:
+    with open(path, "wb") as file:
+        for offset in range(0, version.size_bytes, _DIRECT_READ_BYTES):
+            buffer = bytearray(min(_DIRECT_READ_BYTES, version.size_bytes - offset))
+            source.read_into(version, offset, memoryview(buffer))
+            file.write(buffer)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+class DirectBytes:
+    """`ExtentBytes` straight from the source: for `cachesvc index` and without a daemon. Holds one extent."""
+
+    def __init__(self, sources: _Sources) -> None:
+        self._sources = sources
+        self._extents: Sequence[Extent] = ()
+        self._held, self._bytes = -1, memoryview(b"")
+
+    def declare(self, extents: Sequence[Extent]) -> None:
+        """Remember the extents."""
+        self._extents = extents
+
+    def read(self, extent: int, offset: int, length: int) -> bytes:
+        """Bytes of an extent, which is fetched whole in parallel ranges when it is not the one held."""
+        if extent != self._held:
+            self._held, self._bytes = -1, memoryview(b"")
+            self._bytes = self._fetch(self._extents[extent])
+            self._held = extent
+        return bytes(self._bytes[offset : offset + length])
+
+    def _fetch(self, extent: Extent) -> memoryview:
+        whole, begin, parts = memoryview(bytearray(extent.size_bytes)), 0, []
+        for piece in extent.pieces:
+            assert not piece.codec, "formats with compressed objects carry an index"
+            for at in range(0, piece.length, _DIRECT_READ_BYTES):
+                end = min(at + _DIRECT_READ_BYTES, piece.length)
+                parts.append((piece.object, piece.offset + at, whole[begin + at : begin + end]))
+            begin += piece.length
+        with ThreadPoolExecutor(_DIRECT_THREADS, "direct") as pool:
+            for _ in pool.map(lambda part: self._sources(part[0].uri).read_into(*part), parts):
+                pass
+        return whole

@@ -1,0 +1,244 @@
+"""The catalog: the immutable sample index of one dataset version, mapped from one file and never copied."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cachesvc.catalog import search
+from cachesvc.catalog.columns import Columns, Ints, Texts, read_columns
+from cachesvc.catalog.layout import Field, Fixed, Indirect, Rows
+from cachesvc.catalog.space import CODECS, aligned
+from cachesvc.core.errors import CorruptData
+from cachesvc.core.model import PAGE_BYTES, DatasetId, Extent, ExtentId, ObjectVersion, Piece, extent_of
+
+BUILDER_VERSION = 1
+"""Part of every dataset's digest: raised when the same listing would compile to something else."""
+
+
+@dataclass(frozen=True, eq=False)
+class Catalog:
+    """Read-only and safe to share between threads and across a fork. Arrays are views of the file, which
+    stays mapped as long as one of them lives.
+
+    `extent_starts` are page-aligned addresses, ascending; `extent_first[i]` is the first sample of extent i
+    and `extent_first[-1] == samples`. `labels` index `classes`; None where there are none, -1 for a sample
+    without one. `documents` (Megatron) are token offsets in the files' concatenation. `notes` say what was
+    left out.
+    """
+
+    id: DatasetId
+    uri: str
+    format: str
+    samples: int
+    fields: tuple[Field, ...]
+    classes: tuple[str, ...]
+    labels: np.ndarray[Any, np.dtype[np.int32]] | None
+    documents: Ints | None
+    notes: tuple[str, ...]
+    extent_sizes: Ints
+    extent_starts: Ints
+    extent_first: Ints
+    space_bytes: int
+    stored_bytes: int
+    layout: Fixed | Rows | Indirect
+    _columns: Columns
+
+    @classmethod
+    def open(cls, path: str) -> Catalog:
+        """Map a catalog file (`/proc/self/fd/N` will do). Raises CorruptData for anything that is not one
+        whole valid catalog, FileNotFoundError for no file."""
+        return read_columns(path, _catalog)
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def extents(self) -> list[ExtentId]:
+        """Every extent's id, in address order."""
+        raw = self._columns["extent.id"].tobytes()
+        return [ExtentId(raw[at : at + 16]) for at in range(0, len(raw), 16)]
+
+    def extent(self, index: int) -> Extent:
+        """One extent with its pieces."""
+        columns, first = self._columns, self._columns["extent.piece"]
+        pieces = tuple(self._piece(at) for at in range(int(first[index]), int(first[index + 1])))
+        return Extent(
+            ExtentId(columns["extent.id"][16 * index : 16 * index + 16].tobytes()),
+            pieces,
+            int(self.extent_sizes[index]),
+            int(columns["extent.stored"][index]),
+        )
+
+    def _piece(self, at: int) -> Piece:
+        columns = self._columns
+        return Piece(
+            self.object(int(columns["piece.object"][at])),
+            int(columns["piece.offset"][at]),
+            int(columns["piece.length"][at]),
+            CODECS[int(columns["piece.codec"][at])],
+        )
+
+    def object(self, index: int) -> ObjectVersion:
+        """One object of the listing that was compiled."""
+        columns = self._columns
+        uri = columns.head["uri_prefix"] + Texts(columns, "object.uri")[index]
+        return ObjectVersion(uri, int(columns["object.size"][index]), Texts(columns, "object.etag")[index])
+
+    @property
+    def objects(self) -> int:
+        """How many objects the listing holds."""
+        return len(self._columns["object.size"])
+
+    def locate(self, samples: Ints) -> tuple[Ints, Ints]:
+        """Addresses and lengths of samples, int64[n, F]; length -1 where a field is absent. Fixed: F = 1.
+        Indirect: where each sample's pair of u32 offsets stands, lengths 8, F = 1."""
+        return self.layout.locate(np.asarray(samples, np.int64))
+
+    def settle(self, samples: Ints, pairs: np.ndarray) -> tuple[Ints, Ints]:
+        """Indirect only: addresses and lengths of rows, int64[n, 1], from the uint32[n, 2] that stood at
+        `locate`'s addresses. Raises CorruptData for offsets outside the shard."""
+        assert isinstance(self.layout, Indirect), "only an indirect layout needs a second step"
+        return self.layout.settle(np.asarray(samples, np.int64), pairs)
+
+    def split(self, row: bytes) -> tuple[bytes | None, ...]:
+        """Indirect only: a row's columns in the order of `fields`. Raises CorruptData."""
+        assert isinstance(self.layout, Indirect), "only an indirect layout has rows to split"
+        return self.layout.split(row)
+
+    def key(self, sample: int) -> str:
+        """A sample's name: path, `__key__`, or "shard:ordinal". Raises IndexError."""
+        if not 0 <= sample < self.samples:
+            raise IndexError(f"sample {sample} of {self.samples}")
+        if "key.end" in self._columns:
+            return Texts(self._columns, "key")[sample]
+        if isinstance(self.layout, Fixed):
+            run = int(np.searchsorted(self.layout.runs_first, sample, "right")) - 1
+            ordinal = sample - int(self.layout.runs_first[run])
+            return f"{self._shard(int(self._columns['run.object'][run]))}:{ordinal}"
+        extent = int(np.searchsorted(self.extent_first, sample, "right")) - 1
+        return f"{self._shard(self._extent_object(extent))}:{sample - int(self.extent_first[extent])}"
+
+    def _extent_object(self, extent: int) -> int:
+        return int(self._columns["piece.object"][int(self._columns["extent.piece"][extent])])
+
+    def _shard(self, index: int) -> str:
+        return self.object(index).uri.rpartition("/")[2]
+
+    def find(self, expression: str) -> Ints:
+        """Samples that an expression like `label == 'cat' and width > 100` selects, int64, ascending. Names:
+        key, label, shard and the tags. Raises InvalidInput naming the bad part and the names that exist."""
+        return np.flatnonzero(search.select(expression, self.samples, self._search_column, self.names()))
+
+    def names(self) -> tuple[str, ...]:
+        """The names that `find` knows."""
+        label = ("label",) if self.labels is not None else ()
+        shard = ("shard",) if self.format != "files" else ()
+        return ("key", *label, *shard, *(name for name, _ in self._columns.head["tags"]))
+
+    def _search_column(self, name: str) -> search.Column:
+        for index, (tag, kind) in enumerate(self._columns.head["tags"]):
+            if tag == name and kind == "number":
+                return search.Numbers(self._columns[f"tag.{index}.number"])
+            if tag == name:
+                values = Texts(self._columns, f"tag.{index}.values")
+                return search.Words(self._columns[f"tag.{index}.code"], list(values))
+        if name == "label" and self.labels is not None:
+            return search.Words(self.labels, list(self.classes), codes_are_numbers=True)
+        if name == "shard":
+            objects = np.asarray([self._extent_object(extent) for extent in range(len(self.extent_sizes))])
+            used, codes = np.unique(objects, return_inverse=True)
+            per_sample = np.repeat(codes, np.diff(self.extent_first))
+            return search.Words(per_sample, [self._shard(int(index)) for index in used])
+        return search.Words(np.arange(self.samples), [self.key(sample) for sample in range(self.samples)])
+
+    def check(self) -> None:
+        """Read every row and raise CorruptData for one that points outside its object or the address space;
+        for catalogs that come from where others write."""
+        columns = self._columns
+        for name in [name for name in columns.head["columns"] if name.endswith(".end")]:
+            _ascending(columns[name], name)
+        objects, offsets = columns["piece.object"], columns["piece.offset"]
+        lengths, sizes = columns["piece.length"], columns["object.size"]
+        plain = columns["piece.codec"] == 0
+        if len(objects) and not 0 <= objects.min() <= objects.max() < len(sizes):
+            raise CorruptData("a piece names an object that is not listed")
+        if (plain & ((offsets < 0) | (lengths < 0) | (offsets + lengths > sizes[objects]))).any():
+            raise CorruptData("a piece lies outside its object")
+        if isinstance(self.layout, Rows):
+            ends = self.layout.addresses + np.maximum(self.layout.lengths, 0)
+            if ends.size and (self.layout.addresses.min() < 0 or ends.max() > self.space_bytes):
+                raise CorruptData("a sample lies outside the address space")
+        for index in range(len(self.extent_sizes)):
+            if self.extent(index) != extent_of(self.extent(index).pieces):
+                raise CorruptData(f"extent {index} is not named after its pieces")
+
+
+def _catalog(columns: Columns) -> Catalog:
+    head = columns.head
+    if head["version"] != BUILDER_VERSION:
+        raise CorruptData(f"catalog version {head['version']!r}; this program reads {BUILDER_VERSION}")
+    sizes, starts, first = columns["extent.size"], columns["extent.start"], columns["extent.first"]
+    samples = int(head["samples"])
+    _check_space(columns, samples)
+    return Catalog(
+        id=DatasetId(head["id"]),
+        uri=head["uri"],
+        format=head["format"],
+        samples=samples,
+        fields=tuple(Field(str(name), str(encoding)) for name, encoding in head["fields"]),
+        classes=tuple(head["classes"]),
+        labels=columns.get("label"),
+        documents=columns.get("documents"),
+        notes=tuple(head["notes"]),
+        extent_sizes=sizes,
+        extent_starts=starts,
+        extent_first=first,
+        space_bytes=aligned(int(starts[-1] + sizes[-1]), PAGE_BYTES) if len(starts) else 0,
+        stored_bytes=int(columns["extent.stored"].sum()),
+        layout=_layout(columns, samples),
+        _columns=columns,
+    )
+
+
+def _layout(columns: Columns, samples: int) -> Fixed | Rows | Indirect:
+    head = columns.head["layout"]
+    if head["kind"] == "fixed":
+        return Fixed(
+            int(head["record_bytes"]),
+            int(head["stride_bytes"]),
+            str(head["dtype"]),
+            tuple(int(side) for side in head["shape"]),
+            columns["run.first"],
+            columns["run.slot"],
+        )
+    if head["kind"] == "rows":
+        shape = (samples, len(columns.head["fields"]))
+        return Rows(columns["row.address"].reshape(shape), columns["row.length"].reshape(shape))
+    if head["kind"] == "indirect":
+        first, sizes = columns["extent.first"], tuple(int(size) for size in head["sizes"])
+        return Indirect(columns["extent.start"], first, columns["extent.size"], sizes)
+    raise CorruptData(f"unknown layout {head['kind']!r}")
+
+
+def _check_space(columns: Columns, samples: int) -> None:
+    sizes, starts, first = columns["extent.size"], columns["extent.start"], columns["extent.first"]
+    count = len(sizes)
+    _ascending(starts, "extent.start")
+    _ascending(first, "extent.first")
+    _ascending(columns["extent.piece"], "extent.piece")
+    lengths = (len(starts), len(columns["extent.stored"]), len(first) - 1, len(columns["extent.piece"]) - 1)
+    if set(lengths) != {count} or len(columns["extent.id"]) != 16 * count or count == 0:
+        raise CorruptData(f"catalog columns disagree on {count} extents")
+    if first[-1] != samples or first[0] != 0 or (sizes < 0).any() or (starts % PAGE_BYTES).any():
+        raise CorruptData("catalog extents make no sense")
+    if (starts[:-1] + sizes[:-1] > starts[1:]).any():
+        raise CorruptData("catalog extents overlap")
+    if columns["extent.piece"][-1] != len(columns["piece.object"]):
+        raise CorruptData("catalog pieces and extents disagree")
+
+
+def _ascending(values: Ints, name: str) -> None:
+    if len(values) and (values[0] < 0 or (values[1:] < values[:-1]).any()):
+        raise CorruptData(f"catalog column {name!r} must ascend")

@@ -1,0 +1,67 @@
+"""Listing a dataset, and finding out what format it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from cachesvc.catalog.inputs import Entry, Options
+from cachesvc.core.errors import InvalidInput, NotFound
+from cachesvc.core.model import ObjectVersion
+from cachesvc.sources.source import Source
+
+FORMATS = ("files", "webdataset", "mds", "records", "tokens")
+BESIDE = ".cachesvc-catalog.lmdb"
+"""A built catalog that was left beside the data."""
+
+
+def listing(
+    uris: Sequence[str], sources: Callable[[str], Source]
+) -> tuple[list[Entry], ObjectVersion | None]:
+    """Every object below the URIs, each once, in listing order, and the catalog beside them if there is one.
+    Hidden files, folder markers and `_SUCCESS` are no data. Raises NotFound where nothing is left."""
+    entries: dict[str, Entry] = {}
+    beside = None
+    for uri in uris:
+        root = uri.rstrip("/")
+        for found in sources(uri).list(uri):
+            path = found.uri[len(root) + 1 :] if found.uri.startswith(root + "/") else ""
+            path = path or found.uri.rpartition("/")[2]
+            if path == BESIDE and len(uris) == 1:
+                beside = found
+            if not _ignored(path):
+                entries.setdefault(found.uri, Entry(found, path))
+    if not entries:
+        raise NotFound(f"{name_of(uris)} holds no data: check the prefix and the credentials' view of it")
+    return list(entries.values()), beside
+
+
+def name_of(uris: Sequence[str]) -> str:
+    """The URIs, short enough for one line."""
+    return uris[0] if len(uris) == 1 else f"{uris[0]} and {len(uris) - 1} more"
+
+
+def _ignored(path: str) -> bool:
+    parts = path.split("/")
+    return parts[-1] in ("", "_SUCCESS") or any(part.startswith(".") for part in parts)
+
+
+def format_of(uri: str, entries: Sequence[Entry], options: Options) -> str:
+    """The format's name: as asked, or by the names of the files. Raises InvalidInput where it is unknown or
+    two formats fit."""
+    if options.format:
+        if options.format not in FORMATS:
+            raise InvalidInput(f"unknown format {options.format!r}; there are: {', '.join(FORMATS)}")
+        return options.format
+    names = [entry.name for entry in entries]
+    arrays = any(name.endswith((".bin", ".npy")) for name in names)
+    fits = {
+        "mds": "index.json" in names and any(name.endswith((".mds", ".mds.zstd")) for name in names),
+        "webdataset": any(name.endswith(".tar") for name in names),
+        "tokens": arrays and bool(options.seq_len or any(name.endswith(".idx") for name in names)),
+        "records": arrays and bool(options.record_bytes or all(name.endswith(".npy") for name in names)),
+    }
+    fits["records"] = fits["records"] or (arrays and bool(options.dtype) and not fits["tokens"])
+    found = [name for name, fit in fits.items() if fit]
+    if len(found) > 1:
+        raise InvalidInput(f"{uri} could be {' or '.join(found)}: say format=... ({', '.join(FORMATS)})")
+    return found[0] if found else "files"

@@ -1,0 +1,187 @@
+"""A folder of plain files. Files that share a stem are one sample; small ones are gathered in virtual shards.
+
+A sample joins a bucket by the hash of its stem; a bucket that would exceed `extent_bytes` splits by the next
+bit (extendible hashing), so one more file changes one extent. A sample too big for an extent gets extents of
+its own. Samples are numbered in the order of extents.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cachesvc.catalog.columns import Ints, TextColumn, ints
+from cachesvc.catalog.formats import sidecars
+from cachesvc.catalog.inputs import Draft, Entry, Inputs
+from cachesvc.catalog.layout import Field
+from cachesvc.catalog.space import Space
+from cachesvc.core.errors import NotFound
+from cachesvc.core.model import PAGE_BYTES
+
+_MAX_FIELDS = 16
+"""With more extensions than this in one folder a shared stem is taken for chance: one file, one sample."""
+_HASH_BITS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Samples:
+    """Files grouped: file i is field `field[i]` of sample `sample[i]`."""
+
+    names: list[str]
+    sample: Ints
+    field: Ints
+    fields: tuple[Field, ...]
+    size: Ints
+
+
+def select(entries: Sequence[Entry]) -> list[Entry]:
+    """Every object."""
+    return list(entries)
+
+
+def compile_files(inputs: Inputs) -> Draft:
+    """Compile a folder. Raises NotFound where there is not one byte of data, InvalidInput for a label file
+    that is not there, CorruptData for one that does not parse."""
+    tables, rest = sidecars.tables(inputs)
+    samples = _group([inputs.entries[at] for at in rest])
+    if not rest or not samples.size.sum():
+        raise NotFound(f"{inputs.uri} holds no data: every file is empty")
+    order, firsts, space, address = _lay_out(inputs, rest, samples)
+    number = np.empty(len(order), np.int64)
+    number[order] = np.arange(len(order))
+    shape = (len(order), len(samples.fields))
+    addresses, lengths = np.zeros(shape, np.int64), np.full(shape, -1, np.int64)
+    rows = number[samples.sample]
+    addresses[rows, samples.field] = address
+    lengths[rows, samples.field] = samples.size
+    draft = Draft("rows", space, samples.fields, firsts)
+    draft.columns = {"row.address": addresses.reshape(-1), "row.length": lengths.reshape(-1)}
+    draft.keys = TextColumn(samples.names[sample] for sample in order)
+    files = sidecars.Files(rest, rows, samples.field, samples.fields, len(order))
+    sidecars.annotate(inputs, draft, files, tables)
+    return draft
+
+
+def _split(path: str) -> tuple[str, str]:
+    """Stem and extension; a name that begins with its only dot has none."""
+    folder, slash, name = path.rpartition("/")
+    stem, dot, extension = name.rpartition(".")
+    return (folder + slash + stem, extension) if dot and stem else (path, "")
+
+
+def _group(entries: Sequence[Entry]) -> _Samples:
+    split = [_split(entry.path) for entry in entries]
+    extensions = sorted({extension for _, extension in split}, key=_data_first)
+    alone = len(extensions) > _MAX_FIELDS or len({stem for stem, _ in split}) == len(entries)
+    size = ints(array("q", [entry.object.size_bytes for entry in entries]))
+    if alone:
+        one = {extension.lower() for extension in extensions}
+        name = one.pop() if len(one) == 1 else ""
+        only = (Field(name or "file", name),)
+        numbers = np.arange(len(entries))
+        return _Samples([entry.path for entry in entries], numbers, np.zeros_like(numbers), only, size)
+    index: dict[str, int] = {}
+    sample = ints(array("q", [index.setdefault(stem, len(index)) for stem, _ in split]))
+    at = {extension: number for number, extension in enumerate(extensions)}
+    fields = tuple(Field(extension or "file", extension.lower()) for extension in extensions)
+    return _Samples(list(index), sample, ints([at[extension] for _, extension in split]), fields, size)
+
+
+def _data_first(extension: str) -> tuple[bool, str]:
+    return extension in sidecars.SIDECARS, extension
+
+
+def _hashes(names: Sequence[str], grouped: bool) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    raw = bytearray()
+    for name in names:
+        stem = name if grouped else _split(name)[0]
+        raw += hashlib.blake2b(stem.encode("utf-8", "surrogateescape"), digest_size=8).digest()
+    return np.frombuffer(raw, ">u8").astype(np.uint64)
+
+
+def buckets(hashes: np.ndarray, sizes: Ints, limit: int) -> list[tuple[int, int]]:
+    """Runs [low, high) of hash-sorted samples, none over `limit` bytes unless its hashes are all equal, none
+    without a byte. Where hashes differ, which run a sample joins depends on nothing outside its prefix."""
+    total = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+    runs: list[tuple[int, int]] = []
+    stack = [(0, len(hashes), 0)]
+    while stack:
+        low, high, depth = stack.pop()
+        if high - low <= 1 or depth == _HASH_BITS or total[high] - total[low] <= limit:
+            if low < high:
+                runs.append((low, high))
+            continue
+        bit = 1 << (_HASH_BITS - 1 - depth)
+        prefix = int(hashes[low]) & ~(2 * bit - 1)
+        middle = low + int(np.searchsorted(hashes[low:high], np.uint64(prefix | bit)))
+        stack += [(middle, high, depth + 1), (low, middle, depth + 1)]
+    return _with_bytes(runs, total)
+
+
+def _with_bytes(runs: Sequence[tuple[int, int]], total: Ints) -> list[tuple[int, int]]:
+    """Runs that hold only empty files join the run before (the first ones, the run after)."""
+    kept: list[tuple[int, int]] = []
+    for low, high in runs:
+        if kept and (total[low] == total[high] or total[kept[-1][0]] == total[kept[-1][1]]):
+            kept[-1] = (kept[-1][0], high)
+        else:
+            kept.append((low, high))
+    return kept
+
+
+def _lay_out(inputs: Inputs, rest: Sequence[int], samples: _Samples) -> tuple[Ints, Ints, Space, Ints]:
+    """Sample order, first sample of each extent, the space, and the address of each file."""
+    limit = inputs.options.extent_bytes // PAGE_BYTES * PAGE_BYTES
+    bytes_of = np.bincount(samples.sample, samples.size, len(samples.names)).astype(np.int64)
+    grouped = len(samples.fields) > 1
+    hashes = _hashes(samples.names, grouped)
+    by_hash = np.argsort(hashes, kind="stable")
+    small = by_hash[bytes_of[by_hash] <= limit]
+    big = np.flatnonzero(bytes_of > limit)
+    order = np.concatenate([small, big])
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    files = np.lexsort((samples.field, rank[samples.sample]))
+    begins = np.searchsorted(rank[samples.sample][files], np.arange(len(order) + 1))
+    space, address = Space([entry.object for entry in inputs.entries]), np.zeros(len(files), np.int64)
+    firsts, layer = array("q"), _Layer(space, rest, samples.size, address)
+    runs = buckets(hashes[small], bytes_of[small], limit)
+    if len(small) and not bytes_of[small].sum():
+        runs, firsts = [], array("q")
+    for low, high in runs:
+        firsts.append(low)
+        layer.bucket(files[begins[low] : begins[high]])
+        inputs.progress(high, len(order))
+    for at in range(len(small), len(order)):
+        before = len(space)
+        layer.alone(files[begins[at] : begins[at + 1]], limit)
+        firsts.extend([at, *[at + 1] * (len(space) - before - 1)])
+    if firsts:
+        firsts[0] = 0
+    return order, ints([*firsts, len(order)]), space, address
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """Puts files (by their place in `rest`) into extents and notes their addresses."""
+
+    space: Space
+    rest: Sequence[int]
+    size: Ints
+    address: Ints
+
+    def bucket(self, files: Ints) -> None:
+        """One extent of whole files."""
+        full = files[self.size[files] > 0]
+        start = self.space.add((self.rest[at], 0, int(self.size[at])) for at in full.tolist())
+        ends = np.cumsum(self.size[files])
+        self.address[files] = start + ends - self.size[files]
+
+    def alone(self, files: Ints, cut: int) -> None:
+        """Extents for one big sample, each file a run of its own."""
+        for at in files.tolist():
+            self.address[at] = self.space.add_run(self.rest[at], 0, int(self.size[at]), cut)

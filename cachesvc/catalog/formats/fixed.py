@@ -1,0 +1,169 @@
+"""Records of one size, and what they share with token sequences: files in a row, no entry per sample."""
+
+from __future__ import annotations
+
+import io
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import lcm
+from typing import Any
+
+import numpy as np
+
+from cachesvc.catalog.columns import ints
+from cachesvc.catalog.inputs import Draft, Entry, Inputs
+from cachesvc.catalog.layout import Field
+from cachesvc.catalog.space import Space
+from cachesvc.core.errors import CorruptData, InvalidInput
+from cachesvc.core.model import PAGE_BYTES
+
+_NPY_HEADER_BYTES = 16 << 10
+"""numpy refuses headers of more than 10,000 characters; they would be evaluated slowly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """The part of an object that holds items: bytes [offset, offset + length)."""
+
+    object: int
+    offset: int
+    length: int
+    dtype: np.dtype[Any]
+    row_shape: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How payloads become samples. Extents are cut every `extent_bytes`; a sample starts every `stride`."""
+
+    record: int
+    stride: int
+    extent_bytes: int
+    whole_payload: bool
+
+
+def parse_dtype(text: str) -> np.dtype[Any]:
+    """A numpy dtype, perhaps with a shape. Raises InvalidInput; objects are refused, they would unpickle."""
+    try:
+        dtype = np.dtype(text)
+    except (TypeError, ValueError, SyntaxError) as error:
+        raise InvalidInput(f"dtype {text!r} is not one that numpy knows") from error
+    if dtype.hasobject or dtype.itemsize == 0 or dtype.names is not None:
+        raise InvalidInput(f"dtype {text!r} is not a plain number type")
+    return dtype
+
+
+def npy_payload(inputs: Inputs, index: int) -> Payload:
+    """Where a `.npy` file's items lie. Raises CorruptData for a broken header or too few bytes, InvalidInput
+    for arrays of objects or in Fortran order."""
+    version = inputs.entries[index].object
+    head = io.BytesIO(inputs.fetch(version, 0, min(version.size_bytes, _NPY_HEADER_BYTES)))
+    try:
+        magic = np.lib.format.read_magic(head)
+        if magic > (2, 0):
+            raise InvalidInput(f"{version.uri} has an .npy header of version {magic}; 1.0 and 2.0 are read")
+        read = np.lib.format.read_array_header_1_0 if magic == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read(head)
+    except (ValueError, SyntaxError, TypeError, RecursionError) as error:
+        if isinstance(error, InvalidInput):
+            raise
+        raise CorruptData(f"{version.uri} has a broken .npy header: {error}") from error
+    if dtype.hasobject or (fortran and len(shape) > 1):
+        raise InvalidInput(f"{version.uri} holds Python objects or Fortran order; save plain C-order arrays")
+    if dtype.names is not None:
+        dtype, shape = np.dtype(np.uint8), (*shape, dtype.itemsize)
+    length = int(np.prod([int(side) for side in shape], dtype=object)) * dtype.itemsize
+    if length < 0 or head.tell() + length > version.size_bytes:
+        raise CorruptData(
+            f"{version.uri} has {version.size_bytes} bytes, its header promises {length} of data"
+        )
+    return Payload(index, head.tell(), length, dtype, tuple(shape[1:]) if shape else None)
+
+
+def select(entries: Sequence[Entry]) -> list[Entry]:
+    """The objects that hold records or tokens, and their Megatron indices."""
+    return [entry for entry in entries if entry.name.endswith((".bin", ".npy", ".idx"))]
+
+
+def compile_records(inputs: Inputs) -> Draft:
+    """`.bin` (needs `record_bytes` or `dtype`) and `.npy` (a record is a row). A tail that is no whole record
+    is left out and noted."""
+    payloads = [_record_payload(inputs, index) for index in range(len(inputs.entries))]
+    first = payloads[0]
+    shape = first.row_shape or ()
+    for payload in payloads:
+        if (payload.dtype, payload.row_shape) != (first.dtype, first.row_shape):
+            uris = [inputs.entries[each.object].object.uri for each in (first, payload)]
+            raise InvalidInput(f"{uris[0]} and {uris[1]} hold records of different type or shape")
+    record = int(np.prod(shape, dtype=np.int64)) * first.dtype.itemsize
+    if record <= 0:
+        raise InvalidInput(f"{inputs.uri}: a record of {record} bytes; give record_bytes or dtype")
+    common = lcm(record, PAGE_BYTES)
+    multiple = common if common <= inputs.options.extent_bytes else PAGE_BYTES
+    cut = Cut(record, record, inputs.options.extent_bytes // multiple * multiple, False)
+    return lay_out(inputs, payloads, cut, "record", shape)
+
+
+def _record_payload(inputs: Inputs, index: int) -> Payload:
+    entry, options = inputs.entries[index], inputs.options
+    if entry.name.endswith(".npy"):
+        found = npy_payload(inputs, index)
+        if found.row_shape is None:
+            raise InvalidInput(f"{entry.object.uri} is a scalar; records are the rows of an array")
+        return found
+    if not options.dtype and options.record_bytes <= 0:
+        raise InvalidInput(f"{entry.object.uri}: raw records need record_bytes or dtype")
+    dtype = parse_dtype(options.dtype or "u1")
+    shape: tuple[int, ...] = dtype.shape
+    if options.record_bytes and options.record_bytes != dtype.itemsize:
+        if options.record_bytes % dtype.itemsize or shape:
+            raise InvalidInput(f"record_bytes {options.record_bytes} is no multiple of dtype {options.dtype}")
+        shape = (options.record_bytes // dtype.itemsize,)
+    return Payload(index, 0, entry.object.size_bytes, dtype.base, shape)
+
+
+def lay_out(
+    inputs: Inputs, payloads: Sequence[Payload], cut: Cut, field: str, shape: tuple[int, ...]
+) -> Draft:
+    """Files one after another, each at a multiple of lcm(stride, page)."""
+    space, notes = Space([entry.object for entry in inputs.entries]), []
+    runs_first, runs_slot, runs_object, firsts, samples = array("q"), array("q"), array("q"), array("q"), 0
+    for done, payload in enumerate(payloads):
+        count = max(0, (payload.length - cut.record) // cut.stride + 1)
+        used = (count - 1) * cut.stride + cut.record if count else 0
+        if used < payload.length:
+            uri = inputs.entries[payload.object].object.uri
+            notes.append(f"{uri}: the last {payload.length - used} bytes are no whole sample and left out")
+        if not count:
+            continue
+        kept = payload.length if cut.whole_payload else used
+        start = space.add_run(
+            payload.object, payload.offset, kept, cut.extent_bytes, lcm(cut.stride, PAGE_BYTES)
+        )
+        runs_first.append(samples)
+        runs_slot.append(start // cut.stride)
+        runs_object.append(payload.object)
+        begins = range(0, kept, cut.extent_bytes)
+        firsts.extend(samples + min(count, -(-begin // cut.stride)) for begin in begins)
+        samples += count
+        inputs.progress(done + 1, len(payloads))
+    dtype = payloads[0].dtype.str
+    return Draft(
+        kind="fixed",
+        space=space,
+        fields=(Field(field, dtype),),
+        extent_first=ints([*firsts, samples]),
+        head={
+            "record_bytes": cut.record,
+            "stride_bytes": cut.stride,
+            "dtype": dtype,
+            "shape": shape,
+        },
+        columns={
+            "run.first": ints(runs_first),
+            "run.slot": ints(runs_slot),
+            "run.object": ints(runs_object),
+        },
+        notes=notes,
+    )

@@ -1,0 +1,147 @@
+"""MosaicML MDS, version 2: `index.json` says everything about the shards, so opening reads no data.
+
+A shard is one extent (zstd shards decoded while they are filled). It begins with u32 samples and u32
+offsets[samples + 1]; a sample begins with the u32 sizes of its variable columns.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cachesvc.catalog.columns import ints
+from cachesvc.catalog.inputs import Draft, Entry, Inputs
+from cachesvc.catalog.layout import Field
+from cachesvc.catalog.space import Space
+from cachesvc.core.errors import CorruptData, InvalidInput
+
+_INDEX_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    """One entry of `shards`. `file` is what lies in the store, `stored` its size, `raw` its decoded size."""
+
+    file: str
+    stored: int
+    raw: int
+    samples: int
+    codec: str
+    columns: tuple[tuple[str, str, int], ...]
+
+
+def select(entries: Sequence[Entry]) -> list[Entry]:
+    """Indices and shards."""
+    return [entry for entry in entries if entry.name == "index.json" or ".mds" in entry.name]
+
+
+def compile_mds(inputs: Inputs) -> Draft:
+    """Compile by the index. Raises CorruptData naming file and field, InvalidInput for what is not read."""
+    places = {entry.object.uri: at for at, entry in enumerate(inputs.entries)}
+    space, firsts, samples = Space([entry.object for entry in inputs.entries]), array("q"), 0
+    columns: tuple[tuple[str, str, int], ...] | None = None
+    for index in _indices(inputs):
+        root = index.object.uri.rpartition("/")[0]
+        for number, shard in enumerate(_shards(inputs, index)):
+            where = f"{index.object.uri}: shards[{number}]"
+            at = places.get(f"{root}/{shard.file}")
+            if at is None:
+                raise CorruptData(f"{where} names {shard.file!r}, which is not there")
+            if inputs.entries[at].object.size_bytes != shard.stored:
+                raise CorruptData(f"{where}: {shard.file!r} should have {shard.stored} bytes")
+            if columns is not None and shard.columns != columns:
+                raise InvalidInput(f"{where} has other columns than the shards before it")
+            columns = shard.columns
+            space.add([(at, 0, shard.raw)], shard.codec)
+            firsts.append(samples)
+            samples += shard.samples
+            inputs.progress(len(firsts), len(inputs.entries))
+    columns = columns or ()
+    return Draft(
+        kind="indirect",
+        space=space,
+        fields=tuple(Field(name, encoding) for name, encoding, _ in columns),
+        extent_first=ints([*firsts, samples]),
+        head={"sizes": [size for _, _, size in columns]},
+    )
+
+
+def _indices(inputs: Inputs) -> list[Entry]:
+    """The index of each URI: the one directly below it (a merged index lists its subfolders' shards)."""
+    found = [entry for entry in inputs.entries if entry.name == "index.json"]
+    top = [entry for entry in found if entry.path == "index.json"]
+    if not found:
+        raise InvalidInput(f"{inputs.uri} has MDS shards but no index.json")
+    if not top and len(found) > 1:
+        paths = ", ".join(entry.path for entry in found[:4])
+        raise InvalidInput(f"{inputs.uri} holds {len(found)} MDS datasets ({paths}): open one of them")
+    return top or found
+
+
+def _shards(inputs: Inputs, index: Entry) -> list[_Shard]:
+    uri, size = index.object.uri, index.object.size_bytes
+    if size > _INDEX_BYTES:
+        raise CorruptData(f"{uri} has {size} bytes; an index of more than {_INDEX_BYTES} is not read")
+    try:
+        head = json.loads(inputs.fetch(index.object, 0, size))
+    except (ValueError, RecursionError) as error:
+        raise CorruptData(f"{uri} is no JSON: {error}") from error
+    top = _Record(uri, head)
+    if top.take("version", int) != 2:
+        raise InvalidInput(f"{uri} is MDS version {head['version']}; version 2 is read")
+    shards = top.take("shards", list)
+    return [_shard(_Record(f"{uri}: shards[{number}]", value)) for number, value in enumerate(shards)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """A JSON object whose fields are checked as they are taken."""
+
+    where: str
+    value: Any
+
+    def take(self, name: str, kind: type) -> Any:
+        """A field of a type, counts not negative. Raises CorruptData naming it."""
+        found = self.value.get(name) if isinstance(self.value, dict) else None
+        negative = isinstance(found, int) and found < 0
+        if not isinstance(found, kind) or isinstance(found, bool) or negative:
+            raise CorruptData(f"{self.where}: field {name!r} is missing or no {kind.__name__}")
+        return found
+
+    def record(self, name: str) -> _Record:
+        """A nested object."""
+        return _Record(f"{self.where}.{name}", self.take(name, dict))
+
+
+def _shard(record: _Record) -> _Shard:
+    if record.take("format", str) != "mds":
+        raise InvalidInput(f"{record.where} has format {record.value['format']!r}; mds is read")
+    raw = record.record("raw_data")
+    raw_bytes, samples = raw.take("bytes", int), record.take("samples", int)
+    compression = record.value.get("compression") or ""
+    codec = str(compression).partition(":")[0]
+    if codec not in ("", "zstd"):
+        raise InvalidInput(f"{record.where} is compressed with {compression!r}; none and zstd are read")
+    stored = record.record("zip_data") if codec else raw
+    if raw_bytes < 4 * (samples + 2):
+        raise CorruptData(f"{record.where}.raw_data: field 'bytes' is too small for {samples} samples")
+    return _Shard(
+        stored.take("basename", str), stored.take("bytes", int), raw_bytes, samples, codec, _columns(record)
+    )
+
+
+def _columns(record: _Record) -> tuple[tuple[str, str, int], ...]:
+    names, encodings = record.take("column_names", list), record.take("column_encodings", list)
+    sizes = record.take("column_sizes", list)
+    if not len(names) == len(encodings) == len(sizes) or not names:
+        raise CorruptData(f"{record.where}: column_names, column_encodings and column_sizes differ in length")
+    for size in sizes:
+        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 0):
+            raise CorruptData(f"{record.where}: field 'column_sizes' holds {size!r}")
+    return tuple(
+        (str(name), str(encoding), -1 if size is None else size)
+        for name, encoding, size in zip(names, encodings, sizes, strict=True)
+    )

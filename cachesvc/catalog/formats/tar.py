@@ -1,0 +1,120 @@
+"""Members of a tar archive by its headers alone: ustar, pax and GNU long names. Bodies are not read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from cachesvc.core.errors import CorruptData
+
+BLOCK = 512
+_MAX_NAME_BYTES = 1 << 20
+_REGULAR = b"0\x007"
+_ZERO = bytes(BLOCK)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A regular file in an archive: its body is bytes [offset, offset + size) of it."""
+
+    name: str
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    name: str
+    size: int
+    kind: bytes
+
+
+def members(uri: str, size_bytes: int, read: Callable[[int, int], bytes]) -> Iterator[Member]:
+    """Regular members in order; `read(offset, length)` gives exactly those bytes of the archive. Raises
+    CorruptData, naming archive and offset, for broken headers and for an archive that ends early."""
+    at, extra, lasting = 0, {}, {}  # type: ignore[var-annotated]
+    while True:
+        if at + BLOCK > size_bytes:
+            raise CorruptData(
+                f"{uri}: truncated at offset {at}: no end-of-archive block in {size_bytes} bytes"
+            )
+        block = read(at, BLOCK)
+        if block == _ZERO:
+            return
+        header = _parse(uri, at, block)
+        size = _pax_size(uri, at, {**lasting, **extra}, header)
+        body, at = at + BLOCK, at + BLOCK + -(-size // BLOCK) * BLOCK
+        if at > size_bytes:
+            raise CorruptData(
+                f"{uri}: truncated: the member at offset {body - BLOCK} ends at {body + size} of {size_bytes}"
+            )
+        if header.kind in (b"x", b"g", b"L"):
+            raw = _small(uri, body, size, read)
+            if header.kind == b"L":
+                extra["path"] = raw.rstrip(b"\0")
+            else:
+                (extra if header.kind == b"x" else lasting).update(_pax(uri, body, raw))
+            continue
+        if header.kind in _REGULAR:
+            path = extra.get("path", lasting.get("path"))
+            name = header.name if path is None else path.decode("utf-8", "surrogateescape")
+            yield Member(name, body, size)
+        if header.kind != b"K":
+            extra = {}
+
+
+def _parse(uri: str, at: int, block: bytes) -> _Header:
+    stated = _number(uri, at, block[148:156], "checksum")
+    if stated != sum(block) - sum(block[148:156]) + 8 * 32:
+        raise CorruptData(f"{uri}: no tar header at offset {at} (checksum does not match)")
+    name = block[:100].partition(b"\0")[0]
+    if block[257:263] == b"ustar\0" and block[345]:
+        name = block[345:500].partition(b"\0")[0] + b"/" + name
+    size = _number(uri, at, block[124:136], "size")
+    kind = block[156:157]
+    has_body = kind in _REGULAR or kind in b"xgLKS"
+    return _Header(name.decode("utf-8", "surrogateescape"), size if has_body else 0, kind)
+
+
+def _number(uri: str, at: int, raw: bytes, what: str) -> int:
+    """An octal field, or GNU's base 256 where the first bit is set."""
+    try:
+        if raw[0] & 0x80:
+            value = int.from_bytes(bytes([raw[0] & 0x7F]) + raw[1:], "big") if raw[0] != 0xFF else -1
+        else:
+            value = int(raw.strip(b" \0") or b"0", 8)
+    except ValueError:
+        value = -1
+    if not 0 <= value < 1 << 62:
+        raise CorruptData(f"{uri}: the tar header at offset {at} has a senseless {what}")
+    return value
+
+
+def _small(uri: str, body: int, size: int, read: Callable[[int, int], bytes]) -> bytes:
+    if size > _MAX_NAME_BYTES:
+        raise CorruptData(f"{uri}: the extended header at offset {body} has {size} bytes")
+    return read(body, size)
+
+
+def _pax_size(uri: str, at: int, records: dict[str, bytes], header: _Header) -> int:
+    if "size" not in records or header.kind not in _REGULAR:
+        return header.size
+    raw = records["size"]
+    if not raw.isdigit() or len(raw) > 18:
+        raise CorruptData(f"{uri}: the pax header before offset {at} has a senseless size")
+    return int(raw)
+
+
+def _pax(uri: str, body: int, raw: bytes) -> dict[str, bytes]:
+    """`length key=value\\n` records; only those that move or rename members are kept."""
+    found, at = {}, 0
+    while at < len(raw):
+        digits, space, _ = raw[at : at + 20].partition(b" ")
+        length = int(digits) if digits.isdigit() and space else 0
+        key, equals, value = raw[at + len(digits) + 1 : at + length - 1].partition(b"=")
+        if not equals or at + length > len(raw) or raw[at + length - 1 : at + length] != b"\n":
+            raise CorruptData(f"{uri}: the pax header at offset {body} does not parse")
+        if key in (b"path", b"size"):
+            found[key.decode()] = value
+        at += length
+    return found

@@ -1,0 +1,102 @@
+"""Token files: sequences of `seq_len` (+ `overlap`) tokens out of `.bin`, `.npy` and Megatron `.bin/.idx`.
+
+Extents are cut every `extent_bytes` of a file whatever `seq_len` is, so that two lengths share them; a
+sequence may span two. The tokens of a file are one stream: sample i is tokens [i * seq_len, (i + 1) * seq_len
++ overlap).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cachesvc.catalog.columns import Ints
+from cachesvc.catalog.formats.fixed import Cut, Payload, lay_out, npy_payload, parse_dtype
+from cachesvc.catalog.inputs import Draft, Inputs
+from cachesvc.core.errors import CorruptData, InvalidInput
+from cachesvc.core.model import PAGE_BYTES
+
+_MEGATRON = struct.Struct("<9sQBQQ")
+_MAGIC = b"MMIDIDX\x00\x00"
+_MEGATRON_DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
+
+
+def compile_tokens(inputs: Inputs) -> Draft:
+    """Compile token files. Raises InvalidInput without `seq_len` or a dtype, CorruptData for a broken
+    index."""
+    options = inputs.options
+    if options.seq_len <= 0 or options.overlap < 0:
+        raise InvalidInput(f"{inputs.uri}: token files need seq_len > 0 and overlap >= 0")
+    indices = {entry.object.uri: at for at, entry in enumerate(inputs.entries) if entry.name.endswith(".idx")}
+    payloads, documents, stream = [], [], 0
+    for at, entry in enumerate(inputs.entries):
+        if entry.object.uri in indices:
+            continue
+        index = indices.pop(entry.object.uri.rpartition(".")[0] + ".idx", None)
+        if index is None:
+            payload = _plain(inputs, at)
+        else:
+            payload, bounds = _megatron(inputs, at, index)
+            documents.append(bounds + stream)
+        payloads.append(payload)
+        stream += payload.length // payload.dtype.itemsize
+    _check(inputs, payloads, list(indices))
+    width = payloads[0].dtype.itemsize
+    tokens = options.seq_len + options.overlap
+    extent_bytes = max(PAGE_BYTES, options.extent_bytes // PAGE_BYTES * PAGE_BYTES)
+    cut = Cut(tokens * width, options.seq_len * width, extent_bytes, True)
+    draft = lay_out(inputs, payloads, cut, "tokens", (tokens,))
+    if documents:
+        draft.columns["documents"] = np.concatenate(documents)
+    return draft
+
+
+def _check(inputs: Inputs, payloads: Sequence[Payload], unpaired: Sequence[str]) -> None:
+    if unpaired or not payloads:
+        raise InvalidInput(
+            f"{unpaired[0] if unpaired else inputs.uri}: an .idx file needs its .bin beside it"
+        )
+    dtypes = sorted({payload.dtype.str for payload in payloads})
+    if len(dtypes) > 1:
+        raise InvalidInput(f"{inputs.uri}: token files of different types: {', '.join(dtypes)}")
+
+
+def _plain(inputs: Inputs, at: int) -> Payload:
+    entry, options = inputs.entries[at], inputs.options
+    stated = parse_dtype(options.dtype) if options.dtype else None
+    if entry.name.endswith(".npy"):
+        found = npy_payload(inputs, at)
+        if stated is not None and stated != found.dtype:
+            raise InvalidInput(f"{entry.object.uri} holds {found.dtype.str}, not dtype {options.dtype}")
+        return found
+    if stated is None:
+        raise InvalidInput(f"{entry.object.uri}: raw tokens need dtype (uint16, say)")
+    if stated.shape:
+        raise InvalidInput(f"dtype {options.dtype!r} of tokens cannot have a shape")
+    whole = entry.object.size_bytes // stated.itemsize * stated.itemsize
+    return Payload(at, 0, whole, stated)
+
+
+def _megatron(inputs: Inputs, at: int, index: int) -> tuple[Payload, Ints]:
+    """A `.bin` by its `.idx`, and where its documents begin and end, in tokens of this file."""
+    tokens, idx = inputs.entries[at].object, inputs.entries[index].object
+    raw = inputs.fetch(idx, 0, min(idx.size_bytes, _MEGATRON.size))
+    if len(raw) < _MEGATRON.size:
+        raise CorruptData(f"{idx.uri} is shorter than a Megatron header")
+    magic, version, code, sequences, documents = _MEGATRON.unpack(raw)
+    if magic != _MAGIC or version != 1 or code not in _MEGATRON_DTYPES:
+        raise CorruptData(f"{idx.uri} is no Megatron index: magic {magic!r}, version {version}, type {code}")
+    if idx.size_bytes < _MEGATRON.size + 12 * sequences + 8 * documents:
+        raise CorruptData(f"{idx.uri} is truncated: {sequences} sequences and {documents} documents expected")
+    dtype: np.dtype[Any] = np.dtype(_MEGATRON_DTYPES[code])
+    lengths = np.frombuffer(inputs.fetch(idx, _MEGATRON.size, 4 * sequences), "<i4")
+    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+    bounds = np.frombuffer(inputs.fetch(idx, _MEGATRON.size + 12 * sequences, 8 * documents), "<i8")
+    if (lengths < 0).any() or ends[-1] * dtype.itemsize != tokens.size_bytes:
+        raise CorruptData(f"{idx.uri} counts {ends[-1]} tokens of {dtype}, {tokens.uri} has another size")
+    if len(bounds) and not 0 <= bounds.min() <= bounds.max() <= sequences:
+        raise CorruptData(f"{idx.uri} has documents outside its {sequences} sequences")
+    return Payload(at, 0, tokens.size_bytes, dtype), ends[bounds]

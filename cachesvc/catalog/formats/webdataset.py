@@ -1,0 +1,162 @@
+"""WebDataset: tar shards, consecutive members of one name up to its first dot are one sample.
+
+A tar carries no index, so its headers are read once, through the cache that fills meanwhile. Extents are
+fixed cuts; a member may span two.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+
+from cachesvc.catalog.columns import TextColumn, ints
+from cachesvc.catalog.formats.tar import BLOCK, Member, members
+from cachesvc.catalog.inputs import Draft, Entry, ExtentBytes, Inputs
+from cachesvc.catalog.layout import Field
+from cachesvc.catalog.space import Space
+from cachesvc.catalog.tags import SIDECAR_BYTES, SIDECARS, Tags
+from cachesvc.core.errors import CorruptData, InvalidInput, NotFound
+
+_MAX_FIELDS = 64
+_WINDOW_BYTES = 16 << 10
+"""Read at once: a header and its small neighbours."""
+_NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
+
+
+def select(entries: Sequence[Entry]) -> list[Entry]:
+    """The tars."""
+    return [entry for entry in entries if entry.name.endswith(".tar")]
+
+
+def compile_webdataset(inputs: Inputs) -> Draft:
+    """Index every tar. Raises CorruptData naming archive and offset, NotFound where no member is a sample."""
+    space = Space([entry.object for entry in inputs.entries])
+    cut = inputs.options.extent_bytes
+    spans = []
+    for index, entry in enumerate(inputs.entries):
+        first = len(space)
+        spans.append((space.add_run(index, 0, entry.object.size_bytes, cut), first))
+    inputs.data.declare(list(space.extents()))
+    total = sum(entry.object.size_bytes for entry in inputs.entries)
+    samples, done = _Collector(), 0
+    for entry, (start, first) in zip(inputs.entries, spans, strict=True):
+        shard = _Shard(inputs.data, first, cut, entry.object.size_bytes)
+        samples.begin_shard(entry.object.uri, start, shard)
+        for member in members(entry.object.uri, entry.object.size_bytes, shard.read):
+            samples.add(member)
+            inputs.progress(done + member.offset, total)
+        shard.finish()
+        done += entry.object.size_bytes
+        inputs.progress(done, total)
+    return samples.draft(inputs, space)
+
+
+class _Shard:
+    """Bytes of one tar out of its extents, a window at a time; every extent is touched, so that all are
+    filled."""
+
+    def __init__(self, data: ExtentBytes, first_extent: int, cut: int, size_bytes: int) -> None:
+        self._data, self._first, self._cut, self._size = data, first_extent, cut, size_bytes
+        self._window_at, self._window = 0, b""
+        self._touched = -1
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Exactly [offset, offset + length)."""
+        begin = offset - self._window_at
+        if not 0 <= begin <= len(self._window) - length:
+            self._window = self._across(offset, min(max(length, _WINDOW_BYTES), self._size - offset))
+            self._window_at, begin = offset, 0
+        found = self._window[begin : begin + length]
+        assert len(found) == length, "callers check the archive's size first"
+        return found
+
+    def _across(self, offset: int, length: int) -> bytes:
+        parts = []
+        while length > 0:
+            extent, begin = divmod(offset, self._cut)
+            self._touch(extent - 1)
+            self._touched = max(self._touched, extent)
+            parts.append(self._data.read(self._first + extent, begin, min(length, self._cut - begin)))
+            offset, length = offset + len(parts[-1]), length - len(parts[-1])
+        return b"".join(parts)
+
+    def _touch(self, extent: int) -> None:
+        """Pass extents that one long member covers: a byte of each keeps the fill in sequence."""
+        while self._touched < extent:
+            self._touched += 1
+            self._data.read(self._first + self._touched, 0, 1)
+
+    def finish(self) -> None:
+        """Touch what lies behind the last member."""
+        self._touch(-(-self._size // self._cut) - 1)
+
+
+class _Collector:
+    """Members become samples."""
+
+    def __init__(self) -> None:
+        self._uri, self._start = "", 0
+        self._shard: _Shard | None = None
+        self._key: str | None = None
+        self._seen: set[str] = set()
+        self._fields: dict[str, int] = {}
+        self._keys, self._tags, self._first = TextColumn(), Tags(), array("q")
+        self._sample, self._field = array("q"), array("B")
+        self._address, self._length = array("q"), array("q")
+
+    def begin_shard(self, uri: str, start: int, shard: _Shard) -> None:
+        """Members that follow belong to another archive: no sample spans two."""
+        self._uri, self._start, self._shard, self._key = uri, start, shard, None
+
+    def add(self, member: Member) -> None:
+        """Take a member; a name without an extension, and `__meta__` files, are no sample's."""
+        match = _NAME.fullmatch(member.name.removeprefix("./"))
+        if match is None or (match[1].startswith("__") and match[1].endswith("__")):
+            return
+        key, extension = match[1], match[2].lower()
+        if key != self._key:
+            self._key, self._seen = key, set()
+            self._keys.append(key)
+            self._first.append(self._start + member.offset)
+        if extension in self._seen:
+            at = member.offset - BLOCK
+            raise CorruptData(
+                f"{self._uri}: {member.name!r} at offset {at} is the second .{extension} of a sample"
+            )
+        self._seen.add(extension)
+        if extension not in self._fields and len(self._fields) >= _MAX_FIELDS:
+            raise InvalidInput(
+                f"{self._uri}: more than {_MAX_FIELDS} fields; {member.name!r} is one too many"
+            )
+        sample = len(self._keys) - 1
+        self._sample.append(sample)
+        self._field.append(self._fields.setdefault(extension, len(self._fields)))
+        self._address.append(self._start + member.offset)
+        self._length.append(member.size)
+        if extension in SIDECARS and member.size <= SIDECAR_BYTES and self._shard is not None:
+            self._tags.add_sidecar(sample, extension, self._shard.read(member.offset, member.size))
+
+    def draft(self, inputs: Inputs, space: Space) -> Draft:
+        """What was collected."""
+        count, names = len(self._keys), sorted(self._fields)
+        if not count:
+            raise NotFound(f"{inputs.uri}: no member of its archives is a sample (name.extension)")
+        column = np.asarray([names.index(name) for name in self._fields])
+        where = ints(self._sample), column[np.frombuffer(self._field, np.uint8)]
+        addresses, lengths = (np.full((count, len(names)), fill, np.int64) for fill in (0, -1))
+        addresses[where], lengths[where] = ints(self._address), ints(self._length)
+        firsts = np.searchsorted(ints(self._first), ints(space.starts)).astype(np.int64)
+        fields = tuple(Field(name, name.rpartition(".")[2]) for name in names)
+        draft = Draft("rows", space, fields, np.append(firsts, np.int64(count)))
+        draft.columns = {"row.address": addresses.reshape(-1), "row.length": lengths.reshape(-1)}
+        draft.keys = self._keys
+        labelled = self._tags.take_labels(count)
+        if labelled is not None and inputs.options.labels != "none":
+            draft.classes, draft.columns["label"] = labelled
+        draft.tags = self._tags.columns(count)
+        if self._tags.dropped:
+            draft.notes.append(f"{len(self._tags.dropped)} tags beyond the first ones are not searchable")
+        return draft

@@ -1,0 +1,84 @@
+"""What a format compiler is given, and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from cachesvc.catalog.columns import Array, Ints, TextColumn
+from cachesvc.catalog.layout import Field
+from cachesvc.catalog.space import Space
+from cachesvc.core.model import EXTENT_BYTES, Extent, ObjectVersion
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to read a dataset; part of its digest, so another option is another dataset version.
+
+    `format`: "" finds out. `extent_bytes`: a multiple of the page. `dtype`: a numpy dtype, with a shape where
+    records have one ("(3,32,32)u1"). `seq_len`, `overlap`: in tokens. `labels`: "" finds out, "folder",
+    "none", or the name of a CSV/JSONL file beside the data.
+    """
+
+    format: str = ""
+    extent_bytes: int = EXTENT_BYTES
+    dtype: str = ""
+    seq_len: int = 0
+    overlap: int = 0
+    record_bytes: int = 0
+    labels: str = ""
+
+
+class ExtentBytes(Protocol):
+    """Data for formats that carry no index (tar): through the cache, so that no byte is fetched twice."""
+
+    def declare(self, extents: Sequence[Extent]) -> None:
+        """The extents that `read` will name, in address order; before the first `read`."""
+        ...
+
+    def read(self, extent: int, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes of an extent. Calls come in ascending order of extents."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A listed object and its path below the URI that was opened."""
+
+    object: ObjectVersion
+    path: str
+
+    @property
+    def name(self) -> str:
+        """The last component of the path."""
+        return self.path.rpartition("/")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """One dataset to compile. `fetch(object, offset, length)` reads small things: headers, sidecars."""
+
+    uri: str
+    entries: Sequence[Entry]
+    options: Options
+    fetch: Callable[[ObjectVersion, int, int], bytes]
+    data: ExtentBytes
+    progress: Callable[[int, int], None]
+
+
+@dataclass(slots=True)
+class Draft:
+    """A compiled dataset, not yet written. `head` and `columns` belong to the layout `kind`; `notes` say what
+    was left out; `classes` and the column `label` come together."""
+
+    kind: str
+    space: Space
+    fields: tuple[Field, ...]
+    extent_first: Ints
+    head: dict[str, Any] = field(default_factory=dict)
+    columns: dict[str, Array] = field(default_factory=dict)
+    keys: TextColumn | None = None
+    classes: tuple[str, ...] = ()
+    tags: dict[str, Array | tuple[Array, TextColumn]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)

@@ -1,0 +1,102 @@
+"""How a sample number becomes addresses: three layouts, all that a loader knows of formats."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+
+from cachesvc.catalog.columns import Ints
+from cachesvc.core.errors import CorruptData
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One named part of a sample. `encoding`: a file extension without dot, an MDS encoding, or (records,
+    tokens) a numpy dtype string."""
+
+    name: str
+    encoding: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """Records of one size: address = slot * stride_bytes, and no row each. `stride_bytes` is less than
+    `record_bytes` where sequences overlap. Run r holds samples from `runs_first[r]`, in slots from
+    `runs_slot[r]`. A record is `shape` items of `dtype`."""
+
+    record_bytes: int
+    stride_bytes: int
+    dtype: str
+    shape: tuple[int, ...]
+    runs_first: Ints
+    runs_slot: Ints
+
+    def slots(self, samples: Ints) -> Ints:
+        """Slots of samples, int64[n]."""
+        if len(self.runs_first) == 1:
+            return np.asarray(samples + self.runs_slot[0])
+        run = np.searchsorted(self.runs_first, samples, "right") - 1
+        return np.asarray(samples + (self.runs_slot - self.runs_first)[run])
+
+    def locate(self, samples: Ints) -> tuple[Ints, Ints]:
+        """Addresses and lengths, int64[n, 1]."""
+        addresses = (self.slots(samples) * self.stride_bytes)[:, None]
+        return addresses, np.full_like(addresses, self.record_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Per sample and field an address and a length, int64[samples, F]; length -1 where a field is absent."""
+
+    addresses: Ints
+    lengths: Ints
+
+    def locate(self, samples: Ints) -> tuple[Ints, Ints]:
+        """Addresses and lengths, int64[n, F]."""
+        return self.addresses[samples], self.lengths[samples]
+
+
+@dataclass(frozen=True, slots=True)
+class Indirect:
+    """MDS shards: the extent starts with u32 count and u32 offsets[count + 1]. `sizes[c]` is the length of
+    column c of a row, -1 where each row states it."""
+
+    starts: Ints
+    first: Ints
+    extent_sizes: Ints
+    sizes: tuple[int, ...]
+
+    def locate(self, samples: Ints) -> tuple[Ints, Ints]:
+        """Addresses of each sample's two u32 offsets, and length 8, int64[n, 1]."""
+        extent = np.searchsorted(self.first, samples, "right") - 1
+        addresses = (self.starts[extent] + 4 + 4 * (samples - self.first[extent]))[:, None]
+        return addresses, np.full_like(addresses, 8)
+
+    def settle(self, samples: Ints, pairs: np.ndarray) -> tuple[Ints, Ints]:
+        """Addresses and lengths of the rows, int64[n, 1]. Raises CorruptData for offsets outside the
+        shard."""
+        extent = np.searchsorted(self.first, samples, "right") - 1
+        begin, end = pairs[:, 0].astype(np.int64), pairs[:, 1].astype(np.int64)
+        table = 4 * (self.first[extent + 1] - self.first[extent] + 2)
+        wrong = (begin < table) | (end < begin) | (end > self.extent_sizes[extent])
+        if wrong.any():
+            sample = int(samples[int(np.argmax(wrong))])
+            raise CorruptData(f"the shard of sample {sample} has an offset table that points outside it")
+        return (self.starts[extent] + begin)[:, None], (end - begin)[:, None]
+
+    def split(self, row: bytes) -> tuple[bytes | None, ...]:
+        """A row's columns. Raises CorruptData where the row's own sizes do not add up."""
+        stated = sum(size < 0 for size in self.sizes)
+        if len(row) < 4 * stated:
+            raise CorruptData(f"an MDS row of {len(row)} bytes is shorter than its own sizes")
+        variable = iter(struct.unpack_from(f"<{stated}I", row))
+        at, columns = 4 * stated, []
+        for size in self.sizes:
+            length = next(variable) if size < 0 else size
+            columns.append(row[at : at + length])
+            at += length
+        if at != len(row):
+            raise CorruptData(f"an MDS row of {len(row)} bytes states columns of {at}")
+        return tuple(columns)

@@ -1,0 +1,193 @@
+"""Selecting samples: `label == 'cat' and width >= 256`, evaluated over whole columns.
+
+Python's grammar, a fixed list of nodes, no eval. A sample that lacks a tag fails every comparison with it.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cachesvc.core.errors import InvalidInput
+
+Mask = npt.NDArray[np.bool_]
+_MAX_TEXT = 65_536
+_MAX_DEPTH = 100
+_MAX_NUMBER = 2**63
+_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+_MIRROR: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.Gt,
+    ast.LtE: ast.GtE,
+    ast.Gt: ast.Lt,
+    ast.GtE: ast.LtE,
+}
+_METHODS = ("startswith", "endswith")
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """A tag of numbers; NaN where a sample has none."""
+
+    values: npt.NDArray[np.float64]
+
+    def present(self) -> Mask:
+        """Which samples have the tag."""
+        return ~np.isnan(self.values)
+
+    def test(self, predicate: Callable[[Any], Any]) -> Mask:
+        """Where the predicate holds."""
+        used, codes = np.unique(self.values, return_inverse=True)
+        return Words(codes, [None if np.isnan(value) else float(value) for value in used]).test(predicate)
+
+    def compare(self, compare: Callable[[Any, Any], Any], constant: Any) -> Mask:
+        """Where `value <op> constant` holds; NaN fails all of them."""
+        if not isinstance(constant, (int, float)):
+            return _unlike(compare, constant, self.present())
+        return np.asarray(compare(self.values, constant) & self.present())
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Dictionary-encoded text: `codes` index `values`, -1 where a sample has none. With `codes_are_numbers`
+    a number is compared with the code itself (class indices)."""
+
+    codes: npt.NDArray[Any]
+    values: Sequence[str | float | None]
+    codes_are_numbers: bool = False
+
+    def present(self) -> Mask:
+        """Which samples have the tag."""
+        return np.asarray(self.codes >= 0)
+
+    def test(self, predicate: Callable[[Any], Any]) -> Mask:
+        """Where the predicate holds; called once per distinct value."""
+        hits = [value is not None and bool(predicate(value)) for value in self.values]
+        return np.asarray([*hits, False], np.bool_)[self.codes]
+
+    def compare(self, compare: Callable[[Any, Any], Any], constant: Any) -> Mask:
+        """Where `value <op> constant` holds."""
+        if isinstance(constant, str):
+            return self.test(lambda value: compare(value, constant))
+        if not self.codes_are_numbers:
+            return _unlike(compare, constant, self.present())
+        return np.asarray(compare(self.codes, constant) & self.present())
+
+
+Column = Numbers | Words
+
+
+def _unlike(compare: Callable[[Any, Any], Any], constant: Any, present: Mask) -> Mask:
+    """A number and a text: never equal, and without an order."""
+    if compare is operator.eq:
+        return np.zeros_like(present)
+    if compare is operator.ne:
+        return present
+    raise InvalidInput(f"{constant!r} cannot be ordered against this tag: one is a number, the other text")
+
+
+def select(expression: str, samples: int, column: Callable[[str], Column], names: Sequence[str]) -> Mask:
+    """Where an expression holds, bool[samples]. Raises InvalidInput naming the bad part."""
+    if len(expression) > _MAX_TEXT:
+        raise InvalidInput(f"a search of {len(expression)} characters; the limit is {_MAX_TEXT}")
+    try:
+        tree = ast.parse(expression.strip(), mode="eval")
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        raise InvalidInput(f"cannot read the search {expression[:200]!r}: {error}") from error
+    return _Search(samples, column, names, {}).mask(tree.body, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    samples: int
+    column: Callable[[str], Column]
+    names: Sequence[str]
+    loaded: dict[str, Column]
+
+    def mask(self, node: ast.expr, depth: int) -> Mask:
+        if depth > _MAX_DEPTH:
+            raise InvalidInput(f"the search is nested deeper than {_MAX_DEPTH}")
+        if isinstance(node, ast.BoolOp):
+            masks = [self.mask(value, depth + 1) for value in node.values]
+            join = np.logical_and if isinstance(node.op, ast.And) else np.logical_or
+            return np.asarray(join.reduce(masks))
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return ~self.mask(node.operand, depth + 1)
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            parts = [self._compare(*part) for part in zip(sides, node.ops, sides[1:])]  # noqa: B905
+            return np.asarray(np.logical_and.reduce(parts))
+        if isinstance(node, ast.Call):
+            return self._call(node)
+        if isinstance(node, ast.Constant) and isinstance(node.value, bool):
+            return np.full(self.samples, node.value)
+        raise self._refusal(node)
+
+    def _compare(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Mask:
+        if isinstance(op, (ast.In, ast.NotIn)):
+            return self._membership(left, isinstance(op, ast.NotIn), right)
+        if isinstance(left, ast.Name) and type(op) in _COMPARE:
+            return self._named(left).compare(_COMPARE[type(op)], self._constant(right))
+        if isinstance(right, ast.Name) and type(op) in _COMPARE:
+            return self._compare(right, _MIRROR.get(type(op), type(op))(), left)
+        raise self._refusal(left)
+
+    def _membership(self, left: ast.expr, inverted: bool, right: ast.expr) -> Mask:
+        if isinstance(left, ast.Name) and isinstance(right, (ast.List, ast.Tuple, ast.Set)):
+            column = self._named(left)
+            found = np.zeros(self.samples, np.bool_)
+            for item in right.elts:
+                found |= column.compare(operator.eq, self._constant(item))
+            return column.present() & ~found if inverted else found
+        if isinstance(right, ast.Name) and isinstance(self._constant(left), str):
+            part = self._constant(left)
+            return self._named(right).test(lambda value: (part in str(value)) != inverted)
+        raise self._refusal(right)
+
+    def _call(self, node: ast.Call) -> Mask:
+        method = node.func
+        if not isinstance(method, ast.Attribute) or method.attr not in _METHODS or len(node.args) != 1:
+            raise self._refusal(node)
+        part = self._constant(node.args[0])
+        if node.keywords or not isinstance(method.value, ast.Name) or not isinstance(part, str):
+            raise self._refusal(node)
+        name = method.attr
+        test = str.startswith if name == "startswith" else str.endswith
+        return self._named(method.value).test(lambda value: test(str(value), part))
+
+    def _named(self, node: ast.Name) -> Column:
+        if node.id not in self.names:
+            raise InvalidInput(f"no name {node.id!r} to search by; there are: {', '.join(self.names)}")
+        if node.id not in self.loaded:
+            self.loaded[node.id] = self.column(node.id)
+        return self.loaded[node.id]
+
+    def _constant(self, node: ast.expr) -> Any:
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            value = self._constant(node.operand)
+            if isinstance(value, (int, float)):
+                return -value
+        elif isinstance(node, ast.Constant):
+            value = node.value
+            if isinstance(value, str) or (isinstance(value, (int, float)) and abs(value) < _MAX_NUMBER):
+                return value
+        raise self._refusal(node)
+
+    def _refusal(self, node: ast.expr) -> InvalidInput:
+        return InvalidInput(
+            f"a search compares a name ({', '.join(self.names)}) with constants by == != < <= > >= in, "
+            ".startswith() or .endswith(), joined by and, or, not; "
+            f"it cannot hold {ast.unparse(node)[:100]!r}"
+        )

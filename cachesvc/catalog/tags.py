@@ -1,0 +1,175 @@
+"""Searchable values while they are collected: from sidecars, CSV, JSONL."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import keyword
+import re
+from array import array
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cachesvc.catalog.columns import Array, TextColumn, ints
+from cachesvc.core.errors import CorruptData
+
+SIDECARS = ("cls", "json", "txt")
+SIDECAR_BYTES = 64 << 10
+"""A longer sidecar is data, not a tag, and is not read when the catalog is built."""
+MAX_TAGS = 64
+MAX_VALUE_CHARS = 1024
+MAX_CLASSES = 1 << 20
+_RESERVED = {"key", "label", "shard"}
+
+Value = str | int | float
+
+
+def tag_name(raw: str) -> str:
+    """A column's or key's name as an identifier that a search can hold."""
+    name = re.sub(r"\W", "_", raw.strip()) or "_"
+    clash = name[0].isdigit() or keyword.iskeyword(name) or name in _RESERVED
+    return f"_{name}" if clash else name
+
+
+class Tags:
+    """Values by tag and sample. Beyond `MAX_TAGS` names the later ones are left out, and said so in
+    `notes`."""
+
+    def __init__(self) -> None:
+        self._samples: dict[str, array[int]] = {}
+        self._values: dict[str, list[Value]] = {}
+        self.dropped: set[str] = set()
+
+    def add(self, sample: int, raw_name: str, value: object) -> None:
+        """Note one value; what is neither text nor number, or too long, is no tag."""
+        if not isinstance(value, (str, int, float)) or len(str(value)) > MAX_VALUE_CHARS:
+            return
+        name = raw_name if raw_name == "label" else tag_name(raw_name)
+        if name not in self._values and len(self._values) >= MAX_TAGS:
+            self.dropped.add(name)
+            return
+        self._samples.setdefault(name, array("q")).append(sample)
+        self._values.setdefault(name, []).append(value)
+
+    def add_sidecar(self, sample: int, encoding: str, body: bytes) -> None:
+        """Tags of a `.cls`, `.txt` or `.json` body. One that does not parse has no tags; it is data still."""
+        try:
+            text = body.decode().strip()
+            if encoding == "json":
+                self._add_json(sample, json.loads(text))
+            elif text:
+                self.add(sample, "label" if encoding == "cls" else encoding, text)
+        except (ValueError, RecursionError):
+            return
+
+    def _add_json(self, sample: int, value: object) -> None:
+        if isinstance(value, dict):
+            for name, item in value.items():
+                self.add(sample, "label" if name == "label" else str(name), item)
+
+    def take_labels(self, samples: int) -> tuple[tuple[str, ...], Array] | None:
+        """Remove the tag `label` and encode it: class names and int32[samples], -1 for none."""
+        if "label" not in self._values:
+            return None
+        where, values = ints(self._samples.pop("label")), [str(v) for v in self._values.pop("label")]
+        classes = _classes(values)
+        numbers = {name: number for number, name in enumerate(classes)}
+        labels = np.full(samples, -1, np.int32)
+        labels[where] = [numbers[value] for value in values]
+        return classes, labels
+
+    def columns(self, samples: int) -> dict[str, Array | tuple[Array, TextColumn]]:
+        """Every other tag: float64[samples] (NaN for none) where all values are numbers, else int32 codes and
+        the distinct texts."""
+        return {name: self._column(name, samples) for name in sorted(self._values)}
+
+    def _column(self, name: str, samples: int) -> Array | tuple[Array, TextColumn]:
+        where, values = ints(self._samples[name]), self._values[name]
+        numbers = [_number(value) for value in values]
+        if None not in numbers:
+            column = np.full(samples, np.nan)
+            column[where] = np.asarray(numbers, np.float64)
+            return column
+        texts = sorted({str(value) for value in values})
+        index = {text: code for code, text in enumerate(texts)}
+        codes = np.full(samples, -1, np.int32)
+        codes[where] = [index[str(value)] for value in values]
+        return codes, TextColumn(texts)
+
+
+def _number(value: Value) -> float | None:
+    """A value as a finite number that float64 holds exactly, else None."""
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    exact = isinstance(value, float) or abs(number) <= 2**53
+    return number if np.isfinite(number) and exact else None
+
+
+def _classes(values: Sequence[str]) -> tuple[str, ...]:
+    """Class names: 0..max where every value is such an index, else the sorted distinct values."""
+    if all(value.isascii() and value.isdigit() and len(value) < 8 for value in values):
+        indices = [int(value) for value in values]
+        if max(indices) < MAX_CLASSES and all(str(i) == value for i, value in zip(indices, values)):  # noqa:
+        B905
+            return tuple(str(index) for index in range(max(indices) + 1))
+    return tuple(sorted(set(values)))
+
+
+FILE_COLUMNS = ("file_name", "filename", "path", "key")
+LABEL_COLUMNS = ("label", "class", "cls")
+
+
+def table_rows(name: str, body: bytes) -> Iterator[tuple[str, Mapping[str, Any]]] | None:
+    """(file, other columns) of a CSV or JSONL that names files; None where it names none. A label's column is
+    called `label`. Raises CorruptData for a JSONL that does not parse."""
+    try:
+        text = body.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return None
+    columns: Collection[str]
+    if name.endswith(".csv"):
+        reader = csv.DictReader(io.StringIO(text, newline=""))
+        columns, rows = reader.fieldnames or (), _csv_rows(name, reader)
+    else:
+        lines = [line for line in text.splitlines() if line.strip()]
+        columns, rows = _json_line(name, 1, lines[0]).keys() if lines else (), _json_rows(name, lines)
+    file = next((column for column in FILE_COLUMNS if column in columns), None)
+    label = next((column for column in LABEL_COLUMNS if column in columns), None)
+    return None if file is None else _named(rows, file, label)
+
+
+def _csv_rows(name: str, reader: csv.DictReader[str]) -> Iterator[Mapping[str, Any]]:
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise CorruptData(f"{name} line {reader.line_num}: {error}") from error
+
+
+def _json_rows(name: str, lines: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+    for number, line in enumerate(lines, 1):
+        yield _json_line(name, number, line)
+
+
+def _json_line(name: str, number: int, line: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise CorruptData(f"{name} line {number} is no JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise CorruptData(f"{name} line {number} is no JSON object")
+    return row
+
+
+def _named(
+    rows: Iterator[Mapping[str, Any]], file: str, label: str | None
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for row in rows:
+        rest = {name: value for name, value in row.items() if name not in (file, label, None)}
+        if label is not None:
+            rest["label"] = row[label]
+        yield str(row.get(file, "")), rest
