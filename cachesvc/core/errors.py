@@ -44,9 +44,14 @@ class SourceChanged(CacheError):
 
 
 class SourceUnavailable(CacheError, ConnectionError):
-    """The source throttles, times out or answers 5xx after all retries."""
+    """The source throttles, times out or answers 5xx after all retries.
+
+    `throttled`: it asked for fewer requests (429, 503). `retry_after_s`: and not before so many seconds.
+    """
 
     code = 7
+    throttled = False
+    retry_after_s = 0.0
 
 
 class OutOfSpace(CacheError):

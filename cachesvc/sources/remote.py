@@ -1,0 +1,107 @@
+"""Any other URL, through fsspec and whatever driver of it is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import fsspec
+
+from cachesvc.core.errors import (
+    CacheError,
+    InvalidInput,
+    NotAllowed,
+    NotFound,
+    SourceChanged,
+    SourceUnavailable,
+)
+from cachesvc.core.model import ObjectVersion
+
+_VERSION_KEYS = (
+    "ETag", "etag", "e_tag", "checksum", "md5", "content_md5", "generation",
+    "mtime", "last_modified", "LastModified", "updated", "modified", "created",
+)  # fmt: skip
+
+
+class FsspecSource:
+    """A `Source` over one fsspec file system, for example of `gs://`, `az://`, `memory://`.
+
+    A version is what the driver's `info` offers (entity tag, checksum, modification time); without any the
+    objects are unversioned. It is looked up again after each read, which catches a change before and during.
+    """
+
+    def __init__(self, filesystem: Any) -> None:
+        self._filesystem = filesystem
+
+    def list(self, prefix: str) -> Iterator[ObjectVersion]:
+        """Every file below `prefix`, sorted by name; a file lists as itself. Raises NotFound."""
+        try:
+            self._filesystem.invalidate_cache()
+            path = self._filesystem._strip_protocol(prefix)
+            found = self._filesystem.find(path, detail=True)
+            if not found and not self._filesystem.exists(path):
+                raise NotFound(f"{prefix}: no such file or folder")
+        except (OSError, ValueError) as error:
+            raise _translated(error, prefix) from error
+        for name in sorted(found, key=str.encode):
+            if found[name].get("type", "file") == "file":
+                yield self._version(found[name])
+
+    def head(self, uri: str) -> ObjectVersion:
+        """The object's current version. Raises NotFound."""
+        try:
+            self._filesystem.invalidate_cache()
+            found = self._filesystem.info(self._filesystem._strip_protocol(uri))
+        except (OSError, ValueError) as error:
+            raise _translated(error, uri) from error
+        if found.get("type", "file") != "file":
+            raise NotFound(f"{uri} is not a file")
+        return self._version(found)
+
+    def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
+        """Read a range, then check that the object is still that version."""
+        if not len(into):
+            return
+        try:
+            path = self._filesystem._strip_protocol(version.uri)
+            data = self._filesystem.cat_file(path, start=offset, end=offset + len(into))
+        except (OSError, ValueError) as error:
+            raise _translated(error, version.uri) from error
+        now = self.head(version.uri)
+        if (now.size_bytes, now.etag) != (version.size_bytes, version.etag):
+            raise SourceChanged(f"{version.uri} is no longer the version that was listed; open it again")
+        if len(data) != len(into):
+            raise SourceUnavailable(f"{version.uri}: {len(data)} bytes came instead of {len(into)}")
+        into[:] = data
+
+    def close(self) -> None:
+        """The file system belongs to fsspec, which keeps it."""
+
+    def _version(self, info: dict[str, Any]) -> ObjectVersion:
+        if info.get("size") is None:
+            raise InvalidInput(f"{info['name']}: its size is unknown, so it cannot be cached")
+        tag = next((str(info[key]) for key in _VERSION_KEYS if info.get(key)), "")
+        return ObjectVersion(
+            self._filesystem.unstrip_protocol(info["name"]), int(info["size"]), tag.strip('"')
+        )
+
+
+def open_fsspec(uri: str) -> FsspecSource:
+    """The source for a URL. Raises InvalidInput when no driver for it is installed."""
+    try:
+        return FsspecSource(fsspec.core.url_to_fs(uri)[0])
+    except (ImportError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InvalidInput(f"{uri}: no driver for this kind of URL ({reason})") from error
+    except OSError as error:
+        raise _translated(error, uri) from error
+
+
+def _translated(error: Exception, uri: str) -> CacheError:
+    if isinstance(error, CacheError):
+        return error
+    if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
+        return NotFound(f"{uri}: no such file or folder")
+    if isinstance(error, PermissionError):
+        return NotAllowed(f"{uri}: access refused; check the credentials of its driver")
+    return SourceUnavailable(f"{uri}: {' '.join(str(error).split())[:300] or type(error).__name__}")

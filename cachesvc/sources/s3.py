@@ -1,0 +1,300 @@
+"""S3-compatible storage. boto3 knows credentials, configuration, LIST and HEAD; objects are read by signed,
+ranged GETs over our own connections (`http`), a fraction of the CPU of boto3's call.
+
+URIs are `s3://bucket/key` with the key as it is, not percent-encoded. Keys that end in "/" and are empty
+(folder markers) are not objects. HTTP proxies from the environment are used for LIST and HEAD only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import boto3
+import botocore.exceptions
+from botocore import UNSIGNED
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.config import Config
+
+from cachesvc.core.errors import (
+    CacheError,
+    InvalidInput,
+    NotAllowed,
+    NotFound,
+    SourceChanged,
+    SourceUnavailable,
+)
+from cachesvc.core.model import ObjectVersion
+from cachesvc.sources.http import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, Answer, Connection, Hangup, Pool
+
+SCHEME = "s3://"
+LIST_ATTEMPTS = 5
+MAX_RETRY_AFTER_S = 60.0
+_CODE = re.compile(rb"<Code>([A-Za-z0-9._-]{1,64})</Code>")
+_HOST_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
+_MISSING = {"404", "NoSuchKey", "NoSuchBucket", "NotFound"}
+_FORBIDDEN = {"401", "403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"}
+_THROTTLED = {"429", "503", "SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded"}
+_NO_CREDENTIALS = (botocore.exceptions.NoCredentialsError, botocore.exceptions.PartialCredentialsError)
+_CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or give the node a role"
+
+
+@dataclass(frozen=True, slots=True)
+class S3Settings:
+    """Where and as whom; empty means what the AWS environment, files or instance role say.
+
+    `anonymous` signs nothing, for public buckets.
+    """
+
+    endpoint: str = ""
+    region: str = ""
+    anonymous: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    host: str
+    port: int
+    path: str
+    url: str
+    name: str
+    """What the Host header says."""
+
+
+class S3Source:
+    """A `Source` for one endpoint and one set of credentials."""
+
+    def __init__(self, client: Any, credentials: Any, tls: ssl.SSLContext | None) -> None:
+        self._client = client
+        self._credentials = credentials
+        self._endpoint = urlsplit(client.meta.endpoint_url)
+        self._aws = (self._endpoint.hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn"))
+        s3 = client.meta.config.s3 or {}
+        self._path_style = not self._aws or s3.get("addressing_style") == "path"
+        self._regions: dict[str, str] = {}
+        self._pool = Pool(tls)
+        self._active: dict[int, Connection] = {}
+
+    def list(self, prefix: str) -> Iterator[ObjectVersion]:
+        """Every object below `prefix`, in key order, or the one object of exactly that name."""
+        bucket, key = split_uri(prefix, key_needed=False)
+        try:
+            if key and not key.endswith("/"):
+                page = self._client.list_objects_v2(Bucket=bucket, Prefix=key, MaxKeys=1)
+                first = page.get("Contents", [])
+                if first and first[0]["Key"] == key:
+                    yield _version(bucket, first[0])
+                    return
+                key += "/"
+            for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=key):
+                for found in page.get("Contents", []):
+                    if found["Size"] or not found["Key"].endswith("/"):
+                        yield _version(bucket, found)
+        except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
+            raise _translated(error, prefix) from error
+
+    def head(self, uri: str) -> ObjectVersion:
+        """The object's current version. Raises NotFound, NotAllowed, SourceUnavailable."""
+        bucket, key = split_uri(uri)
+        try:
+            found = self._client.head_object(Bucket=bucket, Key=key)
+        except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
+            raise _translated(error, uri) from error
+        return ObjectVersion(uri, found["ContentLength"], found.get("ETag", "").strip('"'))
+
+    def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
+        """One ranged GET with If-Match; status, Content-Range, length and ETag are checked."""
+        if not len(into):
+            return
+        known = self._read(version, offset, into) or self._read(version, offset, into)
+        if not known:
+            raise SourceUnavailable(f"{version.uri} is redirected in a circle; set AWS_REGION")
+
+    def interrupt(self, thread: int) -> None:
+        """Make the read that runs in that thread (`threading.get_ident()`) fail now, if one does."""
+        connection = self._active.get(thread)
+        if connection is not None:
+            connection.interrupt()
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._pool.close()
+        self._client.close()
+
+    def _read(self, version: ObjectVersion, offset: int, into: memoryview) -> bool:
+        """One GET, and once more when a kept connection turns out stale. False: another region."""
+        bucket, key = split_uri(version.uri)
+        target = self._target(bucket, key)
+        request = self._signed(target, bucket, version.etag, offset, offset + len(into) - 1)
+        connection = self._pool.take(target.host, target.port)
+        try:
+            return self._exchange(connection, request, version, offset, into)
+        except Hangup:
+            if not connection.reused or connection.interrupted:
+                raise
+        finally:
+            self._pool.give(target.host, target.port, connection)
+        connection = self._pool.connect(target.host, target.port)
+        try:
+            return self._exchange(connection, request, version, offset, into)
+        finally:
+            self._pool.give(target.host, target.port, connection)
+
+    def _exchange(
+        self, connection: Connection, request: bytes, version: ObjectVersion, offset: int, into: memoryview
+    ) -> bool:
+        thread = threading.get_ident()
+        self._active[thread] = connection
+        try:
+            answer = connection.ask(request)
+            if answer.status not in (200, 206):
+                return self._refused(version, answer, connection.read_error(answer))
+            _verify(version, offset, len(into), answer)
+            connection.read_into(into)
+            return True
+        finally:
+            del self._active[thread]
+
+    def _refused(self, version: ObjectVersion, answer: Answer, body: bytes) -> bool:
+        """False when the bucket lies in another region, which is known from here on; raises otherwise."""
+        bucket, _ = split_uri(version.uri)
+        region = answer.headers.get("x-amz-bucket-region", "")
+        if self._aws and region and region != self._regions.get(bucket, self._client.meta.region_name):
+            self._regions[bucket] = region
+            return False
+        found = _CODE.search(body)
+        raise _error(str(answer.status), found[1].decode() if found else "", version.uri, answer.headers)
+
+    def _target(self, bucket: str, key: str) -> _Target:
+        scheme, host = self._endpoint.scheme, self._endpoint.hostname or ""
+        port = self._endpoint.port or (443 if scheme == "https" else 80)
+        name = self._endpoint.netloc
+        if self._aws and bucket in self._regions:
+            host = name = f"s3.{self._regions[bucket]}.{host[host.rindex('amazonaws.') :]}"
+        path = self._endpoint.path.rstrip("/") + "/" + quote(key, safe="/~")
+        if self._path_style or not _HOST_BUCKET.fullmatch(bucket):
+            path = f"{self._endpoint.path.rstrip('/')}/{bucket}/{quote(key, safe='/~')}"
+        else:
+            host = name = f"{bucket}.{name}"
+        return _Target(host, port, path, f"{scheme}://{name}{path}", name)
+
+    def _signed(self, target: _Target, bucket: str, etag: str, first: int, last: int) -> bytes:
+        """The request head. Range and If-Match need no signature: the answer is checked against both."""
+        lines = [f"GET {target.path} HTTP/1.1", f"Host: {target.name}", f"Range: bytes={first}-{last}"]
+        if etag:
+            lines.append(f'If-Match: "{etag}"')
+        if self._credentials is not None:
+            signed = AWSRequest(method="GET", url=target.url, headers={"Host": target.name})
+            region = self._regions.get(bucket) or self._client.meta.region_name
+            S3SigV4Auth(_frozen(self._credentials), "s3", region).add_auth(signed)
+            lines += [f"{name}: {value}" for name, value in signed.headers.items() if name != "Host"]
+        return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+def open_s3(settings: S3Settings) -> S3Source:
+    """A source from settings and the AWS environment. Raises NotAllowed without credentials, InvalidInput."""
+    config = Config(
+        connect_timeout=CONNECT_TIMEOUT_S,
+        read_timeout=READ_TIMEOUT_S,
+        retries={"mode": "standard", "total_max_attempts": LIST_ATTEMPTS},
+        signature_version=UNSIGNED if settings.anonymous else None,
+        max_pool_connections=32,
+    )
+    try:
+        session = boto3.Session()
+        credentials = None if settings.anonymous else session.get_credentials()
+        client = session.client(
+            "s3",
+            endpoint_url=settings.endpoint or None,
+            region_name=settings.region or session.region_name or "us-east-1",
+            config=config,
+        )
+    except (botocore.exceptions.BotoCoreError, ValueError) as error:
+        raise InvalidInput(f"the AWS configuration does not work: {_line(error)}") from error
+    if credentials is None and not settings.anonymous:
+        raise NotAllowed(f"no S3 credentials found: {_CREDENTIALS}")
+    tls = None
+    if client.meta.endpoint_url.startswith("https"):
+        bundle = os.environ.get("AWS_CA_BUNDLE") or session._session.get_config_variable("ca_bundle")
+        tls = ssl.create_default_context(cafile=bundle)
+    return S3Source(client, credentials, tls)
+
+
+def split_uri(uri: str, key_needed: bool = True) -> tuple[str, str]:
+    """`s3://bucket/key` -> (bucket, key). Raises InvalidInput."""
+    bucket, _, key = uri.removeprefix(SCHEME).partition("/")
+    if not uri.startswith(SCHEME) or not bucket or (key_needed and not key):
+        raise InvalidInput(
+            f"not an S3 {'object' if key_needed else 'prefix'}: {uri!r}; write s3://bucket/key"
+        )
+    return bucket, key
+
+
+def _version(bucket: str, found: dict[str, Any]) -> ObjectVersion:
+    return ObjectVersion(f"s3://{bucket}/{found['Key']}", found["Size"], found.get("ETag", "").strip('"'))
+
+
+def _frozen(credentials: Any) -> Any:
+    try:
+        return credentials.get_frozen_credentials()
+    except (botocore.exceptions.BotoCoreError, RuntimeError) as error:  # a refresh that failed may work soon
+        raise SourceUnavailable(f"the AWS credentials could not be refreshed: {_line(error)}") from error
+
+
+def _verify(version: ObjectVersion, offset: int, size: int, answer: Answer) -> None:
+    """Nothing but exactly the bytes asked for, of exactly that version, passes."""
+    uri, span = version.uri, answer.headers.get("content-range")
+    if answer.status == 206 and span is not None:
+        served, _, total = span.removeprefix("bytes ").partition("/")
+        if total.isdigit() and int(total) != version.size_bytes:
+            raise SourceChanged(f"{uri} has {total} bytes, not {version.size_bytes}: it was overwritten")
+        if served != f"{offset}-{offset + size - 1}":
+            raise SourceUnavailable(f"the server answered bytes {served} of {uri}, not those asked for")
+    elif answer.status == 206 or span is not None or offset or size != version.size_bytes:
+        raise SourceUnavailable(f"the server ignored the byte range asked of {uri}")
+    if version.etag and answer.headers.get("etag", "").strip('"') != version.etag:
+        raise SourceChanged(f"{uri} is no longer the version {version.etag}: it was overwritten")
+    if answer.length != size:
+        raise SourceUnavailable(f"the server announced {answer.length} bytes of {uri}, not {size}")
+
+
+def _error(status: str, code: str, uri: str, headers: dict[str, str]) -> CacheError:
+    said = f"{status} {code}".strip()
+    if status in ("412", "416"):
+        return SourceChanged(f"{uri} is no longer the version that was listed ({said}): it was overwritten")
+    if {status, code} & _FORBIDDEN:
+        return NotAllowed(f"{uri}: access refused ({said}); check the credentials and the bucket's policy")
+    if {status, code} & _MISSING:
+        what = "its bucket does not exist" if code == "NoSuchBucket" else "no such object"
+        return NotFound(f"{uri}: {what}")
+    error = SourceUnavailable(f"{uri}: the server answered {said}")
+    error.throttled = bool({status, code} & _THROTTLED)
+    wait = headers.get("retry-after", "")
+    error.retry_after_s = min(float(wait), MAX_RETRY_AFTER_S) if wait.isdigit() else 0.0
+    return error
+
+
+def _translated(error: Exception, uri: str) -> CacheError:
+    """botocore's errors of LIST and HEAD as ours."""
+    if isinstance(error, botocore.exceptions.ClientError):
+        meta = error.response.get("ResponseMetadata", {})
+        code = error.response.get("Error", {}).get("Code", "")
+        return _error(str(meta.get("HTTPStatusCode", "")), code, uri, meta.get("HTTPHeaders", {}))
+    if isinstance(
+        error, botocore.exceptions.NoCredentialsError | botocore.exceptions.PartialCredentialsError
+    ):
+        return NotAllowed(f"{uri}: no S3 credentials: {_CREDENTIALS}")
+    if isinstance(error, botocore.exceptions.ParamValidationError):
+        return InvalidInput(f"{uri}: not a valid bucket or key: {_line(error)}")
+    return SourceUnavailable(f"{uri}: {_line(error)}")
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

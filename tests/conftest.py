@@ -1,0 +1,41 @@
+"""What every test file may ask for: one S3 server a session, a bucket and a proxy of its own a test."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from tests.servers import Proxy, SeaweedFS
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[SeaweedFS]:
+    """A running SeaweedFS."""
+    with SeaweedFS() as server:
+        yield server
+
+
+@pytest.fixture
+def s3_env(s3_server: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """AWS_* variables of the server, set in this process."""
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    found = s3_server.env()
+    for name, value in found.items():
+        monkeypatch.setenv(name, value)
+    return found
+
+
+@pytest.fixture
+def bucket(s3_server: SeaweedFS) -> str:
+    """The name of a new, empty bucket."""
+    return s3_server.create_bucket(f"b-{uuid.uuid4().hex[:12]}")
+
+
+@pytest.fixture
+def proxy(s3_server: SeaweedFS) -> Iterator[Proxy]:
+    """A proxy before the server, without faults or delay."""
+    with Proxy(s3_server.endpoint.removeprefix("http://")) as found:
+        yield found
