@@ -189,7 +189,7 @@ class Dataset:
     stuck: dict[ExtentId, int] = field(default_factory=dict)
     """Extents that a prefetch found no room to keep, and their sizes in bytes."""
     prefetched: bool = False
-    """All of it was asked for: what is lost of it is filled again."""
+    """All of it was asked for: what a lost tier or corruption takes is filled again."""
     prefetch_at: int = 0
     """The next extent that the prefetch looks at."""
 
