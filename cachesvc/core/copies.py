@@ -162,7 +162,7 @@ class Copies:
         """Count an extent as one that its prefetches cannot keep. What gave way is not filled again by
         itself: two prefetches that displace each other would never end."""
         for dataset in entry.datasets:
-            if dataset.prefetched:
+            if dataset.prefetched and entry.id not in dataset.failed:
                 dataset.stuck[entry.id] = entry.size_bytes
 
     def doom(self, copy: Copy) -> None:

@@ -193,6 +193,11 @@ class Dataset:
     prefetch_at: int = 0
     """The next extent that the prefetch looks at."""
 
+    def fail(self, extent: ExtentId, message: str) -> None:
+        """Record why an extent is not resident."""
+        self.failed[extent] = message
+        self.stuck.pop(extent, None)
+
 
 @dataclass(slots=True, eq=False)
 class Reader:
