@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cachesvc.catalog import search
-from cachesvc.catalog.columns import Columns, Ints, Texts, read_columns
+from cachesvc.catalog.columns import Array, Columns, Ints, Texts, read_columns
 from cachesvc.catalog.layout import Field, Fixed, Indirect, Rows
 from cachesvc.catalog.space import CODECS, aligned
 from cachesvc.core.errors import CorruptData
@@ -189,8 +189,8 @@ def _catalog(columns: Columns) -> Catalog:
         samples=samples,
         fields=tuple(Field(str(name), str(encoding)) for name, encoding in head["fields"]),
         classes=tuple(head["classes"]),
-        labels=columns.get("label"),
-        documents=columns.get("documents"),
+        labels=_optional(columns, "label"),
+        documents=_optional(columns, "documents"),
         notes=tuple(head["notes"]),
         extent_sizes=sizes,
         extent_starts=starts,
@@ -200,6 +200,10 @@ def _catalog(columns: Columns) -> Catalog:
         layout=_layout(columns, samples),
         _columns=columns,
     )
+
+
+def _optional(columns: Columns, name: str) -> Array | None:
+    return columns[name] if name in columns else None  # noqa: SIM401
 
 
 def _layout(columns: Columns, samples: int) -> Fixed | Rows | Indirect:

@@ -96,10 +96,6 @@ class Columns:
     def __contains__(self, name: str) -> bool:
         return name in self.head["columns"]
 
-    def get(self, name: str) -> Array | None:
-        """The column, or None."""
-        return self[name] if name in self else None
-
     def __getitem__(self, name: str) -> Array:
         """The column. Zero-copy up to `VALUE_BYTES`, joined once beyond."""
         if name not in self.joined:

@@ -114,8 +114,7 @@ def _classes(values: Sequence[str]) -> tuple[str, ...]:
     """Class names: 0..max where every value is such an index, else the sorted distinct values."""
     if all(value.isascii() and value.isdigit() and len(value) < 8 for value in values):
         indices = [int(value) for value in values]
-        if max(indices) < MAX_CLASSES and all(str(i) == value for i, value in zip(indices, values)):  # noqa:
-        B905
+        if max(indices) < MAX_CLASSES and [str(index) for index in indices] == list(values):
             return tuple(str(index) for index in range(max(indices) + 1))
     return tuple(sorted(set(values)))
 
