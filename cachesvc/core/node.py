@@ -253,6 +253,8 @@ class Node:
         tier.lost = False
         self._retune_tier()
         for entry in tuple(self.copies.entries.values()):
+            if entry.waiters and entry.ready:
+                self.readers.answer(entry)
             for copy in tuple(entry.copies):
                 if copy.tier is tier and copy.phase is Phase.RESIDENT:
                     self.copies.settle(copy)

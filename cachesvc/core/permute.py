@@ -1,0 +1,166 @@
+"""Keyed permutations of [0, n): random order without an index array.
+
+Construction: an alternating Feistel network on a domain of a * 2^b >= n values (Black & Rogaway, "Ciphers
+with Arbitrary Finite Domains", CT-RSA 2002; for shuffling: Mitchell, Stokes, Frank, Holmes,
+"Bandwidth-Optimal Random Shuffling for GPUs", 2021). A value is (high, low) with high in [0, a) and low in
+[0, 2^b); rounds add a hash of low to high modulo a, then xor a hash of high into low. a is chosen just large
+enough, so that almost no value leaves [0, n); one that does is fed back until it lands inside (cycle
+walking), which keeps the map a bijection of exactly [0, n).
+
+Keys come from splitmix64's finaliser (Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators",
+OOPSLA 2014). This is a shuffle, not a cipher: nothing here is secret.
+
+Every round is 32-bit arithmetic, for any n up to 2^48.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+U32 = npt.NDArray[np.uint32]
+U64 = npt.NDArray[np.uint64]
+I64 = npt.NDArray[np.int64]
+
+ROUNDS = 16
+"""Four make a Feistel network pseudorandom on large domains (Luby & Rackoff), but a block may hold five
+samples: over all permutations of 5 and 6 elements, 8 and 12 rounds are visibly uneven, 16 are uniform."""
+
+MAX_SIZE = 1 << 48
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_SLICE = 1 << 14
+"""Positions permuted at a time: the three 64 KiB work arrays stay in a core's cache."""
+_SPREAD = np.uint32(0x7FEB352D)
+_SETTLE = np.uint32(0x846CA68B)
+_HALF = np.uint32(16)
+
+
+def mix(*parts: int) -> int:
+    """64 bits that depend on every part and on their order: h = finalise((h + golden) ^ part), from h = 0.
+
+    Parts are taken modulo 2^64.
+    """
+    state = 0
+    for part in parts:
+        state = _finalise((state + _GOLDEN & _MASK) ^ (part & _MASK))
+    return state
+
+
+def mix_each(prefix: int, parts: npt.NDArray[Any]) -> U64:
+    """`mix(*before, part)` for an array of last parts, where `prefix` is `mix(*before)`. uint64."""
+    state: U64 = parts.astype(np.uint64) ^ np.uint64(prefix + _GOLDEN & _MASK)
+    state ^= state >> np.uint64(30)
+    state *= np.uint64(0xBF58476D1CE4E5B9)
+    state ^= state >> np.uint64(27)
+    state *= np.uint64(0x94D049BB133111EB)
+    state ^= state >> np.uint64(31)
+    return state
+
+
+def permute(values: npt.NDArray[Any], size: int, key: int) -> U64:
+    """The images of `values` (each in [0, size)) under the permutation of [0, size) that `key` names.
+
+    Any shape; uint64 of the same shape. `size` is 1 to `MAX_SIZE`. About 20 ns a value in slabs of 65,536.
+    """
+    assert 1 <= size <= MAX_SIZE
+    flat = values.reshape(-1).astype(np.uint64)
+    network = _Network(np.array([size], np.uint64), np.array([key & _MASK], np.uint64))
+    for start in range(0, flat.size, _SLICE):
+        network.walk(flat[start : start + _SLICE])
+    return flat.reshape(values.shape)
+
+
+def permute_groups(values: npt.NDArray[Any], group: I64, sizes: I64, keys: U64) -> U64:
+    """`permute`, where value i belongs to the permutation (sizes[group[i]], keys[group[i]]).
+
+    For many small permutations at once: about three times the cost of `permute` a value. One-dimensional.
+    """
+    flat = values.astype(np.uint64)
+    network = _Network(sizes.astype(np.uint64), keys)
+    for start in range(0, flat.size, _SLICE):
+        network.walk(flat[start : start + _SLICE], group[start : start + _SLICE])
+    return flat
+
+
+def _finalise(state: int) -> int:
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+    return state ^ (state >> 31)
+
+
+class _Network:
+    """The rounds of g permutations: arrays of length g, or of length 1 that broadcast."""
+
+    __slots__ = ("highs", "keys", "low_bits", "sizes")
+
+    def __init__(self, sizes: U64, keys: U64) -> None:
+        bits = _bit_length(sizes - np.uint64(1))
+        self.sizes = sizes
+        self.low_bits = np.maximum(bits // np.uint64(2), bits - np.minimum(bits, np.uint64(16)))
+        self.highs = (((sizes - np.uint64(1)) >> self.low_bits) + np.uint64(1)).astype(np.uint32)
+        rounds = np.arange(ROUNDS, dtype=np.uint64)[:, None] * np.uint64(_GOLDEN)
+        self.keys = (mix_each(0, rounds + keys) >> np.uint64(32)).astype(np.uint32)
+
+    def walk(self, values: U64, group: I64 | None = None) -> None:
+        """Permute `values` in place, feeding back those that left [0, size)."""
+        values[:] = self._rounds(values, group)
+        outside = np.flatnonzero(values >= (self.sizes if group is None else self.sizes[group]))
+        while outside.size:
+            among = None if group is None else group[outside]
+            again = self._rounds(values[outside], among)
+            values[outside] = again
+            outside = outside[again >= (self.sizes if among is None else self.sizes[among])]
+
+    def _rounds(self, values: U64, group: I64 | None) -> U64:
+        """One pass: the high half is turned by a hash of the low half, then the low by one of the high."""
+        low_bits, highs = self.low_bits, self.highs
+        if group is not None:
+            low_bits, highs = low_bits[group], highs[group]
+        low_drop = (np.uint64(32) - low_bits).astype(np.uint32)
+        high = (values >> low_bits).astype(np.uint32)
+        low = (values & ((np.uint64(1) << low_bits) - np.uint64(1))).astype(np.uint32)
+        hashed, spare = np.empty_like(low), np.empty_like(low)
+        for turn in range(ROUNDS):
+            keys = self.keys[turn] if group is None else self.keys[turn][group]
+            _hash(low if turn % 2 == 0 else high, keys, hashed, spare)
+            if turn % 2:
+                hashed >>= low_drop
+                low ^= hashed
+                continue
+            hashed >>= _HALF
+            hashed *= highs
+            hashed >>= _HALF
+            high += hashed
+            np.subtract(high, highs, out=spare)
+            np.minimum(
+                high, spare, out=high
+            )  # high mod highs: below it, the difference wraps to something huge
+        joined: U64 = high.astype(np.uint64)
+        joined <<= low_bits
+        joined |= low
+        return joined
+
+
+def _hash(source: U32, keys: U32, into: U32, spare: U32) -> None:
+    """into = a 32-bit hash of (source, key) whose high bits are good. `spare` is scratch."""
+    np.add(source, keys, out=into)
+    into *= _SPREAD
+    np.right_shift(into, _HALF, out=spare)
+    into ^= spare
+    into *= _SETTLE
+
+
+def _bit_length(values: U64) -> U64:
+    """int.bit_length of each value, by halving: exact, where the log2 of a float is not."""
+    bits: U64 = np.zeros(values.shape, np.uint64)
+    rest = values.copy()
+    for shift in (32, 16, 8, 4, 2, 1):
+        step = np.uint64(shift) * (rest >> np.uint64(shift) != 0)
+        bits += step
+        rest >>= step
+    bits += rest
+    return bits

@@ -1,0 +1,241 @@
+"""The sample order: exactly once, elastic, planned, and shuffled as well as a permutation."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cachesvc.core.errors import InvalidInput
+from cachesvc.core.order import EpochOrder, OrderSpec, Plan, sample_key, subset_first
+
+
+@st.composite
+def orders(draw: st.DrawFn) -> EpochOrder:
+    counts = draw(st.lists(st.integers(0, 40), min_size=1, max_size=25))
+    batch = draw(st.integers(1, 60))
+    spec = OrderSpec(
+        seed=draw(st.integers(0, 2**64 - 1)),
+        global_batch=batch,
+        window_extents=draw(st.integers(0, 6)),
+        canonical_nodes=draw(st.integers(1, min(batch, 5))),
+        shuffle=draw(st.booleans()),
+        last=draw(st.sampled_from(["drop", "pad", "short"])),
+    )
+    return EpochOrder(spec, np.concatenate(([0], np.cumsum(counts))), draw(st.integers(0, 3)))
+
+
+def _share(order: EpochOrder, rank: int, world: int) -> tuple[int, int]:
+    batch = order.spec.global_batch
+    return rank * batch // world, (rank + 1) * batch // world
+
+
+def _everything(order: EpochOrder) -> np.ndarray:
+    batch = order.spec.global_batch
+    full = order.slots(0, order.full_steps, 0, batch).reshape(-1)
+    if not order.has_tail:
+        return full
+    samples, valid = order.tail(0, batch)
+    return np.concatenate((full, samples[:valid]))
+
+
+@settings(max_examples=200, deadline=None)
+@given(orders())
+def test_every_sample_is_named_exactly_once(order: EpochOrder) -> None:
+    seen = np.sort(_everything(order))
+    assert np.unique(seen).size == seen.size
+    dropped = order.tail_samples if order.spec.last == "drop" else 0
+    assert seen.size == order.samples - dropped
+    assert seen.size == 0 or (seen[0] >= 0 and seen[-1] < order.samples)
+
+
+@settings(max_examples=150, deadline=None)
+@given(orders(), st.integers(1, 9), st.data())
+def test_global_batches_are_the_same_for_any_world_size_and_seek(
+    order: EpochOrder, world: int, data: st.DataObject
+) -> None:
+    batch = order.spec.global_batch
+    whole = order.slots(0, order.full_steps, 0, batch)
+    first = data.draw(st.integers(0, order.full_steps))
+    parts = [order.slots(first, order.full_steps, *_share(order, rank, world)) for rank in range(world)]
+    assert np.array_equal(np.concatenate(parts, axis=1), whole[first:])
+
+
+@settings(max_examples=150, deadline=None)
+@given(orders(), st.integers(1, 9))
+def test_a_padded_tail_fills_every_slot_and_counts_each_real_sample_once(
+    order: EpochOrder, world: int
+) -> None:
+    if not order.has_tail or order.spec.last != "pad":
+        return
+    real, repeats = [], []
+    for rank in range(world):
+        low, high = _share(order, rank, world)
+        samples, valid = order.tail(low, high)
+        assert samples.size == high - low
+        assert abs(valid - (high - low) * order.tail_samples / order.spec.global_batch) <= 1
+        real.append(samples[:valid])
+        repeats.append(samples[valid:])
+    whole = order.tail(0, order.spec.global_batch)
+    assert np.array_equal(np.concatenate(real), whole.samples[: whole.valid])
+    assert np.array_equal(np.concatenate(repeats), whole.samples[whole.valid :])
+    assert whole.valid == order.tail_samples
+
+
+def _touches(order: EpochOrder, extent_first: np.ndarray, low: int, high: int) -> set[tuple[int, int]]:
+    rows = list(order.slots(0, order.full_steps, low, high))
+    if order.has_tail:
+        rows.append(order.tail(low, high).samples)
+    extents = [np.searchsorted(extent_first, row, side="right") - 1 for row in rows]
+    return {(int(extent), step) for step, row in enumerate(extents) for extent in row}
+
+
+def _planned(plan: Plan) -> set[tuple[int, int]]:
+    return {
+        (int(extent), step)
+        for extent, first, last in zip(*plan, strict=True)
+        for step in range(first, last + 1)
+    }
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=20),
+    st.integers(1, 30),
+    st.data(),
+    st.sampled_from([1, 2, 3]),
+)
+def test_the_plan_holds_what_the_slots_touch(
+    counts: list[int], batch: int, data: st.DataObject, world: int
+) -> None:
+    shuffle = data.draw(st.booleans())
+    nodes, window = data.draw(st.integers(1, min(3, batch))), data.draw(st.integers(0, 4))
+    last = data.draw(st.sampled_from(["drop", "pad"]))
+    extent_first = np.concatenate(([0], np.cumsum(counts)))
+    order = EpochOrder(OrderSpec(1, batch, window, nodes, shuffle, last), extent_first, 0)
+    for rank in range(world):
+        low, high = _share(order, rank, world)
+        plan = order.plan(low, high)
+        touched, planned = _touches(order, extent_first, low, high), _planned(plan)
+        assert touched <= planned
+        assert np.all(np.diff(plan.first_step) >= 0)
+        assert plan.last_step.size == 0 or plan.last_step.max() < order.steps
+        if shuffle:  # at both its ends an interval is a step that really reads from that block
+            steps = {step for _, step in touched}
+            assert {*plan.first_step.tolist(), *plan.last_step.tolist()} <= steps
+        else:  # exact, but for steps in between that pass the extent by
+            ends = {
+                *zip(plan.extent, plan.first_step, strict=True),
+                *zip(plan.extent, plan.last_step, strict=True),
+            }
+            assert ends <= touched
+
+
+def test_each_canonical_node_stays_in_a_block_of_its_own_part() -> None:
+    extent_first = np.arange(65) * 100
+    order = EpochOrder(OrderSpec(3, 64, window_extents=4, canonical_nodes=4), extent_first, 0)
+    plans = [order.plan(*_share(order, rank, 4)) for rank in range(4)]
+    held = [set(plan.extent.tolist()) for plan in plans]
+    assert sum(map(len, held)) == len(set.union(*held)) == 64
+    for plan in plans:
+        steps = np.arange(order.steps)[:, None]
+        open_extents = ((plan.first_step <= steps) & (steps <= plan.last_step)).sum(axis=1)
+        assert open_extents.max() <= 8  # two blocks at a border, one otherwise
+        assert open_extents.min() == 4
+
+
+def test_unshuffled_batches_are_sequential_whatever_the_canonical_nodes() -> None:
+    order = EpochOrder(OrderSpec(0, 10, 2, 3, shuffle=False, last="short"), np.array([0, 7, 7, 30, 43]), 5)
+    assert np.array_equal(order.slots(0, 4, 0, 10).reshape(-1), np.arange(40))
+    assert order.tail(0, 10).samples.tolist() == [40, 41, 42]
+
+
+def test_epochs_and_seeds_give_unrelated_orders() -> None:
+    extent_first = np.arange(21) * 500
+    found = [
+        EpochOrder(OrderSpec(seed, 100), extent_first, epoch).slots(0, 100, 0, 100).reshape(-1)
+        for seed in range(3)
+        for epoch in range(3)
+    ]
+    correlations = np.corrcoef(np.stack(found))[np.triu_indices(9, 1)]
+    assert np.abs(correlations).max() < 0.05
+
+
+def test_a_full_shuffle_spreads_like_a_numpy_permutation() -> None:
+    samples, cells = 40_000, 20
+    order = EpochOrder(OrderSpec(17, 100), np.concatenate((np.arange(0, samples, 130), [samples])), 2)
+    for image in (_everything(order), np.random.default_rng(17).permutation(samples)):
+        at = np.arange(samples) * cells // samples * cells + image * cells // samples
+        table = np.bincount(at, minlength=cells * cells)
+        expected, freedom = samples / cells**2, (cells - 1) ** 2
+        statistic = ((table - expected) ** 2 / expected).sum()
+        assert abs(statistic - freedom) < 5 * np.sqrt(2 * freedom)
+
+
+def test_a_subset_is_an_order_over_its_ordinals() -> None:
+    extent_first, ids = np.array([0, 10, 20, 30]), np.array([1, 2, 9, 25, 29])
+    first = subset_first(extent_first, ids)
+    assert first.tolist() == [0, 3, 3, 5]
+    order = EpochOrder(OrderSpec(1, 2, 1, last="short"), first, 0)
+    assert sorted(ids[_everything(order)]) == ids.tolist()
+    assert set(order.plan(0, 2).extent.tolist()) == {0, 2}
+
+
+def test_an_order_is_one_fixed_function_forever() -> None:
+    """Saved states name positions: a change of these numbers breaks every resume."""
+    order = EpochOrder(OrderSpec(42, 8, 2, 2), np.arange(9) * 5, 3)
+    assert order.slots(1, 3, 0, 8).tolist() == [[28, 27, 20, 29, 5, 6, 7, 33], [23, 24, 37, 38, 8, 32, 1, 3]]
+    assert sample_key(42, 3, 17) == 16615176219843533918
+
+
+def test_a_billion_samples_cost_little() -> None:
+    extents = 100_000
+    extent_first = np.arange(extents + 1) * 10_000
+    for window, nodes in ((4, 16), (0, 1)):
+        tracemalloc.start()
+        before = time.perf_counter()
+        order = EpochOrder(OrderSpec(1, 2048, window, nodes), extent_first, 1)
+        built_s = time.perf_counter() - before
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        before = time.perf_counter()
+        order.slots(400_000, 400_256, 256, 512)
+        slab_s = time.perf_counter() - before
+        assert built_s < 1
+        assert peak_bytes < 100e6
+        assert slab_s < 0.2  # about 5 ms alone; the bound leaves room for a busy machine
+
+
+@pytest.mark.parametrize(
+    ("spec", "word"),
+    [
+        ({"global_batch": 0}, "global batch of 0"),
+        ({"window_extents": -1}, "window of -1"),
+        ({"canonical_nodes": 9}, "9 canonical nodes"),
+        ({"seed": -1}, "seed -1"),
+        ({"last": "keep"}, "last='keep'"),
+    ],
+)
+def test_numbers_that_make_no_order_are_refused_in_one_line(spec: dict[str, object], word: str) -> None:
+    with pytest.raises(InvalidInput, match=word):
+        OrderSpec(**{"seed": 0, "global_batch": 8, **spec})  # type: ignore[arg-type]
+
+
+def test_left_over_samples_are_an_error_when_asked_for() -> None:
+    with pytest.raises(InvalidInput, match="leave 2 over"):
+        EpochOrder(OrderSpec(0, 4, last="error"), np.array([0, 10]), 0)
+
+
+def test_a_short_batch_is_for_one_rank() -> None:
+    order = EpochOrder(OrderSpec(0, 4, last="short"), np.array([0, 10]), 0)
+    with pytest.raises(InvalidInput, match="several ranks"):
+        order.plan(0, 2)
+
+
+def test_an_empty_dataset_has_no_steps() -> None:
+    order = EpochOrder(OrderSpec(0, 4, last="pad"), np.array([0, 0]), 0)
+    assert (order.steps, order.plan(0, 4).extent.size, order.slots(0, 0, 0, 4).shape) == (0, 0, (0, 4))
