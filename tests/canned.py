@@ -57,7 +57,7 @@ class CannedCache(cachesvc_pb2_grpc.CacheServicer):
 
     def Status(self, request: Any, context: grpc.ServicerContext) -> pb.StatusReply:
         self._hear(request, context)
-        tier = pb.TierStatus(name="ram", budget_bytes=1 << 30, used_bytes=1 << 29, extents=8)
+        tier = pb.TierStatus(name="ram", budget_bytes=1 << 30, used_bytes=1 << 29)
         return pb.StatusReply(version="9.9", pid=42, uptime_s=61, tiers=[tier], datasets=self.datasets)
 
     def List(self, request: Any, context: grpc.ServicerContext) -> pb.ListReply:

@@ -194,7 +194,7 @@ class Node:
             return
         entry.attempts, entry.failed = 0, True
         for dataset in entry.datasets:
-            dataset.failed[entry.id] = event.message
+            dataset.failed[entry.id] = (event.code, event.message)
         self.readers.fail(entry, event.code, event.message)
         self.copies.forget(entry)
 
