@@ -234,7 +234,8 @@ class NodeMachine(RuleBasedStateMachine):
         """When all work completes and readers release, every waiter has been answered."""
         self.tiers_are_back()
         for _ in range(400):
-            if not (self.fills or self.commits or self.evictions or self.leases or self.open):
+            busy = self.fills or self.commits or self.evictions or self.leases or self.open
+            if not busy and self.node.next_deadline() is None:
                 break
             self.fill_completes(0)
             self.commit_ends(0, True)
@@ -249,12 +250,15 @@ class NodeMachine(RuleBasedStateMachine):
         assert not self.fills
         assert not self.evictions
         assert self.node.status().queued == 0
+        for dataset in self.node.policy.datasets.values():
+            done = dataset.ready_count + len(dataset.failed) + len(dataset.stuck)
+            assert not dataset.prefetched or done == len(dataset.extents), "a prefetch that never ends"
         self.send(Recovered(NVME, ()))
         for number in range(1, 4):
             self.send(ReaderGone(ReaderId(number)))
             self.send(JobEnded(number))
-        for dataset in DATASETS:
-            self.send(Unpinned(dataset))
+        for name in DATASETS:
+            self.send(Unpinned(name))
         self.node.check()
 
 

@@ -253,6 +253,23 @@ def test_prefetch_reports_what_is_resident_what_failed_and_what_does_not_fit() -
     assert progress.finished
 
 
+def test_prefetches_that_displace_each_other_come_to_an_end() -> None:
+    node = node_of(ram=4)
+    todo = tell(node, declare(A, B, C), Prefetched(1, DATASET))
+    todo += tell(node, declare(C, D, E, F, job=2, dataset=OTHER), Prefetched(2, OTHER))
+    commands = 0
+    while todo:
+        command = todo.pop(0)
+        commands += 1
+        assert commands < 50
+        if isinstance(command, StartFill):
+            todo += fill(node, command.extent)
+        elif isinstance(command, Evict):
+            todo += tell(node, Evicted(command.extent, command.tier))
+    assert node.progress(1).finished
+    assert node.progress(2).finished
+
+
 def test_recovered_extents_are_granted_and_what_exceeds_the_budget_goes() -> None:
     node = node_of(nvme=2)
     assert tell(node, Recovered(NVME, ((A, SIZE), (B, SIZE), (C, SIZE)))) == [Evict(A, NVME)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cachesvc.core.copies import Copies
+from cachesvc.core.lookahead import FEED_LIMIT
 from cachesvc.core.model import DatasetId, ExtentId
 from cachesvc.core.policy import Asked
 from cachesvc.core.report import Counters, Progress
@@ -77,14 +78,22 @@ class Claims:
             dataset.failed.clear()
             dataset.stuck.clear()
 
-    def feed_prefetch(self, now: float) -> None:
-        """Start the fills of prefetches that have room and a slot, in the datasets' own order."""
+    def feed_prefetch(self, now: float) -> bool:
+        """Start the fills of prefetches that have room and a slot, in the datasets' own order.
+
+        False when `FEED_LIMIT` was reached and there is more to do.
+        """
+        looked = 0
         for dataset in self._policy.datasets.values():
             while dataset.prefetched and dataset.prefetch_at < len(dataset.extents):
+                if looked == FEED_LIMIT:
+                    return False
+                looked += 1
                 entry = self._copies.entries[dataset.extents[dataset.prefetch_at][0]]
                 if not self._settled(entry) and not self._fill(entry, now):
-                    return
+                    return True
                 dataset.prefetch_at += 1
+        return True
 
     def feed_refills(self, now: float) -> bool:
         """Fill again what was lost, in turn; False when that must wait."""
@@ -146,9 +155,7 @@ class Claims:
             return True
         if place.victims or place.soon or self._room_is_coming(entry):
             return False
-        for dataset in entry.datasets:
-            if dataset.prefetched:
-                dataset.stuck[entry.id] = entry.size_bytes
+        self._copies.give_up(entry)
         return True
 
     def _room_is_coming(self, entry: Entry) -> bool:

@@ -153,7 +153,17 @@ class Copies:
         copy.phase = Phase.EVICTING
         copy.tier.evicting_bytes += copy.entry.size_bytes
         self.out.append(Evict(copy.entry.id, copy.tier.name))
+        was_ready = copy.entry.ready
         self.note(copy.entry)
+        if was_ready and not copy.entry.ready:
+            self.give_up(copy.entry)
+
+    def give_up(self, entry: Entry) -> None:
+        """Count an extent as one that its prefetches cannot keep. What gave way is not filled again by
+        itself: two prefetches that displace each other would never end."""
+        for dataset in entry.datasets:
+            if dataset.prefetched and entry.id not in dataset.failed:
+                dataset.stuck[entry.id] = entry.size_bytes
 
     def doom(self, copy: Copy) -> None:
         """Never grant this copy again, and drop it as soon as nobody uses it."""
@@ -162,7 +172,7 @@ class Copies:
         self.settle(copy)
 
     def note(self, entry: Entry) -> None:
-        """Bring the datasets' resident counts up to date; what a prefetch lost is wanted again."""
+        """Bring the datasets' resident counts up to date."""
         ready = entry.best() is not None
         if ready == entry.ready:
             return
@@ -173,8 +183,6 @@ class Copies:
             if ready:
                 dataset.failed.pop(entry.id, None)
                 dataset.stuck.pop(entry.id, None)
-            elif dataset.prefetched:
-                self.refills[entry.id] = None
 
     def _end_source(self, copy: Copy) -> None:
         source, copy.source = copy.source, None

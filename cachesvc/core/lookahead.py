@@ -8,10 +8,15 @@ the cold part of a plan runs ahead as far as it finds room; over what is residen
 
 from __future__ import annotations
 
+import heapq
+
 from cachesvc.core.copies import Copies
 from cachesvc.core.model import RAM, ExtentId
 from cachesvc.core.policy import Asked
 from cachesvc.core.state import Entry, Phase, Plan
+
+FEED_LIMIT = 64
+"""Entries looked at in one event: well under a millisecond, so that grants never wait for a long plan."""
 
 
 class Lookahead:
@@ -47,32 +52,43 @@ class Lookahead:
             for extent in plan.leave():
                 self._leave(plan, extent)
 
-    def feed(self, now: float) -> None:
-        """Enter entries, the most urgent plan first, until each plan waits or is at its end."""
-        open_plans = [plan for plan in self.plans.values() if plan.skip_passed()]
-        while open_plans:
-            plan = min(open_plans, key=lambda each: each.lead_steps)
-            if not self._enter(plan, now) or not plan.skip_passed():
-                open_plans.remove(plan)
+    def feed(self, now: float) -> bool:
+        """Enter entries, the most urgent plan first, until each plan waits or is at its end.
 
-    def _enter(self, plan: Plan, now: float) -> bool:
-        """Take one entry into the window, with its fill; False when the plan must wait."""
-        entry = self._copies.entries.get(plan.entries[plan.next][0])
-        if entry is None:
-            plan.next += 1
-            return True
-        if entry.ready or entry.failed or entry.waiters or entry.due_at is not None or entry.filling():
-            if plan.entered_bytes >= self._policy.window_bytes or not self._promote(entry):
-                return False
-        elif not self._fill(entry, now):
-            return False
+        Where the most urgent absent extent finds no slot or room, no later one takes it; only what is
+        resident is entered then. False when `FEED_LIMIT` was reached and there is more to do.
+        """
+        urgent = [(plan.lead_steps, plan.number) for plan in self.plans.values() if plan.skip_passed()]
+        heapq.heapify(urgent)
+        room = True
+        for _ in range(FEED_LIMIT):
+            if not urgent:
+                return True
+            plan = self.plans[heapq.heappop(urgent)[1]]
+            entry = self._copies.entries.get(plan.entries[plan.next][0])
+            if entry is None:
+                plan.next += 1
+            elif not _absent(entry):
+                if plan.entered_bytes >= self._policy.window_bytes or not self._promote(entry):
+                    continue
+                self._enter(plan, entry)
+            else:
+                room = room and self._fill(entry, now)
+                if not room:
+                    continue
+                self._enter(plan, entry)
+            if plan.skip_passed():
+                heapq.heappush(urgent, (plan.lead_steps, plan.number))
+        return not urgent
+
+    def _enter(self, plan: Plan, entry: Entry) -> None:
         plan.enter(entry.size_bytes)
         entry.needs += 1
         if entry.needs == 1:
             self._resettle(entry, spent=False)
-        return True
 
     def _fill(self, entry: Entry, now: float) -> bool:
+        """Start a fill from the source; False when it must wait for a slot or for room."""
         if self._copies.slots <= 0:
             return False
         place = self._policy.place(entry, Asked.PLAN, now)
@@ -108,3 +124,9 @@ class Lookahead:
         for copy in tuple(entry.copies):
             if copy.phase is Phase.RESIDENT:
                 self._copies.settle(copy, spent)
+
+
+def _absent(entry: Entry) -> bool:
+    """Nothing is there and nothing is on its way; what failed waits for a reader to ask."""
+    on_its_way = entry.waiters or entry.due_at is not None or entry.filling()
+    return not (entry.ready or entry.failed or on_its_way)

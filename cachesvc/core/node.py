@@ -56,6 +56,7 @@ class Node:
         self.readers = Readers(self.copies)
         self.alarms = Alarms()
         self._now = 0.0
+        self._more = False
         self._handlers: dict[type, Callable[[Any], None]] = {
             ev.Demanded: self._demanded,
             ev.Released: self._released,
@@ -93,8 +94,11 @@ class Node:
         return out
 
     def next_deadline(self) -> float | None:
-        """When the next `Tick` is owed, in seconds; None while nothing waits for time."""
-        return self.alarms.next()
+        """When the next `Tick` is owed, in seconds; None while nothing waits for time.
+
+        It is now where one event's share of look-ahead or prefetch was done and there is more.
+        """
+        return self._now if self._more else self.alarms.next()
 
     def progress(self, job: int) -> Progress:
         """How much of a job's datasets is resident."""
@@ -144,9 +148,11 @@ class Node:
     def _feed(self) -> None:
         """Start what can start, the most urgent first. What must wait keeps those behind it waiting."""
         self.readers.dirty = False
+        self._more = False
         if self.readers.feed(self._now) and self.claims.feed_refills(self._now):
-            self.lookahead.feed(self._now)
-            self.claims.feed_prefetch(self._now)
+            plans_done = self.lookahead.feed(self._now)
+            prefetches_done = self.claims.feed_prefetch(self._now)
+            self._more = not (plans_done and prefetches_done)
 
     # Readers
 
@@ -194,7 +200,7 @@ class Node:
             return
         entry.attempts, entry.failed = 0, True
         for dataset in entry.datasets:
-            dataset.failed[entry.id] = (event.code, event.message)
+            dataset.fail(entry.id, event.code, event.message)
         self.readers.fail(entry, event.code, event.message)
         self.copies.forget(entry)
 
@@ -207,6 +213,8 @@ class Node:
     def _commit_failed(self, event: ev.CommitFailed) -> None:
         copy = self._copy(event.extent, event.tier, Phase.RESIDENT)
         copy.entry.avoid = copy.tier
+        for dataset in copy.entry.datasets:
+            dataset.fail(copy.entry.id, TierFailed.code, event.message)
         self.copies.committed(copy)
         self._doom(copy)
 
@@ -262,11 +270,14 @@ class Node:
     def _retune_tier(self) -> None:
         self.policy.retune()
         for entry in self.copies.entries.values():
-            if entry.copies:
-                self.copies.note(entry)
+            was_ready = entry.ready
+            self.copies.note(entry)
+            if was_ready and not entry.ready and entry.datasets:
+                self.copies.refills[entry.id] = None
         self.readers.dirty = True
 
     def _tick(self, _: ev.Tick) -> None:
+        self.readers.dirty |= self._more
         for extent in self.alarms.ring(self._now):
             entry = self.copies.entries.get(extent)
             if entry is None or entry.due_at is None or entry.due_at > self._now:

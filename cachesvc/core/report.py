@@ -11,7 +11,8 @@ from cachesvc.core.model import DatasetId, ExtentId, TierName
 class Progress:
     """How far a job's datasets are resident.
 
-    `failed` maps an extent to the code (errors.py) and message of its last fill; `stuck` is what a prefetch cannot keep.
+    `failed` maps an extent to the code (errors.py) and message of its last fill; `stuck` is what a
+    prefetch cannot keep.
     """
 
     resident_extents: int

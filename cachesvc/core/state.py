@@ -189,9 +189,14 @@ class Dataset:
     stuck: dict[ExtentId, int] = field(default_factory=dict)
     """Extents that a prefetch found no room to keep, and their sizes in bytes."""
     prefetched: bool = False
-    """All of it was asked for: what is lost of it is filled again."""
+    """All of it was asked for: what a lost tier or corruption takes is filled again."""
     prefetch_at: int = 0
     """The next extent that the prefetch looks at."""
+
+    def fail(self, extent: ExtentId, code: int, message: str) -> None:
+        """Record why an extent is not resident."""
+        self.failed[extent] = (code, message)
+        self.stuck.pop(extent, None)
 
 
 @dataclass(slots=True, eq=False)

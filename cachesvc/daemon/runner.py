@@ -80,20 +80,8 @@ class Runner:
         """A job claims a dataset."""
         self.handle(events.DatasetDeclared(job, dataset.id, tuple(zip(dataset.extent_ids, dataset.sizes))))
 
-    def build(
-        self,
-        job: Callable[[int], jobs.Build],
-        progress: Callable[[int, int], None],
-        done: Callable[[jobs.Done], None],
-    ) -> None:
-        """Resolve URIs in the builder process; `done` runs on the loop's thread."""
-
-        def answered(answer: jobs.Answer) -> None:
-            if isinstance(answer, jobs.Progress):
-                progress(answer.done_bytes, answer.total_bytes)
-            else:
-                done(answer)
-
+    def build(self, job: Callable[[int], jobs.Build], answered: Callable[[jobs.Answer], None]) -> None:
+        """Resolve URIs in the builder process; `answered` runs on the loop's thread for every answer."""
         self._fillers.submit(job, (), answered)
 
     def pin(self, dataset: Dataset, pinned: bool) -> None:

@@ -1,0 +1,286 @@
+"""Which part of a global batch this process takes: rank and world size, as the job was started. Design, D6.
+
+Sources in order: arguments, a DeviceMesh, the process group, torchrun, an srun step of more than one task,
+MPI, and else a single process. The first that is there decides; one that contradicts it is an error.
+
+Only data-parallel coordinates choose data, so processes and ranks are two counts: tensor-, context- and
+pipeline-parallel peers are several processes of one rank.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+
+from cachesvc.core.errors import DeadlineExceeded, InvalidInput, StateMismatch
+
+AGREE_TIMEOUT_S = 300.0
+"""Ranks reach their first batch minutes apart when models load from a slow disk."""
+
+_LAUNCHERS = (
+    ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    # only srun sets the step's task count; SLURM_NTASKS alone also stands in a batch script, where one runs
+    ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ""),
+    ("mpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("mpi", "PMI_RANK", "PMI_SIZE", ""),
+)
+_NAMED_MOST = 8
+
+
+class Mesh(Protocol):
+    """What we use of `torch.distributed.DeviceMesh`."""
+
+    @property
+    def mesh_dim_names(self) -> tuple[str, ...] | None: ...
+
+    def get_coordinate(self) -> Sequence[int] | None: ...
+
+    def size(self, mesh_dim: int | None = None) -> int: ...
+
+
+class Store(Protocol):
+    """What we use of `torch.distributed.Store`."""
+
+    def set(self, key: str, value: str, /) -> Any: ...
+
+    def get(self, key: str, /) -> bytes: ...
+
+    def wait(self, keys: list[str], timeout: timedelta, /) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Data-parallel `rank` of `world_size`, on node `node_rank` of `nodes`; process `process` of `processes`.
+
+    `source` says where it was found, for the log line: `8 ranks (process group)`. `nodes` never exceeds
+    `world_size`: it is the number of parts into which the order may usefully be dealt.
+    """
+
+    rank: int
+    world_size: int
+    source: str
+    node_rank: int = 0
+    nodes: int = 1
+    process: int = 0
+    processes: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    rank: int
+    size: int
+    source: str
+
+    def check(self) -> _Place:
+        if self.size < 1 or not 0 <= self.rank < self.size:
+            raise InvalidInput(f"{self.source}: rank {self.rank} of {self.size}: give 0 <= rank < world size")
+        return self
+
+
+def resolve(
+    rank: int | None = None,
+    world_size: int | None = None,
+    mesh: Mesh | None = None,
+    dp_dims: Sequence[str] = ("dp",),
+    env: Mapping[str, str] = os.environ,
+) -> Topology:
+    """This process's place in the job. Raises `InvalidInput` for a contradiction, with the numbers."""
+    group, launched = _process_group(), _launched(env)
+    if group and launched and launched.source == "torchrun":
+        _must_equal(group, launched)
+    processes = group or launched
+    data = _arguments(rank, world_size)
+    if mesh is not None:
+        meshed = _mesh(mesh, dp_dims)
+        if data:
+            _must_equal(data, meshed)
+        data = data or meshed
+    if data and processes:
+        _must_divide(data, processes)
+    chosen = data or processes or _Place(0, 1, "single process")
+    processes = processes or chosen
+    nodes = min(_nodes(processes.size, env), chosen.size)
+    return Topology(
+        chosen.rank,
+        chosen.size,
+        chosen.source,
+        chosen.rank * nodes // chosen.size,
+        nodes,
+        processes.rank,
+        processes.size,
+    )
+
+
+def job_store() -> Store | None:
+    """The process group's key-value store; None where no group is initialised."""
+    if _process_group() is None:
+        return None
+    store: Store = sys.modules["torch.distributed"].distributed_c10d._get_default_store()
+    return store
+
+
+def agree(
+    topology: Topology,
+    facts: Mapping[str, str | int],
+    store: Store,
+    name: str = "start",
+    timeout_s: float = AGREE_TIMEOUT_S,
+) -> None:
+    """Return once every process of the job has stated the same facts.
+
+    Every process calls this with the same `name`, unused before in this store. Process 0 compares, so the
+    store sees a few requests a process. Raises `StateMismatch` on all of them when a fact differs, and
+    `DeadlineExceeded` when a process has not stated its own within `timeout_s`.
+    """
+    prefix = f"cachesvc/agree/{name}"
+    store.set(f"{prefix}/{topology.process}", json.dumps(dict(facts), sort_keys=True))
+    if topology.process == 0:
+        kind, message = _verdict(topology.processes, prefix, store, timeout_s)
+        store.set(f"{prefix}/verdict", json.dumps([kind, message]))
+    else:
+        # the comparer's own deadline may have started as late as ours ends
+        _wait(store, f"{prefix}/verdict", 2 * timeout_s, "process 0 gave no verdict")
+        kind, message = json.loads(store.get(f"{prefix}/verdict"))
+    if kind == "mismatch":
+        raise StateMismatch(message)
+    if kind == "late":
+        raise DeadlineExceeded(message)
+
+
+def _verdict(processes: int, prefix: str, store: Store, timeout_s: float) -> tuple[str, str]:
+    """What process 0 found: ("", "") where all agree."""
+    deadline = time.monotonic() + timeout_s
+    stated: list[dict[str, str | int]] = []
+    for process in range(processes):
+        left_s = max(0.001, deadline - time.monotonic())
+        try:
+            _wait(store, f"{prefix}/{process}", left_s, f"process {process} of {processes} did not report")
+        except DeadlineExceeded as late:
+            return "late", str(late)
+        stated.append(json.loads(store.get(f"{prefix}/{process}")))
+    differing = [_told(fact, stated) for fact in sorted(set().union(*stated))]
+    found = "; ".join(filter(None, differing))
+    return (
+        ("mismatch", f"the job's processes disagree: {found}; start all of them alike") if found else ("", "")
+    )
+
+
+def _told(fact: str, stated: Sequence[Mapping[str, str | int]]) -> str:
+    """`seed is 0 on 0, 1, 2 and 1 on 3`, or nothing where all say the same."""
+    holders: defaultdict[str, list[str]] = defaultdict(list)
+    for process, facts in enumerate(stated):
+        holders[str(facts.get(fact, "not given"))].append(str(process))
+    if len(holders) == 1:
+        return ""
+    shown = [f"{value} on {_listed(where)}" for value, where in list(holders.items())[:_NAMED_MOST]]
+    return f"{fact} is " + " and ".join(shown)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED_MOST} more" if len(names) > _NAMED_MOST else ""
+    return ("process " if len(names) == 1 else "processes ") + ", ".join(names[:_NAMED_MOST]) + more
+
+
+def _wait(store: Store, key: str, timeout_s: float, otherwise: str) -> None:
+    try:
+        store.wait([key], timedelta(seconds=timeout_s))
+    except RuntimeError as error:  # torch's DistError: a time-out, or the store's host is gone
+        raise DeadlineExceeded(
+            f"{otherwise} within {timeout_s:.0f} s: look for its own error, or raise the time-out"
+        ) from error
+
+
+def _arguments(rank: int | None, world_size: int | None) -> _Place | None:
+    if rank is None and world_size is None:
+        return None
+    if rank is None or world_size is None:
+        raise InvalidInput(f"rank={rank}, world_size={world_size}: give both or neither")
+    return _Place(rank, world_size, "arguments").check()
+
+
+def _mesh(mesh: Mesh, dp_dims: Sequence[str]) -> _Place:
+    """The data-parallel dimensions flattened in the mesh's order; a mesh of one unnamed dimension is that."""
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        raise InvalidInput("this process is not in the mesh: give the mesh that it belongs to")
+    names = mesh.mesh_dim_names
+    if names is None and len(coordinate) == 1:
+        return _Place(coordinate[0], mesh.size(0), "mesh").check()
+    missing = [dim for dim in dp_dims if dim not in (names or ())]
+    if missing or not dp_dims:
+        raise InvalidInput(
+            f"no mesh dimension {', '.join(missing) or 'named in dp_dims'}: the mesh has"
+            f" {', '.join(names) if names else f'{len(coordinate)} without names'}; name the data-parallel"
+            " ones in dp_dims"
+        )
+    rank, size = 0, 1
+    for dim, name in enumerate(names or ()):
+        if name in dp_dims:
+            rank, size = rank * mesh.size(dim) + coordinate[dim], size * mesh.size(dim)
+    return _Place(rank, size, "mesh " + ", ".join(dp_dims)).check()
+
+
+def _process_group() -> _Place | None:
+    """The default process group; where torch was never imported there is none."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return _Place(distributed.get_rank(), distributed.get_world_size(), "process group")
+
+
+def _launched(env: Mapping[str, str]) -> _Place | None:
+    """What the launcher wrote into the environment."""
+    for source, rank, size, _ in _LAUNCHERS:
+        if source == "torchrun" and (rank in env) != (size in env):
+            there, absent = (rank, size) if rank in env else (size, rank)
+            raise InvalidInput(f"{there}={env[there]} is set without {absent}: set both or neither")
+        if rank not in env or size not in env:
+            continue
+        place = _Place(_number(env, rank), _number(env, size), source).check()
+        if source == "torchrun" or place.size > 1:
+            return place
+    return None
+
+
+def _nodes(processes: int, env: Mapping[str, str]) -> int:
+    """Nodes of the job: processes over processes per node, as far as the launcher tells."""
+    for _, _, size, local in _LAUNCHERS:
+        if local in env and env.get(size) == str(processes):
+            each = _number(env, local)
+            return processes // each if 0 < each <= processes and processes % each == 0 else 1
+    if env.get("SLURM_STEP_NUM_TASKS") == str(processes) and "SLURM_STEP_NUM_NODES" in env:
+        return max(1, _number(env, "SLURM_STEP_NUM_NODES"))
+    return 1
+
+
+def _number(env: Mapping[str, str], name: str) -> int:
+    try:
+        return int(env[name])
+    except ValueError:
+        raise InvalidInput(f"{name}={env[name]!r} in the environment is no whole number") from None
+
+
+def _must_equal(one: _Place, other: _Place) -> None:
+    if (one.rank, one.size) != (other.rank, other.size):
+        raise InvalidInput(
+            f"rank {one.rank} of {one.size} ({one.source}) contradicts rank {other.rank} of {other.size}"
+            f" ({other.source}): give one of them, or make them agree"
+        )
+
+
+def _must_divide(data: _Place, processes: _Place) -> None:
+    """Data-parallel ranks may be fewer than processes (model parallelism), in whole groups."""
+    if data.size == processes.size and data.source == "arguments":
+        _must_equal(data, processes)
+    if processes.size % data.size:
+        raise InvalidInput(
+            f"{data.size} data-parallel ranks ({data.source}) do not divide {processes.size} processes"
+            f" ({processes.source}): give the data-parallel rank and size of this process"
+        )

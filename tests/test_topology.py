@@ -1,0 +1,168 @@
+"""Where a process takes its rank from, and how ranks find out that they disagree."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from cachesvc.core.errors import DeadlineExceeded, InvalidInput, StateMismatch
+from loader.topology import Topology, agree, job_store, resolve
+
+torch_distributed = pytest.importorskip("torch.distributed")
+
+
+@dataclass(frozen=True)
+class GridMesh:
+    """A mesh without processes: names, sizes, and where we stand."""
+
+    mesh_dim_names: tuple[str, ...] | None
+    sizes: tuple[int, ...]
+    coordinate: tuple[int, ...] | None
+
+    def get_coordinate(self) -> Sequence[int] | None:
+        return self.coordinate
+
+    def size(self, mesh_dim: int | None = None) -> int:
+        return self.sizes[mesh_dim or 0]
+
+
+def test_nothing_set_is_a_single_process() -> None:
+    assert resolve(env={}) == Topology(0, 1, "single process")
+
+
+def test_arguments_come_first() -> None:
+    assert resolve(1, 2, env={}) == Topology(1, 2, "arguments", 0, 1, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        (
+            {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"},
+            Topology(5, 8, "torchrun", 1, 2, 5, 8),
+        ),
+        (
+            {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2"},
+            Topology(3, 4, "srun", 1, 2, 3, 4),
+        ),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, Topology(0, 1, "single process")),
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, Topology(0, 1, "single process")),
+        (
+            {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"},
+            Topology(1, 2, "mpi", 1, 2, 1, 2),
+        ),
+        ({"PMI_RANK": "2", "PMI_SIZE": "3"}, Topology(2, 3, "mpi", 0, 1, 2, 3)),
+        (  # torchrun, started once a node by srun
+            {
+                "RANK": "9",
+                "WORLD_SIZE": "16",
+                "LOCAL_WORLD_SIZE": "8",
+                "SLURM_PROCID": "1",
+                "SLURM_STEP_NUM_TASKS": "2",
+            },
+            Topology(9, 16, "torchrun", 1, 2, 9, 16),
+        ),
+    ],
+)
+def test_launchers_are_understood(env: Mapping[str, str], expected: Topology) -> None:
+    assert resolve(env=env) == expected
+
+
+def test_only_data_parallel_dimensions_of_a_mesh_choose_data() -> None:
+    mesh = GridMesh(("dp_replicate", "dp_shard", "tp"), (2, 3, 4), (1, 2, 3))
+    found = resolve(mesh=mesh, dp_dims=("dp_replicate", "dp_shard"), env={})
+    assert (found.rank, found.world_size, found.source) == (5, 6, "mesh dp_replicate, dp_shard")
+    assert resolve(mesh=GridMesh(None, (4,), (2,)), env={}).rank == 2
+
+
+def test_model_parallel_peers_share_a_rank_and_are_several_processes() -> None:
+    env = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
+    assert resolve(0, 2, env=env) == Topology(0, 2, "arguments", 0, 2, 5, 8)
+
+
+@pytest.mark.parametrize(
+    ("ask", "words"),
+    [
+        (lambda: resolve(2, 2, env={}), "rank 2 of 2"),
+        (lambda: resolve(0, 0, env={}), "rank 0 of 0"),
+        (lambda: resolve(1, env={}), "give both"),
+        (lambda: resolve(env={"RANK": "1"}), "RANK=1 is set without WORLD_SIZE"),
+        (lambda: resolve(env={"WORLD_SIZE": "4"}), "WORLD_SIZE=4 is set without RANK"),
+        (lambda: resolve(env={"RANK": "one", "WORLD_SIZE": "2"}), "RANK='one'"),
+        (lambda: resolve(env={"RANK": "4", "WORLD_SIZE": "4"}), "rank 4 of 4"),
+        (lambda: resolve(0, 3, env={"RANK": "0", "WORLD_SIZE": "4"}), "3 .*do not divide 4"),
+        (lambda: resolve(0, 4, env={"RANK": "1", "WORLD_SIZE": "4"}), "contradicts rank 1 of 4"),
+        (lambda: resolve(mesh=GridMesh(("data", "tp"), (2, 2), (0, 0)), env={}), "dimension dp: .* data, tp"),
+        (lambda: resolve(mesh=GridMesh(None, (2, 2), (0, 0)), env={}), "2 without names"),
+        (lambda: resolve(mesh=GridMesh(("dp",), (2,), None), env={}), "not in the mesh"),
+        (lambda: resolve(0, 2, mesh=GridMesh(("dp",), (2,), (1,)), env={}), "contradicts rank 1 of 2"),
+    ],
+)
+def test_a_contradiction_is_one_line_with_the_numbers(ask: Callable[[], Topology], words: str) -> None:
+    with pytest.raises(InvalidInput, match=words) as caught:
+        ask()
+    assert "\n" not in str(caught.value)
+
+
+def test_without_a_process_group_there_is_no_store() -> None:
+    assert job_store() is None
+
+
+def _rank(rank: int, rendezvous: str, answers: multiprocessing.Queue[tuple[int, dict[str, str]]]) -> None:
+    """One real rank: joins the group, resolves, and tries every kind of agreement."""
+    os.environ.update(GLOO_SOCKET_IFNAME="lo", MASTER_ADDR="127.0.0.1")
+    import torch.distributed as distributed
+    from torch.distributed.device_mesh import init_device_mesh
+
+    distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+    found = {}
+    topology = resolve(env={})
+    found["group"] = str(topology)
+    meshed = resolve(mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp")), env={})
+    found["mesh"] = f"{meshed.rank} of {meshed.world_size} ({meshed.source})"
+    try:
+        resolve(env={"RANK": str(1 - rank), "WORLD_SIZE": "2"})
+    except InvalidInput as error:
+        found["contradiction"] = str(error)
+    store = job_store()
+    assert store is not None
+    agree(topology, {"seed": 0, "version": "3f2a"}, store, "same", 20)
+    try:
+        agree(topology, {"seed": rank, "version": "3f2a"}, store, "seeds", 20)
+    except StateMismatch as error:
+        found["mismatch"] = str(error)
+    if rank == 0:
+        try:
+            agree(topology, {"seed": 0}, store, "alone", 0.2)
+        except DeadlineExceeded as error:
+            found["late"] = str(error)
+    answers.put((rank, found))
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+def test_two_real_ranks_resolve_agree_and_disagree(tmp_path: Path) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    answers: multiprocessing.Queue[tuple[int, dict[str, str]]] = spawn.Queue()
+    ranks = [
+        spawn.Process(target=_rank, args=(rank, str(tmp_path / "rendezvous"), answers), daemon=True)
+        for rank in range(2)
+    ]
+    for process in ranks:
+        process.start()
+    found = dict(answers.get(timeout=60) for _ in ranks)
+    for process in ranks:
+        process.join(timeout=30)
+        assert process.exitcode == 0
+    for rank in range(2):
+        assert found[rank]["group"] == str(Topology(rank, 2, "process group", 0, 1, rank, 2))
+        assert found[rank]["mesh"] == f"{rank} of 2 (mesh dp)"
+        assert "contradicts" in found[rank]["contradiction"]
+        assert "seed is 0 on process 0 and 1 on process 1" in found[rank]["mismatch"]
+        assert "version" not in found[rank]["mismatch"]
+    assert "process 1 of 2 did not report" in found[0]["late"]
