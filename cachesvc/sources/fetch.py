@@ -1,0 +1,168 @@
+"""Fill a descriptor with an extent's bytes: many ranged reads at once into reused buffers, then `pwrite`."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import zstandard
+
+from cachesvc.core.errors import CorruptData, InvalidInput, OutOfSpace, TierFailed
+from cachesvc.core.model import Extent, ObjectVersion, Piece
+from cachesvc.sources.source import Source
+
+PART_BYTES = 8 << 20
+"""At 20 ms a request and 90 MB/s a connection a part of 8 MiB spends 18 % waiting, and 64 MiB has 8 of them."""
+THREADS = 64
+"""Small objects wait for latency, not bandwidth: 64 under way hide 20 ms at 3,000 objects a second."""
+BUFFERS_BYTES = 128 << 20
+"""What all buffers of one fetch may take; fewer threads run where parts are large."""
+_DECODE_BYTES = 1 << 20
+_WINDOW_BYTES = 128 << 20
+
+
+@dataclass(slots=True)
+class _Stored:
+    """An encoded object that is being fetched whole; `missing` parts have not arrived."""
+
+    piece: Piece
+    at: int
+    data: bytearray
+    missing: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A range of one object and where it goes: the descriptor at `at`, or `stored` at `offset`."""
+
+    version: ObjectVersion
+    offset: int
+    size: int
+    at: int
+    stored: _Stored | None = None
+
+
+class Fetcher:
+    """Threads and their buffers, kept from one extent to the next. Not for several threads at once.
+
+    `source_of` answers the source for a URI and is called from many threads.
+    """
+
+    def __init__(
+        self, source_of: Callable[[str], Source], threads: int = THREADS, part_bytes: int = PART_BYTES
+    ) -> None:
+        self._source_of = source_of
+        self._threads = threads
+        self._part_bytes = part_bytes
+        self._pool = ThreadPoolExecutor(threads, "fetch")
+        self._own = threading.local()
+        self._lock = threading.Lock()
+
+    def fetch(self, extent: Extent, into_fd: int) -> None:
+        """Write the extent's `size_bytes` at offset 0 of `into_fd`; returns when no thread writes any more.
+
+        Raises what the source raises (the first failure; the rest is given up), CorruptData when an encoded
+        object does not decode to exactly its announced length, OutOfSpace, TierFailed.
+        """
+        parts = deque(_parts(extent, self._part_bytes))
+        if not parts:
+            return
+        largest = max(part.size for part in parts)
+        count = min(self._threads, len(parts), max(1, BUFFERS_BYTES // largest))
+        runs = [self._pool.submit(self._drain, parts, into_fd) for _ in range(count)]
+        failures = [error for run in runs if (error := run.exception()) is not None]
+        if failures:
+            raise failures[0]
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown()
+
+    def _drain(self, parts: deque[_Part], into_fd: int) -> None:
+        try:
+            while True:
+                try:
+                    part = parts.popleft()
+                except IndexError:
+                    return
+                self._one(part, into_fd)
+        except BaseException:
+            parts.clear()  # the others stop after the part they hold
+            raise
+
+    def _one(self, part: _Part, into_fd: int) -> None:
+        source = self._source_of(part.version.uri)
+        stored = part.stored
+        if stored is None:
+            view = self._buffer(part.size)
+            source.read_into(part.version, part.offset, view)
+            _write(into_fd, view, part.at)
+            return
+        source.read_into(part.version, part.offset, memoryview(stored.data)[part.offset :][: part.size])
+        with self._lock:
+            stored.missing -= 1
+            complete = not stored.missing
+        if complete:
+            _decode(stored, into_fd, self._buffer(_DECODE_BYTES))
+
+    def _buffer(self, size: int) -> memoryview:
+        """This thread's buffer, grown when it is too small."""
+        held: memoryview | None = getattr(self._own, "buffer", None)
+        if held is None or len(held) < size:
+            held = self._own.buffer = memoryview(bytearray(size))
+        return held[:size]
+
+
+def _parts(extent: Extent, part_bytes: int) -> Iterator[_Part]:
+    at = 0
+    for piece in extent.pieces:
+        version = piece.object
+        if piece.codec:
+            if piece.codec.split(":")[0] != "zstd":
+                raise InvalidInput(
+                    f"{version.uri}: nobody here decodes {piece.codec!r}; zstd is what there is"
+                )
+            starts = range(0, version.size_bytes, part_bytes)
+            stored = _Stored(piece, at, bytearray(version.size_bytes), len(starts))
+            for start in starts:
+                yield _Part(version, start, min(part_bytes, version.size_bytes - start), at, stored)
+        else:
+            for start in range(0, piece.length, part_bytes):
+                size = min(part_bytes, piece.length - start)
+                yield _Part(version, piece.offset + start, size, at + start)
+        at += piece.length
+
+
+def _decode(stored: _Stored, into_fd: int, buffer: memoryview) -> None:
+    """Decode by pieces of the buffer; a byte more than announced stops it, so no bomb unfolds."""
+    uri, expected, done = stored.piece.object.uri, stored.piece.length, 0
+    decoder = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES)
+    try:
+        with decoder.stream_reader(stored.data, read_across_frames=True) as reader:
+            while got := reader.readinto(buffer):
+                if done + got > expected:
+                    raise CorruptData(f"{uri} decodes to more than the {expected} bytes that its index says")
+                _write(into_fd, buffer[:got], stored.at + done)
+                done += got
+    except zstandard.ZstdError as error:
+        raise CorruptData(f"{uri} is not valid zstd: {error}") from error
+    if done != expected:
+        raise CorruptData(f"{uri} decodes to {done} bytes, not the {expected} that its index says")
+
+
+def _write(into_fd: int, data: memoryview, at: int) -> None:
+    try:
+        while len(data):
+            done = os.pwrite(into_fd, data, at)
+            data, at = data[done:], at + done
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OutOfSpace(
+                "no space left for the extent being filled; free some or lower the budget"
+            ) from error
+        raise TierFailed(f"cannot write the extent being filled: {error.strerror}") from error

@@ -1,0 +1,57 @@
+"""Which source a URI is read through, and what is wrapped around it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cachesvc.core.errors import InvalidInput
+from cachesvc.sources.files import FilesSource
+from cachesvc.sources.metadata import EXPIRY_S, CachedMetadata
+from cachesvc.sources.remote import open_fsspec
+from cachesvc.sources.resilient import Resilience, Resilient
+from cachesvc.sources.s3 import S3Settings, open_s3
+from cachesvc.sources.source import Source
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSettings:
+    """How sources are reached. Picklable, so that a filler process can open its own.
+
+    `metadata_directory`: where listings and HEADs are kept; None keeps none. `roots`: real paths that files
+    must lie under (`Allowlist.roots`); empty allows all.
+    """
+
+    s3: S3Settings = field(default_factory=S3Settings)
+    resilience: Resilience = field(default_factory=Resilience)
+    roots: tuple[str, ...] = ()
+    metadata_directory: Path | None = None
+    metadata_expiry_s: float = EXPIRY_S
+
+
+def open_reader(uri: str, settings: SourceSettings | None = None) -> Resilient:
+    """A source for every URI of this one's scheme (fsspec: and host), with patience and counters.
+
+    Raises InvalidInput for a scheme that nobody reads, NotAllowed without credentials.
+    """
+    chosen = settings or SourceSettings()
+    scheme, mark, _ = uri.partition("://")
+    backend: Source
+    if not mark or scheme == "file":
+        backend = FilesSource(chosen.roots)
+    elif scheme == "s3":
+        backend = open_s3(chosen.s3)
+    elif scheme in ("http", "https"):
+        raise InvalidInput(f"{uri}: plain web servers cannot be listed; give the storage's own URL")
+    else:
+        backend = open_fsspec(uri)
+    return Resilient(backend, chosen.resilience)
+
+
+def open_source(uri: str, settings: SourceSettings | None = None) -> Source:
+    """As `open_reader`, with listings and HEADs kept where the settings name a directory for them."""
+    chosen = settings or SourceSettings()
+    reader = open_reader(uri, chosen)
+    if chosen.metadata_directory is None or "://" not in uri or uri.startswith("file://"):
+        return reader
+    return CachedMetadata(reader, chosen.metadata_directory, chosen.metadata_expiry_s)

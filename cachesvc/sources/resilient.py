@@ -1,0 +1,278 @@
+"""Patience around a source: retries with full jitter, a deadline, a concurrency limit that gives way when the
+source throttles, and hedged reads. A decorator, itself a `Source`.
+
+Hedging: a read that runs longer than the tail of recent latencies is asked a second time, into a buffer of
+its own. Whichever finishes first wins: when it is the second, the first is interrupted, and its bytes are
+overwritten only after it has returned, so a late loser never writes over the winner's.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar, runtime_checkable
+
+from cachesvc.core.backoff import Concurrency, LatencyTail, full_jitter_s, hedge_allowed
+from cachesvc.core.errors import CacheError, DeadlineExceeded, SourceUnavailable
+from cachesvc.core.model import ObjectVersion
+from cachesvc.sources.source import Source
+
+T = TypeVar("T")
+HEDGE_THREADS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Resilience:
+    """How patient. `deadline_s` covers all tries of one call; no new try starts after it."""
+
+    deadline_s: float = 120.0
+    attempts: int = 8
+    concurrency: int = 64
+    hedge: bool = True
+
+
+@dataclass(slots=True)
+class SourceCounters:
+    """What was asked of the source. `hedges` and `hedge_bytes` are not in `requests` and `bytes`."""
+
+    requests: int = 0
+    bytes: int = 0
+    retries: int = 0
+    throttled: int = 0
+    hedges: int = 0
+    hedge_wins: int = 0
+    hedge_bytes: int = 0
+
+
+@runtime_checkable
+class Interruptible(Protocol):
+    """A source whose reads can be made to fail from another thread; only these are hedged."""
+
+    def interrupt(self, thread: int) -> None:
+        """Make the read that runs in that thread fail now."""
+        ...
+
+
+@dataclass(slots=True)
+class _Read:
+    """One read that may be hedged; its fields change under the lock of `Resilient`."""
+
+    version: ObjectVersion
+    offset: int
+    size: int
+    thread: int = field(default_factory=threading.get_ident)
+    running: bool = True
+    hedged: bool = False
+    answer: bytearray | None = None
+
+
+class Resilient:
+    """`Source` that tries again. Clock, chance and sleep are arguments for tests."""
+
+    def __init__(
+        self,
+        source: Source,
+        resilience: Resilience | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random.random,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._source, self._clock, self._chance, self._sleep = source, clock, chance, sleep
+        self._resilience = resilience or Resilience()
+        self._counters = SourceCounters()
+        self._changed = threading.Condition()
+        self._under_way = 0
+        self._concurrency = Concurrency(self._resilience.concurrency)
+        self._tail = LatencyTail()
+        self._hedger = _Hedger(self._hedge, clock)
+
+    @property
+    def counters(self) -> SourceCounters:
+        """Live counts."""
+        return self._counters
+
+    @property
+    def concurrency(self) -> int:
+        """Requests that may be under way now."""
+        return self._concurrency.limit
+
+    def list(self, prefix: str) -> Iterator[ObjectVersion]:
+        """As the source lists; after a failure the listing starts over and goes on behind its last object."""
+        seen = 0
+        last = ""
+        pages = self._source.list(prefix)
+
+        def following() -> ObjectVersion | None:
+            nonlocal pages
+            try:
+                return next(pages, None)
+            except CacheError:
+                pages = _behind(self._source.list(prefix), last) if seen else self._source.list(prefix)
+                raise
+
+        while (found := self._patiently(following)) is not None:
+            seen += 1
+            last = found.uri
+            yield found
+
+    def head(self, uri: str) -> ObjectVersion:
+        """As the source's, with patience."""
+        return self._patiently(lambda: self._source.head(uri))
+
+    def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
+        """As the source's, with patience. Raises DeadlineExceeded while waiting for its turn."""
+        self._patiently(lambda: self._timed(version, offset, into))
+
+    def close(self) -> None:
+        """Stop hedging and close the source."""
+        self._hedger.close()
+        self._source.close()
+
+    def _patiently(self, call: Callable[[], T]) -> T:
+        started = self._clock()
+        for attempt in range(self._resilience.attempts):
+            try:
+                with self._turn(started + self._resilience.deadline_s):
+                    answer = call()
+                with self._changed:
+                    self._concurrency.succeeded()
+                return answer
+            except SourceUnavailable as error:
+                with self._changed:
+                    if error.throttled:
+                        self._counters.throttled += 1
+                        self._concurrency.throttled(self._clock())
+                wait_s = full_jitter_s(attempt, self._chance())
+                # Jitter on top, or all who were turned away come back in one instant.
+                wait_s = max(wait_s, error.retry_after_s * (1 + 0.25 * self._chance()))
+                left_s = started + self._resilience.deadline_s - self._clock()
+                if attempt + 1 == self._resilience.attempts or wait_s >= left_s:
+                    raise
+                with self._changed:
+                    self._counters.retries += 1
+                self._sleep(wait_s)
+        raise AssertionError("at least one attempt")
+
+    @contextmanager
+    def _turn(self, until: float) -> Iterator[None]:
+        with self._changed:
+            while self._under_way >= self._concurrency.limit:
+                left_s = until - self._clock()
+                if left_s <= 0:
+                    raise DeadlineExceeded("the source has throttled us for too long; ask less of it at once")
+                self._changed.wait(left_s)
+            self._under_way += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._under_way -= 1
+                self._changed.notify()
+
+    def _timed(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
+        started = self._clock()
+        with self._changed:
+            self._counters.requests += 1
+            tail_s = self._tail.tail_s(len(into)) if self._resilience.hedge else None
+        if tail_s is not None and isinstance(self._source, Interruptible):
+            self._raced(version, offset, into, started + tail_s)
+        else:
+            self._source.read_into(version, offset, into)
+        with self._changed:
+            self._counters.bytes += len(into)
+            self._tail.add(len(into), self._clock() - started)
+
+    def _raced(self, version: ObjectVersion, offset: int, into: memoryview, due: float) -> None:
+        read = _Read(version, offset, len(into))
+        self._hedger.watch(due, read)
+        try:
+            self._source.read_into(version, offset, into)
+        except SourceUnavailable:
+            with self._changed:
+                read.running = False
+            if read.answer is None:
+                raise
+            into[:] = read.answer
+        finally:
+            with self._changed:
+                read.running = False
+
+    def _hedge(self, read: _Read) -> None:
+        """Runs in a hedging thread when `read` is late."""
+        with self._changed:
+            if not read.running or not hedge_allowed(self._counters.hedges, self._counters.requests):
+                return
+            self._counters.hedges += 1
+        answer = bytearray(read.size)
+        try:
+            self._source.read_into(read.version, read.offset, memoryview(answer))
+        except CacheError:  # the first read is still under way and says what is wrong, if anything is
+            return
+        with self._changed:
+            self._counters.hedge_bytes += read.size
+            if read.running and isinstance(self._source, Interruptible):
+                # (1) the answer is there before (2) the first read fails; (3) its own thread copies.
+                self._counters.hedge_wins += 1
+                read.answer = answer
+                self._source.interrupt(read.thread)
+
+
+class _Hedger:
+    """A thread that watches for late reads, and a few that ask again; started by the first read to watch."""
+
+    def __init__(self, hedge: Callable[[_Read], None], clock: Callable[[], float]) -> None:
+        self._hedge, self._clock = hedge, clock
+        self._changed = threading.Condition()
+        self._due: list[tuple[float, int, _Read]] = []
+        self._count = 0
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def watch(self, due: float, read: _Read) -> None:
+        """Call `hedge` at `due` unless the read is over by then."""
+        with self._changed:
+            if self._closed:
+                return
+            self._count += 1
+            heapq.heappush(self._due, (due, self._count, read))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="hedger", daemon=True)
+                self._thread.start()
+            elif self._due[0][2] is read:
+                self._changed.notify()
+
+    def close(self) -> None:
+        """Stop watching; waits for hedges under way."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        with ThreadPoolExecutor(HEDGE_THREADS, "hedge") as threads:
+            while (read := self._late()) is not None:
+                threads.submit(self._hedge, read)
+
+    def _late(self) -> _Read | None:
+        """The next read that is late; None at the end."""
+        with self._changed:
+            while not self._closed:
+                while self._due and not self._due[0][2].running:
+                    heapq.heappop(self._due)
+                wait_s = self._due[0][0] - self._clock() if self._due else None
+                if wait_s is not None and wait_s <= 0:
+                    return heapq.heappop(self._due)[2]
+                self._changed.wait(wait_s)
+        return None
+
+
+def _behind(listing: Iterator[ObjectVersion], last: str) -> Iterator[ObjectVersion]:
+    """What a listing in key order holds behind `last`."""
+    return (found for found in listing if found.uri.encode() > last.encode())

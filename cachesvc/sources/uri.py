@@ -1,0 +1,147 @@
+"""URIs as users type them: one canonical form, an allowlist over it, brace ranges and globs.
+
+A canonical URI is a fixed point of `canonical`. Objects' own keys, as listings return them, are not
+canonicalised: a key may hold anything.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from cachesvc.core.errors import InvalidInput, NotAllowed
+from cachesvc.core.model import ObjectVersion
+from cachesvc.sources.files import under
+from cachesvc.sources.source import Source
+
+MAX_URI_BYTES = 4096
+MAX_EXPANDED = 100_000
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,31})://")
+_TRICK = re.compile(r"[\x00-\x1f\x7f\\]|%(2e|2f|5c|00)", re.I)
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,254}")
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(\d{1,18})\.\.(\d{1,18})")
+
+
+def canonical(uri: str) -> str:
+    """The one form of a dataset URI: lower-case scheme, `file://` for paths, no empty or dot segment.
+
+    Relative paths start at the working directory. `a//b` is one slash in a path; in a bucket it is another
+    key, and refused. Raises InvalidInput, also for percent-encoded dots and slashes, control characters and
+    backslashes.
+    """
+    if not uri.strip() or len(uri.encode(errors="surrogateescape")) > MAX_URI_BYTES:
+        raise InvalidInput(f"a URI must have 1 to {MAX_URI_BYTES} bytes")
+    found = _SCHEME.match(uri)
+    scheme = found[1].lower() if found else "file"
+    rest = uri[found.end() :] if found else os.path.abspath(uri) + "/" * uri.endswith("/")
+    if _TRICK.search(rest):
+        raise InvalidInput(f"{uri!r} holds a control character, backslash or percent-encoded dot or slash")
+    if scheme == "file":
+        rest = "/" + re.sub(r"/+", "/", rest.removeprefix("localhost/")).lstrip("/") if rest else ""
+    elif not _BUCKET.fullmatch(rest.split("/", 1)[0]):
+        raise InvalidInput(f"{uri!r} names no bucket or host; write {scheme}://bucket/prefix/")
+    segments = rest.rstrip("/").split("/")[1:]
+    if not rest or {".", ".."} & set(segments) or "" in segments or rest.endswith("//"):
+        raise InvalidInput(f"{uri!r} holds an empty, '.' or '..' segment; write the plain path")
+    return f"{scheme}://{rest}"
+
+
+@dataclass(frozen=True, slots=True)
+class Allowlist:
+    """Prefixes that may be served; made by `allowlist`."""
+
+    prefixes: tuple[str, ...]
+
+    def check(self, uri: str) -> str:
+        """The canonical URI, symbolic links of paths resolved. Raises NotAllowed, InvalidInput."""
+        found = _resolved(canonical(uri))
+        if not under(found.rstrip("/"), self.prefixes):
+            raise NotAllowed(f"{uri} is not below an allowed prefix ({', '.join(self.prefixes) or 'none'})")
+        return found
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        """The allowed real paths, for `FilesSource`."""
+        return tuple(p.removeprefix("file://") or "/" for p in self.prefixes if p.startswith("file://"))
+
+
+def allowlist(prefixes: Iterable[str]) -> Allowlist:
+    """Canonical prefixes, symbolic links of paths resolved. Raises InvalidInput."""
+    return Allowlist(tuple(_resolved(canonical(prefix)).rstrip("/") for prefix in prefixes))
+
+
+def _resolved(uri: str) -> str:
+    """A path with its links resolved up to the first segment that is a glob or a brace range."""
+    if not uri.startswith("file://"):
+        return uri
+    path = uri.removeprefix("file://")
+    end = min((path.find(c) for c in "*?[{" if c in path), default=len(path))
+    cut = path.rfind("/", 0, end) + 1 if end < len(path) else end
+    real = os.path.realpath(path[:cut])
+    if not path[:cut].endswith("/") or real == "/":
+        return f"file://{real}{path[cut:]}"
+    return f"file://{real}/{path[cut:]}"
+
+
+def expand(uri: str) -> list[str]:
+    """`{000..012}` and `{a,b}` spelled out, left to right; zero padding kept. Globs stay as they are.
+
+    Raises InvalidInput beyond `MAX_EXPANDED` URIs and for braces that are neither.
+    """
+    found = _BRACES.search(uri)
+    if found is None:
+        return [uri]
+    head, tails = uri[: found.start()], expand(uri[found.end() :])
+    choices = _choices(found[1], uri)
+    if len(choices) * len(tails) > MAX_EXPANDED:
+        raise InvalidInput(f"{uri} stands for more than {MAX_EXPANDED} objects; give a prefix instead")
+    return [head + choice + tail for choice in choices for tail in tails]
+
+
+def _choices(body: str, uri: str) -> list[str]:
+    span = _RANGE.fullmatch(body)
+    if span is None:
+        if "," not in body:
+            raise InvalidInput(
+                f"{uri}: {{{body}}} is neither a range like {{000..123}} nor a list like {{a,b}}"
+            )
+        return body.split(",")
+    first, last = int(span[1]), int(span[2])
+    if abs(last - first) >= MAX_EXPANDED:
+        raise InvalidInput(f"{uri} stands for more than {MAX_EXPANDED} objects; give a prefix instead")
+    width = max(len(span[1]), len(span[2])) if "0" in (span[1][:1], span[2][:1]) else 0
+    step = 1 if last >= first else -1
+    return [str(number).zfill(width) for number in range(first, last + step, step)]
+
+
+def has_glob(uri: str) -> bool:
+    """Whether the URI is a pattern: `*`, `?` within a segment, `[abc]`, `**` across segments."""
+    return any(mark in uri for mark in "*?[")
+
+
+def glob(source: Source, pattern: str) -> Iterator[ObjectVersion]:
+    """Objects whose URI matches, in key order; lists from the last folder before the first wildcard."""
+    start = min(pattern.find(mark) for mark in "*?[" if mark in pattern)
+    root = pattern[: pattern.rindex("/", 0, start) + 1]
+    wanted = _pattern(pattern)
+    return (found for found in source.list(root) if wanted.fullmatch(found.uri))
+
+
+def _pattern(pattern: str) -> re.Pattern[str]:
+    """A regular expression in which only `**/` crosses slashes."""
+    parts = ["(?:.*/)?" if part == "**" else _segment(part) + "/" for part in pattern.split("/")]
+    return re.compile("".join(parts[:-1]) + (".*" if parts[-1] == "(?:.*/)?" else parts[-1][:-1]), re.S)
+
+
+def _segment(part: str) -> str:
+    tokens = re.findall(r"\[!?\]?[^\]]*\]|.", part, re.S)
+    plain = {"*": "[^/]*", "?": "[^/]"}
+    return "".join(plain.get(t) or (_class(t) if len(t) > 1 else re.escape(t)) for t in tokens)
+
+
+def _class(token: str) -> str:
+    inner = token[1:-1].replace("\\", r"\\").replace("[", r"\[").replace("]", r"\]")
+    return f"[^/{inner[1:]}]" if inner.startswith("!") else f"[{inner.replace('^', chr(92) + '^')}]"
