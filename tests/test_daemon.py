@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -59,6 +60,15 @@ def read(answer: Granted | Refused) -> bytes:
 
 def gets(proxy: Proxy) -> dict[str, int]:
     return {key: count for key, count in proxy.counts.by.items() if key.startswith("GET") and "0.bin" in key}
+
+
+def held_memory(pid: int) -> list[str]:
+    """The RAM-tier memfds that a process has open."""
+    names = []
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed since it was listed
+            names.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    return [name for name in names if name.startswith("/memfd:cachesvc-")]
 
 
 def wait_until(good: object, limit_s: float = 10.0) -> None:
@@ -213,9 +223,7 @@ def test_a_killed_reader_leaves_nothing_behind(daemon: Daemon, bucket: str, data
         control.evict(info.id)
         wait_until(lambda: sum(tier.used_bytes for tier in control.status().tiers) == 0)
     assert daemon.process is not None
-    folder = f"/proc/{daemon.process.pid}/fd"
-    held = [os.readlink(f"{folder}/{fd}") for fd in os.listdir(folder)]
-    assert not [name for name in held if name.startswith("/memfd:cachesvc-")]
+    assert not held_memory(daemon.process.pid)
 
 
 def test_after_a_kill_nvme_is_warm_and_held_memory_counts(

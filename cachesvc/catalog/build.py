@@ -19,7 +19,7 @@ from cachesvc.catalog.formats import files, fixed, mds, tokens, webdataset
 from cachesvc.catalog.inputs import Draft, Entry, ExtentBytes, Inputs, Options
 from cachesvc.catalog.space import Space
 from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, NotFound
-from cachesvc.core.model import PAGE_BYTES, DatasetId, Extent, ObjectVersion
+from cachesvc.core.model import EXTENT_BYTES, PAGE_BYTES, DatasetId, Extent, ObjectVersion
 from cachesvc.sources.source import Source
 
 __all__ = ["DirectBytes", "ExtentBytes", "Options", "Survey", "build", "provisional", "survey"]
@@ -65,6 +65,7 @@ class Survey:
 def survey(uris: Sequence[str], options: Options, sources: _Sources) -> Survey:
     """List, find the format, compute the version's digest; reads no data. Raises NotFound for an empty
     dataset, InvalidInput for unknown or ambiguous formats, and what the source raises."""
+    options = replace(options, extent_bytes=options.extent_bytes or EXTENT_BYTES)
     if not uris or options.extent_bytes < PAGE_BYTES or options.extent_bytes % PAGE_BYTES:
         raise InvalidInput(f"a dataset needs a URI, and extent_bytes in multiples of {PAGE_BYTES}")
     uri = name_of(uris)
