@@ -248,7 +248,7 @@ def test_prefetch_reports_what_is_resident_what_failed_and_what_does_not_fit() -
     tell(node, FillFailed(B, RAM, 4, "gone"))
     progress = node.progress(1)
     assert (progress.resident_extents, progress.total_bytes) == (1, 5 * SIZE)
-    assert progress.failed == {B: "gone"}
+    assert progress.failed == {B: (4, "gone")}
     assert progress.stuck_bytes == 3 * SIZE
     assert progress.finished
 

@@ -27,9 +27,7 @@ def status(socket: str | None, json: bool) -> int:
         f" {reply.readers:,} readers, {reply.fills_running:,} fills running,"
         f" serves {' '.join(reply.allow) or 'what its user may read'}"
     )
-    output.table(
-        ["tier", "used>", "budget>", "full>", "extents>", "held>", ""], [_tier(t) for t in reply.tiers]
-    )
+    output.table(["tier", "used>", "budget>", "full>", "held>", ""], [_tier(t) for t in reply.tiers])
     if reply.datasets:
         heads = [
             "dataset",
@@ -38,12 +36,11 @@ def status(socket: str | None, json: bool) -> int:
             "share>",
             "readers>",
             "hits>",
+            "ahead>",
             "bound>",
             "source>",
-            "",
-            "uri",
         ]
-        output.table(heads, [_dataset(d) for d in reply.datasets])
+        output.table([*heads, "", "uri"], [_dataset(d) for d in reply.datasets])
     return 0
 
 
@@ -53,20 +50,21 @@ def _tier(tier: pb.TierStatus) -> list[str]:
         output.size(tier.used_bytes),
         output.size(tier.budget_bytes),
         output.share(tier.used_bytes, tier.budget_bytes),
-        f"{tier.extents:,}",
         output.size(tier.held_bytes),
         "lost: see the daemon's log" if tier.lost else "",
     ]
 
 
 def _dataset(row: pb.DatasetStatus) -> list[str]:
+    demands = row.hits + row.ahead + row.misses + row.refused
     return [
         row.dataset.id[:12],
         output.size(row.resident_bytes),
         output.size(row.dataset.size_bytes),
         output.share(row.resident_bytes, row.dataset.size_bytes),
         f"{row.readers:,}",
-        output.share(row.hits, row.hits + row.misses),
+        output.share(row.hits, demands),
+        output.share(row.ahead, demands),
         output.share(row.bound, 1.0),
         output.size(row.source_bytes),
         "pinned" if row.pinned else "",

@@ -110,7 +110,7 @@ class Claims:
     def progress(self, job: int) -> Progress:
         """How much of a job's datasets is resident, and why the rest is not."""
         datasets = self._jobs.get(job, [])
-        failed: dict[ExtentId, str] = {}
+        failed: dict[ExtentId, tuple[int, str]] = {}
         for dataset in datasets:
             failed.update(dataset.failed)
         return Progress(

@@ -200,7 +200,7 @@ class Node:
             return
         entry.attempts, entry.failed = 0, True
         for dataset in entry.datasets:
-            dataset.fail(entry.id, event.message)
+            dataset.fail(entry.id, event.code, event.message)
         self.readers.fail(entry, event.code, event.message)
         self.copies.forget(entry)
 
@@ -214,7 +214,7 @@ class Node:
         copy = self._copy(event.extent, event.tier, Phase.RESIDENT)
         copy.entry.avoid = copy.tier
         for dataset in copy.entry.datasets:
-            dataset.fail(copy.entry.id, event.message)
+            dataset.fail(copy.entry.id, TierFailed.code, event.message)
         self.copies.committed(copy)
         self._doom(copy)
 

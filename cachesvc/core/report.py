@@ -11,14 +11,15 @@ from cachesvc.core.model import DatasetId, ExtentId, TierName
 class Progress:
     """How far a job's datasets are resident.
 
-    `failed` maps an extent to the message of its last fill; `stuck` is what a prefetch cannot keep.
+    `failed` maps an extent to the code (errors.py) and message of its last fill; `stuck` is what a
+    prefetch cannot keep.
     """
 
     resident_extents: int
     resident_bytes: int
     total_extents: int
     total_bytes: int
-    failed: dict[ExtentId, str]
+    failed: dict[ExtentId, tuple[int, str]]
     stuck_extents: int
     stuck_bytes: int
 

@@ -185,7 +185,7 @@ class Dataset:
     kept_bytes: int = 0
     ready_count: int = 0
     ready_bytes: int = 0
-    failed: dict[ExtentId, str] = field(default_factory=dict)
+    failed: dict[ExtentId, tuple[int, str]] = field(default_factory=dict)
     stuck: dict[ExtentId, int] = field(default_factory=dict)
     """Extents that a prefetch found no room to keep, and their sizes in bytes."""
     prefetched: bool = False
@@ -193,9 +193,9 @@ class Dataset:
     prefetch_at: int = 0
     """The next extent that the prefetch looks at."""
 
-    def fail(self, extent: ExtentId, message: str) -> None:
+    def fail(self, extent: ExtentId, code: int, message: str) -> None:
         """Record why an extent is not resident."""
-        self.failed[extent] = message
+        self.failed[extent] = (code, message)
         self.stuck.pop(extent, None)
 
 

@@ -189,8 +189,8 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
     def _progress(self, job: int, dataset: Dataset) -> pb.PrefetchReply:
         progress = self._runner.node.progress(job)
         failures = [
-            pb.ExtentFailure(extent=extent.hex(), message=message)
-            for extent, message in list(progress.failed.items())[:MAX_FAILURES]
+            pb.ExtentFailure(extent=extent.hex(), message=message, code=code)
+            for extent, (code, message) in list(progress.failed.items())[:MAX_FAILURES]
         ]
         return pb.PrefetchReply(
             extents=len(dataset.extent_ids),

@@ -111,12 +111,14 @@ class PrefetchReply(_message.Message):
     def __init__(self, extents: _Optional[int] = ..., resident_extents: _Optional[int] = ..., size_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., source_bytes: _Optional[int] = ..., unfit_bytes: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[ExtentFailure, _Mapping]]] = ..., done: _Optional[bool] = ...) -> None: ...
 
 class ExtentFailure(_message.Message):
-    __slots__ = ("extent", "message")
+    __slots__ = ("extent", "message", "code")
     EXTENT_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
     extent: str
     message: str
-    def __init__(self, extent: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+    code: int
+    def __init__(self, extent: _Optional[str] = ..., message: _Optional[str] = ..., code: _Optional[int] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()
