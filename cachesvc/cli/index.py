@@ -50,6 +50,6 @@ def index(uri: str, beside: bool, into: str | None, socket: str | None, json: bo
         where = f"; written to {', '.join(written)}" if written else ""
         output.say(
             f"{uri} ({dataset}): {catalog.format}, {catalog.samples:,} samples in {row['extents']:,} extents,"
-            f" {output.size(row['size_bytes'])}, catalog {output.size(row['catalog_bytes'])}{where}"
+            f" {output.size(catalog.extent_sizes.sum())}, catalog {output.size(os.stat(path).st_size)}{where}"
         )
     return 0
