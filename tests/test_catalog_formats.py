@@ -10,8 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from catalog_reader import Folder, compiled, samples_of
-from datasets import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cachesvc.catalog.build import Options
+from cachesvc.catalog.formats.files import buckets
+from cachesvc.catalog.layout import Fixed
+from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, NotFound
+from tests.catalog_reader import Folder, compiled, samples_of
+from tests.datasets import (
     array_file,
     image_folder,
     labelled_table,
@@ -23,13 +30,6 @@ from datasets import (
     tokens,
     write_files,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from cachesvc.catalog.build import Options
-from cachesvc.catalog.formats.files import buckets
-from cachesvc.catalog.layout import Fixed
-from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, NotFound
 
 DATA = Path(__file__).parent / "data"
 SMALL = 8192
@@ -266,6 +266,24 @@ def test_wrong_datasets_are_one_clear_line(tmp_path: Path) -> None:
     write_files(tmp_path / "raw", {"a.bin": bytes(100)})
     assert "record_bytes" in str(_refusal(tmp_path / "raw", Options(format="records")))
     assert "seq_len" in str(_refusal(tmp_path / "raw", Options(format="tokens", dtype="u2")))
+
+
+def test_mds_in_a_compression_that_is_not_read_is_refused(tmp_path: Path) -> None:
+    mds_shards(tmp_path / "d", {"x": "bytes"}, [{"x": b"abc"}] * 5, 2)
+    path = tmp_path / "d" / "index.json"
+    path.write_text(path.read_text().replace('"compression": null', '"compression": "snappy"'))
+    assert "'snappy'" in str(_refusal(tmp_path / "d"))
+    path.unlink()
+    assert "no index.json" in str(_refusal(tmp_path / "d"))
+
+
+def test_codes_that_look_like_numbers_stay_text_and_gaps_match_nothing(tmp_path: Path) -> None:
+    write_files(tmp_path / "d", {f"{i}.png": bytes([i]) for i in range(3)})
+    rows = [{"path": f"{i}.png", "zip": f"00{i}", "size": "" if i == 1 else str(i)} for i in range(3)]
+    labelled_table(tmp_path / "d", "about.csv", rows)
+    catalog = compiled(tmp_path / "d")
+    assert [catalog.key(i) for i in catalog.find("zip == '002'")] == ["2.png"]
+    assert sorted(catalog.key(i) for i in catalog.find("size != 7")) == ["0.png", "2.png"]
 
 
 def test_an_npy_of_objects_is_refused_without_unpickling(tmp_path: Path) -> None:

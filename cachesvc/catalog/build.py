@@ -17,11 +17,12 @@ from cachesvc.catalog.columns import TextColumn, ints, verify_digest, write_colu
 from cachesvc.catalog.detect import format_of, listing, name_of
 from cachesvc.catalog.formats import files, fixed, mds, tokens, webdataset
 from cachesvc.catalog.inputs import Draft, Entry, ExtentBytes, Inputs, Options
+from cachesvc.catalog.space import Space
 from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, NotFound
-from cachesvc.core.model import PAGE_BYTES, DatasetId, Extent, ObjectVersion
+from cachesvc.core.model import EXTENT_BYTES, PAGE_BYTES, DatasetId, Extent, ObjectVersion
 from cachesvc.sources.source import Source
 
-__all__ = ["DirectBytes", "ExtentBytes", "Options", "Survey", "build", "survey"]
+__all__ = ["DirectBytes", "ExtentBytes", "Options", "Survey", "build", "provisional", "survey"]
 
 _log = logging.getLogger(__name__)
 _DIRECT_READ_BYTES = 8 << 20
@@ -64,6 +65,7 @@ class Survey:
 def survey(uris: Sequence[str], options: Options, sources: _Sources) -> Survey:
     """List, find the format, compute the version's digest; reads no data. Raises NotFound for an empty
     dataset, InvalidInput for unknown or ambiguous formats, and what the source raises."""
+    options = replace(options, extent_bytes=options.extent_bytes or EXTENT_BYTES)
     if not uris or options.extent_bytes < PAGE_BYTES or options.extent_bytes % PAGE_BYTES:
         raise InvalidInput(f"a dataset needs a URI, and extent_bytes in multiples of {PAGE_BYTES}")
     uri = name_of(uris)
@@ -107,6 +109,23 @@ def build(
         _log.warning("%s", note)
     _write(survey, draft, into)
     return survey.id
+
+
+def provisional(survey: Survey, extents: Sequence[Extent], directory: str) -> DatasetId:
+    """A catalog of extents without samples, in `directory` by its id: what a format without an index reads
+    while it is indexed. Its id is derived from the survey's."""
+    versions = list(dict.fromkeys(piece.object for extent in extents for piece in extent.pieces))
+    index = {version: number for number, version in enumerate(versions)}
+    space = Space(versions)
+    for extent in extents:
+        space.add((index[piece.object], piece.offset, piece.length) for piece in extent.pieces)
+    name = DatasetId(hashlib.blake2b(f"provisional {survey.id}".encode(), digest_size=16).hexdigest())
+    entries = tuple(Entry(version, version.uri) for version in versions)
+    none = np.zeros(0, np.int64)
+    rows = {"row.address": none, "row.length": none}
+    draft = Draft("rows", space, (), np.zeros(len(extents) + 1, np.int64), columns=rows)
+    _write(replace(survey, id=name, entries=entries), draft, f"{directory}/{name}.lmdb")
+    return name
 
 
 def _write(survey: Survey, draft: Draft, into: str) -> None:

@@ -87,6 +87,11 @@ class Catalog:
         return ObjectVersion(uri, int(columns["object.size"][index]), Texts(columns, "object.etag")[index])
 
     @property
+    def uri_prefix(self) -> str:
+        """What the URIs of all its objects begin with."""
+        return str(self._columns.head["uri_prefix"])
+
+    @property
     def objects(self) -> int:
         """How many objects the listing holds."""
         return len(self._columns["object.size"])

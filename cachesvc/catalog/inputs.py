@@ -9,20 +9,21 @@ from typing import Any, Protocol
 from cachesvc.catalog.columns import Array, Ints, TextColumn
 from cachesvc.catalog.layout import Field
 from cachesvc.catalog.space import Space
-from cachesvc.core.model import EXTENT_BYTES, Extent, ObjectVersion
+from cachesvc.core.model import Extent, ObjectVersion
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """How to read a dataset; part of its digest, so another option is another dataset version.
 
-    `format`: "" finds out. `extent_bytes`: a multiple of the page. `dtype`: a numpy dtype, with a shape where
+    `format`: "" finds out. `extent_bytes`: a multiple of the page; 0: the
+    daemon's, else 64 MiB. `dtype`: a numpy dtype, with a shape where
     records have one ("(3,32,32)u1"). `seq_len`, `overlap`: in tokens. `labels`: "" finds out, "folder",
     "none", or the name of a CSV/JSONL file beside the data.
     """
 
     format: str = ""
-    extent_bytes: int = EXTENT_BYTES
+    extent_bytes: int = 0
     dtype: str = ""
     seq_len: int = 0
     overlap: int = 0

@@ -1,0 +1,38 @@
+"""The verbs, each a module; `exits.py` documents the exit codes."""
+
+from __future__ import annotations
+
+import click
+
+import cachesvc
+from cachesvc.cli import datasets, doctor, estimate, exits, find, index, prefetch, run, serve, status, verify
+
+
+@click.group(
+    epilog=exits.HELP, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
+@click.version_option(cachesvc.__version__, prog_name="cachesvc")
+def cli() -> None:
+    """The data service for training clusters: a cache daemon on every node, filled before the job starts.
+
+    Start a daemon with `cachesvc serve`, fill it with `cachesvc prefetch URI`, read through it with
+    `from loader import DataLoader, open_dataset`.
+    """
+
+
+for _verb in (
+    serve.serve,
+    prefetch.prefetch,
+    status.status,
+    datasets.list_datasets,
+    index.index,
+    find.find,
+    datasets.pin,
+    datasets.unpin,
+    datasets.evict,
+    verify.verify,
+    estimate.estimate,
+    run.run,
+    doctor.doctor,
+):
+    cli.add_command(_verb)

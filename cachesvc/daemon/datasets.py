@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cachesvc.catalog.catalog import Catalog
-from cachesvc.core.errors import NotFound
+from cachesvc.core.errors import CacheError, NotFound
 from cachesvc.core.model import DatasetId, ExtentId
-from cachesvc.sources.open import Allowlist
+from cachesvc.sources.uri import Allowlist
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
@@ -92,14 +92,22 @@ class Datasets:
         fd = sealed_copy(path)
         try:
             catalog = Catalog.open(f"/proc/self/fd/{fd}")
-            for uri in catalog.uri.split():
-                self._allowlist.check(uri)
+            self._check_allowed(catalog)
         except BaseException:
             os.close(fd)
             raise
         ids = tuple(catalog.extents())
         sizes = tuple(int(size) for size in catalog.extent_sizes)
         return Dataset(wanted, catalog, fd, ids, sizes, {extent: i for i, extent in enumerate(ids)})
+
+    def _check_allowed(self, catalog: Catalog) -> None:
+        """The allowlist may have become narrower since the catalog was built. Raises NotAllowed."""
+        folder = catalog.uri_prefix.rpartition("/")[0] + "/"
+        try:
+            self._allowlist.check(folder)
+        except CacheError:
+            for index in range(catalog.objects):  # their common prefix is above what is allowed
+                self._allowlist.check(catalog.object(index).uri)
 
 
 def sealed_copy(path: str) -> int:

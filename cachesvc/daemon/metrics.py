@@ -32,9 +32,9 @@ class Metrics:
         )
         lost = GaugeMetricFamily("cachesvc_tier_lost", "1 while a tier answers with errors.", labels=["tier"])
         for tier in status.tiers:
-            budget.add_metric([tier.name], tier.budget_bytes)
-            used.add_metric([tier.name], tier.used_bytes)
-            lost.add_metric([tier.name], float(tier.lost))
+            budget.add_metric([tier.tier], tier.budget_bytes)
+            used.add_metric([tier.tier], tier.used_bytes)
+            lost.add_metric([tier.tier], float(tier.lost))
         resident = GaugeMetricFamily(
             "cachesvc_resident_bytes", "Bytes of a dataset on this node.", labels=["dataset"]
         )
@@ -45,8 +45,8 @@ class Metrics:
         source = CounterMetricFamily("cachesvc_source_bytes", "Fetched from the source.", labels=["dataset"])
         bound = GaugeMetricFamily("cachesvc_hit_bound", "The best possible hit rate.", labels=["dataset"])
         for dataset in self._runner.datasets.all():
-            counters = self._runner.counters(dataset)
-            resident.add_metric([dataset.id], counters.resident_bytes)
+            counters = self._runner.node.counters(dataset.id)
+            resident.add_metric([dataset.id], self._runner.resident_bytes(dataset))
             hits.add_metric([dataset.id], counters.hits)
             misses.add_metric([dataset.id], counters.misses)
             source.add_metric([dataset.id], self._runner.source_bytes.get(dataset.id, 0))

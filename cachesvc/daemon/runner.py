@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 from cachesvc.core import events
-from cachesvc.core.errors import CacheError, TierFailed
+from cachesvc.core.errors import CacheError, NotFound, TierFailed
 from cachesvc.core.events import Command, Event
 from cachesvc.core.model import DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.node import Node
@@ -43,6 +43,8 @@ class Runner:
         self.loop = loop
         self.grants: GrantsServer | None = None
         self.source_bytes: dict[DatasetId, int] = {}
+        self.pins: dict[DatasetId, int] = {}
+        self._unverified: set[tuple[ExtentId, TierName]] = set()
         self._tiers = {tier.name: tier for tier in tiers}
         self._threads = {t.name: ThreadPoolExecutor(1, thread_name_prefix=f"tier-{t.name}") for t in tiers}
         self._fillers = fillers
@@ -65,6 +67,11 @@ class Runner:
         for command in self.node.handle(event, self._clock()):
             self._execute[type(command)](command)
 
+    def recovered(self, event: events.Recovered) -> None:
+        """What a tier held at start; each extent is verified before its first grant."""
+        self._unverified.update((extent, event.tier) for extent, _ in event.extents)
+        self.handle(event)
+
     def tick(self) -> None:
         """What the loop calls at the core's deadline."""
         self.handle(events.Tick())
@@ -73,21 +80,38 @@ class Runner:
         """A job claims a dataset."""
         self.handle(events.DatasetDeclared(job, dataset.id, tuple(zip(dataset.extent_ids, dataset.sizes))))
 
-    def build(
-        self,
-        job: Callable[[int], jobs.Build],
-        progress: Callable[[int, int], None],
-        done: Callable[[jobs.Done], None],
-    ) -> None:
-        """Resolve URIs in the builder process; `done` runs on the loop's thread."""
-
-        def answered(answer: jobs.Answer) -> None:
-            if isinstance(answer, jobs.Progress):
-                progress(answer.done_bytes, answer.total_bytes)
-            else:
-                done(answer)
-
+    def build(self, job: Callable[[int], jobs.Build], answered: Callable[[jobs.Answer], None]) -> None:
+        """Resolve URIs in the builder process; `answered` runs on the loop's thread for every answer."""
         self._fillers.submit(job, (), answered)
+
+    def pin(self, dataset: Dataset, pinned: bool) -> None:
+        """A pin is a claim that no reader's end takes away."""
+        if pinned and dataset.id not in self.pins:
+            self.pins[dataset.id] = self.next_id()
+            self.declare(self.pins[dataset.id], dataset)
+            self.handle(events.Pinned(dataset.id))
+        elif not pinned and dataset.id in self.pins:
+            self.handle(events.Unpinned(dataset.id))
+            self.handle(events.JobEnded(self.pins.pop(dataset.id)))
+
+    def resident(self, dataset: Dataset) -> list[tuple[ExtentId, TierName]]:
+        """A dataset's extents that could be granted now, and from which tier."""
+        found = ((extent, self.node.where(extent)) for extent in dataset.extent_ids)
+        return [(extent, tier) for extent, tier in found if tier is not None]
+
+    def resident_bytes(self, dataset: Dataset) -> int:
+        """Bytes of those."""
+        return sum(dataset.sizes[dataset.index_of[extent]] for extent, _ in self.resident(dataset))
+
+    def open(self, extent: ExtentId) -> tuple[int, Checksums]:
+        """A descriptor (the caller closes it) and the checksums of a resident extent. Raises NotFound."""
+        tier = self.node.where(extent)
+        fd, checksums = self._tiers[tier].open(extent) if tier else (-1, None)
+        if checksums is None:
+            if fd >= 0:
+                os.close(fd)
+            raise NotFound(f"extent {extent.hex()} is not resident here")
+        return fd, checksums
 
     def verify(self, extent: ExtentId, tier: TierName, done: Callable[[bool], None]) -> None:
         """Check one resident extent against its checksums; a corrupt copy is dropped."""
@@ -165,6 +189,25 @@ class Runner:
     # What the core commands.
 
     def _grant(self, command: events.Grant) -> None:
+        if (command.extent, command.tier) in self._unverified:
+            self._grant_verified(command)
+        else:
+            self._send_grant(command)
+
+    def _grant_verified(self, command: events.Grant) -> None:
+        """After a restart the disk may have changed what it holds: check before the first grant."""
+
+        def checked(good: bool) -> None:
+            self._unverified.discard((command.extent, command.tier))
+            if good:
+                self._send_grant(command)
+            else:
+                self.handle(events.Released(command.reader, command.extent))
+                self.handle(events.Demanded(command.reader, command.request, command.extent))
+
+        self.verify(command.extent, command.tier, checked)
+
+    def _send_grant(self, command: events.Grant) -> None:
         assert self.grants is not None
         try:
             fd, _ = self._tiers[command.tier].open(command.extent)
@@ -195,6 +238,7 @@ class Runner:
                 self._tiers[command.tier].evict(command.extent)
 
         def evicted(_: None) -> None:
+            self._unverified.discard((command.extent, command.tier))
             self.handle(events.Evicted(command.extent, command.tier))
 
         self._on_tier(command.tier, evict, evicted)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import NoReturn
@@ -22,12 +22,14 @@ from cachesvc.core.model import DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.daemon import jobs
 from cachesvc.daemon.datasets import Dataset
 from cachesvc.daemon.runner import Runner
-from cachesvc.sources.open import Allowlist
+from cachesvc.sources.uri import Allowlist
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES
 from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import cachesvc_pb2_grpc
 
 PROGRESS_S = 0.2
+MAX_FAILURES = 100
+"""Named in one progress message; the rest is counted."""
 MAX_URIS = 100_000
 STATUSES: dict[type[CacheError], grpc.StatusCode] = {
     errors.InvalidInput: grpc.StatusCode.INVALID_ARGUMENT,
@@ -43,7 +45,7 @@ STATUSES: dict[type[CacheError], grpc.StatusCode] = {
 }
 
 
-class Service(cachesvc_pb2_grpc.CacheServicer):
+class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
     """Handlers run on gRPC's threads; whatever they ask of the core goes through the loop."""
 
     def __init__(self, runner: Runner, settings: Settings, allowlist: Allowlist, started: float) -> None:
@@ -109,8 +111,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):
     def Pin(self, request: pb.PinRequest, context: grpc.ServicerContext) -> pb.PinReply:
         with _statuses(context):
             dataset = self._dataset(request.dataset)
-            event = events.Pinned(dataset.id) if request.pinned else events.Unpinned(dataset.id)
-            self._loop.call(lambda: self._runner.handle(event))
+            self._loop.call(lambda: self._runner.pin(dataset, request.pinned))
             return pb.PinReply()
 
     def Evict(self, request: pb.EvictRequest, context: grpc.ServicerContext) -> pb.EvictReply:
@@ -118,9 +119,9 @@ class Service(cachesvc_pb2_grpc.CacheServicer):
             dataset = self._dataset(request.dataset)
 
             def evict() -> pb.EvictReply:
-                before = self._runner.node.counters(dataset.id).resident_bytes
-                self._runner.handle(events.EvictAsked(dataset.id))
-                after = self._runner.node.counters(dataset.id).resident_bytes
+                before = self._runner.resident_bytes(dataset)
+                self._runner.handle(events.EvictAsked(dataset.id, dataset.extent_ids))
+                after = self._runner.resident_bytes(dataset)
                 return pb.EvictReply(evicted_bytes=before - after, busy_bytes=after)
 
             return self._loop.call(evict)
@@ -128,7 +129,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):
     def Verify(self, request: pb.VerifyRequest, context: grpc.ServicerContext) -> Iterator[pb.VerifyReply]:
         with _statuses(context):
             dataset = self._dataset(request.dataset)
-            resident = self._loop.call(lambda: list(self._runner.node.resident(dataset.id)))
+            resident = self._loop.call(lambda: self._runner.resident(dataset))
             corrupt = 0
             for checked, (extent, tier) in enumerate(resident, start=1):
                 corrupt += not self._verify(extent, tier)
@@ -153,7 +154,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):
             finally:
                 os.close(fd)
 
-    def _canonical(self, uris: list[str]) -> list[str]:
+    def _canonical(self, uris: Sequence[str]) -> list[str]:
         if not uris or len(uris) > MAX_URIS:
             raise errors.InvalidInput(f"{len(uris)} URIs; give 1 to {MAX_URIS:,}")
         return [self._allowlist.check(uri) for uri in uris]
@@ -188,8 +189,8 @@ class Service(cachesvc_pb2_grpc.CacheServicer):
     def _progress(self, job: int, dataset: Dataset) -> pb.PrefetchReply:
         progress = self._runner.node.progress(job)
         failures = [
-            pb.ExtentFailure(extent=extent.hex(), code=code, message=message)
-            for extent, (code, message) in list(progress.failed.items())[:100]
+            pb.ExtentFailure(extent=extent.hex(), message=message, code=code)
+            for extent, (code, message) in list(progress.failed.items())[:MAX_FAILURES]
         ]
         return pb.PrefetchReply(
             extents=len(dataset.extent_ids),
@@ -197,9 +198,9 @@ class Service(cachesvc_pb2_grpc.CacheServicer):
             size_bytes=dataset.size_bytes,
             resident_bytes=progress.resident_bytes,
             source_bytes=self._runner.source_bytes.get(dataset.id, 0),
-            unfit_bytes=progress.unfit_bytes,
+            unfit_bytes=progress.stuck_bytes,
             failures=failures,
-            done=progress.done,
+            done=progress.finished,
         )
 
     def _verify(self, extent: ExtentId, tier: TierName) -> bool:
@@ -211,11 +212,10 @@ class Service(cachesvc_pb2_grpc.CacheServicer):
         status = self._runner.node.status()
         tiers = [
             pb.TierStatus(
-                name=tier.name,
+                name=tier.tier,
                 budget_bytes=tier.budget_bytes,
                 used_bytes=tier.used_bytes,
                 held_bytes=tier.held_bytes,
-                extents=tier.extents,
                 lost=tier.lost,
             )
             for tier in status.tiers
@@ -232,24 +232,25 @@ class Service(cachesvc_pb2_grpc.CacheServicer):
         )
 
     def _datasets(self) -> list[pb.DatasetStatus]:
+        return [self._dataset_status(dataset) for dataset in self._runner.datasets.all()]
+
+    def _dataset_status(self, dataset: Dataset) -> pb.DatasetStatus:
         assert self._runner.grants is not None
-        rows = []
-        for dataset in self._runner.datasets.all():
-            counters = self._runner.node.counters(dataset.id)
-            rows.append(
-                pb.DatasetStatus(
-                    dataset=_describe(dataset),
-                    resident_bytes=counters.resident_bytes,
-                    resident_extents=counters.resident_extents,
-                    readers=self._runner.grants.readers_of(dataset.id),
-                    pinned=counters.pinned,
-                    hits=counters.hits,
-                    misses=counters.misses,
-                    source_bytes=self._runner.source_bytes.get(dataset.id, 0),
-                    bound=counters.bound,
-                )
-            )
-        return rows
+        counters = self._runner.node.counters(dataset.id)
+        resident = self._runner.resident(dataset)
+        return pb.DatasetStatus(
+            dataset=_describe(dataset),
+            resident_bytes=sum(dataset.sizes[dataset.index_of[extent]] for extent, _ in resident),
+            resident_extents=len(resident),
+            readers=self._runner.grants.readers_of(dataset.id),
+            pinned=dataset.id in self._runner.pins,
+            hits=counters.hits,
+            ahead=counters.ahead,
+            misses=counters.misses,
+            refused=counters.refused,
+            source_bytes=self._runner.source_bytes.get(dataset.id, 0),
+            bound=counters.bound,
+        )
 
 
 class _statuses:

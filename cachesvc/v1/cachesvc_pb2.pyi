@@ -111,44 +111,44 @@ class PrefetchReply(_message.Message):
     def __init__(self, extents: _Optional[int] = ..., resident_extents: _Optional[int] = ..., size_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., source_bytes: _Optional[int] = ..., unfit_bytes: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[ExtentFailure, _Mapping]]] = ..., done: _Optional[bool] = ...) -> None: ...
 
 class ExtentFailure(_message.Message):
-    __slots__ = ("extent", "code", "message")
+    __slots__ = ("extent", "message", "code")
     EXTENT_FIELD_NUMBER: _ClassVar[int]
-    CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
     extent: str
-    code: int
     message: str
-    def __init__(self, extent: _Optional[str] = ..., code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+    code: int
+    def __init__(self, extent: _Optional[str] = ..., message: _Optional[str] = ..., code: _Optional[int] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class TierStatus(_message.Message):
-    __slots__ = ("name", "budget_bytes", "used_bytes", "held_bytes", "extents", "lost")
+    __slots__ = ("name", "budget_bytes", "used_bytes", "held_bytes", "lost")
     NAME_FIELD_NUMBER: _ClassVar[int]
     BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
     HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
-    EXTENTS_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
     name: str
     budget_bytes: int
     used_bytes: int
     held_bytes: int
-    extents: int
     lost: bool
-    def __init__(self, name: _Optional[str] = ..., budget_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ..., extents: _Optional[int] = ..., lost: _Optional[bool] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., budget_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ..., lost: _Optional[bool] = ...) -> None: ...
 
 class DatasetStatus(_message.Message):
-    __slots__ = ("dataset", "resident_bytes", "resident_extents", "readers", "pinned", "hits", "misses", "source_bytes", "bound")
+    __slots__ = ("dataset", "resident_bytes", "resident_extents", "readers", "pinned", "hits", "ahead", "misses", "refused", "source_bytes", "bound")
     DATASET_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_EXTENTS_FIELD_NUMBER: _ClassVar[int]
     READERS_FIELD_NUMBER: _ClassVar[int]
     PINNED_FIELD_NUMBER: _ClassVar[int]
     HITS_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
     MISSES_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     SOURCE_BYTES_FIELD_NUMBER: _ClassVar[int]
     BOUND_FIELD_NUMBER: _ClassVar[int]
     dataset: Dataset
@@ -157,10 +157,12 @@ class DatasetStatus(_message.Message):
     readers: int
     pinned: bool
     hits: int
+    ahead: int
     misses: int
+    refused: int
     source_bytes: int
     bound: float
-    def __init__(self, dataset: _Optional[_Union[Dataset, _Mapping]] = ..., resident_bytes: _Optional[int] = ..., resident_extents: _Optional[int] = ..., readers: _Optional[int] = ..., pinned: _Optional[bool] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., source_bytes: _Optional[int] = ..., bound: _Optional[float] = ...) -> None: ...
+    def __init__(self, dataset: _Optional[_Union[Dataset, _Mapping]] = ..., resident_bytes: _Optional[int] = ..., resident_extents: _Optional[int] = ..., readers: _Optional[int] = ..., pinned: _Optional[bool] = ..., hits: _Optional[int] = ..., ahead: _Optional[int] = ..., misses: _Optional[int] = ..., refused: _Optional[int] = ..., source_bytes: _Optional[int] = ..., bound: _Optional[float] = ...) -> None: ...
 
 class StatusReply(_message.Message):
     __slots__ = ("version", "pid", "uptime_s", "tiers", "datasets", "readers", "fills_running", "allow")

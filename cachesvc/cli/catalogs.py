@@ -1,0 +1,66 @@
+"""A dataset's catalog as a file: from the daemon when there is one, built here otherwise."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from cachesvc.catalog.build import DirectBytes, Options, build, survey
+from cachesvc.cli import target
+from cachesvc.cli.feedback import Feedback
+from cachesvc.cli.options import is_dataset_id
+from cachesvc.client import Control, find_daemon
+from cachesvc.core.errors import DaemonUnavailable
+from cachesvc.core.model import DatasetId
+from cachesvc.leases import DaemonGrants
+from cachesvc.sources.open import Sources, SourceSettings
+
+
+@contextmanager
+def catalog_file(
+    socket: str | None, name: str, options: Options, as_json: bool = False
+) -> Iterator[tuple[DatasetId, str]]:
+    """A dataset's id and the path of its catalog, good inside the block.
+
+    Without a daemon the catalog is built from the source with this user's own rights and thrown away.
+    """
+    directory = socket or find_daemon()
+    if directory is not None:
+        with _granted(directory, name, options, as_json) as found:
+            yield found
+    elif is_dataset_id(name):
+        raise DaemonUnavailable(
+            f"only a daemon knows dataset {name}: start one (cachesvc serve) or name the URI"
+        )
+    else:
+        with _built(name, options, as_json) as found:
+            yield found
+
+
+@contextmanager
+def _granted(directory: str, name: str, options: Options, as_json: bool) -> Iterator[tuple[DatasetId, str]]:
+    with Control(directory) as control:
+        dataset = target.current(control, name, options, as_json)
+        grants = DaemonGrants(directory, dataset)
+        try:
+            fd = grants.catalog()
+            try:
+                yield dataset, f"/proc/self/fd/{fd}"
+            finally:
+                os.close(fd)
+        finally:
+            grants.close()
+
+
+@contextmanager
+def _built(name: str, options: Options, as_json: bool) -> Iterator[tuple[DatasetId, str]]:
+    with tempfile.TemporaryDirectory(prefix="cachesvc-") as directory:
+        sources = Sources(SourceSettings())
+        uris = sources.spelled_out(target.absolute(name))
+        found = survey(uris, options, sources)
+        path = f"{directory}/{found.id}.lmdb"
+        with Feedback("index", as_json) as feedback:
+            dataset = build(found, path, sources, DirectBytes(sources), feedback.update)
+        yield dataset, path

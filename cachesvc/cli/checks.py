@@ -1,0 +1,272 @@
+"""What `doctor` looks at: each check returns findings and mends nothing itself."""
+
+from __future__ import annotations
+
+import email.utils
+import fcntl
+import os
+import resource
+import stat
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from cachesvc import config
+from cachesvc.client import Control
+from cachesvc.core.errors import CacheError, DaemonUnavailable
+
+PROBE_S = 5.0
+"""A server that says nothing for longer is as good as gone."""
+SKEW_WARN_S = 60.0
+SKEW_FAIL_S = 840.0
+"""S3 refuses signatures that are 15 minutes off; a minute is spared for the request itself."""
+DISK_SPARE = 0.05
+OPEN_FILES_SPARE = 4096
+"""Readers' connections, grants on their way, connections to the source."""
+_SHARED_OR_VOLATILE = {
+    "tmpfs": "is RAM: bytes there count as memory and are gone after a reboot",
+    "ramfs": "is RAM: bytes there count as memory and are gone after a reboot",
+    "overlay": "is a container's own layer: slow, and gone with the container; mount a disk",
+    "nfs": "is a network file system: use a disk of this node",
+    "nfs4": "is a network file system: use a disk of this node",
+    "lustre": "is a network file system: use a disk of this node",
+    "fuse": "is a user-space file system: use a disk of this node",
+    "9p": "is a shared file system: use a disk of this node",
+}
+
+
+class Level(str, Enum):
+    """How bad it is."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line: what was checked, how it is, what to mend ("" when it is ok)."""
+
+    check: str
+    level: Level
+    text: str
+    mend: str = ""
+
+
+def socket(directory: str) -> Iterator[Finding]:
+    """The socket directory and the daemon behind it."""
+    control = f"{directory}/{config.CONTROL_SOCKET}"
+    if not os.path.isdir(directory):
+        yield Finding("socket", Level.WARN, f"{directory} does not exist", "start a daemon: cachesvc serve")
+        return
+    if not os.path.exists(control):
+        yield Finding("socket", Level.WARN, f"no daemon listens in {directory}", "start one: cachesvc serve")
+        return
+    found = os.stat(control)
+    if not os.access(control, os.R_OK | os.W_OK):
+        yield Finding(
+            "socket",
+            Level.FAIL,
+            f"{control} is uid {found.st_uid}'s, mode {stat.S_IMODE(found.st_mode):o}; you: {os.geteuid()}",
+            "run as that user, or serve with --socket-mode and --allow",
+        )
+        return
+    if os.stat(directory).st_mode & 0o022 and not os.stat(directory).st_mode & stat.S_ISVTX:
+        yield Finding(
+            "socket", Level.WARN, f"others may replace files in {directory}", f"chmod go-w {directory}"
+        )
+    else:
+        yield Finding("socket", Level.OK, f"{control}, mode {stat.S_IMODE(found.st_mode):o}")
+    yield daemon(directory)
+
+
+def daemon(directory: str) -> Finding:
+    """Whether the daemon answers."""
+    try:
+        with Control(directory) as control:
+            reply = control.status()
+    except DaemonUnavailable:
+        return Finding(
+            "daemon",
+            Level.FAIL,
+            f"the socket in {directory} is a dead daemon's",
+            "start it again: cachesvc serve",
+        )
+    except CacheError as error:
+        return Finding("daemon", Level.FAIL, str(error), "see the daemon's log")
+    lost = [tier.name for tier in reply.tiers if tier.lost]
+    if lost:
+        return Finding(
+            "daemon", Level.FAIL, f"tier {', '.join(lost)} is lost", "see the daemon's log; check the disk"
+        )
+    return Finding("daemon", Level.OK, f"version {reply.version}, pid {reply.pid}, up {reply.uptime_s:.0f} s")
+
+
+def disk(spec: config.NvmeSpec, mounts: str | None = None) -> Iterator[Finding]:
+    """A cache directory: there, writable, on a real disk, with room for its budget."""
+    if not os.path.isdir(spec.path):
+        yield Finding("nvme", Level.FAIL, f"{spec.path} is no directory", "create it, or mount the disk")
+        return
+    if not os.access(spec.path, os.R_OK | os.W_OK | os.X_OK):
+        yield Finding("nvme", Level.FAIL, f"{spec.path} is not writable by uid {os.geteuid()}", "chown it")
+        return
+    kind = file_system(spec.path, mounts or Path("/proc/self/mountinfo").read_text())
+    trouble = _SHARED_OR_VOLATILE.get(kind.partition(".")[0])
+    if trouble:
+        yield Finding(
+            "nvme",
+            Level.WARN,
+            f"{spec.path} ({kind}) {trouble.partition(':')[0]}",
+            trouble.partition(": ")[2],
+        )
+    held = os.statvfs(spec.path)
+    total, free = held.f_frsize * held.f_blocks, held.f_frsize * held.f_bavail
+    budget = spec.size_bytes or int(total * spec.share)
+    ours = _held_bytes(spec.path)
+    room = f"{free:,} bytes free of {total:,}, budget {budget:,}"
+    if budget > total:
+        yield Finding(
+            "nvme", Level.FAIL, f"{spec.path}: {room}", "lower the budget below the size of the disk"
+        )
+    elif budget > free + ours - int(total * DISK_SPARE):
+        yield Finding("nvme", Level.WARN, f"{spec.path}: {room}", "free space, or lower the budget")
+    else:
+        yield Finding("nvme", Level.OK, f"{spec.path} ({kind}): {room}")
+
+
+def file_system(path: str, mounts: str) -> str:
+    """The type of the file system that holds `path`; `mounts` is the text of /proc/self/mountinfo."""
+    wanted = os.path.realpath(path)
+    best, kind = "", "unknown"
+    for line in mounts.splitlines():
+        left, _, right = line.partition(" - ")
+        point = left.split()[4].replace("\\040", " ")
+        inside = wanted == point or wanted.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):
+            best, kind = point, right.split()[0]
+    return kind
+
+
+def open_files(ram_bytes: int, extent_bytes: int) -> Finding:
+    """Every resident RAM extent is a descriptor."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = ram_bytes // extent_bytes + OPEN_FILES_SPARE
+    text = f"{'unlimited' if hard == resource.RLIM_INFINITY else f'{hard:,}'} allowed, {needed:,} advised"
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        return Finding("open files", Level.WARN, text, "raise the hard limit (ulimit -Hn, LimitNOFILE=)")
+    return Finding("open files", Level.OK, text)
+
+
+def kernel() -> Finding:
+    """Sealed memory files: made, sealed, and found unwritable, as the RAM tier does."""
+    release = os.uname().release
+    try:
+        fd = os.memfd_create("cachesvc-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        return Finding(
+            "kernel", Level.FAIL, f"Linux {release} makes no sealed memory file: {error.strerror}",
+            "allow memfd_create (seccomp, vm.memfd_noexec)",
+        )  # fmt: skip
+    try:
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        os.write(fd, b"x")
+    except PermissionError:
+        return Finding("kernel", Level.OK, f"Linux {release}, memory files can be sealed")
+    except OSError as error:
+        return Finding(
+            "kernel", Level.FAIL, f"Linux {release} seals no memory file: {error.strerror}", "use Linux 5.4+"
+        )
+    finally:
+        os.close(fd)
+    return Finding(
+        "kernel", Level.FAIL, f"Linux {release} lets a sealed memory file be written", "use another kernel"
+    )
+
+
+def memory(ram_bytes: int, limit: Path = Path("/sys/fs/cgroup/memory.max")) -> Finding:
+    """The RAM budget against what the cgroup or the machine may use."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    text = limit.read_text().strip() if limit.exists() else "max"
+    allowed = min(total, int(text)) if text.isdigit() else total
+    line = f"RAM budget {ram_bytes:,} of {allowed:,} bytes"
+    if ram_bytes > allowed:
+        return Finding("memory", Level.FAIL, line, "lower --ram, or raise the memory limit")
+    if ram_bytes > allowed * 0.8:
+        return Finding(
+            "memory", Level.WARN, line, "leave a fifth for trainers and the daemon itself: lower --ram"
+        )
+    return Finding("memory", Level.OK, line)
+
+
+def credentials() -> Finding:
+    """Whether boto3 finds S3 credentials, and by which method; never what they are."""
+    import boto3
+    from botocore.exceptions import BotoCoreError
+
+    try:
+        found = boto3.Session().get_credentials()
+        if found is not None and found.get_frozen_credentials().access_key:
+            return Finding("credentials", Level.OK, f"S3 credentials from {found.method}")
+    except BotoCoreError as error:
+        reason = " ".join(str(error).split())
+        return Finding(
+            "credentials", Level.FAIL, f"S3 credentials cannot be had: {reason}", "mend the AWS profile"
+        )
+    return Finding(
+        "credentials",
+        Level.WARN,
+        "no S3 credentials found",
+        "set AWS_PROFILE or AWS_ACCESS_KEY_ID if data is in S3",
+    )
+
+
+def clock(endpoint: str) -> Finding:
+    """This machine's clock against the Date header of the S3 endpoint."""
+    if not endpoint.startswith(("http://", "https://")):
+        return Finding(
+            "clock", Level.FAIL, f"{endpoint!r} is not an endpoint", "write it as https://HOST:PORT"
+        )
+    request = urllib.request.Request(endpoint, method="HEAD")
+    try:
+        with urllib.request.urlopen(request, timeout=PROBE_S) as answer:
+            date = answer.headers.get("Date", "")
+    except urllib.error.HTTPError as error:
+        date = error.headers.get("Date", "")  # 403 is an answer too: only its time is wanted
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        return Finding(
+            "clock", Level.FAIL, f"{endpoint} does not answer: {reason}", "check AWS_ENDPOINT_URL and network"
+        )
+    return skew(endpoint, date, time.time())
+
+
+def skew(endpoint: str, date: str, now_s: float) -> Finding:
+    """Judge a Date header against the seconds since the epoch that this machine believes in."""
+    parsed = email.utils.parsedate_tz(date)
+    if parsed is None:
+        return Finding("clock", Level.WARN, f"{endpoint} names no date", "compare the clock by hand")
+    off = now_s - email.utils.mktime_tz(parsed)
+    level = Level.FAIL if abs(off) > SKEW_FAIL_S else Level.WARN if abs(off) > SKEW_WARN_S else Level.OK
+    text = f"{abs(off):.0f} s {'ahead of' if off > 0 else 'behind'} {endpoint}"
+    return Finding(
+        "clock", level, text, "" if level is Level.OK else "set the clock (NTP): signatures expire"
+    )
+
+
+def _held_bytes(path: str) -> int:
+    """What the cache itself holds below a directory: its budget may count on it."""
+    total, pending = 0, [f"{path}/cachesvc"]
+    while pending:
+        try:
+            entries = list(os.scandir(pending.pop()))
+        except OSError:
+            continue
+        pending += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+        total += sum(
+            e.stat(follow_symlinks=False).st_size for e in entries if e.is_file(follow_symlinks=False)
+        )
+    return total

@@ -1,0 +1,96 @@
+"""`cachesvc ls`, `pin`, `unpin`, `evict`: what the daemon holds, and what it should."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from cachesvc.cli import options, output, target
+from cachesvc.client import Control
+
+
+@click.command("ls")
+@options.daemon
+def list_datasets(socket: str | None, json: bool) -> int:
+    """List the datasets that the daemon knows."""
+    with Control(socket) as control:
+        found = control.list()
+    if json:
+        for row in found:
+            output.emit(output.plain(row))
+        return 0
+    rows = [
+        [
+            row.dataset.id,
+            row.dataset.format,
+            f"{row.dataset.samples:,}",
+            output.size(row.dataset.size_bytes),
+            output.share(row.resident_bytes, row.dataset.size_bytes),
+            "pinned" if row.pinned else "",
+            row.dataset.uri,
+        ]
+        for row in found
+    ]
+    output.table(["id", "format", "samples>", "size>", "resident>", "", "uri"], rows)
+    return 0
+
+
+@click.command()
+@click.argument("name", metavar="URI|ID")
+@options.dataset
+@options.daemon
+def pin(name: str, socket: str | None, json: bool, **given: Any) -> int:
+    """Keep a dataset's resident extents, whatever else needs room."""
+    with Control(socket) as control:
+        dataset = target.current(control, name, options.dataset_options(given), json)
+        control.pin(dataset, True)
+    _report(json, f"{name} ({dataset}) is pinned", event="pinned", dataset=dataset, target=name)
+    return 0
+
+
+@click.command()
+@click.argument("name", metavar="URI|ID")
+@options.dataset
+@options.daemon
+def unpin(name: str, socket: str | None, json: bool, **given: Any) -> int:
+    """Let a pinned dataset be evicted again; every known version of a URI."""
+    with Control(socket) as control:
+        for dataset in target.versions(control, name, options.dataset_options(given)):
+            control.pin(dataset, False)
+            _report(json, f"{name} ({dataset}) is not pinned", event="unpinned", dataset=dataset, target=name)
+    return 0
+
+
+@click.command()
+@click.argument("name", metavar="URI|ID")
+@options.dataset
+@options.daemon
+def evict(name: str, socket: str | None, json: bool, **given: Any) -> int:
+    """Drop a dataset from every tier; every known version of a URI.
+
+    What readers lease, and what is pinned, stays and is reported. The source is never touched.
+    """
+    with Control(socket) as control:
+        for dataset in target.versions(control, name, options.dataset_options(given)):
+            reply = control.evict(dataset)
+            kept = (
+                f"; {output.size(reply.busy_bytes)} are leased or pinned and stay" if reply.busy_bytes else ""
+            )
+            _report(
+                json,
+                f"{name} ({dataset}): {output.size(reply.evicted_bytes)} evicted{kept}",
+                event="evicted",
+                dataset=dataset,
+                target=name,
+                evicted_bytes=reply.evicted_bytes,
+                busy_bytes=reply.busy_bytes,
+            )
+    return 0
+
+
+def _report(as_json: bool, text: str, **row: Any) -> None:
+    if as_json:
+        output.emit(row)
+    else:
+        output.say(text)

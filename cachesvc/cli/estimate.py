@@ -1,0 +1,114 @@
+"""`cachesvc estimate`: sizes, fit, predicted hit rate and epoch time before anything is bought or moved."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from cachesvc import config
+from cachesvc.cli import options, output
+from cachesvc.cli.forecast import Cluster, Forecast, forecast
+from cachesvc.core.errors import InvalidInput
+
+GIB = 1 << 30
+LOCAL_BYTES_PER_S = 2 * GIB
+"""One NVMe drive; RAM is faster and then compute is the limit anyway."""
+
+
+@click.command()
+@click.argument("name", metavar="URI|ID")
+@options.dataset
+@click.option(
+    "--nodes", type=click.IntRange(1, 1_000_000), default=1, show_default=True, help="Nodes of the job."
+)
+@click.option("--ram", type=options.SIZE, help="RAM budget of a node.  [default: 10 % of this cgroup's]")
+@click.option("--nvme", type=options.SIZE, default=0, help="NVMe budget of a node, all directories together.")
+@click.option(
+    "--sample-rate", type=click.FloatRange(0), default=0.0, help="Samples/s that the whole job can consume."
+)
+@click.option(
+    "--source-rate", type=options.SIZE, default=GIB, help="Bytes/s of the source, all nodes.  [default: 1GiB]"
+)
+@click.option(
+    "--peer-rate", type=options.SIZE, default=GIB, help="Bytes/s between nodes, a node.  [default: 1GiB]"
+)
+@click.option(
+    "--local-rate",
+    type=options.SIZE,
+    default=LOCAL_BYTES_PER_S,
+    help="Bytes/s of a node's cache.  [default: 2GiB]",
+)
+@options.daemon
+def estimate(
+    name: str,
+    nodes: int,
+    ram: int | None,
+    nvme: int,
+    sample_rate: float,
+    source_rate: int,
+    peer_rate: int,
+    local_rate: int,
+    socket: str | None,
+    json: bool,
+    **given: Any,
+) -> int:
+    """Predict hit rate and epoch time for a dataset on nodes of a given size.
+
+    The prediction is the formulas' and nothing was measured: the rates are assumptions, change them.
+    """
+    if not (source_rate and peer_rate and local_rate):
+        raise InvalidInput(
+            "a rate of 0 bytes/s never ends; give --source-rate, --peer-rate and --local-rate above 0"
+        )
+    from cachesvc.catalog.catalog import Catalog
+    from cachesvc.cli.catalogs import catalog_file
+
+    with catalog_file(socket, name, options.dataset_options(given), json) as (dataset, path):
+        catalog = Catalog.open(path)
+        size_bytes, samples = int(catalog.extent_sizes.sum()), catalog.samples
+    ram_bytes = config.default_ram_bytes() if ram is None else ram
+    cluster = Cluster(nodes, ram_bytes + nvme, source_rate, peer_rate, local_rate, sample_rate)
+    alone = forecast(size_bytes, samples, cluster, cooperative=False)
+    shared = forecast(size_bytes, samples, cluster, cooperative=True)
+    fit = _fit(size_bytes, cluster)
+    if json:
+        row = {"dataset": dataset, "target": name, "size_bytes": size_bytes, "samples": samples, "fit": fit}
+        output.emit(
+            row | {"cluster": asdict(cluster), "private": asdict(alone), "cooperative": asdict(shared)}
+        )
+        return 0
+    output.say(
+        f"{name} ({dataset}): {samples:,} samples, {output.size(size_bytes)}; {nodes:,} x"
+        f" {output.size(cluster.cache_bytes)} of cache: {fit}"
+    )
+    rows = [_row("each node alone", alone)]
+    if nodes > 1:
+        rows.append(_row("nodes share", shared))
+    output.table(
+        ["", "local>", "peers>", "source>", "first epoch>", "epoch>", "source rate>", "bound by"], rows
+    )
+    return 0
+
+
+def _fit(size_bytes: int, cluster: Cluster) -> str:
+    if size_bytes <= cluster.cache_bytes:
+        return "fits one node"
+    if size_bytes <= cluster.nodes * cluster.cache_bytes:
+        return "fits the nodes together"
+    missing = size_bytes - cluster.nodes * cluster.cache_bytes
+    return f"fits nowhere ({output.size(missing)} too much); a fixed part is kept, the rest streams"
+
+
+def _row(title: str, found: Forecast) -> list[str]:
+    return [
+        title,
+        output.share(found.local, 1.0),
+        output.share(found.peer, 1.0),
+        output.share(found.source, 1.0),
+        output.duration(found.cold_epoch_s),
+        output.duration(found.epoch_s),
+        f"{output.size(found.source_bytes_per_s)}/s",
+        found.bound_by,
+    ]

@@ -1,0 +1,40 @@
+"""`cachesvc find`: the samples of a dataset that match an expression."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from cachesvc.cli import options, output
+
+
+@click.command()
+@click.argument("name", metavar="URI|ID")
+@click.argument("expression")
+@options.dataset
+@click.option("--count", is_flag=True, help="Print only how many match.")
+@options.daemon
+def find(name: str, expression: str, count: bool, socket: str | None, json: bool, **given: Any) -> int:
+    """Print the keys of the samples that match, e.g. `cachesvc find s3://bucket/pets/ "label == 'cat'"`.
+
+    Names are key, label and the dataset's tags; a name that does not exist is an error that lists them.
+    """
+    from cachesvc.catalog.catalog import Catalog
+    from cachesvc.cli.catalogs import catalog_file
+
+    with catalog_file(socket, name, options.dataset_options(given), json) as (dataset, path):
+        catalog = Catalog.open(path)
+        found = catalog.find(expression)
+        if json and count:
+            output.emit({"dataset": dataset, "count": len(found), "samples": catalog.samples})
+        elif count:
+            output.say(str(len(found)))
+        elif json:
+            for sample in found.tolist():
+                output.emit({"sample": sample, "key": catalog.key(sample)})
+        else:
+            for sample in found.tolist():
+                sys.stdout.write(catalog.key(sample) + "\n")
+    return 0

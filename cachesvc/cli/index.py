@@ -1,0 +1,55 @@
+"""`cachesvc index`: build a dataset's catalog, and leave it beside the data if asked."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import click
+
+from cachesvc.cli import options, output, target
+
+
+@click.command()
+@click.argument("uri")
+@options.dataset
+@click.option(
+    "--beside", is_flag=True, help="Leave the catalog beside the data, so that nobody indexes it again."
+)
+@click.option("--output", "into", metavar="FILE", help="Write the catalog to this file.")
+@options.daemon
+def index(uri: str, beside: bool, into: str | None, socket: str | None, json: bool, **given: Any) -> int:
+    """Build a dataset's catalog: by the daemon where one runs, otherwise here with one's own rights."""
+    from cachesvc.catalog.catalog import Catalog
+    from cachesvc.cli.beside import copy_file, leave_beside
+    from cachesvc.cli.catalogs import catalog_file
+
+    with catalog_file(socket, uri, options.dataset_options(given), json) as (dataset, path):
+        catalog = Catalog.open(path)
+        written = []
+        if into is not None:
+            copy_file(path, into)
+            written.append(into)
+        if beside:
+            written.append(leave_beside(path, target.absolute(uri)))
+        row = {
+            "event": "indexed",
+            "dataset": dataset,
+            "uri": catalog.uri,
+            "format": catalog.format,
+            "samples": catalog.samples,
+            "extents": len(catalog.extent_sizes),
+            "size_bytes": int(catalog.extent_sizes.sum()),
+            "stored_bytes": catalog.stored_bytes,
+            "catalog_bytes": os.stat(path).st_size,
+            "written": written,
+        }
+    if json:
+        output.emit(row)
+    else:
+        where = f"; written to {', '.join(written)}" if written else ""
+        output.say(
+            f"{uri} ({dataset}): {catalog.format}, {catalog.samples:,} samples in {row['extents']:,} extents,"
+            f" {output.size(catalog.extent_sizes.sum())}, catalog {output.size(os.stat(path).st_size)}{where}"
+        )
+    return 0

@@ -1,0 +1,88 @@
+"""How results look: rich for people, JSON for programs, and nothing of one in the other."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from cachesvc.core.errors import CacheError
+
+PIPE_COLUMNS = 1000
+"""Width of a table that no terminal shows: lines are cut by whoever reads them."""
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def console(to_stderr: bool = False) -> Console:
+    """A console on stdout or stderr as they are now."""
+    stream = sys.stderr if to_stderr else sys.stdout
+    return Console(file=stream, width=None if stream.isatty() else PIPE_COLUMNS, highlight=False, emoji=False)
+
+
+def say(text: str) -> None:
+    """One result line for a person."""
+    console().print(text, markup=False, soft_wrap=True)
+
+
+def complain(error: CacheError) -> None:
+    """An error's one line on stderr."""
+    sys.stderr.write(f"cachesvc: {' '.join(str(error).split())}\n")
+    sys.stderr.flush()
+
+
+def emit(row: Mapping[str, Any], to_stderr: bool = False) -> None:
+    """One JSON object on one line, flushed: programs read as it happens."""
+    stream = sys.stderr if to_stderr else sys.stdout
+    stream.write(json.dumps(row) + "\n")
+    stream.flush()
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
+    """A plain table; headers that end in `>` are right-aligned."""
+    drawn = Table(box=None, title=title or None, title_justify="left", header_style="bold", pad_edge=False)
+    for header in headers:
+        right = header.endswith(">")
+        drawn.add_column(header.rstrip(">"), justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        drawn.add_row(*row)
+    console().print(drawn, markup=False)
+
+
+def size(count: float) -> str:
+    """Bytes for people: `1.5 GiB`."""
+    power = 0
+    while count >= 1024 and power < len(_UNITS) - 1:
+        count /= 1024
+        power += 1
+    return f"{count:.0f} {_UNITS[0]}" if power == 0 else f"{count:.1f} {_UNITS[power]}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: `1:02:03` or `2:03`."""
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def share(part: float, whole: float) -> str:
+    """A percentage that says 100 % only for all of it."""
+    if whole <= 0:
+        return "-"
+    percent = 100 * part / whole
+    return f"{min(percent, 99.9):.1f} %" if part < whole else "100 %"
+
+
+def plain(message: Any) -> dict[str, Any]:
+    """A protobuf message as JSON-able data, every field present, integers as integers (unlike proto JSON)."""
+    return {field.name: _value(field, getattr(message, field.name)) for field in message.DESCRIPTOR.fields}
+
+
+def _value(field: Any, value: Any) -> Any:
+    nested = field.message_type is not None
+    if field.is_repeated:
+        return [plain(item) if nested else item for item in value]
+    return plain(value) if nested else value

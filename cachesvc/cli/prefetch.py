@@ -1,0 +1,138 @@
+"""`cachesvc prefetch`: fill the cache before the job starts, and say so only when it is full."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cachesvc.cli import options, output, target
+from cachesvc.cli.feedback import Feedback
+from cachesvc.cli.verify import check
+from cachesvc.client import Control
+from cachesvc.core.errors import CacheError, DaemonUnavailable, OutOfSpace, from_code
+from cachesvc.core.model import DatasetId
+
+if TYPE_CHECKING:
+    from cachesvc.v1 import cachesvc_pb2 as pb
+
+
+@click.command()
+@click.argument("uris", nargs=-1, required=True, metavar="URI|ID...")
+@options.dataset
+@click.option("--together", is_flag=True, help="All URIs are one dataset, as in open_dataset([...]).")
+@click.option("--refresh", is_flag=True, help="List the source anew instead of trusting a recent listing.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be fetched and whether it fits.")
+@click.option("--verify", "verify_too", is_flag=True, help="Check what is resident once more afterwards.")
+@options.daemon
+def prefetch(
+    uris: tuple[str, ...],
+    together: bool,
+    refresh: bool,
+    dry_run: bool,
+    verify_too: bool,
+    socket: str | None,
+    json: bool,
+    **given: Any,
+) -> int:
+    """Fill the cache with datasets: a prefix, file, glob or brace range each.
+
+    Exits 0 only when every extent is resident; each was verified as it was filled. Run it again to go on
+    after an interruption. A dry run exits 8 too when the data does not fit.
+    """
+    wanted = options.dataset_options(given)
+    groups = [list(uris)] if together else [[uri] for uri in uris]
+    failure: CacheError | None = None
+    with Control(socket) as control:
+        for group in groups:
+            if options.is_dataset_id(group[0]) and len(group) == 1:
+                dataset, name = DatasetId(group[0]), group[0]
+            else:
+                info = target.opened(control, group, wanted, json, refresh)
+                dataset, name = (
+                    info.id,
+                    group[0] if len(group) == 1 else f"{group[0]} and {len(group) - 1} more",
+                )
+            try:
+                _fill(control, dataset, name, dry_run, json)
+                if verify_too and not dry_run:
+                    check(control, dataset, name, json)
+            except DaemonUnavailable:
+                raise
+            except CacheError as error:
+                # The other datasets are worth filling all the same; the first failure gives the exit code.
+                if failure is not None:
+                    output.complain(error)
+                failure = failure or error
+    if failure is not None:
+        raise failure
+    return 0
+
+
+def _fill(control: Control, dataset: DatasetId, name: str, dry_run: bool, as_json: bool) -> None:
+    started = time.monotonic()
+    reply: pb.PrefetchReply | None = None
+    before_bytes = 0
+    with Feedback("prefetch", as_json) as feedback:
+        for reply in control.prefetch(dataset, dry_run):
+            before_bytes = before_bytes or reply.source_bytes
+            feedback.update(reply.resident_bytes, reply.size_bytes)
+    if reply is None:
+        raise CacheError("the daemon ended the prefetch without an answer; see its log")
+    took_s = time.monotonic() - started
+    if as_json:
+        event = "fit" if dry_run else "prefetched"
+        output.emit(
+            {"event": event, "dataset": dataset, "target": name, "took_s": round(took_s, 3)} | _counts(reply)
+        )
+    elif dry_run:
+        output.say(_plan(name, dataset, reply))
+    else:
+        output.say(_result(name, dataset, reply, took_s))
+    _judge(name, reply, dry_run)
+
+
+def _judge(name: str, reply: pb.PrefetchReply, dry_run: bool) -> None:
+    """Raise what keeps the dataset from being resident."""
+    if reply.failures:
+        first = reply.failures[0]
+        many = (
+            f"{len(reply.failures):,} extents of {name} failed, the first: "
+            if len(reply.failures) > 1
+            else ""
+        )
+        raise from_code(first.code, many + first.message)
+    if reply.unfit_bytes:
+        raise OutOfSpace(
+            f"{name} does not fit: {reply.unfit_bytes:,} bytes ({output.size(reply.unfit_bytes)}) of"
+            f" {reply.size_bytes:,} have no room; give the daemon more --ram or --nvme, or evict other data"
+        )
+    if not dry_run and (not reply.done or reply.resident_extents < reply.extents):
+        raise CacheError(
+            f"only {reply.resident_extents:,} of {reply.extents:,} extents of {name} are resident;"
+            " run prefetch again"
+        )
+
+
+def _counts(reply: pb.PrefetchReply) -> dict[str, Any]:
+    counts = output.plain(reply)
+    del counts["done"]
+    return counts | {"fits": not reply.unfit_bytes, "resident": reply.resident_extents == reply.extents}
+
+
+def _plan(name: str, dataset: DatasetId, reply: pb.PrefetchReply) -> str:
+    missing = reply.size_bytes - reply.resident_bytes
+    fit = f"{output.size(reply.unfit_bytes)} do not fit" if reply.unfit_bytes else "fits"
+    return (
+        f"{name} ({dataset}): {reply.extents:,} extents, {output.size(reply.size_bytes)};"
+        f" {reply.resident_extents:,} resident, {output.size(missing)} to fetch; {fit}"
+    )
+
+
+def _result(name: str, dataset: DatasetId, reply: pb.PrefetchReply, took_s: float) -> str:
+    return (
+        f"{name} ({dataset}): {reply.resident_extents:,} of {reply.extents:,} extents resident,"
+        f" {output.size(reply.resident_bytes)} of {output.size(reply.size_bytes)},"
+        f" in {output.duration(took_s)}"
+    )

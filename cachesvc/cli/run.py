@@ -1,0 +1,220 @@
+"""`cachesvc run -- COMMAND`: a daemon of one's own for the length of a command, on machines without root.
+
+The processes of a job that start on one node share a directory: the first starts the daemon, the others
+adopt it, and the last to end stops it. `flock` counts them, so a killed process is counted out by the kernel.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cachesvc import config
+from cachesvc.cli import options, output
+from cachesvc.client import Control, find_daemon
+from cachesvc.core.errors import (
+    CacheError,
+    DaemonUnavailable,
+    DeadlineExceeded,
+    NotAllowed,
+    NotFound,
+    from_code,
+)
+
+START_S = 60.0
+"""A daemon with a large NVMe tier reads its index first."""
+STOP_S = 30.0
+"""A clean shutdown waits for fills that are being committed."""
+POLL_S = 0.05
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@options.serving
+@click.option(
+    "--socket", metavar="DIR", envvar="CACHESVC_SOCKET", help="Adopt the daemon here, or start one here."
+)
+@click.option("--json", is_flag=True, help="At the end print one JSON object on stderr.")
+def run(command: tuple[str, ...], socket: str | None, json: bool, **given: Any) -> int:
+    """Run a command with a daemon: `cachesvc run --ram 64GiB -- python train.py`.
+
+    A daemon that already answers is adopted and left alone. Otherwise one is started in a private
+    directory, shared with the other tasks of the job on this node, and stopped when the last of them ends.
+    Returns the command's exit code.
+    """
+    running = socket if socket and _answers(socket) else None if socket else find_daemon()
+    if running is not None and _answers(running):
+        return _report(_command(command, running), running, False, json)
+    directory = socket or private_dir()
+    make_private(directory)
+    with _sharing(directory, _serve_command(directory, **given)) as started:
+        code = _command(command, directory)
+    return _report(code, directory, started, json)
+
+
+def private_dir() -> str:
+    """Where this user's own daemon of this job lives on this node."""
+    job = os.environ.get("SLURM_JOB_ID", "")
+    name = f"cachesvc-{os.geteuid()}{'-' if job.isdigit() else ''}{job if job.isdigit() else ''}"
+    return f"{os.environ.get('XDG_RUNTIME_DIR') or tempfile.gettempdir()}/{name}"
+
+
+def make_private(directory: str) -> None:
+    """Create a directory for this user alone. Raises NotAllowed when it is another's, or others may write."""
+    try:
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise NotAllowed(f"cannot make {directory}: {error.strerror}; give another --socket") from None
+    found = os.lstat(directory)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise NotAllowed(f"{directory} is not this user's own directory; give another --socket")
+
+
+@contextmanager
+def _sharing(directory: str, serve: list[str]) -> Iterator[bool]:
+    """A running daemon in `directory`; yields whether it was started here."""
+    with open(f"{directory}/users.lock", "w") as users:
+        with open(f"{directory}/start.lock", "w") as starting:
+            fcntl.flock(starting, fcntl.LOCK_EX)
+            # 1. counted in before the start is over, so that nobody who ends now takes himself for the last
+            fcntl.flock(users, fcntl.LOCK_SH)
+            started = not _answers(directory)
+            if started:
+                _start(directory, serve)
+        try:
+            yield started
+        finally:
+            with open(f"{directory}/start.lock", "w") as ending:
+                # 2. nobody starts or adopts while the last user decides that he is the last
+                fcntl.flock(ending, fcntl.LOCK_EX)
+                fcntl.flock(users, fcntl.LOCK_UN)
+                if _is_last(users.fileno()):
+                    _stop(directory)
+
+
+def _is_last(users: int) -> bool:
+    try:
+        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _start(directory: str, serve: list[str]) -> None:
+    log = f"{directory}/daemon.log"
+    with open(log, "ab") as out:
+        begin = out.tell()
+        daemon = subprocess.Popen(
+            serve, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, close_fds=True
+        )
+    deadline = time.monotonic() + START_S
+    while not _answers(directory):
+        if (code := daemon.poll()) is not None:
+            lines = Path(log).read_bytes()[begin:].decode("utf-8", "replace").strip().splitlines()
+            reason = lines[-1].removeprefix("cachesvc: ") if lines else f"it exited with {code}"
+            raise from_code(code, f"the daemon did not start: {reason} (log: {log})")
+        if time.monotonic() > deadline:
+            daemon.terminate()
+            raise DeadlineExceeded(
+                f"the daemon did not answer within {START_S:.0f} s of its start; see {log}"
+            )
+        time.sleep(POLL_S)
+
+
+def _stop(directory: str) -> None:
+    """SIGTERM, and wait until the process is gone: its NVMe directories are then free for the next."""
+    try:
+        with Control(directory) as control:
+            pid = control.status().pid
+        handle = os.pidfd_open(pid)
+    except (CacheError, ProcessLookupError):
+        return  # it is gone already, which is what was wanted
+    try:
+        signal.pidfd_send_signal(handle, signal.SIGTERM)
+        waiting = select.poll()
+        waiting.register(handle, select.POLLIN)
+        if not waiting.poll(STOP_S * 1000):
+            raise DeadlineExceeded(
+                f"the daemon (pid {pid}) did not stop within {STOP_S:.0f} s; see {directory}"
+            )
+    finally:
+        os.close(handle)
+
+
+def _answers(directory: str) -> bool:
+    if not os.path.exists(f"{directory}/{config.CONTROL_SOCKET}"):
+        return False
+    try:
+        with Control(directory) as control:
+            control.status()
+    except DaemonUnavailable:
+        return False
+    return True
+
+
+def _command(command: Sequence[str], directory: str) -> int:
+    """Run it and return its code. Ctrl-C reaches it through the terminal; SIGTERM is handed on."""
+    environment = os.environ | {"CACHESVC_SOCKET": directory}
+    asked: list[int] = []
+    children: list[subprocess.Popen[bytes]] = []
+
+    def hand_on(number: int, _: object) -> None:
+        asked.append(number)
+        for child in children:
+            child.send_signal(number)
+
+    # Functions, not SIG_IGN, which the command would inherit: it must hear Ctrl-C, and this process wait.
+    before = signal.signal(signal.SIGTERM, hand_on), signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        child = subprocess.Popen(command, env=environment)
+        children.append(child)
+        if asked:
+            child.send_signal(asked[0])
+        code = child.wait()
+    except FileNotFoundError:
+        raise NotFound(f"there is no command {command[0]!r} on the PATH") from None
+    except PermissionError:
+        raise NotAllowed(f"{command[0]!r} may not be executed") from None
+    finally:
+        signal.signal(signal.SIGTERM, before[0])
+        signal.signal(signal.SIGINT, before[1])
+    return 128 - code if code < 0 else code
+
+
+def _report(code: int, directory: str, started: bool, as_json: bool) -> int:
+    if as_json:
+        output.emit(
+            {"event": "ran", "exit_code": code, "socket": directory, "started": started}, to_stderr=True
+        )
+    return code
+
+
+def _serve_command(
+    directory: str, ram: int | None, nvme: tuple[config.NvmeSpec, ...], allow: tuple[str, ...], **others: Any
+) -> list[str]:
+    given = [sys.executable, "-m", "cachesvc", "serve", "--socket", directory]
+    # On clusters a home directory is shared between nodes; a daemon's state must not be.
+    others["state_dir"] = others["state_dir"] or f"{directory}/state"
+    others["ram"] = ram
+    for option, value in others.items():
+        if value is not None:
+            given += [f"--{option.replace('_', '-')}", str(value)]
+    for spec in nvme:
+        budget = f"{spec.share * 100:g}%" if spec.share else str(spec.size_bytes)
+        given += ["--nvme", f"{spec.path}={budget}"]
+    for prefix in allow:
+        given += ["--allow", prefix]
+    return given

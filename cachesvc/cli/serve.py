@@ -1,0 +1,79 @@
+"""`cachesvc serve`: run this node's daemon."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from cachesvc import config
+from cachesvc.cli import options
+from cachesvc.core.errors import InvalidInput
+
+
+@click.command()
+@options.serving
+@click.option("--socket", metavar="DIR", envvar="CACHESVC_SOCKET", help="Directory for the sockets.")
+@click.option(
+    "--socket-mode",
+    type=options.OCTAL,
+    envvar="CACHESVC_SOCKET_MODE",
+    help="File mode of the sockets; wider than 600 needs --allow.",
+)
+@click.option(
+    "--listen", type=options.ADDRESS, envvar="CACHESVC_LISTEN", help="Serve gRPC on TCP too, at this address."
+)
+@click.option(
+    "--tls-cert", metavar="FILE", envvar="CACHESVC_TLS_CERT", help="PEM certificate of the TCP port."
+)
+@click.option("--tls-key", metavar="FILE", envvar="CACHESVC_TLS_KEY", help="PEM key of that certificate.")
+@click.option(
+    "--tls-ca", metavar="FILE", envvar="CACHESVC_TLS_CA", help="PEM certificates that sign clients'."
+)
+@click.option(
+    "--metrics-port", type=click.IntRange(0, 65535), envvar="CACHESVC_METRICS_PORT", help="Prometheus port."
+)
+@click.option(
+    "--log-format", type=click.Choice(["text", "json"]), envvar="CACHESVC_LOG_FORMAT", help="Log lines."
+)
+@click.option("--json", is_flag=True, help="The same as --log-format json.")
+def serve(json: bool, **given: Any) -> int:
+    """Run this node's daemon until SIGTERM.
+
+    Without options: 10 % of the memory of this cgroup, no NVMe, a socket for this user alone. Every option
+    can be given as a variable instead: CACHESVC_RAM, CACHESVC_NVME, ...; lists are separated by spaces.
+    """
+    if json:
+        given["log_format"] = "json"
+    settings = settings_of(**given)
+    config.validate(settings)
+    from cachesvc.daemon.serve import serve as run_daemon
+
+    return run_daemon(settings)
+
+
+def settings_of(
+    ram: int | None,
+    nvme: tuple[config.NvmeSpec, ...],
+    socket: str | None,
+    state_dir: str | None,
+    tls_cert: str | None = None,
+    tls_key: str | None = None,
+    tls_ca: str | None = None,
+    **others: Any,
+) -> config.Settings:
+    """The settings tree from command-line options; what is None takes the default of config.py."""
+    tls = None
+    if tls_cert and tls_key and tls_ca:
+        tls = config.Tls(certificate=tls_cert, key=tls_key, ca=tls_ca)
+    elif tls_cert or tls_key or tls_ca:
+        raise InvalidInput("mutual TLS needs all three of --tls-cert, --tls-key and --tls-ca")
+    given = {name: value for name, value in others.items() if value is not None}
+    return config.Settings(
+        ram_bytes=config.default_ram_bytes() if ram is None else ram,
+        nvme=nvme,
+        socket_dir=socket or config.default_socket_dir(),
+        state_dir=state_dir or config.default_state_dir(),
+        tls=tls,
+        **given,
+    )

@@ -1,0 +1,72 @@
+"""`cachesvc status`: tiers, datasets and counters of this node."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cachesvc.cli import options, output
+from cachesvc.client import Control
+
+if TYPE_CHECKING:
+    from cachesvc.v1 import cachesvc_pb2 as pb
+
+
+@click.command()
+@options.daemon
+def status(socket: str | None, json: bool) -> int:
+    """Show the daemon's tiers, datasets and counters."""
+    with Control(socket) as control:
+        reply = control.status()
+    if json:
+        output.emit(output.plain(reply))
+        return 0
+    output.say(
+        f"cachesvc {reply.version}, pid {reply.pid}, up {output.duration(reply.uptime_s)},"
+        f" {reply.readers:,} readers, {reply.fills_running:,} fills running,"
+        f" serves {' '.join(reply.allow) or 'what its user may read'}"
+    )
+    output.table(["tier", "used>", "budget>", "full>", "held>", ""], [_tier(t) for t in reply.tiers])
+    if reply.datasets:
+        heads = [
+            "dataset",
+            "resident>",
+            "size>",
+            "share>",
+            "readers>",
+            "hits>",
+            "ahead>",
+            "bound>",
+            "source>",
+        ]
+        output.table([*heads, "", "uri"], [_dataset(d) for d in reply.datasets])
+    return 0
+
+
+def _tier(tier: pb.TierStatus) -> list[str]:
+    return [
+        tier.name,
+        output.size(tier.used_bytes),
+        output.size(tier.budget_bytes),
+        output.share(tier.used_bytes, tier.budget_bytes),
+        output.size(tier.held_bytes),
+        "lost: see the daemon's log" if tier.lost else "",
+    ]
+
+
+def _dataset(row: pb.DatasetStatus) -> list[str]:
+    demands = row.hits + row.ahead + row.misses + row.refused
+    return [
+        row.dataset.id[:12],
+        output.size(row.resident_bytes),
+        output.size(row.dataset.size_bytes),
+        output.share(row.resident_bytes, row.dataset.size_bytes),
+        f"{row.readers:,}",
+        output.share(row.hits, demands),
+        output.share(row.ahead, demands),
+        output.share(row.bound, 1.0),
+        output.size(row.source_bytes),
+        "pinned" if row.pinned else "",
+        row.dataset.uri,
+    ]

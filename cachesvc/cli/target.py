@@ -1,0 +1,56 @@
+"""From what a user names, a URI or a dataset id, to the dataset versions that are meant."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from cachesvc.cli.feedback import Feedback
+from cachesvc.cli.options import is_dataset_id
+from cachesvc.client import Control, DatasetInfo
+from cachesvc.core.errors import InvalidInput
+from cachesvc.core.model import DatasetId
+
+if TYPE_CHECKING:
+    from cachesvc.catalog.build import Options
+
+
+def current(control: Control, target: str, options: Options, as_json: bool = False) -> DatasetId:
+    """The dataset that a URI holds now, its catalog built if need be; an id is taken as it is."""
+    if is_dataset_id(target):
+        return DatasetId(target)
+    return opened(control, [target], options, as_json).id
+
+
+def opened(
+    control: Control, uris: list[str], options: Options, as_json: bool = False, refresh: bool = False
+) -> DatasetInfo:
+    """Resolve URIs to one dataset version, showing progress while it is indexed."""
+    mixed = [uri for uri in uris if is_dataset_id(uri)]
+    if mixed:
+        raise InvalidInput(f"{mixed[0]} is a dataset id; name the data by its URI here")
+    with Feedback("index", as_json) as feedback:
+        return control.open_dataset(
+            [absolute(uri) for uri in uris], options, refresh=refresh, progress=feedback.update
+        )
+
+
+def versions(control: Control, target: str, options: Options) -> list[DatasetId]:
+    """Every version of a URI that the daemon knows, old ones too; where it knows none, the current one."""
+    if is_dataset_id(target):
+        return [DatasetId(target)]
+    wanted = _bare(absolute(target))
+    known = [DatasetId(row.dataset.id) for row in control.list() if _bare(row.dataset.uri) == wanted]
+    return known or [current(control, target, options)]
+
+
+def absolute(uri: str) -> str:
+    """A local path seen from here: the daemon runs in another directory."""
+    if "://" in uri:
+        return uri
+    path = os.path.abspath(os.path.expanduser(uri))
+    return f"{path}/" if uri.endswith("/") and path != "/" else path
+
+
+def _bare(uri: str) -> str:
+    return uri.removeprefix("file://").rstrip("/")

@@ -1,0 +1,54 @@
+"""`cachesvc verify`: check resident bytes against the checksums taken while they were filled."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import click
+
+from cachesvc.cli import options, output, target
+from cachesvc.client import Control
+from cachesvc.core.errors import CacheError, CorruptData
+from cachesvc.core.model import DatasetId
+
+
+@click.command()
+@click.argument("name", metavar="URI|ID")
+@options.dataset
+@options.daemon
+def verify(name: str, socket: str | None, json: bool, **given: Any) -> int:
+    """Check a dataset's resident extents against their checksums.
+
+    A corrupt extent is dropped, to be filled again when it is needed, and the exit code is 5.
+    """
+    failure: CacheError | None = None
+    with Control(socket) as control:
+        for dataset in target.versions(control, name, options.dataset_options(given)):
+            try:
+                check(control, dataset, name, json)
+            except CorruptData as error:
+                failure = error
+    if failure is not None:
+        raise failure
+    return 0
+
+
+def check(control: Control, dataset: DatasetId, name: str, as_json: bool) -> None:
+    """Verify one dataset and print the result. Raises CorruptData when an extent was corrupt."""
+    replies = deque(control.verify(dataset), maxlen=1)
+    if not replies or not replies[0].done:
+        raise CacheError(f"the daemon ended the check of {name} half-way; see its log")
+    reply = replies[0]
+    if as_json:
+        counts = output.plain(reply)
+        del counts["done"]
+        output.emit({"event": "verified", "dataset": dataset, "target": name} | counts)
+    else:
+        good = reply.checked_extents - reply.corrupt_extents
+        output.say(f"{name} ({dataset}): {good:,} of {reply.checked_extents:,} resident extents verified")
+    if reply.corrupt_extents:
+        raise CorruptData(
+            f"{reply.corrupt_extents:,} of {reply.extents:,} resident extents of {name} were corrupt and are"
+            f" dropped; fill them again: cachesvc prefetch {name}"
+        )

@@ -1,0 +1,124 @@
+"""The invariants of a node, asserted from scratch against its running accounts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from cachesvc.core.model import RAM, ExtentId
+from cachesvc.core.state import Copy, Entry, Phase, Role, Shelf, Tier
+
+if TYPE_CHECKING:
+    from cachesvc.core.node import Node
+
+
+def check(node: Node) -> None:
+    """Assert that every account agrees with what it counts. O(extents)."""
+    for entry in node.copies.entries.values():
+        _check_entry(node, entry)
+    for tier in node.policy.tiers.values():
+        _check_tier(node, tier)
+    _check_readers(node)
+    _check_plans(node)
+    _check_datasets(node)
+    filling = {copy for copy in _copies(node) if copy.phase is Phase.FILLING}
+    assert filling == node.copies.filling, "fills in flight"
+    assert len(filling) <= node.policy.settings.max_fills, "more fills than slots"
+
+
+def _copies(node: Node) -> list[Copy]:
+    return [copy for entry in node.copies.entries.values() for copy in entry.copies]
+
+
+def _check_entry(node: Node, entry: Entry) -> None:
+    tiers = [copy.tier.name for copy in entry.copies]
+    assert len(set(tiers)) == len(tiers), "two copies in one tier"
+    assert entry.queued == (entry in node.readers.queue), "queue membership"
+    assert entry.ready == (entry.best() is not None), "readiness"
+    if entry.waiters:
+        assert not entry.ready, "a waiter on a resident extent"
+        assert entry.filling() or entry.queued or entry.due_at is not None, "a waiter nobody works for"
+    for copy in entry.copies:
+        _check_copy(copy)
+    alive = entry.copies or entry.waiters or entry.datasets or entry.needs or entry.queued
+    assert alive or entry.due_at is not None, "a record of nothing"
+
+
+def _check_copy(copy: Copy) -> None:
+    assert (copy.role is Role.KEPT) == (copy.home is not None), "kept copies have a home"
+    assert copy.home is None or copy.home in copy.entry.datasets, "a home that claims the extent"
+    assert min(copy.leases, copy.fills_from) >= 0, "counts below zero"
+    if copy.phase is not Phase.RESIDENT:
+        assert copy.leases + copy.fills_from == 0, "in use before filled or after evicted"
+    if copy.source:
+        assert copy.source.phase is Phase.RESIDENT, "a source that is there"
+        assert copy.source.fills_from, "a source that is protected"
+    pinned = copy.role is Role.KEPT and copy.entry.pinned
+    shelved = copy.idle and not copy.doomed and not pinned
+    assert (copy.shelf is not None) == shelved, "on a shelf exactly while evictable"
+    assert not (copy.idle and copy.doomed) or copy.tier.lost, "a doomed copy that nobody uses"
+
+
+def _check_tier(node: Node, tier: Tier) -> None:
+    mine = [copy for copy in _copies(node) if copy.tier is tier]
+    sizes = {phase: sum(c.entry.size_bytes for c in mine if c.phase is phase) for phase in Phase}
+    assert tier.used_bytes == sum(sizes.values()), "used bytes"
+    assert tier.evicting_bytes == sizes[Phase.EVICTING], "evicting bytes"
+    assert tier.kept_bytes == sum(c.entry.size_bytes for c in mine if c.role is Role.KEPT), "kept bytes"
+    assert tier.held_bytes >= 0, "held bytes below zero"
+    assert not tier.held_bytes or tier.name == RAM, "held bytes outside RAM"
+    if tier.free_bytes < 0:
+        # Only what was there before us (held by readers, or recovered) may exceed a budget.
+        over = tier.used_bytes - tier.budget_bytes
+        excused = tier.held_bytes or over <= tier.evicting_bytes or not len(tier.lru)
+        assert excused, "a budget exceeded"
+    assert tier.committing == {c for c in mine if not c.committed}, "commits under way"
+    shelves: list[Shelf] = [tier.lru, tier.ahead, tier.in_use, *tier.kept.values()]
+    on_shelves = [copy for shelf in shelves for copy in shelf]
+    assert len(on_shelves) == len(set(on_shelves)), "on two shelves"
+    assert set(on_shelves) == {c for c in mine if c.shelf is not None}, "shelf membership"
+    for shelf in shelves:
+        assert shelf.size_bytes == sum(copy.entry.size_bytes for copy in shelf), "shelf bytes"
+        assert all(copy.shelf is shelf for copy in shelf), "shelf of a copy"
+
+
+def _check_readers(node: Node) -> None:
+    leases: Counter[Copy] = Counter()
+    waiting: Counter[tuple[int, ExtentId]] = Counter()
+    for number, reader in node.readers.readers.items():
+        for copies in reader.leases.values():
+            assert copies, "an empty lease"
+            leases.update(copies)
+        for extent, count in reader.waiting.items():
+            waiting[(number, extent)] = count
+    assert leases == Counter({copy: copy.leases for copy in _copies(node) if copy.leases}), "leases"
+    entries = node.copies.entries.values()
+    asked = Counter((reader, entry.id) for entry in entries for reader, _ in entry.waiters)
+    assert waiting == asked, "waiters"
+    ram = node.policy.tiers.get(RAM)
+    if ram:
+        held = sum(sum(reader.held.values()) for reader in node.readers.readers.values())
+        assert ram.held_bytes == held, "held by readers"
+
+
+def _check_plans(node: Node) -> None:
+    needs: Counter[ExtentId] = Counter()
+    for plan in node.lookahead.plans.values():
+        named = [plan.entries[index][0] for _, index in plan.window]
+        needs.update(named)
+        size_bytes = sum(node.copies.entries[extent].size_bytes for extent in named)
+        assert plan.entered_bytes == size_bytes, "bytes in the window"
+    entries = node.copies.entries.values()
+    assert needs == Counter({entry.id: entry.needs for entry in entries if entry.needs}), "needs"
+
+
+def _check_datasets(node: Node) -> None:
+    claimed = [entry for entry in node.copies.entries.values() if entry.datasets]
+    assert node.policy.claimed_bytes == sum(entry.size_bytes for entry in claimed), "claimed bytes"
+    for dataset in node.policy.datasets.values():
+        assert dataset.jobs or dataset.pinned, "a dataset that nobody claims"
+        mine = [node.copies.entries[extent] for extent, _ in dataset.extents]
+        assert dataset.ready_count == sum(entry.ready for entry in mine), "resident extents"
+        assert dataset.ready_bytes == sum(entry.size_bytes for entry in mine if entry.ready), "resident bytes"
+        kept = (copy for entry in mine for copy in entry.copies if copy.home is dataset)
+        assert dataset.kept_bytes == sum(copy.entry.size_bytes for copy in kept), "kept bytes of a dataset"

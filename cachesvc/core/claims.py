@@ -1,0 +1,207 @@
+"""What jobs and operators want: declared datasets, prefetches, pins, evictions.
+
+Each method costs time in proportion to the dataset it names and is rare; what follows from it extent by
+extent costs O(1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cachesvc.core.copies import Copies
+from cachesvc.core.lookahead import FEED_LIMIT
+from cachesvc.core.model import DatasetId, ExtentId
+from cachesvc.core.policy import Asked
+from cachesvc.core.report import Counters, Progress
+from cachesvc.core.state import Dataset, Entry, Role, Tally
+
+
+class Claims:
+    """Claimed datasets, by id in the policy and by job here."""
+
+    def __init__(self, copies: Copies) -> None:
+        self._copies = copies
+        self._policy = copies.policy
+        self._jobs: dict[int, list[Dataset]] = {}
+
+    def declare(self, job: int, name: DatasetId, extents: tuple[tuple[ExtentId, int], ...]) -> None:
+        """Claim a dataset for a job; claiming it twice changes nothing."""
+        dataset = self._policy.datasets.get(name)
+        if dataset is None:
+            tally = self._copies.tallies.setdefault(name, Tally())
+            distinct = tuple(dict(extents).items())
+            dataset = self._policy.datasets[name] = Dataset(name, distinct, tally)
+            self._claim(dataset)
+        if job not in dataset.jobs:
+            dataset.jobs.add(job)
+            self._jobs.setdefault(job, []).append(dataset)
+
+    def end_job(self, job: int) -> None:
+        """Give up a job's claims. What no other job claims and no pin holds becomes LRU."""
+        for dataset in self._jobs.pop(job, ()):
+            dataset.jobs.discard(job)
+            self._unclaim_unused(dataset)
+
+    def pin(self, name: DatasetId) -> None:
+        """Keep what is resident of a declared dataset, whatever else happens."""
+        if dataset := self._policy.datasets.get(name):
+            dataset.pinned = True
+            self._resettle(dataset)
+
+    def unpin(self, name: DatasetId) -> None:
+        """End a pin."""
+        dataset = self._policy.datasets.get(name)
+        if dataset and dataset.pinned:
+            dataset.pinned = False
+            self._resettle(dataset)
+            self._unclaim_unused(dataset)
+
+    def evict(self, name: DatasetId, extents: Iterable[ExtentId]) -> None:
+        """Drop what nobody uses and no pin holds; ends the dataset's prefetch."""
+        dataset = self._policy.datasets.get(name)
+        if dataset:
+            dataset.prefetched = False
+        named = [extent for extent, _ in dataset.extents] if dataset else list(extents)
+        for extent in named:
+            entry = self._copies.entries.get(extent)
+            if entry is None or entry.pinned:
+                continue
+            for copy in tuple(entry.copies):
+                if copy.idle and not copy.tier.lost:
+                    self._copies.evict(copy)
+
+    def prefetch(self, job: int, name: DatasetId) -> None:
+        """Start, or start again, to fill all of a dataset that the job has declared."""
+        dataset = self._policy.datasets.get(name)
+        if dataset and job in dataset.jobs:
+            dataset.prefetched, dataset.prefetch_at = True, 0
+            dataset.failed.clear()
+            dataset.stuck.clear()
+
+    def feed_prefetch(self, now: float) -> bool:
+        """Start the fills of prefetches that have room and a slot, in the datasets' own order.
+
+        False when `FEED_LIMIT` was reached and there is more to do.
+        """
+        looked = 0
+        for dataset in self._policy.datasets.values():
+            while dataset.prefetched and dataset.prefetch_at < len(dataset.extents):
+                if looked == FEED_LIMIT:
+                    return False
+                looked += 1
+                entry = self._copies.entries[dataset.extents[dataset.prefetch_at][0]]
+                if not self._settled(entry) and not self._fill(entry, now):
+                    return True
+                dataset.prefetch_at += 1
+        return True
+
+    def feed_refills(self, now: float) -> bool:
+        """Fill again what was lost, in turn; False when that must wait."""
+        refills = self._copies.refills
+        while refills:
+            extent = next(iter(refills))
+            entry = self._copies.entries.get(extent)
+            wanted = entry is not None and (entry.needs or any(d.prefetched for d in entry.datasets))
+            if entry and wanted and not self._settled(entry) and not self._fill(entry, now):
+                return False
+            del refills[extent]
+        return True
+
+    def progress(self, job: int) -> Progress:
+        """How much of a job's datasets is resident, and why the rest is not."""
+        datasets = self._jobs.get(job, [])
+        failed: dict[ExtentId, tuple[int, str]] = {}
+        for dataset in datasets:
+            failed.update(dataset.failed)
+        return Progress(
+            resident_extents=sum(each.ready_count for each in datasets),
+            resident_bytes=sum(each.ready_bytes for each in datasets),
+            total_extents=sum(len(each.extents) for each in datasets),
+            total_bytes=sum(each.size_bytes for each in datasets),
+            failed=failed,
+            stuck_extents=sum(len(each.stuck) for each in datasets),
+            stuck_bytes=sum(sum(each.stuck.values()) for each in datasets),
+        )
+
+    def counters(self, name: DatasetId) -> Counters:
+        """A dataset's counts since it was first declared; zeros for one that never was."""
+        tally = self._copies.tallies.get(name) or Tally()
+        dataset = self._policy.datasets.get(name)
+        return Counters(
+            dataset=name,
+            hits=tally.hits,
+            ahead=tally.ahead,
+            misses=tally.misses,
+            refused=tally.refused,
+            source_bytes=tally.source_bytes,
+            kept_bytes=dataset.kept_bytes if dataset else 0,
+            resident_bytes=dataset.ready_bytes if dataset else 0,
+            total_bytes=dataset.size_bytes if dataset else 0,
+            bound=self._policy.bound(),
+        )
+
+    def _settled(self, entry: Entry) -> bool:
+        return entry.ready or entry.filling() or entry.queued or entry.due_at is not None
+
+    def _fill(self, entry: Entry, now: float) -> bool:
+        """Start a fill, or know that it finds no room; False when it must wait for a slot or an eviction."""
+        if self._copies.slots <= 0:
+            return False
+        place = self._policy.place(entry, Asked.PLAN if entry.needs else Asked.KEEP, now)
+        for victim in place.victims:
+            self._copies.evict(victim)
+        if place.tier is not None:
+            self._copies.start(entry, place.tier, place.role)
+            return True
+        if place.victims or place.soon or self._room_is_coming(entry):
+            return False
+        self._copies.give_up(entry)
+        return True
+
+    def _room_is_coming(self, entry: Entry) -> bool:
+        """The extent's own old copy is on its way out, of a tier that may then take it again."""
+        return any(copy.tier.evicting_bytes and not copy.tier.lost for copy in entry.copies)
+
+    def _claim(self, dataset: Dataset) -> None:
+        policy, copies = self._policy, self._copies
+        for extent, size_bytes in dataset.extents:
+            entry = copies.know(extent, size_bytes)
+            if dataset in entry.datasets:
+                continue
+            if not entry.datasets:
+                policy.claimed_bytes += entry.size_bytes
+            entry.datasets.append(dataset)
+            dataset.size_bytes += entry.size_bytes
+            policy.largest_bytes = max(policy.largest_bytes, entry.size_bytes)
+            if entry.ready:
+                dataset.ready_count += 1
+                dataset.ready_bytes += entry.size_bytes
+        policy.retune()
+        self._resettle(dataset)
+
+    def _unclaim_unused(self, dataset: Dataset) -> None:
+        if dataset.jobs or dataset.pinned:
+            return
+        policy, copies = self._policy, self._copies
+        del policy.datasets[dataset.id]
+        for extent, _ in dataset.extents:
+            entry = copies.entries.get(extent)
+            if entry is None or dataset not in entry.datasets:
+                continue
+            entry.datasets.remove(dataset)
+            if not entry.datasets:
+                policy.claimed_bytes -= entry.size_bytes
+            copies.resettle(entry)
+            copies.forget(entry)
+        for tier in policy.tiers.values():
+            tier.kept.pop(dataset.id, None)
+        policy.retune()
+
+    def _resettle(self, dataset: Dataset) -> None:
+        for extent, _ in dataset.extents:
+            entry = self._copies.entries[extent]
+            if not entry.copies:
+                continue
+            self._copies.resettle(entry)
+            if dataset.pinned and not any(copy.role is Role.KEPT for copy in entry.copies):
+                self._copies.keep(entry)

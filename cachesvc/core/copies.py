@@ -1,0 +1,233 @@
+"""The node's extents and their copies, with every account that must move when one of them does.
+
+Each change of a copy (reserve, fill, lease, settle, evict, drop) is one method here, so that budgets,
+shelves and the datasets' counts cannot disagree. Decisions are `policy.py`'s, answers to readers `node.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from cachesvc.core.events import Command, Evict, StartFill
+from cachesvc.core.model import RAM, DatasetId, ExtentId
+from cachesvc.core.policy import Policy
+from cachesvc.core.state import Copy, Entry, Phase, Role, Shelf, Tally, Tier
+
+UNDECLARED = DatasetId("")
+"""The name under which reads that no job declared are counted."""
+
+
+class Copies:
+    """Entries by extent, the fills in flight, and the commands that came of the current event."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.entries: dict[ExtentId, Entry] = {}
+        self.filling: set[Copy] = set()
+        self.out: list[Command] = []
+        self.refills: OrderedDict[ExtentId, None] = OrderedDict()
+        """Extents that are wanted again though nobody waits. Each extent once, so no longer than entries."""
+        self.tallies: dict[DatasetId, Tally] = {}
+        self.undeclared = self.tallies[UNDECLARED] = Tally()
+
+    @property
+    def slots(self) -> int:
+        """How many more fills may start."""
+        return self.policy.settings.max_fills - len(self.filling)
+
+    def know(self, extent: ExtentId, size_bytes: int) -> Entry:
+        """The entry of an extent, made where there is none."""
+        entry = self.entries.get(extent)
+        if entry is None:
+            entry = self.entries[extent] = Entry(extent, size_bytes)
+        return entry
+
+    def tally(self, entry: Entry) -> Tally:
+        """Where this extent's reads and fills are counted."""
+        return entry.datasets[0].tally if entry.datasets else self.undeclared
+
+    def forget(self, entry: Entry) -> None:
+        """Drop the record of an extent that nothing refers to any more."""
+        used = entry.copies or entry.waiters or entry.datasets or entry.needs or entry.queued
+        if not used and entry.due_at is None:
+            self.entries.pop(entry.id, None)
+
+    def find(self, extent: ExtentId, tier: Tier) -> Copy | None:
+        """The copy of an extent in a tier, in any phase."""
+        entry = self.entries.get(extent)
+        return next((copy for copy in entry.copies if copy.tier is tier), None) if entry else None
+
+    def adopt(self, entry: Entry, tier: Tier) -> Copy:
+        """A copy that a tier brought through a restart."""
+        copy = Copy(entry, tier, Phase.RESIDENT)
+        entry.copies.append(copy)
+        tier.used_bytes += entry.size_bytes
+        self.note(entry)
+        self.settle(copy)
+        return copy
+
+    def start(self, entry: Entry, tier: Tier, role: Role, source: Copy | None = None) -> Copy:
+        """Reserve the bytes and start the fill."""
+        assert entry.size_bytes <= tier.free_bytes, "a reservation beyond the budget"
+        assert not tier.lost, "a reservation in a lost tier"
+        copy = Copy(entry, tier, Phase.FILLING, source=source)
+        entry.copies.append(copy)
+        tier.used_bytes += entry.size_bytes
+        self._set_role(copy, role)
+        if source:
+            self._unshelve(source)
+            source.fills_from += 1
+        self.filling.add(copy)
+        self.out.append(StartFill(entry.id, tier.name, source.tier.name if source else None))
+        return copy
+
+    def filled(self, copy: Copy, now: float) -> None:
+        """The bytes are complete; in an NVMe tier their commit is now under way."""
+        entry = copy.entry
+        self.filling.remove(copy)
+        copy.phase, copy.used_at = Phase.RESIDENT, now
+        copy.committed = copy.tier.name == RAM
+        if not copy.committed:
+            copy.tier.committing.add(copy)
+        if copy.source is None:
+            self.tally(entry).source_bytes += entry.size_bytes
+        self._end_source(copy)
+        entry.attempts, entry.failed, entry.avoid = 0, False, None
+        self.note(entry)
+
+    def committed(self, copy: Copy) -> None:
+        """No commit is under way any more."""
+        copy.committed = True
+        copy.tier.committing.discard(copy)
+        self.settle(copy)
+
+    def drop(self, copy: Copy) -> None:
+        """The bytes are free: a fill failed, or an eviction is done."""
+        entry, tier = copy.entry, copy.tier
+        self.filling.discard(copy)
+        entry.copies.remove(copy)
+        tier.used_bytes -= entry.size_bytes
+        if copy.phase is Phase.EVICTING:
+            tier.evicting_bytes -= entry.size_bytes
+        self._set_role(copy, Role.LRU)
+        self._end_source(copy)
+
+    def lease(self, copy: Copy) -> None:
+        """Begin a lease: from here on the copy cannot be evicted."""
+        self._unshelve(copy)
+        copy.leases += 1
+        copy.touched = True
+        copy.fresh = False
+
+    def unlease(self, copy: Copy, now: float) -> None:
+        """End a lease; the last one makes the copy the youngest of its shelf."""
+        copy.leases -= 1
+        copy.used_at = now
+        if not copy.leases:
+            self.settle(copy)
+
+    def settle(self, copy: Copy, spent: bool = False) -> None:
+        """Give a copy that nobody uses the role and the shelf that it deserves now.
+
+        `spent`: a plan used it for the last time, so among the LRU copies it goes first.
+        """
+        self._unshelve(copy)
+        if not copy.idle:
+            return
+        if copy.doomed:
+            if not copy.tier.lost:
+                self.evict(copy)
+            return
+        self._set_role(copy, self.policy.role(copy))
+        shelf = self._shelf(copy)
+        if shelf is not None:
+            shelf.add(copy, first=spent and copy.role is Role.LRU)
+            copy.shelf = shelf
+
+    def evict(self, copy: Copy) -> None:
+        """Ask for the bytes back; they are free when the executor says so."""
+        assert copy.idle, "an eviction of a copy in use"
+        assert not copy.tier.lost, "an eviction in a lost tier"
+        self._unshelve(copy)
+        self._set_role(copy, Role.LRU)
+        copy.phase = Phase.EVICTING
+        copy.tier.evicting_bytes += copy.entry.size_bytes
+        self.out.append(Evict(copy.entry.id, copy.tier.name))
+        was_ready = copy.entry.ready
+        self.note(copy.entry)
+        if was_ready and not copy.entry.ready:
+            self.give_up(copy.entry)
+
+    def give_up(self, entry: Entry) -> None:
+        """Count an extent as one that its prefetches cannot keep. What gave way is not filled again by
+        itself: two prefetches that displace each other would never end."""
+        for dataset in entry.datasets:
+            if dataset.prefetched and entry.id not in dataset.failed:
+                dataset.stuck[entry.id] = entry.size_bytes
+
+    def doom(self, copy: Copy) -> None:
+        """Never grant this copy again, and drop it as soon as nobody uses it."""
+        copy.doomed = True
+        self.note(copy.entry)
+        self.settle(copy)
+
+    def note(self, entry: Entry) -> None:
+        """Bring the datasets' resident counts up to date."""
+        ready = entry.best() is not None
+        if ready == entry.ready:
+            return
+        entry.ready = ready
+        for dataset in entry.datasets:
+            dataset.ready_count += 1 if ready else -1
+            dataset.ready_bytes += entry.size_bytes if ready else -entry.size_bytes
+            if ready:
+                dataset.failed.pop(entry.id, None)
+                dataset.stuck.pop(entry.id, None)
+
+    def _end_source(self, copy: Copy) -> None:
+        source, copy.source = copy.source, None
+        if source:
+            source.fills_from -= 1
+            self.settle(source)
+
+    def _unshelve(self, copy: Copy) -> None:
+        if copy.shelf is not None:
+            copy.shelf.remove(copy)
+            copy.shelf = None
+
+    def _shelf(self, copy: Copy) -> Shelf | None:
+        if copy.role is Role.LRU:
+            return copy.tier.lru
+        if copy.role is Role.AHEAD:
+            return copy.tier.in_use if copy.touched else copy.tier.ahead
+        assert copy.home is not None
+        return None if copy.entry.pinned else copy.tier.kept.setdefault(copy.home.id, Shelf())
+
+    def _set_role(self, copy: Copy, role: Role) -> None:
+        home = copy.entry.datasets[0] if role is Role.KEPT else None
+        if copy.role is role and copy.home is home:
+            return
+        size = copy.entry.size_bytes
+        if copy.home is not None:
+            copy.tier.kept_bytes -= size
+            copy.home.kept_bytes -= size
+        if home is not None:
+            copy.tier.kept_bytes += size
+            home.kept_bytes += size
+        copy.role, copy.home = role, home
+
+    def resettle(self, entry: Entry) -> None:
+        """Judge all copies of an extent anew after its claims changed."""
+        for copy in tuple(entry.copies):
+            if copy.home is not None:
+                self._unshelve(copy)
+                self._set_role(copy, Role.KEPT if entry.datasets else Role.LRU)
+            self.settle(copy)
+
+    def keep(self, entry: Entry) -> None:
+        """Keep an extent's usable copy whether or not there is room to keep: an operator pinned it."""
+        copy = entry.best()
+        if copy is not None:
+            self._unshelve(copy)
+            self._set_role(copy, Role.KEPT)
+            self.settle(copy)

@@ -1,0 +1,282 @@
+"""What the node's state machine is told, and what it asks for: frozen data both ways.
+
+Events come from readers, jobs, operators and from the executor that runs the commands. An executor owes an
+answer to each command that starts work: `Filled` or `FillFailed` to `StartFill`, `Evicted` to `Evict`, and
+`Committed` or `CommitFailed` after a `Filled` into an NVMe tier. Until it answers, the bytes stay reserved.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from cachesvc.core.model import DatasetId, ExtentId, ReaderId, TierName
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetDeclared:
+    """A job claims a dataset: (extent, size_bytes) in catalog order. Several jobs may claim one."""
+
+    job: int
+    dataset: DatasetId
+    extents: tuple[tuple[ExtentId, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnded:
+    """The job's claims and plans end; its extents stay, as undeclared ones."""
+
+    job: int
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A rank's order: (extent, first_step, last_step) sorted by first_step; replaces that plan's number."""
+
+    plan: int
+    job: int
+    entries: tuple[tuple[ExtentId, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanEnded:
+    """The rank gave its order up or came to its end."""
+
+    plan: int
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """Everything before `step` of this plan has been consumed."""
+
+    plan: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetched:
+    """A job asks for all of a dataset that it declared, as far as it can be kept. See `Node.progress`."""
+
+    job: int
+    dataset: DatasetId
+
+
+@dataclass(frozen=True, slots=True)
+class Demanded:
+    """A reader needs an extent. Answered by exactly one `Grant`, `Refuse` or `Fail`, unless the reader goes.
+
+    `wait=False` is answered at once and starts nothing: `Grant` when resident, else `Refuse`.
+    `size_bytes` is needed only for an extent that no job has declared.
+    """
+
+    reader: ReaderId
+    request: int
+    extent: ExtentId
+    wait: bool = True
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """A reader gives back one lease of an extent (one that it held from before our restart goes first)."""
+
+    reader: ReaderId
+    extent: ExtentId
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderGone:
+    """A reader's connection ended: all its leases, waits and held bytes end with it."""
+
+    reader: ReaderId
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A reader still maps an extent from before our restart: the bytes count against the RAM budget."""
+
+    reader: ReaderId
+    extent: ExtentId
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A fill is complete and its bytes are verified."""
+
+    extent: ExtentId
+    tier: TierName
+
+
+@dataclass(frozen=True, slots=True)
+class FillFailed:
+    """A fill ended without the bytes, and its reservation is void. `code` is an `errors.py` code.
+
+    `retry`: the cause may pass (a source that throttles, a full disk), so it is worth another attempt.
+    """
+
+    extent: ExtentId
+    tier: TierName
+    code: int
+    message: str
+    retry: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """An NVMe extent became durable. Before this it may be granted, but not evicted."""
+
+    extent: ExtentId
+    tier: TierName
+
+
+@dataclass(frozen=True, slots=True)
+class CommitFailed:
+    """An NVMe extent could not be made durable: the copy is dropped as soon as its leases end."""
+
+    extent: ExtentId
+    tier: TierName
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """The executor gave the bytes back; only now are they free."""
+
+    extent: ExtentId
+    tier: TierName
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What an NVMe tier held at start: (extent, size_bytes) of everything committed, oldest first."""
+
+    tier: TierName
+    extents: tuple[tuple[ExtentId, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """What is resident of a declared dataset, and what it comes to keep, stays until `Unpinned`."""
+
+    dataset: DatasetId
+
+
+@dataclass(frozen=True, slots=True)
+class Unpinned:
+    """Ends `Pinned`."""
+
+    dataset: DatasetId
+
+
+@dataclass(frozen=True, slots=True)
+class EvictAsked:
+    """An operator drops a dataset: what is neither leased nor pinned goes now.
+
+    `extents` names them where no job declares the dataset and the node cannot know which they are.
+    """
+
+    dataset: DatasetId
+    extents: tuple[ExtentId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Corrupt:
+    """A copy failed its checksums: never granted again, dropped once unused, filled again if wanted."""
+
+    extent: ExtentId
+    tier: TierName
+
+
+@dataclass(frozen=True, slots=True)
+class TierLost:
+    """A tier answers with errors: nothing is reserved in it or granted from it until `TierBack`."""
+
+    tier: TierName
+
+
+@dataclass(frozen=True, slots=True)
+class TierBack:
+    """A lost tier works again, with what it held."""
+
+    tier: TierName
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed; owed when `Node.next_deadline()` is reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartFill:
+    """Bring an extent into a tier, where its bytes are reserved; `from_tier` None is the source."""
+
+    extent: ExtentId
+    tier: TierName
+    from_tier: TierName | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Hand the reader a read-only descriptor; the lease has begun."""
+
+    reader: ReaderId
+    request: int
+    extent: ExtentId
+    tier: TierName
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Read it elsewhere: it cannot be reserved now without waiting for another reader."""
+
+    reader: ReaderId
+    request: int
+    extent: ExtentId
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The fill that the reader waited for failed. `code` is an `errors.py` code."""
+
+    reader: ReaderId
+    request: int
+    extent: ExtentId
+    code: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """Give an extent's bytes in a tier back and answer `Evicted`."""
+
+    extent: ExtentId
+    tier: TierName
+
+
+Event: TypeAlias = (
+    DatasetDeclared
+    | JobEnded
+    | Planned
+    | PlanEnded
+    | Passed
+    | Prefetched
+    | Demanded
+    | Released
+    | ReaderGone
+    | Held
+    | Filled
+    | FillFailed
+    | Committed
+    | CommitFailed
+    | Evicted
+    | Recovered
+    | Pinned
+    | Unpinned
+    | EvictAsked
+    | Corrupt
+    | TierLost
+    | TierBack
+    | Tick
+)
+Command: TypeAlias = StartFill | Grant | Refuse | Fail | Evict

@@ -1,0 +1,330 @@
+"""One node's decisions: `handle(event, now) -> [command]`, with no clock, randomness or IO.
+
+A copy is an extent's bytes in one tier. An extent has one copy, or two while RAM reads ahead of NVMe.
+
+    state      event                      next       what happens
+    (absent)   room is reserved           FILLING    StartFill
+    FILLING    Filled                     RESIDENT   Grant to every waiter
+    FILLING    FillFailed                 (absent)   bytes free; waiters wait for a retry or get Fail
+    RESIDENT   Demanded                   RESIDENT   Grant: the lease begins here, in one step
+    RESIDENT   Released, ReaderGone       RESIDENT   the lease ends; unused, it goes on its shelf
+    RESIDENT   room is needed             EVICTING   Evict, only from a shelf
+    RESIDENT   Corrupt, CommitFailed      RESIDENT   doomed: never granted, evicted once unused
+    EVICTING   Evicted                    (absent)   bytes free
+
+What is on a shelf is used by nobody: not leased, not filled from, not being committed, not pinned. Only
+shelves are evicted from, so what is granted or protected cannot go. Shelves are per role: KEPT (a claim's
+share), AHEAD (a plan's window), LRU. `policy.py` says which shelf gives way to whom.
+
+Single flight is the state FILLING with waiters. An extent with waiters is FILLING, queued for room, or due
+for a retry; nothing else. The queue is fed whenever something changed: its head starts when it has a slot
+and room, waits while room is on its way (an eviction, a commit, a fill nobody waits for: all of them end by
+themselves), and is refused when only readers could free it. Then come what was lost, plans, prefetches.
+
+Bytes are reserved before a fill and free only after `Evicted` or `FillFailed`, so a budget is never
+exceeded by what is filling, resident, evicting and held together. An extent goes where room is free before
+anything is evicted, RAM first; RAM gives way only when NVMe is full too, so nothing is demoted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cachesvc.core import check
+from cachesvc.core import events as ev
+from cachesvc.core.claims import Claims
+from cachesvc.core.copies import UNDECLARED, Copies
+from cachesvc.core.errors import OutOfSpace, TierFailed
+from cachesvc.core.lookahead import Lookahead
+from cachesvc.core.model import DatasetId, ExtentId, TierName
+from cachesvc.core.pacing import Alarms, backoff_s
+from cachesvc.core.policy import Policy, Settings, TierSpec
+from cachesvc.core.readers import Readers
+from cachesvc.core.report import Counters, Progress, Status, TierStatus
+from cachesvc.core.state import Copy, Phase
+
+
+class Node:
+    """The state machine. Every method is synchronous and belongs to one caller."""
+
+    def __init__(self, tiers: Sequence[TierSpec], settings: Settings | None = None) -> None:
+        self.policy = Policy(tiers, settings or Settings())
+        self.copies = Copies(self.policy)
+        self.claims = Claims(self.copies)
+        self.lookahead = Lookahead(self.copies)
+        self.readers = Readers(self.copies)
+        self.alarms = Alarms()
+        self._now = 0.0
+        self._more = False
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            ev.Demanded: self._demanded,
+            ev.Released: self._released,
+            ev.ReaderGone: self._reader_gone,
+            ev.Held: self._held,
+            ev.Filled: self._filled,
+            ev.FillFailed: self._fill_failed,
+            ev.Committed: self._committed,
+            ev.CommitFailed: self._commit_failed,
+            ev.Evicted: self._evicted,
+            ev.Corrupt: self._corrupt,
+            ev.Recovered: self._recovered,
+            ev.TierLost: self._tier_lost,
+            ev.TierBack: self._tier_back,
+            ev.Passed: self._passed,
+            ev.Planned: self._planned,
+            ev.PlanEnded: self._plan_ended,
+            ev.DatasetDeclared: self._declared,
+            ev.JobEnded: self._job_ended,
+            ev.Prefetched: self._prefetched,
+            ev.Pinned: self._pinned,
+            ev.Unpinned: self._unpinned,
+            ev.EvictAsked: self._evict_asked,
+            ev.Tick: self._tick,
+        }
+
+    def handle(self, event: ev.Event, now: float) -> list[ev.Command]:
+        """Take one event at time `now` (seconds, never going back); the commands that follow, in order."""
+        out: list[ev.Command] = []
+        self.copies.out = out
+        self._now = now
+        self._handlers[type(event)](event)
+        if self.readers.dirty:
+            self._feed()
+        return out
+
+    def next_deadline(self) -> float | None:
+        """When the next `Tick` is owed, in seconds; None while nothing waits for time.
+
+        It is now where one event's share of look-ahead or prefetch was done and there is more.
+        """
+        return self._now if self._more else self.alarms.next()
+
+    def progress(self, job: int) -> Progress:
+        """How much of a job's datasets is resident."""
+        return self.claims.progress(job)
+
+    def counters(self, dataset: DatasetId) -> Counters:
+        """A dataset's hits, misses and bytes from the source, and the bound."""
+        return self.claims.counters(dataset)
+
+    def status(self) -> Status:
+        """A snapshot of budgets, datasets and queues."""
+        tiers = tuple(
+            TierStatus(
+                tier=tier.name,
+                budget_bytes=tier.budget_bytes,
+                used_bytes=tier.used_bytes,
+                kept_bytes=tier.kept_bytes,
+                held_bytes=tier.held_bytes,
+                evicting_bytes=tier.evicting_bytes,
+                reserve_bytes=tier.reserve_bytes,
+                lost=tier.lost,
+            )
+            for tier in self.policy.tiers.values()
+        )
+        return Status(
+            tiers=tiers,
+            datasets=tuple(self.counters(name) for name in self.policy.datasets),
+            undeclared=self.counters(UNDECLARED),
+            fills=len(self.copies.filling),
+            queued=len(self.readers.queue),
+            readers=len(self.readers.readers),
+            plans=len(self.lookahead.plans),
+        )
+
+    def where(self, extent: ExtentId) -> TierName | None:
+        """The tier that a demand would be granted from now; None where it is not resident."""
+        entry = self.copies.entries.get(extent)
+        copy = entry.best() if entry else None
+        return copy.tier.name if copy else None
+
+    def check(self) -> None:
+        """Assert every invariant. O(extents): for tests and simulation."""
+        check.check(self)
+
+    # Feeding the fills
+
+    def _feed(self) -> None:
+        """Start what can start, the most urgent first. What must wait keeps those behind it waiting."""
+        self.readers.dirty = False
+        self._more = False
+        if self.readers.feed(self._now) and self.claims.feed_refills(self._now):
+            plans_done = self.lookahead.feed(self._now)
+            prefetches_done = self.claims.feed_prefetch(self._now)
+            self._more = not (plans_done and prefetches_done)
+
+    # Readers
+
+    def _demanded(self, event: ev.Demanded) -> None:
+        self.readers.demand(event)
+
+    def _released(self, event: ev.Released) -> None:
+        self.readers.release(event.reader, event.extent, self._now)
+
+    def _reader_gone(self, event: ev.ReaderGone) -> None:
+        self.readers.gone(event.reader, self._now)
+
+    def _held(self, event: ev.Held) -> None:
+        self.readers.hold(event.reader, event.extent, event.size_bytes)
+
+    # The executor
+
+    def _copy(self, extent: ExtentId, tier: TierName, phase: Phase) -> Copy:
+        copy = self.copies.find(extent, self.policy.tiers[tier])
+        assert copy is not None, f"no copy of {extent.hex()} in {tier}"
+        assert copy.phase is phase, f"a copy that is {copy.phase.name}, not {phase.name}"
+        return copy
+
+    def _filled(self, event: ev.Filled) -> None:
+        copy = self._copy(event.extent, event.tier, Phase.FILLING)
+        self.copies.filled(copy, self._now)
+        self.readers.answer(copy.entry)
+        self.copies.settle(copy)
+        self.readers.dirty = True
+
+    def _fill_failed(self, event: ev.FillFailed) -> None:
+        copy = self._copy(event.extent, event.tier, Phase.FILLING)
+        entry, promotion = copy.entry, copy.source is not None
+        self.copies.drop(copy)
+        self.readers.dirty = True
+        if entry.best() or entry.filling() or (promotion and not entry.waiters):
+            self.copies.forget(entry)
+            return
+        if event.code in (OutOfSpace.code, TierFailed.code):
+            entry.avoid = copy.tier
+        entry.attempts += 1
+        if event.retry and entry.attempts < self.policy.settings.max_attempts:
+            entry.due_at = self._now + backoff_s(entry.attempts, entry.id)
+            self.alarms.set(entry.due_at, entry.id)
+            return
+        entry.attempts, entry.failed = 0, True
+        for dataset in entry.datasets:
+            dataset.fail(entry.id, event.code, event.message)
+        self.readers.fail(entry, event.code, event.message)
+        self.copies.forget(entry)
+
+    def _committed(self, event: ev.Committed) -> None:
+        copy = self.copies.find(event.extent, self.policy.tiers[event.tier])
+        if copy:
+            self.copies.committed(copy)
+            self.readers.dirty = True
+
+    def _commit_failed(self, event: ev.CommitFailed) -> None:
+        copy = self._copy(event.extent, event.tier, Phase.RESIDENT)
+        copy.entry.avoid = copy.tier
+        for dataset in copy.entry.datasets:
+            dataset.fail(copy.entry.id, TierFailed.code, event.message)
+        self.copies.committed(copy)
+        self._doom(copy)
+
+    def _corrupt(self, event: ev.Corrupt) -> None:
+        copy = self.copies.find(event.extent, self.policy.tiers[event.tier])
+        if copy and copy.phase is Phase.RESIDENT:
+            self._doom(copy)
+            if copy.entry.datasets:
+                self.copies.refills[copy.entry.id] = None
+
+    def _doom(self, copy: Copy) -> None:
+        if copy.phase is Phase.RESIDENT and not copy.doomed:
+            self.copies.doom(copy)
+        self.readers.dirty = True
+
+    def _evicted(self, event: ev.Evicted) -> None:
+        copy = self._copy(event.extent, event.tier, Phase.EVICTING)
+        self.copies.drop(copy)
+        self.readers.want(copy.entry)
+        self.copies.forget(copy.entry)
+
+    def _recovered(self, event: ev.Recovered) -> None:
+        tier = self.policy.tiers[event.tier]
+        for extent, size_bytes in event.extents:
+            entry = self.copies.know(extent, size_bytes)
+            if self.copies.find(extent, tier) is None:
+                self.copies.adopt(entry, tier)
+        for copy in tuple(tier.lru):
+            if tier.free_bytes + tier.evicting_bytes >= 0:
+                break
+            self.copies.evict(copy)
+        self.readers.dirty = True
+
+    def _tier_lost(self, event: ev.TierLost) -> None:
+        tier = self.policy.tiers[event.tier]
+        tier.lost = True
+        self._retune_tier()
+        for copy in tuple(self.copies.filling):
+            if copy.tier is tier:
+                self.readers.want(copy.entry)
+
+    def _tier_back(self, event: ev.TierBack) -> None:
+        tier = self.policy.tiers[event.tier]
+        tier.lost = False
+        self._retune_tier()
+        for entry in tuple(self.copies.entries.values()):
+            if entry.waiters and entry.ready:
+                self.readers.answer(entry)
+            for copy in tuple(entry.copies):
+                if copy.tier is tier and copy.phase is Phase.RESIDENT:
+                    self.copies.settle(copy)
+
+    def _retune_tier(self) -> None:
+        self.policy.retune()
+        for entry in self.copies.entries.values():
+            was_ready = entry.ready
+            self.copies.note(entry)
+            if was_ready and not entry.ready and entry.datasets:
+                self.copies.refills[entry.id] = None
+        self.readers.dirty = True
+
+    def _tick(self, _: ev.Tick) -> None:
+        self.readers.dirty |= self._more
+        for extent in self.alarms.ring(self._now):
+            entry = self.copies.entries.get(extent)
+            if entry is None or entry.due_at is None or entry.due_at > self._now:
+                continue
+            entry.due_at = None
+            if entry.waiters:
+                self.readers.answer(entry)
+            else:
+                self.copies.refills[extent] = None
+                self.copies.forget(entry)
+            self.readers.dirty = True
+
+    # Jobs and operators
+
+    def _declared(self, event: ev.DatasetDeclared) -> None:
+        self.claims.declare(event.job, event.dataset, event.extents)
+        self.readers.dirty = True
+
+    def _job_ended(self, event: ev.JobEnded) -> None:
+        self.lookahead.end_job(event.job)
+        self.claims.end_job(event.job)
+        self.readers.dirty = True
+
+    def _planned(self, event: ev.Planned) -> None:
+        self.lookahead.begin(event.plan, event.job, event.entries)
+        self.readers.dirty = True
+
+    def _plan_ended(self, event: ev.PlanEnded) -> None:
+        self.lookahead.end(event.plan)
+        self.readers.dirty = True
+
+    def _passed(self, event: ev.Passed) -> None:
+        self.lookahead.passed(event.plan, event.step)
+        self.readers.dirty = True
+
+    def _prefetched(self, event: ev.Prefetched) -> None:
+        self.claims.prefetch(event.job, event.dataset)
+        self.readers.dirty = True
+
+    def _pinned(self, event: ev.Pinned) -> None:
+        self.claims.pin(event.dataset)
+        self.readers.dirty = True
+
+    def _unpinned(self, event: ev.Unpinned) -> None:
+        self.claims.unpin(event.dataset)
+        self.readers.dirty = True
+
+    def _evict_asked(self, event: ev.EvictAsked) -> None:
+        self.claims.evict(event.dataset, event.extents)
+        self.readers.dirty = True

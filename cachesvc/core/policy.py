@@ -1,0 +1,250 @@
+"""Where an extent goes and what gives way to it: keep, then window, then least recently used.
+
+Keeping a fixed part of a dataset of D bytes in a cache of C hits C/D of shuffled reads, the bound for every
+demand-fill policy; replacing (LRU) hits about half its square. So a claimed extent that finds room is kept
+and gives way only when the claims change. What is not kept streams through a reserve of one tier, the
+window. Everything else is LRU and gives way first.
+
+Datasets share what can be kept first come, first served while there is room. When there is none, one that
+holds less than its share (the room times its part of all claimed bytes) takes from those above theirs, and
+never below it, so two datasets do not take turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from cachesvc.core.model import RAM, DatasetId, TierName
+from cachesvc.core.state import Copy, Dataset, Entry, Role, Tier
+
+
+@dataclass(frozen=True, slots=True)
+class TierSpec:
+    """A tier and its budget in bytes."""
+
+    name: TierName
+    budget_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The few numbers that the core's decisions depend on."""
+
+    lookahead_bytes: int | None = None
+    """Bytes of the window; None: an eighth of its tier and two extents at least, so that ranks which read
+    a shuffle window of extents side by side find it all there."""
+    max_fills: int = 8
+    """Fills at once: enough extents to fill 10 Gbit/s from a source of 90 MB/s a connection, each fill
+    being several connections."""
+    max_attempts: int = 4
+    """Tries of a fill before its readers hear of it: with the backoff about one second in all, on top of
+    the source's own retries."""
+    window_idle_s: float = 30.0
+    """After this long unread, an extent that a plan still names gives way to a reader: its job is stuck."""
+
+
+class Asked(Enum):
+    """Who asks for room: a waiting reader, a plan, or a prefetch that only keeps."""
+
+    DEMAND = 1
+    PLAN = 2
+    KEEP = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A decision: reserve in `tier`; or evict `victims` first; or wait, `soon` there is room; or nothing."""
+
+    tier: Tier | None = None
+    role: Role = Role.LRU
+    victims: tuple[Copy, ...] = ()
+    soon: bool = False
+
+
+NOWHERE = Place()
+SOON = Place(soon=True)
+
+
+class Policy:
+    """Reads the tiers' accounts and decides; it changes nothing but `Tier.reserve_bytes`."""
+
+    def __init__(self, tiers: Sequence[TierSpec], settings: Settings) -> None:
+        self.settings = settings
+        self.tiers = {spec.name: Tier(spec.name, spec.budget_bytes) for spec in tiers}
+        self.datasets: dict[DatasetId, Dataset] = {}
+        self.claimed_bytes = 0
+        self.largest_bytes = 0
+        self.window: Tier | None = None
+        self.window_bytes = 0
+        self.retune()
+
+    def healthy(self) -> list[Tier]:
+        """The tiers that work, in order of placement: RAM, then the emptiest."""
+        works = [tier for tier in self.tiers.values() if not tier.lost]
+        return sorted(works, key=lambda tier: (tier.name != RAM, tier.used_bytes / max(1, tier.budget_bytes)))
+
+    def retune(self) -> None:
+        """Set the window again after claims, tiers or held bytes changed. No window where all fits."""
+        works = self.healthy()
+        for tier in self.tiers.values():
+            tier.reserve_bytes = 0
+        self.window = max(works, key=lambda tier: (tier.name == RAM, tier.budget_bytes), default=None)
+        if self.window is None:
+            self.window_bytes = 0
+            return
+        budget = self.window.budget_bytes
+        wanted = self.settings.lookahead_bytes
+        if wanted is None:
+            wanted = max(2 * self.largest_bytes, budget // 8)
+        self.window_bytes = min(budget, wanted)
+        spill = (len(works) - 1) * self.largest_bytes
+        if self.claimed_bytes + spill > self.capacity_bytes():
+            self.window.reserve_bytes = self.window_bytes
+
+    def capacity_bytes(self) -> int:
+        """Bytes of all tiers that work, less what readers hold outside of them."""
+        works = (tier for tier in self.tiers.values() if not tier.lost)
+        return sum(max(0, tier.budget_bytes - tier.held_bytes) for tier in works)
+
+    def bound(self) -> float:
+        """The best hit rate that any policy can reach: min(1, C/D) over all claimed bytes."""
+        return min(1.0, self.capacity_bytes() / self.claimed_bytes) if self.claimed_bytes else 1.0
+
+    def share_bytes(self, dataset: Dataset) -> float:
+        """A dataset's part of what can be kept, by size."""
+        room = sum(tier.keep_bytes for tier in self.tiers.values() if not tier.lost)
+        total = sum(each.size_bytes for each in self.datasets.values())
+        return room * dataset.size_bytes / total if total else 0.0
+
+    def role(self, copy: Copy) -> Role:
+        """The role of a resident copy that nobody uses: claimed ones are kept while there is room."""
+        entry, tier = copy.entry, copy.tier
+        if entry.datasets and not tier.lost and not _kept_elsewhere(copy):
+            fits = tier.kept_bytes + entry.size_bytes <= tier.keep_bytes
+            if copy.role is Role.KEPT or fits:
+                return Role.KEPT
+        return Role.AHEAD if entry.needs else Role.LRU
+
+    def place(self, entry: Entry, asked: Asked, now: float) -> Place:
+        """Where a fill of `entry` may go now."""
+        taken = {copy.tier.name for copy in entry.copies}
+        tiers = [t for t in self.healthy() if t.name not in taken and entry.size_bytes <= t.budget_bytes]
+        tiers.sort(key=lambda tier: tier is entry.avoid)
+        if entry.datasets:
+            place = self._keep(entry, tiers) or self._claim_share(entry, tiers)
+            if place:
+                return place
+        if asked is Asked.KEEP:
+            return NOWHERE
+        if asked is Asked.PLAN:
+            tiers = [tier for tier in tiers if tier is self.window]
+        return self._stream(entry, tiers, asked, now) or NOWHERE
+
+    def promote(self, entry: Entry) -> Place:
+        """Where a copy for reading ahead may go: RAM, as far as that costs nothing but LRU copies."""
+        ram = self.tiers.get(RAM)
+        if ram is None or ram.lost or any(copy.tier is ram for copy in entry.copies):
+            return NOWHERE
+        if ram.free_bytes >= entry.size_bytes:
+            return Place(ram, Role.AHEAD)
+        return _make_room(ram, entry.size_bytes, ram.lru) or NOWHERE
+
+    def _keep(self, entry: Entry, tiers: Sequence[Tier]) -> Place | None:
+        size = entry.size_bytes
+        fits = [tier for tier in tiers if tier.kept_bytes + size <= tier.keep_bytes]
+        for tier in fits:
+            if tier.free_bytes >= size:
+                return Place(tier, Role.KEPT)
+        for tier in fits:
+            if place := _make_room(tier, size, tier.lru):
+                return place
+        return None
+
+    def _claim_share(self, entry: Entry, tiers: Sequence[Tier]) -> Place | None:
+        home, size = entry.datasets[0], entry.size_bytes
+        if len(self.datasets) < 2 or home.kept_bytes + size > self.share_bytes(home):
+            return None
+        for tier in tiers:
+            short = max(
+                size - tier.free_bytes - tier.evicting_bytes, tier.kept_bytes + size - tier.keep_bytes
+            )
+            for other in self.datasets.values():
+                if other is home or other.id not in tier.kept:
+                    continue
+                victims = _take(reversed(tier.kept[other.id]), short)
+                left = other.kept_bytes - sum(copy.entry.size_bytes for copy in victims or ())
+                if victims and left >= self.share_bytes(other):
+                    return Place(victims=victims)
+        return None
+
+    def _stream(self, entry: Entry, tiers: list[Tier], asked: Asked, now: float) -> Place | None:
+        size = entry.size_bytes
+        role = Role.AHEAD if entry.needs or asked is Asked.PLAN else Role.LRU
+        for tier in tiers:
+            if tier.free_bytes >= size:
+                return Place(tier, role)
+        for tier in sorted(tiers, key=_oldest):
+            if place := _make_room(tier, size, tier.lru):
+                return place
+        for tier in tiers:
+            if place := _make_room(tier, size, self._gives_way(tier, asked, now)):
+                return place
+        return None
+
+    def _gives_way(self, tier: Tier, asked: Asked, now: float) -> Iterator[Copy]:
+        """All that streaming may displace in a tier: LRU, kept copies beyond the room for them, and for a
+        waiting reader what a stuck job left behind and what plans need last."""
+        yield from tier.lru
+        yield from self._overflow(tier)
+        if asked is not Asked.DEMAND:
+            return
+        for copy in tier.in_use:
+            if now - copy.used_at < self.settings.window_idle_s:
+                break
+            yield copy
+        yield from reversed(tier.ahead)
+
+    def _overflow(self, tier: Tier) -> Iterator[Copy]:
+        excess = tier.kept_bytes - tier.keep_bytes
+        if excess <= 0:
+            return
+        datasets = (each for each in self.datasets.values() if each.id in tier.kept)
+        for dataset in sorted(datasets, key=lambda each: self.share_bytes(each) - each.kept_bytes):
+            for copy in reversed(tier.kept[dataset.id]):
+                if excess <= 0:
+                    return
+                excess -= copy.entry.size_bytes
+                yield copy
+
+
+def _kept_elsewhere(copy: Copy) -> bool:
+    others = (other for other in copy.entry.copies if other is not copy)
+    return any(other.role is Role.KEPT and not other.tier.lost for other in others)
+
+
+def _oldest(tier: Tier) -> float:
+    first = next(iter(tier.lru), None)
+    return first.used_at if first else float("inf")
+
+
+def _make_room(tier: Tier, size_bytes: int, candidates: Iterable[Copy]) -> Place | None:
+    """Victims for `size_bytes` in a tier, counting what is being evicted; None where they do not suffice."""
+    short = size_bytes - tier.free_bytes - tier.evicting_bytes
+    if short <= 0:
+        return SOON
+    if candidates is tier.lru and tier.lru.size_bytes < short:
+        return None
+    victims = _take(candidates, short)
+    return Place(victims=victims) if victims else None
+
+
+def _take(candidates: Iterable[Copy], short_bytes: int) -> tuple[Copy, ...] | None:
+    victims = []
+    for copy in candidates:
+        if short_bytes <= 0:
+            break
+        victims.append(copy)
+        short_bytes -= copy.entry.size_bytes
+    return tuple(victims) if short_bytes <= 0 else None

@@ -1,0 +1,192 @@
+"""Readers: their leases, their waits, and the queue of extents that somebody waits for.
+
+An extent with waiters is filling, queued here, or due for a retry. The queue's head starts when it has a
+slot and room, waits while room is on its way by itself, and is refused when only readers could free it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from cachesvc.core import events as ev
+from cachesvc.core.copies import Copies
+from cachesvc.core.errors import NotFound
+from cachesvc.core.model import RAM, ExtentId, ReaderId
+from cachesvc.core.policy import Asked
+from cachesvc.core.state import Copy, Entry, Reader, Role
+
+MAX_WAITS = 1024
+"""Unanswered requests of one reader; the next is refused."""
+
+
+class Readers:
+    """Readers by connection. The queue holds an extent once, so it is no longer than all waits together."""
+
+    def __init__(self, copies: Copies) -> None:
+        self._copies = copies
+        self._policy = copies.policy
+        self.readers: dict[ReaderId, Reader] = {}
+        self.queue: deque[Entry] = deque()
+        self.dirty = False
+        """Something changed that may let a fill start."""
+
+    def demand(self, event: ev.Demanded) -> None:
+        """Grant what is resident, in the same step; otherwise see to it and answer later."""
+        entry = self._copies.entries.get(event.extent)
+        copy = entry.best() if entry else None
+        if entry is not None and copy is not None:
+            tally = self._copies.tally(entry)
+            if copy.fresh:
+                tally.ahead += 1
+            else:
+                tally.hits += 1
+            self._grant(event.reader, event.request, copy)
+        else:
+            self._missed(event, entry)
+
+    def _missed(self, event: ev.Demanded, entry: Entry | None) -> None:
+        if entry is None:
+            if event.size_bytes <= 0:
+                message = f"extent {event.extent.hex()} is of no open dataset: open the dataset again"
+                fail = ev.Fail(event.reader, event.request, event.extent, NotFound.code, message)
+                self._copies.out.append(fail)
+                return
+            entry = self._copies.know(event.extent, event.size_bytes)
+        reader = self.readers.setdefault(event.reader, Reader())
+        if not event.wait or sum(reader.waiting.values()) >= MAX_WAITS:
+            self._copies.tally(entry).refused += 1
+            self._copies.out.append(ev.Refuse(event.reader, event.request, event.extent))
+            self._copies.forget(entry)
+            return
+        self._copies.tally(entry).misses += 1
+        entry.waiters.append((event.reader, event.request))
+        reader.waiting[entry.id] = reader.waiting.get(entry.id, 0) + 1
+        self.want(entry)
+
+    def release(self, reader_id: ReaderId, extent: ExtentId, now: float) -> None:
+        """End one lease, or the hold from before a restart; what the reader does not have is ignored."""
+        reader = self.readers.get(reader_id)
+        if reader is None:
+            return
+        if extent in reader.held:
+            self._change_held(-reader.held.pop(extent))
+        elif leases := reader.leases.get(extent):
+            self._end_lease(leases.pop(), now)
+            if not leases:
+                del reader.leases[extent]
+
+    def gone(self, reader_id: ReaderId, now: float) -> None:
+        """End all that a connection had out."""
+        reader = self.readers.pop(reader_id, None)
+        if reader is None:
+            return
+        for extent in reader.waiting:
+            entry = self._copies.entries[extent]
+            entry.waiters = [waiter for waiter in entry.waiters if waiter[0] != reader_id]
+            self._copies.forget(entry)
+        for leases in reader.leases.values():
+            for copy in leases:
+                self._end_lease(copy, now)
+        self._change_held(-sum(reader.held.values()))
+        self.dirty = True
+
+    def hold(self, reader_id: ReaderId, extent: ExtentId, size_bytes: int) -> None:
+        """Count bytes that a reader maps from before our restart against the RAM budget."""
+        reader = self.readers.setdefault(reader_id, Reader())
+        before = reader.held.get(extent, 0)
+        reader.held[extent] = size_bytes
+        self._change_held(size_bytes - before)
+
+    def _change_held(self, by_bytes: int) -> None:
+        ram = self._policy.tiers.get(RAM)
+        if ram and by_bytes:
+            ram.held_bytes += by_bytes
+            self._policy.retune()
+            self.dirty = True
+
+    def _end_lease(self, copy: Copy, now: float) -> None:
+        self._copies.unlease(copy, now)
+        if copy.role is not Role.KEPT:
+            self.dirty = True
+
+    def _grant(self, reader_id: ReaderId, request: int, copy: Copy) -> None:
+        reader = self.readers.get(reader_id)
+        if reader is None:
+            reader = self.readers[reader_id] = Reader()
+        self._copies.lease(copy)
+        reader.leases.setdefault(copy.entry.id, []).append(copy)
+        self._copies.out.append(ev.Grant(reader_id, request, copy.entry.id, copy.tier.name))
+
+    def fail(self, entry: Entry, code: int, message: str) -> None:
+        """Tell every waiter of an extent that its fill failed."""
+        for reader, request in self._take_waiters(entry):
+            self._copies.out.append(ev.Fail(reader, request, entry.id, code, message))
+
+    def want(self, entry: Entry) -> None:
+        """See to it that an extent with waiters is filling, queued or due."""
+        self.dirty = True
+        idle = not entry.filling() and not entry.queued and entry.due_at is None
+        if entry.waiters and idle:
+            entry.queued = True
+            self.queue.append(entry)
+
+    def _take_waiters(self, entry: Entry) -> list[tuple[ReaderId, int]]:
+        waiters, entry.waiters = entry.waiters, []
+        for reader_id, _ in waiters:
+            waiting = self.readers[reader_id].waiting
+            waiting[entry.id] -= 1
+            if not waiting[entry.id]:
+                del waiting[entry.id]
+        return waiters
+
+    def answer(self, entry: Entry) -> None:
+        """Grant an extent to its waiters where it is usable, or see to it again."""
+        copy = entry.best()
+        if copy is None:
+            self.want(entry)
+            return
+        for reader, request in self._take_waiters(entry):
+            self._grant(reader, request, copy)
+
+    def _refuse(self, entry: Entry) -> None:
+        for reader, request in self._take_waiters(entry):
+            tally = self._copies.tally(entry)
+            tally.misses -= 1
+            tally.refused += 1
+            self._copies.out.append(ev.Refuse(reader, request, entry.id))
+
+    def feed(self, now: float) -> bool:
+        """Start what readers wait for, in turn; False when the first in line must wait."""
+        while self.queue:
+            entry = self.queue[0]
+            waits = entry.waiters and not entry.filling() and entry.best() is None
+            if waits and (self._copies.slots <= 0 or not self._start(entry, now)):
+                return False
+            self.queue.popleft()
+            entry.queued = False
+            if entry.waiters and not entry.filling():
+                self.answer(entry)
+            self._copies.forget(entry)
+        return True
+
+    def _start(self, entry: Entry, now: float) -> bool:
+        """Start or refuse; False when room is on its way."""
+        place = self._policy.place(entry, Asked.DEMAND, now)
+        for victim in place.victims:
+            self._copies.evict(victim)
+        if place.tier is not None:
+            self._copies.start(entry, place.tier, place.role)
+            return True
+        if place.victims or place.soon or self._room_is_coming():
+            return False
+        self._refuse(entry)
+        return True
+
+    def _room_is_coming(self) -> bool:
+        """Bytes will be free, or evictable, without any reader's doing."""
+        works = self._policy.healthy()
+        if any(tier.evicting_bytes for tier in works):
+            return True
+        filling = (copy for copy in self._copies.filling if not copy.tier.lost and not copy.entry.waiters)
+        committing = (copy for tier in works for copy in tier.committing if not copy.leases)
+        return any(copy.role is not Role.KEPT for group in (filling, committing) for copy in group)

@@ -1,0 +1,82 @@
+"""What a node tells about itself: frozen snapshots, O(tiers + datasets) to take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cachesvc.core.model import DatasetId, ExtentId, TierName
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a job's datasets are resident.
+
+    `failed` maps an extent to the code (errors.py) and message of its last fill; `stuck` is what a
+    prefetch cannot keep.
+    """
+
+    resident_extents: int
+    resident_bytes: int
+    total_extents: int
+    total_bytes: int
+    failed: dict[ExtentId, tuple[int, str]]
+    stuck_extents: int
+    stuck_bytes: int
+
+    @property
+    def finished(self) -> bool:
+        """Every extent is resident, failed or known not to fit: a prefetch has nothing left to do."""
+        return self.resident_extents + len(self.failed) + self.stuck_extents >= self.total_extents
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """A dataset's demands and fills.
+
+    `hits`: resident before anything asked for it; `ahead`: its first read after look-ahead filled it in
+    time; `misses`: had to wait; `refused`: read elsewhere. `bound` is the best hit rate possible.
+    """
+
+    dataset: DatasetId
+    hits: int
+    ahead: int
+    misses: int
+    refused: int
+    source_bytes: int
+    kept_bytes: int
+    resident_bytes: int
+    total_bytes: int
+    bound: float
+
+    @property
+    def hit_rate(self) -> float:
+        """Demands that cost the source nothing, of all; 0 before the first."""
+        total = self.hits + self.ahead + self.misses + self.refused
+        return self.hits / total if total else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TierStatus:
+    """A tier's budget and its accounts, in bytes. `used` includes what is filling and evicting."""
+
+    tier: TierName
+    budget_bytes: int
+    used_bytes: int
+    kept_bytes: int
+    held_bytes: int
+    evicting_bytes: int
+    reserve_bytes: int
+    lost: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A node at one moment. `queued` extents have readers that wait for a slot or for room."""
+
+    tiers: tuple[TierStatus, ...]
+    datasets: tuple[Counters, ...]
+    undeclared: Counters
+    fills: int
+    queued: int
+    readers: int
+    plans: int

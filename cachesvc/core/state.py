@@ -1,0 +1,244 @@
+"""The records that a node's state is made of. `node.py` alone changes what they mean."""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from cachesvc.core.model import DatasetId, ExtentId, ReaderId, TierName
+
+
+class Phase(Enum):
+    """Where a copy is in its life; absent copies have no record."""
+
+    FILLING = 1
+    RESIDENT = 2
+    EVICTING = 3
+
+
+class Role(Enum):
+    """Why a copy has its bytes: its share of a claim, a plan's window, or nothing but recent use."""
+
+    KEPT = 1
+    AHEAD = 2
+    LRU = 3
+
+
+class Shelf:
+    """Copies that may be evicted now, oldest first, and their bytes. O(1) add, remove, both ends."""
+
+    __slots__ = ("_copies", "size_bytes")
+
+    def __init__(self) -> None:
+        self._copies: OrderedDict[Copy, None] = OrderedDict()
+        self.size_bytes = 0
+
+    def add(self, copy: Copy, first: bool = False) -> None:
+        """Put a copy at the young end, or first in line to go."""
+        self._copies[copy] = None
+        self.size_bytes += copy.entry.size_bytes
+        if first:
+            self._copies.move_to_end(copy, last=False)
+
+    def remove(self, copy: Copy) -> None:
+        """Take a copy off; it must be on."""
+        del self._copies[copy]
+        self.size_bytes -= copy.entry.size_bytes
+
+    def __iter__(self) -> Iterator[Copy]:
+        return iter(self._copies)
+
+    def __reversed__(self) -> Iterator[Copy]:
+        return reversed(self._copies)
+
+    def __len__(self) -> int:
+        return len(self._copies)
+
+
+@dataclass(slots=True, eq=False)
+class Tier:
+    """A tier's budget and where it goes: used (filling, resident, evicting) and held by readers."""
+
+    name: TierName
+    budget_bytes: int
+    lost: bool = False
+    used_bytes: int = 0
+    kept_bytes: int = 0
+    evicting_bytes: int = 0
+    held_bytes: int = 0
+    reserve_bytes: int = 0
+    """What the keep leaves to the look-ahead window, set by the policy."""
+    lru: Shelf = field(default_factory=Shelf)
+    ahead: Shelf = field(default_factory=Shelf)
+    """Filled for a plan and not yet touched, in order of need."""
+    in_use: Shelf = field(default_factory=Shelf)
+    """Touched, and a plan comes back to it; the longest unused first."""
+    kept: dict[DatasetId, Shelf] = field(default_factory=dict)
+    committing: set[Copy] = field(default_factory=set)
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that can be reserved now; negative when readers hold more than the budget."""
+        return self.budget_bytes - self.held_bytes - self.used_bytes
+
+    @property
+    def keep_bytes(self) -> int:
+        """Bytes that may be kept here."""
+        return max(0, self.budget_bytes - self.held_bytes - self.reserve_bytes)
+
+
+@dataclass(slots=True, eq=False)
+class Copy:
+    """An extent's bytes, reserved or present, in one tier."""
+
+    entry: Entry
+    tier: Tier
+    phase: Phase
+    role: Role = Role.LRU
+    home: Dataset | None = None
+    """The dataset that a KEPT copy is charged to."""
+    source: Copy | None = None
+    """The copy that this one is being filled from."""
+    leases: int = 0
+    fills_from: int = 0
+    committed: bool = True
+    doomed: bool = False
+    """Never granted again; dropped when nobody uses it."""
+    fresh: bool = False
+    """Filled from the source by look-ahead, not yet read: its first read is no hit."""
+    touched: bool = False
+    used_at: float = 0.0
+    shelf: Shelf | None = None
+
+    @property
+    def usable(self) -> bool:
+        """May be granted now."""
+        return self.phase is Phase.RESIDENT and not self.doomed and not self.tier.lost
+
+    @property
+    def idle(self) -> bool:
+        """Resident and used by nobody: no lease, no fill from it, no commit under way."""
+        return self.phase is Phase.RESIDENT and not self.leases and not self.fills_from and self.committed
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One extent as this node knows it."""
+
+    id: ExtentId
+    size_bytes: int
+    copies: list[Copy] = field(default_factory=list)
+    waiters: list[tuple[ReaderId, int]] = field(default_factory=list)
+    datasets: list[Dataset] = field(default_factory=list)
+    needs: int = 0
+    """How many plan entries inside their windows name it."""
+    queued: bool = False
+    ready: bool = False
+    """Some copy is usable, as last counted in its datasets."""
+    due_at: float | None = None
+    attempts: int = 0
+    failed: bool = False
+    avoid: Tier | None = None
+    """The tier whose fill failed last."""
+
+    def best(self) -> Copy | None:
+        """The copy to grant: the last one made (a promotion into RAM) when there are two."""
+        for copy in reversed(self.copies):
+            if copy.usable:
+                return copy
+        return None
+
+    def filling(self) -> bool:
+        """A fill is under way into a tier that works."""
+        return any(copy.phase is Phase.FILLING and not copy.tier.lost for copy in self.copies)
+
+    @property
+    def pinned(self) -> bool:
+        """Some dataset that holds it is pinned."""
+        return any(dataset.pinned for dataset in self.datasets)
+
+
+@dataclass(slots=True)
+class Tally:
+    """A dataset's demands and fills, counted since it was first declared."""
+
+    hits: int = 0
+    ahead: int = 0
+    misses: int = 0
+    refused: int = 0
+    source_bytes: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Dataset:
+    """A claimed dataset: who claims it, and how far it is resident."""
+
+    id: DatasetId
+    extents: tuple[tuple[ExtentId, int], ...]
+    tally: Tally
+    size_bytes: int = 0
+    jobs: set[int] = field(default_factory=set)
+    pinned: bool = False
+    kept_bytes: int = 0
+    ready_count: int = 0
+    ready_bytes: int = 0
+    failed: dict[ExtentId, tuple[int, str]] = field(default_factory=dict)
+    stuck: dict[ExtentId, int] = field(default_factory=dict)
+    """Extents that a prefetch found no room to keep, and their sizes in bytes."""
+    prefetched: bool = False
+    """All of it was asked for: what a lost tier or corruption takes is filled again."""
+    prefetch_at: int = 0
+    """The next extent that the prefetch looks at."""
+
+    def fail(self, extent: ExtentId, code: int, message: str) -> None:
+        """Record why an extent is not resident."""
+        self.failed[extent] = (code, message)
+        self.stuck.pop(extent, None)
+
+
+@dataclass(slots=True, eq=False)
+class Reader:
+    """What a connection has out. `waiting` counts its unanswered requests an extent."""
+
+    leases: dict[ExtentId, list[Copy]] = field(default_factory=dict)
+    waiting: dict[ExtentId, int] = field(default_factory=dict)
+    held: dict[ExtentId, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Plan:
+    """A rank's order, and the window that has been entered: [passed, next)."""
+
+    number: int
+    job: int
+    entries: tuple[tuple[ExtentId, int, int], ...]
+    next: int = 0
+    passed: int = 0
+    entered_bytes: int = 0
+    window: list[tuple[int, int]] = field(default_factory=list)
+    """Heap of (last_step, index) of entries inside the window."""
+
+    def enter(self, size_bytes: int) -> None:
+        """Take the next entry into the window."""
+        heapq.heappush(self.window, (self.entries[self.next][2], self.next))
+        self.entered_bytes += size_bytes
+        self.next += 1
+
+    def leave(self) -> Iterator[ExtentId]:
+        """The extents whose last step in the window has been passed, each once an entry."""
+        while self.window and self.window[0][0] < self.passed:
+            yield self.entries[heapq.heappop(self.window)[1]][0]
+
+    def skip_passed(self) -> bool:
+        """Move over entries that were consumed before they were entered; False at the plan's end."""
+        while self.next < len(self.entries) and self.entries[self.next][2] < self.passed:
+            self.next += 1
+        return self.next < len(self.entries)
+
+    @property
+    def lead_steps(self) -> int:
+        """How many steps remain until the next entry is needed."""
+        return self.entries[self.next][1] - self.passed

@@ -1,0 +1,86 @@
+"""A daemon's gRPC service that answers with what a test put in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from cachesvc.client import CODE_KEY
+from cachesvc.config import CONTROL_SOCKET
+from cachesvc.v1 import cachesvc_pb2 as pb
+from cachesvc.v1 import cachesvc_pb2_grpc
+
+OLD, NEW = "0" * 31 + "1", "0" * 31 + "2"
+URI = "s3://bucket/train"
+DATASET = pb.Dataset(
+    id=NEW, uri=f"{URI}/", format="webdataset", samples=1000, extents=10, size_bytes=10 << 20
+)
+
+
+@dataclass
+class CannedCache(cachesvc_pb2_grpc.CacheServicer):
+    """Answers with what a test put in, and remembers what it was asked."""
+
+    prefetch: list[pb.PrefetchReply] = field(default_factory=list)
+    verify: list[pb.VerifyReply] = field(default_factory=list)
+    datasets: list[pb.DatasetStatus] = field(default_factory=list)
+    refusal: Any = None
+    hang: bool = False
+    asked: list[Any] = field(default_factory=list)
+
+    def _hear(self, request: Any, context: grpc.ServicerContext) -> None:
+        self.asked.append(request)
+        if self.refusal is not None:
+            context.set_trailing_metadata(((CODE_KEY, str(self.refusal.code)),))
+            context.abort(grpc.StatusCode.UNKNOWN, str(self.refusal))
+
+    def OpenDataset(self, request: Any, context: grpc.ServicerContext) -> Iterator[pb.OpenDatasetReply]:
+        self._hear(request, context)
+        yield pb.OpenDatasetReply(indexed_bytes=1, total_bytes=2)
+        yield pb.OpenDatasetReply(dataset=DATASET)
+
+    def Prefetch(self, request: Any, context: grpc.ServicerContext) -> Iterator[pb.PrefetchReply]:
+        self._hear(request, context)
+        yield from self.prefetch
+        while self.hang and context.is_active():
+            yield pb.PrefetchReply(extents=10, size_bytes=10 << 20)
+
+    def Verify(self, request: Any, context: grpc.ServicerContext) -> Iterator[pb.VerifyReply]:
+        self._hear(request, context)
+        yield from self.verify
+
+    def Status(self, request: Any, context: grpc.ServicerContext) -> pb.StatusReply:
+        self._hear(request, context)
+        tier = pb.TierStatus(name="ram", budget_bytes=1 << 30, used_bytes=1 << 29)
+        return pb.StatusReply(version="9.9", pid=42, uptime_s=61, tiers=[tier], datasets=self.datasets)
+
+    def List(self, request: Any, context: grpc.ServicerContext) -> pb.ListReply:
+        self._hear(request, context)
+        return pb.ListReply(datasets=self.datasets)
+
+    def Pin(self, request: Any, context: grpc.ServicerContext) -> pb.PinReply:
+        self._hear(request, context)
+        return pb.PinReply()
+
+    def Evict(self, request: Any, context: grpc.ServicerContext) -> pb.EvictReply:
+        self._hear(request, context)
+        return pb.EvictReply(evicted_bytes=3 << 20, busy_bytes=1 << 20)
+
+
+@contextmanager
+def canned_daemon(directory: Path) -> Iterator[CannedCache]:
+    """A real gRPC server on the control socket of a directory."""
+    servicer = CannedCache()
+    with futures.ThreadPoolExecutor(4) as pool:
+        server = grpc.server(pool)
+        cachesvc_pb2_grpc.add_CacheServicer_to_server(servicer, server)
+        server.add_insecure_port(f"unix:{directory}/{CONTROL_SOCKET}")
+        server.start()
+        yield servicer
+        server.stop(None).wait()

@@ -1,0 +1,131 @@
+"""`cachesvc doctor`: what it finds, and what it advises."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cachesvc.__main__ import run
+from cachesvc.cli import checks
+from cachesvc.cli.checks import Level
+from cachesvc.config import NvmeSpec
+
+
+@pytest.fixture
+def no_cloud(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An environment without credentials, endpoint or daemon."""
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "CACHESVC_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("CACHESVC_SOCKET", str(tmp_path / "no-daemon"))
+
+
+@pytest.fixture
+def refusing_server() -> Iterator[str]:
+    """A real HTTP server that refuses everything, as S3 does without a signature."""
+
+    class Refuse(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_error(403)
+
+        def log_message(self, *_: object) -> None:
+            """Keep the test's output clean."""
+
+    server = HTTPServer(("127.0.0.1", 0), Refuse)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_plain_machine_passes_with_warnings(no_cloud: None, capsys: Any, tmp_path: Path) -> None:
+    assert run(["doctor", "--json", "--ram", "1MiB", "--nvme", f"{tmp_path}=1KiB"]) == 0
+    found = {row["check"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert found["kernel"]["level"] == "ok"
+    assert found["memory"]["level"] == "ok"
+    assert found["socket"]["level"] == "warn"
+    assert found["credentials"]["level"] == "warn"
+    assert "cachesvc serve" in found["socket"]["mend"]
+
+
+def test_a_failed_check_is_exit_1(no_cloud: None, capsys: Any) -> None:
+    assert run(["doctor", "--ram", "1PiB", "--nvme", "/nowhere=1G"]) == 1
+    out = capsys.readouterr().out
+    assert "fail  memory" in out
+    assert "fail  nvme: /nowhere is no directory; create it" in out
+
+
+def test_secrets_are_never_shown(no_cloud: None, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAVISIBLE")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
+    assert run(["doctor", "--ram", "1MiB"]) == 0
+    out = capsys.readouterr().out
+    assert "ok    credentials: S3 credentials from env" in out
+    assert "AKIA" not in out
+    assert "hunter2" not in out
+
+
+def test_a_socket_nobody_answers_fails(no_cloud: None, capsys: Any, tmp_path: Path) -> None:
+    (tmp_path / "cachesvc.sock").touch()
+    assert run(["doctor", "--ram", "1MiB", "--socket", str(tmp_path)]) == 1
+    assert "dead daemon" in capsys.readouterr().out
+
+
+def test_a_refusal_still_tells_the_time(refusing_server: str) -> None:
+    assert checks.clock(refusing_server).level is Level.OK
+
+
+def test_an_endpoint_that_is_not_there_fails() -> None:
+    assert checks.clock("http://127.0.0.1:1").level is Level.FAIL
+    assert checks.clock("minio:9000").level is Level.FAIL
+
+
+@pytest.mark.parametrize(("off_s", "level"), [(5, Level.OK), (-100, Level.WARN), (1000, Level.FAIL)])
+def test_a_clock_is_judged_by_what_signatures_bear(off_s: int, level: Level) -> None:
+    date = "Sat, 21 Nov 2026 06:00:00 GMT"
+    assert checks.skew("http://s3", date, 1795240800 + off_s).level is level
+
+
+def test_the_innermost_mount_names_the_file_system() -> None:
+    mounts = "\n".join(
+        [
+            "1 0 8:1 / / rw - ext4 /dev/a rw",
+            "2 1 8:2 / /mnt/with\\040space rw - xfs /dev/b rw",
+            "3 1 0:9 / /mnt/net rw shared:1 - nfs4 server:/x rw",
+        ]
+    )
+    assert checks.file_system("/mnt/with space/cache", mounts) == "xfs"
+    assert checks.file_system("/mnt/netting", mounts) == "ext4"
+    assert checks.file_system("/mnt/net/x", mounts) == "nfs4"
+
+
+def test_a_network_disk_is_warned_of(tmp_path: Path) -> None:
+    found = list(
+        checks.disk(NvmeSpec(str(tmp_path), size_bytes=1), f"3 1 0:9 / {tmp_path} rw - nfs4 s:/x rw")
+    )
+    assert found[0].level is Level.WARN
+    assert found[0].mend == "use a disk of this node"
+
+
+def test_a_budget_beyond_the_disk_fails(tmp_path: Path) -> None:
+    assert list(checks.disk(NvmeSpec(str(tmp_path), size_bytes=1 << 60)))[-1].level is Level.FAIL
+
+
+def test_a_cgroup_limit_counts(tmp_path: Path) -> None:
+    limit = tmp_path / "memory.max"
+    limit.write_text("1000000\n")
+    assert checks.memory(500_000, limit).level is Level.OK
+    assert checks.memory(900_000, limit).level is Level.WARN
+    assert checks.memory(1_000_001, limit).level is Level.FAIL

@@ -1,0 +1,130 @@
+"""`cachesvc run`: a daemon for the length of a command."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cachesvc.__main__ import run
+from cachesvc.cli.run import make_private, private_dir
+from cachesvc.core.errors import NotAllowed
+from tests.canned import canned_daemon
+
+CACHESVC = [sys.executable, "-m", "cachesvc"]
+SMALL = ["--ram", "8MiB", "--extent-bytes", "1MiB", "--fillers", "1"]
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A short runtime directory, where nothing runs yet, and no settings from outside."""
+    for name in list(os.environ):
+        if name.startswith("CACHESVC_"):
+            monkeypatch.delenv(name)
+    with tempfile.TemporaryDirectory(prefix="cs-") as directory:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
+        monkeypatch.setenv("SLURM_JOB_ID", "77")
+        yield Path(directory)
+
+
+def shell(text: str) -> list[str]:
+    return ["--", "sh", "-c", text]
+
+
+def test_a_running_daemon_is_adopted_and_left_alone(home: Path, capfd: Any) -> None:
+    with canned_daemon(home):
+        assert run(["run", "--socket", str(home), "--json", *shell("echo $CACHESVC_SOCKET; exit 7")]) == 7
+        out, err = capfd.readouterr()
+        assert out.strip() == str(home)
+        assert json.loads(err) == {"event": "ran", "exit_code": 7, "socket": str(home), "started": False}
+        assert run(["status", "--socket", str(home)]) == 0
+
+
+def test_options_after_the_command_are_the_commands_own(home: Path, capfd: Any) -> None:
+    with canned_daemon(home):
+        assert run(["run", "--socket", str(home), "echo", "--json", "--ram"]) == 0
+        assert capfd.readouterr().out == "--json --ram\n"
+
+
+def test_a_command_that_a_signal_ended_gives_128_and_the_signal(home: Path) -> None:
+    with canned_daemon(home):
+        assert run(["run", "--socket", str(home), *shell("kill -9 $$")]) == 137
+
+
+def test_a_command_that_does_not_exist_is_one_line(home: Path, capsys: Any) -> None:
+    with canned_daemon(home):
+        assert run(["run", "--socket", str(home), "--", "no-such-command"]) == 4
+        assert capsys.readouterr().err == "cachesvc: there is no command 'no-such-command' on the PATH\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_answered_by_the_command(home: Path, number: int) -> None:
+    script = "import signal,sys\nfor n in (2, 15): signal.signal(n, lambda n, _: sys.exit(40 + n))\n"
+    script += "print('ready', flush=True)\nwhile True: signal.pause()"
+    with canned_daemon(home):
+        child = subprocess.Popen(
+            [*CACHESVC, "run", "--socket", str(home), "--", sys.executable, "-c", script],
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        # Ctrl-C reaches the whole foreground group, SIGTERM only the process it is sent to.
+        os.killpg(child.pid, number) if number == signal.SIGINT else child.send_signal(number)
+        assert child.wait(20) == 40 + number
+        child.stdout.close()
+
+
+def test_a_daemon_is_started_for_the_command_and_stopped_after_it(home: Path) -> None:
+    command = f"{sys.executable} -m cachesvc status --json; exit 3"
+    done = subprocess.run(
+        [*CACHESVC, "run", *SMALL, "--json", *shell(command)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 3, done.stderr
+    status = json.loads(done.stdout)
+    assert status["tiers"][0]["budget_bytes"] == 8 << 20
+    assert json.loads(done.stderr)["started"] is True
+    assert not os.path.exists(f"/proc/{status['pid']}")
+    assert Path(private_dir()).stat().st_mode & 0o777 == 0o700
+
+
+def test_tasks_of_a_job_share_a_daemon_until_the_last_ends(home: Path) -> None:
+    hold = f"{sys.executable} -m cachesvc status --json; read line"
+    tasks = []
+    for _ in range(2):
+        task = subprocess.Popen(
+            [*CACHESVC, "run", *SMALL, *shell(hold)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        tasks.append(task)
+    pids = {json.loads(task.stdout.readline())["pid"] for task in tasks if task.stdout}
+    assert len(pids) == 1
+    tasks[0].communicate("\n", timeout=30)
+    assert os.path.exists(f"/proc/{pids.copy().pop()}")
+    tasks[1].communicate("\n", timeout=30)
+    assert not os.path.exists(f"/proc/{pids.pop()}")
+    assert [task.returncode for task in tasks] == [0, 0]
+
+
+def test_a_daemon_that_cannot_start_says_why(home: Path, capsys: Any) -> None:
+    assert run(["run", "--ram", "1MiB", "--", "true"]) == 2
+    err = capsys.readouterr().err
+    assert "the daemon did not start: the RAM budget of 1,048,576 bytes cannot hold one extent" in err
+    assert err.count("\n") == 1
+
+
+def test_a_directory_that_others_can_write_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    with pytest.raises(NotAllowed, match="not this user's own"):
+        make_private(str(tmp_path))
+    link = tmp_path / "link"
+    link.symlink_to("/tmp")
+    with pytest.raises(NotAllowed):
+        make_private(str(link))

@@ -1,0 +1,271 @@
+"""The node under any order of events: every invariant after each step, and every waiter answered."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from cachesvc.core.events import (
+    Command,
+    CommitFailed,
+    Committed,
+    Corrupt,
+    DatasetDeclared,
+    Demanded,
+    Event,
+    Evict,
+    EvictAsked,
+    Evicted,
+    Fail,
+    Filled,
+    FillFailed,
+    Grant,
+    Held,
+    JobEnded,
+    Passed,
+    Pinned,
+    PlanEnded,
+    Planned,
+    Prefetched,
+    ReaderGone,
+    Recovered,
+    Refuse,
+    Released,
+    StartFill,
+    Tick,
+    TierBack,
+    TierLost,
+    Unpinned,
+)
+from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
+from cachesvc.core.node import Node
+from cachesvc.core.policy import Settings, TierSpec
+
+NVME = TierName("nvme0")
+EXTENTS = [(ExtentId(bytes([number]) * 16), 1 + number % 4) for number in range(24)]
+SIZES = dict(EXTENTS)
+DATASETS = {
+    DatasetId("a"): tuple(EXTENTS[:10]),
+    DatasetId("b"): tuple(EXTENTS[8:18]),
+    DatasetId("c"): tuple(EXTENTS[16:20]),
+}
+BUDGETS = {RAM: 12, NVME: 14}
+
+extents = st.sampled_from([extent for extent, _ in EXTENTS])
+readers = st.integers(1, 4).map(ReaderId)
+jobs = st.integers(1, 3)
+datasets = st.sampled_from(sorted(DATASETS))
+picks = st.integers(0, 1000)
+
+
+class NodeMachine(RuleBasedStateMachine):
+    """A node and an executor that is late, fails, and loses tiers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        specs = [TierSpec(name, budget) for name, budget in BUDGETS.items()]
+        self.node = Node(specs, Settings(lookahead_bytes=4, max_fills=3, max_attempts=2))
+        self.now = 0.0
+        self.request = 0
+        self.fills: list[StartFill] = []
+        self.evictions: list[Evict] = []
+        self.commits: list[tuple[ExtentId, TierName]] = []
+        self.open: dict[int, tuple[ReaderId, ExtentId]] = {}
+        self.leases: list[tuple[ReaderId, ExtentId, TierName]] = []
+        self.stored: dict[TierName, set[ExtentId]] = {RAM: set(), NVME: set()}
+        self.held = False
+        self.lost = False
+
+    def send(self, event: Event) -> None:
+        self.now += 0.01
+        for command in self.node.handle(event, self.now):
+            self.obey(command)
+
+    def obey(self, command: Command) -> None:
+        if isinstance(command, StartFill):
+            self.reserve(command)
+        elif isinstance(command, Evict):
+            leased = {(extent, tier) for _, extent, tier in self.leases}
+            assert (command.extent, command.tier) not in leased, "evicted under a lease"
+            assert (command.extent, command.tier) not in self.commits, "evicted while being committed"
+            assert command.extent in self.stored[command.tier]
+            self.evictions.append(command)
+        else:
+            assert self.open.pop(command.request) == (command.reader, command.extent), "answered once"
+            if isinstance(command, Grant):
+                assert command.extent in self.stored[command.tier]
+                self.leases.append((command.reader, command.extent, command.tier))
+            else:
+                assert isinstance(command, (Refuse, Fail))
+
+    def reserve(self, command: StartFill) -> None:
+        assert all((f.extent, f.tier) != (command.extent, command.tier) for f in self.fills)
+        assert command.extent not in self.stored[command.tier], "a fill over a copy"
+        if command.from_tier:
+            assert command.extent in self.stored[command.from_tier]
+        self.fills.append(command)
+        going = [f.extent for f in self.fills if f.tier == command.tier]
+        used = sum(SIZES[extent] for extent in [*going, *self.stored[command.tier]])
+        assert used <= BUDGETS[command.tier], "a budget exceeded"
+
+    @rule(reader=readers, extent=extents, wait=st.booleans() | st.just(True))
+    def demand(self, reader: ReaderId, extent: ExtentId, wait: bool) -> None:
+        self.request += 1
+        self.open[self.request] = (reader, extent)
+        self.send(Demanded(reader, self.request, extent, wait, SIZES[extent]))
+        assert wait or self.request not in self.open, "an answer at once"
+
+    @rule(pick=picks)
+    def fill_completes(self, pick: int) -> None:
+        if self.fills:
+            fill = self.fills.pop(pick % len(self.fills))
+            self.stored[fill.tier].add(fill.extent)
+            if fill.tier != RAM:
+                self.commits.append((fill.extent, fill.tier))
+            self.send(Filled(fill.extent, fill.tier))
+
+    @rule(pick=picks, retry=st.booleans(), code=st.sampled_from([5, 7, 8]))
+    def fill_fails(self, pick: int, retry: bool, code: int) -> None:
+        if self.fills:
+            fill = self.fills.pop(pick % len(self.fills))
+            self.send(FillFailed(fill.extent, fill.tier, code, "the source is away", retry))
+
+    @rule(pick=picks, works=st.booleans())
+    def commit_ends(self, pick: int, works: bool) -> None:
+        if self.commits:
+            extent, tier = self.commits.pop(pick % len(self.commits))
+            self.send(Committed(extent, tier) if works else CommitFailed(extent, tier, "disk full"))
+
+    @rule(pick=picks)
+    def eviction_ends(self, pick: int) -> None:
+        if self.evictions:
+            gone = self.evictions.pop(pick % len(self.evictions))
+            self.stored[gone.tier].remove(gone.extent)
+            self.send(Evicted(gone.extent, gone.tier))
+
+    @rule(pick=picks)
+    def release(self, pick: int) -> None:
+        if self.leases:
+            reader, extent, _ = self.leases[pick % len(self.leases)]
+            # The node ends a reader's latest lease of an extent first.
+            latest = max(at for at, lease in enumerate(self.leases) if lease[:2] == (reader, extent))
+            del self.leases[latest]
+            self.send(Released(reader, extent))
+
+    @rule(reader=readers)
+    def reader_dies(self, reader: ReaderId) -> None:
+        self.leases = [lease for lease in self.leases if lease[0] != reader]
+        self.open = {request: who for request, who in self.open.items() if who[0] != reader}
+        self.send(ReaderGone(reader))
+
+    @rule(reader=readers, extent=extents)
+    def release_what_is_not_leased(self, reader: ReaderId, extent: ExtentId) -> None:
+        if not any(lease[:2] == (reader, extent) for lease in self.leases):
+            self.send(Released(reader, extent))
+
+    @rule(extent=extents, size_bytes=st.integers(1, 20))
+    def hold_and_let_go(self, extent: ExtentId, size_bytes: int) -> None:
+        if self.held:
+            self.send(ReaderGone(ReaderId(99)))
+        else:
+            self.send(Held(ReaderId(99), extent, size_bytes))
+        self.held = not self.held
+
+    @rule(job=jobs, dataset=datasets)
+    def declare(self, job: int, dataset: DatasetId) -> None:
+        self.send(DatasetDeclared(job, dataset, DATASETS[dataset]))
+
+    @rule(job=jobs, dataset=datasets)
+    def prefetch(self, job: int, dataset: DatasetId) -> None:
+        self.send(Prefetched(job, dataset))
+
+    @rule(job=jobs)
+    def job_ends(self, job: int) -> None:
+        self.send(JobEnded(job))
+
+    @rule(plan=st.integers(1, 3), job=jobs, order=st.lists(extents, max_size=12), span=st.integers(0, 3))
+    def plan(self, plan: int, job: int, order: list[ExtentId], span: int) -> None:
+        entries = tuple((extent, step, step + span) for step, extent in enumerate(order))
+        self.send(Planned(plan, job, entries))
+
+    @rule(plan=st.integers(1, 3), step=st.integers(0, 14))
+    def passed(self, plan: int, step: int) -> None:
+        self.send(Passed(plan, step))
+
+    @rule(plan=st.integers(1, 3))
+    def plan_ends(self, plan: int) -> None:
+        self.send(PlanEnded(plan))
+
+    @rule(dataset=datasets, pin=st.booleans())
+    def pin(self, dataset: DatasetId, pin: bool) -> None:
+        self.send(Pinned(dataset) if pin else Unpinned(dataset))
+
+    @rule(dataset=datasets)
+    def evict(self, dataset: DatasetId) -> None:
+        self.send(EvictAsked(dataset, tuple(extent for extent, _ in DATASETS[dataset])))
+
+    @rule(extent=extents, tier=st.sampled_from([RAM, NVME]))
+    def corrupt(self, extent: ExtentId, tier: TierName) -> None:
+        self.send(Corrupt(extent, tier))
+
+    @rule(tier=st.sampled_from([RAM, NVME]))
+    def tier_is_lost(self, tier: TierName) -> None:
+        if not self.lost:
+            self.lost = True
+            self.send(TierLost(tier))
+
+    @rule()
+    def tiers_are_back(self) -> None:
+        self.lost = False
+        self.send(TierBack(RAM))
+        self.send(TierBack(NVME))
+
+    @rule()
+    def time_passes(self) -> None:
+        self.now += 31.0
+        self.send(Tick())
+
+    @invariant()
+    def accounts_agree(self) -> None:
+        self.node.check()
+
+    def teardown(self) -> None:
+        """When all work completes and readers release, every waiter has been answered."""
+        self.tiers_are_back()
+        for _ in range(400):
+            busy = self.fills or self.commits or self.evictions or self.leases or self.open
+            if not busy and self.node.next_deadline() is None:
+                break
+            self.fill_completes(0)
+            self.commit_ends(0, True)
+            self.eviction_ends(0)
+            if self.held:
+                self.hold_and_let_go(EXTENTS[0][0], 1)
+            self.release(0)
+            if self.node.next_deadline() is not None:
+                self.time_passes()
+            self.node.check()
+        assert not self.open, "a waiter was never answered"
+        assert not self.fills
+        assert not self.evictions
+        assert self.node.status().queued == 0
+        for dataset in self.node.policy.datasets.values():
+            done = dataset.ready_count + len(dataset.failed) + len(dataset.stuck)
+            assert not dataset.prefetched or done == len(dataset.extents), "a prefetch that never ends"
+        self.send(Recovered(NVME, ()))
+        for number in range(1, 4):
+            self.send(ReaderGone(ReaderId(number)))
+            self.send(JobEnded(number))
+        for name in DATASETS:
+            self.send(Unpinned(name))
+        self.node.check()
+
+
+TestNode = NodeMachine.TestCase
+TestNode.settings = settings(
+    max_examples=120,
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)

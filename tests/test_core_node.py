@@ -1,0 +1,363 @@
+"""What one node decides, event by event."""
+
+from __future__ import annotations
+
+import pytest
+
+from cachesvc.core.errors import NotFound, OutOfSpace, SourceUnavailable
+from cachesvc.core.events import (
+    Command,
+    CommitFailed,
+    Committed,
+    Corrupt,
+    DatasetDeclared,
+    Demanded,
+    Event,
+    Evict,
+    EvictAsked,
+    Evicted,
+    Fail,
+    Filled,
+    FillFailed,
+    Grant,
+    Held,
+    JobEnded,
+    Passed,
+    Pinned,
+    PlanEnded,
+    Planned,
+    Prefetched,
+    ReaderGone,
+    Recovered,
+    Refuse,
+    Released,
+    StartFill,
+    Tick,
+    TierBack,
+    TierLost,
+)
+from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
+from cachesvc.core.node import Node
+from cachesvc.core.pacing import RETRY_CAP_S, backoff_s
+from cachesvc.core.policy import Settings, TierSpec
+
+NVME = TierName("nvme0")
+NVME1 = TierName("nvme1")
+A, B, C, D, E, F = (ExtentId(bytes([number]) * 16) for number in range(6))
+ONE, TWO, THREE = ReaderId(1), ReaderId(2), ReaderId(3)
+DATASET, OTHER = DatasetId("d"), DatasetId("o")
+SIZE = 10
+
+
+def node_of(ram: int | None = None, nvme: int | None = None, **settings: int) -> Node:
+    """A node with budgets counted in extents of 10 bytes and a window of one extent."""
+    specs = [(RAM, ram), (NVME, nvme)]
+    tiers = [TierSpec(name, SIZE * count) for name, count in specs if count is not None]
+    return Node(tiers, Settings(**{"lookahead_bytes": SIZE, **settings}))
+
+
+def tell(node: Node, *events: Event, now: float = 0.0) -> list[Command]:
+    """Send events; the commands that followed, all together."""
+    out = []
+    for event in events:
+        out += node.handle(event, now)
+        node.check()
+    return out
+
+
+def fill(node: Node, *extents: ExtentId, tier: TierName = RAM) -> list[Command]:
+    done: list[Event] = [Filled(extent, tier) for extent in extents]
+    if tier != RAM:
+        done += [Committed(extent, tier) for extent in extents]
+    return tell(node, *done)
+
+
+def declare(*extents: ExtentId, job: int = 1, dataset: DatasetId = DATASET) -> DatasetDeclared:
+    return DatasetDeclared(job, dataset, tuple((extent, SIZE) for extent in extents))
+
+
+def plan(*extents: ExtentId, number: int = 1, job: int = 1) -> Planned:
+    return Planned(number, job, tuple((extent, step, step) for step, extent in enumerate(extents)))
+
+
+def read(node: Node, *extents: ExtentId) -> None:
+    """Read extents one by one, from the source where they are absent."""
+    for extent in extents:
+        todo: list[Command] = tell(node, Demanded(ONE, 0, extent, True, SIZE))
+        while todo:
+            command = todo.pop(0)
+            if isinstance(command, StartFill):
+                todo += fill(node, command.extent, tier=command.tier)
+            elif isinstance(command, Evict):
+                todo += tell(node, Evicted(command.extent, command.tier))
+        tell(node, Released(ONE, extent))
+
+
+def test_many_readers_of_one_cold_extent_cost_one_fill() -> None:
+    node = node_of(ram=4)
+    tell(node, declare(A))
+    assert tell(node, Demanded(ONE, 7, A)) == [StartFill(A, RAM)]
+    assert tell(node, Demanded(TWO, 8, A)) == []
+    assert tell(node, Filled(A, RAM)) == [Grant(ONE, 7, A, RAM), Grant(TWO, 8, A, RAM)]
+    assert tell(node, Demanded(THREE, 9, A)) == [Grant(THREE, 9, A, RAM)]
+    counters = node.counters(DATASET)
+    assert (counters.hits, counters.misses, counters.source_bytes) == (1, 2, SIZE)
+
+
+def test_an_unknown_extent_fails_with_the_mend() -> None:
+    (answer,) = tell(node_of(ram=1), Demanded(ONE, 7, A))
+    assert isinstance(answer, Fail)
+    assert answer.code == NotFound.code
+    assert "open the dataset" in answer.message
+
+
+def test_who_will_not_wait_is_answered_at_once_and_starts_nothing() -> None:
+    node = node_of(ram=2)
+    tell(node, declare(A))
+    assert tell(node, Demanded(ONE, 1, A, wait=False)) == [Refuse(ONE, 1, A)]
+
+
+def test_a_failed_fill_answers_all_waiters_and_the_next_demand_tries_again() -> None:
+    node = node_of(ram=2)
+    tell(node, declare(A), Demanded(ONE, 1, A), Demanded(TWO, 2, A))
+    assert tell(node, FillFailed(A, RAM, 5, "torn")) == [
+        Fail(ONE, 1, A, 5, "torn"),
+        Fail(TWO, 2, A, 5, "torn"),
+    ]
+    assert tell(node, Demanded(ONE, 3, A)) == [StartFill(A, RAM)]
+
+
+def test_a_fill_worth_retrying_keeps_its_waiters_until_the_attempts_are_spent() -> None:
+    node = node_of(ram=2, max_attempts=2)
+    code = SourceUnavailable.code
+    tell(node, declare(A), Demanded(ONE, 1, A))
+    assert tell(node, FillFailed(A, RAM, code, "503", retry=True)) == []
+    due = node.next_deadline()
+    assert due is not None
+    assert tell(node, Tick(), now=due - 0.001) == []
+    assert tell(node, Tick(), now=due) == [StartFill(A, RAM)]
+    assert node.next_deadline() is None
+    assert tell(node, FillFailed(A, RAM, code, "503", retry=True)) == [Fail(ONE, 1, A, code, "503")]
+
+
+def test_a_full_disk_sends_the_retry_to_another_tier() -> None:
+    node = node_of(ram=2, nvme=2)
+    tell(node, declare(A), Demanded(ONE, 1, A), FillFailed(A, RAM, OutOfSpace.code, "full", retry=True))
+    assert tell(node, Tick(), now=9.0) == [StartFill(A, NVME)]
+
+
+def test_a_demand_waits_for_an_eviction_and_is_refused_when_only_readers_could_free_room() -> None:
+    node = node_of(ram=1)
+    read(node, A)
+    assert tell(node, Demanded(ONE, 1, B, True, SIZE)) == [Evict(A, RAM)]
+    assert tell(node, Evicted(A, RAM)) == [StartFill(B, RAM)]
+    fill(node, B)
+    assert tell(node, Demanded(TWO, 2, C, True, SIZE)) == [Refuse(TWO, 2, C)]
+    tell(node, Released(ONE, B))
+    assert tell(node, Demanded(TWO, 3, C, True, SIZE)) == [Evict(B, RAM)]
+
+
+def test_a_lease_counts_and_a_dead_reader_frees_them_all() -> None:
+    node = node_of(ram=1)
+    read(node, A)
+    tell(node, Demanded(ONE, 1, A), Demanded(ONE, 2, A), Released(ONE, A))
+    assert tell(node, Demanded(TWO, 3, B, True, SIZE)) == [Refuse(TWO, 3, B)]
+    tell(node, ReaderGone(ONE))
+    assert tell(node, Demanded(TWO, 4, B, True, SIZE)) == [Evict(A, RAM)]
+
+
+def test_undeclared_reads_give_way_oldest_first() -> None:
+    node = node_of(ram=3)
+    read(node, A, B, C, A)
+    assert tell(node, Demanded(ONE, 1, D, True, SIZE)) == [Evict(B, RAM)]
+
+
+def test_claimed_extents_are_kept_and_the_rest_streams_through_the_window() -> None:
+    node = node_of(ram=3)
+    tell(node, declare(A, B, C, D, E))
+    read(node, A, B, C, D, E)
+    assert [node.where(extent) for extent in (A, B, C, D, E)] == [RAM, RAM, None, None, RAM]
+    read(node, D, C)
+    assert node.where(A) == node.where(B) == RAM
+    assert node.counters(DATASET).bound == pytest.approx(3 / 5)
+
+
+def test_claimed_extents_displace_undeclared_ones() -> None:
+    node = node_of(ram=2)
+    read(node, A, B)
+    assert tell(node, declare(C, D), Prefetched(1, DATASET)) == [Evict(A, RAM)]
+    assert tell(node, Evicted(A, RAM)) == [StartFill(C, RAM), Evict(B, RAM)]
+
+
+def test_ram_fills_first_then_the_emptiest_nvme() -> None:
+    node = Node([TierSpec(RAM, SIZE), TierSpec(NVME, 2 * SIZE), TierSpec(NVME1, 4 * SIZE)])
+    started = tell(node, declare(A, B, C, D), Prefetched(1, DATASET))
+    assert started == [StartFill(A, RAM), StartFill(B, NVME), StartFill(C, NVME1), StartFill(D, NVME1)]
+
+
+def test_two_datasets_share_what_can_be_kept_by_size() -> None:
+    node = node_of(ram=5)
+    tell(node, declare(A, B, C, D))
+    read(node, A, B, C, D)
+    tell(node, declare(E, F, job=2, dataset=OTHER))
+    read(node, E, F, E, F)
+    kept = {name: node.counters(name).kept_bytes // SIZE for name in (DATASET, OTHER)}
+    assert kept == {DATASET: 3, OTHER: 1}
+
+
+def test_a_plan_fills_in_its_order_within_slots_and_budget_and_demands_go_first() -> None:
+    node = node_of(ram=4, max_fills=2)
+    assert tell(node, declare(A, B, C, D), plan(C, A, D, B)) == [StartFill(C, RAM), StartFill(A, RAM)]
+    assert tell(node, Demanded(ONE, 1, B)) == []
+    assert tell(node, Filled(C, RAM)) == [StartFill(B, RAM)]
+    assert tell(node, Filled(A, RAM)) == [StartFill(D, RAM)]
+
+
+def test_the_window_moves_with_the_plan() -> None:
+    node = node_of(ram=2)
+    assert tell(node, declare(A, B, C, D), plan(A, B, C, D)) == [StartFill(A, RAM), StartFill(B, RAM)]
+    assert fill(node, A, B) == []
+    assert tell(node, Demanded(ONE, 1, B), Released(ONE, B)) == [Grant(ONE, 1, B, RAM)]
+    assert tell(node, Passed(1, 1)) == []
+    assert tell(node, Passed(1, 2)) == [Evict(B, RAM)]
+    assert tell(node, Evicted(B, RAM)) == [StartFill(C, RAM)]
+
+
+def test_an_ended_plan_protects_nothing() -> None:
+    node = node_of(ram=1)
+    tell(node, declare(A, B), plan(A))
+    fill(node, A)
+    tell(node, PlanEnded(1))
+    assert tell(node, Demanded(ONE, 1, B)) == [Evict(A, RAM)]
+
+
+def test_look_ahead_promotes_from_nvme_and_the_lower_copy_stays() -> None:
+    node = node_of(ram=1, nvme=2)
+    tell(node, Recovered(NVME, ((A, SIZE), (B, SIZE))))
+    assert tell(node, declare(A, B), plan(A, B)) == [StartFill(A, RAM, NVME)]
+    assert tell(node, EvictAsked(DATASET)) == [Evict(B, NVME)], "what is read from stays"
+    fill(node, A)
+    assert tell(node, Demanded(ONE, 1, A)) == [Grant(ONE, 1, A, RAM)]
+
+
+def test_prefetch_reports_what_is_resident_what_failed_and_what_does_not_fit() -> None:
+    node = node_of(ram=3)
+    started = tell(node, declare(A, B, C, D, E), Prefetched(1, DATASET))
+    assert started == [StartFill(A, RAM), StartFill(B, RAM)]
+    fill(node, A)
+    tell(node, FillFailed(B, RAM, 4, "gone"))
+    progress = node.progress(1)
+    assert (progress.resident_extents, progress.total_bytes) == (1, 5 * SIZE)
+    assert progress.failed == {B: (4, "gone")}
+    assert progress.stuck_bytes == 3 * SIZE
+    assert progress.finished
+
+
+def test_prefetches_that_displace_each_other_come_to_an_end() -> None:
+    node = node_of(ram=4)
+    todo = tell(node, declare(A, B, C), Prefetched(1, DATASET))
+    todo += tell(node, declare(C, D, E, F, job=2, dataset=OTHER), Prefetched(2, OTHER))
+    commands = 0
+    while todo:
+        command = todo.pop(0)
+        commands += 1
+        assert commands < 50
+        if isinstance(command, StartFill):
+            todo += fill(node, command.extent)
+        elif isinstance(command, Evict):
+            todo += tell(node, Evicted(command.extent, command.tier))
+    assert node.progress(1).finished
+    assert node.progress(2).finished
+
+
+def test_recovered_extents_are_granted_and_what_exceeds_the_budget_goes() -> None:
+    node = node_of(nvme=2)
+    assert tell(node, Recovered(NVME, ((A, SIZE), (B, SIZE), (C, SIZE)))) == [Evict(A, NVME)]
+    tell(node, Evicted(A, NVME))
+    assert tell(node, Demanded(ONE, 1, B)) == [Grant(ONE, 1, B, NVME)]
+
+
+def test_bytes_held_from_before_a_restart_count_until_released() -> None:
+    node = node_of(ram=2)
+    tell(node, Held(ONE, A, 3 * SIZE))
+    assert tell(node, Demanded(TWO, 1, B, True, SIZE)) == [Refuse(TWO, 1, B)]
+    tell(node, Released(ONE, A))
+    assert tell(node, Demanded(TWO, 2, B, True, SIZE)) == [StartFill(B, RAM)]
+
+
+def test_an_nvme_extent_is_granted_before_its_commit_and_evicted_only_after() -> None:
+    node = node_of(nvme=1)
+    tell(node, Demanded(ONE, 1, A, True, SIZE))
+    assert tell(node, Filled(A, NVME)) == [Grant(ONE, 1, A, NVME)]
+    tell(node, Released(ONE, A))
+    assert tell(node, Demanded(ONE, 2, B, True, SIZE)) == []
+    assert tell(node, Committed(A, NVME)) == [Evict(A, NVME)]
+
+
+def test_a_failed_commit_drops_the_copy_when_its_leases_end() -> None:
+    node = node_of(nvme=1)
+    tell(node, Demanded(ONE, 1, A, True, SIZE), Filled(A, NVME))
+    assert tell(node, CommitFailed(A, NVME, "io")) == []
+    assert tell(node, Demanded(TWO, 2, A, True, SIZE)) == [Refuse(TWO, 2, A)]
+    assert tell(node, Released(ONE, A)) == [Evict(A, NVME)]
+
+
+def test_a_corrupt_copy_is_not_granted_again_and_is_filled_again_when_wanted() -> None:
+    node = node_of(ram=2)
+    tell(node, declare(A), Prefetched(1, DATASET))
+    fill(node, A)
+    assert tell(node, Corrupt(A, RAM)) == [Evict(A, RAM)]
+    assert tell(node, Demanded(ONE, 1, A)) == []
+    assert tell(node, Evicted(A, RAM)) == [StartFill(A, RAM)]
+
+
+def test_a_lost_tier_is_neither_filled_nor_granted_from_until_it_is_back() -> None:
+    node = node_of(ram=2, nvme=2)
+    read(node, A)
+    tell(node, TierLost(RAM))
+    assert tell(node, Demanded(ONE, 1, A)) == [StartFill(A, NVME)]
+    tell(node, Filled(A, NVME), Committed(A, NVME), TierBack(RAM))
+    assert node.where(A) is not None
+
+
+def test_waiters_of_a_fill_into_a_lost_tier_are_served_from_another() -> None:
+    node = node_of(ram=2, nvme=2)
+    tell(node, Demanded(ONE, 1, A, True, SIZE))
+    assert tell(node, TierLost(RAM)) == [StartFill(A, NVME)]
+    assert tell(node, Filled(A, NVME)) == [Grant(ONE, 1, A, NVME)]
+    assert tell(node, FillFailed(A, RAM, 9, "io")) == []
+
+
+def test_pinned_extents_outlive_their_job_and_an_asked_eviction() -> None:
+    node = node_of(ram=1)
+    tell(node, declare(A))
+    read(node, A)
+    tell(node, Pinned(DATASET), JobEnded(1))
+    assert tell(node, EvictAsked(DATASET)) == []
+    assert tell(node, Demanded(ONE, 1, B, True, SIZE)) == [Refuse(ONE, 1, B)]
+
+
+def test_an_ended_job_leaves_its_extents_as_undeclared_ones() -> None:
+    node = node_of(ram=1)
+    tell(node, declare(A), declare(A, job=2))
+    read(node, A)
+    tell(node, JobEnded(1))
+    assert node.counters(DATASET).kept_bytes == SIZE
+    tell(node, JobEnded(2))
+    assert tell(node, Demanded(ONE, 1, B, True, SIZE)) == [Evict(A, RAM)]
+
+
+def test_nothing_is_remembered_of_what_is_neither_claimed_nor_resident() -> None:
+    node = node_of(ram=1)
+    tell(node, declare(A, B))
+    read(node, A)
+    tell(node, JobEnded(1), EvictAsked(DATASET, (A, B)), Evicted(A, RAM), ReaderGone(ONE))
+    assert not node.copies.entries
+    assert node.status().readers == 0
+
+
+def test_backoff_doubles_up_to_its_cap_and_differs_between_extents() -> None:
+    delays = [backoff_s(attempt, A) for attempt in range(1, 40)]
+    assert delays == sorted(delays)
+    assert delays[-1] <= RETRY_CAP_S
+    assert backoff_s(1, A) != backoff_s(1, B)
