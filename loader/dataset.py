@@ -15,6 +15,7 @@ from cachesvc.catalog.layout import Fixed
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import EXTENT_BYTES
 from cachesvc.core.permute import permute
+from cachesvc.sources.uri import canonical
 from loader.connect import connect
 from loader.opened import Opened
 from loader.reader import Ints
@@ -60,16 +61,9 @@ def open_dataset(
         record_bytes=record_bytes,
         labels=labels,
     )
-    link = connect([_absolute(one) for one in uris], options, version or "", resolve().world_size)
+    link = connect([canonical(one) for one in uris], options, version or "", resolve().world_size)
     form = Form(tuple(fields) if fields is not None else None, decode, transform, out)
     return Dataset(Opened(link), form)
-
-
-def _absolute(uri: str) -> str:
-    """A path as the daemon too would find it; a trailing slash says that it is a folder."""
-    if "://" in uri:
-        return uri
-    return os.path.abspath(uri) + ("/" if uri.endswith("/") and uri != "/" else "")
 
 
 class Dataset(TorchDataset[Any]):

@@ -31,10 +31,11 @@ class LocalGrants:
         try:
             for index in extents:
                 extent = self._extent_of(index)
-                if len(extent.pieces) == 1 and not extent.pieces[0].codec:
-                    fd = _open(extent.pieces[0])
-                    offset = extent.pieces[0].offset
-                    answers.append(Granted(index, fd, offset, extent.size_bytes, "local"))
+                piece = extent.pieces[0] if len(extent.pieces) == 1 else None
+                path = local_path(piece.object.uri) if piece is not None and not piece.codec else None
+                if piece is not None and path is not None:
+                    fd = _open(piece, path)
+                    answers.append(Granted(index, fd, piece.offset, extent.size_bytes, "local"))
                 else:
                     others.append(index)
             if others:
@@ -62,9 +63,7 @@ class LocalGrants:
         self._others.close()
 
 
-def _open(piece: Piece) -> int:
-    path = local_path(piece.object.uri)
-    assert path is not None, "only local files are opened here"
+def _open(piece: Piece, path: str) -> int:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -21,6 +21,7 @@ from cachesvc.core.errors import CorruptData, DaemonUnavailable, InvalidInput, N
 from loader import DataLoader, open_dataset
 from tests import datasets
 from tests.loader_fakes import MemoryLink, compiled, in_memory
+from tests.servers import SeaweedFS
 
 
 @pytest.fixture(autouse=True)
@@ -224,3 +225,20 @@ def test_stats_tell_waits_and_origins(link: MemoryLink) -> None:
     assert (stats.steps, stats.samples) == (10, 100)
     assert stats.bytes_by_origin == {"ram": 1600, "nvme": 0, "direct": 0, "local": 0}
     assert 0 < stats.wait_p50_s <= stats.wait_p99_s <= stats.wait_s <= stats.elapsed_s
+
+
+def test_a_bucket_is_read_without_a_daemon(
+    s3_server: SeaweedFS, s3_env: dict[str, str], bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CACHESVC", "off")
+    rows = np.random.default_rng(0).integers(0, 256, (300, 1000), np.uint8)
+    s3_server.client().put_object(Bucket=bucket, Key="data/r.bin", Body=rows.tobytes())
+    uri = f"s3://{bucket}/data/r.bin"
+    dataset = open_dataset(uri, format="records", record_bytes=1000, extent_bytes=40960)
+    loader = DataLoader(dataset, batch_size=32, shuffle=True)
+    for _ in range(2):
+        for batch in loader:
+            assert (batch.numpy() == rows[loader.indices]).all()
+    stats = loader.stats()
+    assert (stats.samples, stats.bytes_by_origin["direct"]) == (300, 300_000)
+    dataset.close()
