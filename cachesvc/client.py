@@ -126,12 +126,14 @@ class Control:
     def status(self) -> pb.StatusReply:
         """Tiers, datasets, readers and counters."""
         with _typed(self.directory):
-            return self._stub.Status(self._pb.StatusRequest(), timeout=CALL_TIMEOUT_S)
+            found: pb.StatusReply = self._stub.Status(self._pb.StatusRequest(), timeout=CALL_TIMEOUT_S)
+            return found
 
     def list(self) -> Sequence[pb.DatasetStatus]:
         """The datasets that the daemon knows."""
         with _typed(self.directory):
-            return self._stub.List(self._pb.ListRequest(), timeout=CALL_TIMEOUT_S).datasets
+            found: pb.ListReply = self._stub.List(self._pb.ListRequest(), timeout=CALL_TIMEOUT_S)
+            return found.datasets
 
     def pin(self, dataset: DatasetId, pinned: bool) -> None:
         """Pin or unpin a dataset."""
@@ -141,7 +143,9 @@ class Control:
     def evict(self, dataset: DatasetId) -> pb.EvictReply:
         """Drop a dataset from every tier."""
         with _typed(self.directory):
-            return self._stub.Evict(self._pb.EvictRequest(dataset=dataset), timeout=CALL_TIMEOUT_S)
+            request = self._pb.EvictRequest(dataset=dataset)
+            found: pb.EvictReply = self._stub.Evict(request, timeout=CALL_TIMEOUT_S)
+            return found
 
 
 @contextmanager

@@ -161,23 +161,42 @@ class Catalog:
     def check(self) -> None:
         """Read every row and raise CorruptData for one that points outside its object or the address space;
         for catalogs that come from where others write."""
-        columns = self._columns
+        try:
+            _check_pieces(self._columns)
+            self._check_samples()
+            for index in range(len(self.extent_sizes)):
+                extent = self.extent(index)
+                if extent != extent_of(extent.pieces):
+                    raise CorruptData(f"extent {index} is not named after its pieces")
+        except (ValueError, IndexError, KeyError, OverflowError) as error:
+            raise CorruptData(f"catalog rows make no sense: {error!r}") from error
+
+    def _check_samples(self) -> None:
+        columns, layout = self._columns, self.layout
         for name in [name for name in columns.head["columns"] if name.endswith(".end")]:
             _ascending(columns[name], name)
-        objects, offsets = columns["piece.object"], columns["piece.offset"]
-        lengths, sizes = columns["piece.length"], columns["object.size"]
-        plain = columns["piece.codec"] == 0
-        if len(objects) and not 0 <= objects.min() <= objects.max() < len(sizes):
-            raise CorruptData("a piece names an object that is not listed")
-        if (plain & ((offsets < 0) | (lengths < 0) | (offsets + lengths > sizes[objects]))).any():
-            raise CorruptData("a piece lies outside its object")
-        if isinstance(self.layout, Rows):
-            ends = self.layout.addresses + np.maximum(self.layout.lengths, 0)
-            if ends.size and (self.layout.addresses.min() < 0 or ends.max() > self.space_bytes):
+        if isinstance(layout, Rows) and self.samples:
+            lengths = np.maximum(layout.lengths, 0)
+            if layout.addresses.min() < 0 or (lengths > self.space_bytes - layout.addresses).any():
                 raise CorruptData("a sample lies outside the address space")
-        for index in range(len(self.extent_sizes)):
-            if self.extent(index) != extent_of(self.extent(index).pieces):
-                raise CorruptData(f"extent {index} is not named after its pieces")
+        if isinstance(layout, Fixed):
+            last = np.append(layout.runs_first[1:], self.samples) - 1
+            ends = layout.slots(last) * layout.stride_bytes + layout.record_bytes
+            if layout.stride_bytes <= 0 or (layout.runs_slot < 0).any() or (ends > self.space_bytes).any():
+                raise CorruptData("a run of records lies outside the address space")
+        if self.labels is not None and self.labels.max() >= len(self.classes):
+            raise CorruptData("a label names no class")
+
+
+def _check_pieces(columns: Columns) -> None:
+    objects, offsets = columns["piece.object"], columns["piece.offset"]
+    lengths, codecs = columns["piece.length"], columns["piece.codec"]
+    if len(objects) and not 0 <= objects.min() <= objects.max() < len(columns["object.size"]):
+        raise CorruptData("a piece names an object that is not listed")
+    sizes = columns["object.size"][objects]
+    wrong = (offsets < 0) | (lengths < 0) | (codecs >= len(CODECS))
+    if (wrong | ((codecs == 0) & (lengths > sizes - offsets))).any():
+        raise CorruptData("a piece lies outside its object")
 
 
 def _catalog(columns: Columns) -> Catalog:
@@ -240,7 +259,13 @@ def _check_space(columns: Columns, samples: int) -> None:
     lengths = (len(starts), len(columns["extent.stored"]), len(first) - 1, len(columns["extent.piece"]) - 1)
     if set(lengths) != {count} or len(columns["extent.id"]) != 16 * count or count == 0:
         raise CorruptData(f"catalog columns disagree on {count} extents")
-    if first[-1] != samples or first[0] != 0 or (sizes < 0).any() or (starts % PAGE_BYTES).any():
+    if (
+        first[-1] != samples
+        or first[0] != 0
+        or (sizes < 0).any()
+        or starts[-1] + sizes[-1] < 0
+        or (starts % PAGE_BYTES).any()
+    ):
         raise CorruptData("catalog extents make no sense")
     if (starts[:-1] + sizes[:-1] > starts[1:]).any():
         raise CorruptData("catalog extents overlap")

@@ -75,7 +75,7 @@ class Words:
     def test(self, predicate: Callable[[Any], Any]) -> Mask:
         """Where the predicate holds; called once per distinct value."""
         hits = [value is not None and bool(predicate(value)) for value in self.values]
-        return np.asarray([*hits, False], np.bool_)[self.codes]
+        return np.asarray(np.asarray([*hits, False], np.bool_)[self.codes])
 
     def compare(self, compare: Callable[[Any, Any], Any], constant: Any) -> Mask:
         """Where `value <op> constant` holds."""

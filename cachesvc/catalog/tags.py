@@ -25,6 +25,8 @@ MAX_CLASSES = 1 << 20
 _RESERVED = {"key", "label", "shard"}
 
 Value = str | int | float
+_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
+"""Text that is a number; "007" is a name."""
 
 
 def tag_name(raw: str) -> str:
@@ -44,8 +46,8 @@ class Tags:
         self.dropped: set[str] = set()
 
     def add(self, sample: int, raw_name: str, value: object) -> None:
-        """Note one value; what is neither text nor number, or too long, is no tag."""
-        if not isinstance(value, (str, int, float)) or len(str(value)) > MAX_VALUE_CHARS:
+        """Note one value; what is neither text nor number, or empty, or too long, is no tag."""
+        if not isinstance(value, (str, int, float)) or not 0 < _chars(value) <= MAX_VALUE_CHARS:
             return
         name = raw_name if raw_name == "label" else tag_name(raw_name)
         if name not in self._values and len(self._values) >= MAX_TAGS:
@@ -100,11 +102,18 @@ class Tags:
         return codes, TextColumn(texts)
 
 
+def _chars(value: Value) -> int:
+    """Length of a value as text; a huge integer has no cheap one and counts its bits."""
+    return value.bit_length() + 1 if isinstance(value, int) else len(str(value))
+
+
 def _number(value: Value) -> float | None:
     """A value as a finite number that float64 holds exactly, else None."""
+    if isinstance(value, str) and not _NUMBER.fullmatch(value):
+        return None
     try:
         number = float(value)
-    except (ValueError, OverflowError):
+    except OverflowError:
         return None
     exact = isinstance(value, float) or abs(number) <= 2**53
     return number if np.isfinite(number) and exact else None

@@ -73,7 +73,7 @@ def extent_of(pieces: Iterable[Piece]) -> Extent:
     digest = hashlib.blake2b(digest_size=16)
     for piece in run:
         for text in (piece.object.uri, piece.object.etag, piece.codec):
-            raw = text.encode()
+            raw = text.encode("utf-8", "surrogateescape")
             digest.update(struct.pack("<I", len(raw)) + raw)
         digest.update(struct.pack("<QQQ", piece.object.size_bytes, piece.offset, piece.length))
     return Extent(

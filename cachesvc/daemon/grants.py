@@ -28,10 +28,17 @@ MAX_READERS = 8192
 class Known(Protocol):
     """A dataset as the grants socket sees it."""
 
-    id: DatasetId
-    extent_ids: tuple[ExtentId, ...]
-    index_of: dict[ExtentId, int]
-    catalog_fd: int
+    @property
+    def id(self) -> DatasetId: ...
+
+    @property
+    def extent_ids(self) -> tuple[ExtentId, ...]: ...
+
+    @property
+    def index_of(self) -> dict[ExtentId, int]: ...
+
+    @property
+    def catalog_fd(self) -> int: ...
 
 
 class Answers(Protocol):

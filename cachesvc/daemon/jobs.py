@@ -8,7 +8,7 @@ import base64
 import json
 import socket
 from dataclasses import asdict, dataclass
-from typing import ClassVar, TypeVar, Union
+from typing import ClassVar, TypeAlias
 
 MAX_DATAGRAM_BYTES = 192 << 10
 """Under the kernel's default socket buffer; checksums of a 1 GiB extent are 11 KB in base64."""
@@ -82,10 +82,9 @@ class Done:
     dataset: str = ""
 
 
-Job = Union[Fill, Copy, Verify, Build]
-Answer = Union[Progress, Done]
+Job: TypeAlias = Fill | Copy | Verify | Build
+Answer: TypeAlias = Progress | Done
 _KINDS = {kind.kind: kind for kind in (Fill, Copy, Verify, Build, Progress, Done)}
-_M = TypeVar("_M", bound=Job | Answer)
 
 
 def pack_digests(digests: bytes) -> str:

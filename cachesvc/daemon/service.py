@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import NoReturn
@@ -45,7 +45,7 @@ STATUSES: dict[type[CacheError], grpc.StatusCode] = {
 }
 
 
-class Service(cachesvc_pb2_grpc.CacheServicer):
+class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
     """Handlers run on gRPC's threads; whatever they ask of the core goes through the loop."""
 
     def __init__(self, runner: Runner, settings: Settings, allowlist: Allowlist, started: float) -> None:
@@ -154,7 +154,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):
             finally:
                 os.close(fd)
 
-    def _canonical(self, uris: list[str]) -> list[str]:
+    def _canonical(self, uris: Sequence[str]) -> list[str]:
         if not uris or len(uris) > MAX_URIS:
             raise errors.InvalidInput(f"{len(uris)} URIs; give 1 to {MAX_URIS:,}")
         return [self._allowlist.check(uri) for uri in uris]

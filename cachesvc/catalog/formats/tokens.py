@@ -33,7 +33,7 @@ def compile_tokens(inputs: Inputs) -> Draft:
     indices = {entry.object.uri: at for at, entry in enumerate(inputs.entries) if entry.name.endswith(".idx")}
     payloads, documents, stream = [], [], 0
     for at, entry in enumerate(inputs.entries):
-        if entry.object.uri in indices:
+        if entry.name.endswith(".idx"):
             continue
         index = indices.pop(entry.object.uri.rpartition(".")[0] + ".idx", None)
         if index is None:

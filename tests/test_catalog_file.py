@@ -1,0 +1,189 @@
+"""The catalog's file: whole or refused, the same bytes each time, and searched as Python would."""
+
+from __future__ import annotations
+
+import operator
+import os
+import random
+from pathlib import Path
+
+import lmdb
+import numpy as np
+import pytest
+from catalog_reader import Folder, compiled, samples_of
+from datasets import image_folder, tar_shards
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cachesvc.catalog.build import DirectBytes, Options, build, survey
+from cachesvc.catalog.catalog import Catalog
+from cachesvc.catalog.columns import TextColumn, Texts, read_columns, write_columns
+from cachesvc.catalog.detect import BESIDE
+from cachesvc.catalog.search import Numbers, Words, select
+from cachesvc.core.errors import CorruptData, InvalidInput
+
+
+def _built(tmp_path: Path) -> bytes:
+    image_folder(tmp_path / "d", ["a", "b"], 40, 200)
+    compiled(tmp_path / "d", Options(extent_bytes=4096))
+    return next(tmp_path.glob(".*.catalog")).read_bytes()
+
+
+def test_columns_come_back_and_lmdb_reads_the_same(tmp_path: Path) -> None:
+    path = str(tmp_path / "f")
+    columns = {f"c{i}": np.arange(i * 997, dtype=dtype) for i in range(12) for dtype in ("<i8",)}
+    columns |= TextColumn(["", "ä", "\udcff", "x" * 5000]).columns("words")
+    write_columns(path, {"hello": 1}, columns)
+    found = read_columns(path, lambda found: found)
+    assert found.head["hello"] == 1
+    assert all(np.array_equal(found[name], column) for name, column in columns.items())
+    assert list(Texts(found, "words")) == ["", "ä", "\udcff", "x" * 5000]
+    with lmdb.open(path, subdir=False, lock=False, readonly=True) as env, env.begin() as transaction:
+        assert transaction.get(b"c11/000000") == columns["c11"].tobytes()
+        assert env.stat()["entries"] == len(found.where)
+
+
+def test_the_same_dataset_gives_the_same_file(tmp_path: Path) -> None:
+    first = _built(tmp_path)
+    compiled(tmp_path / "d", Options(extent_bytes=4096))
+    assert next(tmp_path.glob(".*.catalog")).read_bytes() == first
+
+
+def test_a_catalog_opens_through_a_descriptor_twice_and_after_a_fork(tmp_path: Path) -> None:
+    (tmp_path / "c").write_bytes(_built(tmp_path))
+    descriptor = os.open(tmp_path / "c", os.O_RDONLY)
+    catalogs = [Catalog.open(f"/proc/self/fd/{descriptor}") for _ in range(2)]
+    os.close(descriptor)
+    labels = catalogs[0].labels
+    child = os.fork()
+    if child == 0:
+        os._exit(int(catalogs[1].key(3) != catalogs[0].key(3)))
+    assert os.waitpid(child, 0)[1] == 0
+    del catalogs
+    assert labels is not None
+    assert labels.sum() == 40
+
+
+def test_damaged_catalogs_are_refused_and_kill_nobody(tmp_path: Path) -> None:
+    whole, path, draw = _built(tmp_path), tmp_path / "broken", random.Random(0)
+    for cut in [0, 1, 31, 32, 33, 4096, *(draw.randrange(len(whole)) for _ in range(30))]:
+        path.write_bytes(whole[:cut])
+        with pytest.raises(CorruptData):
+            Catalog.open(str(path))
+    path.write_bytes(draw.randbytes(50_000))
+    with pytest.raises(CorruptData):
+        Catalog.open(str(path))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_a_forged_catalog_is_refused_or_reads_within_itself(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "forged"
+    if not folder.exists():
+        folder.mkdir()
+        (folder / "whole").write_bytes(_built(folder))
+    raw = bytearray((folder / "whole").read_bytes())
+    for _ in range(data.draw(st.integers(1, 8))):
+        raw[data.draw(st.integers(0, len(raw) - 33))] = data.draw(st.integers(0, 255))
+    (folder / "broken").write_bytes(raw)
+    try:
+        catalog = Catalog.open(str(folder / "broken"))
+        catalog.check()
+    except CorruptData:
+        return
+    assert catalog.space_bytes >= 0
+
+
+def test_a_catalog_beside_the_data_is_used_and_a_stale_one_is_not(tmp_path: Path) -> None:
+    tar_shards(tmp_path / "d", 1, 10, 300)
+    catalog = compiled(tmp_path / "d")
+    (tmp_path / "d" / BESIDE).write_bytes(next(tmp_path.glob(".*.catalog")).read_bytes())
+    folder = Folder()
+    adopted = compiled(tmp_path / "d", folder=folder)
+    assert adopted.id == catalog.id
+    assert {Path(uri).name for uri in folder.reads} == {BESIDE}
+    assert samples_of(adopted) == samples_of(catalog)
+    tar_shards(tmp_path / "d", 1, 11, 300)
+    assert compiled(tmp_path / "d").samples == 11
+
+
+def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
+    tar_shards(tmp_path / "d", 1, 10, 300)
+    shard = tmp_path / "d" / "000000.tar"
+    shard.write_bytes(shard.read_bytes()[:3000])
+    source = Folder()
+    found = survey([str(tmp_path / "d")], Options(), lambda uri: source)
+    with pytest.raises(CorruptData):
+        build(
+            found, str(tmp_path / "c"), lambda uri: source, DirectBytes(lambda uri: source), lambda *_: None
+        )
+    assert {path.name for path in tmp_path.iterdir()} == {"d"}
+
+
+_OPS = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_ROWS = st.lists(
+    st.tuples(st.sampled_from([None, "cat", "dog", "ox"]), st.sampled_from([None, -1.5, 0.0, 2.0])),
+    min_size=1,
+    max_size=8,
+)
+_LEAF = st.one_of(
+    st.tuples(st.just("word"), st.sampled_from(list(_OPS)), st.sampled_from(["cat", "dog", "emu"])),
+    st.tuples(st.just("size"), st.sampled_from(list(_OPS)), st.sampled_from([-1.5, 0, 1, 2])),
+)
+_TREE = st.recursive(
+    _LEAF,
+    lambda inner: st.one_of(
+        st.tuples(st.just("not"), inner), st.tuples(st.sampled_from(["and", "or"]), inner, inner)
+    ),
+    max_leaves=6,
+)
+
+
+def _text(tree) -> str:  # type: ignore[no-untyped-def]
+    if tree[0] == "not":
+        return f"(not {_text(tree[1])})"
+    if tree[0] in ("and", "or"):
+        return f"({_text(tree[1])} {tree[0]} {_text(tree[2])})"
+    return f"{tree[0]} {tree[1]} {tree[2]!r}"
+
+
+def _truth(tree, row) -> bool:  # type: ignore[no-untyped-def]
+    if tree[0] == "not":
+        return not _truth(tree[1], row)
+    if tree[0] in ("and", "or"):
+        sides = _truth(tree[1], row), _truth(tree[2], row)
+        return all(sides) if tree[0] == "and" else any(sides)
+    value = row[tree[0] == "size"]
+    return value is not None and _OPS[tree[1]](value, tree[2])
+
+
+@settings(max_examples=150, deadline=None)
+@given(_ROWS, _TREE)
+def test_search_agrees_with_python(rows, tree) -> None:  # type: ignore[no-untyped-def]
+    words = ["cat", "dog", "ox"]
+    columns = {
+        "word": Words(np.asarray([-1 if word is None else words.index(word) for word, _ in rows]), words),
+        "size": Numbers(np.asarray([np.nan if size is None else size for _, size in rows])),
+    }
+    found = select(_text(tree), len(rows), columns.__getitem__, list(columns))
+    assert found.tolist() == [_truth(tree, row) for row in rows]
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["", "colour == 1", "__import__('os')", "key.upper() == 'A'", "key == key", "(", "label < 'a' + 'b'",
+     "[1]", "lambda: 1", "key.startswith(key)", "label == 10**9999", "not " * 300 + "True"],
+)  # fmt: skip
+def test_a_search_that_cannot_be_read_is_one_line(tmp_path: Path, expression: str) -> None:
+    image_folder(tmp_path / "d", ["a", "b"], 2, 50)
+    with pytest.raises(InvalidInput):
+        compiled(tmp_path / "d").find(expression)
