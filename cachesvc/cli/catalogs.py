@@ -17,6 +17,7 @@ from cachesvc.core.errors import DaemonUnavailable
 from cachesvc.core.model import EXTENT_BYTES, DatasetId
 from cachesvc.leases import DaemonGrants
 from cachesvc.sources.open import Sources, expand
+from cachesvc.sources.uri import canonical
 
 
 @contextmanager
@@ -60,7 +61,7 @@ def _built(name: str, options: Options, as_json: bool) -> Iterator[tuple[Dataset
     options = replace(options, extent_bytes=options.extent_bytes or EXTENT_BYTES)
     with tempfile.TemporaryDirectory(prefix="cachesvc-") as directory:
         sources = Sources(cache_dir=f"{directory}/metadata", metadata_expiry_s=0.0)
-        uris = expand(target.absolute(name), sources)
+        uris = expand(canonical(target.absolute(name)), sources)
         found = survey(uris, options, sources)
         path = f"{directory}/{found.id}.lmdb"
         with Feedback("index", as_json) as feedback:
