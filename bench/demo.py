@@ -17,11 +17,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from tests.servers import SeaweedFS
 
 from bench.corpus import digit_images, library_tokens
 from bench.node import Daemon
 from cachesvc.client import Control
+from tests.servers import SeaweedFS
 
 EXTENT_BYTES = 1 << 20
 STDLIB_BYTES = 24 << 20
@@ -36,6 +36,7 @@ def main() -> int:
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="cachesvc-demo-") as folder:
         root = Path(folder)
+        (root / "nvme").mkdir()
         with SeaweedFS(root / "s3") as s3:
             pack(s3)
             options = ["--ram", "24MiB", "--nvme", f"{root / 'nvme'}=256MiB", "--allow", "s3://demo/"]

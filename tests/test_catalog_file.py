@@ -10,8 +10,6 @@ from pathlib import Path
 import lmdb
 import numpy as np
 import pytest
-from catalog_reader import Folder, compiled, samples_of
-from datasets import image_folder, tar_shards
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +19,8 @@ from cachesvc.catalog.columns import TextColumn, Texts, read_columns, write_colu
 from cachesvc.catalog.detect import BESIDE
 from cachesvc.catalog.search import Numbers, Words, select
 from cachesvc.core.errors import CorruptData, InvalidInput
+from tests.catalog_reader import Folder, compiled, samples_of
+from tests.datasets import image_folder, tar_shards
 
 
 def _built(tmp_path: Path) -> bytes:

@@ -10,8 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from catalog_reader import Folder, compiled, samples_of
-from datasets import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cachesvc.catalog.build import Options
+from cachesvc.catalog.formats.files import buckets
+from cachesvc.catalog.layout import Fixed
+from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, NotFound
+from tests.catalog_reader import Folder, compiled, samples_of
+from tests.datasets import (
     array_file,
     image_folder,
     labelled_table,
@@ -23,13 +30,6 @@ from datasets import (
     tokens,
     write_files,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from cachesvc.catalog.build import Options
-from cachesvc.catalog.formats.files import buckets
-from cachesvc.catalog.layout import Fixed
-from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, NotFound
 
 DATA = Path(__file__).parent / "data"
 SMALL = 8192

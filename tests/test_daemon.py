@@ -68,7 +68,7 @@ def held_memory(pid: int) -> list[str]:
     for fd in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):  # closed since it was listed
             names.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
-    return [name for name in names if name.startswith("/memfd:cachesvc-")]
+    return [name for name in names if name.startswith("/memfd:cachesvc:")]
 
 
 def wait_until(good: object, limit_s: float = 10.0) -> None:
@@ -230,6 +230,7 @@ def test_after_a_kill_nvme_is_warm_and_held_memory_counts(
     tmp_path: Path, s3_server: SeaweedFS, bucket: str, data: bytes, proxy: Proxy
 ) -> None:
     nvme = tmp_path / "nvme"
+    nvme.mkdir()
     options = ["--ram", "4MiB", "--nvme", f"{nvme}=32MiB", "--allow", f"s3://{bucket}/data/"]
     options += ["--extent-bytes", str(EXTENT)]
     with Daemon(tmp_path / "node", options, s3_server.env(proxy.endpoint)) as daemon:
@@ -240,8 +241,8 @@ def test_after_a_kill_nvme_is_warm_and_held_memory_counts(
         on_nvme = [a.extent for a in answers if isinstance(a, Granted) and a.origin.startswith("nvme")]
         assert in_ram
         assert on_nvme
-        index = nvme / "cachesvc-v1" / "extents"
-        wait_until(lambda: len(list(index.iterdir())) == len(on_nvme))
+        index = nvme / "cachesvc/v1/extents"
+        wait_until(lambda: len(list(index.rglob("?" * 32))) == len(on_nvme))
         daemon.kill()
         with pytest.raises(DaemonUnavailable):
             grants.acquire([0], 5.0)
@@ -264,6 +265,7 @@ def test_a_corrupt_file_is_found_before_its_first_grant_and_filled_again(
     tmp_path: Path, s3_server: SeaweedFS, bucket: str, data: bytes
 ) -> None:
     nvme = tmp_path / "nvme"
+    nvme.mkdir()
     options = ["--ram", "0", "--nvme", f"{nvme}=32MiB", "--allow", f"s3://{bucket}/data/"]
     options += ["--extent-bytes", str(EXTENT)]
     with Daemon(tmp_path / "node", options, s3_server.env()) as daemon:
@@ -271,10 +273,10 @@ def test_a_corrupt_file_is_found_before_its_first_grant_and_filled_again(
         with Control(daemon.socket_dir) as control:
             *_, last = control.prefetch(info.id)
             assert last.resident_extents == EXTENTS
-        files = nvme / "cachesvc-v1" / "extents"
-        wait_until(lambda: len(list(files.iterdir())) == EXTENTS)
+        files = nvme / "cachesvc/v1/extents"
+        wait_until(lambda: len(list(files.rglob("?" * 32))) == EXTENTS)
         assert daemon.stop() == 0
-        for path in files.iterdir():
+        for path in files.rglob("?" * 32):
             with open(path, "r+b") as file:
                 file.seek(777)
                 byte = file.read(1)[0]

@@ -16,7 +16,8 @@ from cachesvc.core.model import Extent, ObjectVersion
 class Options:
     """How to read a dataset; part of its digest, so another option is another dataset version.
 
-    `format`: "" finds out. `extent_bytes`: a multiple of the page; 0: the daemon's, else 64 MiB. `dtype`: a numpy dtype, with a shape where
+    `format`: "" finds out. `extent_bytes`: a multiple of the page; 0: the
+    daemon's, else 64 MiB. `dtype`: a numpy dtype, with a shape where
     records have one ("(3,32,32)u1"). `seq_len`, `overlap`: in tokens. `labels`: "" finds out, "folder",
     "none", or the name of a CSV/JSONL file beside the data.
     """

@@ -127,7 +127,7 @@ class _Search:
             return ~self.mask(node.operand, depth + 1)
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
-            parts = [self._compare(*part) for part in zip(sides, node.ops, sides[1:])]  # noqa: B905
+            parts = [self._compare(*part) for part in zip(sides, node.ops, sides[1:])]
             return np.asarray(np.logical_and.reduce(parts))
         if isinstance(node, ast.Call):
             return self._call(node)

@@ -6,7 +6,6 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 from cachesvc.catalog.build import DirectBytes, Options, build, survey
 from cachesvc.cli import target
@@ -14,9 +13,9 @@ from cachesvc.cli.feedback import Feedback
 from cachesvc.cli.options import is_dataset_id
 from cachesvc.client import Control, find_daemon
 from cachesvc.core.errors import DaemonUnavailable
-from cachesvc.core.model import EXTENT_BYTES, DatasetId
+from cachesvc.core.model import DatasetId
 from cachesvc.leases import DaemonGrants
-from cachesvc.sources.open import Sources, expand
+from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.sources.uri import canonical
 
 
@@ -58,10 +57,9 @@ def _granted(directory: str, name: str, options: Options, as_json: bool) -> Iter
 
 @contextmanager
 def _built(name: str, options: Options, as_json: bool) -> Iterator[tuple[DatasetId, str]]:
-    options = replace(options, extent_bytes=options.extent_bytes or EXTENT_BYTES)
     with tempfile.TemporaryDirectory(prefix="cachesvc-") as directory:
-        sources = Sources(cache_dir=f"{directory}/metadata", metadata_expiry_s=0.0)
-        uris = expand(canonical(target.absolute(name)), sources)
+        sources = Sources(SourceSettings())
+        uris = sources.spelled_out(canonical(target.absolute(name)))
         found = survey(uris, options, sources)
         path = f"{directory}/{found.id}.lmdb"
         with Feedback("index", as_json) as feedback:

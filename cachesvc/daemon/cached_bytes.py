@@ -62,7 +62,9 @@ class CachedBytes:
         self._grants.passed(extent)
         (answer,) = self._grants.acquire([extent], FILL_TIMEOUT_S)
         if isinstance(answer, Refused):
-            raise OutOfSpace(f"no room to index {self._survey.uri}: every tier is in use; raise --ram or --nvme")
+            raise OutOfSpace(
+                f"no room to index {self._survey.uri}: every tier is in use; raise --ram or --nvme"
+            )
         self._held, self._fd = extent, answer.fd
 
     def _drop(self) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.errors import CacheError, NotFound
 from cachesvc.core.model import DatasetId, ExtentId
-from cachesvc.sources.open import Allowlist
+from cachesvc.sources.uri import Allowlist
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 

@@ -15,6 +15,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from cachesvc.catalog.build import Options, build, survey
 from cachesvc.catalog.catalog import Catalog
@@ -22,8 +23,9 @@ from cachesvc.config import Settings
 from cachesvc.core.errors import CacheError, CorruptData, SourceUnavailable
 from cachesvc.daemon import jobs
 from cachesvc.daemon.cached_bytes import CachedBytes
-from cachesvc.sources.fetch import fetch
-from cachesvc.sources.open import Sources, expand
+from cachesvc.sources.fetch import Fetcher
+from cachesvc.sources.open import Sources, SourceSettings
+from cachesvc.sources.uri import allowlist
 from cachesvc.tiers.checksum import checksums_of, verify
 from cachesvc.tiers.tier import Checksums
 
@@ -40,8 +42,13 @@ class Filler:
         self._channel = channel
         self._settings = settings
         self._sources = Sources(
-            cache_dir=f"{settings.state_dir}/metadata", metadata_expiry_s=settings.metadata_expiry_s
+            SourceSettings(
+                roots=allowlist(settings.allow).roots,
+                metadata_directory=Path(settings.state_dir, "metadata"),
+                metadata_expiry_s=settings.metadata_expiry_s,
+            )
         )
+        self._own = threading.local()
         self._jobs = ThreadPoolExecutor(settings.fills_per_filler + 1, thread_name_prefix="job")
         self._catalogs: OrderedDict[str, Catalog] = OrderedDict()
         self._catalogs_lock = threading.Lock()
@@ -76,7 +83,9 @@ class Filler:
 
     def _fill(self, job: jobs.Fill, target: int, catalog: int) -> jobs.Done:
         extent = self._catalog(job.dataset, catalog).extent(job.index)
-        fetch(extent, self._sources, target, self._settings.filler_threads)
+        if not hasattr(self._own, "fetcher"):
+            self._own.fetcher = Fetcher(self._sources, self._settings.filler_threads)
+        self._own.fetcher.fetch(extent, target)
         checksums = checksums_of(target, extent.size_bytes)
         return jobs.Done(
             job.number, digests=jobs.pack_digests(checksums.digests), source_bytes=extent.stored_bytes
@@ -100,7 +109,7 @@ class Filler:
         if job.refresh:
             for uri in job.uris:
                 self._sources.forget(uri)
-        uris = [found for uri in job.uris for found in expand(uri, self._sources)]
+        uris = [found for uri in job.uris for found in self._sources.spelled_out(uri)]
         found = survey(uris, Options(**job.options), self._sources)  # type: ignore[arg-type]
         path = f"{job.catalogs}/{found.id}.lmdb"
         if not os.path.exists(path):

@@ -35,8 +35,8 @@ from cachesvc.daemon.loop import Loop
 from cachesvc.daemon.metrics import Metrics
 from cachesvc.daemon.runner import Runner
 from cachesvc.daemon.service import Service
-from cachesvc.sources.open import Allowlist
-from cachesvc.tiers.nvme import NvmeTier
+from cachesvc.sources.uri import allowlist
+from cachesvc.tiers.nvme import open_nvme
 from cachesvc.tiers.ram import RamTier
 from cachesvc.tiers.tier import Tier
 from cachesvc.v1 import cachesvc_pb2, cachesvc_pb2_grpc
@@ -118,9 +118,9 @@ def _running(settings: Settings, loop: Loop) -> Iterator[Runner]:
     tiers, specs, recovered = _tiers(settings)
     node = Node(specs, NodeSettings(max_fills=settings.fillers * settings.fills_per_filler))
     fillers = Fillers(settings, loop.watch, loop.unwatch)
-    allowlist = Allowlist(settings.allow)
+    allowed = allowlist(settings.allow)
     loader = futures.ThreadPoolExecutor(2, thread_name_prefix="catalogs")
-    datasets = Datasets(f"{settings.state_dir}/catalogs", allowlist, loader)
+    datasets = Datasets(f"{settings.state_dir}/catalogs", allowed, loader)
     runner = Runner(node, tiers, datasets, fillers, loop, time.monotonic)
     for event in recovered:
         runner.recovered(event)
@@ -129,7 +129,7 @@ def _running(settings: Settings, loop: Loop) -> Iterator[Runner]:
     runner.grants = GrantsServer(
         grants_path, settings.socket_mode, runner, loop.watch, loop.unwatch, runner.next_id
     )
-    server = _control(settings, Service(runner, settings, allowlist, time.monotonic()))
+    server = _control(settings, Service(runner, settings, allowed, time.monotonic()))
     if settings.metrics_port:
         Metrics(runner).register()
         start_http_server(settings.metrics_port, addr="127.0.0.1")
@@ -153,7 +153,7 @@ def _tiers(settings: Settings) -> tuple[list[Tier], list[TierSpec], list[events.
         tiers.append(RamTier())
         specs.append(TierSpec(RAM, settings.ram_bytes))
     for number, spec in enumerate(settings.nvme):
-        tier = NvmeTier(TierName(f"nvme{number}"), spec.path)
+        tier = open_nvme(TierName(f"nvme{number}"), Path(spec.path))
         found = tuple((r.extent, r.size_bytes) for r in tier.recover())
         budget = nvme_budget(spec, sum(size for _, size in found))
         log.info("cache directory", extra={"dir": spec.path, "extents": len(found), "budget_bytes": budget})

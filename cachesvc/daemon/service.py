@@ -22,7 +22,7 @@ from cachesvc.core.model import DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.daemon import jobs
 from cachesvc.daemon.datasets import Dataset
 from cachesvc.daemon.runner import Runner
-from cachesvc.sources.open import Allowlist
+from cachesvc.sources.uri import Allowlist
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES
 from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import cachesvc_pb2_grpc

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from cachesvc.sources.remote import open_fsspec
 from cachesvc.sources.resilient import Resilience, Resilient
 from cachesvc.sources.s3 import S3Settings, open_s3
 from cachesvc.sources.source import Source
+from cachesvc.sources.uri import expand, glob, has_glob
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +57,34 @@ def open_source(uri: str, settings: SourceSettings | None = None) -> Source:
     if chosen.metadata_directory is None or "://" not in uri or uri.startswith("file://"):
         return reader
     return CachedMetadata(reader, chosen.metadata_directory, chosen.metadata_expiry_s)
+
+
+class Sources:
+    """One open source per scheme and host; a URI of any of them finds its own. Shared between threads."""
+
+    def __init__(self, settings: SourceSettings) -> None:
+        self._settings = settings
+        self._open: dict[str, Source] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, uri: str) -> Source:
+        """The source that reads this URI. Raises InvalidInput, NotAllowed."""
+        scheme, mark, rest = uri.partition("://")
+        place = f"{scheme}://{rest.partition('/')[0]}" if mark else ""
+        with self._lock:
+            if place not in self._open:
+                self._open[place] = open_source(uri, self._settings)
+            return self._open[place]
+
+    def spelled_out(self, uri: str) -> list[str]:
+        """Brace ranges and globs -> the URIs that they stand for."""
+        found: list[str] = []
+        for one in expand(uri):
+            found += [version.uri for version in glob(self(one), one)] if has_glob(one) else [one]
+        return found
+
+    def forget(self, uri: str) -> None:
+        """Drop what is cached of the listings that a URI has a part in."""
+        source = self(uri)
+        if isinstance(source, CachedMetadata):
+            source.forget(uri)

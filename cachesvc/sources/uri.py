@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cachesvc.core.errors import InvalidInput, NotAllowed
@@ -51,25 +51,27 @@ def canonical(uri: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Allowlist:
-    """Prefixes that may be served; made by `allowlist`."""
+    """Prefixes that may be served; made by `allowlist`. None: whatever the daemon's user may read."""
 
-    prefixes: tuple[str, ...]
+    prefixes: tuple[str, ...] | None
 
     def check(self, uri: str) -> str:
         """The canonical URI, symbolic links of paths resolved. Raises NotAllowed, InvalidInput."""
         found = _resolved(canonical(uri))
-        if not under(found.rstrip("/"), self.prefixes):
+        if self.prefixes is not None and not under(found.rstrip("/"), self.prefixes):
             raise NotAllowed(f"{uri} is not below an allowed prefix ({', '.join(self.prefixes) or 'none'})")
         return found
 
     @property
     def roots(self) -> tuple[str, ...]:
         """The allowed real paths, for `FilesSource`."""
-        return tuple(p.removeprefix("file://") or "/" for p in self.prefixes if p.startswith("file://"))
+        return tuple(p.removeprefix("file://") or "/" for p in self.prefixes or () if p.startswith("file://"))
 
 
-def allowlist(prefixes: Iterable[str]) -> Allowlist:
-    """Canonical prefixes, symbolic links of paths resolved. Raises InvalidInput."""
+def allowlist(prefixes: Sequence[str]) -> Allowlist:
+    """Canonical prefixes, symbolic links of paths resolved; none of them: everything. Raises InvalidInput."""
+    if not prefixes:
+        return Allowlist(None)
     return Allowlist(tuple(_resolved(canonical(prefix)).rstrip("/") for prefix in prefixes))
 
 

@@ -1,35 +1,71 @@
-"""Checksums of extents: xxh3-64 a MiB, computed and compared without the interpreter lock."""
+"""Checksums of extents: xxh3-64 of every MiB, computed while filling and checked before bytes are trusted.
+
+Blocks are read by `preadv` into one buffer that stays in the processor's cache: it releases the interpreter
+lock and raises on a disk error, where a page fault on a mapping would hold the lock and turn it into SIGBUS.
+"""
 
 from __future__ import annotations
 
 import os
-import struct
+from collections.abc import Iterator
 
-import xxhash
+from xxhash import xxh3_64_digest
 
 from cachesvc.core.errors import CorruptData
+from cachesvc.tiers.failures import translated
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES, Checksums
 
-_DIGEST = struct.Struct("<Q")
+DIGEST_BYTES = 8
+
+
+def block_digest(block: bytes | bytearray | memoryview) -> bytes:
+    """The 8 little-endian bytes of one block. `b"".join` of an extent's blocks in order is its digests."""
+    digest: bytes = xxh3_64_digest(block)
+    return digest[::-1]  # the library's digest is big-endian
+
+
+def block_count(size_bytes: int) -> int:
+    """Blocks of an extent; the last may be short."""
+    return -(-size_bytes // CHECKSUM_BLOCK_BYTES)
 
 
 def checksums_of(fd: int, size_bytes: int) -> Checksums:
-    """Read `size_bytes` of a descriptor and sum them up. Raises CorruptData when it ends before."""
-    block = memoryview(bytearray(min(CHECKSUM_BLOCK_BYTES, max(1, size_bytes))))
-    digests = bytearray()
-    for start in range(0, size_bytes, CHECKSUM_BLOCK_BYTES):
-        wanted = min(CHECKSUM_BLOCK_BYTES, size_bytes - start)
-        if os.preadv(fd, [block[:wanted]], start) != wanted:
-            raise CorruptData(f"an extent of {size_bytes:,} bytes ends before byte {start + wanted:,}")
-        digests += _DIGEST.pack(xxhash.xxh3_64_intdigest(block[:wanted]))
-    return Checksums(size_bytes, bytes(digests))
+    """Read the first `size_bytes` of a descriptor and digest them.
+
+    Raises `CorruptData` when the file is shorter, `TierFailed` when it cannot be read.
+    """
+    return Checksums(size_bytes, b"".join(_digests(fd, size_bytes)))
 
 
-def verify(fd: int, expected: Checksums) -> None:
-    """Raise CorruptData, naming the first block that differs, unless the bytes are those summed up before."""
-    found = checksums_of(fd, expected.size_bytes)
-    if found.digests == expected.digests:
-        return
-    rows = zip(_DIGEST.iter_unpack(found.digests), _DIGEST.iter_unpack(expected.digests))
-    bad = next((n for n, (have, want) in enumerate(rows) if have != want), -1)
-    raise CorruptData(f"block {bad} of a cached extent does not match its checksum")
+def verify(fd: int, checksums: Checksums) -> None:
+    """Read an extent and compare every block. Raises `CorruptData` naming the first that differs, or
+    `TierFailed` when the file cannot be read."""
+    expected = checksums.digests
+    if len(expected) != block_count(checksums.size_bytes) * DIGEST_BYTES:
+        raise CorruptData(f"{len(expected)} bytes of digests do not fit {checksums.size_bytes} bytes of data")
+    for index, digest in enumerate(_digests(fd, checksums.size_bytes)):
+        if digest != expected[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]:
+            raise CorruptData(
+                f"block {index} (bytes from {index * CHECKSUM_BLOCK_BYTES}) does not match its checksum; "
+                "the copy must be dropped and filled again"
+            )
+
+
+def _digests(fd: int, size_bytes: int) -> Iterator[bytes]:
+    buffer = memoryview(bytearray(min(size_bytes, CHECKSUM_BLOCK_BYTES)))
+    for offset in range(0, size_bytes, CHECKSUM_BLOCK_BYTES):
+        block = buffer[: min(CHECKSUM_BLOCK_BYTES, size_bytes - offset)]
+        _read_fully(fd, block, offset)
+        yield block_digest(block)
+
+
+def _read_fully(fd: int, into: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(into):
+        with translated("tier", "read an extent"):
+            count = os.preadv(fd, [into[done:]], offset + done)
+        if not count:
+            raise CorruptData(
+                f"the file ends at byte {offset + done}; the copy must be dropped and filled again"
+            )
+        done += count

@@ -1,11 +1,9 @@
-"""An NVMe tier: one checksummed file an extent below a directory, and an LMDB index of what is whole.
+"""An NVMe tier: one file an extent, whole and entered in an index, or garbage that start-up removes.
 
-    DIR/cachesvc-v1/lock           held while a daemon uses the directory
-    DIR/cachesvc-v1/index.lmdb     extent -> size and checksums
-    DIR/cachesvc-v1/tmp/<id>       being filled; removed at start
-    DIR/cachesvc-v1/extents/<id>   whole
-
-A crash at any point leaves a whole committed extent, or garbage that start-up removes.
+<dir>/cachesvc/            locked by one daemon
+<dir>/cachesvc/v1/tmp/     being filled
+<dir>/cachesvc/v1/extents/xx/<hex id>
+<dir>/cachesvc/v1/index/   residency (LMDB)
 """
 
 from __future__ import annotations
@@ -13,142 +11,233 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from cachesvc.core.errors import CacheError, InvalidInput, OutOfSpace, TierFailed
+from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed, TierFailed
 from cachesvc.core.model import ExtentId, TierName
-from cachesvc.tiers.index import ResidencyIndex
+from cachesvc.tiers.failures import tier_error, translated
+from cachesvc.tiers.index import MAP_BYTES, ResidencyIndex, open_index
 from cachesvc.tiers.tier import Checksums, Resident
 
-_FULL = {errno.ENOSPC, errno.EDQUOT}
+_FILE_MODE = 0o400  # readers get read-only descriptors and cannot open a writable one from them
 
 
 class NvmeTier:
-    """Satisfies `Tier` and `Recovering`."""
+    """Extents as files below one directory. Built by `open_nvme`; call `recover` before anything else.
 
-    def __init__(self, name: TierName, directory: str) -> None:
-        """Takes the directory for this process. Raises InvalidInput when another daemon has it, TierFailed
-        when it cannot be used."""
+    The order of events, and what a crash after each leaves (recovery's action in brackets):
+      1. reserve: temporary file, allocated           -> temporary file [removed]
+      2. the filler writes and checks the bytes       -> temporary file [removed]
+      3. commit: fsync of the file                    -> temporary file [removed]
+      4. rename to its final name                     -> file without a row [removed]
+      5. fsync of the directory                       -> file without a row [removed]
+      6. row in the index, durable                    -> committed [kept]
+      7. evict: unlink                                -> row without a file [removed]
+      8. row deleted, with the next row written       -> nothing
+    """
+
+    def __init__(self, name: TierName, root: Path, lock: int, index: ResidencyIndex) -> None:
         self.name = name
-        self._root = f"{directory}/cachesvc-v1"
-        try:
-            for folder in ("tmp", "extents"):
-                Path(self._root, folder).mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock = os.open(f"{self._root}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            self._folder = os.open(f"{self._root}/extents", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
-            raise TierFailed(f"{directory} cannot hold a cache ({error.strerror}); check --nvme") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._close()
-            raise InvalidInput(f"another daemon uses {directory}; give each its own --nvme") from None
-        self._index = ResidencyIndex(f"{self._root}/index.lmdb")
+        self._root = root
+        self._where = f"{name} ({root.parent.parent})"
+        self._lock = lock
+        self._index = index
+        self._filling: dict[ExtentId, int] = {}
+        self._handover = threading.Lock()  # a commit's last step against open and abort
 
     def reserve(self, extent: ExtentId, size_bytes: int) -> int:
-        """A temporary file whose blocks are allocated: a disk that is full says so now."""
+        """A read-write descriptor of a temporary file with `size_bytes` allocated; the caller closes it.
+
+        Raises `OutOfSpace` when the disk is full, `TierFailed` when it is read-only or broken.
+        """
+        assert extent not in self._filling, "reserved twice"
         path = self._temporary(extent)
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with translated(self._where, "reserve space"):
+            own = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
             try:
                 if size_bytes:
-                    os.posix_fallocate(fd, 0, size_bytes)
-            except BaseException:
-                os.close(fd)
+                    os.posix_fallocate(own, 0, size_bytes)
+                given = os.dup(own)
+            except OSError:
+                os.close(own)
+                os.unlink(path)
                 raise
-        except OSError as error:
-            self.abort(extent)
-            raise self._typed(error) from None
-        return fd
+        self._filling[extent] = own
+        return given
 
     def commit(self, extent: ExtentId, checksums: Checksums) -> None:
-        """Make durable, in an order in which every crash is harmless: a file without a row is garbage, and a
-        row is only ever written for a file that is whole."""
-        try:
-            # 1. The bytes.
-            fd = os.open(self._temporary(extent), os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-            # 2. The name.
-            os.rename(self._temporary(extent), self._path(extent))
-            os.fsync(self._folder)
-            # 3. The row, synced by LMDB.
-            self._index.put(extent, checksums)
-        except OSError as error:
-            if isinstance(error, CacheError):
-                raise
-            raise self._typed(error) from None
+        """Steps 3 to 6; may run beside the other calls. After an error, `abort` cleans up: an fsync that
+        failed must not be tried again, the kernel has dropped the pages.
+
+        Raises `TierFailed`, `OutOfSpace` (no space for the row).
+        """
+        own = self._filling[extent]
+        if os.fstat(own).st_size != checksums.size_bytes:
+            raise TierFailed(f"{self._where}: extent {extent.hex()} changed its size while it was filled")
+        final = self._final(extent)
+        with translated(self._where, "commit an extent"):
+            os.fsync(own)
+            os.rename(self._temporary(extent), final)
+            _sync_directory(final.parent)
+        self._index.put(extent, checksums)
+        with self._handover:
+            os.close(self._filling.pop(extent))
 
     def abort(self, extent: ExtentId) -> None:
-        """Remove the temporary file."""
-        try:
-            os.unlink(self._temporary(extent))
-        except OSError:
-            return  # not there, or a disk in trouble: start-up removes it
+        """Forget a reservation or a commit that failed; unknown extents are ignored. Not during a commit."""
+        with self._handover:
+            own = self._filling.pop(extent, None)
+        if own is None:
+            return
+        os.close(own)
+        for path in (self._temporary(extent), self._final(extent)):
+            _unlink_quietly(path)
 
     def open(self, extent: ExtentId) -> tuple[int, Checksums | None]:
-        """The extent's file, by its final name, or the temporary one before its commit."""
-        for path in (self._path(extent), self._temporary(extent), self._path(extent)):
-            try:
-                return os.open(path, os.O_RDONLY | os.O_CLOEXEC), self._index.get(extent)
-            except FileNotFoundError:
-                continue  # a commit may rename it between two looks
-            except OSError as error:
-                raise self._typed(error) from None
-        raise TierFailed(f"{self._path(extent)} has disappeared; was the cache directory cleaned by hand?")
+        """A read-only descriptor (the caller closes it) and the checksums; None before the commit.
+
+        Raises `TierFailed` when the file or its row is gone or damaged.
+        """
+        with self._handover, translated(self._where, "open an extent"):
+            own = self._filling.get(extent)
+            if own is not None:  # the descriptor survives the rename
+                return os.open(f"/proc/self/fd/{own}", os.O_RDONLY | os.O_CLOEXEC), None
+        checksums = self._index.get(extent)
+        if checksums is None:
+            raise TierFailed(f"{self._where}: extent {extent.hex()} has no sound index row; evict it")
+        with translated(self._where, "open an extent"):
+            return os.open(self._final(extent), os.O_RDONLY | os.O_CLOEXEC), checksums
 
     def evict(self, extent: ExtentId) -> None:
-        """Forget: first the row, then the file."""
-        self._index.delete([extent])
-        for path in (self._path(extent), self._temporary(extent)):
+        """Remove an extent, also one whose commit failed. A file that is gone already is no error.
+
+        Raises `TierFailed`.
+        """
+        self.abort(extent)
+        self._index.forget(extent)
+        with translated(self._where, "remove an extent"):
             try:
-                os.unlink(path)
+                os.unlink(self._final(extent))
             except FileNotFoundError:
-                continue
-            except OSError as error:
-                raise self._typed(error) from None
+                pass
 
     def recover(self) -> Iterator[Resident]:
-        """Remove what is not whole and tell what is. Sizes are compared; bytes are verified before the first
-        grant of each."""
-        for entry in os.scandir(f"{self._root}/tmp"):
-            os.unlink(entry.path)
-        on_disk = {entry.name: entry.stat().st_size for entry in os.scandir(self._folder_path())}
-        lost: list[ExtentId] = []
-        whole: list[Resident] = []
-        for extent, size in self._index.items():
-            if on_disk.get(extent.hex()) == size:
-                del on_disk[extent.hex()]
-                whole.append(Resident(extent, size))
-            else:
-                lost.append(extent)
-        self._index.delete(lost)
-        for name in on_disk:
-            os.unlink(f"{self._folder_path()}/{name}")
-        yield from whole
+        """Every committed extent, once garbage is dropped; eager, so that the disk is clean on return.
+
+        Contents are not read here: verify them before the first grant. Raises `TierFailed`.
+        """
+        sizes = {extent: checksums.size_bytes for extent, checksums in self._index.items()}
+        kept: list[Resident] = []
+        with translated(self._where, "recover"):
+            for entry in os.scandir(self._root / "tmp"):
+                os.unlink(entry.path)
+            for shelf in _shelves(self._root):
+                kept.extend(_sound_files(shelf, sizes))
+        lost = sizes.keys() - {resident.extent for resident in kept}
+        if lost:
+            self._index.delete(lost)
+        return iter(kept)
 
     def close(self) -> None:
-        """Give the directory back."""
-        self._index.close()
-        self._close()
+        """Give back descriptors, the index and the directory's lock; reservations are dropped."""
+        for extent in list(self._filling):
+            self.abort(extent)
+        try:
+            self._index.close()
+        finally:
+            os.close(self._lock)
 
-    def _close(self) -> None:
-        os.close(self._lock)
-        os.close(self._folder)
+    def _temporary(self, extent: ExtentId) -> Path:
+        return self._root / "tmp" / extent.hex()
 
-    def _folder_path(self) -> str:
-        return f"{self._root}/extents"
+    def _final(self, extent: ExtentId) -> Path:
+        text = extent.hex()
+        return self._root / "extents" / text[:2] / text
 
-    def _path(self, extent: ExtentId) -> str:
-        return f"{self._root}/extents/{extent.hex()}"
 
-    def _temporary(self, extent: ExtentId) -> str:
-        return f"{self._root}/tmp/{extent.hex()}"
+def open_nvme(name: TierName, directory: Path, index_map_bytes: int = MAP_BYTES) -> NvmeTier:
+    """Lock a directory for this daemon and open what is in it.
 
-    def _typed(self, error: OSError) -> CacheError:
-        if error.errno in _FULL:
-            return OutOfSpace(f"the disk of {self._root} is full; free space or lower --nvme")
-        return TierFailed(f"{self._root}: {error.strerror}; mend the disk")
+    Raises `InvalidInput` (missing, or used by another daemon), `NotAllowed`, `OutOfSpace`, `TierFailed`.
+    """
+    if not directory.is_dir():
+        raise InvalidInput(f"{directory} is no directory: mount or create it, or name another for --nvme")
+    root = directory.resolve() / "cachesvc" / "v1"
+    try:
+        root.parent.mkdir(mode=0o700, exist_ok=True)
+        lock = _locked(root.parent)
+    except PermissionError as error:
+        raise NotAllowed(
+            f"{directory} is not writable: give it to the daemon's user, or name another"
+        ) from error
+    except OSError as error:
+        raise tier_error(error, str(directory), "set up the tier") from error
+    try:
+        with translated(str(directory), "set up the tier"):
+            _lay_out(root)
+        return NvmeTier(name, root, lock, open_index(root / "index", index_map_bytes))
+    except CacheError:
+        os.close(lock)
+        raise
+
+
+def _locked(directory: Path) -> int:
+    lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        if error.errno != errno.EWOULDBLOCK:
+            raise
+        raise InvalidInput(
+            f"{directory} is used by another cachesvc daemon: stop it, or name another directory for --nvme"
+        ) from error
+    return lock
+
+
+def _lay_out(root: Path) -> None:
+    for shelf in _shelves(root):
+        shelf.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (root / "tmp").mkdir(mode=0o700, exist_ok=True)
+    for directory in (root / "extents", root, root.parent, root.parent.parent):
+        _sync_directory(directory)
+
+
+def _shelves(root: Path) -> Iterator[Path]:
+    return (root / "extents" / f"{number:02x}" for number in range(256))
+
+
+def _sync_directory(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _sound_files(shelf: Path, sizes: dict[ExtentId, int]) -> Iterator[Resident]:
+    """The files of one directory that have a row and its size; the others are removed."""
+    for entry in os.scandir(shelf):
+        extent = _extent_named(entry.name)
+        if extent is not None and sizes.get(extent) == entry.stat(follow_symlinks=False).st_size:
+            yield Resident(extent, sizes[extent])
+        else:
+            os.unlink(entry.path)
+
+
+def _extent_named(name: str) -> ExtentId | None:
+    try:
+        extent = ExtentId(bytes.fromhex(name))
+    except ValueError:
+        return None
+    return extent if extent.hex() == name else None
+
+
+def _unlink_quietly(path: Path) -> None:
+    """Best effort: what stays behind is garbage that recovery removes."""
+    try:
+        os.unlink(path)
+    except OSError:
+        pass

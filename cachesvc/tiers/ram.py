@@ -1,87 +1,100 @@
-"""The RAM tier: one sealed memfd an extent.
+"""The RAM tier: one sealed memfd an extent, so that no reader can change another's bytes.
 
-A filled memfd is sealed against writing, shrinking, growing and unsealing, and then granted as a descriptor
-that was opened anew, read-only: no reader can change another's data, and the memory lives until its last user
-has closed it, whatever becomes of the daemon.
+Size is sealed at reservation, contents at commit. A granted descriptor is a fresh read-only opening, and
+because of the write seal even a reader that reopens it through /proc cannot write.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 
-from cachesvc.core.errors import OutOfSpace, TierFailed
-from cachesvc.core.model import RAM, ExtentId
+from cachesvc.core.errors import TierFailed
+from cachesvc.core.model import RAM, ExtentId, TierName
+from cachesvc.tiers.failures import translated
 from cachesvc.tiers.tier import Checksums
 
-_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-_NOEXEC_SEAL = 0x0008
-"""MFD_NOEXEC_SEAL, Linux 6.3: older kernels refuse the flag."""
+_NOEXEC_SEAL = 0x0008  # MFD_NOEXEC_SEAL, Linux 6.3; Python names it from 3.13
+_SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+_CONTENT_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 
 class RamTier:
-    """Satisfies `Tier`."""
+    """Extents as memfds; evicting closes ours, and the memory goes when the last reader closes its own.
 
-    name = RAM
+    Pages are not allocated at reservation: no memfd limit exists that would answer ENOSPC there (the cgroup
+    kills instead), and zeroing 64 MiB would hold the daemon's thread for tens of milliseconds. Fills use
+    `pwrite`, so memory that is missing is an error of that call, never a SIGBUS.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, name: TierName = RAM) -> None:
+        self.name = name
         self._filling: dict[ExtentId, int] = {}
-        self._filled: dict[ExtentId, tuple[int, Checksums]] = {}
+        self._committed: dict[ExtentId, tuple[int, Checksums]] = {}
 
     def reserve(self, extent: ExtentId, size_bytes: int) -> int:
-        """A memfd of that size; its pages are taken as they are written."""
-        try:
-            memory = _memfd(f"cachesvc-{extent.hex()[:8]}")
-        except OSError as error:
-            raise OutOfSpace(
-                f"no memory for an extent ({error.strerror}); raise ulimit -n or lower --ram"
-            ) from None
-        try:
-            os.ftruncate(memory, size_bytes)
-            copy = os.dup(memory)
-        except OSError as error:
-            os.close(memory)
-            raise OutOfSpace(f"no memory for an extent of {size_bytes:,} bytes ({error.strerror})") from None
-        self._filling[extent] = memory
-        return copy
+        """A read-write descriptor of exactly `size_bytes` zeros, its size sealed; the caller closes it.
+
+        Raises `OutOfSpace`, or `TierFailed` (descriptor limit).
+        """
+        assert extent not in self._filling, "reserved twice"
+        assert extent not in self._committed, "reserved again without evicting"
+        with translated(self.name, "reserve memory"):
+            own = _memfd(f"cachesvc:{extent.hex()}")
+            try:
+                os.ftruncate(own, size_bytes)
+                fcntl.fcntl(own, fcntl.F_ADD_SEALS, _SIZE_SEALS)
+                given = os.dup(own)
+            except OSError:
+                os.close(own)
+                raise
+        self._filling[extent] = own
+        return given
 
     def commit(self, extent: ExtentId, checksums: Checksums) -> None:
-        """Seal. Raises TierFailed while somebody still maps it writable."""
-        memory = self._filling.pop(extent)
-        try:
-            fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _SEALS)
-        except OSError as error:
-            os.close(memory)
+        """Seal the contents. Raises `TierFailed` while a writable mapping is alive, or on a wrong size."""
+        own = self._filling[extent]
+        if os.fstat(own).st_size != checksums.size_bytes:
             raise TierFailed(
-                f"an extent cannot be sealed ({error.strerror}): it is still mapped writable"
-            ) from None
-        self._filled[extent] = (memory, checksums)
+                f"{self.name}: extent {extent.hex()} was reserved with another size than committed"
+            )
+        with translated(self.name, "seal an extent"):
+            fcntl.fcntl(own, fcntl.F_ADD_SEALS, _CONTENT_SEALS)
+        # Visible before it leaves `_filling`: abort and open never see it in neither.
+        self._committed[extent] = (own, checksums)
+        del self._filling[extent]
 
     def abort(self, extent: ExtentId) -> None:
-        """Forget a reservation."""
-        memory = self._filling.pop(extent, None)
-        if memory is not None:
-            os.close(memory)
+        """Forget a reservation; unknown extents are ignored."""
+        own = self._filling.pop(extent, None)
+        if own is not None:
+            os.close(own)
 
-    def open(self, extent: ExtentId) -> tuple[int, Checksums | None]:
-        """A descriptor that can only read, even by name through /proc by another user."""
-        memory, checksums = self._filled[extent]
-        try:
-            return os.open(f"/proc/self/fd/{memory}", os.O_RDONLY | os.O_CLOEXEC), checksums
-        except OSError as error:
-            raise TierFailed(
-                f"an extent in memory cannot be opened ({error.strerror}); raise ulimit -n"
-            ) from None
+    def open(self, extent: ExtentId) -> tuple[int, Checksums]:
+        """A read-only descriptor of a committed extent (the caller closes it) and its checksums."""
+        own, checksums = self._committed[extent]
+        with translated(self.name, "open an extent"):
+            return os.open(f"/proc/self/fd/{own}", os.O_RDONLY | os.O_CLOEXEC), checksums
 
     def evict(self, extent: ExtentId) -> None:
-        """Close; the memory is free when no reader maps it any more."""
-        memory, _ = self._filled.pop(extent)
-        os.close(memory)
+        """Close our descriptor of a committed extent."""
+        own, _ = self._committed.pop(extent)
+        os.close(own)
+
+    def close(self) -> None:
+        """Give everything back. Granted descriptors stay valid."""
+        for extent in list(self._filling):
+            self.abort(extent)
+        for extent in list(self._committed):
+            self.evict(extent)
 
 
 def _memfd(name: str) -> int:
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     try:
         return os.memfd_create(name, flags | _NOEXEC_SEAL)
-    except OSError:
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # EINVAL: a kernel before 6.3
+            raise
         return os.memfd_create(name, flags)

@@ -1,0 +1,42 @@
+"""Operating-system errors of a tier, translated once: whose fault it is and the mend."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from cachesvc.core.errors import CacheError, OutOfSpace, TierFailed
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.ENOMEM})
+_MENDS = {
+    errno.EMFILE: "raise the open-file limit (LimitNOFILE, ulimit -n)",
+    errno.ENFILE: "raise fs.file-max",
+    errno.EROFS: "the file system is read-only: remount it, or name another directory",
+    errno.EIO: "the device reports errors: look into dmesg, replace it or name another directory",
+    errno.EFBIG: "raise the file-size limit (ulimit -f), or use smaller extents",
+    errno.EACCES: "give the daemon's user access to the directory",
+    errno.EPERM: "give the daemon's user access to the directory",
+    errno.ENOENT: "a cached file was removed behind the daemon's back; leave the cache directory to it",
+    errno.EBUSY: "the extent is still mapped writable by its filler",
+}
+
+
+def tier_error(error: OSError, where: str, doing: str) -> CacheError:
+    """`OutOfSpace` for a full disk, quota or memory, `TierFailed` for the rest; one line with the mend."""
+    said = f"{where}: cannot {doing}: {error.strerror or error}"
+    if error.errno in _FULL:
+        return OutOfSpace(f"{said}; free space there, or give the tier a smaller budget")
+    mend = _MENDS.get(error.errno or 0)
+    return TierFailed(f"{said}; {mend}" if mend else said)
+
+
+@contextmanager
+def translated(where: str, doing: str) -> Iterator[None]:
+    """Turn every OSError of the body into the tier's typed error."""
+    try:
+        yield
+    except CacheError:
+        raise
+    except OSError as error:
+        raise tier_error(error, where, doing) from error

@@ -1,0 +1,111 @@
+"""Without a daemon: the catalog is compiled and the extents are filled by this process, with its own credentials."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cachesvc.catalog.build import DirectBytes, Options, build, survey
+from cachesvc.catalog.catalog import Catalog
+from cachesvc.core.errors import CorruptData, StateMismatch
+from cachesvc.core.model import DatasetId, Extent
+from cachesvc.core.order import Plan
+from cachesvc.grants import Grants
+from cachesvc.sources.fetch import Fetcher
+from cachesvc.sources.open import SourceSettings, open_source
+from cachesvc.sources.source import Source
+from cachesvc.sources.uri import expand, glob, has_glob
+from loader.direct import DirectGrants
+from loader.local import LocalGrants
+
+DIRECT_THREADS = 8
+"""Connections of one of the few fills at once of a process; the fillers of a daemon use more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Extents for one process, and the place to say in which order they will be needed."""
+
+    grants: Grants
+    submit: Callable[[Plan], None]
+
+
+class _Sources:
+    """One open source per scheme and host; a URI of any of them finds its own."""
+
+    def __init__(self, settings: SourceSettings) -> None:
+        self._settings = settings
+        self._open: dict[str, Source] = {}
+
+    def __call__(self, uri: str) -> Source:
+        scheme, mark, rest = uri.partition("://")
+        place = f"{scheme}://{rest.partition('/')[0]}" if mark else ""
+        if place not in self._open:
+            self._open[place] = open_source(uri, self._settings)
+        return self._open[place]
+
+    def spelled_out(self, uri: str) -> list[str]:
+        """Brace ranges and globs -> the URIs that they stand for."""
+        found: list[str] = []
+        for one in expand(uri):
+            found += [version.uri for version in glob(self(one), one)] if has_glob(one) else [one]
+        return found
+
+
+def reads_around(catalog: Catalog) -> Access:
+    """Local files as they are, all else filled into this process's memory, in the order of the plan."""
+    settings = SourceSettings(metadata_directory=Path(_home()) / "metadata")
+    sources, own = _Sources(settings), threading.local()
+
+    def fill(extent: Extent, fd: int) -> None:
+        if not hasattr(own, "fetcher"):
+            own.fetcher = Fetcher(sources, DIRECT_THREADS)  # one serves one thread
+        own.fetcher.fetch(extent, fd)
+
+    direct = DirectGrants(catalog.extent, fill)
+
+    def submit(plan: Plan) -> None:
+        direct.plan(plan.extent.tolist())
+
+    return Access(LocalGrants(catalog.extent, direct), submit)
+
+
+def compile_here(uris: Sequence[str], options: Options, version: str) -> tuple[DatasetId, str]:
+    """Compile a catalog, or find the one compiled before: its id and its path. Raises StateMismatch when the
+    source is no longer at `version`."""
+    home = _home()
+    sources = _Sources(SourceSettings(metadata_directory=Path(home) / "metadata"))
+    found = survey([one for uri in uris for one in sources.spelled_out(uri)], options, sources)
+    if version and version != found.id:
+        raise StateMismatch(
+            f"{found.uri} is now version {found.id}, not {version}; a daemon may still hold that one"
+        )
+    path = f"{home}/catalogs/{found.id}.lmdb"
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    if not _whole(path):
+        build(found, path, sources, DirectBytes(sources), lambda done, total: None)
+    return found.id, path
+
+
+def _whole(path: str) -> bool:
+    try:
+        Catalog.open(path)
+    except (FileNotFoundError, CorruptData):
+        return False
+    return True
+
+
+def _home() -> str:
+    """Where catalogs built by this user are kept: $XDG_CACHE_HOME or ~/.cache, else the temporary folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    home = f"{base}/cachesvc"
+    try:
+        os.makedirs(home, mode=0o700, exist_ok=True)
+    except OSError:
+        home = f"{tempfile.gettempdir()}/cachesvc-{os.getuid()}"
+        os.makedirs(home, mode=0o700, exist_ok=True)
+    return home

@@ -1,0 +1,142 @@
+"""Which way the data comes: through the daemon, straight from the source, or from local files. Design D10."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal
+
+from cachesvc.catalog.build import Options
+from cachesvc.catalog.catalog import Catalog
+from cachesvc.client import Control
+from cachesvc.core.errors import DaemonUnavailable, InvalidInput, NotAllowed, StateMismatch
+from cachesvc.core.model import DatasetId
+from cachesvc.core.order import Plan
+from cachesvc.leases import DaemonGrants
+from loader.around import Access, compile_here, reads_around
+from loader.failover import Failover
+from loader.local import local_path
+
+Policy = Literal["auto", "require", "off"]
+REQUIRE_S = 5.0
+"""How long `require` waits for a daemon: a node that starts both at once, not a forgotten daemon."""
+_log = logging.getLogger("cachesvc")
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Where one dataset version comes from; small, and picklable for workers.
+
+    `daemon` is the directory of its sockets, empty without one; `path` the catalog file, empty with one;
+    `around` whether reads may go around a daemon that is gone.
+    """
+
+    id: DatasetId
+    daemon: str = ""
+    path: str = ""
+    around: bool = False
+
+    def catalog(self) -> Catalog:
+        """Map the catalog. Raises StateMismatch when the file at `path` is another version's."""
+        if not self.daemon:
+            found = Catalog.open(self.path)
+        else:
+            asking = DaemonGrants(self.daemon, self.id)
+            try:
+                fd = asking.catalog()
+            finally:
+                asking.close()
+            try:
+                found = Catalog.open(f"/proc/self/fd/{fd}")
+            finally:
+                os.close(fd)
+        if found.id != self.id:
+            raise StateMismatch(f"the catalog of version {self.id} holds {found.id}; open the dataset again")
+        return found
+
+    def access(self, catalog: Catalog) -> Access:
+        """Connect this process."""
+        around = reads_around(catalog) if self.around else None
+        if self.daemon:
+            return _through_daemon(self, around)
+        assert around is not None, "a link has a daemon or a way around it"
+        return around
+
+
+def _through_daemon(link: Link, around: Access | None) -> Access:
+    """The plan is kept, and submitted again to a daemon that was restarted."""
+    plans: list[Plan] = []
+
+    def connected(token: int) -> None:
+        if plans:
+            plan = plans[-1]
+            with Control(link.daemon) as control:
+                control.plan(
+                    token, link.id, plan.extent.tolist(), plan.first_step.tolist(), plan.last_step.tolist()
+                )
+
+    daemon = DaemonGrants(link.daemon, link.id, connected)
+
+    def submit(plan: Plan) -> None:
+        known = daemon.token
+        plans[:] = [plan]
+        if around is not None:
+            around.submit(plan)
+        with suppress(DaemonUnavailable):  # reads will say so, and a daemon that comes back gets the plan
+            if known:
+                connected(known)
+            else:
+                os.close(daemon.catalog())  # the first use connects, and that submits
+
+    return Access(Failover(daemon, around.grants if around is not None else None), submit)
+
+
+def policy(world_size: int) -> tuple[Policy, bool]:
+    """CACHESVC, or its default, and whether it was set. Raises InvalidInput."""
+    given = os.environ.get("CACHESVC", "")
+    if given == "auto" or given == "require" or given == "off":
+        return given, True
+    if given:
+        raise InvalidInput(f"CACHESVC={given!r} is none of auto, require, off")
+    return ("require" if world_size > 1 else "auto"), False
+
+
+def connect(uris: Sequence[str], options: Options, version: str, world_size: int) -> Link:
+    """Find the way for a dataset. Raises DaemonUnavailable when one is required and none answers in 5 s,
+    StateMismatch when `version` is not what the source holds now, and what opening a dataset raises."""
+    wanted, explicit = policy(world_size)
+    local = all(local_path(uri) is not None for uri in uris)
+    required = wanted == "require" and (explicit or not local)
+    if wanted != "off":
+        link = _open_in_daemon(uris, options, version, required, local and not explicit, wanted != "require")
+        if link is not None:
+            return link
+        if not local:
+            _log.warning("no daemon: reading straight from the source; start one: cachesvc serve")
+    found, path = compile_here(uris, options, version)
+    return Link(found, path=path, around=True)
+
+
+def _open_in_daemon(
+    uris: Sequence[str], options: Options, version: str, required: bool, optional: bool, around: bool
+) -> Link | None:
+    deadline = time.monotonic() + (REQUIRE_S if required else 0.0)
+    while True:
+        try:
+            with Control() as control:
+                found = control.open_dataset(uris, options, version)
+                return Link(found.id, daemon=control.directory, around=around)
+        except DaemonUnavailable:
+            if time.monotonic() >= deadline:
+                if required:
+                    raise
+                return None
+            time.sleep(0.1)  # a daemon that starts cannot tell us; this paces the knocking
+        except NotAllowed:
+            if not optional:
+                raise
+            return None

@@ -1,0 +1,358 @@
+"""The swap: a torch DataLoader that orders, shards, prefetches and resumes a dataset of ours by itself."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import IterableDataset, Sampler, default_collate
+
+from cachesvc.core.errors import InvalidInput, StateMismatch
+from cachesvc.core.order import Last, OrderSpec
+from loader.dataset import Dataset
+from loader.feed import Feed, ours
+from loader.progress import STATE_VERSION, Progress, State, parsed
+from loader.reader import ORIGINS, Ints
+from loader.setup import Window, ending, resumed, share_of, window_extents
+from loader.stats import StallClock, Stats
+from loader.topology import Topology, agree, job_store, resolve
+from loader.workers import Engine
+
+PASSED_EVERY_S = 0.05
+"""How often the daemon hears where this rank stands: a message costs 5 us, look-ahead needs no more."""
+_log = logging.getLogger("cachesvc")
+
+
+class DataLoader(torch.utils.data.DataLoader[Any]):
+    """torch's DataLoader, argument for argument. Given a dataset of `open_dataset` (also inside Subset,
+    ConcatDataset, or what holds it in `.dataset`) and no sampler, every rank gets its own part of one global
+    order, exactly once, the same at any number of ranks and workers, and resumable; any other dataset, or a
+    sampler of your own, behaves as in torch.
+
+    `batch_size` is per rank. `global_batch_size`: what one optimizer step sees; a multiple of batch_size x ranks
+    gives micro-batches (`accumulate`). `epochs`: how many one `iter()` runs through; None never ends. `last`:
+    "drop" | "pad" | "error" | "short". `window`: bytes that are shuffled together, or "all". `mesh`, `dp_dims`:
+    a DeviceMesh and its data-parallel dimensions; or `rank`, `world_size`; else from the environment.
+    `shard=False`: this loader runs on one rank alone.
+
+    Raises InvalidInput for arguments that make no sense; while iterating, what reading raises.
+    """
+
+    def __init__(
+        self,
+        dataset: TorchDataset[Any],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[Any] | Iterable[Any] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        seed: int = 0,
+        global_batch_size: int | None = None,
+        epochs: int | None = 1,
+        last: Last | None = None,
+        window: Window = "auto",
+        mesh: Any = None,
+        dp_dims: Sequence[str] = ("dp",),
+        rank: int | None = None,
+        world_size: int | None = None,
+        shard: bool = True,
+        on_error: str = "raise",
+    ) -> None:
+        later = {} if in_order else {"in_order": in_order}  # torch before 2.6 does not know it
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            **later,
+        )
+        if on_error != "raise":
+            raise InvalidInput(f"on_error={on_error!r}: only 'raise' is known")
+        if epochs is not None and epochs < 1:
+            raise InvalidInput(f"epochs={epochs}: give 1 or more, or None for no end")
+        self.in_order, self.shuffle, self.seed, self.epochs, self.last = (
+            in_order,
+            bool(shuffle),
+            seed,
+            epochs,
+            last,
+        )
+        self.global_batch_size, self.window, self.mesh, self.dp_dims = (
+            global_batch_size,
+            window,
+            mesh,
+            dp_dims,
+        )
+        self.rank, self.world_size, self.shard, self.on_error = rank, world_size, shard, on_error
+        own = sampler is None and batch_sampler is None and batch_size is not None
+        self._ours = ours(dataset) if own and not isinstance(dataset, IterableDataset) else None
+        self._progress = Progress()
+        self._loaded: State | None = None
+        self._topology: Topology | None = None
+        self._feed: Feed | None = None
+        self._engine: Engine | None = None
+        self._clock: StallClock | None = None
+
+    # ---- torch's surface
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._ours is None:
+            return super().__iter__()
+        first = self._feed is None
+        feed = self._prepared()
+        if first:
+            self._agree_and_say(feed)
+        self._progress.begin(feed.turns(self._progress.epoch))
+        return self._run(feed)
+
+    def __len__(self) -> int:
+        if self._ours is None:
+            return super().__len__()
+        return self._prepared().turns(self._progress.epoch) * (self.epochs or 1)
+
+    # ---- ours
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next `iter()` runs."""
+        return self._progress.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin this epoch at the next `iter()`."""
+        self._progress = Progress(epoch=epoch)
+
+    @property
+    def accumulate(self) -> int:
+        """Batches of this rank in one step of the global batch."""
+        return self._prepared().share.accumulate
+
+    @property
+    def valid(self) -> int:
+        """How many samples of the latest batch are real (the first ones); fewer than its size in a padded one."""
+        latest = self._progress.latest
+        return self._prepared().valid(*latest) if latest is not None else 0
+
+    @property
+    def indices(self) -> Ints:
+        """The latest batch's indices in the dataset."""
+        latest = self._progress.latest
+        return self._prepared().indices(*latest)[0] if latest is not None else np.empty(0, np.int64)
+
+    def skip(self, batches: int) -> None:
+        """Leave out the next `batches` batches of this rank, into the next epochs if need be."""
+        if batches < 0:
+            raise InvalidInput(f"skip({batches}): give 0 or more")
+        self._progress.turn += batches
+        self._progress.resume = True
+
+    def stats(self) -> Stats:
+        """The stall clock of the latest epoch."""
+        clock = self._clock or StallClock({})
+        return clock.stats(self._bytes_read())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the run stands, in plain numbers: batches handed over, not those prefetched. The same on every
+        rank. Raises StateMismatch for a loader that torch alone runs (it has no state to save)."""
+        feed, core = self._prepared(), self._core()
+        progress, spec = self._progress, feed.spec
+        step, micro = divmod(progress.turn, feed.share.accumulate)
+        return State(
+            version=STATE_VERSION,
+            dataset=core.version,
+            samples=len(self.dataset),  # type: ignore[arg-type]
+            epoch=progress.epoch,
+            step=step,
+            micro=micro,
+            steps=feed.order(progress.epoch).steps,
+            seed=spec.seed,
+            global_batch=spec.global_batch,
+            window_extents=spec.window_extents,
+            canonical_nodes=spec.canonical_nodes,
+            shuffle=spec.shuffle,
+            last=spec.last,
+        ).plain()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue a saved run at the next `iter()`, at any number of ranks and workers that divides its global
+        batch. Raises StateMismatch for a state of another dataset, version, seed, or batch."""
+        found, core = parsed(state), self._core()
+        if found.dataset != core.version or found.samples != len(self.dataset):  # type: ignore[arg-type]
+            raise StateMismatch(
+                f"the state belongs to version {found.dataset[:8]} with {found.samples:,} samples, the loader has "
+                f"{core.version[:8]} with {len(self.dataset):,}; open that version, or start anew"  # type: ignore[arg-type]
+            )
+        self._loaded, self._feed, self._engine = found, None, None
+        over = found.step >= found.steps
+        self._progress = Progress(epoch=found.epoch + over)
+        feed = self._prepared()
+        if found.micro and found.global_batch // (feed.share.high - feed.share.low) != (self._world()):
+            raise StateMismatch(
+                f"the state stands inside step {found.step}, after {found.micro} micro-batches"
+            )
+        if not over:
+            self._progress.turn = found.step * feed.share.accumulate + found.micro
+            self._progress.resume = True
+
+    # ---- inside
+
+    def _core(self) -> Dataset:
+        if self._ours is None:
+            raise StateMismatch(
+                "this loader runs as torch's own (a sampler, or another dataset): it keeps no state"
+            )
+        return self._ours
+
+    def _world(self) -> int:
+        return self._where().world_size
+
+    def _where(self) -> Topology:
+        if self._topology is None:
+            if self.shard:
+                self._topology = resolve(self.rank, self.world_size, self.mesh, tuple(self.dp_dims))
+            else:
+                self._topology = Topology(0, 1, "this rank alone")
+        return self._topology
+
+    def _prepared(self) -> Feed:
+        """The feed of this rank, made at first need: only then is the rank known."""
+        if self._feed is not None:
+            return self._feed
+        core, topology = self._core(), self._where()
+        assert self.batch_size is not None, "torch runs loaders without a batch size"
+        world = topology.world_size
+        wanted = self.global_batch_size or self.batch_size * world
+        spec = OrderSpec(
+            seed=self.seed,
+            global_batch=wanted,
+            window_extents=window_extents(self.window, core.catalog.extent_sizes),
+            canonical_nodes=1 if self.window == "all" else min(topology.nodes, wanted),
+            shuffle=self.shuffle,
+            last=ending(self.last, self.drop_last, world),
+        )
+        if self._loaded is not None:
+            spec = resumed(self._loaded, spec, self.global_batch_size is not None, world)
+        share = share_of(spec.global_batch, self.batch_size, topology)
+        ready = self.collate_fn is default_collate
+        self._feed = Feed(self.dataset, spec, share, self.collate_fn, ready)
+        self._feed.order(self._progress.epoch)
+        return self._feed
+
+    def _agree_and_say(self, feed: Feed) -> None:
+        topology, spec, core = self._where(), feed.spec, self._core()
+        steps = feed.order(self._progress.epoch).steps
+        facts: dict[str, str | int] = {
+            "version": core.version,
+            "seed": spec.seed,
+            "global_batch": spec.global_batch,
+            "window_extents": spec.window_extents,
+            "steps": steps,
+        }
+        store = job_store() if self.shard and topology.processes > 1 else None
+        if store is not None:
+            # The how-manieth loader this is in its process: the same on all, and a name not used before.
+            agree(topology, facts, store, f"loader-{store.add(f'cachesvc/loaders/{topology.process}', 1)}")
+        if topology.rank == 0:
+            _log.info(
+                "%d ranks (%s), %d x %d = %d a step, epoch %d, version %s, seed %d, %s steps, %s, via %s",
+                topology.world_size,
+                topology.source,
+                self.batch_size,
+                spec.global_batch // (self.batch_size or 1),
+                spec.global_batch,
+                self._progress.epoch,
+                core.version[:4],
+                spec.seed,
+                f"{steps:,}",
+                spec.last,
+                core.via,
+            )
+
+    def _run(self, feed: Feed) -> Iterator[Any]:
+        done = 0
+        while self.epochs is None or done < self.epochs:
+            yield from self._epoch(feed)
+            done += 1
+
+    def _epoch(self, feed: Feed) -> Iterator[Any]:
+        progress, share, opened = self._progress, feed.share, self._core().opened
+        epoch, turns = progress.epoch, feed.turns(progress.epoch)
+        self._submit(feed, epoch)
+        clock = self._clock = StallClock(self._bytes_read())
+        fetch = self._fetcher(feed, epoch, turns)
+        full, size = feed.order(epoch).full_steps * share.accumulate, share.batch_size
+        now, tell_at = time.perf_counter, 0.0
+        while (turn := progress.turn) < turns:
+            asked = now()
+            batch = fetch((epoch, turn))
+            progress.turn, progress.latest, progress.resume = turn + 1, (epoch, turn), False
+            clock.record(asked, size if turn < full else feed.valid(epoch, turn))
+            if asked >= tell_at:
+                opened.passed(turn // share.accumulate)
+                tell_at = asked + PASSED_EVERY_S
+            yield batch
+            if progress is not self._progress:
+                return  # set_epoch or load_state_dict in mid-epoch ends this iteration
+        progress.finish()
+
+    def _fetcher(self, feed: Feed, epoch: int, turns: int) -> Callable[[tuple[int, int]], Any]:
+        """In this process without workers; torch's machinery for them, and for pinning."""
+        if self.num_workers == 0 and not self.pin_memory:
+            return feed.__getitem__
+        if self._engine is None:
+            self._engine = Engine(feed, self._engine_settings())
+        self._engine.start(epoch, self._progress.turn, turns)
+        return self._engine.fetch
+
+    def _engine_settings(self) -> dict[str, Any]:
+        settings: dict[str, Any] = {
+            name: getattr(self, name)
+            for name in ("num_workers", "pin_memory", "timeout", "worker_init_fn", "persistent_workers")
+        }
+        # Without one of its own, torch would draw its workers' seeds from the global generator.
+        settings["generator"] = self.generator or torch.Generator().manual_seed(self.seed)
+        if self.num_workers:
+            settings["prefetch_factor"] = self.prefetch_factor
+            settings["multiprocessing_context"] = self.multiprocessing_context
+        if self.pin_memory_device:
+            settings["pin_memory_device"] = self.pin_memory_device
+        return settings
+
+    def _submit(self, feed: Feed, epoch: int) -> None:
+        plan = feed.plan(epoch)
+        if plan is not None:
+            self._core().opened.submit(plan)
+
+    def _bytes_read(self) -> dict[str, int]:
+        """By this process and by its workers."""
+        here = self._ours.opened.origin_bytes() if self._ours is not None else {}
+        there = self._engine.origin_bytes if self._engine is not None else {}
+        return {origin: here.get(origin, 0) + there.get(origin, 0) for origin in ORIGINS}

@@ -1,0 +1,202 @@
+"""A torch map-style Dataset over a catalog: any format, random access, exact length, search."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from torch.utils.data import Dataset as TorchDataset
+
+from cachesvc.catalog.build import Options
+from cachesvc.catalog.catalog import Catalog
+from cachesvc.catalog.layout import Fixed
+from cachesvc.core.errors import InvalidInput
+from cachesvc.core.model import EXTENT_BYTES
+from cachesvc.core.permute import permute
+from loader.connect import connect
+from loader.opened import Opened
+from loader.reader import Ints
+from loader.samples import Form, Samples
+from loader.topology import resolve
+
+
+def open_dataset(
+    uri: str | os.PathLike[str] | Sequence[str],
+    *,
+    format: str | None = None,
+    fields: Sequence[str] | None = None,
+    decode: Literal["auto"] | Callable[..., Any] | None = "auto",
+    transform: Callable[..., Any] | None = None,
+    version: str | None = None,
+    dtype: str = "",
+    seq_len: int = 0,
+    overlap: int = 0,
+    out: str | None = None,
+    record_bytes: int = 0,
+    labels: str = "",
+    extent_bytes: int = EXTENT_BYTES,
+) -> Dataset:
+    """Open a prefix, file, glob, brace range, or a list of them, as one pinned dataset version.
+
+    `format`: found out, or "files" | "webdataset" | "mds" | "records" | "tokens". `fields`: their values as a
+    tuple; None gives (value, class index) for a folder of classes, the value of a single field, else a dict.
+    `decode`: by extension or column; None for bytes; or callable(sample[, rng]). `transform`:
+    callable(sample[, rng]); `rng` is a numpy Generator keyed by (seed, epoch, sample). `version`: pins an
+    earlier answer's `ds.version`. `dtype`, `seq_len`, `overlap` (in tokens), `out` (the dtype to convert to),
+    `record_bytes`, `labels`: see the formats in the README.
+
+    Raises InvalidInput, NotFound, NotAllowed, CorruptData, SourceUnavailable, StateMismatch, and
+    DaemonUnavailable where CACHESVC requires a daemon.
+    """
+    uris = [os.fspath(uri)] if isinstance(uri, (str, os.PathLike)) else [os.fspath(one) for one in uri]
+    options = Options(
+        format=format or "",
+        extent_bytes=extent_bytes,
+        dtype=dtype,
+        seq_len=seq_len,
+        overlap=overlap,
+        record_bytes=record_bytes,
+        labels=labels,
+    )
+    link = connect([_absolute(one) for one in uris], options, version or "", resolve().world_size)
+    form = Form(tuple(fields) if fields is not None else None, decode, transform, out)
+    return Dataset(Opened(link), form)
+
+
+def _absolute(uri: str) -> str:
+    """A path as the daemon too would find it; a trailing slash says that it is a folder."""
+    if "://" in uri:
+        return uri
+    return os.path.abspath(uri) + ("/" if uri.endswith("/") and uri != "/" else "")
+
+
+class Dataset(TorchDataset[Any]):
+    """Made by `open_dataset`. Works under any torch DataLoader; under ours it also orders and shards.
+
+    Picklable for spawned workers, which open the same version again; a forked worker connects by itself.
+    """
+
+    def __init__(self, opened: Opened, form: Form, ids: Ints | None = None) -> None:
+        self.opened, self._form, self._ids = opened, form, ids
+        self._catalog = opened.catalog
+        self.samples = Samples(opened.catalog, form)
+        self.draw = (0, 0)
+
+    def __len__(self) -> int:
+        return self._catalog.samples if self._ids is None else len(self._ids)
+
+    def __getitem__(self, index: int) -> Any:
+        """One sample. Raises IndexError, and what reading raises."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        return self.__getitems__([index % len(self)])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Samples in the order asked, read in one pass."""
+        return self.take_ids(self.ids_of(np.asarray(indices, np.int64)))
+
+    def __getstate__(self) -> tuple[Opened, Form, Ints | None, tuple[int, int]]:
+        return self.opened, self._form, self._ids, self.draw
+
+    def __setstate__(self, state: tuple[Opened, Form, Ints | None, tuple[int, int]]) -> None:
+        opened, form, ids, draw = state
+        self.__init__(opened, form, ids)  # type: ignore[misc]
+        self.draw = draw
+
+    def __repr__(self) -> str:
+        return f"Dataset({self._catalog.uri!r}, {self._catalog.format}, {len(self):,} samples, {self.version[:8]})"
+
+    @property
+    def version(self) -> str:
+        """The dataset version that is pinned."""
+        return str(self.opened.link.id)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names, () where there are no labels."""
+        return self._catalog.classes
+
+    @property
+    def catalog(self) -> Catalog:
+        """The sample index."""
+        return self._catalog
+
+    @property
+    def via(self) -> str:
+        """How the data comes, in words."""
+        return "daemon" if self.opened.link.daemon else "direct reads"
+
+    def set_epoch(self, epoch: int) -> None:
+        """The epoch that `rng` of transforms is keyed by, under a loader that is not ours."""
+        self.draw = (self.draw[0], epoch)
+
+    def where(self, expression: str) -> Dataset:
+        """Samples that an expression over key, label and tags selects, e.g. "label == 'cat'"; costs no rewrite.
+
+        Raises InvalidInput for a bad expression or one that selects nothing.
+        """
+        found = np.asarray(self._catalog.find(expression), np.int64)
+        ids = found if self._ids is None else self._ids[np.isin(self._ids, found)]
+        if not len(ids):
+            raise InvalidInput(f"{expression!r} selects none of the {len(self)} samples")
+        return self._subset(ids)
+
+    def select(self, ids: Sequence[int] | Ints) -> Dataset:
+        """The samples of these indices, in that order. Raises InvalidInput for one that does not exist."""
+        wanted = np.asarray(ids, np.int64).reshape(-1)
+        if len(wanted) and not (wanted.min() >= 0 and wanted.max() < len(self)):
+            raise InvalidInput(f"sample {int(wanted.max())} of {len(self)} does not exist")
+        return self._subset(self.ids_of(wanted))
+
+    def take(self, count: int) -> Dataset:
+        """The first `count` samples, or all where there are fewer."""
+        return self.select(np.arange(min(count, len(self))))
+
+    def split(self, fractions: Mapping[str, float], seed: int = 0) -> dict[str, Dataset]:
+        """Disjoint random parts; fractions of at most 1 in total. The same for every process and run."""
+        if not fractions or min(fractions.values()) < 0 or sum(fractions.values()) > 1 + 1e-9:
+            raise InvalidInput(f"fractions {dict(fractions)} are not shares of 1")
+        shuffled = permute(np.arange(len(self)), len(self), seed).astype(np.int64)
+        bounds = [round(share * len(self)) for share in np.cumsum([0.0, *fractions.values()]).tolist()]
+        return {
+            name: self.select(np.sort(shuffled[low:high]))
+            for name, low, high in zip(fractions, bounds, bounds[1:], strict=False)
+        }
+
+    def array(self) -> np.ndarray[Any, Any]:
+        """The whole dataset as one flat read-only array (fixed records: [slots, *shape] where records do not
+        overlap, else their items in a row), mapped, not copied. Raises OutOfSpace when it is not all in memory.
+        """
+        flat, layout = self.opened.reader().array(), self._catalog.layout
+        if not isinstance(layout, Fixed) or layout.stride_bytes < layout.record_bytes:
+            size = int(self._catalog.extent_starts[-1] + self._catalog.extent_sizes[-1])
+            items = np.dtype(layout.dtype) if isinstance(layout, Fixed) else np.dtype(np.uint8)
+            return flat[: size - size % items.itemsize].view(items)
+        rows = len(flat) // layout.record_bytes
+        return flat[: rows * layout.record_bytes].view(layout.dtype).reshape(rows, *layout.shape)
+
+    # ---- for the loader
+
+    def ids_of(self, indices: Ints) -> Ints:
+        """Indices of this view -> sample ids of the catalog."""
+        return indices if self._ids is None else self._ids[indices]
+
+    @property
+    def ids(self) -> Ints | None:
+        """The catalog's sample id of each index; None where they are the same."""
+        return self._ids
+
+    def take_ids(self, ids: Ints) -> list[Any]:
+        """Samples of the catalog by id."""
+        return self.samples.take(self.opened.reader(), ids, self.draw)
+
+    def close(self) -> None:
+        """Give back leases, mappings and the connection; the next use connects again."""
+        self.opened.close()
+
+    def _subset(self, ids: Ints) -> Dataset:
+        found = Dataset(self.opened, self._form, ids)
+        found.draw = self.draw
+        return found

@@ -1,0 +1,117 @@
+"""Bytes -> values, by extension or column encoding. Nothing here unpickles."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cachesvc.core.errors import CorruptData, InvalidInput
+
+Decoder = Callable[[bytes], Any]
+IMAGES = frozenset(
+    {"jpg", "jpeg", "jpeg_array", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pil"}
+)
+_REFUSED = frozenset({"pkl", "pickle", "pyd", "pt", "pth", "joblib"})
+_SCALARS = {"int": "<i8", "float64": "<f8", "float32": "<f4", "float16": "<f2"} | {
+    f"{sign}int{bits}": f"<{sign[:1] or 'i'}{bits // 8}" for sign in ("u", "") for bits in (8, 16, 32, 64)
+}
+
+
+def decoder(name: str, encoding: str) -> Decoder:
+    """How to decode a field; bytes stay bytes where nothing is known of them.
+
+    Raises InvalidInput for pickles, and for images where Pillow is not installed.
+    """
+    kind = encoding.lower().rpartition(".")[2] if "." in encoding else encoding.lower()
+    if kind in _REFUSED:
+        raise InvalidInput(
+            f"field {name!r} is a pickle ({encoding}), which can run code when it is read; choose other fields=, "
+            "or read its bytes with decode=None"
+        )
+    if kind in IMAGES:
+        return _image(name)
+    if kind in _SCALARS:
+        return _scalar(_SCALARS[kind])
+    if kind.startswith("ndarray:"):
+        return _ndarray(kind)
+    return _PLAIN.get(kind, bytes)
+
+
+def _image(name: str) -> Decoder:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise InvalidInput(
+            f"field {name!r} is an image and Pillow is not installed; pip install pillow, or decode=None for bytes"
+        ) from None
+
+    def decode(raw: bytes) -> Any:
+        image = Image.open(io.BytesIO(raw))
+        image.load()
+        return image
+
+    return decode
+
+
+def _scalar(dtype: str) -> Decoder:
+    def decode(raw: bytes) -> Any:
+        return np.frombuffer(raw, dtype)[0].item()
+
+    return decode
+
+
+def _ndarray(encoding: str) -> Decoder:
+    """MDS `ndarray:dtype:shape` with both given; others carry a header of their own and stay bytes."""
+    _, _, rest = encoding.partition(":")
+    dtype, _, shape = rest.partition(":")
+    if not dtype or not shape:
+        return bytes
+    sides = tuple(int(side) for side in shape.split(","))
+
+    def decode(raw: bytes) -> Any:
+        return np.frombuffer(raw, dtype).reshape(sides).copy()
+
+    return decode
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode()
+
+
+def _number(raw: bytes) -> int:
+    return int(raw)
+
+
+def _npy(raw: bytes) -> Any:
+    return np.load(io.BytesIO(raw), allow_pickle=False)
+
+
+_PLAIN: dict[str, Decoder] = {
+    "json": json.loads,
+    "txt": _text,
+    "text": _text,
+    "str": _text,
+    "cls": _number,
+    "cls2": _number,
+    "index": _number,
+    "id": _text,
+    "str_int": _number,
+    "str_float": float,
+    "npy": _npy,
+}
+
+
+def decoded(decode: Decoder, raw: bytes | None, where: Callable[[], str]) -> Any:
+    """One field's value; None for an absent field. Raises CorruptData naming the sample (`where`)."""
+    if raw is None:
+        return None
+    try:
+        return decode(raw)
+    except (ValueError, OSError, IndexError, SyntaxError) as error:
+        raise CorruptData(
+            f"{where()} does not decode: {error}; mend the file or leave the field out"
+        ) from error

@@ -1,0 +1,147 @@
+"""Extents without a daemon: filled from the source into memory of this process, ahead of need."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+from cachesvc.core.errors import DeadlineExceeded
+from cachesvc.core.model import Extent
+from cachesvc.grants import Granted, Refused
+from loader.forks import abandon_in_children
+
+DIRECT_BYTES = 2 << 30
+"""Private memory of one process: eight windows of 256 MiB. A daemon shares memory; this does not."""
+AHEAD = 4
+"""Extents filled ahead of the plan's cursor: enough to hide a source's latency behind the reading of one."""
+
+
+@dataclass(slots=True)
+class _Copy:
+    """One extent in a private memfd; `leases` of them are out."""
+
+    fd: int
+    size_bytes: int
+    filled: Future[None]
+    leases: int = 0
+
+
+class DirectGrants:
+    """Grants that read the source themselves. At most `budget_bytes` are held (one extent always may be); what
+    nobody leases goes first, least recently used first."""
+
+    def __init__(
+        self,
+        extent_of: Callable[[int], Extent],
+        fill: Callable[[Extent, int], None],
+        budget_bytes: int = DIRECT_BYTES,
+    ) -> None:
+        """`fill(extent, descriptor)` writes all of an extent's bytes, or raises a typed error."""
+        self._extent_of, self._fill, self._budget = extent_of, fill, budget_bytes
+        self._copies: OrderedDict[int, _Copy] = OrderedDict()
+        self._used = 0
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(AHEAD, thread_name_prefix="cachesvc-direct")
+        self._plan: Sequence[int] = ()
+        self._place: dict[int, int] = {}
+        self.bytes_read = 0
+        abandon_in_children(self)
+
+    def plan(self, extents: Sequence[int]) -> None:
+        """The order of need, from now on; the fills follow it."""
+        with self._lock:
+            self._plan, self._place = extents, {extent: at for at, extent in enumerate(extents)}
+
+    def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
+        """See Grants; raises what the source raises."""
+        with self._lock:
+            copies = {extent: self._begin(extent, needed=True) for extent in extents}
+            for copy in copies.values():
+                if copy is not None:
+                    copy.leases += 1
+            self._read_ahead(extents)
+        filling = [copy.filled for copy in copies.values() if copy is not None]
+        late = wait(filling, timeout_s).not_done
+        failure = next((f.exception() for f in filling if f.done() and f.exception()), None)
+        if failure is None and late:
+            failure = DeadlineExceeded(f"the source did not deliver {len(late)} extents in {timeout_s:.0f} s")
+        if failure is not None:
+            self.release([extent for extent, copy in copies.items() if copy is not None])
+            raise failure
+        return [self._answer(extent, copy) for extent, copy in copies.items()]
+
+    def release(self, extents: Sequence[int]) -> None:
+        """See Grants; a released extent stays until its room is needed."""
+        with self._lock:
+            for extent in extents:
+                if extent in self._copies:
+                    self._copies[extent].leases -= 1
+
+    def passed(self, step: int) -> None:
+        """The fills follow what is acquired, so steps say nothing new."""
+
+    def close(self) -> None:
+        """Drop every copy, after the fills in flight have ended."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        with self._lock:
+            for copy in self._copies.values():
+                os.close(copy.fd)
+            self._copies.clear()
+            self._used = 0
+
+    def abandon(self) -> None:
+        """In a forked child: the copies are the parent's."""
+        for copy in self._copies.values():
+            os.close(copy.fd)
+        self._copies.clear()
+
+    def _answer(self, extent: int, copy: _Copy | None) -> Granted | Refused:
+        if copy is None:
+            return Refused(extent)
+        return Granted(extent, os.dup(copy.fd), 0, copy.size_bytes, "direct")
+
+    def _begin(self, extent: int, needed: bool) -> _Copy | None:
+        """The extent's copy, its fill under way; None when there is no room."""
+        found = self._copies.get(extent)
+        if found is not None and not (found.filled.done() and found.filled.exception()):
+            self._copies.move_to_end(extent)
+            return found
+        if found is not None:
+            self._discard(extent)  # failed before: this demand tries again
+        wanted = self._extent_of(extent)
+        if not self._reserve(wanted.size_bytes, needed):
+            return None
+        fd = os.memfd_create("cachesvc-direct", os.MFD_CLOEXEC)
+        os.ftruncate(fd, wanted.size_bytes)
+        copy = _Copy(fd, wanted.size_bytes, self._pool.submit(self._run, wanted, fd))
+        self._copies[extent] = copy
+        self._used += wanted.size_bytes
+        return copy
+
+    def _run(self, extent: Extent, fd: int) -> None:
+        self._fill(extent, fd)
+        self.bytes_read += extent.stored_bytes
+
+    def _reserve(self, size_bytes: int, needed: bool) -> bool:
+        ahead = set(self._copies) if needed else {e for e in self._copies if e not in self._place}
+        for extent in [e for e, copy in self._copies.items() if e in ahead and copy.leases <= 0]:
+            if self._used + size_bytes <= self._budget:
+                break
+            if self._copies[extent].filled.done():
+                self._discard(extent)
+        return self._used + size_bytes <= self._budget or (needed and not self._copies)
+
+    def _discard(self, extent: int) -> None:
+        copy = self._copies.pop(extent)
+        os.close(copy.fd)
+        self._used -= copy.size_bytes
+
+    def _read_ahead(self, extents: Sequence[int]) -> None:
+        at = max((self._place.get(extent, -1) for extent in extents), default=-1)
+        for extent in self._plan[at + 1 : at + 1 + AHEAD]:
+            if extent not in self._copies:
+                self._begin(extent, needed=False)

@@ -1,0 +1,250 @@
+"""(epoch, turn) -> batch. What runs in a worker, and in the trainer itself without workers.
+
+A turn is one batch of one rank: step * accumulate + micro-batch. Workers receive two numbers a batch and find
+the samples themselves: the order is a function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import Dataset as TorchDataset
+
+from cachesvc.core.order import EpochOrder, OrderSpec, Plan, subset_first
+from loader.dataset import Dataset
+from loader.reader import Ints
+
+SLAB = 65_536
+"""Positions of the order computed at once: 40 ns each, against 5 us in slabs of 64; 2 MiB."""
+MAX_DEPTH = 8
+"""Wrappers looked through for a dataset of ours."""
+
+
+class Turn(NamedTuple):
+    """The key of a batch."""
+
+    epoch: int
+    turn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A rank's part of every global batch: the slots [low, high), in `accumulate` micro-batches."""
+
+    low: int
+    high: int
+    batch_size: int
+
+    @property
+    def accumulate(self) -> int:
+        """Batches that this rank sees in one step."""
+        return (self.high - self.low) // self.batch_size
+
+
+def ours(dataset: object) -> Dataset | None:
+    """Our dataset: itself, or inside Subset, ConcatDataset, or what holds it in `.dataset`."""
+    for _ in range(MAX_DEPTH):
+        if isinstance(dataset, Dataset):
+            return dataset
+        if isinstance(dataset, ConcatDataset):
+            return next((found for found in map(ours, dataset.datasets) if found is not None), None)
+        dataset = getattr(dataset, "dataset", None)
+    return None
+
+
+def flattened(dataset: object) -> Dataset | None:
+    """The dataset as a view of ours, where it is one: ours, or torch's own Subset of it."""
+    if isinstance(dataset, Dataset):
+        return dataset
+    if type(dataset) is Subset:
+        inner = flattened(dataset.dataset)
+        return inner.select(np.asarray(dataset.indices, np.int64)) if inner is not None else None
+    return None
+
+
+class Geometry:
+    """How an outer dataset's indices lie in extents: `extent_first`, and the index of each ordinal."""
+
+    def __init__(self, dataset: TorchDataset[Any], view: Dataset | None) -> None:
+        core = view or ours(dataset)
+        count = len(dataset)  # type: ignore[arg-type]
+        self.arrange: Ints | None = None
+        self.planned = core is not None and (view is not None or len(core) == count)
+        if core is None or not self.planned:
+            self.extent_first = np.asarray([0, count], np.int64)  # nothing is known: one extent
+            return
+        first = core.catalog.extent_first
+        if core.ids is None:
+            self.extent_first = first
+            return
+        ids = core.ids
+        if len(ids) > 1 and not (ids[1:] >= ids[:-1]).all():
+            self.arrange = np.argsort(ids, kind="stable")
+            ids = ids[self.arrange]
+        self.extent_first = subset_first(first, ids)
+
+
+class _Slab:
+    """Consecutive turns, located. Rows are turns."""
+
+    __slots__ = ("extents", "first", "last", "lasts", "located", "rows", "slots", "valid")
+
+    def __init__(self, first: int, rows: Ints, valid: Ints | None) -> None:
+        self.first, self.last = first, first + len(rows)
+        self.rows, self.valid = rows, valid
+        self.located = False
+        self.slots = self.extents = self.lasts = rows
+
+
+class Feed(TorchDataset[Any]):
+    """Batches of one rank by (epoch, turn). Picklable; each process keeps the order of the epoch it is in."""
+
+    def __init__(
+        self,
+        dataset: TorchDataset[Any],
+        spec: OrderSpec,
+        share: Share,
+        collate: Callable[[list[Any]], Any],
+        ready: bool,
+    ) -> None:
+        """`ready`: a batch of records goes out as it was gathered, without `collate`."""
+        self.dataset, self.spec, self.share, self.collate = dataset, spec, share, collate
+        self._wants_ready = ready
+        self._prepare()
+
+    def _prepare(self) -> None:
+        self._view = flattened(self.dataset)
+        self._core = ours(self.dataset)
+        self._samples = self._view.samples if self._view is not None else None
+        self.ready = self._wants_ready and self._samples is not None and self._samples.ready
+        self.geometry = Geometry(self.dataset, self._view)
+        self._order: EpochOrder | None = None
+        self._slab = _Slab(0, np.empty((0, self.share.batch_size), np.int64), None)
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self.dataset, self.spec, self.share, self.collate, self._wants_ready
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.dataset, self.spec, self.share, self.collate, self._wants_ready = state
+        self._prepare()
+
+    def order(self, epoch: int) -> EpochOrder:
+        """The order of an epoch."""
+        if self._order is None or self._order.epoch != epoch:
+            self._order = EpochOrder(self.spec, self.geometry.extent_first, epoch)
+            self._slab = _Slab(0, np.empty((0, self.share.batch_size), np.int64), None)
+        return self._order
+
+    def turns(self, epoch: int) -> int:
+        """Batches of this rank in an epoch; a short last step has fewer micro-batches."""
+        order = self.order(epoch)
+        full = order.full_steps * self.share.accumulate
+        if not order.has_tail:
+            return full
+        if self.spec.last == "short":
+            return full + -(-order.tail_samples // self.share.batch_size)
+        return full + self.share.accumulate
+
+    def plan(self, epoch: int) -> Plan | None:
+        """Which extents this rank touches in which turns; None where the indices say nothing of extents."""
+        if not self.geometry.planned:
+            return None
+        plan = self.order(epoch).plan(self.share.low, self.share.high)
+        return plan
+
+    def __getitem__(self, key: tuple[int, int]) -> Any:
+        epoch, turn = key
+        slab = self._slab
+        if self._order is None or self._order.epoch != epoch or not slab.first <= turn < slab.last:
+            slab = self._load(epoch, turn)
+        row = turn - slab.first
+        if self.ready and slab.located and self._view is not None and self._samples is not None:
+            reader = self._view.opened.reader()
+            extents = slab.extents[row]
+            lasts = extents if slab.lasts is slab.extents else slab.lasts[row]
+            return self._samples.tensor(reader.gather(slab.slots[row], extents, lasts))
+        indices = slab.rows[row]
+        if slab.valid is not None and self.spec.last == "short":
+            indices = indices[: int(slab.valid[row])]
+        return self._fetch(epoch, indices)
+
+    def indices(self, epoch: int, turn: int) -> tuple[Ints, int]:
+        """A batch's indices in the dataset, and how many of them are real (the first ones)."""
+        self.order(epoch)
+        slab = self._slab
+        if not slab.first <= turn < slab.last:
+            slab = self._load(epoch, turn)
+        row = turn - slab.first
+        valid = self.share.batch_size if slab.valid is None else int(slab.valid[row])
+        found = slab.rows[row]
+        return (found[:valid] if self.spec.last == "short" else found), valid
+
+    def origin_bytes(self) -> dict[str, int]:
+        """Bytes that this process read so far, by where they lay."""
+        return self._core.opened.origin_bytes() if self._core is not None else {}
+
+    def valid(self, epoch: int, turn: int) -> int:
+        """How many samples of a batch are real; full batches cost a comparison."""
+        if turn < self.order(epoch).full_steps * self.share.accumulate:
+            return self.share.batch_size
+        return self.indices(epoch, turn)[1]
+
+    def _fetch(self, epoch: int, indices: Ints) -> Any:
+        draw = (self.spec.seed, epoch)
+        if self._view is not None:
+            view = self._view
+            view.draw = draw
+            if self.ready and self._samples is not None:
+                reader = view.opened.reader()
+                ids = view.ids_of(indices)
+                return self._samples.tensor(reader.gather(*self._samples.locate(reader, ids)))
+            return self.collate(view.take_ids(view.ids_of(indices)))
+        if self._core is not None:
+            self._core.draw = draw
+        outer: Any = self.dataset
+        numbers = indices.tolist()
+        if hasattr(outer, "__getitems__"):
+            return self.collate(outer.__getitems__(numbers))
+        return self.collate([outer[number] for number in numbers])
+
+    def _load(self, epoch: int, turn: int) -> _Slab:
+        order, share = self.order(epoch), self.share
+        step = turn // share.accumulate
+        if step >= order.full_steps:
+            slab = self._tail(order)
+        else:
+            width = share.high - share.low
+            last = min(order.full_steps, step + max(1, SLAB // width))
+            found = order.slots(step, last, share.low, share.high)
+            slab = _Slab(step * share.accumulate, self._arranged(found.reshape(-1, share.batch_size)), None)
+            if self.ready:
+                self._locate(slab)
+        self._slab = slab
+        return slab
+
+    def _tail(self, order: EpochOrder) -> _Slab:
+        share = self.share
+        tail = order.tail(share.low, share.high)
+        turns = -(-len(tail.samples) // share.batch_size)
+        rows = np.zeros((turns, share.batch_size), np.int64)
+        rows.reshape(-1)[: len(tail.samples)] = tail.samples
+        valid = np.clip(tail.valid - np.arange(turns) * share.batch_size, 0, share.batch_size)
+        return _Slab(order.full_steps * share.accumulate, self._arranged(rows), valid)
+
+    def _arranged(self, ordinals: Ints) -> Ints:
+        return ordinals if self.geometry.arrange is None else self.geometry.arrange[ordinals]
+
+    def _locate(self, slab: _Slab) -> None:
+        """Find every record's slot and extents once for the slab; a batch then only indexes."""
+        assert self._view is not None
+        assert self._samples is not None
+        reader = self._view.opened.reader()
+        slots, first, last = self._samples.locate(reader, self._view.ids_of(slab.rows.reshape(-1)))
+        shape = slab.rows.shape
+        slab.slots, slab.extents = slots.reshape(shape), first.reshape(shape)
+        slab.lasts = slab.extents if last is first else last.reshape(shape)
+        slab.located = True

@@ -1,0 +1,79 @@
+"""Extents that are a range of a local file: the file itself, with an offset. Local paths need no daemon."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+from cachesvc.core.errors import NotAllowed, NotFound, SourceChanged
+from cachesvc.core.model import Extent, Piece
+from cachesvc.grants import Granted, Grants, Refused
+
+
+def local_path(uri: str) -> str | None:
+    """The path of a local URI, None for any other."""
+    if uri.startswith("file://"):
+        return uri.removeprefix("file://")
+    return None if "://" in uri else uri
+
+
+class LocalGrants:
+    """Answers with descriptors of the files themselves; an extent of several pieces, or a compressed one, comes
+    from `others`."""
+
+    def __init__(self, extent_of: Callable[[int], Extent], others: Grants) -> None:
+        self._extent_of, self._others = extent_of, others
+        self._elsewhere: set[int] = set()
+
+    def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
+        """See Grants. Raises NotFound or SourceChanged when a file is not the one that the catalog names."""
+        others, answers = [], list[Granted | Refused]()
+        try:
+            for index in extents:
+                extent = self._extent_of(index)
+                if len(extent.pieces) == 1 and not extent.pieces[0].codec:
+                    fd = _open(extent.pieces[0])
+                    offset = extent.pieces[0].offset
+                    answers.append(Granted(index, fd, offset, extent.size_bytes, "local"))
+                else:
+                    others.append(index)
+            if others:
+                self._elsewhere.update(others)
+                answers += self._others.acquire(others, timeout_s)
+        except BaseException:
+            for answer in answers:
+                if isinstance(answer, Granted):
+                    os.close(answer.fd)
+            raise
+        return answers
+
+    def release(self, extents: Sequence[int]) -> None:
+        """See Grants; a file's lease is its descriptor, which the receiver has closed."""
+        theirs = [extent for extent in extents if extent in self._elsewhere]
+        if theirs:
+            self._others.release(theirs)
+
+    def passed(self, step: int) -> None:
+        """See Grants."""
+        self._others.passed(step)
+
+    def close(self) -> None:
+        """See Grants."""
+        self._others.close()
+
+
+def _open(piece: Piece) -> int:
+    path = local_path(piece.object.uri)
+    assert path is not None, "only local files are opened here"
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise NotFound(f"{path} is gone since the dataset was opened; open it again") from None
+    except PermissionError:
+        raise NotAllowed(f"{path} may not be read by this user") from None
+    found = os.fstat(fd)
+    etag = f"{found.st_mtime_ns}-{found.st_ctime_ns}"
+    if found.st_size != piece.object.size_bytes or (piece.object.etag and piece.object.etag != etag):
+        os.close(fd)
+        raise SourceChanged(f"{path} changed since the dataset was opened; open it again")
+    return fd

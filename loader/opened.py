@@ -1,0 +1,61 @@
+"""One dataset version as this process has it open; the views of a dataset share it."""
+
+from __future__ import annotations
+
+from cachesvc.catalog.catalog import Catalog
+from cachesvc.core.order import Plan
+from loader.connect import Access, Link
+from loader.forks import abandon_in_children
+from loader.reader import Reader
+
+
+class Opened:
+    """The catalog, and a reader that is connected at its first use. Picklable: the copy opens the same version
+    again. A forked child connects by itself."""
+
+    def __init__(self, link: Link) -> None:
+        """Raises what mapping the catalog raises."""
+        self.link = link
+        self.catalog: Catalog = link.catalog()
+        self._reader: Reader | None = None
+        self._access: Access | None = None
+        abandon_in_children(self)
+
+    def __getstate__(self) -> Link:
+        return self.link
+
+    def __setstate__(self, link: Link) -> None:
+        self.__init__(link)  # type: ignore[misc]
+
+    def reader(self) -> Reader:
+        """This process's reader."""
+        if self._reader is None:
+            self._access = self.link.access(self.catalog)
+            self._reader = Reader(self.catalog, self._access.grants)
+            abandon_in_children(self)
+        return self._reader
+
+    def submit(self, plan: Plan) -> None:
+        """Say in which order this rank will touch extents."""
+        self.reader()
+        assert self._access is not None
+        self._access.submit(plan)
+
+    def passed(self, step: int) -> None:
+        """Everything before `step` of the plan has been consumed."""
+        if self._access is not None:
+            self._access.grants.passed(step)
+
+    def origin_bytes(self) -> dict[str, int]:
+        """Bytes that this process read so far, by where they lay."""
+        return self._reader.origin_bytes() if self._reader is not None else {}
+
+    def close(self) -> None:
+        """Give back leases, mappings and the connection; the next use connects again."""
+        if self._reader is not None:
+            self._reader.close()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """In a forked child: the reader is the parent's."""
+        self._reader = self._access = None

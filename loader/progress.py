@@ -1,0 +1,74 @@
+"""Where a rank stands in its epochs, and how that is saved: plain numbers, the same on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cachesvc.core.errors import StateMismatch
+
+STATE_VERSION = 1
+
+
+@dataclass(slots=True)
+class Progress:
+    """`turn` batches of `epoch` have been handed to the user; `latest` is the last of them. `resume`: the next
+    iteration continues at `turn` instead of beginning the epoch anew."""
+
+    epoch: int = 0
+    turn: int = 0
+    resume: bool = False
+    latest: tuple[int, int] | None = None
+
+    def begin(self, turns: int) -> None:
+        """An iteration starts: an abandoned epoch begins anew, a loaded state continues."""
+        if not self.resume:
+            self.turn = 0
+        self.resume = False
+        while turns and self.turn >= turns:
+            self.epoch, self.turn = self.epoch + 1, self.turn - turns
+
+    def finish(self) -> None:
+        """An iteration reached the end of its epoch."""
+        self.epoch, self.turn, self.resume = self.epoch + 1, 0, False
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """All that a resumed run keeps. `step` of `steps` global batches of `epoch` are consumed, and `micro`
+    micro-batches of the next."""
+
+    version: int
+    dataset: str
+    samples: int
+    epoch: int
+    step: int
+    micro: int
+    steps: int
+    seed: int
+    global_batch: int
+    window_extents: int
+    canonical_nodes: int
+    shuffle: bool
+    last: str
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def parsed(state: Mapping[str, Any]) -> State:
+    """Raises StateMismatch for anything that `State.plain` did not write."""
+    expected = State.__dataclass_fields__
+    if set(state) != set(expected):
+        odd = sorted(set(state) ^ set(expected))
+        raise StateMismatch(f"not a state of this loader: its keys differ in {', '.join(odd)}")
+    if state["version"] != STATE_VERSION:
+        raise StateMismatch(f"a state of version {state['version']}; this program reads {STATE_VERSION}")
+    texts, flags = ("dataset", "last"), ("shuffle",)
+    for name in expected:
+        kind = str if name in texts else bool if name in flags else int
+        if not isinstance(state[name], kind):
+            raise StateMismatch(f"the state's {name} is {state[name]!r}, not {kind.__name__}")
+    return State(**state)

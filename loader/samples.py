@@ -1,0 +1,175 @@
+"""Sample numbers -> samples: bytes located, read in one pass, cut into fields, decoded, transformed."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from cachesvc.catalog.catalog import Catalog
+from cachesvc.catalog.layout import Fixed, Indirect
+from cachesvc.core.errors import InvalidInput
+from cachesvc.core.order import sample_key
+from loader.decode import Decoder, decoded, decoder
+from loader.reader import Ints, Reader, Records
+
+LABEL = "label"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What the user asked a sample to look like; see `open_dataset`."""
+
+    fields: tuple[str, ...] | None = None
+    decode: Literal["auto"] | Callable[..., Any] | None = "auto"
+    transform: Callable[..., Any] | None = None
+    out: str | None = None
+
+
+class Samples:
+    """Makes samples of one catalog through one reader. `draw` is the (seed, epoch) of generators."""
+
+    def __init__(self, catalog: Catalog, form: Form) -> None:
+        """Raises InvalidInput for fields that do not exist or cannot be decoded."""
+        self._catalog, self._form = catalog, form
+        self._layout = catalog.layout
+        names = [field.name for field in catalog.fields]
+        self._names = _chosen(form.fields, names, catalog.labels is not None)
+        self._columns = [
+            -1 if name == LABEL and name not in names else names.index(name) for name in self._names
+        ]
+        self._decoders = self._decoders_of(form)
+        self._decode_random = _wants_generator(form.decode)
+        self._transform_random = _wants_generator(form.transform)
+        self._with_label = form.fields is None and catalog.labels is not None and len(names) == 1
+        self.gathered = isinstance(self._layout, Fixed) and form.decode == "auto"
+        """Samples are rows of one tensor."""
+        self.ready = self.gathered and form.transform is None and form.fields is None and not self._with_label
+        """A batch needs no Python per sample."""
+        if isinstance(self._layout, Fixed):
+            self._dtype = np.dtype(self._layout.dtype)
+            self._shape = self._layout.shape
+            self._out = np.dtype(form.out) if form.out else None
+
+    def locate(self, reader: Reader, samples: Ints) -> tuple[Ints, Ints, Ints]:
+        """Slots of records and the extents they lie in: what `gather` takes."""
+        layout = self._layout
+        assert isinstance(layout, Fixed), "only records of one size have slots"
+        slots = layout.slots(samples)
+        first, last = reader.spans(slots * layout.stride_bytes, np.full(slots.shape, layout.record_bytes))
+        return slots, first, last
+
+    def tensor(self, records: Records) -> torch.Tensor:
+        """Gathered records as one tensor [n, *shape], sharing their memory unless `out` converts."""
+        rows = records.view(self._dtype).reshape(len(records), *self._shape)
+        if self._out is not None:
+            rows = rows.astype(self._out)
+        return torch.from_numpy(rows)
+
+    def take(self, reader: Reader, samples: Ints, draw: tuple[int, int]) -> list[Any]:
+        """Samples in the order asked."""
+        if self.gathered:
+            values: Sequence[Any] = list(self.tensor(reader.gather(*self.locate(reader, samples))))
+            rows = [
+                self._shape_sample((value,), sample)
+                for value, sample in zip(values, samples.tolist(), strict=True)
+            ]
+        else:
+            rows = self._decoded_rows(reader, samples, draw)
+        transform = self._form.transform
+        if transform is None:
+            return rows
+        if not self._transform_random:
+            return [transform(row) for row in rows]
+        return [transform(row, _generator(draw, n)) for row, n in zip(rows, samples.tolist(), strict=True)]
+
+    def _decoded_rows(self, reader: Reader, samples: Ints, draw: tuple[int, int]) -> list[Any]:
+        raw = self._raw(reader, samples)
+        numbers = samples.tolist()
+        decode = self._form.decode
+        if callable(decode):
+            shaped = [self._shape_sample(row, n) for row, n in zip(raw, numbers, strict=True)]
+            if self._decode_random:
+                return [decode(row, _generator(draw, n)) for row, n in zip(shaped, numbers, strict=True)]
+            return [decode(row) for row in shaped]
+        if self._decoders is not None:
+            raw = [self._decode_row(row, n) for row, n in zip(raw, numbers, strict=True)]
+        return [self._shape_sample(row, n) for row, n in zip(raw, numbers, strict=True)]
+
+    def _decode_row(self, row: Sequence[Any], sample: int) -> tuple[Any, ...]:
+        assert self._decoders is not None
+        return tuple(
+            decoded(decode, value, lambda: f"{self._catalog.key(sample)} in {self._catalog.uri}")
+            for decode, value in zip(self._decoders, row, strict=True)
+        )
+
+    def _raw(self, reader: Reader, samples: Ints) -> list[Sequence[Any]]:
+        """The chosen fields' bytes of each sample; the label's place is left out."""
+        columns = [column for column in self._columns if column >= 0]
+        addresses, lengths = self._catalog.locate(samples)
+        if isinstance(self._layout, Indirect):
+            pairs = reader.read(addresses[:, 0], lengths[:, 0])
+            offsets = np.frombuffer(b"".join(pair or b"" for pair in pairs), "<u4").reshape(-1, 2)
+            addresses, lengths = self._catalog.settle(samples, offsets)
+            whole = reader.read(addresses[:, 0], lengths[:, 0])
+            split = [self._catalog.split(row or b"") for row in whole]
+            return [[row[column] for column in columns] for row in split]
+        if len(columns) < addresses.shape[1]:
+            addresses, lengths = addresses[:, columns], lengths[:, columns]
+        flat = reader.read(np.ascontiguousarray(addresses).ravel(), np.ascontiguousarray(lengths).ravel())
+        width = max(1, len(columns))
+        return (
+            [flat[at : at + width] for at in range(0, len(flat), width)] if columns else [()] * len(samples)
+        )
+
+    def _shape_sample(self, values: Sequence[Any], sample: int) -> Any:
+        """A tuple where fields were named, (value, label) for one field with labels, the value for one field,
+        else a dict by field."""
+        labels = self._catalog.labels
+        if self._form.fields is not None:
+            given = iter(values)
+            full = [next(given) if column >= 0 else int(labels[sample]) for column in self._columns]  # type: ignore[index]
+            return tuple(full)
+        if self._with_label:
+            return values[0], int(labels[sample])  # type: ignore[index]
+        if len(values) == 1:
+            return values[0]
+        return {name: value for name, value in zip(self._names, values, strict=True) if value is not None}
+
+    def _decoders_of(self, form: Form) -> list[Decoder] | None:
+        if form.decode != "auto" or isinstance(self._layout, Fixed):
+            return None
+        fields = self._catalog.fields
+        return [decoder(fields[c].name, fields[c].encoding) for c in self._columns if c >= 0]
+
+
+def _chosen(wanted: tuple[str, ...] | None, names: list[str], labelled: bool) -> list[str]:
+    if wanted is None:
+        return names
+    known = [*names, LABEL] if labelled else names
+    missing = [name for name in wanted if name not in known]
+    if missing or not wanted:
+        raise InvalidInput(f"fields {missing} are not in the dataset, which has {', '.join(known)}")
+    return list(wanted)
+
+
+def _wants_generator(function: object) -> bool:
+    """Whether a callable takes (sample, rng): a parameter named `rng`, or a second one without default."""
+    if not callable(function):
+        return False
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return False  # a builtin without a signature takes the sample
+    if any(parameter.name == "rng" for parameter in parameters):
+        return True
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return len([p for p in positional if p.default is p.empty]) == 2
+
+
+def _generator(draw: tuple[int, int], sample: int) -> np.random.Generator:
+    return np.random.default_rng(sample_key(*draw, sample))

@@ -1,0 +1,75 @@
+"""What a loader is told -> the order's spec and this rank's share of it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+
+from cachesvc.core.errors import InvalidInput, StateMismatch
+from cachesvc.core.order import Last, OrderSpec
+from loader.feed import Share
+from loader.progress import State
+from loader.topology import Topology
+
+WINDOW_BYTES = 256 << 20
+"""Four extents of 64 MiB: mixes well, and the first batch waits for no more than this."""
+Window = Literal["auto", "all"] | int
+
+
+def window_extents(window: Window, extent_sizes: np.ndarray[Any, np.dtype[np.int64]]) -> int:
+    """A window in bytes, "auto" (256 MiB) or "all" -> extents; 0 means everything. Raises InvalidInput."""
+    if window == "all":
+        return 0
+    size = WINDOW_BYTES if window == "auto" else window
+    if not isinstance(size, int) or size < 1:
+        raise InvalidInput(f"window={window!r} is neither a size in bytes, 'auto' nor 'all'")
+    mean = float(extent_sizes.mean()) if len(extent_sizes) else 1.0
+    return max(1, round(size / max(1.0, mean)))
+
+
+def ending(last: Last | None, drop_last: bool, world_size: int) -> Last:
+    """`last`, or what torch's `drop_last` means: drop, or pad over several ranks and a short batch on one."""
+    if last == "short" and world_size > 1:
+        raise InvalidInput(
+            f"last='short' would give {world_size} ranks unequal steps; choose 'pad' or 'drop'"
+        )
+    if last is not None:
+        return last
+    if drop_last:
+        return "drop"
+    return "pad" if world_size > 1 else "short"
+
+
+def share_of(global_batch: int, batch_size: int, topology: Topology) -> Share:
+    """This rank's slots. Raises InvalidInput when batches do not divide the global batch."""
+    world = topology.world_size
+    if batch_size < 1 or global_batch % (batch_size * world):
+        raise InvalidInput(
+            f"a global batch of {global_batch} is no multiple of {world} ranks x {batch_size} samples; choose "
+            f"batch_size x {world} to divide it"
+        )
+    width = global_batch // world
+    return Share(topology.rank * width, (topology.rank + 1) * width, batch_size)
+
+
+def resumed(state: State, spec: OrderSpec, given_batch: bool, world_size: int) -> OrderSpec:
+    """The spec that a saved run continues with: its own. Raises StateMismatch with the numbers where what was
+    asked contradicts it; the global batch may change at an epoch's beginning."""
+    for name in ("seed", "shuffle"):
+        if getattr(state, name) != getattr(spec, name):
+            raise StateMismatch(
+                f"the state has {name}={getattr(state, name)}, the loader {getattr(spec, name)}; they must agree"
+            )
+    batch = state.global_batch
+    if given_batch and spec.global_batch != batch:
+        if state.step or state.micro:
+            raise StateMismatch(
+                f"the state stands at step {state.step} of {state.steps} with a global batch of {batch}, the loader "
+                f"has {spec.global_batch}; it may change between epochs only"
+            )
+        batch = spec.global_batch
+    last: Last = spec.last if state.last == "short" or spec.last == "error" else state.last  # type: ignore[assignment]
+    if last == "short" and world_size > 1:
+        last = "pad"
+    return OrderSpec(spec.seed, batch, state.window_extents, state.canonical_nodes, spec.shuffle, last)

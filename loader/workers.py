@@ -1,0 +1,79 @@
+"""torch's own worker machinery under a feed: whole batches, asked for by two numbers each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import Sampler
+
+from cachesvc.core.errors import CacheError
+from loader.feed import Feed, Turn
+from loader.reader import ORIGINS
+
+
+class _Turns(Sampler[Turn]):
+    """The keys of the turns to come; set anew before each epoch, so that workers may persist."""
+
+    def __init__(self) -> None:
+        self.epoch, self.first, self.last = 0, 0, 0
+
+    def __iter__(self) -> Iterator[Turn]:
+        return (Turn(self.epoch, turn) for turn in range(self.first, self.last))
+
+    def __len__(self) -> int:
+        return self.last - self.first
+
+
+class _Counted(TorchDataset[Any]):
+    """A batch, and the bytes that this worker read for it by origin (in the order of `ORIGINS`)."""
+
+    def __init__(self, feed: Feed) -> None:
+        self.feed = feed
+        self.dataset = feed.dataset
+
+    def __getitem__(self, key: Turn) -> tuple[Any, list[int]]:
+        before = self.feed.origin_bytes()
+        batch = self.feed[key]
+        after = self.feed.origin_bytes()
+        return batch, [after.get(origin, 0) - before.get(origin, 0) for origin in ORIGINS]
+
+
+def _as_is(batch: Any) -> Any:
+    return batch
+
+
+class Engine:
+    """Fetches turns in order through a torch DataLoader with `settings` (its keyword arguments)."""
+
+    def __init__(self, feed: Feed, settings: dict[str, Any]) -> None:
+        self._turns = _Turns()
+        self._loader = torch.utils.data.DataLoader(
+            _Counted(feed), batch_size=None, sampler=self._turns, collate_fn=_as_is, **settings
+        )
+        self._batches: Iterator[Any] = iter(())
+        self._next = Turn(0, 0)
+        self.origin_bytes = dict.fromkeys(ORIGINS, 0)
+
+    def start(self, epoch: int, first: int, last: int) -> None:
+        """Begin to fetch the turns [first, last) of an epoch."""
+        self._turns.epoch, self._turns.first, self._turns.last = epoch, first, last
+        self._next = Turn(epoch, first)
+        self._batches = iter(self._loader)
+
+    def fetch(self, key: tuple[int, int]) -> Any:
+        """The batch of a turn; earlier ones that were prefetched and skipped are dropped."""
+        while True:
+            reached = self._next
+            batch, read = next(self._batches, (None, None))
+            if read is None:
+                raise CacheError(
+                    f"the workers ended before batch {key[1]} of epoch {key[0]}; look at their log"
+                )
+            self._next = Turn(reached.epoch, reached.turn + 1)
+            for origin, count in zip(ORIGINS, read, strict=True):
+                self.origin_bytes[origin] += int(count)
+            if reached == key:
+                return batch

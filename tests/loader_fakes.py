@@ -1,0 +1,104 @@
+"""Holders of extents for the loader's tests: real descriptors, own failures."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cachesvc.catalog.build import DirectBytes, Options, build, survey
+from cachesvc.catalog.catalog import Catalog
+from cachesvc.core.errors import DaemonUnavailable
+from cachesvc.core.model import DatasetId, Extent
+from cachesvc.core.order import Plan
+from cachesvc.grants import Granted, Refused
+from cachesvc.sources.files import FilesSource
+from loader.around import Access
+from loader.dataset import Dataset
+from loader.opened import Opened
+from loader.samples import Form
+
+
+def extent_bytes(extent: Extent) -> bytes:
+    """An extent of plain local pieces."""
+    out = b""
+    for piece in extent.pieces:
+        with open(piece.object.uri.removeprefix("file://"), "rb") as file:
+            file.seek(piece.offset)
+            out += file.read(piece.length)
+    return out
+
+
+class MemoryGrants:
+    """Extents in memfds, granted as a daemon's RAM tier grants them; at most `room` leased at once."""
+
+    def __init__(self, extent_of: Callable[[int], Extent], origin: str = "ram", room: int = 1 << 30) -> None:
+        self._extent_of, self._origin, self._room = extent_of, origin, room
+        self.leases: dict[int, int] = {}
+        self.calls = 0
+        self.steps: list[int] = []
+        self.alive = True
+
+    def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
+        self.calls += 1
+        if not self.alive:
+            raise DaemonUnavailable("the fake daemon is down; start it again")
+        answers: list[Granted | Refused] = []
+        for index in extents:
+            if sum(self.leases.values()) >= self._room:
+                answers.append(Refused(index))
+                continue
+            extent = self._extent_of(index)
+            fd = os.memfd_create("test", os.MFD_CLOEXEC)
+            os.write(fd, extent_bytes(extent))
+            self.leases[index] = self.leases.get(index, 0) + 1
+            answers.append(Granted(index, fd, 0, extent.size_bytes, self._origin))
+        return answers
+
+    def release(self, extents: Sequence[int]) -> None:
+        for index in extents:
+            self.leases[index] -= 1
+            assert self.leases[index] >= 0, "released more often than granted"
+
+    def passed(self, step: int) -> None:
+        self.steps.append(step)
+
+    def close(self) -> None:
+        self.leases.clear()
+
+
+@dataclass(frozen=True)
+class MemoryLink:
+    """Opens a dataset over MemoryGrants; picklable, so that spawned workers do the same."""
+
+    id: DatasetId
+    path: str
+    origin: str = "ram"
+    room: int = 1 << 30
+    daemon: str = ""
+
+    def catalog(self) -> Catalog:
+        return Catalog.open(self.path)
+
+    def access(self, catalog: Catalog) -> Access:
+        return Access(MemoryGrants(catalog.extent, self.origin, self.room), _nothing)
+
+
+def _nothing(plan: Plan) -> None:
+    """Nobody looks ahead here."""
+
+
+def compiled(uri: Path, into: Path, **options: object) -> MemoryLink:
+    """Compile a local dataset and link it to memory."""
+    source = FilesSource(())
+    found = survey([str(uri)], Options(**options), lambda _: source)  # type: ignore[arg-type]
+    path = into / f"{found.id}.lmdb"
+    if not path.exists():
+        build(found, str(path), lambda _: source, DirectBytes(lambda _: source), lambda done, total: None)
+    return MemoryLink(found.id, str(path))
+
+
+def in_memory(link: MemoryLink, **form: object) -> Dataset:
+    """A dataset of that link."""
+    return Dataset(Opened(link), Form(**form))  # type: ignore[arg-type]
