@@ -16,9 +16,7 @@ from cachesvc.core.model import DatasetId, Extent
 from cachesvc.core.order import Plan
 from cachesvc.grants import Grants
 from cachesvc.sources.fetch import Fetcher
-from cachesvc.sources.open import SourceSettings, open_source
-from cachesvc.sources.source import Source
-from cachesvc.sources.uri import expand, glob, has_glob
+from cachesvc.sources.open import Sources, SourceSettings
 from loader.direct import DirectGrants
 from loader.local import LocalGrants
 
@@ -34,32 +32,10 @@ class Access:
     submit: Callable[[Plan], None]
 
 
-class _Sources:
-    """One open source per scheme and host; a URI of any of them finds its own."""
-
-    def __init__(self, settings: SourceSettings) -> None:
-        self._settings = settings
-        self._open: dict[str, Source] = {}
-
-    def __call__(self, uri: str) -> Source:
-        scheme, mark, rest = uri.partition("://")
-        place = f"{scheme}://{rest.partition('/')[0]}" if mark else ""
-        if place not in self._open:
-            self._open[place] = open_source(uri, self._settings)
-        return self._open[place]
-
-    def spelled_out(self, uri: str) -> list[str]:
-        """Brace ranges and globs -> the URIs that they stand for."""
-        found: list[str] = []
-        for one in expand(uri):
-            found += [version.uri for version in glob(self(one), one)] if has_glob(one) else [one]
-        return found
-
-
 def reads_around(catalog: Catalog) -> Access:
     """Local files as they are, all else filled into this process's memory, in the order of the plan."""
     settings = SourceSettings(metadata_directory=Path(_home()) / "metadata")
-    sources, own = _Sources(settings), threading.local()
+    sources, own = Sources(settings), threading.local()
 
     def fill(extent: Extent, fd: int) -> None:
         if not hasattr(own, "fetcher"):
@@ -78,7 +54,7 @@ def compile_here(uris: Sequence[str], options: Options, version: str) -> tuple[D
     """Compile a catalog, or find the one compiled before: its id and its path. Raises StateMismatch when the
     source is no longer at `version`."""
     home = _home()
-    sources = _Sources(SourceSettings(metadata_directory=Path(home) / "metadata"))
+    sources = Sources(SourceSettings(metadata_directory=Path(home) / "metadata"))
     found = survey([one for uri in uris for one in sources.spelled_out(uri)], options, sources)
     if version and version != found.id:
         raise StateMismatch(
