@@ -17,7 +17,7 @@ from cachesvc.core.model import Extent, ObjectVersion, Piece
 from cachesvc.sources.source import Source
 
 PART_BYTES = 8 << 20
-"""At 20 ms a request and 90 MB/s a connection a part of 8 MiB spends 18 % waiting, and 64 MiB has 8 of them."""
+"""At 20 ms a request and 90 MB/s a connection a part of 8 MiB waits for 18 % of its time."""
 THREADS = 64
 """Small objects wait for latency, not bandwidth: 64 under way hide 20 ms at 3,000 objects a second."""
 BUFFERS_BYTES = 128 << 20
@@ -162,7 +162,5 @@ def _write(into_fd: int, data: memoryview, at: int) -> None:
             data, at = data[done:], at + done
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise OutOfSpace(
-                "no space left for the extent being filled; free some or lower the budget"
-            ) from error
+            raise OutOfSpace("no space left for the extent; lower the budget") from error
         raise TierFailed(f"cannot write the extent being filled: {error.strerror}") from error

@@ -93,12 +93,14 @@ class S3Source:
                     yield _version(bucket, first[0])
                     return
                 key += "/"
-            for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=key):
-                for found in page.get("Contents", []):
-                    if found["Size"] or not found["Key"].endswith("/"):
-                        yield _version(bucket, found)
+            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=key)
+            found = [row for page in pages for row in page.get("Contents", [])]
         except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
             raise _translated(error, prefix) from error
+        # S3 lists in key order, but S3 Express and SeaweedFS do not.
+        for row in sorted(found, key=lambda row: row["Key"].encode()):
+            if row["Size"] or not row["Key"].endswith("/"):
+                yield _version(bucket, row)
 
     def head(self, uri: str) -> ObjectVersion:
         """The object's current version. Raises NotFound, NotAllowed, SourceUnavailable."""
