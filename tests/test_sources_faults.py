@@ -141,7 +141,7 @@ def test_a_stalled_read_is_hedged_and_the_winner_is_whole(
     source: S3Source, proxy: Proxy, version: ObjectVersion
 ) -> None:
     patient = Resilient(source, Resilience())
-    for number in range(70):
+    for number in range(64):  # just enough samples; none of these can have used up the share of hedges
         _read(patient, version, number)
     proxy.faults.append(Fault("stall", after_bytes=300))
     into = bytearray(1000)
@@ -151,5 +151,5 @@ def test_a_stalled_read_is_hedged_and_the_winner_is_whole(
     assert not reading.is_alive()
     assert bytes(into) == DATA[99:1099]
     assert patient.counters.hedge_wins == 1
-    assert patient.counters.requests == 71
+    assert patient.counters.requests == 65
     patient.close()

@@ -124,9 +124,9 @@ def _parts(extent: Extent, part_bytes: int) -> Iterator[_Part]:
         version = piece.object
         if piece.codec:
             if piece.codec.split(":")[0] != "zstd":
-                raise InvalidInput(
-                    f"{version.uri}: nobody here decodes {piece.codec!r}; zstd is what there is"
-                )
+                raise InvalidInput(f"{version.uri}: codec {piece.codec!r} is unknown; only zstd is read")
+            if piece.length and not version.size_bytes:
+                raise CorruptData(f"{version.uri} is empty, not zstd")
             starts = range(0, version.size_bytes, part_bytes)
             stored = _Stored(piece, at, bytearray(version.size_bytes), len(starts))
             for start in starts:
