@@ -91,7 +91,7 @@ class Connection:
     @property
     def clean(self) -> bool:
         """Whether another request may follow on this connection."""
-        return self._keep and not self._left and not self._ahead
+        return self._keep and not (self._left or self._ahead or self.interrupted)
 
     def interrupt(self) -> None:
         """Make a read that runs in another thread fail now."""

@@ -81,6 +81,7 @@ class S3Source:
         self._regions: dict[str, str] = {}
         self._pool = Pool(tls)
         self._active: dict[int, Connection] = {}
+        self._lock = threading.Lock()
 
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
         """Every object below `prefix`, in key order, or the one object of exactly that name."""
@@ -121,9 +122,10 @@ class S3Source:
 
     def interrupt(self, thread: int) -> None:
         """Make the read that runs in that thread (`threading.get_ident()`) fail now, if one does."""
-        connection = self._active.get(thread)
-        if connection is not None:
-            connection.interrupt()
+        with self._lock:  # not a moment later: the connection may serve another thread then
+            connection = self._active.get(thread)
+            if connection is not None:
+                connection.interrupt()
 
     def close(self) -> None:
         """Close every connection."""
@@ -162,7 +164,8 @@ class S3Source:
             connection.read_into(into)
             return True
         finally:
-            del self._active[thread]
+            with self._lock:
+                del self._active[thread]
 
     def _refused(self, version: ObjectVersion, answer: Answer, body: bytes) -> bool:
         """False when the bucket lies in another region, which is known from here on; raises otherwise."""
