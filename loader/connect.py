@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from cachesvc.catalog.build import Options
 from cachesvc.catalog.catalog import Catalog
@@ -97,8 +97,8 @@ def _through_daemon(link: Link, around: Access | None) -> Access:
 
 def policy(world_size: int) -> tuple[Policy, bool]:
     """CACHESVC, or its default, and whether it was set. Raises InvalidInput."""
-    given = os.environ.get("CACHESVC", "")
-    if given == "auto" or given == "require" or given == "off":
+    given: Any = os.environ.get("CACHESVC", "")
+    if given in get_args(Policy):
         return given, True
     if given:
         raise InvalidInput(f"CACHESVC={given!r} is none of auto, require, off")

@@ -124,7 +124,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     # ---- torch's surface
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if self._ours is None:
             return super().__iter__()
         first = self._feed is None
@@ -276,7 +276,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             "window_extents": spec.window_extents,
             "steps": steps,
         }
-        store = job_store() if self.shard and topology.processes > 1 else None
+        store: Any = job_store() if self.shard and topology.processes > 1 else None
         if store is not None:
             # The how-manieth loader this is in its process: the same on all, and a name not used before.
             agree(topology, facts, store, f"loader-{store.add(f'cachesvc/loaders/{topology.process}', 1)}")

@@ -59,10 +59,11 @@ class DirectGrants:
     def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
         """See Grants; raises what the source raises."""
         with self._lock:
-            copies = {extent: self._begin(extent, needed=True) for extent in extents}
-            for copy in copies.values():
+            copies: dict[int, _Copy | None] = {}
+            for extent in extents:
+                copy = copies[extent] = self._begin(extent, needed=True)
                 if copy is not None:
-                    copy.leases += 1
+                    copy.leases += 1  # at once: the next extent's room must not be made from this one
             self._read_ahead(extents)
         filling = [copy.filled for copy in copies.values() if copy is not None]
         late = wait(filling, timeout_s).not_done

@@ -69,7 +69,7 @@ def flattened(dataset: object) -> Dataset | None:
 class Geometry:
     """How an outer dataset's indices lie in extents: `extent_first`, and the index of each ordinal."""
 
-    def __init__(self, dataset: TorchDataset[Any], view: Dataset | None) -> None:
+    def __init__(self, dataset: TorchDataset[Any], view: Dataset | None, shuffle: bool) -> None:
         core = view or ours(dataset)
         count = len(dataset)  # type: ignore[arg-type]
         self.arrange: Ints | None = None
@@ -83,6 +83,9 @@ class Geometry:
             return
         ids = core.ids
         if len(ids) > 1 and not (ids[1:] >= ids[:-1]).all():
+            if not shuffle:  # the indices' own order was asked for
+                self.planned, self.extent_first = False, np.asarray([0, count], np.int64)
+                return
             self.arrange = np.argsort(ids, kind="stable")
             ids = ids[self.arrange]
         self.extent_first = subset_first(first, ids)
@@ -121,7 +124,7 @@ class Feed(TorchDataset[Any]):
         self._core = ours(self.dataset)
         self._samples = self._view.samples if self._view is not None else None
         self.ready = self._wants_ready and self._samples is not None and self._samples.ready
-        self.geometry = Geometry(self.dataset, self._view)
+        self.geometry = Geometry(self.dataset, self._view, self.spec.shuffle)
         self._order: EpochOrder | None = None
         self._slab = _Slab(0, np.empty((0, self.share.batch_size), np.int64), None)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.order import Plan
-from loader.connect import Access, Link
+from loader.around import Access
+from loader.connect import Link
 from loader.forks import abandon_in_children
 from loader.reader import Reader
 

@@ -107,19 +107,14 @@ class Reader:
 
     def read(self, addresses: Ints, lengths: Ints) -> list[bytes | None]:
         """The bytes of each range, in order; None where the length is negative (an absent field)."""
+        full = lengths > 0
+        if full.all():
+            return self._read_all(addresses, lengths)
         out: list[bytes | None] = [None if n < 0 else b"" for n in lengths.tolist()]
-        full = np.flatnonzero(lengths > 0)
-        if not len(full):
-            return out
-        first, last = self.spans(addresses[full], lengths[full])
-        with self._lock:
-            self._reading += 1
-        try:
-            for part in self._passes(first, last):
-                self._read_part(full[part], first[part], last[part], addresses, lengths, out)
-        finally:
-            with self._lock:
-                self._reading -= 1
+        if full.any():
+            found = self._read_all(addresses[full], lengths[full])
+            for at, raw in zip(np.flatnonzero(full).tolist(), found, strict=True):
+                out[at] = raw
         return out
 
     def array(self) -> Bytes:
@@ -252,7 +247,10 @@ class Reader:
         if not isinstance(layout, Fixed):
             return np.empty(0, "V1")
         count = max(0, (self._range.array.size - layout.record_bytes) // layout.stride_bytes + 1)
-        return np.ndarray((count,), f"V{layout.record_bytes}", self._range.array, 0, (layout.stride_bytes,))
+        view: Records = np.ndarray(
+            (count,), f"V{layout.record_bytes}", self._range.array, 0, (layout.stride_bytes,)
+        )
+        return view
 
     def _passes(self, first: Ints, last: Ints) -> Iterator[Ints]:
         """Cut ranges into parts, by extent, and yield each when all that it touches is held: at most `MAX_GROUP`
@@ -288,9 +286,9 @@ class Reader:
         layout = self._catalog.layout
         assert isinstance(layout, Fixed), "only records of one size can be gathered"
         out = np.empty(len(slots), f"V{layout.record_bytes}")
-        memory = memoryview(out.view(np.uint8))
+        memory = out.view(np.uint8).data
         for part in self._passes(first, last):
-            whole = self._mapped[first[part]] & self._mapped[last[part]]
+            whole = self._lies_mapped(first[part], last[part])
             near, far = part[whole], part[~whole]
             if len(near):
                 out[near] = self._records[slots[near]]
@@ -300,26 +298,45 @@ class Reader:
                 self._read_span(address, row, int(first[at]))
         return out
 
-    def _read_part(
-        self,
-        samples: Ints,
-        first: Ints,
-        last: Ints,
-        addresses: Ints,
-        lengths: Ints,
-        out: list[bytes | None],
-    ) -> None:
-        self._ensure(self._needed(first, last))
-        whole = self._mapped[first] & self._mapped[last] & (last - first <= 1)
+    def _read_all(self, addresses: Ints, lengths: Ints) -> list[bytes | None]:
+        """Ranges of at least one byte; one copy each."""
+        first, last = self.spans(addresses, lengths)
+        ends = addresses + lengths
         memory = self._range.memory
-        near = samples[whole]
-        begins, sizes = addresses[near], lengths[near]
-        for at, begin, end in zip(near.tolist(), begins.tolist(), (begins + sizes).tolist(), strict=True):
-            out[at] = bytes(memory[begin:end])
-        self._count(first[whole], int(sizes.sum()))
-        for at, extent in zip(samples[~whole].tolist(), first[~whole].tolist(), strict=True):
-            buffer = bytearray(int(lengths[at]))
-            self._read_span(int(addresses[at]), memoryview(buffer), extent)
+        with self._lock:
+            ready = self._lies_mapped(first, last).all()
+            self._reading += 1
+        try:
+            if ready:
+                self._count(first, int(lengths.sum()))
+                return [
+                    bytes(memory[at:end]) for at, end in zip(addresses.tolist(), ends.tolist(), strict=True)
+                ]
+            out: list[bytes | None] = [None] * len(first)
+            for part in self._passes(first, last):
+                self._read_part(part, first, last, addresses, ends, out)
+            return out
+        finally:
+            with self._lock:
+                self._reading -= 1
+
+    def _lies_mapped(self, first: Ints, last: Ints) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Which ranges can be read from the mapping; what spans three extents or more is left to the slow way."""
+        if last is first:
+            return self._mapped[first]
+        return self._mapped[first] & self._mapped[last] & (last - first <= 1)
+
+    def _read_part(
+        self, part: Ints, first: Ints, last: Ints, addresses: Ints, ends: Ints, out: list[bytes | None]
+    ) -> None:
+        near = self._lies_mapped(first[part], last[part])
+        memory = self._range.memory
+        for at in part[near].tolist():
+            out[at] = bytes(memory[addresses[at] : ends[at]])
+        self._count(first[part[near]], int((ends - addresses)[part[near]].sum()))
+        for at in part[~near].tolist():
+            buffer = bytearray(int(ends[at] - addresses[at]))
+            self._read_span(int(addresses[at]), memoryview(buffer), int(first[at]))
             out[at] = bytes(buffer)
 
     def _read_span(self, address: int, into: memoryview, extent: int) -> None:

@@ -46,6 +46,7 @@ class Samples:
         self._decode_random = _wants_generator(form.decode)
         self._transform_random = _wants_generator(form.transform)
         self._with_label = form.fields is None and catalog.labels is not None and len(names) == 1
+        self._single = form.fields is None and len(names) == 1 and not self._with_label
         self.gathered = isinstance(self._layout, Fixed) and form.decode == "auto"
         """Samples are rows of one tensor."""
         self.ready = self.gathered and form.transform is None and form.fields is None and not self._with_label
@@ -89,6 +90,8 @@ class Samples:
 
     def _decoded_rows(self, reader: Reader, samples: Ints, draw: tuple[int, int]) -> list[Any]:
         raw = self._raw(reader, samples)
+        if self._form.decode is None and self._single:
+            return [row[0] for row in raw]
         numbers = samples.tolist()
         decode = self._form.decode
         if callable(decode):

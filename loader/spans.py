@@ -44,9 +44,9 @@ class AddressRange:
         self._home = self._place(None, self._size, _PROT_NONE, self._private(), -1, 0)
         self._keep_from_children(0, self._size)
         raw = (ctypes.c_ubyte * self._size).from_address(self._home)
-        self.array: Bytes = np.frombuffer(raw, dtype=np.uint8)
+        self.array: Bytes = np.ctypeslib.as_array(raw)
         self.array.flags.writeable = False
-        self.memory = memoryview(self.array)
+        self.memory = self.array.data
 
     @staticmethod
     def _private() -> int:

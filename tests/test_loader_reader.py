@@ -1,0 +1,279 @@
+"""Extents to bytes: mapped, read, refused, forked, gone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cachesvc.catalog.catalog import Catalog
+from cachesvc.core.errors import (
+    CorruptData,
+    DaemonUnavailable,
+    InvalidInput,
+    NotAllowed,
+    NotFound,
+    OutOfSpace,
+    SourceChanged,
+    SourceUnavailable,
+)
+from cachesvc.core.model import Extent
+from cachesvc.grants import Granted, Refused
+from loader.around import reads_around
+from loader.decode import decoder
+from loader.direct import DirectGrants
+from loader.failover import Failover
+from loader.reader import Reader
+from tests import datasets
+from tests.loader_fakes import MemoryGrants, MemoryLink, compiled, extent_bytes, in_memory
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def blobs(tmp_path_factory: pytest.TempPathFactory) -> tuple[MemoryLink, dict[str, bytes]]:
+    """Files of 0 to 20 KB in extents of 8 KB: some span several extents, some are empty."""
+    root = tmp_path_factory.mktemp("blobs")
+    rng = np.random.default_rng(1)
+    files = {f"{n:03d}.bin": rng.bytes(int(rng.integers(0, 20_000)) if n % 9 else 0) for n in range(60)}
+    datasets.write_files(root / "data", files)
+    return compiled(root / "data", root, format="files", extent_bytes=8192), files
+
+
+@pytest.fixture(scope="module")
+def sequences(tmp_path_factory: pytest.TempPathFactory) -> tuple[MemoryLink, np.ndarray]:
+    """Overlapping token sequences in extents that cut them."""
+    root = tmp_path_factory.mktemp("tokens")
+    stream = datasets.tokens(root / "t.bin", 40_000)
+    wanted = np.lib.stride_tricks.sliding_window_view(stream, 101)[::100]
+    options = {"format": "tokens", "dtype": "uint16", "seq_len": 100, "overlap": 1, "extent_bytes": 8192}
+    return compiled(root / "t.bin", root, **options), wanted
+
+
+@pytest.mark.parametrize("origin", ["ram", "nvme"])
+@pytest.mark.parametrize("limit", [1 << 30, 20_000, 0])
+def test_records_that_span_extents_are_right_however_they_are_held(
+    sequences: tuple[MemoryLink, np.ndarray], origin: str, limit: int
+) -> None:
+    link, wanted = sequences
+    catalog = link.catalog()
+    layout = catalog.layout
+    before = descriptors()
+    reader = Reader(catalog, MemoryGrants(catalog.extent, origin), limit)
+    rng = np.random.default_rng(0)
+    for count in (1, 7, 64, 300):
+        samples = rng.integers(0, catalog.samples, count)
+        slots = layout.slots(samples)
+        first, last = reader.spans(slots * layout.stride_bytes, np.full(count, layout.record_bytes))
+        found = reader.gather(slots, first, last).view("<u2").reshape(count, -1)
+        assert (found == wanted[samples]).all()
+    assert reader.origin_bytes()[origin] == 372 * layout.record_bytes
+    reader.close()
+    assert descriptors() == before
+
+
+@pytest.mark.parametrize(
+    ("origin", "limit", "room"), [("ram", 1 << 30, 999), ("ram", 9000, 999), ("nvme", 0, 3)]
+)
+def test_files_of_any_size_are_right_however_they_are_held(
+    blobs: tuple[MemoryLink, dict[str, bytes]], origin: str, limit: int, room: int
+) -> None:
+    link, files = blobs
+    catalog = link.catalog()
+    grants = MemoryGrants(catalog.extent, origin, max(room, 4))
+    reader = Reader(catalog, grants, limit)
+    order = np.random.default_rng(2).permutation(catalog.samples)
+    addresses, lengths = catalog.locate(order)
+    found = reader.read(addresses[:, 0], lengths[:, 0])
+    assert found == [files[catalog.key(int(n))] for n in order]
+    reader.close()
+    assert not grants.leases
+
+
+def test_a_sample_that_no_room_can_hold_is_a_typed_error(blobs: tuple[MemoryLink, dict[str, bytes]]) -> None:
+    link, files = blobs
+    catalog = link.catalog()
+    large = max(range(catalog.samples), key=lambda n: len(files[catalog.key(n)]))
+    addresses, lengths = catalog.locate(np.asarray([large]))
+    with pytest.raises(OutOfSpace, match="--ram"):
+        Reader(catalog, MemoryGrants(catalog.extent, "ram", 1)).read(addresses[:, 0], lengths[:, 0])
+
+
+def test_a_forked_child_reads_right_bytes_and_keeps_nothing(
+    sequences: tuple[MemoryLink, np.ndarray],
+) -> None:
+    link, wanted = sequences
+    dataset = in_memory(link)
+    assert (dataset[3].numpy() == wanted[3]).all()
+    child = os.fork()
+    if child == 0:
+        right = bool((dataset[7].numpy() == wanted[7]).all())
+        os._exit(0 if right else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert (dataset[3].numpy() == wanted[3]).all()
+
+
+def test_array_is_the_whole_dataset_without_a_copy(tmp_path: Path) -> None:
+    rows = datasets.records(tmp_path / "r.bin", 100, 4096)
+    link = compiled(tmp_path / "r.bin", tmp_path, format="records", record_bytes=4096, extent_bytes=16384)
+    flat = in_memory(link).array()
+    assert (flat[:100] == rows).all()
+    assert not flat.flags.writeable
+
+
+def test_local_files_are_read_without_a_daemon_and_a_changed_one_is_refused(home: Path) -> None:
+    rows = datasets.records(home / "r.npy", 50, 3000)
+    link = compiled(home / "r.npy", home, format="records", extent_bytes=8192)
+    catalog = link.catalog()
+
+    def first_row() -> bytes | None:
+        reader = Reader(catalog, reads_around(catalog).grants)
+        addresses, lengths = catalog.locate(np.asarray([0]))
+        try:
+            return reader.read(addresses[:, 0], lengths[:, 0])[0]
+        finally:
+            reader.close()
+
+    before = descriptors()
+    assert first_row() == rows[0].tobytes()
+    assert descriptors() == before
+    datasets.records(home / "r.npy", 51, 3000)
+    with pytest.raises(SourceChanged):
+        first_row()
+    (home / "r.npy").unlink()
+    with pytest.raises(NotFound):
+        first_row()
+
+
+def filled(catalog: Catalog, budget: int, failures: int = 0) -> DirectGrants:
+    left = [failures]
+
+    def fill(extent: Extent, fd: int) -> None:
+        if left[0]:
+            left[0] -= 1
+            raise SourceUnavailable("the source is busy; try again")
+        os.pwrite(fd, extent_bytes(extent), 0)
+
+    return DirectGrants(catalog.extent, fill, budget)
+
+
+def test_direct_reads_stay_within_their_budget(sequences: tuple[MemoryLink, np.ndarray]) -> None:
+    link, _ = sequences
+    catalog = link.catalog()
+    before = descriptors()
+    direct = filled(catalog, budget=3 * 8192)
+    direct.plan(range(10))
+    for index in range(9):
+        [answer] = direct.acquire([index], 10)
+        assert isinstance(answer, Granted)
+        assert os.pread(answer.fd, 8192, 0) == extent_bytes(catalog.extent(index))
+        os.close(answer.fd)
+        assert direct._used <= 3 * 8192
+        direct.release([index])
+    leased = direct.acquire([0, 1, 2, 3], 10)
+    assert [type(answer) for answer in leased].count(Refused) == 1
+    for answer in leased:
+        if isinstance(answer, Granted):
+            os.close(answer.fd)
+    direct.close()
+    assert descriptors() == before
+
+
+def test_a_failed_fill_is_raised_and_tried_again_at_the_next_demand(
+    sequences: tuple[MemoryLink, np.ndarray],
+) -> None:
+    catalog = sequences[0].catalog()
+    direct = filled(catalog, 1 << 20, failures=1)
+    with pytest.raises(SourceUnavailable):
+        direct.acquire([0], 10)
+    [answer] = direct.acquire([0], 10)
+    assert isinstance(answer, Granted)
+    os.close(answer.fd)
+    direct.close()
+
+
+def test_reads_go_around_a_dead_daemon_and_come_back(sequences: tuple[MemoryLink, np.ndarray]) -> None:
+    catalog = sequences[0].catalog()
+    daemon, around = MemoryGrants(catalog.extent), MemoryGrants(catalog.extent, "direct")
+    both = Failover(daemon, around)
+
+    def origin(index: int) -> str:
+        [answer] = both.acquire([index], 5)
+        assert isinstance(answer, Granted)
+        os.close(answer.fd)
+        return answer.origin
+
+    assert origin(0) == "ram"
+    daemon.alive = False
+    assert origin(1) == "direct"
+    assert both.around_bytes == 8192
+    asked = daemon.calls
+    assert origin(2) == "direct"
+    assert daemon.calls == asked, "a daemon that is down is not knocked at for every extent"
+    daemon.alive, both._knock_at = True, 0.0
+    assert origin(3) == "ram"
+    both.release([0, 1, 2, 3])
+    assert not any(daemon.leases.values())
+    assert not any(around.leases.values())
+
+
+class Forbidden(MemoryGrants):
+    """A source without credentials."""
+
+    def acquire(self, extents, timeout_s):  # type: ignore[no-untyped-def]
+        raise NotAllowed("no credentials for this bucket; set them")
+
+
+def test_without_credentials_readers_wait_for_the_daemon_with_a_deadline(
+    sequences: tuple[MemoryLink, np.ndarray],
+) -> None:
+    catalog = sequences[0].catalog()
+    daemon = MemoryGrants(catalog.extent)
+    daemon.alive = False
+    with pytest.raises(DaemonUnavailable, match="cachesvc serve"):
+        Failover(daemon, Forbidden(catalog.extent)).acquire([0], 0.3)
+    with pytest.raises(DaemonUnavailable):
+        Failover(daemon, None).acquire([0], 0.3)
+
+
+def test_what_the_daemon_refuses_is_read_elsewhere(sequences: tuple[MemoryLink, np.ndarray]) -> None:
+    catalog = sequences[0].catalog()
+    both = Failover(MemoryGrants(catalog.extent, room=1), MemoryGrants(catalog.extent, "direct"))
+    answers = both.acquire([0, 1], 5)
+    assert [a.origin for a in answers if isinstance(a, Granted)] == ["ram", "direct"]
+    for answer in answers:
+        if isinstance(answer, Granted):
+            os.close(answer.fd)
+
+
+@pytest.mark.parametrize("encoding", ["pkl", "pickle", "pt"])
+def test_pickles_are_refused(encoding: str) -> None:
+    with pytest.raises(InvalidInput, match="pickle"):
+        decoder("x", encoding)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(-(2**31), 2**31 - 1))
+def test_numbers_decode_to_what_was_written(value: int) -> None:
+    assert decoder("n", "int32")(value.to_bytes(4, "little", signed=True)) == value
+    assert decoder("n", "cls")(str(value).encode()) == value
+    assert decoder("n", "json")(str(value).encode()) == value
+
+
+def test_a_sample_that_does_not_decode_is_named(home: Path) -> None:
+    datasets.write_files(home / "d", {"a.json": b"{", "b.json": b"{}"})
+    dataset = in_memory(compiled(home / "d", home, format="files"))
+    with pytest.raises(CorruptData, match=r"a\.json"):
+        list(dataset)

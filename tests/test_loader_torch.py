@@ -1,0 +1,226 @@
+"""torch's own behaviours hold, and what people write with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    IterableDataset,
+    SequentialSampler,
+    TensorDataset,
+    get_worker_info,
+)
+
+from cachesvc.core.errors import CorruptData, DaemonUnavailable, InvalidInput, NotFound, StateMismatch
+from loader import DataLoader, open_dataset
+from tests import datasets
+from tests.loader_fakes import MemoryLink, compiled, in_memory
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("CACHESVC_SOCKET", str(tmp_path / "nobody"))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
+    root = tmp_path_factory.mktemp("records")
+    datasets.array_file(root / "r.bin", np.arange(100 * 4, dtype="<f4").reshape(100, 4))
+    return compiled(root / "r.bin", root, format="records", dtype="(4,)f4")
+
+
+def test_other_datasets_behave_as_in_torch() -> None:
+    pairs = TensorDataset(torch.arange(10), torch.arange(10) * 2)
+    ours = list(DataLoader(pairs, batch_size=4))
+    theirs = list(torch.utils.data.DataLoader(pairs, batch_size=4))
+    assert all(
+        torch.equal(a, b) for x, y in zip(ours, theirs, strict=True) for a, b in zip(x, y, strict=True)
+    )
+    with pytest.raises(StateMismatch):
+        DataLoader(pairs).state_dict()
+
+
+class Counting(IterableDataset[int]):
+    """An iterable dataset of a user."""
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter(range(5))
+
+
+def test_iterable_datasets_behave_as_in_torch() -> None:
+    assert [b.tolist() for b in DataLoader(Counting(), batch_size=2)] == [[0, 1], [2, 3], [4]]
+
+
+def test_a_sampler_of_the_users_own_is_obeyed(link: MemoryLink) -> None:
+    dataset = in_memory(link)
+    for loader in (
+        DataLoader(dataset, batch_size=3, sampler=[5, 1, 9, 9]),
+        DataLoader(dataset, batch_sampler=[[5, 1, 9], [9]]),
+        torch.utils.data.DataLoader(dataset, batch_size=3, sampler=[5, 1, 9, 9]),
+    ):
+        assert [(b[:, 0] / 4).int().tolist() for b in loader] == [[5, 1, 9], [9]]
+    nested = BatchSampler(SequentialSampler(dataset), 50, False)
+    assert len(list(DataLoader(dataset, batch_sampler=nested, num_workers=1))) == 2
+
+
+def test_plain_torch_reads_our_datasets_in_workers(link: MemoryLink) -> None:
+    batches = list(torch.utils.data.DataLoader(in_memory(link), batch_size=30, num_workers=2))
+    assert torch.equal(torch.cat(batches), torch.arange(400.0).reshape(100, 4))
+
+
+def test_collate_fn_gets_the_samples(link: MemoryLink) -> None:
+    loader = DataLoader(in_memory(link), batch_size=40, collate_fn=len)
+    assert list(loader) == [40, 40, 20]
+
+
+def test_every_argument_is_an_attribute(link: MemoryLink) -> None:
+    given: dict[str, Any] = {
+        "seed": 3,
+        "epochs": None,
+        "last": "drop",
+        "window": 4096,
+        "rank": 0,
+        "world_size": 1,
+    }
+    given |= {"shard": False, "on_error": "raise", "dp_dims": ("dp",), "mesh": None, "global_batch_size": 8}
+    given |= {"batch_size": 4, "shuffle": True, "num_workers": 0, "drop_last": False, "pin_memory": False}
+    loader = DataLoader(in_memory(link), **given)
+    assert {name: getattr(loader, name) for name in given} == given
+    assert isinstance(loader, torch.utils.data.DataLoader)
+
+
+def test_concatenations_are_sharded_whole(link: MemoryLink) -> None:
+    both = ConcatDataset([in_memory(link), in_memory(link)])
+    loaders = [DataLoader(both, batch_size=10, shuffle=True, rank=r, world_size=2) for r in range(2)]
+    found = torch.cat([batch for loader in loaders for batch in loader])
+    assert torch.equal(found[:, 0].sort().values, torch.arange(0.0, 400, 4).repeat_interleave(2))
+
+
+def announce(worker: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    assert info.id == worker
+    torch.set_num_threads(1)
+
+
+def test_worker_init_runs_and_pinning_without_a_device_does_nothing(link: MemoryLink) -> None:
+    loader = DataLoader(
+        in_memory(link), batch_size=50, num_workers=2, worker_init_fn=announce, pin_memory=True
+    )
+    assert torch.equal(torch.cat(list(loader)), torch.arange(400.0).reshape(100, 4))
+
+
+def explode(sample: torch.Tensor) -> torch.Tensor:
+    raise CorruptData("sample 0 is broken; mend it")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_errors_in_workers_keep_their_type(link: MemoryLink, workers: int) -> None:
+    with pytest.raises(CorruptData, match="mend"):
+        list(DataLoader(in_memory(link, transform=explode), num_workers=workers))
+
+
+def noisy(sample: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+    return sample[:1] + float(rng.random())
+
+
+def test_augmentation_is_the_same_at_any_worker_count_and_differs_by_epoch(link: MemoryLink) -> None:
+    def epochs(workers: int) -> list[torch.Tensor]:
+        dataset = in_memory(link, transform=noisy)
+        loader = DataLoader(dataset, batch_size=25, shuffle=True, num_workers=workers, epochs=2)
+        found = torch.cat(list(loader)).reshape(2, 100)
+        return [found[0], found[1]]
+
+    alone, shared = epochs(0), epochs(2)
+    assert torch.equal(torch.stack(alone), torch.stack(shared))
+    assert not torch.equal(alone[0].sort().values, alone[1].sort().values)
+
+
+def test_global_generators_are_left_alone(link: MemoryLink) -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    list(DataLoader(in_memory(link), batch_size=50, shuffle=True, num_workers=1))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_folder_of_classes_gives_values_and_class_indices(home: Path) -> None:
+    datasets.write_files(
+        home / "d", {f"{c}/{n}.dat": f"{c}{n}".encode() for c in ("cat", "dog") for n in range(3)}
+    )
+    dataset = open_dataset(home / "d", decode=None)
+    assert dataset.classes == ("cat", "dog")
+    assert sorted(dataset) == [
+        (f"{c}{n}".encode(), i) for i, c in enumerate(("cat", "dog")) for n in range(3)
+    ]
+    cats = dataset.where("label == 'cat'")
+    assert {label for _, label in cats} == {0}
+    texts, labels = next(iter(DataLoader(dataset, batch_size=6)))
+    assert len(texts) == 6
+    assert labels.sum() == 3
+
+
+def test_webdataset_and_mds_samples_are_dicts_by_field(home: Path) -> None:
+    datasets.tar_shards(home / "tars", 2, 5, 100)
+    [first, *rest] = list(open_dataset(str(home / "tars") + "/", decode=None))
+    assert len(rest) == 9
+    assert all(isinstance(value, bytes) for value in first.values())
+
+
+def test_tokens_convert_to_the_type_asked_for(home: Path) -> None:
+    stream = datasets.tokens(home / "t.bin", 1000)
+    dataset = open_dataset(
+        home / "t.bin", format="tokens", dtype="uint16", seq_len=99, overlap=1, out="int64"
+    )
+    [batch] = DataLoader(dataset, batch_size=3).__iter__().__next__().split(3)
+    assert batch.dtype == torch.int64
+    assert batch[1].tolist() == stream[99:199].tolist()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"uri": "absent"}, NotFound),
+        ({"uri": "d", "format": "nonsense"}, InvalidInput),
+        ({"uri": "d", "fields": ("nose",)}, InvalidInput),
+    ],
+)
+def test_wrong_input_is_one_typed_line(home: Path, arguments: dict[str, Any], error: type[Exception]) -> None:
+    datasets.write_files(home / "d", {"a.txt": b"x"})
+    with pytest.raises(error) as raised:
+        open_dataset(home / arguments.pop("uri"), **arguments)
+    assert "\n" not in str(raised.value)
+
+
+def test_several_ranks_require_a_daemon_for_remote_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CACHESVC", "require")
+    with pytest.raises(DaemonUnavailable, match="cachesvc serve"):
+        open_dataset("s3://bucket/prefix/")
+
+
+def test_a_policy_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    monkeypatch.setenv("CACHESVC", "perhaps")
+    with pytest.raises(InvalidInput, match="perhaps"):
+        open_dataset(home)
+
+
+@pytest.mark.parametrize("arguments", [{"on_error": "skip"}, {"epochs": 0}])
+def test_arguments_that_make_no_sense_are_refused(link: MemoryLink, arguments: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput):
+        DataLoader(in_memory(link), **arguments)
+
+
+def test_stats_tell_waits_and_origins(link: MemoryLink) -> None:
+    loader = DataLoader(in_memory(link), batch_size=10)
+    list(loader)
+    stats = loader.stats()
+    assert (stats.steps, stats.samples) == (10, 100)
+    assert stats.bytes_by_origin == {"ram": 1600, "nvme": 0, "direct": 0, "local": 0}
+    assert 0 < stats.wait_p50_s <= stats.wait_p99_s <= stats.wait_s <= stats.elapsed_s
