@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import time
 from pathlib import Path
 
@@ -114,6 +115,7 @@ def run(name: str, batches: DataLoader, epochs: int, step: object, ledger: Path)
 
 def main() -> None:
     """Two datasets, one after the other."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     options = argparse.ArgumentParser()
     options.add_argument("--digits", required=True)
     options.add_argument("--stdlib", required=True)

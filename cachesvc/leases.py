@@ -131,7 +131,7 @@ class DaemonGrants:
                     self._try_send(Message(Op.RELEASE, 0, answer.value))
             elif answer.op is Op.GRANT and fd is not None:
                 self._leases[extent] = self._leases.get(extent, 0) + 1
-                answers[extent] = Granted(extent, fd, 0, answer.size, answer.text)
+                answers[extent] = Granted(extent, fd, 0, answer.size, answer.text.rstrip("0123456789"))
             elif answer.op is Op.REFUSED:
                 answers[extent] = Refused(extent)
             else:

@@ -126,6 +126,9 @@ class SeaweedFS:
         }
         config = self.directory / "s3.json"
         config.write_text(json.dumps({"identities": [identity]}))
+        # One volume a bucket instead of seven: buckets of tests are many and small.
+        growth = "".join(f"copy_{copies} = 1\n" for copies in (1, 2, 3, "other"))
+        (self.directory / "master.toml").write_text("[master.volume_growth]\n" + growth)
         data = self.directory / "data"
         data.mkdir(exist_ok=True)
         command = [weed_binary(), "-logtostderr=true", "server", f"-dir={data}"]
@@ -134,7 +137,7 @@ class SeaweedFS:
         command += [f"-filer.port={filer}", f"-filer.port.grpc={filer_grpc}"]
         command += [f"-volume.port={volume}", f"-volume.port.grpc={volume_grpc}"]
         command += [f"-master.port={master}", f"-master.port.grpc={master_grpc}", "-master.peers=none"]
-        command += ["-master.volumeSizeLimitMB=512", "-volume.max=200", "-volume.preStopSeconds=0"]
+        command += ["-master.volumeSizeLimitMB=512", "-volume.max=2000", "-volume.preStopSeconds=0"]
         command += ["-volume.minFreeSpacePercent=0", "-s3.autoCreateBucket=false"]
         command += [f"-filer.localSocket={self.directory}/f.sock", f"-s3.localSocket={self.directory}/s.sock"]
         with open(self.directory / "weed.log", "ab") as log:

@@ -238,7 +238,7 @@ def test_after_a_kill_nvme_is_warm_and_held_memory_counts(
         grants = DaemonGrants(daemon.socket_dir, info.id)
         answers = grants.acquire(range(EXTENTS), 30.0)
         in_ram = [a.extent for a in answers if isinstance(a, Granted) and a.origin == "ram"]
-        on_nvme = [a.extent for a in answers if isinstance(a, Granted) and a.origin.startswith("nvme")]
+        on_nvme = [a.extent for a in answers if isinstance(a, Granted) and a.origin == "nvme"]
         assert in_ram
         assert on_nvme
         index = nvme / "cachesvc/v1/extents"

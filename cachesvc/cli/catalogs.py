@@ -16,6 +16,7 @@ from cachesvc.core.errors import DaemonUnavailable
 from cachesvc.core.model import DatasetId
 from cachesvc.leases import DaemonGrants
 from cachesvc.sources.open import Sources, SourceSettings
+from cachesvc.sources.uri import canonical
 
 
 @contextmanager
@@ -58,7 +59,7 @@ def _granted(directory: str, name: str, options: Options, as_json: bool) -> Iter
 def _built(name: str, options: Options, as_json: bool) -> Iterator[tuple[DatasetId, str]]:
     with tempfile.TemporaryDirectory(prefix="cachesvc-") as directory:
         sources = Sources(SourceSettings())
-        uris = sources.spelled_out(target.absolute(name))
+        uris = sources.spelled_out(canonical(target.absolute(name)))
         found = survey(uris, options, sources)
         path = f"{directory}/{found.id}.lmdb"
         with Feedback("index", as_json) as feedback:

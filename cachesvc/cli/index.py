@@ -32,6 +32,7 @@ def index(uri: str, beside: bool, into: str | None, socket: str | None, json: bo
             written.append(into)
         if beside:
             written.append(leave_beside(path, target.absolute(uri)))
+        size_bytes, catalog_bytes = int(catalog.extent_sizes.sum()), os.stat(path).st_size
         row = {
             "event": "indexed",
             "dataset": dataset,
@@ -39,9 +40,9 @@ def index(uri: str, beside: bool, into: str | None, socket: str | None, json: bo
             "format": catalog.format,
             "samples": catalog.samples,
             "extents": len(catalog.extent_sizes),
-            "size_bytes": int(catalog.extent_sizes.sum()),
+            "size_bytes": size_bytes,
             "stored_bytes": catalog.stored_bytes,
-            "catalog_bytes": os.stat(path).st_size,
+            "catalog_bytes": catalog_bytes,
             "written": written,
         }
     if json:
@@ -50,6 +51,6 @@ def index(uri: str, beside: bool, into: str | None, socket: str | None, json: bo
         where = f"; written to {', '.join(written)}" if written else ""
         output.say(
             f"{uri} ({dataset}): {catalog.format}, {catalog.samples:,} samples in {row['extents']:,} extents,"
-            f" {output.size(catalog.extent_sizes.sum())}, catalog {output.size(os.stat(path).st_size)}{where}"
+            f" {output.size(size_bytes)}, catalog {output.size(catalog_bytes)}{where}"
         )
     return 0

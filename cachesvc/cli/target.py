@@ -45,10 +45,10 @@ def versions(control: Control, target: str, options: Options) -> list[DatasetId]
 
 
 def absolute(uri: str) -> str:
-    """A local path seen from here: the daemon runs in another directory."""
+    """A local path as the daemon will name it: it runs in another directory, and resolves links."""
     if "://" in uri:
         return uri
-    path = os.path.abspath(os.path.expanduser(uri))
+    path = os.path.realpath(os.path.expanduser(uri))
     return f"{path}/" if uri.endswith("/") and path != "/" else path
 
 

@@ -13,8 +13,9 @@ import socket
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 from cachesvc.catalog.build import Options, build, survey
@@ -31,6 +32,8 @@ from cachesvc.tiers.tier import Checksums
 
 MAX_CATALOGS = 16
 """Open catalogs; each costs two descriptors and no memory of its own."""
+MAX_JOBS = 16
+"""Side by side: fills are fewer, builds of other datasets must not wait for one that takes minutes."""
 FILLER_NICE = 5
 """Grants come first when cores are scarce."""
 
@@ -49,9 +52,10 @@ class Filler:
             )
         )
         self._own = threading.local()
-        self._jobs = ThreadPoolExecutor(settings.fills_per_filler + 1, thread_name_prefix="job")
+        self._jobs = ThreadPoolExecutor(MAX_JOBS, thread_name_prefix="job")
         self._catalogs: OrderedDict[str, Catalog] = OrderedDict()
         self._catalogs_lock = threading.Lock()
+        self._building: dict[str, tuple[threading.Lock, int]] = {}
 
     def run(self) -> None:
         """Serve until the daemon closes the channel."""
@@ -112,10 +116,26 @@ class Filler:
         uris = [found for uri in job.uris for found in self._sources.spelled_out(uri)]
         found = survey(uris, Options(**job.options), self._sources)  # type: ignore[arg-type]
         path = f"{job.catalogs}/{found.id}.lmdb"
-        if not os.path.exists(path):
-            with CachedBytes(self._settings.socket_dir, job.catalogs, found) as data:
-                build(found, path, self._sources, data, self._progress(job.number))
+        with self._one_build(found.id):
+            if not os.path.exists(path):
+                with CachedBytes(self._settings.socket_dir, job.catalogs, found) as data:
+                    build(found, path, self._sources, data, self._progress(job.number))
         return jobs.Done(job.number, dataset=found.id)
+
+    @contextmanager
+    def _one_build(self, dataset: str) -> Iterator[None]:
+        """All ranks of a job open its dataset at once; the first builds, the others wait and find it built."""
+        with self._catalogs_lock:
+            turn, users = self._building.get(dataset, (threading.Lock(), 0))
+            self._building[dataset] = (turn, users + 1)
+        try:
+            with turn:
+                yield
+        finally:
+            with self._catalogs_lock:
+                turn, users = self._building.pop(dataset)
+                if users > 1:
+                    self._building[dataset] = (turn, users - 1)
 
     def _progress(self, number: int) -> Callable[[int, int], None]:
         return lambda done, total: jobs.send(self._channel, jobs.Progress(number, done, total))

@@ -92,7 +92,8 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
                     self._loop.call(lambda: self._runner.handle(events.Prefetched(job, dataset.id)))
                 while True:
                     reply = self._loop.call(lambda: self._progress(job, dataset))
-                    reply.done = reply.done or request.dry_run
+                    if request.dry_run:
+                        reply.done, reply.unfit_bytes = True, self._loop.call(partial(self._unfit, reply))
                     yield reply
                     if reply.done or not context.is_active():
                         return
@@ -202,6 +203,13 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
             failures=failures,
             done=progress.finished,
         )
+
+    def _unfit(self, reply: pb.PrefetchReply) -> int:
+        """Bytes of a dataset beyond the room that nobody's kept extents take. An extent straddles no tiers,
+        so it can be more by an extent a tier."""
+        tiers = [tier for tier in self._runner.node.status().tiers if not tier.lost]
+        room = sum(max(0, tier.budget_bytes - tier.reserve_bytes - tier.kept_bytes) for tier in tiers)
+        return max(0, int(reply.size_bytes - reply.resident_bytes) - room)
 
     def _verify(self, extent: ExtentId, tier: TierName) -> bool:
         answers: queue.Queue[bool] = queue.Queue()

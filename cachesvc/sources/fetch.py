@@ -17,7 +17,7 @@ from cachesvc.core.model import Extent, ObjectVersion, Piece
 from cachesvc.sources.source import Source
 
 PART_BYTES = 8 << 20
-"""At 20 ms a request and 90 MB/s a connection a part of 8 MiB spends 18 % waiting, and 64 MiB has 8 of them."""
+"""At 20 ms a request and 90 MB/s a connection a part of 8 MiB waits for 18 % of its time."""
 THREADS = 64
 """Small objects wait for latency, not bandwidth: 64 under way hide 20 ms at 3,000 objects a second."""
 BUFFERS_BYTES = 128 << 20
@@ -124,9 +124,9 @@ def _parts(extent: Extent, part_bytes: int) -> Iterator[_Part]:
         version = piece.object
         if piece.codec:
             if piece.codec.split(":")[0] != "zstd":
-                raise InvalidInput(
-                    f"{version.uri}: nobody here decodes {piece.codec!r}; zstd is what there is"
-                )
+                raise InvalidInput(f"{version.uri}: codec {piece.codec!r} is unknown; only zstd is read")
+            if piece.length and not version.size_bytes:
+                raise CorruptData(f"{version.uri} is empty, not zstd")
             starts = range(0, version.size_bytes, part_bytes)
             stored = _Stored(piece, at, bytearray(version.size_bytes), len(starts))
             for start in starts:
@@ -162,7 +162,5 @@ def _write(into_fd: int, data: memoryview, at: int) -> None:
             data, at = data[done:], at + done
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise OutOfSpace(
-                "no space left for the extent being filled; free some or lower the budget"
-            ) from error
+            raise OutOfSpace("no space left for the extent; lower the budget") from error
         raise TierFailed(f"cannot write the extent being filled: {error.strerror}") from error

@@ -42,6 +42,8 @@ class FilesSource:
                 yield self.head(prefix)
                 return
             yield from self._below(path.rstrip("/") or "/", root, (root,))
+        except CacheError:
+            raise
         except OSError as error:
             raise _translated(error, prefix) from error
 
@@ -69,9 +71,9 @@ class FilesSource:
                 _unchanged(file, version)
             finally:
                 os.close(file)
+        except CacheError:
+            raise
         except OSError as error:
-            if isinstance(error, CacheError):
-                raise
             raise _translated(error, version.uri) from error
 
     def close(self) -> None:
@@ -140,8 +142,6 @@ def _read(file: int, offset: int, into: memoryview, version: ObjectVersion) -> N
 
 
 def _translated(error: OSError, uri: str) -> CacheError:
-    if isinstance(error, CacheError):
-        return error
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return NotFound(f"{uri}: no such file or folder")
     if error.errno in (errno.EACCES, errno.EPERM):

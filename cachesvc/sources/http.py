@@ -14,7 +14,7 @@ import struct
 import threading
 from dataclasses import dataclass
 
-from cachesvc.core.errors import SourceUnavailable
+from cachesvc.core.errors import CacheError, SourceUnavailable
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
@@ -56,6 +56,8 @@ class Connection:
         try:
             self._sock.sendall(request)
             head = self._head()
+        except CacheError:
+            raise
         except (BrokenPipeError, ConnectionResetError) as error:
             raise Hangup(f"{self._name} closed the connection") from error
         except OSError as error:
@@ -89,7 +91,7 @@ class Connection:
     @property
     def clean(self) -> bool:
         """Whether another request may follow on this connection."""
-        return self._keep and not self._left and not self._ahead
+        return self._keep and not (self._left or self._ahead or self.interrupted)
 
     def interrupt(self) -> None:
         """Make a read that runs in another thread fail now."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 import fsspec
@@ -41,11 +42,14 @@ class FsspecSource:
             found = self._filesystem.find(path, detail=True)
             if not found and not self._filesystem.exists(path):
                 raise NotFound(f"{prefix}: no such file or folder")
+        except CacheError:
+            raise
         except (OSError, ValueError) as error:
             raise _translated(error, prefix) from error
         for name in sorted(found, key=str.encode):
             if found[name].get("type", "file") == "file":
-                yield self._version(found[name])
+                # Drivers name files in their own way; ours keep the prefix as it was asked for.
+                yield _version(prefix.rstrip("/") + name[len(path.rstrip("/")) :], found[name])
 
     def head(self, uri: str) -> ObjectVersion:
         """The object's current version. Raises NotFound."""
@@ -56,7 +60,7 @@ class FsspecSource:
             raise _translated(error, uri) from error
         if found.get("type", "file") != "file":
             raise NotFound(f"{uri} is not a file")
-        return self._version(found)
+        return _version(uri, found)
 
     def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
         """Read a range, then check that the object is still that version."""
@@ -77,14 +81,6 @@ class FsspecSource:
     def close(self) -> None:
         """The file system belongs to fsspec, which keeps it."""
 
-    def _version(self, info: dict[str, Any]) -> ObjectVersion:
-        if info.get("size") is None:
-            raise InvalidInput(f"{info['name']}: its size is unknown, so it cannot be cached")
-        tag = next((str(info[key]) for key in _VERSION_KEYS if info.get(key)), "")
-        return ObjectVersion(
-            self._filesystem.unstrip_protocol(info["name"]), int(info["size"]), tag.strip('"')
-        )
-
 
 def open_fsspec(uri: str) -> FsspecSource:
     """The source for a URL. Raises InvalidInput when no driver for it is installed."""
@@ -98,10 +94,17 @@ def open_fsspec(uri: str) -> FsspecSource:
 
 
 def _translated(error: Exception, uri: str) -> CacheError:
-    if isinstance(error, CacheError):
-        return error
     if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
         return NotFound(f"{uri}: no such file or folder")
     if isinstance(error, PermissionError):
         return NotAllowed(f"{uri}: access refused; check the credentials of its driver")
     return SourceUnavailable(f"{uri}: {' '.join(str(error).split())[:300] or type(error).__name__}")
+
+
+def _version(uri: str, info: dict[str, Any]) -> ObjectVersion:
+    if info.get("size") is None:
+        raise InvalidInput(f"{uri}: its size is unknown, so it cannot be cached")
+    tag = next((info[key] for key in _VERSION_KEYS if info.get(key)), "")
+    if isinstance(tag, datetime):  # some drivers give a time from `info` and its number from `find`
+        tag = tag.timestamp()
+    return ObjectVersion(uri, int(info["size"]), str(tag).strip('"'))

@@ -103,23 +103,8 @@ class Resilient:
         return self._concurrency.limit
 
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
-        """As the source lists; after a failure the listing starts over and goes on behind its last object."""
-        seen = 0
-        last = ""
-        pages = self._source.list(prefix)
-
-        def following() -> ObjectVersion | None:
-            nonlocal pages
-            try:
-                return next(pages, None)
-            except CacheError:
-                pages = _behind(self._source.list(prefix), last) if seen else self._source.list(prefix)
-                raise
-
-        while (found := self._patiently(following)) is not None:
-            seen += 1
-            last = found.uri
-            yield found
+        """As the source lists, once the listing is complete."""
+        return iter(self._patiently(lambda: [*self._source.list(prefix)]))
 
     def head(self, uri: str) -> ObjectVersion:
         """As the source's, with patience."""
@@ -271,8 +256,3 @@ class _Hedger:
                     return heapq.heappop(self._due)[2]
                 self._changed.wait(wait_s)
         return None
-
-
-def _behind(listing: Iterator[ObjectVersion], last: str) -> Iterator[ObjectVersion]:
-    """What a listing in key order holds behind `last`."""
-    return (found for found in listing if found.uri.encode() > last.encode())

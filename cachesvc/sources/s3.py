@@ -81,6 +81,7 @@ class S3Source:
         self._regions: dict[str, str] = {}
         self._pool = Pool(tls)
         self._active: dict[int, Connection] = {}
+        self._lock = threading.Lock()
 
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
         """Every object below `prefix`, in key order, or the one object of exactly that name."""
@@ -93,12 +94,14 @@ class S3Source:
                     yield _version(bucket, first[0])
                     return
                 key += "/"
-            for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=key):
-                for found in page.get("Contents", []):
-                    if found["Size"] or not found["Key"].endswith("/"):
-                        yield _version(bucket, found)
+            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=key)
+            found = [row for page in pages for row in page.get("Contents", [])]
         except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
             raise _translated(error, prefix) from error
+        # S3 lists in key order, but S3 Express and SeaweedFS do not.
+        for row in sorted(found, key=lambda row: row["Key"].encode()):
+            if row["Size"] or not row["Key"].endswith("/"):
+                yield _version(bucket, row)
 
     def head(self, uri: str) -> ObjectVersion:
         """The object's current version. Raises NotFound, NotAllowed, SourceUnavailable."""
@@ -119,9 +122,10 @@ class S3Source:
 
     def interrupt(self, thread: int) -> None:
         """Make the read that runs in that thread (`threading.get_ident()`) fail now, if one does."""
-        connection = self._active.get(thread)
-        if connection is not None:
-            connection.interrupt()
+        with self._lock:  # not a moment later: the connection may serve another thread then
+            connection = self._active.get(thread)
+            if connection is not None:
+                connection.interrupt()
 
     def close(self) -> None:
         """Close every connection."""
@@ -160,7 +164,8 @@ class S3Source:
             connection.read_into(into)
             return True
         finally:
-            del self._active[thread]
+            with self._lock:
+                del self._active[thread]
 
     def _refused(self, version: ObjectVersion, answer: Answer, body: bytes) -> bool:
         """False when the bucket lies in another region, which is known from here on; raises otherwise."""

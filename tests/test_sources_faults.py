@@ -1,0 +1,155 @@
+"""What goes wrong between us and an S3 server, made to happen by a proxy before a real one."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from cachesvc.core.errors import CacheError, NotAllowed, NotFound, SourceChanged, SourceUnavailable
+from cachesvc.core.model import ObjectVersion
+from cachesvc.sources.resilient import Resilience, Resilient
+from cachesvc.sources.s3 import S3Settings, S3Source, open_s3
+from tests.servers import Fault, Proxy, SeaweedFS
+
+DATA = os.urandom(1 << 20)
+
+
+@pytest.fixture
+def version(s3_server: SeaweedFS, bucket: str) -> ObjectVersion:
+    etag = s3_server.client().put_object(Bucket=bucket, Key="x", Body=DATA)["ETag"].strip('"')
+    return ObjectVersion(f"s3://{bucket}/x", len(DATA), etag)
+
+
+@pytest.fixture
+def source(s3_env: dict[str, str], proxy: Proxy) -> Iterator[S3Source]:
+    found = open_s3(S3Settings(endpoint=proxy.endpoint))
+    yield found
+    found.close()
+
+
+def _read(source: S3Source | Resilient, version: ObjectVersion, offset: int = 0, size: int = 1000) -> bytes:
+    into = bytearray(size)
+    source.read_into(version, offset, memoryview(into))
+    return bytes(into)
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "says"),
+    [
+        (Fault("status", status=503, retry_after_s=3), SourceUnavailable, "503"),
+        (Fault("status", status=500), SourceUnavailable, "500"),
+        (Fault("status", status=412), SourceChanged, "overwritten"),
+        (Fault("cut", after_bytes=500), SourceUnavailable, "cut the answer after 500 of 1000 bytes"),
+        (Fault("cut", after_bytes=0), SourceUnavailable, "cut the answer"),
+        (Fault("ignore-range"), SourceUnavailable, "ignored the byte range"),
+    ],
+)
+def test_a_bad_answer_is_a_typed_error_and_the_next_read_works(
+    source: S3Source, proxy: Proxy, version: ObjectVersion, fault: Fault, kind: type[CacheError], says: str
+) -> None:
+    proxy.faults.append(fault)
+    with pytest.raises(kind, match=says) as caught:
+        _read(source, version, 10)
+    assert "\n" not in str(caught.value)
+    assert _read(source, version, 10) == DATA[10:1010]
+
+
+def test_throttling_carries_its_retry_after(source: S3Source, proxy: Proxy, version: ObjectVersion) -> None:
+    proxy.faults.append(Fault("status", status=429, retry_after_s=3))
+    with pytest.raises(SourceUnavailable) as caught:
+        _read(source, version)
+    assert (caught.value.throttled, caught.value.retry_after_s) == (True, 3.0)
+
+
+def test_a_server_that_ignores_if_match_is_caught_by_the_etag(
+    source: S3Source, proxy: Proxy, s3_server: SeaweedFS, version: ObjectVersion
+) -> None:
+    bucket = version.uri.split("/")[2]
+    s3_server.client().put_object(Bucket=bucket, Key="x", Body=DATA[::-1])
+    proxy.faults.append(Fault("ignore-if-match"))
+    with pytest.raises(SourceChanged, match=version.uri):
+        _read(source, version)
+
+
+def test_a_whole_object_may_be_answered_without_a_range(
+    source: S3Source, proxy: Proxy, version: ObjectVersion
+) -> None:
+    proxy.faults.append(Fault("ignore-range"))
+    assert _read(source, version, 0, len(DATA)) == DATA
+
+
+def test_connections_are_kept_and_a_stale_one_is_replaced(
+    source: S3Source, proxy: Proxy, version: ObjectVersion
+) -> None:
+    _read(source, version)
+    proxy.hang_up()
+    assert _read(source, version, 5) == DATA[5:1005]
+
+
+def test_nobody_at_the_endpoint_is_unavailable(s3_env: dict[str, str], version: ObjectVersion) -> None:
+    found = open_s3(S3Settings(endpoint="http://127.0.0.1:1"))
+    with pytest.raises(SourceUnavailable, match="check the endpoint"):
+        _read(found, version)
+
+
+def test_wrong_credentials_are_refused_by_name(
+    s3_env: dict[str, str], version: ObjectVersion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    found = open_s3(S3Settings())
+    for call in (
+        lambda: _read(found, version),
+        lambda: found.head(version.uri),
+        lambda: list(found.list(version.uri)),
+    ):
+        with pytest.raises(NotAllowed, match="check the credentials"):
+            call()
+
+
+def test_no_credentials_are_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, os.devnull)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(NotAllowed, match="AWS_ACCESS_KEY_ID"):
+        open_s3(S3Settings())
+
+
+def test_a_missing_bucket_is_said_to_be_missing(source: S3Source, version: ObjectVersion) -> None:
+    elsewhere = ObjectVersion("s3://not-here-at-all/x", 10, "")
+    with pytest.raises(NotFound, match="not-here-at-all"):
+        _read(source, elsewhere)
+
+
+def test_retries_give_the_right_bytes_in_the_end(
+    source: S3Source, proxy: Proxy, version: ObjectVersion
+) -> None:
+    slept: list[float] = []
+    patient = Resilient(source, Resilience(), sleep=slept.append)
+    proxy.faults += [Fault("status", times=2, retry_after_s=1), Fault("cut", after_bytes=70_000)]
+    assert _read(patient, version, 1, 500_000) == DATA[1:500_001]
+    assert patient.counters.retries == len(slept) == 3
+    assert min(slept[:2]) >= 1.0
+    assert patient.concurrency < Resilience().concurrency
+
+
+def test_a_stalled_read_is_hedged_and_the_winner_is_whole(
+    source: S3Source, proxy: Proxy, version: ObjectVersion
+) -> None:
+    patient = Resilient(source, Resilience())
+    for number in range(64):  # just enough samples; none of these can have used up the share of hedges
+        _read(patient, version, number)
+    proxy.faults.append(Fault("stall", after_bytes=300))
+    into = bytearray(1000)
+    reading = threading.Thread(target=patient.read_into, args=(version, 99, memoryview(into)))
+    reading.start()
+    reading.join(timeout=20)
+    assert not reading.is_alive()
+    assert bytes(into) == DATA[99:1099]
+    assert patient.counters.hedge_wins == 1
+    assert patient.counters.requests == 65
+    patient.close()

@@ -1,0 +1,123 @@
+"""An extent's pieces arrive at their places, or the fetch fails by name."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cachesvc.core.errors import CorruptData, InvalidInput, NotFound, SourceChanged, TierFailed
+from cachesvc.core.model import ObjectVersion, Piece, extent_of
+from cachesvc.sources.fetch import Fetcher
+from cachesvc.sources.files import FilesSource
+from cachesvc.sources.s3 import S3Settings, open_s3
+from tests.servers import Proxy, SeaweedFS
+
+
+@pytest.fixture
+def fetcher() -> Iterator[Fetcher]:
+    source = FilesSource()
+    found = Fetcher(lambda _: source, threads=8, part_bytes=1 << 16)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def target() -> Iterator[int]:
+    fd = os.memfd_create("target", os.MFD_CLOEXEC)
+    yield fd
+    os.close(fd)
+
+
+def _stored(path: Path, data: bytes) -> ObjectVersion:
+    path.write_bytes(data)
+    return FilesSource().head(str(path))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 200_000), st.booleans()), min_size=0, max_size=8), st.integers(0, 99)
+)
+def test_pieces_are_concatenated(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[tuple[int, bool]], seed: int
+) -> None:
+    folder, rng = tmp_path_factory.mktemp("pieces"), random.Random(seed)
+    pieces, wanted = [], b""
+    for number, (size, encoded) in enumerate(sizes):
+        data = rng.randbytes(size)
+        if encoded:
+            raw = zstandard.compress(data[: size // 2]) + zstandard.compress(data[size // 2 :])
+            pieces.append(Piece(_stored(folder / str(number), raw), 0, size, "zstd:7"))
+        else:
+            offset = rng.randint(0, size)
+            pieces.append(Piece(_stored(folder / str(number), data), offset, size - offset))
+            data = data[offset:]
+        wanted += data
+    source, fd = FilesSource(), os.memfd_create("target", os.MFD_CLOEXEC)
+    fetcher = Fetcher(lambda _: source, threads=4, part_bytes=1 << 15)
+    try:
+        fetcher.fetch(extent_of(pieces), fd)
+        assert os.pread(fd, len(wanted) + 1, 0) == wanted
+    finally:
+        fetcher.close()
+        os.close(fd)
+
+
+def test_a_decoded_object_must_have_its_announced_length(
+    fetcher: Fetcher, target: int, tmp_path: Path
+) -> None:
+    raw = zstandard.compress(bytes(50 << 20))
+    bomb = _stored(tmp_path / "bomb", raw)
+    with pytest.raises(CorruptData, match="more than the 1000 bytes"):
+        fetcher.fetch(extent_of([Piece(bomb, 0, 1000, "zstd")]), target)
+    assert os.fstat(target).st_size <= 1000
+    with pytest.raises(CorruptData, match="not the"):
+        fetcher.fetch(extent_of([Piece(bomb, 0, (50 << 20) + 1, "zstd")]), target)
+    for name, damage in (("cut", raw[:-9]), ("noise", b"noise" * 9), ("empty", b"")):
+        with pytest.raises(CorruptData, match=name):
+            fetcher.fetch(extent_of([Piece(_stored(tmp_path / name, damage), 0, 50 << 20, "zstd")]), target)
+    with pytest.raises(InvalidInput, match="lzma"):
+        fetcher.fetch(extent_of([Piece(bomb, 0, 1000, "lzma")]), target)
+
+
+def test_the_first_failure_is_raised_and_the_fetcher_goes_on(
+    fetcher: Fetcher, target: int, tmp_path: Path
+) -> None:
+    fine = _stored(tmp_path / "fine", bytes(1 << 20))
+    for broken, kind in (
+        (ObjectVersion(f"{tmp_path}/gone", 9, ""), NotFound),
+        (ObjectVersion(fine.uri, 9, ""), SourceChanged),
+    ):
+        with pytest.raises(kind):
+            fetcher.fetch(extent_of([Piece(fine, 0, 1 << 20), Piece(broken, 0, 9)]), target)
+    fetcher.fetch(extent_of([Piece(fine, 0, 1 << 20)]), target)
+    with pytest.raises(TierFailed):
+        fetcher.fetch(extent_of([Piece(fine, 0, 1 << 20)]), os.open("/dev/null", os.O_RDONLY))
+
+
+def test_one_get_a_part_and_no_more(
+    s3_env: dict[str, str], s3_server: SeaweedFS, proxy: Proxy, bucket: str, target: int
+) -> None:
+    client, rng = s3_server.client(), random.Random(3)
+    blobs = {f"k{number:02d}": rng.randbytes(30_000 + number) for number in range(40)} | {
+        "big": rng.randbytes(900_000)
+    }
+    for key, data in blobs.items():
+        client.put_object(Bucket=bucket, Key=key, Body=data)
+    source = open_s3(S3Settings(endpoint=proxy.endpoint))
+    extent = extent_of(Piece(version, 0, version.size_bytes) for version in source.list(f"s3://{bucket}/"))
+    proxy.reset()
+    fetcher = Fetcher(lambda _: source, threads=16, part_bytes=1 << 18)
+    fetcher.fetch(extent, target)
+    fetcher.close()
+    source.close()
+    assert os.pread(target, extent.size_bytes + 1, 0) == b"".join(blobs[key] for key in sorted(blobs))
+    assert proxy.counts.requests == 40 + 4
+    assert proxy.counts.bytes == extent.size_bytes
+    assert set(proxy.counts.by.values()) == {1}

@@ -1,0 +1,127 @@
+"""Kept listings: asked once, dropped on request, never unpickled."""
+
+from __future__ import annotations
+
+import pickle
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cachesvc.core.errors import CorruptData, NotFound
+from cachesvc.core.model import ObjectVersion
+from cachesvc.sources.metadata import CachedMetadata
+
+
+class CountingSource:
+    """Lists three objects of any prefix and counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def list(self, prefix: str) -> Iterator[ObjectVersion]:
+        self.asked += 1
+        yield from (ObjectVersion(f"{prefix}{name}", 1, "e") for name in ("ä", "b", "c"))
+
+    def head(self, uri: str) -> ObjectVersion:
+        self.asked += 1
+        if uri.endswith("missing"):
+            raise NotFound(uri)
+        return ObjectVersion(uri, 1, "e")
+
+    def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
+        into[:] = b"x" * len(into)
+
+    def close(self) -> None:
+        pass
+
+
+class Bomb:
+    """Leaves a mark when it is unpickled."""
+
+    def __reduce__(self) -> tuple[object, tuple[str, str]]:
+        return (open, ("exploded", "w"))
+
+
+@pytest.fixture
+def source() -> CountingSource:
+    return CountingSource()
+
+
+@pytest.fixture
+def cached(source: CountingSource, tmp_path: Path) -> Iterator[CachedMetadata]:
+    found = CachedMetadata(source, tmp_path / "meta")
+    yield found
+    found.close()
+
+
+def test_a_listing_and_a_head_are_asked_for_once(source: CountingSource, cached: CachedMetadata) -> None:
+    assert list(cached.list("s3://b/p/")) == list(cached.list("s3://b/p/"))
+    assert cached.head("s3://b/x") == cached.head("s3://b/x")
+    assert source.asked == 2
+
+
+def test_a_listing_left_halfway_and_a_missing_object_are_not_kept(
+    source: CountingSource, cached: CachedMetadata
+) -> None:
+    next(cached.list("s3://b/p/"))
+    assert len(list(cached.list("s3://b/p/"))) == 3
+    for _ in range(2):
+        with pytest.raises(NotFound):
+            cached.head("s3://b/missing")
+    assert source.asked == 4
+
+
+def test_forget_drops_its_bucket_only(source: CountingSource, cached: CachedMetadata) -> None:
+    for prefix in ("s3://b/p/", "s3://b/q/", "s3://other/p/"):
+        list(cached.list(prefix))
+    assert cached.forget("s3://b/p/") == 2
+    list(cached.list("s3://other/p/"))
+    list(cached.list("s3://b/p/"))
+    assert source.asked == 4
+
+
+def test_what_expired_is_asked_again(source: CountingSource, tmp_path: Path) -> None:
+    cached = CachedMetadata(source, tmp_path / "meta", expiry_s=-1.0)
+    list(cached.list("s3://b/p/"))
+    list(cached.list("s3://b/p/"))
+    cached.close()
+    assert source.asked == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "value"),
+    [
+        ("value = ?, mode = 4", pickle.dumps(Bomb())),
+        ("filename = ?, mode = 4, value = NULL", "../../bomb"),
+        ("filename = ?, mode = 3, value = NULL", "../../bomb"),
+        ("value = ?, mode = 1", "[1, 2"),
+        ("value = ?, mode = 1", '{"a": 1}'),
+        ("value = ?, mode = 1", "[[1, 2, 3]]"),
+        ("value = ?, mode = 1", 17),
+    ],
+)
+def test_a_tampered_row_is_refused_not_unpickled(
+    cached: CachedMetadata, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, value: object
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bomb").write_bytes(pickle.dumps(Bomb()))
+    list(cached.list("s3://b/p/"))
+    with sqlite3.connect(tmp_path / "meta" / "cache.db") as rows:
+        rows.execute(f"UPDATE Cache SET {change}", (value,))
+    with pytest.raises(CorruptData):
+        list(cached.list("s3://b/p/"))
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_a_tampered_key_is_refused_not_unpickled(
+    cached: CachedMetadata, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    list(cached.list("s3://b/p/"))
+    with sqlite3.connect(tmp_path / "meta" / "cache.db") as rows:
+        rows.execute("UPDATE Cache SET key = ?, raw = 0", (pickle.dumps(Bomb()),))
+    with pytest.raises(CorruptData):
+        list(cached._cache)
+    assert not (tmp_path / "exploded").exists()

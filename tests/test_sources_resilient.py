@@ -1,0 +1,153 @@
+"""Patience, with sources that fail on purpose and a clock that does not move by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachesvc.core.backoff import (
+    HEDGE_SHARE,
+    LATENCY_SAMPLES,
+    Concurrency,
+    LatencyTail,
+    full_jitter_s,
+    hedge_allowed,
+)
+from cachesvc.core.errors import NotFound, SourceUnavailable
+from cachesvc.core.model import ObjectVersion
+from cachesvc.sources.resilient import Resilience, Resilient
+
+X = ObjectVersion("fake://x", 4, "v")
+
+
+class FlakySource:
+    """Fails the first `failures` calls, throttled on request; lists ten objects and breaks off in between."""
+
+    def __init__(self, failures: int, throttled: bool = False, retry_after_s: float = 0.0) -> None:
+        self.failures, self.throttled, self.retry_after_s = failures, throttled, retry_after_s
+        self.calls = 0
+
+    def _maybe(self) -> None:
+        self.calls += 1
+        if self.calls <= self.failures:
+            error = SourceUnavailable("flaky")
+            error.throttled, error.retry_after_s = self.throttled, self.retry_after_s
+            raise error
+
+    def list(self, prefix: str) -> Iterator[ObjectVersion]:
+        for number in range(10):
+            if number == 5:
+                self._maybe()
+            yield ObjectVersion(f"{prefix}{number}", 1, "v")
+
+    def head(self, uri: str) -> ObjectVersion:
+        self._maybe()
+        if uri == "fake://missing":
+            raise NotFound(uri)
+        return ObjectVersion(uri, 1, "v")
+
+    def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
+        self._maybe()
+        into[:] = b"data"[offset : offset + len(into)]
+
+    def close(self) -> None:
+        pass
+
+
+class Clock:
+    """Moves only when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def _resilient(source: FlakySource, clock: Clock, **settings: float) -> Resilient:
+    return Resilient(source, Resilience(**settings), clock, lambda: 0.5, clock.sleep)  # type: ignore[arg-type]
+
+
+def test_it_tries_again_until_it_works() -> None:
+    clock, source, into = Clock(), FlakySource(3), bytearray(4)
+    patient = _resilient(source, clock)
+    patient.read_into(X, 0, memoryview(into))
+    assert bytes(into) == b"data"
+    assert (source.calls, patient.counters.requests, patient.counters.retries) == (4, 4, 3)
+    assert clock.now == pytest.approx(0.5 * (0.1 + 0.2 + 0.4))
+
+
+def test_it_gives_up_after_its_attempts_and_before_its_deadline() -> None:
+    clock, source = Clock(), FlakySource(1000)
+    with pytest.raises(SourceUnavailable):
+        _resilient(source, clock, attempts=4).head("fake://x")
+    assert source.calls == 4
+    with pytest.raises(SourceUnavailable):
+        _resilient(FlakySource(1000), clock, attempts=1000, deadline_s=30).head("fake://x")
+    assert clock.now < 31
+
+
+def test_what_is_missing_is_not_asked_for_twice() -> None:
+    source = FlakySource(0)
+    with pytest.raises(NotFound):
+        _resilient(source, Clock()).head("fake://missing")
+    assert source.calls == 1
+
+
+def test_retry_after_is_honoured_and_throttling_halves_concurrency_until_it_recovers() -> None:
+    clock, source = Clock(), FlakySource(1, throttled=True, retry_after_s=7)
+    patient = _resilient(source, clock, concurrency=16)
+    patient.head("fake://x")
+    assert clock.now >= 7
+    assert (patient.concurrency, patient.counters.throttled) == (8, 1)
+    for _ in range(16 * 16):
+        patient.head("fake://x")
+    assert patient.concurrency == 16
+
+
+def test_a_listing_that_breaks_off_goes_on_where_it_was() -> None:
+    patient = _resilient(FlakySource(2), Clock())
+    assert [v.uri for v in patient.list("fake://")] == [f"fake://{number}" for number in range(10)]
+
+
+@given(st.integers(0, 10_000), st.floats(0, 1, exclude_max=True))
+def test_jitter_stays_within_its_limit(attempt: int, chance: float) -> None:
+    assert 0 <= full_jitter_s(attempt, chance, 0.1, 20) <= min(20, 0.1 * 2 ** min(attempt, 60))
+
+
+@given(st.lists(st.booleans(), max_size=300), st.integers(1, 64))
+def test_concurrency_stays_between_one_and_its_most(good: list[bool], most: int) -> None:
+    concurrency = Concurrency(most)
+    for now, fine in enumerate(good):
+        concurrency.succeeded() if fine else concurrency.throttled(float(now))
+        assert 1 <= concurrency.limit <= most
+
+
+def test_many_failures_at_once_halve_only_once() -> None:
+    concurrency = Concurrency(64)
+    for number in range(64):
+        concurrency.throttled(number / 1000)
+    assert concurrency.limit == 32
+
+
+def test_a_tail_is_known_after_enough_samples_of_that_size_only() -> None:
+    tail = LatencyTail()
+    for number in range(LATENCY_SAMPLES - 1):
+        tail.add(1000, float(number))
+    assert tail.tail_s(1000) is None
+    tail.add(1000, 63.0)
+    assert tail.tail_s(1000) == 62.0
+    assert tail.tail_s(1 << 20) is None
+
+
+@given(st.integers(0, 100_000))
+def test_hedges_stay_within_their_share(requests: int) -> None:
+    hedges = int(requests * HEDGE_SHARE)
+    assert not hedge_allowed(hedges + 1, requests)
+    assert hedge_allowed(0, requests) == (requests >= 1 / HEDGE_SHARE)

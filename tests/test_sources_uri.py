@@ -1,0 +1,125 @@
+"""URIs as people type them, and as people type them who want out."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed
+from cachesvc.core.model import ObjectVersion
+from cachesvc.sources.files import FilesSource
+from cachesvc.sources.open import SourceSettings, open_source
+from cachesvc.sources.uri import allowlist, canonical, expand, glob, has_glob
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("S3://Bucket/Key/", "s3://Bucket/Key/"),
+        ("s3://b", "s3://b"),
+        ("s3://b/a%20b", "s3://b/a%20b"),
+        ("/data//x/", "file:///data/x/"),
+        ("file:///data/x", "file:///data/x"),
+        ("File://localhost/data/x", "file:///data/x"),
+        ("/a/../b", "file:///b"),
+        ("memory://m/x", "memory://m/x"),
+    ],
+)
+def test_canonical_form(typed: str, meant: str) -> None:
+    assert canonical(typed) == meant
+    assert canonical(meant) == meant
+
+
+@pytest.mark.parametrize(
+    "trick",
+    [
+        "", "s3://", "s3:///k", "s3://b/../c", "s3://b/./c", "s3://b//c", "s3://b/%2e%2e/c", "s3://b/a%2Fb",
+        "s3://b/a\\b", "s3://b/a\nb", "s3://b/a\x00b", "s3://b/c//", "file:///a/../etc", "file:///a/%2e%2e/b",
+        "s3://b/" + "x" * 5000,
+    ],
+)  # fmt: skip
+def test_tricks_are_refused(trick: str) -> None:
+    with pytest.raises(InvalidInput):
+        canonical(trick)
+
+
+@given(st.text(alphabet="s3:/.%2eEfF\\ab*{}?,0", max_size=24))
+def test_canonical_is_a_fixed_point_without_dot_segments(text: str) -> None:
+    try:
+        found = canonical("s3://b/" + text)
+    except InvalidInput:
+        return
+    assert canonical(found) == found
+    assert not {".", ".."} & set(found.split("/"))
+
+
+def test_the_allowlist_ends_at_segments() -> None:
+    allowed = allowlist(["s3://bucket/train", "s3://other/"])
+    for fine in ("s3://bucket/train", "s3://bucket/train/x", "S3://other/y", "s3://other"):
+        assert allowed.check(fine)
+    for wrong in ("s3://bucket/train2", "s3://bucket", "s3://bucket2/train", "s3://other2/", "file:///etc"):
+        with pytest.raises(NotAllowed, match="allowed prefix"):
+            allowed.check(wrong)
+
+
+def test_links_do_not_lead_out_of_the_allowlist(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "secret").write_bytes(b"s")
+    (tmp_path / "in" / "fine").write_bytes(b"f")
+    os.symlink(tmp_path / "out", tmp_path / "in" / "door")
+    os.symlink(tmp_path / "out" / "secret", tmp_path / "in" / "window")
+    os.symlink(tmp_path / "in", tmp_path / "in" / "loop")
+    allowed = allowlist([str(tmp_path / "in")])
+    with pytest.raises(NotAllowed):
+        allowed.check(f"{tmp_path}/in/door/secret")
+    with pytest.raises(NotAllowed):
+        allowed.check(f"{tmp_path}/in/door/*")
+    source = FilesSource(allowed.roots)
+    uri = allowed.check(f"{tmp_path}/in/")
+    assert [v.uri for v in source.list(uri)] == [uri + "fine"]
+    for path in ("door/secret", "window"):
+        with pytest.raises(NotAllowed):
+            source.head(uri + path)
+        with pytest.raises(NotAllowed):
+            source.read_into(ObjectVersion(uri + path, 1, ""), 0, memoryview(bytearray(1)))
+
+
+def test_brace_ranges() -> None:
+    assert expand("s3://b/{008..011}.tar") == [f"s3://b/{n:03d}.tar" for n in range(8, 12)]
+    assert expand("x{2..0}-{a,b}") == ["x2-a", "x2-b", "x1-a", "x1-b", "x0-a", "x0-b"]
+    assert expand("plain") == ["plain"]
+    for wrong in ("{}", "{a}", "{0..999999999}", "{0..999}{0..999}"):
+        with pytest.raises(InvalidInput):
+            expand(wrong)
+
+
+def test_globs_do_not_cross_slashes_but_double_stars_do(tmp_path: Path) -> None:
+    for key in ("a/1.tar", "a/2.tar", "a/10.tar", "a/x.txt", "b/1.tar", "a/c/1.tar", "a/[1].tar"):
+        (tmp_path / key).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / key).write_bytes(b"x")
+    root = f"file://{tmp_path}/"
+
+    def found(pattern: str) -> list[str]:
+        assert has_glob(pattern)
+        return [v.uri.removeprefix(root) for v in glob(FilesSource(), root + pattern)]
+
+    assert found("a/?.tar") == ["a/1.tar", "a/2.tar"]
+    assert found("a/*.tar") == ["a/1.tar", "a/10.tar", "a/2.tar", "a/[1].tar"]
+    assert found("*/1.tar") == ["a/1.tar", "b/1.tar"]
+    assert found("**/1.tar") == ["a/1.tar", "a/c/1.tar", "b/1.tar"]
+    assert found("a/[!1].tar") == ["a/2.tar"]
+    assert found("a/[1-2].tar") == ["a/1.tar", "a/2.tar"]
+    assert found("a/**") == ["a/1.tar", "a/10.tar", "a/2.tar", "a/[1].tar", "a/c/1.tar", "a/x.txt"]
+
+
+@pytest.mark.parametrize("uri", ["ftpx://h/x", "https://h/x"])
+def test_a_scheme_nobody_reads_is_one_clear_line(uri: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        open_source(uri, SourceSettings())
+    assert isinstance(caught.value, CacheError)
+    assert "\n" not in str(caught.value)
