@@ -24,11 +24,11 @@ from cachesvc.client import Control
 from tests.servers import SeaweedFS
 
 EXTENT_BYTES = 1 << 20
-STDLIB_BYTES = 24 << 20
+STDLIB_BYTES = 16 << 20
 EPOCHS = 2
 RANKS = 2
 LIMIT_S = 240.0
-console = Console()
+console = Console(width=120)
 
 
 def main() -> int:
@@ -39,7 +39,7 @@ def main() -> int:
         (root / "nvme").mkdir()
         with SeaweedFS(root / "s3") as s3:
             pack(s3)
-            options = ["--ram", "24MiB", "--nvme", f"{root / 'nvme'}=256MiB", "--allow", "s3://demo/"]
+            options = ["--ram", "12MiB", "--nvme", f"{root / 'nvme'}=256MiB", "--allow", "s3://demo/"]
             options += ["--extent-bytes", str(EXTENT_BYTES)]
             with Daemon(root / "node", options, s3.env()) as daemon:
                 good = job(root, daemon)
@@ -84,7 +84,7 @@ def job(root: Path, daemon: Daemon) -> bool:
 def follow(training: subprocess.Popen[str], daemon: Daemon, ledger: Path) -> dict[tuple[str, int], float]:
     """S3 bytes over dataset bytes of each epoch, read from the daemon's own status between epochs."""
     ratios: dict[tuple[str, int], float] = {}
-    before: dict[str, int] = {}
+    before = {name: status.source_bytes for name, status in fetched(daemon).items()}
     deadline = time.monotonic() + LIMIT_S
     for name in ("digits", "stdlib"):
         for epoch in range(EPOCHS):
@@ -92,13 +92,17 @@ def follow(training: subprocess.Popen[str], daemon: Daemon, ledger: Path) -> dic
                 if training.poll() is not None or time.monotonic() > deadline:
                     return ratios
                 time.sleep(0.05)
-            with Control(daemon.socket_dir) as control:
-                found = next(d for d in control.list() if f"/{name}/" in d.dataset.uri)
-            fetched = found.source_bytes - before.get(name, 0)
+            found = fetched(daemon)[name]
+            ratios[name, epoch] = (found.source_bytes - before.get(name, 0)) / found.dataset.stored_bytes
             before[name] = found.source_bytes
-            ratios[name, epoch] = fetched / found.dataset.stored_bytes
             (ledger / f"{name}-{epoch}.counted").touch()
     return ratios
+
+
+def fetched(daemon: Daemon) -> dict[str, Any]:
+    """The daemon's status of each dataset, by the name of its folder."""
+    with Control(daemon.socket_dir) as control:
+        return {found.dataset.uri.rstrip("/").rpartition("/")[2]: found for found in control.list()}
 
 
 def report(said: list[Mapping[str, Any]], ratios: dict[tuple[str, int], float], ledger: Path) -> bool:

@@ -50,7 +50,7 @@ def to_tensor(sample: tuple[object, int]) -> tuple[torch.Tensor, int]:
 def train_digits(uri: str, epochs: int, ledger: Path) -> None:
     """Images by class, decoded in two workers a rank."""
     train = open_dataset(uri, transform=to_tensor)
-    batches = DataLoader(train, batch_size=32, shuffle=True, num_workers=2, epochs=epochs)
+    batches = DataLoader(train, batch_size=32, shuffle=True, num_workers=2)
     model = DistributedDataParallel(Digits())
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
 
@@ -68,7 +68,7 @@ def train_digits(uri: str, epochs: int, ledger: Path) -> None:
 def train_bytes(uri: str, epochs: int, ledger: Path) -> None:
     """Token sequences, gathered in process."""
     tokens = open_dataset(uri, format="tokens", dtype="uint8", seq_len=512, overlap=1, out="int64")
-    batches = DataLoader(tokens, batch_size=32, shuffle=True, epochs=epochs, window=4 << 20)
+    batches = DataLoader(tokens, batch_size=32, shuffle=True, window=4 << 20)
     model = DistributedDataParallel(Bytes())
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 

@@ -97,12 +97,15 @@ class DaemonGrants:
             raise DaemonUnavailable(
                 f"no daemon answers at {self._path} ({error.strerror}); start one: cachesvc serve"
             ) from None
+        try:
+            self._send(channel, Message(Op.HELLO, wire.MAGIC, digest=bytes.fromhex(self._dataset)))
+            answer, _ = self._receive(channel, time.monotonic() + HELLO_TIMEOUT_S)
+            if answer.op is Op.FAILED:
+                raise from_code(answer.size, answer.text)
+        except BaseException:
+            channel.close()
+            raise
         self._channel = channel
-        self._send(channel, Message(Op.HELLO, wire.MAGIC, digest=bytes.fromhex(self._dataset)))
-        answer, _ = self._receive(channel, time.monotonic() + HELLO_TIMEOUT_S)
-        if answer.op is Op.FAILED:
-            self._disconnect()
-            raise from_code(answer.size, answer.text)
         self.token = answer.number
         for extent in self._leases:
             self._send(channel, Message(Op.HOLD, 0, extent))

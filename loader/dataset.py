@@ -13,7 +13,6 @@ from cachesvc.catalog.build import Options
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.layout import Fixed
 from cachesvc.core.errors import InvalidInput
-from cachesvc.core.model import EXTENT_BYTES
 from cachesvc.core.permute import permute
 from cachesvc.sources.uri import canonical
 from loader.connect import connect
@@ -37,7 +36,7 @@ def open_dataset(
     out: str | None = None,
     record_bytes: int = 0,
     labels: str = "",
-    extent_bytes: int = EXTENT_BYTES,
+    extent_bytes: int = 0,
 ) -> Dataset:
     """Open a prefix, file, glob, brace range, or a list of them, as one pinned dataset version.
 
