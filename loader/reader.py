@@ -23,6 +23,7 @@ from cachesvc.core.errors import OutOfSpace, TierFailed
 from cachesvc.core.model import PAGE_BYTES
 from cachesvc.grants import Granted, Grants
 from loader.forks import abandon_in_children
+from loader.heap import keep_freed_memory
 from loader.spans import AddressRange, Bytes
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -57,6 +58,7 @@ class Reader:
     def __init__(self, catalog: Catalog, grants: Grants, mapped_bytes: int = MAPPED_BYTES) -> None:
         self._catalog = catalog
         self.grants = grants
+        keep_freed_memory()
         self._limit = mapped_bytes
         self._range = AddressRange(catalog.space_bytes)
         self._starts, self._sizes = catalog.extent_starts, catalog.extent_sizes
