@@ -34,7 +34,7 @@ MAX_CATALOGS = 16
 """Open catalogs; each costs two descriptors and no memory of its own."""
 MAX_JOBS = 16
 """Side by side: fills are fewer, builds of other datasets must not wait for one that takes minutes."""
-FILLER_NICE = 5
+FILLER_NICE = 15
 """Grants come first when cores are scarce."""
 
 

@@ -45,6 +45,8 @@ log = logging.getLogger(__name__)
 CONTROL_THREADS = 32
 """A prefetch or verify holds one while it streams."""
 STOP_GRACE_S = 2.0
+SWITCH_INTERVAL_S = 0.0002
+"""Python's own 5 ms is how long a gRPC thread may keep the event loop, and so a grant, waiting."""
 NEEDED_OPEN_FILES = 65_536
 DISK_SPARE = 0.05
 """Left free on an NVMe disk that is given by share: a full disk is everybody's problem."""
@@ -57,6 +59,7 @@ def serve(settings: Settings) -> int:
     configure_logging(settings.log_format)
     raise_open_files()
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     loop = Loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: loop.stop())
