@@ -71,6 +71,10 @@ class Datasets:
         dataset = self._home[extent]
         return dataset, dataset.index_of[extent]
 
+    def has(self, extent: ExtentId) -> bool:
+        """Some loaded dataset has it."""
+        return extent in self._home
+
     def known(self, wanted: DatasetId) -> Dataset | None:
         """The dataset if it is loaded."""
         return self._loaded.get(wanted)

@@ -42,8 +42,9 @@ from cachesvc.tiers.tier import Tier
 from cachesvc.v1 import cachesvc_pb2, cachesvc_pb2_grpc
 
 log = logging.getLogger(__name__)
-CONTROL_THREADS = 32
-"""A prefetch or verify holds one while it streams."""
+CONTROL_THREADS = 256
+"""A prefetch, verify or opening holds one while it streams: all ranks and workers of a node open at once, and
+the builder they wait for needs one more to submit its plan. Started only when needed."""
 STOP_GRACE_S = 2.0
 NEEDED_OPEN_FILES = 65_536
 DISK_SPARE = 0.05
