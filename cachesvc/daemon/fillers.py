@@ -77,11 +77,14 @@ class Fillers:
         job = make(self._number)
         try:
             filler = self._least_busy(builds=isinstance(job, jobs.Build))
-            jobs.send(filler.channel, job, descriptors)
         except OSError as error:
             answered(self._lost(job.number, error))
-        else:
-            filler.waiting[job.number] = answered
+            return
+        filler.waiting[job.number] = answered
+        try:
+            jobs.send(filler.channel, job, descriptors)
+        except OSError:
+            self._gone(filler)  # before the loop heard of it; answers this job too
 
     def stop(self) -> None:
         """End every filler; each notices its closed channel, and is killed if it does not."""

@@ -24,6 +24,7 @@ from cachesvc.tiers.failures import tier_error
 from cachesvc.tiers.tier import Checksums, Tier
 
 log = logging.getLogger(__name__)
+VERIFY_TRIES = 3
 
 
 class Runner:
@@ -79,7 +80,7 @@ class Runner:
 
     def declare(self, job: int, dataset: Dataset) -> None:
         """A job claims a dataset."""
-        self.handle(events.DatasetDeclared(job, dataset.id, tuple(zip(dataset.extent_ids, dataset.sizes))))
+        self.handle(events.DatasetDeclared(job, dataset.id, dataset.extents))
 
     def build(self, job: Callable[[int], jobs.Build], answered: Callable[[jobs.Answer], None]) -> None:
         """Resolve URIs in the builder process; `answered` runs on the loop's thread for every answer."""
@@ -115,8 +116,11 @@ class Runner:
             raise NotFound(f"extent {extent.hex()} is not resident here")
         return fd, checksums
 
-    def verify(self, extent: ExtentId, tier: TierName, done: Callable[[bool], None]) -> None:
-        """Check one resident extent against its checksums; a corrupt copy is dropped."""
+    def verify(
+        self, extent: ExtentId, tier: TierName, done: Callable[[bool], None], tries: int = VERIFY_TRIES
+    ) -> None:
+        """Check one resident extent against its checksums; a corrupt copy is dropped, and so is one whose
+        check ends its process every time."""
         try:
             fd, checksums = self._tiers[tier].open(extent)
         except CacheError:
@@ -132,8 +136,8 @@ class Runner:
 
         def answered(answer: jobs.Answer) -> None:
             assert isinstance(answer, jobs.Done)
-            if answer.retry:  # the process ended, which says nothing about the bytes
-                self.verify(extent, tier, done)
+            if answer.retry and tries > 1:  # the process ended, which says nothing about the bytes
+                self.verify(extent, tier, done, tries - 1)
                 return
             if answer.code:
                 log.error("a corrupt extent is dropped", extra={"extent": extent.hex(), "tier": tier})

@@ -133,7 +133,7 @@ def _running(settings: Settings, loop: Loop) -> Iterator[Runner]:
     server = _control(settings, Service(runner, settings, allowed, time.monotonic()))
     if settings.metrics_port:
         Metrics(runner).register()
-        start_http_server(settings.metrics_port, addr="127.0.0.1")
+        _serve_metrics(settings.metrics_port)
     try:
         yield runner
     finally:
@@ -210,6 +210,15 @@ def _control(settings: Settings, service: Service) -> grpc.Server:
     server.start()
     os.chmod(path, settings.socket_mode)
     return server
+
+
+def _serve_metrics(port: int) -> None:
+    try:
+        start_http_server(port, addr="127.0.0.1")
+    except OSError as error:
+        raise InvalidInput(
+            f"--metrics-port {port} cannot be bound ({error.strerror}); choose a port that is free"
+        ) from None
 
 
 def mutual_tls(tls: Tls) -> grpc.ServerCredentials:
