@@ -19,6 +19,7 @@ from cachesvc.grants import Granted, Refused
 
 SEND_TIMEOUT_S = 30.0
 """A daemon that is stopped takes no messages; past this it counts as gone."""
+MAX_NUMBER = 1 << 32
 HELLO_TIMEOUT_S = 30.0
 """A restarted daemon loads the catalog before it welcomes anyone."""
 
@@ -52,7 +53,7 @@ class DaemonGrants:
             channel = self._connect()
             asked: dict[int, int] = {}
             for extent in extents:
-                self._number += 1
+                self._number = (self._number + 1) % MAX_NUMBER
                 asked[self._number] = extent
                 self._send(channel, Message(Op.GET, self._number, extent))
             answers: dict[int, Granted | Refused] = {}

@@ -16,7 +16,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cachesvc.catalog.build import Options, build, survey
@@ -61,9 +61,10 @@ class Filler:
 
     def run(self) -> None:
         """Serve until the daemon closes the channel."""
-        while (received := jobs.receive(self._channel)) is not None:
-            job, descriptors = received
-            self._jobs.submit(self._answer, job, descriptors).add_done_callback(_report)
+        with suppress(ConnectionResetError):  # the same, while answers were under way
+            while (received := jobs.receive(self._channel)) is not None:
+                job, descriptors = received
+                self._jobs.submit(self._answer, job, descriptors).add_done_callback(_report)
 
     def _answer(self, job: jobs.Job | jobs.Answer, descriptors: list[int]) -> None:
         work: dict[type, Callable[..., jobs.Done]] = {
