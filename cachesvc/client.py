@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from cachesvc.config import CONTROL_SOCKET, socket_dirs
-from cachesvc.core.errors import CacheError, DaemonUnavailable, DeadlineExceeded, InvalidInput, from_code
+from cachesvc.core.errors import (
+    CacheError,
+    DaemonUnavailable,
+    DeadlineExceeded,
+    InvalidInput,
+    NotAllowed,
+    from_code,
+)
 from cachesvc.core.model import DatasetId
 
 if TYPE_CHECKING:
@@ -159,18 +168,38 @@ def _typed(directory: str) -> Iterator[None]:
         raise _translate(error, directory) from None
 
 
+def no_answer(path: str, error: OSError) -> CacheError:
+    """What a socket that cannot be connected to means: nobody there, or not for this user."""
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return NotAllowed(
+            f"{path} is not open to user {os.geteuid()}; join the group that owns it, or ask for a wider"
+            " --socket-mode"
+        )
+    return DaemonUnavailable(f"no daemon answers at {path} ({error.strerror}); start one: cachesvc serve")
+
+
 def _translate(error: Any, directory: str) -> CacheError:
     for key, value in error.trailing_metadata() or ():
         if key == CODE_KEY:
             return from_code(int(value), error.details())
     name = error.code().name
     if name == "UNAVAILABLE":
-        return DaemonUnavailable(f"no daemon answers in {directory}; start one: cachesvc serve")
+        return _unavailable(f"{directory}/{CONTROL_SOCKET}")
     if name == "DEADLINE_EXCEEDED":
         return DeadlineExceeded(f"the daemon in {directory} did not answer in {CALL_TIMEOUT_S:.0f} s")
     if name == "INVALID_ARGUMENT":
         return InvalidInput(error.details())
     return CacheError(f"the daemon answered {name}: {error.details()}")
+
+
+def _unavailable(path: str) -> CacheError:
+    """gRPC does not say why: knock once more."""
+    with socket.socket(socket.AF_UNIX) as knock:
+        try:
+            knock.connect(path)
+        except OSError as error:
+            return no_answer(path, error)
+    return DaemonUnavailable(f"the daemon at {path} broke off; try again, and see its log")
 
 
 def _info(found: pb.Dataset) -> DatasetInfo:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from cachesvc.client import no_answer
 from cachesvc.config import GRANTS_SOCKET
 from cachesvc.core import wire
 from cachesvc.core.errors import DaemonUnavailable, DeadlineExceeded, from_code
@@ -16,6 +17,9 @@ from cachesvc.core.model import DatasetId
 from cachesvc.core.wire import Message, Op
 from cachesvc.grants import Granted, Refused
 
+SEND_TIMEOUT_S = 30.0
+"""A daemon that is stopped takes no messages; past this it counts as gone."""
+MAX_NUMBER = 1 << 32
 HELLO_TIMEOUT_S = 30.0
 """A restarted daemon loads the catalog before it welcomes anyone."""
 
@@ -35,6 +39,7 @@ class DaemonGrants:
         self._lock = threading.RLock()
         self._channel: socket.socket | None = None
         self._leases: dict[int, int] = {}
+        self._origins: dict[int, str] = {}
         self._number = 0
         self.token = 0
 
@@ -48,10 +53,15 @@ class DaemonGrants:
             channel = self._connect()
             asked: dict[int, int] = {}
             for extent in extents:
-                self._number += 1
+                self._number = (self._number + 1) % MAX_NUMBER
                 asked[self._number] = extent
                 self._send(channel, Message(Op.GET, self._number, extent))
-            answers = self._collect(channel, asked, time.monotonic() + timeout_s)
+            answers: dict[int, Granted | Refused] = {}
+            try:
+                self._collect(channel, asked, answers, time.monotonic() + timeout_s)
+            except BaseException:
+                self._give_back(answers)
+                raise
             return [answers[extent] for extent in extents]
 
     def release(self, extents: Sequence[int]) -> None:
@@ -61,6 +71,8 @@ class DaemonGrants:
                 count = self._leases.pop(extent, 0)
                 if count > 1:
                     self._leases[extent] = count - 1
+                else:
+                    self._origins.pop(extent, None)
                 if count and self._channel is not None:
                     self._try_send(Message(Op.RELEASE, 0, extent))
 
@@ -75,28 +87,30 @@ class DaemonGrants:
         with self._lock:
             channel = self._connect()
             self._send(channel, Message(Op.CATALOG))
-            answer, fd = self._receive(channel, time.monotonic() + HELLO_TIMEOUT_S)
-            if answer.op is not Op.CATALOG or fd is None:
-                raise DaemonUnavailable(f"{self._path} answered {answer.op.name} to a request for a catalog")
-            return fd
+            deadline = time.monotonic() + HELLO_TIMEOUT_S
+            while True:
+                answer, fd = self._receive(channel, deadline)
+                if answer.op is Op.CATALOG and fd is not None:
+                    return fd
+                self._decline(answer, fd)
 
     def close(self) -> None:
         """End every lease and the claim on the dataset."""
         with self._lock:
             self._leases.clear()
+            self._origins.clear()
             self._disconnect()
 
     def _connect(self) -> socket.socket:
         if self._channel is not None:
             return self._channel
         channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        channel.settimeout(SEND_TIMEOUT_S)
         try:
             channel.connect(self._path)
         except OSError as error:
             channel.close()
-            raise DaemonUnavailable(
-                f"no daemon answers at {self._path} ({error.strerror}); start one: cachesvc serve"
-            ) from None
+            raise no_answer(self._path, error) from None
         try:
             self._send(channel, Message(Op.HELLO, wire.MAGIC, digest=bytes.fromhex(self._dataset)))
             answer, _ = self._receive(channel, time.monotonic() + HELLO_TIMEOUT_S)
@@ -108,10 +122,14 @@ class DaemonGrants:
         self._channel = channel
         self.token = answer.number
         for extent in self._leases:
-            self._send(channel, Message(Op.HOLD, 0, extent))
+            self._send(channel, Message(Op.HOLD, 0, extent, text=self._origins.get(extent, "")))
         self._leases = dict.fromkeys(self._leases, 1)
-        if self._connected is not None:
-            self._connected(self.token)
+        try:
+            if self._connected is not None:
+                self._connected(self.token)
+        except BaseException:
+            self._disconnect()  # the next call connects again, and then the plan is not forgotten
+            raise
         return channel
 
     def _disconnect(self) -> None:
@@ -120,32 +138,42 @@ class DaemonGrants:
             self._channel = None
 
     def _collect(
-        self, channel: socket.socket, asked: dict[int, int], deadline: float
-    ) -> dict[int, Granted | Refused]:
-        answers: dict[int, Granted | Refused] = {}
+        self,
+        channel: socket.socket,
+        asked: dict[int, int],
+        answers: dict[int, Granted | Refused],
+        deadline: float,
+    ) -> None:
+        """Fill `answers`, by extent. Raises when one failed, after the others have come."""
         failure: Exception | None = None
         while asked:
             answer, fd = self._receive(channel, deadline)
             extent = asked.pop(answer.number, None)
             if extent is None:
-                # An answer to a request that ran into its deadline: nobody wants the lease any more.
-                if fd is not None:
-                    os.close(fd)
-                    self._try_send(Message(Op.RELEASE, 0, answer.value))
+                self._decline(answer, fd)
             elif answer.op is Op.GRANT and fd is not None:
+                origin = answer.text.rstrip("0123456789")
                 self._leases[extent] = self._leases.get(extent, 0) + 1
-                answers[extent] = Granted(extent, fd, 0, answer.size, answer.text.rstrip("0123456789"))
+                self._origins[extent] = origin
+                answers[extent] = Granted(extent, fd, 0, answer.size, origin)
             elif answer.op is Op.REFUSED:
                 answers[extent] = Refused(extent)
             else:
                 failure = from_code(answer.size, answer.text)
         if failure is not None:
-            for given in answers.values():
-                if isinstance(given, Granted):
-                    os.close(given.fd)
-            self.release([e for e, given in answers.items() if isinstance(given, Granted)])
             raise failure
-        return answers
+
+    def _decline(self, late: Message, fd: int | None) -> None:
+        """An answer to a request that ran into its deadline: nobody wants the lease any more."""
+        if fd is not None:
+            os.close(fd)
+            self._try_send(Message(Op.RELEASE, 0, late.value))
+
+    def _give_back(self, answers: dict[int, Granted | Refused]) -> None:
+        given = [answer for answer in answers.values() if isinstance(answer, Granted)]
+        for answer in given:
+            os.close(answer.fd)
+        self.release([answer.extent for answer in given])
 
     def _receive(self, channel: socket.socket, deadline: float) -> tuple[Message, int | None]:
         poll = select.poll()

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import xxhash
 
 from cachesvc.catalog import pages
-from cachesvc.core.errors import CacheError, CorruptData
+from cachesvc.core.errors import CacheError, CorruptData, OutOfSpace
 
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
@@ -182,6 +182,8 @@ def write_columns(path: str, head: Mapping[str, Any], columns: Mapping[str, Arra
     try:
         _write(temporary, head, columns)
         os.replace(temporary, path)
+    except lmdb.Error as error:
+        raise OutOfSpace(f"{path} cannot be written ({error}); free space there") from error
     finally:
         if os.path.exists(temporary):
             os.unlink(temporary)

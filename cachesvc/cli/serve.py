@@ -31,7 +31,10 @@ from cachesvc.core.errors import InvalidInput
     "--tls-ca", metavar="FILE", envvar="CACHESVC_TLS_CA", help="PEM certificates that sign clients'."
 )
 @click.option(
-    "--metrics-port", type=click.IntRange(0, 65535), envvar="CACHESVC_METRICS_PORT", help="Prometheus port."
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    envvar="CACHESVC_METRICS_PORT",
+    help="Prometheus port on 127.0.0.1.",
 )
 @click.option(
     "--log-format", type=click.Choice(["text", "json"]), envvar="CACHESVC_LOG_FORMAT", help="Log lines."

@@ -97,8 +97,9 @@ def _check_readers(node: Node) -> None:
     assert waiting == asked, "waiters"
     ram = node.policy.tiers.get(RAM)
     if ram:
-        held = sum(sum(reader.held.values()) for reader in node.readers.readers.values())
-        assert ram.held_bytes == held, "held by readers"
+        readers = node.readers.readers.values()
+        held = {extent: size for reader in readers for extent, size in reader.held.items() if size}
+        assert ram.held_bytes == sum(held.values()), "held by readers"
 
 
 def _check_plans(node: Node) -> None:

@@ -103,7 +103,7 @@ class Lookahead:
     def _promote(self, entry: Entry) -> bool:
         """Start a fill from NVMe into RAM where that is free; False when it must wait for an eviction."""
         copy = entry.best()
-        if copy is None or copy.tier.name == RAM or self._copies.slots <= 0:
+        if copy is None or not copy.committed or copy.tier.name == RAM or self._copies.slots <= 0:
             return True
         place = self._policy.promote(entry)
         for victim in place.victims:

@@ -27,6 +27,7 @@ class Readers:
         self._policy = copies.policy
         self.readers: dict[ReaderId, Reader] = {}
         self.queue: deque[Entry] = deque()
+        self._holders: dict[ExtentId, int] = {}
         self.dirty = False
         """Something changed that may let a fill start."""
 
@@ -69,7 +70,7 @@ class Readers:
         if reader is None:
             return
         if extent in reader.held:
-            self._change_held(-reader.held.pop(extent))
+            self._change_held(-self._unhold(reader, extent))
         elif leases := reader.leases.get(extent):
             self._end_lease(leases.pop(), now)
             if not leases:
@@ -87,15 +88,30 @@ class Readers:
         for leases in reader.leases.values():
             for copy in leases:
                 self._end_lease(copy, now)
-        self._change_held(-sum(reader.held.values()))
+        self._change_held(-sum(self._unhold(reader, extent) for extent in tuple(reader.held)))
         self.dirty = True
 
     def hold(self, reader_id: ReaderId, extent: ExtentId, size_bytes: int) -> None:
-        """Count bytes that a reader maps from before our restart against the RAM budget."""
+        """Count bytes that a reader maps from before our restart against the RAM budget: once an extent, since
+        all its readers map the same memory. No bytes (a file): only its release is expected."""
         reader = self.readers.setdefault(reader_id, Reader())
-        before = reader.held.get(extent, 0)
+        change_bytes = -self._unhold(reader, extent)
         reader.held[extent] = size_bytes
-        self._change_held(size_bytes - before)
+        if size_bytes:
+            holders = self._holders[extent] = self._holders.get(extent, 0) + 1
+            change_bytes += size_bytes if holders == 1 else 0
+        self._change_held(change_bytes)
+
+    def _unhold(self, reader: Reader, extent: ExtentId) -> int:
+        """The bytes that nobody holds any more."""
+        size_bytes = reader.held.pop(extent, 0)
+        if not size_bytes:
+            return 0
+        self._holders[extent] -= 1
+        if self._holders[extent]:
+            return 0
+        del self._holders[extent]
+        return size_bytes
 
     def _change_held(self, by_bytes: int) -> None:
         ram = self._policy.tiers.get(RAM)

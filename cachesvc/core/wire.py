@@ -9,7 +9,7 @@ Both ends import this file. A message that does not parse is a protocol error an
                                                REFUSED  request, extent: read it elsewhere
                                                FAILED   request, code, message
     RELEASE extent index
-    HOLD    extent index: "I still map this from before your restart"
+    HOLD    extent index, tier: "I still hold this from before your restart"
     PASSED  plan, step: everything before `step` has been consumed
 """
 
@@ -57,7 +57,7 @@ class Message:
 def encode(message: Message) -> bytes:
     """Message -> datagram; text is cut to `MAX_TEXT_BYTES`."""
     head = _HEAD.pack(message.op, message.number, message.value, message.size, message.digest)
-    return head + message.text.encode()[:MAX_TEXT_BYTES]
+    return head + message.text.encode("utf-8", "replace")[:MAX_TEXT_BYTES]
 
 
 def decode(datagram: bytes) -> Message:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from cachesvc.catalog.build import Survey, provisional
 from cachesvc.client import Control
@@ -36,7 +37,7 @@ class CachedBytes:
         self._drop()
         if self._grants is not None:
             self._grants.close()
-            os.unlink(self._path)
+            Path(self._path).unlink(missing_ok=True)
 
     def declare(self, extents: Sequence[Extent]) -> None:
         """Make the extents known to the daemon, as a dataset without samples, and plan to read each once."""

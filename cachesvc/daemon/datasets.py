@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import re
+import threading
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from pathlib import Path
 
 from cachesvc.catalog.catalog import Catalog
-from cachesvc.core.errors import CacheError, NotFound
+from cachesvc.core.errors import CacheError, CorruptData, NotFound
 from cachesvc.core.model import DatasetId, ExtentId
 from cachesvc.sources.uri import Allowlist
 
+log = logging.getLogger(__name__)
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 
@@ -26,6 +29,8 @@ class Dataset:
     catalog_fd: int
     extent_ids: tuple[ExtentId, ...]
     sizes: tuple[int, ...]
+    extents: tuple[tuple[ExtentId, int], ...]
+    """Ids with sizes, as a claim names them: made once, off the loop."""
     index_of: dict[ExtentId, int]
 
     @property
@@ -42,26 +47,34 @@ class Datasets:
         self._allowlist = allowlist
         self._executor = executor
         self._loaded: dict[DatasetId, Dataset] = {}
+        self._loading: dict[DatasetId, Future[Dataset]] = {}
+        self._lock = threading.Lock()
         self._home: dict[ExtentId, Dataset] = {}
         Path(directory).mkdir(parents=True, exist_ok=True)
+        self._claim = tidied(directory)
 
     def load(self, wanted: DatasetId) -> Future[Dataset]:
-        """The dataset with that id. Raises NotFound when no catalog is here, NotAllowed when its source is
-        no longer on the allowlist, CorruptData when the file is damaged."""
-        if wanted in self._loaded:
-            ready: Future[Dataset] = Future()
-            ready.set_result(self._loaded[wanted])
-            return ready
-        return self._executor.submit(self._read, wanted)
+        """The dataset with that id, read once however many ask. Raises NotFound when no catalog is here,
+        NotAllowed when its source is no longer on the allowlist, CorruptData when the file is damaged."""
+        with self._lock:
+            if wanted in self._loaded:
+                ready: Future[Dataset] = Future()
+                ready.set_result(self._loaded[wanted])
+                return ready
+            found = self._loading.get(wanted)
+            if found is not None:
+                return found
+            found = self._loading[wanted] = self._executor.submit(self._read, wanted)
+        found.add_done_callback(lambda done: self._loading.pop(wanted, None) if done.exception() else None)
+        return found
 
     def admit(self, dataset: Dataset) -> Dataset:
-        """Make a loaded dataset known. On the event loop's thread; the first of two loads wins."""
-        known = self._loaded.get(dataset.id)
-        if known is not None:
-            if known is not dataset:
-                os.close(dataset.catalog_fd)
-            return known
-        self._loaded[dataset.id] = dataset
+        """Make a loaded dataset known. On the event loop's thread."""
+        with self._lock:
+            if dataset.id in self._loaded:
+                return dataset
+            self._loaded[dataset.id] = dataset
+            self._loading.pop(dataset.id, None)
         for extent in dataset.extent_ids:
             self._home.setdefault(extent, dataset)
         return dataset
@@ -70,6 +83,10 @@ class Datasets:
         """A dataset that has the extent, and its index there."""
         dataset = self._home[extent]
         return dataset, dataset.index_of[extent]
+
+    def has(self, extent: ExtentId) -> bool:
+        """Some loaded dataset has it."""
+        return extent in self._home
 
     def known(self, wanted: DatasetId) -> Dataset | None:
         """The dataset if it is loaded."""
@@ -84,6 +101,7 @@ class Datasets:
         for dataset in self._loaded.values():
             os.close(dataset.catalog_fd)
         self._loaded.clear()
+        os.close(self._claim)
 
     def _read(self, wanted: DatasetId) -> Dataset:
         path = f"{self.directory}/{wanted}.lmdb"
@@ -98,7 +116,8 @@ class Datasets:
             raise
         ids = tuple(catalog.extents())
         sizes = tuple(int(size) for size in catalog.extent_sizes)
-        return Dataset(wanted, catalog, fd, ids, sizes, {extent: i for i, extent in enumerate(ids)})
+        index_of = {extent: index for index, extent in enumerate(ids)}
+        return Dataset(wanted, catalog, fd, ids, sizes, tuple(zip(ids, sizes)), index_of)
 
     def _check_allowed(self, catalog: Catalog) -> None:
         """The allowlist may have become narrower since the catalog was built. Raises NotAllowed."""
@@ -108,6 +127,32 @@ class Datasets:
         except CacheError:
             for index in range(catalog.objects):  # their common prefix is above what is allowed
                 self._allowlist.check(catalog.object(index).uri)
+
+
+def tidied(directory: str) -> int:
+    """Remove what a daemon that was killed left among the catalogs, unless another daemon works there:
+    unfinished files, catalogs without samples (of datasets being indexed), damaged ones. Returns a descriptor
+    that claims the directory while it is open."""
+    claim = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for name in os.listdir(directory):
+            if not _whole(f"{directory}/{name}"):
+                log.info("an unfinished catalog is removed", extra={"file": name})
+                os.unlink(f"{directory}/{name}")
+    except BlockingIOError:
+        log.warning("another daemon uses the same catalogs", extra={"directory": directory})
+    fcntl.flock(claim, fcntl.LOCK_SH)
+    return claim
+
+
+def _whole(path: str) -> bool:
+    if not path.endswith(".lmdb"):
+        return False
+    try:
+        return Catalog.open(path).samples > 0
+    except CorruptData:
+        return False
 
 
 def sealed_copy(path: str) -> int:

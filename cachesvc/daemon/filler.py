@@ -7,6 +7,7 @@ daemon's children alive.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import socket
@@ -15,8 +16,8 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cachesvc.catalog.build import Options, build, survey
@@ -31,6 +32,7 @@ from cachesvc.sources.uri import allowlist
 from cachesvc.tiers.checksum import checksums_of, verify
 from cachesvc.tiers.tier import Checksums
 
+log = logging.getLogger(__name__)
 MAX_CATALOGS = 16
 """Open catalogs; each costs two descriptors and no memory of its own."""
 MAX_JOBS = 16
@@ -61,9 +63,10 @@ class Filler:
 
     def run(self) -> None:
         """Serve until the daemon closes the channel."""
-        while (received := jobs.receive(self._channel)) is not None:
-            job, descriptors = received
-            self._jobs.submit(self._answer, job, descriptors)
+        with suppress(ConnectionResetError):  # the same, while answers were under way
+            while (received := jobs.receive(self._channel)) is not None:
+                job, descriptors = received
+                self._jobs.submit(self._answer, job, descriptors).add_done_callback(_report)
 
     def _answer(self, job: jobs.Job | jobs.Answer, descriptors: list[int]) -> None:
         work: dict[type, Callable[..., jobs.Done]] = {
@@ -72,6 +75,8 @@ class Filler:
             jobs.Verify: self._verify,
             jobs.Build: self._build,
         }
+        # Every job is answered, also one that ends in an error of ours: its readers must not wait for ever.
+        done = jobs.Done(job.number, CacheError.code, "a job failed unexpectedly; see the daemon's log")
         try:
             done = work[type(job)](job, *descriptors)
         except SourceUnavailable as error:
@@ -85,7 +90,7 @@ class Filler:
         finally:
             for fd in descriptors:
                 os.close(fd)
-        jobs.send(self._channel, done)
+            jobs.send(self._channel, done)
 
     def _fill(self, job: jobs.Fill, target: int, catalog: int) -> jobs.Done:
         extent = self._catalog(job.dataset, catalog).extent(job.index)
@@ -160,6 +165,12 @@ class Filler:
             while len(self._catalogs) > MAX_CATALOGS:
                 self._catalogs.popitem(last=False)
             return self._catalogs[dataset]
+
+
+def _report(ended: Future[None]) -> None:
+    error = ended.exception()
+    if error is not None and not isinstance(error, BrokenPipeError):  # that is the daemon's end
+        log.error("a job failed unexpectedly", exc_info=error)
 
 
 def main() -> None:

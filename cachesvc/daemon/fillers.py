@@ -2,7 +2,8 @@
 
 Fills run in processes of their own (design D4): eight boto3 threads in the daemon's interpreter would make
 its slowest grants 400 times slower. A filler that dies takes its jobs with it: each is answered as failed,
-to be tried again, and a new process takes its place.
+to be tried again. The next job starts a new process, so one that dies at once costs no more than the retries,
+whose pauses grow.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 
 from cachesvc.config import Settings
-from cachesvc.core.errors import SourceUnavailable
+from cachesvc.core.errors import CacheError, SourceUnavailable
 from cachesvc.daemon import jobs
 
 log = logging.getLogger(__name__)
+SEND_S = 1.0
+"""A filler that is stopped must not stop the loop: its buffer takes thousands of jobs before this counts."""
 Answered = Callable[[jobs.Answer], None]
 
 
@@ -28,6 +32,7 @@ Answered = Callable[[jobs.Answer], None]
 class _Filler:
     process: subprocess.Popen[bytes]
     channel: socket.socket
+    builds: bool
     waiting: dict[int, Answered] = field(default_factory=dict)
 
 
@@ -47,13 +52,21 @@ class Fillers:
         self._watch = watch
         self._unwatch = unwatch
         self._number = 0
-        self._fillers: list[_Filler] = []
-        self._builder: _Filler | None = None
+        self._living: list[_Filler] = []
 
     def start(self) -> None:
-        """Spawn the fillers, and one more process that parses: a slow index must not hold up fills."""
-        self._fillers = [self._spawn() for _ in range(self._settings.fillers)]
-        self._builder = self._spawn()
+        """Spawn the fillers, and one more process that parses: a slow index must not hold up fills.
+
+        Raises CacheError when no process can be started.
+        """
+        try:
+            self._fill_up(builds=False)
+            self._fill_up(builds=True)
+        except OSError as error:
+            self.stop()
+            raise CacheError(
+                f"no filler process can be started ({error.strerror}); allow more processes or memory"
+            ) from None
 
     def submit(
         self, make: Callable[[int], jobs.Job], descriptors: tuple[int, ...], answered: Answered
@@ -62,45 +75,67 @@ class Fillers:
         `answered` is called for every answer, and once with `Done`. Descriptors stay the caller's."""
         self._number += 1
         job = make(self._number)
-        assert self._builder is not None
-        busy = min(self._fillers, key=lambda f: len(f.waiting))
-        filler = self._builder if isinstance(job, jobs.Build) else busy
+        try:
+            filler = self._least_busy(builds=isinstance(job, jobs.Build))
+        except OSError as error:
+            answered(self._lost(job.number, error))
+            return
         filler.waiting[job.number] = answered
         try:
             jobs.send(filler.channel, job, descriptors)
-        except OSError as error:
-            del filler.waiting[job.number]
-            answered(self._lost(job.number, error))
+        except OSError:
+            self._gone(filler)  # before the loop heard of it; answers this job too
 
     def stop(self) -> None:
         """End every filler; each notices its closed channel, and is killed if it does not."""
-        for filler in [*self._fillers, *([self._builder] if self._builder else [])]:
+        for filler in self._living:
             filler.channel.close()
             filler.process.kill()
             filler.process.wait()
-        self._fillers, self._builder = [], None
+        self._living = []
 
-    def _spawn(self) -> _Filler:
+    def _least_busy(self, builds: bool) -> _Filler:
+        """Raises OSError when there is none and none can be started."""
+        try:
+            self._fill_up(builds)
+        except OSError as error:
+            if not any(filler.builds == builds for filler in self._living):
+                raise
+            log.warning("a filler process cannot be started", extra={"error": error.strerror})
+        found = (filler for filler in self._living if filler.builds == builds)
+        return min(found, key=lambda filler: len(filler.waiting))
+
+    def _fill_up(self, builds: bool) -> None:
+        wanted = 1 if builds else self._settings.fillers
+        for _ in range(wanted - sum(filler.builds == builds for filler in self._living)):
+            filler = self._spawn(builds)
+            self._living.append(filler)
+            self._watch(filler.channel.fileno(), partial(self._read, filler))
+
+    def _spawn(self, builds: bool) -> _Filler:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for end in (ours, theirs):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * jobs.MAX_DATAGRAM_BYTES)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "cachesvc.daemon.filler", str(theirs.fileno())],
-            pass_fds=(theirs.fileno(),),
-            env={**os.environ, "CACHESVC_FILLER": json.dumps(asdict(self._settings))},
-        )
-        theirs.close()
-        filler = _Filler(process, ours)
-        self._watch(ours.fileno(), lambda: self._read(filler))
-        return filler
+        with theirs:
+            for end in (ours, theirs):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * jobs.MAX_DATAGRAM_BYTES)
+            ours.settimeout(SEND_S)
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "cachesvc.daemon.filler", str(theirs.fileno())],
+                    pass_fds=(theirs.fileno(),),
+                    env={**os.environ, "CACHESVC_FILLER": json.dumps(asdict(self._settings))},
+                )
+            except OSError:
+                ours.close()
+                raise
+        return _Filler(process, ours, builds)
 
     def _read(self, filler: _Filler) -> None:
         try:
             received = jobs.receive(filler.channel)
-        except ConnectionError:
+        except OSError:
             received = None
         if received is None:
-            self._replace(filler)
+            self._gone(filler)
             return
         answer, descriptors = received
         assert not descriptors
@@ -110,18 +145,17 @@ class Fillers:
         else:
             filler.waiting[answer.number](answer)
 
-    def _replace(self, filler: _Filler) -> None:
+    def _gone(self, filler: _Filler) -> None:
+        self._living.remove(filler)
         self._unwatch(filler.channel.fileno())
         filler.channel.close()
+        filler.process.kill()  # it may have closed its channel and live on; no news for one that is dead
         code = filler.process.wait()
         log.warning("a filler process ended by itself", extra={"code": code, "jobs": len(filler.waiting)})
-        if filler is self._builder:
-            self._builder = self._spawn()
-        else:
-            self._fillers[self._fillers.index(filler)] = self._spawn()
         for number, answered in filler.waiting.items():
             answered(self._lost(number, f"exit code {code}"))
 
     @staticmethod
     def _lost(number: int, why: object) -> jobs.Done:
-        return jobs.Done(number, SourceUnavailable.code, f"a filler process ended ({why})", retry=True)
+        message = f"the process that was to do it ended ({why}); try again, and see the daemon's log"
+        return jobs.Done(number, SourceUnavailable.code, message, retry=True)

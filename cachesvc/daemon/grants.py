@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import socket
 import struct
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from cachesvc.core.wire import Message, Op
 log = logging.getLogger(__name__)
 BACKLOG = 1024
 MAX_READERS = 8192
-"""Two descriptors each, well below the limit of open files that `serve` sets."""
+"""Or half the limit of open files, where that is less: one descriptor each, the rest are extents."""
 
 
 class Known(Protocol):
@@ -54,7 +55,7 @@ class Answers(Protocol):
 
     def released(self, reader: ReaderId, extent: ExtentId) -> None: ...
 
-    def held(self, reader: ReaderId, extent: ExtentId) -> None: ...
+    def held(self, reader: ReaderId, extent: ExtentId, tier: str) -> None: ...
 
     def passed_or_gone(self, reader: ReaderId, step: int | None) -> None:
         """The reader's plan moved on to `step`; None: the reader is gone."""
@@ -65,6 +66,7 @@ class Answers(Protocol):
 class _Reader:
     id: ReaderId
     channel: socket.socket
+    greeted: bool = False
     dataset: Known | None = None
 
 
@@ -80,6 +82,8 @@ class GrantsServer:
         unwatch: Callable[[int], None],
         next_id: Callable[[], int],
     ) -> None:
+        open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._max_readers = MAX_READERS if open_files < 0 else min(MAX_READERS, open_files // 2)
         self._answers = answers
         self._watch = watch
         self._unwatch = unwatch
@@ -87,6 +91,7 @@ class GrantsServer:
         self._readers: dict[ReaderId, _Reader] = {}
         self._path = path
         self._listener = bind(path, mode)
+        self._spare = _spare()
         watch(self._listener.fileno(), self._accept)
 
     def close(self) -> None:
@@ -95,7 +100,12 @@ class GrantsServer:
             self._drop(reader)
         self._unwatch(self._listener.fileno())
         self._listener.close()
+        os.close(self._spare)
         os.unlink(self._path)
+
+    def here(self, reader: ReaderId) -> bool:
+        """Whether the reader is still connected."""
+        return reader in self._readers
 
     def dataset_of(self, reader: ReaderId) -> Known | None:
         """The dataset that a live reader has been welcomed to."""
@@ -134,8 +144,15 @@ class GrantsServer:
             self._drop(reader)
 
     def _accept(self) -> None:
-        channel, _ = self._listener.accept()
-        if len(self._readers) >= MAX_READERS:
+        try:
+            channel, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._shed(error)
+            return
+        if len(self._readers) >= self._max_readers:
+            log.warning("too many readers", extra={"limit": self._max_readers})
             channel.close()
             return
         channel.setblocking(False)
@@ -144,6 +161,16 @@ class GrantsServer:
         self._watch(channel.fileno(), lambda: self._read(reader))
         pid, uid, _ = struct.unpack("3i", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         log.debug("reader connected", extra={"reader": reader.id, "peer_pid": pid, "peer_uid": uid})
+
+    def _shed(self, error: OSError) -> None:
+        """No descriptor is left: with the spare one the caller is turned away, or it would knock for ever."""
+        log.error("a reader cannot be accepted", extra={"error": error.strerror})
+        os.close(self._spare)
+        try:
+            self._listener.accept()[0].close()
+        except OSError:
+            pass
+        self._spare = _spare()
 
     def _read(self, reader: _Reader) -> None:
         try:
@@ -179,13 +206,14 @@ class GrantsServer:
         elif message.op is Op.RELEASE:
             self._answers.released(reader.id, extent)
         elif message.op is Op.HOLD:
-            self._answers.held(reader.id, extent)
+            self._answers.held(reader.id, extent, message.text)
         else:
             raise InvalidInput(f"{message.op.name} is not for the daemon")
 
     def _hello(self, reader: _Reader, message: Message) -> None:
-        if message.number != wire.MAGIC or reader.dataset is not None:
+        if message.number != wire.MAGIC or reader.greeted:
             raise InvalidInput("not a greeting of this protocol")
+        reader.greeted = True
 
         def welcome(found: Known | CacheError) -> None:
             if reader.id not in self._readers:
@@ -227,4 +255,9 @@ def bind(path: str, mode: int) -> socket.socket:
         os.umask(before)
     os.chmod(path, mode)
     listener.listen(BACKLOG)
+    listener.setblocking(False)
     return listener
+
+
+def _spare() -> int:
+    return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import array
 import base64
 import json
+import os
 import socket
 from dataclasses import asdict, dataclass
 from typing import ClassVar, TypeAlias
@@ -13,6 +14,7 @@ from typing import ClassVar, TypeAlias
 MAX_DATAGRAM_BYTES = 192 << 10
 """Under the kernel's default socket buffer; checksums of a 1 GiB extent are 11 KB in base64."""
 MAX_DESCRIPTORS = 4
+IN_MEMFD = b"+"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +100,16 @@ def unpack_digests(text: str) -> bytes:
 
 
 def send(channel: socket.socket, message: Job | Answer, descriptors: tuple[int, ...] = ()) -> None:
-    """One datagram with its descriptors; the sender keeps (and closes) its own copies."""
+    """One datagram with its descriptors; the sender keeps (and closes) its own copies. What is longer than a
+    datagram (a build of thousands of URIs) travels in a memfd behind the descriptors."""
     data = json.dumps({"kind": message.kind, **asdict(message)}).encode()
-    socket.send_fds(channel, [data], list(descriptors))
+    if len(data) <= MAX_DATAGRAM_BYTES:
+        socket.send_fds(channel, [data], list(descriptors))
+        return
+    with os.fdopen(os.memfd_create("cachesvc-job", os.MFD_CLOEXEC), "r+b") as body:
+        body.write(data)
+        body.flush()
+        socket.send_fds(channel, [IN_MEMFD], [*descriptors, body.fileno()])
 
 
 def receive(channel: socket.socket) -> tuple[Job | Answer, list[int]] | None:
@@ -110,9 +119,13 @@ def receive(channel: socket.socket) -> tuple[Job | Answer, list[int]] | None:
     data, ancillary, _, _ = channel.recvmsg(MAX_DATAGRAM_BYTES, room, socket.MSG_CMSG_CLOEXEC)
     if not data:
         return None
-    fields = json.loads(data)
     descriptors = array.array("i")
     for level, kind, payload in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(payload)
+    if data == IN_MEMFD:
+        with os.fdopen(descriptors.pop(), "rb") as body:
+            body.seek(0)
+            data = body.read()
+    fields = json.loads(data)
     return _KINDS[fields.pop("kind")](**fields), list(descriptors)

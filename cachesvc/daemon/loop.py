@@ -10,9 +10,13 @@ import selectors
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent import futures
 from typing import TypeVar
 
+from cachesvc.core.errors import CacheError, DaemonUnavailable
+
+ENDED_S = 0.2
+"""How often a thread that waits for the loop looks whether there still is one."""
 _T = TypeVar("_T")
 
 
@@ -24,6 +28,8 @@ class Loop:
         self._posted: deque[Callable[[], None]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) if hasattr(os, "eventfd") else -1
         self._stopped = False
+        self.ended = False
+        """Nothing that is posted runs any more."""
         self._thread = 0
         self.watch(self._wake, self._drain)
 
@@ -41,20 +47,25 @@ class Loop:
         os.eventfd_write(self._wake, 1)
 
     def call(self, work: Callable[[], _T]) -> _T:
-        """Run `work` on the loop's thread and wait for its result or error."""
+        """Run `work` on the loop's thread and wait for its result or error. Raises DaemonUnavailable once the
+        loop has ended: nobody may wait for what nobody will run."""
         if threading.get_ident() == self._thread:
             return work()
-        done: Future[_T] = Future()
+        done: futures.Future[_T] = futures.Future()
 
         def run() -> None:
             try:
                 done.set_result(work())
             except Exception as error:
                 done.set_exception(error)
-                if not isinstance(error, (OSError, ValueError)):
+                if not isinstance(error, (CacheError, OSError, ValueError)):
                     raise
 
         self.post(run)
+        while not done.done():
+            if self.ended:
+                raise DaemonUnavailable("the daemon is stopping; start it again: cachesvc serve")
+            futures.wait([done], ENDED_S)
         return done.result()
 
     def run(
@@ -62,16 +73,15 @@ class Loop:
     ) -> None:
         """Serve until `stop`; `tick` is called whenever `next_deadline()` has passed."""
         self._thread = threading.get_ident()
-        while not self._stopped:
-            due = next_deadline()
-            wait = None if due is None else max(0.0, due - clock())
-            for key, _ in self._selector.select(wait):
-                # A callback earlier in this round may have unwatched this descriptor.
-                if key.fd in self._selector.get_map():
-                    key.data()
-            due = next_deadline()
-            if due is not None and due <= clock():
-                tick()
+        try:
+            while not self._stopped:
+                due = next_deadline()
+                self._serve(None if due is None else max(0.0, due - clock()))
+                due = next_deadline()
+                if due is not None and due <= clock():
+                    tick()
+        finally:
+            self.ended = True
 
     def stop(self) -> None:
         """End `run` after the current round; safe from any thread and from signal handlers."""
@@ -82,6 +92,12 @@ class Loop:
         """Give back the loop's own descriptors."""
         self._selector.close()
         os.close(self._wake)
+
+    def _serve(self, wait_s: float | None) -> None:
+        for key, _ in self._selector.select(wait_s):
+            # A callback earlier in this round may have closed this descriptor and opened another in its place.
+            if self._selector.get_map().get(key.fd) is key:
+                key.data()
 
     def _drain(self) -> None:
         os.eventfd_read(self._wake)

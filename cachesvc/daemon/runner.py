@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import itertools
 import logging
 import os
@@ -11,18 +11,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 from cachesvc.core import events
-from cachesvc.core.errors import CacheError, NotFound, TierFailed
+from cachesvc.core.errors import CacheError, CorruptData, NotFound
 from cachesvc.core.events import Command, Event
-from cachesvc.core.model import DatasetId, ExtentId, ReaderId, TierName
+from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.node import Node
 from cachesvc.daemon import jobs
 from cachesvc.daemon.datasets import Dataset, Datasets
 from cachesvc.daemon.fillers import Fillers
 from cachesvc.daemon.grants import GrantsServer, Known
 from cachesvc.daemon.loop import Loop
+from cachesvc.tiers.failures import tier_error
 from cachesvc.tiers.tier import Checksums, Tier
 
 log = logging.getLogger(__name__)
+VERIFY_TRIES = 3
 
 
 class Runner:
@@ -78,7 +80,7 @@ class Runner:
 
     def declare(self, job: int, dataset: Dataset) -> None:
         """A job claims a dataset."""
-        self.handle(events.DatasetDeclared(job, dataset.id, tuple(zip(dataset.extent_ids, dataset.sizes))))
+        self.handle(events.DatasetDeclared(job, dataset.id, dataset.extents))
 
     def build(self, job: Callable[[int], jobs.Build], answered: Callable[[jobs.Answer], None]) -> None:
         """Resolve URIs in the builder process; `answered` runs on the loop's thread for every answer."""
@@ -104,8 +106,9 @@ class Runner:
         return sum(dataset.sizes[dataset.index_of[extent]] for extent, _ in self.resident(dataset))
 
     def open(self, extent: ExtentId) -> tuple[int, Checksums]:
-        """A descriptor (the caller closes it) and the checksums of a resident extent. Raises NotFound."""
-        tier = self.node.where(extent)
+        """A descriptor (the caller closes it) and the checksums of a resident extent of an open dataset: what
+        a wider allowlist once brought here is nobody's. Raises NotFound, TierFailed."""
+        tier = self.node.where(extent) if self.datasets.has(extent) else None
         fd, checksums = self._tiers[tier].open(extent) if tier else (-1, None)
         if checksums is None:
             if fd >= 0:
@@ -113,8 +116,11 @@ class Runner:
             raise NotFound(f"extent {extent.hex()} is not resident here")
         return fd, checksums
 
-    def verify(self, extent: ExtentId, tier: TierName, done: Callable[[bool], None]) -> None:
-        """Check one resident extent against its checksums; a corrupt copy is dropped."""
+    def verify(
+        self, extent: ExtentId, tier: TierName, done: Callable[[bool], None], tries: int = VERIFY_TRIES
+    ) -> None:
+        """Check one resident extent against its checksums; a corrupt copy is dropped, and so is one whose
+        check ends its process every time."""
         try:
             fd, checksums = self._tiers[tier].open(extent)
         except CacheError:
@@ -130,6 +136,9 @@ class Runner:
 
         def answered(answer: jobs.Answer) -> None:
             assert isinstance(answer, jobs.Done)
+            if answer.retry and tries > 1:  # the process ended, which says nothing about the bytes
+                self.verify(extent, tier, done, tries - 1)
+                return
             if answer.code:
                 log.error("a corrupt extent is dropped", extra={"extent": extent.hex(), "tier": tier})
                 self.handle(events.Corrupt(extent, tier))
@@ -139,9 +148,14 @@ class Runner:
         os.close(fd)
 
     def close(self) -> None:
-        """Finish what the tiers' threads are doing."""
+        """Finish what the tiers' threads are doing, not what they were to do next, and close the tiers."""
         for thread in self._threads.values():
-            thread.shutdown(wait=True)
+            thread.shutdown(wait=True, cancel_futures=True)
+        for tier in self._tiers.values():
+            try:
+                tier.close()
+            except CacheError as error:
+                log.warning("a tier did not close cleanly", extra={"tier": tier.name, "error": str(error)})
 
     # What readers say (grants.Answers).
 
@@ -151,6 +165,8 @@ class Runner:
         """Load a dataset off the loop, declare it in the reader's name, and say so."""
 
         def loaded(future: Future[Dataset]) -> None:
+            if self.grants is None or not self.grants.here(reader):
+                return  # gone meanwhile: a claim in its name would never end
             error = future.exception()
             if error is None:
                 known = self.datasets.admit(future.result())
@@ -172,10 +188,11 @@ class Runner:
         """RELEASE."""
         self.handle(events.Released(reader, extent))
 
-    def held(self, reader: ReaderId, extent: ExtentId) -> None:
-        """HOLD."""
+    def held(self, reader: ReaderId, extent: ExtentId, tier: str) -> None:
+        """HOLD. A file costs no memory, but its release comes as one of what was held, all the same."""
         dataset, index = self.datasets.home(extent)
-        self.handle(events.Held(reader, extent, dataset.sizes[index]))
+        size_bytes = dataset.sizes[index] if tier == RAM else 0
+        self.handle(events.Held(reader, extent, size_bytes))
 
     def passed_or_gone(self, reader: ReaderId, step: int | None) -> None:
         """PASSED, or the end of a reader: of its leases, its plan and its claim, in this order."""
@@ -213,7 +230,8 @@ class Runner:
             fd, _ = self._tiers[command.tier].open(command.extent)
         except CacheError as error:
             log.error("a resident extent cannot be opened", extra={"error": str(error), "tier": command.tier})
-            self.handle(events.Corrupt(command.extent, command.tier))
+            if not _short_of_descriptors(error):
+                self.handle(events.Corrupt(command.extent, command.tier))
             self.handle(events.Released(command.reader, command.extent))
             self.grants.refuse(command.reader, command.request, command.extent)
             return
@@ -232,10 +250,10 @@ class Runner:
 
     def _evict(self, command: events.Evict) -> None:
         def evict() -> None:
-            with contextlib.suppress(
-                TierFailed
-            ):  # the copy is forgotten either way; start-up cleans the disk
+            try:
                 self._tiers[command.tier].evict(command.extent)
+            except CacheError as error:  # the copy is forgotten either way; start-up cleans the disk
+                log.warning("an eviction failed", extra={"tier": command.tier, "error": str(error)})
 
         def evicted(_: None) -> None:
             self._unverified.discard((command.extent, command.tier))
@@ -281,6 +299,8 @@ class Runner:
             self.source_bytes[dataset.id] = so_far + answer.source_bytes
         if answer.code:
             self._abort(command, answer)
+            if command.from_tier is not None and answer.code == CorruptData.code:
+                self.handle(events.Corrupt(command.extent, command.from_tier))
             return
         checksums = Checksums(dataset.sizes[index], jobs.unpack_digests(answer.digests))
         tier = self._tiers[command.tier]
@@ -322,7 +342,11 @@ class Runner:
         """Run `work` on the tier's thread, then continue on the loop's."""
 
         def finished(future: Future[object]) -> None:
+            if future.cancelled():
+                return  # the daemon is stopping
             error = future.exception()
+            if isinstance(error, OSError) and not isinstance(error, CacheError):
+                error = tier_error(error, tier, "do what it was asked")
             if error is None:
                 self.loop.post(lambda: then(future.result()))
             elif otherwise is not None and isinstance(error, CacheError):
@@ -331,6 +355,12 @@ class Runner:
                 self.loop.post(lambda: _raise(error))
 
         self._threads[tier].submit(work).add_done_callback(finished)
+
+
+def _short_of_descriptors(error: CacheError) -> bool:
+    """Our own limits, which say nothing about the copy."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def _raise(error: BaseException) -> None:

@@ -42,8 +42,9 @@ from cachesvc.tiers.tier import Tier
 from cachesvc.v1 import cachesvc_pb2, cachesvc_pb2_grpc
 
 log = logging.getLogger(__name__)
-CONTROL_THREADS = 32
-"""A prefetch or verify holds one while it streams."""
+CONTROL_THREADS = 256
+"""A prefetch, verify or opening holds one while it streams: all ranks and workers of a node open at once, and
+the builder they wait for needs one more to submit its plan. Started only when needed."""
 STOP_GRACE_S = 2.0
 SWITCH_INTERVAL_S = 0.0002
 """Python's own 5 ms is how long a gRPC thread may keep the event loop, and so a grant, waiting."""
@@ -135,7 +136,7 @@ def _running(settings: Settings, loop: Loop) -> Iterator[Runner]:
     server = _control(settings, Service(runner, settings, allowed, time.monotonic()))
     if settings.metrics_port:
         Metrics(runner).register()
-        start_http_server(settings.metrics_port, addr="127.0.0.1")
+        _serve_metrics(settings.metrics_port)
     try:
         yield runner
     finally:
@@ -212,6 +213,15 @@ def _control(settings: Settings, service: Service) -> grpc.Server:
     server.start()
     os.chmod(path, settings.socket_mode)
     return server
+
+
+def _serve_metrics(port: int) -> None:
+    try:
+        start_http_server(port, addr="127.0.0.1")
+    except OSError as error:
+        raise InvalidInput(
+            f"--metrics-port {port} cannot be bound ({error.strerror}); choose a port that is free"
+        ) from None
 
 
 def mutual_tls(tls: Tls) -> grpc.ServerCredentials:

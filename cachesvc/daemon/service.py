@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from functools import partial
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import grpc
 
@@ -21,6 +21,7 @@ from cachesvc.core.errors import CacheError
 from cachesvc.core.model import DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.daemon import jobs
 from cachesvc.daemon.datasets import Dataset
+from cachesvc.daemon.grants import Known
 from cachesvc.daemon.runner import Runner
 from cachesvc.sources.uri import Allowlist
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES
@@ -28,9 +29,15 @@ from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import cachesvc_pb2_grpc
 
 PROGRESS_S = 0.2
+ANSWER_S = 0.2
+"""How often a call that waits for a job looks whether caller and daemon are still there."""
+STOPPING = "the daemon is stopping; start it again: cachesvc serve"
+_Answer = TypeVar("_Answer")
 MAX_FAILURES = 100
 """Named in one progress message; the rest is counted."""
 MAX_URIS = 100_000
+MAX_PLAN = 2_000_000
+"""Entries: 128 TB of extents, and what a message of the largest size can hold."""
 STATUSES: dict[type[CacheError], grpc.StatusCode] = {
     errors.InvalidInput: grpc.StatusCode.INVALID_ARGUMENT,
     errors.NotAllowed: grpc.StatusCode.PERMISSION_DENIED,
@@ -40,6 +47,7 @@ STATUSES: dict[type[CacheError], grpc.StatusCode] = {
     errors.SourceUnavailable: grpc.StatusCode.UNAVAILABLE,
     errors.OutOfSpace: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.TierFailed: grpc.StatusCode.UNAVAILABLE,
+    errors.DaemonUnavailable: grpc.StatusCode.UNAVAILABLE,
     errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.StateMismatch: grpc.StatusCode.FAILED_PRECONDITION,
 }
@@ -63,7 +71,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
             options = _options(request.options, self._settings)
             answers: queue.Queue[jobs.Answer] = queue.Queue()
             self._loop.call(lambda: self._build(uris, options, request.refresh, answers))
-            while isinstance(answer := answers.get(), jobs.Progress):
+            while isinstance(answer := self._next(answers, context), jobs.Progress):
                 yield pb.OpenDatasetReply(indexed_bytes=answer.done_bytes, total_bytes=answer.total_bytes)
             if answer.code:
                 raise errors.from_code(answer.code, answer.message)
@@ -75,9 +83,14 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
 
     def SubmitPlan(self, request: pb.SubmitPlanRequest, context: grpc.ServicerContext) -> pb.SubmitPlanReply:
         with _statuses(context):
-            if not len(request.extents) == len(request.first_steps) == len(request.last_steps):
-                raise errors.InvalidInput("a plan's three columns differ in length")
-            self._loop.call(lambda: self._plan(request))
+            known = self._loop.call(lambda: self._dataset_of(request))
+            plan = events.Planned(request.reader, request.reader, _entries(request, known))
+
+            def submit() -> None:
+                self._dataset_of(request)  # a reader that went away meanwhile has no plan
+                self._runner.handle(plan)
+
+            self._loop.call(submit)
             return pb.SubmitPlanReply()
 
     def Prefetch(
@@ -133,7 +146,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
             resident = self._loop.call(lambda: self._runner.resident(dataset))
             corrupt = 0
             for checked, (extent, tier) in enumerate(resident, start=1):
-                corrupt += not self._verify(extent, tier)
+                corrupt += not self._verify(extent, tier, context)
                 yield pb.VerifyReply(checked_extents=checked, extents=len(resident), corrupt_extents=corrupt)
             yield pb.VerifyReply(
                 checked_extents=len(resident), extents=len(resident), corrupt_extents=corrupt, done=True
@@ -149,6 +162,8 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
                 first = pb.ReadReply(digests=checksums.digests, size_bytes=size)
                 while offset < end:
                     first.data = os.pread(fd, min(CHECKSUM_BLOCK_BYTES, end - offset), offset)
+                    if not first.data:
+                        raise errors.TierFailed(f"extent {request.extent.hex()} ends at byte {offset:,}")
                     offset += len(first.data)
                     yield first
                     first = pb.ReadReply()
@@ -174,18 +189,12 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
         )
         self._runner.build(job, answers.put)
 
-    def _plan(self, request: pb.SubmitPlanRequest) -> None:
+    def _dataset_of(self, request: pb.SubmitPlanRequest) -> Known:
         assert self._runner.grants is not None
         known = self._runner.grants.dataset_of(ReaderId(request.reader))
         if known is None or known.id != request.dataset:
             raise errors.InvalidInput(f"reader {request.reader} has not opened dataset {request.dataset}")
-        if request.extents and max(request.extents) >= len(known.extent_ids):
-            raise errors.InvalidInput(
-                f"the plan names an extent beyond the {len(known.extent_ids)} there are"
-            )
-        rows = zip(request.extents, request.first_steps, request.last_steps)
-        entries = tuple((known.extent_ids[extent], first, last) for extent, first, last in rows)
-        self._runner.handle(events.Planned(request.reader, request.reader, entries))
+        return known
 
     def _progress(self, job: int, dataset: Dataset) -> pb.PrefetchReply:
         progress = self._runner.node.progress(job)
@@ -211,10 +220,28 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
         room = sum(max(0, tier.budget_bytes - tier.reserve_bytes - tier.kept_bytes) for tier in tiers)
         return max(0, int(reply.size_bytes - reply.resident_bytes) - room)
 
-    def _verify(self, extent: ExtentId, tier: TierName) -> bool:
+    def _verify(self, extent: ExtentId, tier: TierName, context: grpc.ServicerContext) -> bool:
         answers: queue.Queue[bool] = queue.Queue()
-        self._loop.call(lambda: self._runner.verify(extent, tier, answers.put))
-        return answers.get()
+
+        def ask() -> None:
+            if self._runner.node.where(extent) == tier:
+                self._runner.verify(extent, tier, answers.put)
+            else:
+                answers.put(True)  # evicted or moved since it was listed: nothing corrupt is left
+
+        self._loop.call(ask)
+        return self._next(answers, context)
+
+    def _next(self, answers: queue.Queue[_Answer], context: grpc.ServicerContext) -> _Answer:
+        """The next answer of a job. A caller that went away frees its thread, and so does a daemon that ends."""
+        while True:
+            try:
+                return answers.get(timeout=ANSWER_S)
+            except queue.Empty:
+                if self._loop.ended:
+                    raise errors.DaemonUnavailable(STOPPING) from None
+                if not context.is_active():
+                    raise errors.DeadlineExceeded("the caller did not wait for the answer") from None
 
     def _status(self) -> pb.StatusReply:
         status = self._runner.node.status()
@@ -289,6 +316,19 @@ def _options(given: pb.DatasetOptions, settings: Settings) -> Options:
     plain = {field.name: names(field.name) for field in fields(Options)}
     plain["extent_bytes"] = plain["extent_bytes"] or settings.extent_bytes
     return Options(**plain)  # type: ignore[arg-type]
+
+
+def _entries(request: pb.SubmitPlanRequest, known: Known) -> tuple[tuple[ExtentId, int, int], ...]:
+    """A plan's rows, checked; not on the loop's thread, since a plan may have a million of them."""
+    if not len(request.extents) == len(request.first_steps) == len(request.last_steps) <= MAX_PLAN:
+        raise errors.InvalidInput(f"a plan has three columns of one length, at most {MAX_PLAN:,}")
+    if request.extents and max(request.extents) >= len(known.extent_ids):
+        raise errors.InvalidInput(f"the plan names an extent beyond the {len(known.extent_ids)} there are")
+    first_steps = list(request.first_steps)
+    if first_steps != sorted(first_steps):
+        raise errors.InvalidInput("a plan is sorted by the step that needs an extent first")
+    rows = zip(request.extents, first_steps, request.last_steps)
+    return tuple((known.extent_ids[extent], first, last) for extent, first, last in rows)
 
 
 def _describe(dataset: Dataset) -> pb.Dataset:

@@ -56,6 +56,10 @@ class Tier(Protocol):
         """Forget a committed extent and give back its space. Descriptors already granted stay valid."""
         ...
 
+    def close(self) -> None:
+        """Give back everything; a tier that survives keeps what is committed."""
+        ...
+
 
 class Recovering(Protocol):
     """A tier that survives the daemon."""

@@ -1,0 +1,343 @@
+"""What must not end the daemon, nor be left behind when it ends: dying processes, hostile readers, full disks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.node import Daemon
+from cachesvc.catalog.build import Options
+from cachesvc.client import Control
+from cachesvc.core import wire
+from cachesvc.core.errors import CacheError, DeadlineExceeded, InvalidInput, SourceUnavailable
+from cachesvc.core.model import DatasetId
+from cachesvc.core.wire import Message, Op
+from cachesvc.grants import Granted
+from cachesvc.leases import DaemonGrants
+from tests.servers import Proxy, SeaweedFS
+from tests.test_daemon import wait_until
+
+EXTENT = 1 << 20
+EXTENTS = 8
+RECORDS = Options(format="records", record_bytes=4096)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> bytes:
+    body = os.urandom(EXTENTS * EXTENT)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/0.bin").write_bytes(body)
+    return body
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, data: bytes) -> Iterator[Daemon]:
+    with Daemon(tmp_path / "node", options(tmp_path)) as found:
+        yield found
+        assert found.process is not None
+        assert found.process.poll() is None, found.log
+        assert found.stop() == 0
+        assert "Traceback" not in found.log
+
+
+def options(tmp_path: Path, *more: str) -> list[str]:
+    return ["--ram", "32MiB", "--allow", f"{tmp_path}/", "--extent-bytes", str(EXTENT), *more]
+
+
+def opened(daemon: Daemon) -> DatasetId:
+    with Control(daemon.socket_dir) as control:
+        return control.open_dataset([f"{daemon.root.parent}/data/"], RECORDS).id
+
+
+def children(daemon: Daemon) -> list[int]:
+    assert daemon.process is not None
+    pid = daemon.process.pid
+    return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def greeted(daemon: Daemon, dataset: DatasetId) -> socket.socket:
+    channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    channel.settimeout(10)
+    channel.connect(f"{daemon.socket_dir}/grants.sock")
+    tell(channel, Message(Op.HELLO, wire.MAGIC, digest=bytes.fromhex(dataset)))
+    assert wire.decode(channel.recv(4096)).op is Op.WELCOME
+    return channel
+
+
+def tell(channel: socket.socket, message: Message) -> None:
+    channel.send(wire.encode(message))
+
+
+def reads_right(daemon: Daemon, dataset: DatasetId, data: bytes) -> None:
+    grants = DaemonGrants(daemon.socket_dir, dataset)
+    for answer in grants.acquire(range(EXTENTS), 20.0):
+        assert isinstance(answer, Granted)
+        found = os.pread(answer.fd, answer.size_bytes, 0)
+        os.close(answer.fd)
+        assert found == data[answer.extent * EXTENT : (answer.extent + 1) * EXTENT]
+    grants.close()
+
+
+def test_killed_fillers_cost_retries_only(daemon: Daemon, data: bytes) -> None:
+    dataset = opened(daemon)
+    for pid in children(daemon):
+        os.kill(pid, signal.SIGKILL)
+    reads_right(daemon, dataset, data)
+    assert opened(daemon) == dataset
+
+
+def test_verify_while_fillers_die_reports_no_corruption(daemon: Daemon, data: bytes) -> None:
+    dataset = opened(daemon)
+    reads_right(daemon, dataset, data)
+    with Control(daemon.socket_dir) as control:
+        for checked in control.verify(dataset):
+            for pid in children(daemon):
+                os.kill(pid, signal.SIGKILL)
+            last = checked
+        assert (last.checked_extents, last.corrupt_extents, last.done) == (EXTENTS, 0, True)
+
+
+def test_verify_beside_evict_and_refill_reports_no_corruption(daemon: Daemon, data: bytes) -> None:
+    dataset = opened(daemon)
+    for _ in range(5):
+        reads_right(daemon, dataset, data)
+        with Control(daemon.socket_dir) as control:
+            checks = control.verify(dataset)
+            next(checks)
+            control.evict(dataset)
+            *_, last = checks
+            assert last.corrupt_extents == 0
+
+
+def test_a_builder_killed_in_mid_build_is_a_typed_error_and_the_next_open_works(
+    tmp_path: Path, daemon: Daemon
+) -> None:
+    caught: list[CacheError] = []
+    stop = threading.Event()
+
+    def kill_builders() -> None:
+        while not stop.is_set():
+            for pid in children(daemon):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            stop.wait(0.005)
+
+    killer = threading.Thread(target=kill_builders)
+    killer.start()
+    try:
+        opened(daemon)
+    except CacheError as error:
+        caught.append(error)
+    finally:
+        stop.set()
+        killer.join()
+    assert [type(error) for error in caught] == [SourceUnavailable]
+    assert "try again" in str(caught[0])
+    opened(daemon)
+
+
+def test_unexpected_errors_in_a_job_are_answered(tmp_path: Path, daemon: Daemon, data: bytes) -> None:
+    dataset = opened(daemon)
+    catalog = daemon.root / f"state/catalogs/{dataset}.lmdb"
+    catalog.unlink()
+    (daemon.root / "state/catalogs").rename(daemon.root / "state/gone")  # the builder cannot write
+    with pytest.raises(CacheError):
+        opened(daemon)
+    (daemon.root / "state/gone").rename(daemon.root / "state/catalogs")
+    assert opened(daemon) == dataset
+
+
+def test_openings_of_more_uris_than_a_datagram_holds(tmp_path: Path, daemon: Daemon) -> None:
+    folder = tmp_path / ("many" + "y" * 200)
+    folder.mkdir()
+    names = [f"{folder}/{number:05d}.bin" for number in range(1500)]
+    for name in names:
+        Path(name).write_bytes(b"x" * 4096)
+    with Control(daemon.socket_dir) as control:
+        assert control.open_dataset(names, RECORDS).samples == len(names)
+    assert len(children(daemon)) >= 2
+
+
+def test_a_reader_that_goes_before_its_welcome_leaves_no_claim(daemon: Daemon, data: bytes) -> None:
+    dataset = opened(daemon)
+    for _ in range(20):
+        channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        channel.connect(f"{daemon.socket_dir}/grants.sock")
+        tell(channel, Message(Op.HELLO, wire.MAGIC, digest=bytes.fromhex(dataset)))
+        channel.close()
+    reads_right(daemon, dataset, data)
+    with Control(daemon.socket_dir) as control:
+        wait_until(lambda: control.status().readers == 0)
+        (listed,) = control.list()
+        assert listed.readers == 0
+        assert listed.bound == 1.0
+
+
+def test_hostile_readers_end_only_their_own_connection(daemon: Daemon, data: bytes) -> None:
+    dataset = opened(daemon)
+    (daemon.root.parent / "other").mkdir()
+    (daemon.root.parent / "other/0.bin").write_bytes(os.urandom(EXTENT))
+    with Control(daemon.socket_dir) as control:
+        other = control.open_dataset([f"{daemon.root.parent}/other/"], RECORDS).id
+    twice = greeted(daemon, dataset)
+    tell(twice, Message(Op.GET, 1, 3))
+    tell(twice, Message(Op.HELLO, wire.MAGIC, digest=bytes.fromhex(other)))
+    huge = 2**64 - 1
+    for message in (
+        Message(Op.GET, 1, EXTENTS),
+        Message(Op.GET, 2**32 - 1, huge),
+        Message(Op.HOLD, 0, huge),
+        Message(Op.RELEASE, 0, huge),
+        Message(Op.WELCOME, 1, 1),
+        Message(Op.CATALOG, 0, huge),
+        Message(Op.PASSED, 0, huge),
+    ):
+        channel = greeted(daemon, dataset)
+        with contextlib.suppress(BrokenPipeError):
+            for _ in range(3):
+                tell(channel, message)
+        channel.close()
+    holder = greeted(daemon, dataset)
+    for number in range(20_000):
+        tell(holder, Message(Op.HOLD, 0, number % EXTENTS, text="ram"))
+    twice.close()
+    holder.close()
+    reads_right(daemon, dataset, data)
+
+
+def test_a_reader_that_reads_no_answers_is_dropped(daemon: Daemon, data: bytes) -> None:
+    dataset = opened(daemon)
+    reads_right(daemon, dataset, data)
+    deaf = greeted(daemon, dataset)
+
+    def ask() -> None:
+        for number in range(10_000):
+            tell(deaf, Message(Op.GET, number, number % EXTENTS))
+
+    with pytest.raises(ConnectionError):
+        ask()
+    deaf.close()
+    reads_right(daemon, dataset, data)
+    with Control(daemon.socket_dir) as control:
+        wait_until(lambda: control.status().readers == 0)
+
+
+def test_without_descriptors_readers_are_turned_away_and_nothing_is_dropped(
+    tmp_path: Path, data: bytes
+) -> None:
+    with Daemon(tmp_path / "node", options(tmp_path)) as daemon:
+        dataset = opened(daemon)
+        reads_right(daemon, dataset, data)
+        assert daemon.process is not None
+        pid = daemon.process.pid
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{pid}/fd")) + 3, 4096))
+        channels = []
+        for _ in range(40):
+            channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            channel.settimeout(5)
+            channel.connect(f"{daemon.socket_dir}/grants.sock")
+            channels.append(channel)
+        assert channels[-1].recv(10) == b""
+        for channel in channels:
+            channel.close()
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (4096, 4096))
+        reads_right(daemon, dataset, data)
+        assert "cannot be accepted" in daemon.log
+        assert "corrupt" not in daemon.log
+
+
+def test_plans_are_checked(daemon: Daemon, data: bytes) -> None:
+    dataset = opened(daemon)
+    grants = DaemonGrants(daemon.socket_dir, dataset)
+    os.close(grants.catalog())
+    with Control(daemon.socket_dir) as control:
+        for extents, firsts, lasts in (
+            ([EXTENTS], [0], [0]),
+            ([0, 1], [1, 0], [1, 1]),
+            ([0, 1], [0, 1], [0]),
+            ([0] * 2_000_001, [0] * 2_000_001, [0] * 2_000_001),
+        ):
+            with pytest.raises(InvalidInput):
+                control.plan(grants.token, dataset, extents, firsts, lasts)
+        control.plan(grants.token, dataset, [0, 1], [0, 1], [2**63, 2**63])
+        grants.passed(2**64 - 1)
+    grants.close()
+
+
+STREAMS = """
+import sys, threading
+from cachesvc.catalog.build import Options
+from cachesvc.client import Control
+from cachesvc.core.errors import CacheError, DeadlineExceeded, InvalidInput, SourceUnavailable
+control = Control(sys.argv[1])
+print("ready", flush=True)
+try:
+    for reply in control.prefetch(sys.argv[2]):
+        print("going", flush=True)
+except CacheError as error:
+    print(type(error).__name__, flush=True)
+"""
+
+
+def test_sigterm_while_a_prefetch_streams_ends_in_time(
+    tmp_path: Path, s3_server: SeaweedFS, bucket: str
+) -> None:
+    s3_server.client().put_object(Bucket=bucket, Key="data/0.bin", Body=os.urandom(EXTENTS * EXTENT))
+    proxy = Proxy(s3_server.endpoint.removeprefix("http://"), 0.5, 100_000)
+    with proxy, Daemon(tmp_path / "node", slow_options(bucket), s3_server.env(proxy.endpoint)) as daemon:
+        with Control(daemon.socket_dir) as control:
+            dataset = control.open_dataset([f"s3://{bucket}/data/"], RECORDS).id
+        command = [sys.executable, "-c", STREAMS, daemon.socket_dir, dataset]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
+            assert client.stdout is not None
+            assert client.stdout.readline() == "ready\n"
+            assert client.stdout.readline() == "going\n"
+            started = time.monotonic()
+            assert daemon.stop() == 0
+            assert time.monotonic() - started < 5
+            assert client.stdout.read().split()[-1] == "DaemonUnavailable"
+        assert "Traceback" not in daemon.log
+
+
+def slow_options(bucket: str) -> list[str]:
+    return ["--ram", "32MiB", "--allow", f"s3://{bucket}/", "--extent-bytes", str(EXTENT)]
+
+
+def test_an_acquire_past_its_deadline_leaves_neither_descriptor_nor_lease(
+    tmp_path: Path, s3_server: SeaweedFS, bucket: str
+) -> None:
+    s3_server.client().put_object(Bucket=bucket, Key="data/0.bin", Body=os.urandom(EXTENTS * EXTENT))
+    with Daemon(tmp_path / "node", slow_options(bucket), s3_server.env()) as daemon:
+        with Control(daemon.socket_dir) as control:
+            dataset = control.open_dataset([f"s3://{bucket}/data/"], RECORDS).id
+            grants = DaemonGrants(daemon.socket_dir, dataset)
+            (first,) = grants.acquire([0], 20.0)
+            assert isinstance(first, Granted)
+            os.close(first.fd)
+            grants.release([0])
+            before = len(os.listdir("/proc/self/fd"))
+            for pid in children(daemon):
+                os.kill(pid, signal.SIGSTOP)
+            with pytest.raises(DeadlineExceeded):
+                grants.acquire([0, 1], 0.5)
+            assert len(os.listdir("/proc/self/fd")) == before
+            for pid in children(daemon):
+                os.kill(pid, signal.SIGCONT)
+            (second,) = grants.acquire([1], 20.0)
+            assert isinstance(second, Granted)
+            os.close(second.fd)
+            grants.release([1])
+            os.close(grants.catalog())
+            wait_until(lambda: control.evict(dataset).busy_bytes == 0)
+            grants.close()
