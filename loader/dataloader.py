@@ -16,6 +16,7 @@ from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order import Last, OrderSpec
 from loader.dataset import Dataset
 from loader.feed import Feed, ours
+from loader.orphans import EndsWithTrainer
 from loader.progress import STATE_VERSION, Progress, State, parsed
 from loader.reader import ORIGINS, Ints
 from loader.setup import Window, ending, resumed, share_of, window_extents
@@ -341,6 +342,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         settings["generator"] = self.generator or torch.Generator().manual_seed(self.seed)
         if self.num_workers:
             settings["prefetch_factor"] = self.prefetch_factor
+            settings["worker_init_fn"] = EndsWithTrainer(self.worker_init_fn)
             settings["multiprocessing_context"] = self.multiprocessing_context
         if self.pin_memory_device:
             settings["pin_memory_device"] = self.pin_memory_device
