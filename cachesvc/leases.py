@@ -13,7 +13,7 @@ from contextlib import suppress
 from cachesvc.config import GRANTS_SOCKET
 from cachesvc.core import wire
 from cachesvc.core.errors import DaemonUnavailable, DeadlineExceeded, from_code
-from cachesvc.core.model import DatasetId
+from cachesvc.core.model import RAM, DatasetId
 from cachesvc.core.wire import Message, Op
 from cachesvc.grants import Granted, Refused
 
@@ -39,6 +39,7 @@ class DaemonGrants:
         self._lock = threading.RLock()
         self._channel: socket.socket | None = None
         self._leases: dict[int, int] = {}
+        self._in_memory: set[int] = set()
         self._number = 0
         self._knock_at = 0.0
         self.token = 0
@@ -129,7 +130,7 @@ class DaemonGrants:
             raise
         self._channel = channel
         self.token = answer.number
-        for extent in self._leases:
+        for extent in self._in_memory & self._leases.keys():
             self._send(channel, Message(Op.HOLD, 0, extent))
         self._leases = dict.fromkeys(self._leases, 1)
         if self._connected is not None:
@@ -160,6 +161,7 @@ class DaemonGrants:
                     self._try_send(Message(Op.RELEASE, 0, answer.value))
             elif answer.op is Op.GRANT and fd is not None:
                 self._leases[extent] = self._leases.get(extent, 0) + 1
+                (self._in_memory.add if answer.text == RAM else self._in_memory.discard)(extent)
                 answers[extent] = Granted(extent, fd, 0, answer.size, answer.text.rstrip("0123456789"))
             elif answer.op is Op.REFUSED:
                 answers[extent] = Refused(extent)

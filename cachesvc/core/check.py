@@ -97,8 +97,10 @@ def _check_readers(node: Node) -> None:
     assert waiting == asked, "waiters"
     ram = node.policy.tiers.get(RAM)
     if ram:
-        held = sum(sum(reader.held.values()) for reader in node.readers.readers.values())
-        assert ram.held_bytes == held, "held by readers"
+        held: dict[ExtentId, int] = {}
+        for reader in node.readers.readers.values():
+            held |= reader.held
+        assert ram.held_bytes == sum(held.values()), "held by readers"
 
 
 def _check_plans(node: Node) -> None:

@@ -27,6 +27,7 @@ class Readers:
         self._policy = copies.policy
         self.readers: dict[ReaderId, Reader] = {}
         self.queue: deque[Entry] = deque()
+        self._holders: dict[ExtentId, int] = {}
         self.dirty = False
         """Something changed that may let a fill start."""
 
@@ -69,7 +70,7 @@ class Readers:
         if reader is None:
             return
         if extent in reader.held:
-            self._change_held(-reader.held.pop(extent))
+            self._let_go(reader, extent)
         elif leases := reader.leases.get(extent):
             self._end_lease(leases.pop(), now)
             if not leases:
@@ -87,15 +88,26 @@ class Readers:
         for leases in reader.leases.values():
             for copy in leases:
                 self._end_lease(copy, now)
-        self._change_held(-sum(reader.held.values()))
+        for extent in list(reader.held):
+            self._let_go(reader, extent)
         self.dirty = True
 
     def hold(self, reader_id: ReaderId, extent: ExtentId, size_bytes: int) -> None:
-        """Count bytes that a reader maps from before our restart against the RAM budget."""
+        """Count bytes that a reader maps from before our restart against the RAM budget; once, however many
+        readers map them: they share one memory."""
         reader = self.readers.setdefault(reader_id, Reader())
-        before = reader.held.get(extent, 0)
-        reader.held[extent] = size_bytes
-        self._change_held(size_bytes - before)
+        if extent not in reader.held:
+            reader.held[extent] = size_bytes
+            self._holders[extent] = self._holders.get(extent, 0) + 1
+            if self._holders[extent] == 1:
+                self._change_held(size_bytes)
+
+    def _let_go(self, reader: Reader, extent: ExtentId) -> None:
+        size_bytes = reader.held.pop(extent)
+        self._holders[extent] -= 1
+        if not self._holders[extent]:
+            del self._holders[extent]
+            self._change_held(-size_bytes)
 
     def _change_held(self, by_bytes: int) -> None:
         ram = self._policy.tiers.get(RAM)
