@@ -55,10 +55,18 @@ class _Held:
 class Reader:
     """Reads one dataset through `Grants`. Safe to share between threads. A forked child makes its own."""
 
-    def __init__(self, catalog: Catalog, grants: Grants, mapped_bytes: int = MAPPED_BYTES) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        grants: Grants,
+        mapped_bytes: int = MAPPED_BYTES,
+        timeout_s: float = ACQUIRE_TIMEOUT_S,
+    ) -> None:
+        """`timeout_s`: how long one read may wait for its extents."""
         self._catalog = catalog
         self.grants = grants
         keep_freed_memory()
+        self._timeout_s = timeout_s
         self._limit = mapped_bytes
         self._range = AddressRange(catalog.space_bytes)
         self._starts, self._sizes = catalog.extent_starts, catalog.extent_sizes
@@ -180,7 +188,7 @@ class Reader:
 
     def _lease(self, extents: Sequence[int]) -> list[int]:
         """Acquire; returns what was refused."""
-        answers = self.grants.acquire(extents, ACQUIRE_TIMEOUT_S)
+        answers = self.grants.acquire(extents, self._timeout_s)
         for answer in answers:
             if isinstance(answer, Granted):
                 self._take(answer)

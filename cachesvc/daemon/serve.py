@@ -58,13 +58,17 @@ def serve(settings: Settings) -> int:
     start: sockets in use, budgets that make no sense, a cache directory that cannot be used."""
     validate(settings)
     configure_logging(settings.log_format)
-    raise_open_files()
+    open_files = raise_open_files()
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     loop = Loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: loop.stop())
     with _only_one(settings.socket_dir), _running(settings, loop) as runner:
+        if open_files < NEEDED_OPEN_FILES:
+            log.warning(
+                "few open files are allowed", extra={"limit": open_files, "advised": NEEDED_OPEN_FILES}
+            )
         log.info(
             "serving", extra={"socket": settings.socket_dir, "allow": settings.allow, "pid": os.getpid()}
         )
@@ -83,14 +87,13 @@ def configure_logging(kind: str) -> None:
     logging.basicConfig(level=os.environ.get("CACHESVC_LOG", "INFO").upper(), handlers=[handler], force=True)
 
 
-def raise_open_files() -> None:
-    """Every grant and connection is a descriptor: take what the hard limit gives, and say if it is little."""
+def raise_open_files() -> int:
+    """Every grant and connection is a descriptor: take what the hard limit gives; returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = NEEDED_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, NEEDED_OPEN_FILES)
     if soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    if wanted < NEEDED_OPEN_FILES:
-        log.warning("few open files are allowed", extra={"limit": wanted, "advised": NEEDED_OPEN_FILES})
+    return max(soft, wanted)
 
 
 @contextmanager
