@@ -20,6 +20,10 @@ class Metrics:
         """Serve these from the process's default registry."""
         REGISTRY.register(self)
 
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: registering would otherwise collect, and wait for a loop that does not run yet."""
+        return iter(())
+
     def collect(self) -> Iterator[Metric]:
         """One consistent reading, taken on the event loop's thread."""
         return iter(self._runner.loop.call(self._read))
