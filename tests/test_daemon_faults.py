@@ -318,29 +318,29 @@ def test_an_acquire_past_its_deadline_leaves_neither_descriptor_nor_lease(
     tmp_path: Path, s3_server: SeaweedFS, bucket: str
 ) -> None:
     s3_server.client().put_object(Bucket=bucket, Key="data/0.bin", Body=os.urandom(EXTENTS * EXTENT))
-    with Daemon(tmp_path / "node", slow_options(bucket), s3_server.env()) as daemon:
-        with Control(daemon.socket_dir) as control:
-            dataset = control.open_dataset([f"s3://{bucket}/data/"], RECORDS).id
-            grants = DaemonGrants(daemon.socket_dir, dataset)
-            (first,) = grants.acquire([0], 20.0)
-            assert isinstance(first, Granted)
-            os.close(first.fd)
-            grants.release([0])
-            before = len(os.listdir("/proc/self/fd"))
-            for pid in children(daemon):
-                os.kill(pid, signal.SIGSTOP)
-            with pytest.raises(DeadlineExceeded):
-                grants.acquire([0, 1], 0.5)
-            assert len(os.listdir("/proc/self/fd")) == before
-            for pid in children(daemon):
-                os.kill(pid, signal.SIGCONT)
-            (second,) = grants.acquire([1], 20.0)
-            assert isinstance(second, Granted)
-            os.close(second.fd)
-            grants.release([1])
-            os.close(grants.catalog())
-            wait_until(lambda: control.evict(dataset).busy_bytes == 0)
-            grants.close()
+    node = Daemon(tmp_path / "node", slow_options(bucket), s3_server.env())
+    with node as daemon, Control(daemon.socket_dir) as control:
+        dataset = control.open_dataset([f"s3://{bucket}/data/"], RECORDS).id
+        grants = DaemonGrants(daemon.socket_dir, dataset)
+        (first,) = grants.acquire([0], 20.0)
+        assert isinstance(first, Granted)
+        os.close(first.fd)
+        grants.release([0])
+        before = len(os.listdir("/proc/self/fd"))
+        for pid in children(daemon):
+            os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(DeadlineExceeded):
+            grants.acquire([0, 1], 0.5)
+        assert len(os.listdir("/proc/self/fd")) == before
+        for pid in children(daemon):
+            os.kill(pid, signal.SIGCONT)
+        (second,) = grants.acquire([1], 20.0)
+        assert isinstance(second, Granted)
+        os.close(second.fd)
+        grants.release([1])
+        os.close(grants.catalog())
+        wait_until(lambda: control.evict(dataset).busy_bytes == 0)
+        grants.close()
 
 
 def test_a_disk_that_fills_up_costs_no_reader_an_error(tmp_path: Path, data: bytes) -> None:
@@ -409,7 +409,12 @@ def test_a_socket_of_another_user_is_not_allowed_rather_than_no_daemon(daemon: D
         pytest.skip("becoming another user needs root")
     for mode in (0o755, 0o700):
         os.chmod(daemon.socket_dir, mode)
-        command = [sys.executable, "-c", "import grpc\n" + KNOCK, daemon.socket_dir]
+        command = [
+            sys.executable,
+            "-c",
+            "import grpc, cachesvc.v1.cachesvc_pb2_grpc\n" + KNOCK,
+            daemon.socket_dir,
+        ]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
         assert [line.split()[0] for line in said] == ["NotAllowed", "NotAllowed"]
         assert all("join the group" in line for line in said)

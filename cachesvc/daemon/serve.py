@@ -61,6 +61,7 @@ def serve(settings: Settings) -> int:
     loop = Loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: loop.stop())
+    signal.set_wakeup_fd(loop.wake_fd, warn_on_full_buffer=False)
     with _only_one(settings.socket_dir), _running(settings, loop) as runner:
         log.info(
             "serving", extra={"socket": settings.socket_dir, "allow": settings.allow, "pid": os.getpid()}
