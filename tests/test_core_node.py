@@ -140,10 +140,21 @@ def test_a_fill_worth_retrying_keeps_its_waiters_until_the_attempts_are_spent() 
     assert tell(node, FillFailed(A, RAM, code, "503", retry=True)) == [Fail(ONE, 1, A, code, "503")]
 
 
-def test_a_full_disk_sends_the_retry_to_another_tier() -> None:
-    node = node_of(ram=2, nvme=2)
-    tell(node, declare(A), Demanded(ONE, 1, A), FillFailed(A, RAM, OutOfSpace.code, "full", retry=True))
-    assert tell(node, Tick(), now=9.0) == [StartFill(A, NVME)]
+def test_a_full_tier_sends_the_fill_to_another_one_and_is_tried_again_later() -> None:
+    node = node_of(ram=2, nvme=1)
+    tell(node, declare(A, B, C), Demanded(ONE, 1, A))
+    assert tell(node, FillFailed(A, RAM, OutOfSpace.code, "full")) == [StartFill(A, NVME)]
+    tell(node, Filled(A, NVME))
+    assert tell(node, Demanded(ONE, 2, B)) == [Refuse(ONE, 2, B)]
+    assert tell(node, Demanded(ONE, 3, C), now=60.0) == [StartFill(C, RAM)]
+
+
+def test_a_full_disk_refuses_what_it_cannot_take_and_keeps_what_it_has() -> None:
+    node = node_of(nvme=3)
+    tell(node, declare(A, B), Demanded(ONE, 1, A), Filled(A, NVME), Committed(A, NVME))
+    assert tell(node, Demanded(ONE, 2, B)) == [StartFill(B, NVME)]
+    assert tell(node, FillFailed(B, NVME, OutOfSpace.code, "full")) == [Refuse(ONE, 2, B)]
+    assert tell(node, Demanded(TWO, 3, A)) == [Grant(TWO, 3, A, NVME)]
 
 
 def test_a_demand_waits_for_an_eviction_and_is_refused_when_only_readers_could_free_room() -> None:

@@ -101,10 +101,11 @@ def test_verify_while_fillers_die_reports_no_corruption(daemon: Daemon, data: by
     dataset = opened(daemon)
     reads_right(daemon, dataset, data)
     with Control(daemon.socket_dir) as control:
-        for checked in control.verify(dataset):
-            for pid in children(daemon):
-                os.kill(pid, signal.SIGKILL)
-            last = checked
+        checks = control.verify(dataset)
+        next(checks)
+        for pid in children(daemon):
+            os.kill(pid, signal.SIGKILL)
+        *_, last = checks
         assert (last.checked_extents, last.corrupt_extents, last.done) == (EXTENTS, 0, True)
 
 
@@ -318,26 +319,103 @@ def test_an_acquire_past_its_deadline_leaves_neither_descriptor_nor_lease(
     tmp_path: Path, s3_server: SeaweedFS, bucket: str
 ) -> None:
     s3_server.client().put_object(Bucket=bucket, Key="data/0.bin", Body=os.urandom(EXTENTS * EXTENT))
-    with Daemon(tmp_path / "node", slow_options(bucket), s3_server.env()) as daemon:
-        with Control(daemon.socket_dir) as control:
-            dataset = control.open_dataset([f"s3://{bucket}/data/"], RECORDS).id
-            grants = DaemonGrants(daemon.socket_dir, dataset)
-            (first,) = grants.acquire([0], 20.0)
-            assert isinstance(first, Granted)
-            os.close(first.fd)
-            grants.release([0])
-            before = len(os.listdir("/proc/self/fd"))
-            for pid in children(daemon):
-                os.kill(pid, signal.SIGSTOP)
-            with pytest.raises(DeadlineExceeded):
-                grants.acquire([0, 1], 0.5)
-            assert len(os.listdir("/proc/self/fd")) == before
-            for pid in children(daemon):
-                os.kill(pid, signal.SIGCONT)
-            (second,) = grants.acquire([1], 20.0)
-            assert isinstance(second, Granted)
-            os.close(second.fd)
-            grants.release([1])
-            os.close(grants.catalog())
-            wait_until(lambda: control.evict(dataset).busy_bytes == 0)
+    node = Daemon(tmp_path / "node", slow_options(bucket), s3_server.env())
+    with node as daemon, Control(daemon.socket_dir) as control:
+        dataset = control.open_dataset([f"s3://{bucket}/data/"], RECORDS).id
+        grants = DaemonGrants(daemon.socket_dir, dataset)
+        (first,) = grants.acquire([0], 20.0)
+        assert isinstance(first, Granted)
+        os.close(first.fd)
+        grants.release([0])
+        before = len(os.listdir("/proc/self/fd"))
+        for pid in children(daemon):
+            os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(DeadlineExceeded):
+            grants.acquire([0, 1], 0.5)
+        assert len(os.listdir("/proc/self/fd")) == before
+        for pid in children(daemon):
+            os.kill(pid, signal.SIGCONT)
+        (second,) = grants.acquire([1], 20.0)
+        assert isinstance(second, Granted)
+        os.close(second.fd)
+        grants.release([1])
+        os.close(grants.catalog())
+        wait_until(lambda: control.evict(dataset).busy_bytes == 0)
+        grants.close()
+
+
+def test_a_disk_that_fills_up_costs_no_reader_an_error(tmp_path: Path, data: bytes) -> None:
+    if os.geteuid():
+        pytest.skip("mounting a small file system needs root")
+    nvme = tmp_path / "nvme"
+    nvme.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "none", nvme], capture_output=True
+    ).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        more = ["--ram", "2MiB", "--nvme", f"{nvme}=64MiB"]
+        with Daemon(tmp_path / "node", options(tmp_path, *more)) as daemon:
+            grants = DaemonGrants(daemon.socket_dir, opened(daemon))
+            for extent in list(range(EXTENTS)) * 2:
+                (answer,) = grants.acquire([extent], 20.0)
+                assert isinstance(answer, Granted)
+                assert os.pread(answer.fd, EXTENT, 0) == data[extent * EXTENT : (extent + 1) * EXTENT]
+                os.close(answer.fd)
+                grants.release([extent])
             grants.close()
+            assert "No space left" in daemon.log
+    finally:
+        subprocess.run(["umount", "-l", nvme], check=True)
+
+
+def test_what_a_killed_daemon_left_among_its_catalogs_is_removed(tmp_path: Path, data: bytes) -> None:
+    with Daemon(tmp_path / "node", options(tmp_path)) as daemon:
+        dataset = opened(daemon)
+        daemon.kill()
+        catalogs = tmp_path / "node/state/catalogs"
+        (catalogs / f"{dataset}.lmdb.77.tmp").write_bytes(b"half")
+        (catalogs / f"{'0' * 32}.lmdb").write_bytes(b"cut")
+        daemon.start()
+        assert os.listdir(catalogs) == [f"{dataset}.lmdb"]
+        reads_right(daemon, dataset, data)
+
+
+KNOCK = """
+import os, sys
+from cachesvc.client import Control
+from cachesvc.core.errors import CacheError
+from cachesvc.core.model import DatasetId
+from cachesvc.leases import DaemonGrants
+
+def control():
+    with Control(sys.argv[1]) as found:
+        found.status()
+
+def grants():
+    DaemonGrants(sys.argv[1], DatasetId("0" * 32)).acquire([0], 5.0)
+
+os.setgid(65534)
+os.setuid(65534)
+for knock in (control, grants):
+    try:
+        knock()
+    except CacheError as error:
+        print(type(error).__name__, error)
+"""
+
+
+def test_a_socket_of_another_user_is_not_allowed_rather_than_no_daemon(daemon: Daemon) -> None:
+    if os.geteuid():
+        pytest.skip("becoming another user needs root")
+    for mode in (0o755, 0o700):
+        os.chmod(daemon.socket_dir, mode)
+        command = [
+            sys.executable,
+            "-c",
+            "import grpc, cachesvc.v1.cachesvc_pb2_grpc\n" + KNOCK,
+            daemon.socket_dir,
+        ]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        assert [line.split()[0] for line in said] == ["NotAllowed", "NotAllowed"]
+        assert all("join the group" in line for line in said)

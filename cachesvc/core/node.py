@@ -5,7 +5,8 @@ A copy is an extent's bytes in one tier. An extent has one copy, or two while RA
     state      event                      next       what happens
     (absent)   room is reserved           FILLING    StartFill
     FILLING    Filled                     RESIDENT   Grant to every waiter
-    FILLING    FillFailed                 (absent)   bytes free; waiters wait for a retry or get Fail
+    FILLING    FillFailed                 (absent)   bytes free; waiters wait for a retry or get Fail; where the
+                                                     tier failed, they are placed again or get Refuse
     RESIDENT   Demanded                   RESIDENT   Grant: the lease begins here, in one step
     RESIDENT   Released, ReaderGone       RESIDENT   the lease ends; unused, it goes on its shelf
     RESIDENT   room is needed             EVICTING   Evict, only from a shelf
@@ -42,7 +43,7 @@ from cachesvc.core.pacing import Alarms, backoff_s
 from cachesvc.core.policy import Policy, Settings, TierSpec
 from cachesvc.core.readers import Readers
 from cachesvc.core.report import Counters, Progress, Status, TierStatus
-from cachesvc.core.state import Copy, Phase
+from cachesvc.core.state import Copy, Entry, Phase
 
 
 class Node:
@@ -149,6 +150,7 @@ class Node:
         """Start what can start, the most urgent first. What must wait keeps those behind it waiting."""
         self.readers.dirty = False
         self._more = False
+        self.policy.reopen(self._now)
         if self.readers.feed(self._now) and self.claims.feed_refills(self._now):
             plans_done = self.lookahead.feed(self._now)
             prefetches_done = self.claims.feed_prefetch(self._now)
@@ -188,11 +190,12 @@ class Node:
         entry, promotion = copy.entry, copy.source is not None
         self.copies.drop(copy)
         self.readers.dirty = True
+        if event.code in (OutOfSpace.code, TierFailed.code):
+            self._place_again(entry, copy)
+            return
         if entry.best() or entry.filling() or (promotion and not entry.waiters):
             self.copies.forget(entry)
             return
-        if event.code in (OutOfSpace.code, TierFailed.code):
-            entry.avoid = copy.tier
         entry.attempts += 1
         if event.retry and entry.attempts < self.policy.settings.max_attempts:
             entry.due_at = self._now + backoff_s(entry.attempts, entry.id)
@@ -202,6 +205,15 @@ class Node:
         for dataset in entry.datasets:
             dataset.fail(entry.id, event.code, event.message)
         self.readers.fail(entry, event.code, event.message)
+        self.copies.forget(entry)
+
+    def _place_again(self, entry: Entry, copy: Copy) -> None:
+        """The tier failed, not the source: what waits goes elsewhere or is refused, at once."""
+        entry.avoid = copy.tier
+        self.policy.full(copy.tier, self._now)
+        self.readers.want(entry)
+        if entry.datasets and not entry.waiters:
+            self.copies.refills[entry.id] = None
         self.copies.forget(entry)
 
     def _committed(self, event: ev.Committed) -> None:

@@ -43,6 +43,8 @@ class Settings:
     the source's own retries."""
     window_idle_s: float = 30.0
     """After this long unread, an extent that a plan still names gives way to a reader: its job is stuck."""
+    full_s: float = 30.0
+    """How long a tier that was full is not asked for more: room comes by people, not by waiting."""
 
 
 class Asked(Enum):
@@ -72,13 +74,27 @@ class Policy:
 
     def __init__(self, tiers: Sequence[TierSpec], settings: Settings) -> None:
         self.settings = settings
-        self.tiers = {spec.name: Tier(spec.name, spec.budget_bytes) for spec in tiers}
+        self.tiers = {spec.name: Tier(spec.name, spec.budget_bytes, spec.budget_bytes) for spec in tiers}
         self.datasets: dict[DatasetId, Dataset] = {}
         self.claimed_bytes = 0
         self.largest_bytes = 0
         self.window: Tier | None = None
         self.window_bytes = 0
         self.retune()
+
+    def full(self, tier: Tier, now: float) -> None:
+        """A tier took no more although its budget had room: others fill its disk, or it is broken. What it
+        holds is its budget for a while; so it gives up what is unpinned first, then refuses fills."""
+        tier.full_until = now + self.settings.full_s
+        tier.budget_bytes = tier.used_bytes + tier.held_bytes
+        self.retune()
+
+    def reopen(self, now: float) -> None:
+        """Try tiers again that were full."""
+        for tier in self.tiers.values():
+            if tier.full_until and tier.full_until <= now:
+                tier.full_until, tier.budget_bytes = 0.0, tier.given_bytes
+                self.retune()
 
     def healthy(self) -> list[Tier]:
         """The tiers that work, in order of placement: RAM, then the emptiest."""

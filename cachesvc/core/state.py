@@ -63,7 +63,10 @@ class Tier:
     """A tier's budget and where it goes: used (filling, resident, evicting) and held by readers."""
 
     name: TierName
+    given_bytes: int
     budget_bytes: int
+    """What was given; while the tier takes no more, what it held when it said so."""
+    full_until: float = 0.0
     lost: bool = False
     used_bytes: int = 0
     kept_bytes: int = 0

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent import futures
+from contextlib import suppress
 from typing import TypeVar
 
 from cachesvc.core.errors import CacheError, DaemonUnavailable
@@ -26,12 +27,14 @@ class Loop:
     def __init__(self) -> None:
         self._selector = selectors.EpollSelector()
         self._posted: deque[Callable[[], None]] = deque()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) if hasattr(os, "eventfd") else -1
+        self._woken, self.wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        """`wake_fd` is for `signal.set_wakeup_fd` too: a signal that comes just before the wait for descriptors,
+        or to another thread, would else be handled only when something else happens."""
         self._stopped = False
         self.ended = False
         """Nothing that is posted runs any more."""
         self._thread = 0
-        self.watch(self._wake, self._drain)
+        self.watch(self._woken, self._drain)
 
     def watch(self, fd: int, ready: Callable[[], None]) -> None:
         """Call `ready` whenever `fd` can be read."""
@@ -44,7 +47,7 @@ class Loop:
     def post(self, work: Callable[[], None]) -> None:
         """Run `work` soon on the loop's thread."""
         self._posted.append(work)
-        os.eventfd_write(self._wake, 1)
+        self._wake()
 
     def call(self, work: Callable[[], _T]) -> _T:
         """Run `work` on the loop's thread and wait for its result or error. Raises DaemonUnavailable once the
@@ -86,12 +89,17 @@ class Loop:
     def stop(self) -> None:
         """End `run` after the current round; safe from any thread and from signal handlers."""
         self._stopped = True
-        os.eventfd_write(self._wake, 1)
+        self._wake()
 
     def close(self) -> None:
         """Give back the loop's own descriptors."""
         self._selector.close()
-        os.close(self._wake)
+        os.close(self._woken)
+        os.close(self.wake_fd)
+
+    def _wake(self) -> None:
+        with suppress(BlockingIOError):  # a full pipe wakes as well
+            os.write(self.wake_fd, b"\0")
 
     def _serve(self, wait_s: float | None) -> None:
         for key, _ in self._selector.select(wait_s):
@@ -100,6 +108,6 @@ class Loop:
                 key.data()
 
     def _drain(self) -> None:
-        os.eventfd_read(self._wake)
+        os.read(self._woken, 1 << 16)
         while self._posted:
             self._posted.popleft()()

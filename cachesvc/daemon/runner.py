@@ -269,10 +269,12 @@ class Runner:
             command.tier,
             reserve,
             lambda target: self._send_fill(command, dataset, index, target),
-            lambda error: self.handle(
-                events.FillFailed(command.extent, command.tier, error.code, str(error), False)
-            ),
+            lambda error: self._not_reserved(command, error),
         )
+
+    def _not_reserved(self, command: events.StartFill, error: CacheError) -> None:
+        log.error("a tier takes no more for a while", extra={"tier": command.tier, "error": str(error)})
+        self.handle(events.FillFailed(command.extent, command.tier, error.code, str(error), False))
 
     def _send_fill(self, command: events.StartFill, dataset: Dataset, index: int, target: int) -> None:
         try:

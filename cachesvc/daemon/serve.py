@@ -64,6 +64,7 @@ def serve(settings: Settings) -> int:
     loop = Loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: loop.stop())
+    signal.set_wakeup_fd(loop.wake_fd, warn_on_full_buffer=False)
     with _only_one(settings.socket_dir), _running(settings, loop) as runner:
         if open_files < NEEDED_OPEN_FILES:
             log.warning(
