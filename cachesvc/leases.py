@@ -161,8 +161,11 @@ class DaemonGrants:
                     self._try_send(Message(Op.RELEASE, 0, answer.value))
             elif answer.op is Op.GRANT and fd is not None:
                 self._leases[extent] = self._leases.get(extent, 0) + 1
-                (self._in_memory.add if answer.text == RAM else self._in_memory.discard)(extent)
-                answers[extent] = Granted(extent, fd, 0, answer.size, answer.text.rstrip("0123456789"))
+                tier, _, stay = answer.text.partition(" ")
+                (self._in_memory.add if tier == RAM else self._in_memory.discard)(extent)
+                answers[extent] = Granted(
+                    extent, fd, 0, answer.size, tier.rstrip("0123456789"), stay == "brief"
+                )
             elif answer.op is Op.REFUSED:
                 answers[extent] = Refused(extent)
             else:

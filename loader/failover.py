@@ -41,7 +41,9 @@ class Failover:
                 return around
             if not waiting:
                 waiting = True
-                _log.warning("the daemon is gone: waiting up to %.0f s for it; start it: cachesvc serve", timeout_s)
+                _log.warning(
+                    "the daemon is gone: waiting up to %.0f s for it; start it: cachesvc serve", timeout_s
+                )
             pause = min(self._pause_s, deadline - time.monotonic())
             if pause <= 0:
                 raise DaemonUnavailable(

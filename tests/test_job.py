@@ -103,7 +103,8 @@ def records_at(node: Node) -> Records:
 
 def objects(rows: np.ndarray[Any, Any]) -> dict[str, bytes]:
     return {
-        f"{n}.bin": rows[n * PER_EXTENT : (n + 1) * PER_EXTENT].tobytes() for n in range(len(rows) // PER_EXTENT)
+        f"{n}.bin": rows[n * PER_EXTENT : (n + 1) * PER_EXTENT].tobytes()
+        for n in range(len(rows) // PER_EXTENT)
     }
 
 

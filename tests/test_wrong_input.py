@@ -53,7 +53,9 @@ CASES = {
     "a truncated tar": Wrong("s3://{bucket}/tar/", CorruptData, "1.tar"),
     "a corrupt MDS index": Wrong("s3://{bucket}/mds/", CorruptData, "index.json"),
     "an unknown format": Wrong("s3://{bucket}/records/", InvalidInput, "parquet", {"format": "parquet"}),
-    "a format that does not fit": Wrong("s3://{bucket}/records/", NotFound, "webdataset", {"format": "webdataset"}),
+    "a format that does not fit": Wrong(
+        "s3://{bucket}/records/", NotFound, "webdataset", {"format": "webdataset"}
+    ),
     "an unknown scheme": Wrong("gopher://host/data/", InvalidInput, "gopher"),
     "records of no size": Wrong("s3://{bucket}/records/", InvalidInput, "record", {"format": "records"}),
 }
@@ -81,7 +83,14 @@ def place(tmp_path_factory: pytest.TempPathFactory, s3_server: SeaweedFS) -> Ite
     for key, body in bodies.items():
         s3_server.client().put_object(Bucket=bucket, Key=key, Body=body)
     options = ["--ram", "2MiB", "--extent-bytes", str(EXTENT), "--fillers", "1"]
-    options += ["--allow", f"s3://{bucket}/", "--allow", "s3://no-such-bucket-here/", "--allow", "gopher://host/"]
+    options += [
+        "--allow",
+        f"s3://{bucket}/",
+        "--allow",
+        "s3://no-such-bucket-here/",
+        "--allow",
+        "gopher://host/",
+    ]
     with Daemon(root / "node", options, s3_server.env()) as daemon:
         yield Place(daemon, bucket, s3_server)
 
@@ -142,7 +151,9 @@ def test_a_trainer_gets_the_same_typed_error_without_a_daemon(around: Place, nam
     assert "\n" not in str(caught.value)
 
 
-def test_wrong_credentials_in_a_trainer_are_not_allowed(around: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_credentials_in_a_trainer_are_not_allowed(
+    around: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     with pytest.raises(NotAllowed, match=around.bucket) as caught:
         open_dataset(f"s3://{around.bucket}/records/", **RECORDS)
@@ -172,14 +183,15 @@ def test_a_dataset_that_fits_nowhere_is_said_by_prefetch_and_streamed_to_a_train
     assert [line for line in out.err.splitlines() if not line.startswith("{")] == [out.err.splitlines()[-1]]
     assert "does not fit" in out.err
     assert json.loads(out.out)["fits"] is False
-    batches = DataLoader(open_dataset(uri, **RECORDS), batch_size=64, shuffle=True, window=EXTENT)
-    seen = np.concatenate([batches.indices for _ in batches])
-    assert sorted(seen.tolist()) == list(range(6 * EXTENT // 4096))
+    for workers, window in ((0, EXTENT), (0, 4 * EXTENT), (2, 4 * EXTENT)):  # also one beyond all room
+        found = open_dataset(uri, **RECORDS)
+        batches = DataLoader(found, batch_size=64, shuffle=True, window=window, num_workers=workers)
+        seen = np.concatenate([batches.indices for _ in batches])
+        assert sorted(seen.tolist()) == list(range(6 * EXTENT // 4096))
+        found.close()
 
 
-def test_no_daemon_is_said_with_the_mend(
-    tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_daemon_is_said_with_the_mend(tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CACHESVC_SOCKET", str(tmp_path))
     monkeypatch.setenv("CACHESVC", "require")
     assert run(["prefetch", "s3://bucket/data/"]) == DaemonUnavailable.code
@@ -249,7 +261,14 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_cache_disk_at_start_is_said(full_disk: Path, tmp_path: Path) -> None:
     sockets = tmp_path / "run"
     ended = serve(
-        "--ram", "64MiB", "--nvme", f"{full_disk}=100MiB", "--socket", str(sockets), "--state-dir", str(tmp_path)
+        "--ram",
+        "64MiB",
+        "--nvme",
+        f"{full_disk}=100MiB",
+        "--socket",
+        str(sockets),
+        "--state-dir",
+        str(tmp_path),
     )
     assert ended.returncode == OutOfSpace.code
     assert str(full_disk) in complaint(ended)

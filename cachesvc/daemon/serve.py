@@ -62,7 +62,9 @@ def serve(settings: Settings) -> int:
         signal.signal(number, lambda *_: loop.stop())
     with _only_one(settings.socket_dir), _running(settings, loop) as runner:
         if open_files < NEEDED_OPEN_FILES:
-            log.warning("few open files are allowed", extra={"limit": open_files, "advised": NEEDED_OPEN_FILES})
+            log.warning(
+                "few open files are allowed", extra={"limit": open_files, "advised": NEEDED_OPEN_FILES}
+            )
         log.info(
             "serving", extra={"socket": settings.socket_dir, "allow": settings.allow, "pid": os.getpid()}
         )
