@@ -174,10 +174,11 @@ class DaemonGrants:
             if extent is None:
                 self._decline(answer, fd)
             elif answer.op is Op.GRANT and fd is not None:
-                origin = answer.text.rstrip("0123456789")
+                tier, _, stay = answer.text.partition(" ")
+                origin = tier.rstrip("0123456789")
                 self._leases[extent] = self._leases.get(extent, 0) + 1
                 self._origins[extent] = origin
-                answers[extent] = Granted(extent, fd, 0, answer.size, origin)
+                answers[extent] = Granted(extent, fd, 0, answer.size, origin, stay == "brief")
             elif answer.op is Op.REFUSED:
                 answers[extent] = Refused(extent)
             else:

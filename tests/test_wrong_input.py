@@ -183,9 +183,12 @@ def test_a_dataset_that_fits_nowhere_is_said_by_prefetch_and_streamed_to_a_train
     assert [line for line in out.err.splitlines() if not line.startswith("{")] == [out.err.splitlines()[-1]]
     assert "does not fit" in out.err
     assert json.loads(out.out)["fits"] is False
-    batches = DataLoader(open_dataset(uri, **RECORDS), batch_size=64, shuffle=True, window=EXTENT)
-    seen = np.concatenate([batches.indices for _ in batches])
-    assert sorted(seen.tolist()) == list(range(6 * EXTENT // 4096))
+    for workers, window in ((0, EXTENT), (0, 4 * EXTENT), (2, 4 * EXTENT)):  # also one beyond all room
+        found = open_dataset(uri, **RECORDS)
+        batches = DataLoader(found, batch_size=64, shuffle=True, window=window, num_workers=workers)
+        seen = np.concatenate([batches.indices for _ in batches])
+        assert sorted(seen.tolist()) == list(range(6 * EXTENT // 4096))
+        found.close()
 
 
 def test_no_daemon_is_said_with_the_mend(tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
