@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from functools import partial
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import grpc
 
@@ -63,7 +63,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
             options = _options(request.options, self._settings)
             answers: queue.Queue[jobs.Answer] = queue.Queue()
             self._loop.call(lambda: self._build(uris, options, request.refresh, answers))
-            while isinstance(answer := answers.get(), jobs.Progress):
+            while isinstance(answer := _next(answers, context), jobs.Progress):
                 yield pb.OpenDatasetReply(indexed_bytes=answer.done_bytes, total_bytes=answer.total_bytes)
             if answer.code:
                 raise errors.from_code(answer.code, answer.message)
@@ -282,6 +282,19 @@ def abort(context: grpc.ServicerContext, error: CacheError) -> NoReturn:
         (STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES), grpc.StatusCode.UNKNOWN
     )
     context.abort(status, str(error))
+
+
+_T = TypeVar("_T")
+
+
+def _next(answers: queue.Queue[_T], context: grpc.ServicerContext) -> _T:
+    """The next answer; ends with the call, which a stopping daemon cancels: nobody would answer then."""
+    while True:
+        try:
+            return answers.get(timeout=1.0)
+        except queue.Empty:
+            if not context.is_active():
+                raise errors.DaemonUnavailable("the daemon is stopping; start it again") from None
 
 
 def _options(given: pb.DatasetOptions, settings: Settings) -> Options:
