@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
 import resource
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent import futures
@@ -23,7 +25,7 @@ from pythonjsonlogger.json import JsonFormatter
 from cachesvc.client import MAX_MESSAGE_BYTES
 from cachesvc.config import CONTROL_SOCKET, GRANTS_SOCKET, NvmeSpec, Settings, Tls, validate
 from cachesvc.core import events
-from cachesvc.core.errors import InvalidInput, NotAllowed
+from cachesvc.core.errors import InvalidInput, NotAllowed, OutOfSpace
 from cachesvc.core.model import RAM, TierName
 from cachesvc.core.node import Node
 from cachesvc.core.policy import Settings as NodeSettings
@@ -49,6 +51,8 @@ STOP_GRACE_S = 2.0
 SWITCH_INTERVAL_S = 0.0002
 """Python's own 5 ms is how long a gRPC thread may keep the event loop, and so a grant, waiting."""
 NEEDED_OPEN_FILES = 65_536
+STATE_BYTES = 8 << 20
+"""The least that catalogs and the metadata cache need at start."""
 DISK_SPARE = 0.05
 """Left free on an NVMe disk that is given by share: a full disk is everybody's problem."""
 
@@ -121,8 +125,23 @@ def _only_one(directory: str) -> Iterator[None]:
         os.close(lock)
 
 
+def _make_state_dir(directory: str) -> None:
+    """Raises NotAllowed or OutOfSpace where catalogs and metadata cannot be kept."""
+    try:
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory) as probe:
+            os.posix_fallocate(probe.fileno(), 0, STATE_BYTES)
+    except OSError as error:
+        kind = OutOfSpace if error.errno in (errno.ENOSPC, errno.EDQUOT) else NotAllowed
+        raise kind(
+            f"{directory} cannot hold the daemon's state ({error.strerror}); free {STATE_BYTES >> 20} MiB there, or"
+            " give --state-dir another directory"
+        ) from None
+
+
 @contextmanager
 def _running(settings: Settings, loop: Loop) -> Iterator[Runner]:
+    _make_state_dir(settings.state_dir)
     tiers, specs, recovered = _tiers(settings)
     node = Node(specs, NodeSettings(max_fills=settings.fillers * settings.fills_per_filler))
     fillers = Fillers(settings, loop.watch, loop.unwatch)
