@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
+import tarfile
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from cachesvc.catalog.build import Options
 from rich.console import Console
 from rich.table import Table
-from tests.servers import SeaweedFS
 
 from bench import cold, latency, warm
 from bench.node import Daemon
+from cachesvc.catalog.build import Options
+from tests.servers import SeaweedFS
 
 BUCKET = "s3://bench"
 PACKED = 16
@@ -82,9 +84,23 @@ def _scatter(s3: SeaweedFS) -> None:
         list(pool.map(put, range(LOOSE)))
 
 
+def _archive(s3: SeaweedFS) -> None:
+    rng = np.random.default_rng(3)
+    client = s3.client()
+    for shard in range(PACKED):
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as tar:
+            for number in range(PACKED_BYTES // LOOSE_BYTES):
+                entry = tarfile.TarInfo(f"{shard:02d}-{number:05d}.bin")
+                entry.size = LOOSE_BYTES
+                tar.addfile(entry, io.BytesIO(rng.bytes(LOOSE_BYTES)))
+        client.put_object(Bucket="bench", Key=f"tars/{shard:02d}.tar", Body=buffer.getvalue())
+
+
 def _cold(s3: SeaweedFS, root: Path) -> tuple[Table, bool]:
     _pack(s3)
     _scatter(s3)
+    _archive(s3)
     records: dict[str, object] = {"format": "records", "record_bytes": 4096}
     size = PACKED * PACKED_BYTES
     plain: dict[str, object] = {"format": "files", "decode": None}
@@ -94,9 +110,10 @@ def _cold(s3: SeaweedFS, root: Path) -> tuple[Table, bool]:
         cold.compare(
             "9,000 x 110 KB, slow network", 1.5, s3, f"{BUCKET}/loose/", plain, LOOSE * LOOSE_BYTES, True
         ),
+        cold.index(s3, f"{BUCKET}/tars/"),
     ]
     table = Table(
-        "cold epoch", "ours", "s5cmd", "ratio (range)", "asked", "met", "first batch", "S3 / dataset"
+        "cold epoch", "ours", "limit", "ratio (range)", "asked", "met", "first batch", "S3 / dataset"
     )
     for row in rows:
         table.add_row(*row.row())

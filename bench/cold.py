@@ -13,9 +13,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.servers import ProxyProcess, SeaweedFS
-
 from bench.node import Daemon
+from cachesvc.catalog.build import Options
+from cachesvc.client import Control
+from tests.servers import ProxyProcess, SeaweedFS
 
 RUNS = 3
 DELAY_MS = 20.0
@@ -51,6 +52,7 @@ class Cold:
     first_s: float
     bytes_ratio: float
     asked: float
+    against: str = "s5cmd"
 
     @property
     def ratio(self) -> float:
@@ -62,7 +64,7 @@ class Cold:
         return (
             self.name,
             f"{statistics.median(self.ours_s):.2f} s",
-            f"{statistics.median(self.theirs_s):.2f} s",
+            f"{statistics.median(self.theirs_s):.2f} s ({self.against})",
             f"{self.ratio:.2f} ({min(a / b for a, b in zip(self.ours_s, self.theirs_s)):.2f}-"
             f"{max(a / b for a, b in zip(self.ours_s, self.theirs_s)):.2f})",
             f"<= {self.asked:.2f}",
@@ -135,3 +137,32 @@ def compare(
         statistics.median(ratios) if ratios else float("nan"),
         asked,
     )
+
+
+def index(s3: SeaweedFS, prefix: str) -> Cold:
+    """The first opening of tars without a catalog, which indexes while it fills, against one read of the same
+    bytes: a prefetch of them as plain files. Runs in turn, each with a new daemon that holds nothing."""
+    ours, theirs, ratios, size = [], [], [], 0
+    with ProxyProcess(s3.endpoint.removeprefix("http://"), DELAY_MS, RATE_MB) as counted:
+        for _ in range(RUNS):
+            theirs.append(_opened(s3, counted, prefix, Options(format="files"))[0])
+            taken, size = _opened(s3, counted, prefix, Options(format="webdataset"))
+            ours.append(taken)
+            ratios.append(counted.counts().bytes / size)
+    name = "1 GiB of tars, first opening, slow network"
+    return Cold(name, ours, theirs, float("nan"), statistics.median(ratios), 1.2, "one read")
+
+
+def _opened(s3: SeaweedFS, counted: ProxyProcess, prefix: str, options: Options) -> tuple[float, int]:
+    with tempfile.TemporaryDirectory() as folder:
+        counted.reset()
+        serve = ["--ram", "4GiB", "--allow", prefix]
+        with (
+            Daemon(Path(folder), serve, s3.env(counted.endpoint)) as daemon,
+            Control(daemon.socket_dir) as control,
+        ):
+            started = time.perf_counter()
+            found = control.open_dataset([prefix], options)
+            for _ in control.prefetch(found.id):
+                pass
+            return time.perf_counter() - started, found.stored_bytes

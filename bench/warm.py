@@ -13,7 +13,7 @@ import numpy as np
 from loader import DataLoader, open_dataset
 
 BATCH = 64
-RUNS = 5
+RUNS = 3
 RECORD_BYTES = 3072
 SEQ_LEN = 2048
 BLOB_BYTES = 110_000
@@ -88,7 +88,7 @@ def compare(name: str, asked: float, batches: DataLoader, limit: Callable[[np.nd
 
 def measure(bucket: str, folder: Path) -> list[Figure]:
     """The three kinds."""
-    common = {"batch_size": BATCH, "shuffle": True, "drop_last": True, "epochs": None}
+    common = {"batch_size": BATCH, "shuffle": True, "drop_last": True}
     records = open_dataset(f"{bucket}/records/", format="records", record_bytes=RECORD_BYTES)
     flat = np.memmap(folder / "records" / "records.bin", np.uint8, "r").reshape(-1, RECORD_BYTES)
     first = compare(

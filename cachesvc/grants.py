@@ -15,7 +15,8 @@ class Granted:
     """An extent that may be read until it is released: `size_bytes` of `fd` from `offset`.
 
     The receiver owns `fd` and closes it. `origin` says where the bytes come from: "ram" and "direct" are
-    memory (mappable), "nvme" and "local" are files (read with preadv).
+    memory (mappable), "nvme" and "local" are files (read with preadv). `brief`: its room serves what streams
+    by, so others wait for it once the reader is done with it.
     """
 
     extent: int
@@ -23,6 +24,7 @@ class Granted:
     offset: int
     size_bytes: int
     origin: str
+    brief: bool = False
 
 
 @dataclass(frozen=True, slots=True)

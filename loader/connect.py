@@ -20,6 +20,7 @@ from cachesvc.leases import DaemonGrants
 from loader.around import Access, compile_here, reads_around
 from loader.failover import Failover
 from loader.local import local_path
+from loader.reader import ACQUIRE_TIMEOUT_S
 
 Policy = Literal["auto", "require", "off"]
 REQUIRE_S = 5.0
@@ -82,15 +83,12 @@ def _through_daemon(link: Link, around: Access | None) -> Access:
     daemon = DaemonGrants(link.daemon, link.id, connected)
 
     def submit(plan: Plan) -> None:
-        known = daemon.token
         plans[:] = [plan]
         if around is not None:
             around.submit(plan)
         with suppress(DaemonUnavailable):  # reads will say so, and a daemon that comes back gets the plan
-            if known:
-                connected(known)
-            else:
-                os.close(daemon.catalog())  # the first use connects, and that submits
+            if not daemon.connect():  # a new connection submits by itself; an old daemon's token is nobody's
+                connected(daemon.token)
 
     return Access(Failover(daemon, around.grants if around is not None else None), submit)
 
@@ -103,6 +101,15 @@ def policy(world_size: int) -> tuple[Policy, bool]:
     if given:
         raise InvalidInput(f"CACHESVC={given!r} is none of auto, require, off")
     return ("require" if world_size > 1 else "auto"), False
+
+
+def read_timeout_s() -> float:
+    """CACHESVC_TIMEOUT_S, or its default: how long a read waits for its bytes, a daemon's restart included,
+    before it raises DaemonUnavailable or DeadlineExceeded. Raises InvalidInput."""
+    given = os.environ.get("CACHESVC_TIMEOUT_S") or str(ACQUIRE_TIMEOUT_S)
+    if not given.replace(".", "", 1).isdigit() or not float(given):
+        raise InvalidInput(f"CACHESVC_TIMEOUT_S={given!r} is not a number of seconds above 0")
+    return float(given)
 
 
 def connect(uris: Sequence[str], options: Options, version: str, world_size: int) -> Link:

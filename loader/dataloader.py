@@ -16,6 +16,7 @@ from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order import Last, OrderSpec
 from loader.dataset import Dataset
 from loader.feed import Feed, ours
+from loader.orphans import EndsWithTrainer
 from loader.progress import STATE_VERSION, Progress, State, parsed
 from loader.reader import ORIGINS, Ints
 from loader.setup import Window, ending, resumed, share_of, window_extents
@@ -24,7 +25,7 @@ from loader.topology import Topology, agree, job_store, resolve
 from loader.workers import Engine
 
 PASSED_EVERY_S = 0.05
-"""How often the daemon hears where this rank stands: a message costs 5 us, look-ahead needs no more."""
+"""How often the daemon hears where this rank stands besides the ends of extents: a message costs 5 us."""
 _log = logging.getLogger("cachesvc")
 
 
@@ -305,19 +306,20 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _epoch(self, feed: Feed) -> Iterator[Any]:
         progress, share, opened = self._progress, feed.share, self._core().opened
         epoch, turns = progress.epoch, feed.turns(progress.epoch)
-        self._submit(feed, epoch)
+        consumed = self._submit(feed, epoch)
         clock = self._clock = StallClock(self._bytes_read())
         fetch = self._fetcher(feed, epoch, turns)
         full, size = feed.order(epoch).full_steps * share.accumulate, share.batch_size
         now, tell_at = time.perf_counter, 0.0
         while (turn := progress.turn) < turns:
             asked = now()
+            step = turn // share.accumulate
+            if step in consumed or asked >= tell_at:
+                opened.passed(step)
+                tell_at = asked + PASSED_EVERY_S
             batch = fetch((epoch, turn))
             progress.turn, progress.latest, progress.resume = turn + 1, (epoch, turn), False
             clock.record(asked, size if turn < full else feed.valid(epoch, turn))
-            if asked >= tell_at:
-                opened.passed(turn // share.accumulate)
-                tell_at = asked + PASSED_EVERY_S
             yield batch
             if progress is not self._progress:
                 return  # set_epoch or load_state_dict in mid-epoch ends this iteration
@@ -341,15 +343,19 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         settings["generator"] = self.generator or torch.Generator().manual_seed(self.seed)
         if self.num_workers:
             settings["prefetch_factor"] = self.prefetch_factor
+            settings["worker_init_fn"] = EndsWithTrainer(self.worker_init_fn)
             settings["multiprocessing_context"] = self.multiprocessing_context
         if self.pin_memory_device:
             settings["pin_memory_device"] = self.pin_memory_device
         return settings
 
-    def _submit(self, feed: Feed, epoch: int) -> None:
+    def _submit(self, feed: Feed, epoch: int) -> frozenset[int]:
+        """Returns the steps at which an extent is done with: the daemon may need its room at once."""
         plan = feed.plan(epoch)
-        if plan is not None:
-            self._core().opened.submit(plan)
+        if plan is None:
+            return frozenset()
+        self._core().opened.submit(plan)
+        return frozenset((plan.last_step + 1).tolist())
 
     def _bytes_read(self) -> dict[str, int]:
         """By this process and by its workers."""

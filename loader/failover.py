@@ -34,11 +34,16 @@ class Failover:
     def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
         """See Grants. Raises DaemonUnavailable when the deadline passes without a daemon."""
         deadline = time.monotonic() + timeout_s
-        answers = self._ask_first(extents, timeout_s)
+        answers, waiting = self._ask_first(extents, timeout_s), False
         while answers is None:
             around = self._ask_second(extents, deadline - time.monotonic(), "the daemon is gone")
             if around is not None:
                 return around
+            if not waiting:
+                waiting = True
+                _log.warning(
+                    "the daemon is gone: waiting up to %.0f s for it; start it: cachesvc serve", timeout_s
+                )
             pause = min(self._pause_s, deadline - time.monotonic())
             if pause <= 0:
                 raise DaemonUnavailable(

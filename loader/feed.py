@@ -190,6 +190,11 @@ class Feed(TorchDataset[Any]):
         """Bytes that this process read so far, by where they lay."""
         return self._core.opened.origin_bytes() if self._core is not None else {}
 
+    def passed(self, turn: int) -> None:
+        """Everything before this turn has been consumed."""
+        if self._core is not None:
+            self._core.opened.passed(turn // self.share.accumulate)
+
     def valid(self, epoch: int, turn: int) -> int:
         """How many samples of a batch are real; full batches cost a comparison."""
         if turn < self.order(epoch).full_steps * self.share.accumulate:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.order import Plan
 from loader.around import Access
-from loader.connect import Link
+from loader.connect import Link, read_timeout_s
 from loader.forks import abandon_in_children
 from loader.reader import Reader
 
@@ -32,7 +32,7 @@ class Opened:
         """This process's reader."""
         if self._reader is None:
             self._access = self.link.access(self.catalog)
-            self._reader = Reader(self.catalog, self._access.grants)
+            self._reader = Reader(self.catalog, self._access.grants, timeout_s=read_timeout_s())
             abandon_in_children(self)
         return self._reader
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from cachesvc.core.errors import OutOfSpace, TierFailed
 from cachesvc.core.model import PAGE_BYTES
 from cachesvc.grants import Granted, Grants
 from loader.forks import abandon_in_children
+from loader.heap import keep_freed_memory
 from loader.spans import AddressRange, Bytes
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -37,6 +39,10 @@ MAX_FILES = 256
 """Descriptors held open for files; the usual limit of a process is 1,024."""
 ACQUIRE_TIMEOUT_S = 300.0
 """A cold extent behind a throttled source takes minutes at worst; past this somebody should know."""
+REFUSED_PAUSE_S = 0.02
+"""Who was refused and has no way around asks again: other readers give room back after each of their reads."""
+REFUSED_WAIT_S = 30.0
+"""Room that did not come in this time is not there: other readers' reads take milliseconds."""
 MAX_GROUP = 64
 """Extents asked for at once; one read that touches more goes through them in groups."""
 
@@ -54,15 +60,26 @@ class _Held:
 class Reader:
     """Reads one dataset through `Grants`. Safe to share between threads. A forked child makes its own."""
 
-    def __init__(self, catalog: Catalog, grants: Grants, mapped_bytes: int = MAPPED_BYTES) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        grants: Grants,
+        mapped_bytes: int = MAPPED_BYTES,
+        timeout_s: float = ACQUIRE_TIMEOUT_S,
+    ) -> None:
+        """`timeout_s`: how long one read may wait for its extents."""
         self._catalog = catalog
         self.grants = grants
+        keep_freed_memory()
+        self._timeout_s = timeout_s
         self._limit = mapped_bytes
         self._range = AddressRange(catalog.space_bytes)
         self._starts, self._sizes = catalog.extent_starts, catalog.extent_sizes
         self._ends = self._starts + self._sizes
         self._mapped = np.zeros(len(self._starts), bool)
         self._held: OrderedDict[int, _Held] = OrderedDict()
+        self._brief: set[int] = set()
+        self._pressed = False
         self._mapped_bytes = 0
         self._files = 0
         self._lock = threading.RLock()
@@ -103,6 +120,8 @@ class Reader:
             return self._gather_mixed(slots, first, last)
         finally:
             with self._lock:
+                if self._brief:
+                    self._give_back(first, last)
                 self._reading -= 1
 
     def read(self, addresses: Ints, lengths: Ints) -> list[bytes | None]:
@@ -172,13 +191,21 @@ class Reader:
                 self._make_room(missing, needed)
                 missing = self._lease(missing)
             if missing:
+                self._pressed = True
                 self._drop([extent for extent in self._held if extent not in needed])
                 missing = self._lease(missing)
             return not missing
 
+    def _give_back(self, first: Ints, last: Ints) -> None:
+        """After a read, of what streams by only that read's extents stay leased; nothing where room was refused:
+        this reader may rest while others wait."""
+        used = set() if self._pressed else set(self._needed(first, last))
+        self._pressed = False
+        self._drop(list(self._brief - used))
+
     def _lease(self, extents: Sequence[int]) -> list[int]:
         """Acquire; returns what was refused."""
-        answers = self.grants.acquire(extents, ACQUIRE_TIMEOUT_S)
+        answers = self.grants.acquire(extents, self._timeout_s)
         for answer in answers:
             if isinstance(answer, Granted):
                 self._take(answer)
@@ -187,6 +214,8 @@ class Reader:
     def _take(self, granted: Granted) -> None:
         held = _Held(granted.fd, granted.offset, granted.size_bytes, ORIGINS.index(granted.origin))
         self._held[granted.extent] = held
+        if granted.brief:
+            self._brief.add(granted.extent)
         origins = {entry.origin for entry in (held, *self._any_held())}
         self._one_origin = held.origin if len(origins) == 1 else None
         fits = self._mapped_bytes + held.size_bytes <= self._limit
@@ -230,6 +259,7 @@ class Reader:
             return
         for extent in extents:
             held = self._held.pop(extent)
+            self._brief.discard(extent)
             if held.fd >= 0:
                 os.close(held.fd)
                 self._files -= 1
@@ -264,13 +294,20 @@ class Reader:
             elif len(part) > 1:
                 half = len(part) // 2
                 waiting += [part[half:], part[:half]]
-            elif not self._ensure(needed):
+            else:
+                self._wait_for(needed)
+                yield part
+
+    def _wait_for(self, needed: list[int]) -> None:
+        """Lease the extents of one sample, when other readers have made room for them."""
+        deadline = time.monotonic() + min(self._timeout_s, REFUSED_WAIT_S)
+        while not self._ensure(needed):
+            if time.monotonic() >= deadline:
                 raise OutOfSpace(
                     f"no room for the {len(needed)} extents of one sample, and reading directly is off; give the "
                     "daemon more --ram or --nvme, or allow direct reads with CACHESVC=auto"
                 )
-            else:
-                yield part
+            time.sleep(REFUSED_PAUSE_S)
 
     def _needed(self, first: Ints, last: Ints) -> list[int]:
         used = np.unique(first)
@@ -318,6 +355,8 @@ class Reader:
             return out
         finally:
             with self._lock:
+                if self._brief:
+                    self._give_back(first, last)
                 self._reading -= 1
 
     def _lies_mapped(self, first: Ints, last: Ints) -> np.ndarray[Any, np.dtype[np.bool_]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,9 @@ from torch.utils.data import Sampler
 from cachesvc.core.errors import CacheError
 from loader.feed import Feed, Turn
 from loader.reader import ORIGINS
+
+TELL_EVERY_S = 1.0
+"""A worker has no plan of its own; this is how a restarted daemon hears what it still holds."""
 
 
 class _Turns(Sampler[Turn]):
@@ -33,11 +37,15 @@ class _Counted(TorchDataset[Any]):
     def __init__(self, feed: Feed) -> None:
         self.feed = feed
         self.dataset = feed.dataset
+        self._tell_at = 0.0
 
     def __getitem__(self, key: Turn) -> tuple[Any, list[int]]:
         before = self.feed.origin_bytes()
         batch = self.feed[key]
         after = self.feed.origin_bytes()
+        if (now := time.monotonic()) >= self._tell_at:
+            self._tell_at = now + TELL_EVERY_S
+            self.feed.passed(key.turn)
         return batch, [after.get(origin, 0) - before.get(origin, 0) for origin in ORIGINS]
 
 

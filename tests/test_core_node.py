@@ -296,6 +296,16 @@ def test_bytes_held_from_before_a_restart_count_until_released() -> None:
     assert tell(node, Demanded(TWO, 2, B, True, SIZE)) == [StartFill(B, RAM)]
 
 
+def test_memory_that_two_readers_hold_counts_once() -> None:
+    node = node_of(ram=2)
+    tell(node, Held(ONE, A, SIZE), Held(TWO, A, SIZE))
+    assert tell(node, Demanded(TWO, 1, B, True, SIZE)) == [StartFill(B, RAM)]
+    tell(node, Released(ONE, A))
+    assert [tier.held_bytes for tier in node.status().tiers] == [SIZE]
+    tell(node, ReaderGone(TWO))
+    assert [tier.held_bytes for tier in node.status().tiers] == [0]
+
+
 def test_an_nvme_extent_is_granted_before_its_commit_and_evicted_only_after() -> None:
     node = node_of(nvme=1)
     tell(node, Demanded(ONE, 1, A, True, SIZE))

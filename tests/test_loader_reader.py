@@ -107,8 +107,9 @@ def test_a_sample_that_no_room_can_hold_is_a_typed_error(blobs: tuple[MemoryLink
     catalog = link.catalog()
     large = max(range(catalog.samples), key=lambda n: len(files[catalog.key(n)]))
     addresses, lengths = catalog.locate(np.asarray([large]))
+    reader = Reader(catalog, MemoryGrants(catalog.extent, "ram", 1), timeout_s=0.1)
     with pytest.raises(OutOfSpace, match="--ram"):
-        Reader(catalog, MemoryGrants(catalog.extent, "ram", 1)).read(addresses[:, 0], lengths[:, 0])
+        reader.read(addresses[:, 0], lengths[:, 0])
 
 
 def test_a_forked_child_reads_right_bytes_and_keeps_nothing(

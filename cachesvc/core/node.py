@@ -43,7 +43,7 @@ from cachesvc.core.pacing import Alarms, backoff_s
 from cachesvc.core.policy import Policy, Settings, TierSpec
 from cachesvc.core.readers import Readers
 from cachesvc.core.report import Counters, Progress, Status, TierStatus
-from cachesvc.core.state import Copy, Entry, Phase
+from cachesvc.core.state import Copy, Entry, Phase, Role
 
 
 class Node:
@@ -104,6 +104,11 @@ class Node:
     def progress(self, job: int) -> Progress:
         """How much of a job's datasets is resident."""
         return self.claims.progress(job)
+
+    def keeps(self, extent: ExtentId, tier: TierName) -> bool:
+        """Whether the extent's copy in that tier stays, rather than streams by."""
+        copy = self.copies.find(extent, self.policy.tiers[tier])
+        return copy is not None and copy.role is Role.KEPT
 
     def counters(self, dataset: DatasetId) -> Counters:
         """A dataset's hits, misses and bytes from the source, and the bound."""

@@ -211,16 +211,16 @@ class Policy:
 
     def _gives_way(self, tier: Tier, asked: Asked, now: float) -> Iterator[Copy]:
         """All that streaming may displace in a tier: LRU, kept copies beyond the room for them, and for a
-        waiting reader what a stuck job left behind and what plans need last."""
+        waiting reader what a stuck job left behind, what plans need last, and what they come back to."""
         yield from tier.lru
         yield from self._overflow(tier)
         if asked is not Asked.DEMAND:
             return
-        for copy in tier.in_use:
-            if now - copy.used_at < self.settings.window_idle_s:
-                break
-            yield copy
+        in_use = list(tier.in_use)
+        stuck = [copy for copy in in_use if now - copy.used_at >= self.settings.window_idle_s]
+        yield from stuck
         yield from reversed(tier.ahead)
+        yield from in_use[len(stuck) :]  # fetched again later; but without it the reader would have nothing
 
     def _overflow(self, tier: Tier) -> Iterator[Copy]:
         excess = tier.kept_bytes - tier.keep_bytes

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -36,7 +37,8 @@ MAX_CATALOGS = 16
 """Open catalogs; each costs two descriptors and no memory of its own."""
 MAX_JOBS = 16
 """Side by side: fills are fewer, builds of other datasets must not wait for one that takes minutes."""
-FILLER_NICE = 5
+PROGRESS_S = 0.2
+FILLER_NICE = 15
 """Grants come first when cores are scarce."""
 
 
@@ -143,7 +145,17 @@ class Filler:
                     self._building[dataset] = (turn, users - 1)
 
     def _progress(self, number: int) -> Callable[[int, int], None]:
-        return lambda done, total: jobs.send(self._channel, jobs.Progress(number, done, total))
+        """A builder counts every sample; people look a few times a second."""
+        due = 0.0
+
+        def progress(done: int, total: int) -> None:
+            nonlocal due
+            now = time.monotonic()
+            if now >= due:
+                due = now + PROGRESS_S
+                jobs.send(self._channel, jobs.Progress(number, done, total))
+
+        return progress
 
     def _catalog(self, dataset: str, fd: int) -> Catalog:
         with self._catalogs_lock:

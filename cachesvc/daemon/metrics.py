@@ -21,6 +21,10 @@ class Metrics:
         """Serve these from the process's default registry."""
         REGISTRY.register(self)
 
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: registering would otherwise collect, and wait for a loop that does not run yet."""
+        return iter(())
+
     def collect(self) -> Iterator[Metric]:
         """One reading, on the event loop's thread; what takes a walk over all extents is counted before."""
         resident = {each.id: self._runner.resident_bytes(each) for each in self._runner.datasets.all()}

@@ -50,8 +50,8 @@ GC_THRESHOLDS = (1000, 2, 5000)
 """A full collection walks every extent's record: 30 ms for 20,000 extents, in the middle of a grant. What the
 core drops is no cycle, so one in millions of allocations is enough."""
 STOP_GRACE_S = 2.0
-SWITCH_S = 0.0005
-"""For how long a gRPC thread that computes may keep the loop from its next grant; Python's own is 5 ms."""
+SWITCH_INTERVAL_S = 0.0002
+"""Python's own 5 ms is how long a gRPC thread may keep the event loop, and so a grant, waiting."""
 NEEDED_OPEN_FILES = 65_536
 DISK_SPARE = 0.05
 """Left free on an NVMe disk that is given by share: a full disk is everybody's problem."""
@@ -62,15 +62,19 @@ def serve(settings: Settings) -> int:
     start: sockets in use, budgets that make no sense, a cache directory that cannot be used."""
     validate(settings)
     configure_logging(settings.log_format)
-    raise_open_files()
-    sys.setswitchinterval(SWITCH_S)
+    open_files = raise_open_files()
     gc.set_threshold(*GC_THRESHOLDS)
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     loop = Loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: loop.stop())
     signal.set_wakeup_fd(loop.wake_fd, warn_on_full_buffer=False)
     with _only_one(settings.socket_dir), _running(settings, loop) as runner:
+        if open_files < NEEDED_OPEN_FILES:
+            log.warning(
+                "few open files are allowed", extra={"limit": open_files, "advised": NEEDED_OPEN_FILES}
+            )
         log.info(
             "serving", extra={"socket": settings.socket_dir, "allow": settings.allow, "pid": os.getpid()}
         )
@@ -89,14 +93,13 @@ def configure_logging(kind: str) -> None:
     logging.basicConfig(level=os.environ.get("CACHESVC_LOG", "INFO").upper(), handlers=[handler], force=True)
 
 
-def raise_open_files() -> None:
-    """Every grant and connection is a descriptor: take what the hard limit gives, and say if it is little."""
+def raise_open_files() -> int:
+    """Every grant and connection is a descriptor: take what the hard limit gives; returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = NEEDED_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, NEEDED_OPEN_FILES)
     if soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    if wanted < NEEDED_OPEN_FILES:
-        log.warning("few open files are allowed", extra={"limit": wanted, "advised": NEEDED_OPEN_FILES})
+    return max(soft, wanted)
 
 
 @contextmanager
