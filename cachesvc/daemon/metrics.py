@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from cachesvc.core.model import DatasetId
 from cachesvc.daemon.runner import Runner
 
 
@@ -25,10 +26,11 @@ class Metrics:
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """One consistent reading, taken on the event loop's thread."""
-        return iter(self._runner.loop.call(self._read))
+        """One reading, on the event loop's thread; what takes a walk over all extents is counted before."""
+        resident = {each.id: self._runner.resident_bytes(each) for each in self._runner.datasets.all()}
+        return iter(self._runner.loop.call(lambda: self._read(resident)))
 
-    def _read(self) -> list[Metric]:
+    def _read(self, resident_bytes: dict[DatasetId, int]) -> list[Metric]:
         status = self._runner.node.status()
         budget = GaugeMetricFamily("cachesvc_tier_budget_bytes", "Budget of a tier.", labels=["tier"])
         used = GaugeMetricFamily(
@@ -50,7 +52,7 @@ class Metrics:
         bound = GaugeMetricFamily("cachesvc_hit_bound", "The best possible hit rate.", labels=["dataset"])
         for dataset in self._runner.datasets.all():
             counters = self._runner.node.counters(dataset.id)
-            resident.add_metric([dataset.id], self._runner.resident_bytes(dataset))
+            resident.add_metric([dataset.id], resident_bytes.get(dataset.id, 0))
             hits.add_metric([dataset.id], counters.hits)
             misses.add_metric([dataset.id], counters.misses)
             source.add_metric([dataset.id], self._runner.source_bytes.get(dataset.id, 0))
