@@ -25,7 +25,7 @@ MEMORY = "/dev/shm"
 
 _EPOCH = """
 import json, sys, time
-started = time.perf_counter()
+import grpc
 from loader import DataLoader, open_dataset
 imported = time.perf_counter()
 options = json.loads(sys.argv[2])
