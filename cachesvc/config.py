@@ -53,8 +53,8 @@ class Settings:
     """Only the daemon's own user; a wider socket needs an allowlist, or every user could read as the daemon."""
     fillers: int = min(4, max(2, (os.cpu_count() or 1) // 2))
     """One interpreter fills about 1 GB/s; four saturate a 25 Gbit/s network card."""
-    fills_per_filler: int = 3
-    """Several extents at once hide each other's first and last round trips."""
+    fills_per_filler: int = 2
+    """Two extents at once hide each other's first and last round trips; more make the first one late."""
     filler_threads: int = 32
     """Connections of one filler: 20 ms a request and 110 KB objects need tens in flight."""
     metadata_expiry_s: float = 30.0
