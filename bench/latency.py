@@ -7,8 +7,8 @@ import threading
 import time
 
 import numpy as np
-from cachesvc.catalog.build import Options
 
+from cachesvc.catalog.build import Options
 from cachesvc.client import Control
 from cachesvc.grants import Granted
 from cachesvc.leases import DaemonGrants
