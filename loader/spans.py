@@ -82,10 +82,7 @@ class AddressRange:
         found = _libc.mmap(at, size_bytes, protection, flags, fd, offset)
         if found is None or found == _FAILED:
             why = os.strerror(ctypes.get_errno())
-            raise OutOfSpace(
-                f"cannot map {size_bytes} bytes: {why}; raise `ulimit -v` or vm.max_map_count, "
-                "or lower CACHESVC_MAPPED"
-            )
+            raise OutOfSpace(f"cannot map {size_bytes} bytes: {why}; raise `ulimit -v` or vm.max_map_count")
         return int(found)
 
     def _keep_from_children(self, address: int, size_bytes: int) -> None:

@@ -16,8 +16,8 @@ WAITS_KEPT = 65_536
 class Stats:
     """One epoch so far, of this rank. Times in seconds; `wait_s` is what steps waited for data in total.
 
-    `bytes_by_origin` counts what this process read itself, by where it lay ("ram", "nvme", "direct", "local");
-    worker processes count their own.
+    `bytes_by_origin` counts what this rank read, its workers included, by where it lay ("ram", "nvme", "direct",
+    "local").
     """
 
     steps: int

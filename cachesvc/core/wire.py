@@ -3,14 +3,14 @@
 Both ends import this file. A message that does not parse is a protocol error and closes the connection.
 
     reader -> daemon                           daemon -> reader
-    HELLO   magic, dataset (16 bytes)          WELCOME  extents in the dataset
+    HELLO   magic, dataset (16 bytes)          WELCOME  the reader's token, extents in the dataset
     CATALOG                                    CATALOG  + descriptor (sealed memfd)
     GET     request, extent index              GRANT    request, extent, size, "TIER kept|brief" + descriptor (read-only)
                                                REFUSED  request, extent: read it elsewhere
                                                FAILED   request, code, message
     RELEASE extent index
     HOLD    extent index, tier: "I still hold this from before your restart"
-    PASSED  plan, step: everything before `step` has been consumed
+    PASSED  step of the reader's plan: everything before `step` has been consumed
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Op(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One datagram. `number` is the request (GET and its answers), the plan (PASSED), MAGIC (HELLO) or an
+    """One datagram. `number` is the request (GET and its answers), the token (WELCOME), MAGIC (HELLO) or an
     error code's request (FAILED); `value` the extent index, step, or count; `size` bytes or error code."""
 
     op: Op

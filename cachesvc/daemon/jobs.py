@@ -80,7 +80,6 @@ class Done:
     retry: bool = False
     digests: str = ""
     source_bytes: int = 0
-    requests: int = 0
     dataset: str = ""
 
 
