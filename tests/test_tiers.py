@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 
 from cachesvc.core.errors import CorruptData, TierFailed
 from cachesvc.core.model import RAM, ExtentId, TierName
-from cachesvc.tiers.checksum import block_digest, checksums_of, verify
+from cachesvc.tiers.checksum import Passing, block_digest, checksums_of, verify
 from cachesvc.tiers.nvme import NvmeTier, open_nvme
 from cachesvc.tiers.ram import RamTier
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES, Checksums, Tier
@@ -190,3 +192,27 @@ def test_a_short_file_and_misfit_digests_are_corrupt(scratch: int) -> None:
         checksums_of(scratch, 101)
     with pytest.raises(CorruptData, match="do not fit"):
         verify(scratch, Checksums(100, checksums.digests * 2))
+
+
+@given(
+    st.lists(st.integers(1, 3 * CHECKSUM_BLOCK_BYTES), min_size=1, max_size=5),
+    st.integers(0, 1 << 32),
+)
+@settings(max_examples=25, deadline=None)
+def test_digests_of_passing_bytes_are_those_of_the_file_however_it_was_cut(
+    cuts: list[int], seed: int
+) -> None:
+    size = sum(cuts)
+    data = random.Random(seed).randbytes(size)
+    passing = Passing(size)
+    starts = list(itertools.accumulate(cuts, initial=0))
+    order = list(range(len(cuts)))
+    random.Random(seed).shuffle(order)
+    fd = os.memfd_create("extent")
+    try:
+        os.pwrite(fd, data, 0)
+        for i in order:
+            passing.add(starts[i], memoryview(data)[starts[i] : starts[i + 1]])
+        assert passing.checksums(fd) == checksums_of(fd, size)
+    finally:
+        os.close(fd)

@@ -29,7 +29,7 @@ from cachesvc.daemon.cached_bytes import CachedBytes
 from cachesvc.sources.fetch import Fetcher
 from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.sources.uri import allowlist
-from cachesvc.tiers.checksum import checksums_of, verify
+from cachesvc.tiers.checksum import Passing, verify
 from cachesvc.tiers.tier import Checksums
 
 log = logging.getLogger(__name__)
@@ -104,11 +104,10 @@ class Filler:
         extent = self._catalog(job.dataset, catalog).extent(job.index)
         if not hasattr(self._own, "fetcher"):
             self._own.fetcher = Fetcher(self._sources, self._settings.filler_threads)
-        self._own.fetcher.fetch(extent, target)
-        checksums = checksums_of(target, extent.size_bytes)
-        return jobs.Done(
-            job.number, digests=jobs.pack_digests(checksums.digests), source_bytes=extent.stored_bytes
-        )
+        passing = Passing(extent.size_bytes)
+        self._own.fetcher.fetch(extent, target, passing.add)
+        digests = passing.checksums(target).digests
+        return jobs.Done(job.number, digests=jobs.pack_digests(digests), source_bytes=extent.stored_bytes)
 
     def _copy(self, job: jobs.Copy, target: int, origin: int) -> jobs.Done:
         offset = 0

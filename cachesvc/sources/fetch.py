@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import threading
 from collections import deque
@@ -24,6 +25,32 @@ BUFFERS_BYTES = 128 << 20
 """What all buffers of one fetch may take; fewer threads run where parts are large."""
 _DECODE_BYTES = 1 << 20
 _WINDOW_BYTES = 128 << 20
+
+
+Passing = Callable[[int, memoryview], None]
+
+
+def _unseen(at: int, data: memoryview) -> None:
+    """Nobody looks."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Into:
+    """Where the bytes go."""
+
+    fd: int
+    passing: Passing
+
+    def write(self, data: memoryview, at: int) -> None:
+        self.passing(at, data)
+        try:
+            while len(data):
+                done = os.pwrite(self.fd, data, at)
+                data, at = data[done:], at + done
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise OutOfSpace("no space left for the extent; lower the budget") from error
+            raise TierFailed(f"cannot write the extent being filled: {error.strerror}") from error
 
 
 @dataclass(slots=True)
@@ -63,8 +90,9 @@ class Fetcher:
         self._own = threading.local()
         self._lock = threading.Lock()
 
-    def fetch(self, extent: Extent, into_fd: int) -> None:
+    def fetch(self, extent: Extent, into_fd: int, passing: Passing = _unseen) -> None:
         """Write the extent's `size_bytes` at offset 0 of `into_fd`; returns when no thread writes any more.
+        `passing(at, data)` sees what is written, from many threads, while it is in the processor's cache.
 
         Raises what the source raises (the first failure; the rest is given up), CorruptData when an encoded
         object does not decode to exactly its announced length, OutOfSpace, TierFailed.
@@ -74,7 +102,8 @@ class Fetcher:
             return
         largest = max(part.size for part in parts)
         count = min(self._threads, len(parts), max(1, BUFFERS_BYTES // largest))
-        runs = [self._pool.submit(self._drain, parts, into_fd) for _ in range(count)]
+        into = _Into(into_fd, passing)
+        runs = [self._pool.submit(self._drain, parts, into) for _ in range(count)]
         failures = [error for run in runs if (error := run.exception()) is not None]
         if failures:
             raise failures[0]
@@ -83,39 +112,46 @@ class Fetcher:
         """End the threads."""
         self._pool.shutdown()
 
-    def _drain(self, parts: deque[_Part], into_fd: int) -> None:
+    def _drain(self, parts: deque[_Part], into: _Into) -> None:
         try:
             while True:
                 try:
                     part = parts.popleft()
                 except IndexError:
                     return
-                self._one(part, into_fd)
+                self._one(part, into)
         except BaseException:
             parts.clear()  # the others stop after the part they hold
             raise
 
-    def _one(self, part: _Part, into_fd: int) -> None:
+    def _one(self, part: _Part, into: _Into) -> None:
         source = self._source_of(part.version.uri)
         stored = part.stored
         if stored is None:
             view = self._buffer(part.size)
             source.read_into(part.version, part.offset, view)
-            _write(into_fd, view, part.at)
+            into.write(view, part.at)
             return
         source.read_into(part.version, part.offset, memoryview(stored.data)[part.offset :][: part.size])
         with self._lock:
             stored.missing -= 1
             complete = not stored.missing
         if complete:
-            _decode(stored, into_fd, self._buffer(_DECODE_BYTES))
+            _decode(stored, into, self._buffer(_DECODE_BYTES))
 
     def _buffer(self, size: int) -> memoryview:
         """This thread's buffer, grown when it is too small."""
         held: memoryview | None = getattr(self._own, "buffer", None)
         if held is None or len(held) < size:
-            held = self._own.buffer = memoryview(bytearray(size))
+            held = self._own.buffer = _huge(size)
         return held[:size]
+
+
+def _huge(size: int) -> memoryview:
+    """Memory in huge pages where the kernel has them: 32 buffers of 8 MiB are 65,536 page faults less."""
+    memory = mmap.mmap(-1, max(1, size), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(memory)
 
 
 def _parts(extent: Extent, part_bytes: int) -> Iterator[_Part]:
@@ -138,7 +174,7 @@ def _parts(extent: Extent, part_bytes: int) -> Iterator[_Part]:
         at += piece.length
 
 
-def _decode(stored: _Stored, into_fd: int, buffer: memoryview) -> None:
+def _decode(stored: _Stored, into: _Into, buffer: memoryview) -> None:
     """Decode by pieces of the buffer; a byte more than announced stops it, so no bomb unfolds."""
     uri, expected, done = stored.piece.object.uri, stored.piece.length, 0
     decoder = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES)
@@ -147,20 +183,9 @@ def _decode(stored: _Stored, into_fd: int, buffer: memoryview) -> None:
             while got := reader.readinto(buffer):
                 if done + got > expected:
                     raise CorruptData(f"{uri} decodes to more than the {expected} bytes that its index says")
-                _write(into_fd, buffer[:got], stored.at + done)
+                into.write(buffer[:got], stored.at + done)
                 done += got
     except zstandard.ZstdError as error:
         raise CorruptData(f"{uri} is not valid zstd: {error}") from error
     if done != expected:
         raise CorruptData(f"{uri} decodes to {done} bytes, not the {expected} that its index says")
-
-
-def _write(into_fd: int, data: memoryview, at: int) -> None:
-    try:
-        while len(data):
-            done = os.pwrite(into_fd, data, at)
-            data, at = data[done:], at + done
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise OutOfSpace("no space left for the extent; lower the budget") from error
-        raise TierFailed(f"cannot write the extent being filled: {error.strerror}") from error

@@ -1,13 +1,13 @@
 """Checksums of extents: xxh3-64 of every MiB, computed while filling and checked before bytes are trusted.
 
-Blocks are read by `preadv` into one buffer that stays in the processor's cache: it releases the interpreter
+A fill digests bytes as they pass (`Passing`). Stored blocks are read by `preadv` into one buffer that stays in the processor's cache: it releases the interpreter
 lock and raises on a disk error, where a page fault on a mapping would hold the lock and turn it into SIGBUS.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from xxhash import xxh3_64_digest
 
@@ -34,7 +34,33 @@ def checksums_of(fd: int, size_bytes: int) -> Checksums:
 
     Raises `CorruptData` when the file is shorter, `TierFailed` when it cannot be read.
     """
-    return Checksums(size_bytes, b"".join(_digests(fd, size_bytes)))
+    return Passing(size_bytes).checksums(fd)
+
+
+class Passing:
+    """Digests of an extent's bytes while they pass on their way into it, in any order, from many threads."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._size_bytes = size_bytes
+        self._digests: dict[int, bytes] = {}
+
+    def add(self, at: int, data: memoryview) -> None:
+        """Bytes of the extent from `at`; blocks of which only a part is here are left to `checksums`."""
+        end = at + len(data)
+        for index in range(block_count(at), block_count(end)):
+            start = index * CHECKSUM_BLOCK_BYTES
+            stop = min(start + CHECKSUM_BLOCK_BYTES, self._size_bytes)
+            if stop <= end:
+                self._digests[index] = block_digest(data[start - at : stop - at])
+
+    def checksums(self, fd: int) -> Checksums:
+        """Of the whole extent; blocks that did not pass in one part are read back from `fd`.
+
+        Raises `CorruptData` when the file is shorter, `TierFailed` when it cannot be read.
+        """
+        wanted = range(block_count(self._size_bytes))
+        back = dict(_digests(fd, self._size_bytes, [i for i in wanted if i not in self._digests]))
+        return Checksums(self._size_bytes, b"".join(self._digests.get(i) or back[i] for i in wanted))
 
 
 def verify(fd: int, checksums: Checksums) -> None:
@@ -43,7 +69,7 @@ def verify(fd: int, checksums: Checksums) -> None:
     expected = checksums.digests
     if len(expected) != block_count(checksums.size_bytes) * DIGEST_BYTES:
         raise CorruptData(f"{len(expected)} bytes of digests do not fit {checksums.size_bytes} bytes of data")
-    for index, digest in enumerate(_digests(fd, checksums.size_bytes)):
+    for index, digest in _digests(fd, checksums.size_bytes, range(block_count(checksums.size_bytes))):
         if digest != expected[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]:
             raise CorruptData(
                 f"block {index} (bytes from {index * CHECKSUM_BLOCK_BYTES}) does not match its checksum; "
@@ -51,12 +77,13 @@ def verify(fd: int, checksums: Checksums) -> None:
             )
 
 
-def _digests(fd: int, size_bytes: int) -> Iterator[bytes]:
+def _digests(fd: int, size_bytes: int, wanted: Iterable[int]) -> Iterator[tuple[int, bytes]]:
     buffer = memoryview(bytearray(min(size_bytes, CHECKSUM_BLOCK_BYTES)))
-    for offset in range(0, size_bytes, CHECKSUM_BLOCK_BYTES):
+    for index in wanted:
+        offset = index * CHECKSUM_BLOCK_BYTES
         block = buffer[: min(CHECKSUM_BLOCK_BYTES, size_bytes - offset)]
         _read_fully(fd, block, offset)
-        yield block_digest(block)
+        yield index, block_digest(block)
 
 
 def _read_fully(fd: int, into: memoryview, offset: int) -> None:
