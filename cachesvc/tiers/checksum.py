@@ -1,7 +1,8 @@
 """Checksums of extents: xxh3-64 of every MiB, computed while filling and checked before bytes are trusted.
 
-A fill digests bytes as they pass (`Passing`). Stored blocks are read by `preadv` into one buffer that stays in the processor's cache: it releases the interpreter
-lock and raises on a disk error, where a page fault on a mapping would hold the lock and turn it into SIGBUS.
+A fill digests bytes as they pass (`Passing`). Stored blocks are read by `preadv` into one buffer that stays
+in the processor's cache: it releases the interpreter lock and raises on a disk error, where a page fault on a
+mapping would hold the lock and turn it into SIGBUS.
 """
 
 from __future__ import annotations
