@@ -83,8 +83,7 @@ class Leases:
         with self._lock:
             self._uses.add(use)
             ready = bool(
-                mapped[first].all()
-                and (last is first or (mapped[last].all() and (last - first <= 1).all()))
+                mapped[first].all() and (last is first or (mapped[last].all() and (last - first <= 1).all()))
             )
             if not ready:
                 use.extents = frozenset()  # nothing yet: `ensure` says what, part by part
