@@ -16,7 +16,7 @@ from __future__ import annotations
 import mmap
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from multiprocessing.reduction import DupFd
@@ -165,13 +165,14 @@ class _ArrayAt:
 
 @dataclass(frozen=True, slots=True)
 class _BytesAt:
-    """A list of bytes objects, one behind the other."""
+    """A list or tuple of bytes objects, one behind the other."""
 
     offset: int
     sizes: tuple[int, ...]
+    kind: type[list[bytes]] | type[tuple[bytes, ...]]
 
-    def open(self, memory: Bytes) -> list[bytes]:
-        return list(self._cut(memory.data))
+    def open(self, memory: Bytes) -> Sequence[bytes]:
+        return self.kind(self._cut(memory.data))
 
     def _cut(self, memory: memoryview) -> Iterator[bytes]:
         at = self.offset
@@ -187,7 +188,7 @@ def packed(value: Any, slot: Slot) -> Any:
         return _tensor_in(value, slot)
     if kind is np.ndarray:
         return _array_in(value, slot)
-    if kind is list and value and all(type(each) is bytes for each in value):
+    if kind in (list, tuple) and value and all(type(each) is bytes for each in value):
         return _bytes_in(value, slot)
     if kind is dict:
         return {name: packed(each, slot) for name, each in value.items()}
@@ -238,7 +239,7 @@ def _array_in(value: np.ndarray[Any, Any], slot: Slot) -> Any:
     return _ArrayAt(at, value.nbytes, value.dtype, value.shape)
 
 
-def _bytes_in(values: list[bytes], slot: Slot) -> Any:
+def _bytes_in(values: list[bytes] | tuple[bytes, ...], slot: Slot) -> Any:
     sizes = tuple(map(len, values))
     room = slot.empty(sum(sizes))
     at = slot.place(room.ctypes.data, len(room))
@@ -248,4 +249,4 @@ def _bytes_in(values: list[bytes], slot: Slot) -> Any:
     for value, size in zip(values, sizes, strict=True):
         memory[end : end + size] = value
         end += size
-    return _BytesAt(at, sizes)
+    return _BytesAt(at, sizes, type(values))
