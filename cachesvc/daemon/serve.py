@@ -36,6 +36,7 @@ from cachesvc.daemon.fillers import Fillers
 from cachesvc.daemon.grants import GrantsServer
 from cachesvc.daemon.loop import Loop
 from cachesvc.daemon.metrics import Metrics
+from cachesvc.daemon.pins import Pins
 from cachesvc.daemon.runner import Runner
 from cachesvc.daemon.service import Service
 from cachesvc.sources.uri import allowlist
@@ -161,7 +162,9 @@ def _running(settings: Settings, loop: Loop) -> Iterator[Runner]:
     runner.grants = GrantsServer(
         grants_path, settings.socket_mode, runner, loop.watch, loop.unwatch, runner.next_id
     )
-    server = _control(settings, Service(runner, settings, allowed, time.monotonic()))
+    pins = Pins(f"{settings.state_dir}/pins.json", runner)
+    pins.restore()
+    server = _control(settings, Service(runner, pins, settings, allowed, time.monotonic()))
     if settings.metrics_port:
         Metrics(runner).register()
         _serve_metrics(settings.metrics_port)
