@@ -1,0 +1,105 @@
+"""Packing: documents laid end to end and cut to one length.
+
+The documents of an epoch come in the order of `EpochOrder`: extents permuted, documents permuted within windows of
+extents. Their tokens are one stream, and pack p is tokens [p * length, (p + 1) * length) of it: a document that
+does not fit goes on in the next pack. So there are floor(tokens / length) packs in every epoch, each token is in at
+most one, and fewer than `length` tokens at the end of the stream are left out, others in each epoch.
+
+A window's tokens are known from the totals of its extents, so a seek to any pack looks at one window only (two
+where it lies across): memory O(documents of a window).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from cachesvc.core.deal import I64
+from cachesvc.core.order import EpochOrder, Touches
+
+_BLOCKS_KEPT = 4
+
+
+class Pieces(NamedTuple):
+    """Pack `row[i]` of those asked for holds tokens [begin[i], end[i]) of document `document[i]`, in this order."""
+
+    row: I64
+    document: I64
+    begin: I64
+    end: I64
+
+
+class _Block(NamedTuple):
+    """The documents of a window in the order of the stream, and where each begins in it."""
+
+    document: I64
+    begin: I64
+    end: I64
+
+
+class PackRun:
+    """The packs of one epoch of documents. `documents` orders them, one canonical node and batches of 1;
+    `length_of` are their lengths in tokens; `extent_tokens[i]` is the sum of those of extent i."""
+
+    def __init__(
+        self, documents: EpochOrder, length_of: Callable[[I64], I64], extent_tokens: I64, length: int
+    ) -> None:
+        self._documents, self._length_of, self._length = documents, length_of, length
+        totals = np.concatenate(([0], np.cumsum(extent_tokens[documents.run_extent])))
+        self._block_tokens = totals[np.searchsorted(documents.run_first, documents.block_first)]
+        self._blocks: dict[int, _Block] = {}
+
+    @property
+    def size(self) -> int:
+        """Packs of the epoch."""
+        return int(self._block_tokens[-1]) // self._length
+
+    def at(self, positions: I64) -> I64:
+        """A pack's name is its position."""
+        return positions
+
+    def touches(self) -> list[Touches]:
+        """Where in the run the extents are read."""
+        extent, begin, end = self._documents.touches()
+        first = self._tokens_before(begin) // self._length
+        last = -(-self._tokens_before(end) // self._length)
+        return [Touches(extent, first, np.minimum(last, self.size))]
+
+    def pieces(self, packs: I64) -> Pieces:
+        """What the packs consist of."""
+        found = []
+        for row, first in enumerate((packs * self._length).tolist()):
+            last = first + self._length
+            block = int(np.searchsorted(self._block_tokens, first, "right")) - 1
+            while block + 1 < len(self._block_tokens) and self._block_tokens[block] < last:
+                found.append(self._cut(row, self._block(block), first, last))
+                block += 1
+        if not found:
+            return Pieces(*(np.empty(0, np.int64) for _ in range(4)))
+        return Pieces(*(np.concatenate(column) for column in zip(*found, strict=True)))
+
+    def _cut(self, row: int, block: _Block, first: int, last: int) -> Pieces:
+        low = int(np.searchsorted(block.end, first, "right"))
+        high = int(np.searchsorted(block.begin, last, "left"))
+        begin, end = block.begin[low:high], block.end[low:high]
+        held = begin < end  # an empty document is nowhere
+        begin, end, document = begin[held], end[held], block.document[low:high][held]
+        rows = np.full(begin.size, row, np.int64)
+        return Pieces(rows, document, np.maximum(first - begin, 0), np.minimum(end, last) - begin)
+
+    def _block(self, block: int) -> _Block:
+        if block not in self._blocks:
+            while len(self._blocks) >= _BLOCKS_KEPT:
+                del self._blocks[next(iter(self._blocks))]
+            first, last = self._documents.block_first[block : block + 2].tolist()
+            documents = self._documents.at(np.arange(first, last, dtype=np.int64))
+            ends = self._block_tokens[block] + np.cumsum(self._length_of(documents))
+            begins = np.concatenate((self._block_tokens[block : block + 1], ends[:-1]))
+            self._blocks[block] = _Block(documents, begins, ends)
+        return self._blocks[block]
+
+    def _tokens_before(self, positions: I64) -> I64:
+        """Tokens before the beginnings of blocks."""
+        return self._block_tokens[np.searchsorted(self._documents.block_first, positions)]
