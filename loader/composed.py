@@ -97,8 +97,8 @@ class Plain:
 
     def take(self, spots: Ints, spec: OrderSpec, epoch: int) -> list[Any]:
         """Samples; their generators are keyed by (seed, own epoch, sample)."""
-        self.leaf.draw = (spec.seed, epoch)
-        return self.leaf.take_ids(self.leaf.ids_of(spots))
+        leaf = self.leaf
+        return leaf.samples.take(leaf.opened.reader(), leaf.ids_of(spots), (spec.seed, epoch))
 
     def collate(self, samples: Sequence[Any]) -> Any:
         """torch's own."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -190,7 +191,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         step, micro = divmod(progress.turn, feed.share.accumulate)
         return State(
             version=STATE_VERSION,
-            dataset=self._identity(),
+            dataset=self._identity,
             samples=len(self.dataset),  # type: ignore[arg-type]
             epoch=progress.epoch,
             step=step,
@@ -208,7 +209,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """Continue a saved run at the next `iter()`, at any number of ranks and workers that divides its global
         batch. Raises StateMismatch for a state of another dataset, version, seed, or batch."""
         found = parsed(state)
-        check_data(found, self._identity(), len(self.dataset))  # type: ignore[arg-type]
+        check_data(found, self._identity, len(self.dataset))  # type: ignore[arg-type]
         self._loaded, self._feed, self._engine = found, None, None
         over = found.step >= found.steps
         self._progress = Progress(epoch=found.epoch + over)
@@ -223,6 +224,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     # ---- inside
 
+    @cached_property
     def _identity(self) -> str:
         """Which data a state belongs to; a subset or a mixture is not the dataset that it is made of."""
         view = flattened(self.dataset)
@@ -276,7 +278,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         topology, spec, core = self._where(), feed.spec, self._core()
         steps = feed.order(self._progress.epoch).steps
         facts: dict[str, str | int] = {
-            "version": self._identity(),
+            "version": self._identity,
             "seed": spec.seed,
             "global_batch": spec.global_batch,
             "window_extents": spec.window_extents,
@@ -295,7 +297,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 spec.global_batch // (self.batch_size or 1),
                 spec.global_batch,
                 self._progress.epoch,
-                self._identity()[:4],
+                self._identity[:4],
                 spec.seed,
                 f"{steps:,}",
                 spec.last,

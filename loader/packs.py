@@ -74,7 +74,7 @@ class Packed(TorchDataset[Any]):
     @property
     def identity(self) -> str:
         """Which data this is."""
-        return f"pack:{self.seq_len}:{self._documents.dtype.str}:{self.leaf.identity}"
+        return f"{self.leaf.identity}:{self.seq_len}{self._documents.dtype.str}"
 
     @property
     def looks(self) -> str:
@@ -90,44 +90,48 @@ class Packed(TorchDataset[Any]):
 
     def run(self, spec: OrderSpec, epoch: int) -> PackRun:
         """The packs of an epoch."""
-        key = (alone(spec), epoch)
-        if key not in self._runs:
-            while len(self._runs) >= _RUNS_KEPT:
-                del self._runs[next(iter(self._runs))]
-            documents = self._documents
+        kept, key, documents = self._runs, (alone(spec), epoch), self._documents
+        if key not in kept:  # the cache is replaced, never changed: threads may share it
             order = EpochOrder(key[0], documents.extent_first, epoch)
-            self._runs[key] = PackRun(order, documents.length_of, documents.extent_tokens, self.seq_len)
-        return self._runs[key]
+            made = PackRun(order, documents.length_of, documents.extent_tokens, self.seq_len)
+            kept = {**dict([*kept.items()][1 - _RUNS_KEPT :]), key: made}
+            self._runs = kept
+        return kept[key]
 
     def take(self, spots: Ints, spec: OrderSpec, epoch: int) -> list[dict[str, torch.Tensor]]:
         """Packs, read in one pass."""
-        pieces, width = self.run(spec, epoch).pieces(spots), self._documents.dtype.itemsize
-        lengths = pieces.end - pieces.begin
-        addresses = self._documents.address_of(pieces.document) + pieces.begin * width
-        raw = b"".join(part or b"" for part in self.leaf.opened.reader().read(addresses, lengths * width))
-        tokens = np.frombuffer(bytearray(raw), self._documents.dtype).astype(self._out, copy=False)
-        rows = torch.from_numpy(tokens.reshape(len(spots), self.seq_len))
-        ends = np.cumsum(lengths)
-        cuts = np.searchsorted(pieces.row, np.arange(len(spots) + 1))
+        rows, pack_of, ends = self._read(spots, spec, epoch)
+        cuts = np.searchsorted(pack_of, np.arange(len(spots) + 1)).tolist()
         return [
             {"tokens": rows[row], "cu_seqlens": _boundaries(ends[low:high] - row * self.seq_len)}
-            for row, (low, high) in enumerate(pairwise(cuts.tolist()))
+            for row, (low, high) in enumerate(pairwise(cuts))
         ]
 
     def whole(self, spots: Ints, spec: OrderSpec, epoch: int) -> dict[str, Any]:
         """A batch as it goes out when nobody collates."""
-        return self.collate(self.take(spots, spec, epoch))
+        rows, _, ends = self._read(spots, spec, epoch)
+        return _batch(rows, _boundaries(ends))
 
     def collate(self, samples: Sequence[dict[str, torch.Tensor]]) -> dict[str, Any]:
         """Packs as one batch; see `pack`."""
         tokens = torch.stack([sample["tokens"] for sample in samples])
         inner = [sample["cu_seqlens"][1:] + row * self.seq_len for row, sample in enumerate(samples)]
-        boundaries = torch.cat([torch.zeros(1, dtype=torch.int32), *inner])
-        return {
-            "tokens": tokens,
-            "cu_seqlens": boundaries,
-            "max_seqlen": int(boundaries.diff().max()),
-        }
+        return _batch(tokens, torch.cat([torch.zeros(1, dtype=torch.int32), *inner]))
+
+    def _read(self, spots: Ints, spec: OrderSpec, epoch: int) -> tuple[torch.Tensor, Ints, Ints]:
+        """Tokens [packs, seq_len]; of each piece its pack's row, and where it ends in the flattened tokens."""
+        pieces, width = self.run(spec, epoch).pieces(spots), self._documents.dtype.itemsize
+        lengths = pieces.end - pieces.begin
+        addresses = self._documents.address_of(pieces.document) + pieces.begin * width
+        raw = bytearray().join(
+            part or b"" for part in self.leaf.opened.reader().read(addresses, lengths * width)
+        )
+        tokens = np.frombuffer(raw, self._documents.dtype).astype(self._out, copy=False)
+        return torch.from_numpy(tokens.reshape(len(spots), self.seq_len)), pieces.row, np.cumsum(lengths)
+
+
+def _batch(tokens: torch.Tensor, boundaries: torch.Tensor) -> dict[str, Any]:
+    return {"tokens": tokens, "cu_seqlens": boundaries, "max_seqlen": int(boundaries.diff().max())}
 
 
 def _boundaries(ends: Ints) -> torch.Tensor:

@@ -199,11 +199,11 @@ class MixtureRun:
         return Touches(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
     def _run_of(self, index: int, own_epoch: int) -> Run:
-        if len(self._runs) >= _RUNS_KEPT:
-            self._runs.clear()
-        if (index, own_epoch) not in self._runs:
-            self._runs[index, own_epoch] = self._make_run(index, own_epoch)
-        return self._runs[index, own_epoch]
+        kept, key = self._runs, (index, own_epoch)
+        if key not in kept:  # the cache is replaced, never changed: threads may share it
+            kept = {**dict([*kept.items()][1 - _RUNS_KEPT :]), key: self._make_run(index, own_epoch)}
+            self._runs = kept
+        return kept[key]
 
 
 def spots_of(sizes: Sequence[int], component: int, own_epoch: I64, inner: I64) -> I64:

@@ -90,15 +90,16 @@ class PackRun:
         return Pieces(rows, document, np.maximum(first - begin, 0), np.minimum(end, last) - begin)
 
     def _block(self, block: int) -> _Block:
-        if block not in self._blocks:
-            while len(self._blocks) >= _BLOCKS_KEPT:
-                del self._blocks[next(iter(self._blocks))]
+        kept = self._blocks
+        if block not in kept:  # the cache is replaced, never changed: threads may share it
             first, last = self._documents.block_first[block : block + 2].tolist()
             documents = self._documents.at(np.arange(first, last, dtype=np.int64))
             ends = self._block_tokens[block] + np.cumsum(self._length_of(documents))
             begins = np.concatenate((self._block_tokens[block : block + 1], ends[:-1]))
-            self._blocks[block] = _Block(documents, begins, ends)
-        return self._blocks[block]
+            made = _Block(documents, begins, ends)
+            kept = {**dict([*kept.items()][1 - _BLOCKS_KEPT :]), block: made}
+            self._blocks = kept
+        return kept[block]
 
     def _tokens_before(self, positions: I64) -> I64:
         """Tokens before the beginnings of blocks."""
