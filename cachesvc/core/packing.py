@@ -69,25 +69,30 @@ class PackRun:
 
     def pieces(self, packs: I64) -> Pieces:
         """What the packs consist of."""
-        found = []
-        for row, first in enumerate((packs * self._length).tolist()):
-            last = first + self._length
-            block = int(np.searchsorted(self._block_tokens, first, "right")) - 1
-            while block + 1 < len(self._block_tokens) and self._block_tokens[block] < last:
-                found.append(self._cut(row, self._block(block), first, last))
-                block += 1
+        first, last = packs * self._length, (packs + 1) * self._length
+        low = np.searchsorted(self._block_tokens, first, "right") - 1
+        high = np.searchsorted(self._block_tokens, last, "left")
+        spans = np.unique(np.stack((low, high)), axis=1).T.tolist()
+        blocks = sorted({block for start, stop in spans for block in range(start, stop)})
+        found = [self._cut(self._block(block), first, last) for block in blocks]
         if not found:
             return Pieces(*(np.empty(0, np.int64) for _ in range(4)))
-        return Pieces(*(np.concatenate(column) for column in zip(*found, strict=True)))
+        pieces = Pieces(*(np.concatenate(column) for column in zip(*found, strict=True)))
+        order = np.argsort(pieces.row, kind="stable")  # a pack across two windows has pieces of both
+        return Pieces(*(column[order] for column in pieces))
 
-    def _cut(self, row: int, block: _Block, first: int, last: int) -> Pieces:
-        low = int(np.searchsorted(block.end, first, "right"))
-        high = int(np.searchsorted(block.begin, last, "left"))
-        begin, end = block.begin[low:high], block.end[low:high]
-        held = begin < end  # an empty document is nowhere
-        begin, end, document = begin[held], end[held], block.document[low:high][held]
-        rows = np.full(begin.size, row, np.int64)
-        return Pieces(rows, document, np.maximum(first - begin, 0), np.minimum(end, last) - begin)
+    def _cut(self, block: _Block, first: I64, last: I64) -> Pieces:
+        """The parts of a window's documents that lie in the stream's [first[i], last[i])."""
+        low = np.searchsorted(block.end, first, "right")
+        counts = np.maximum(np.searchsorted(block.begin, last, "left") - low, 0)
+        row = np.repeat(np.arange(first.size), counts)
+        at = np.arange(row.size) + np.repeat(low - (np.cumsum(counts) - counts), counts)
+        held = block.begin[at] < block.end[at]  # an empty document is nowhere
+        at, row = at[held], row[held]
+        begin, end = block.begin[at], block.end[at]
+        return Pieces(
+            row, block.document[at], np.maximum(first[row] - begin, 0), np.minimum(end, last[row]) - begin
+        )
 
     def _block(self, block: int) -> _Block:
         kept = self._blocks
