@@ -15,7 +15,7 @@ from xxhash import xxh3_64_intdigest
 from cachesvc.core.errors import CorruptData
 from cachesvc.core.model import ExtentId
 from cachesvc.tiers.checksum import DIGEST_BYTES, block_count
-from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES, Checksums
+from cachesvc.tiers.tier import Checksums
 
 MAGIC = b"cachsvc1"
 _TAIL = struct.Struct("<8s16sQ")
@@ -28,27 +28,17 @@ def footer_bytes(size_bytes: int) -> int:
     return block_count(size_bytes) * DIGEST_BYTES + _FIXED_BYTES
 
 
-def size_of(file_bytes: int) -> int | None:
-    """The size of the extent in a file of that length; None where no extent's file has it."""
-    rest = file_bytes - _FIXED_BYTES
-    blocks = -(-rest // (CHECKSUM_BLOCK_BYTES + DIGEST_BYTES))
-    size_bytes = rest - blocks * DIGEST_BYTES
-    return size_bytes if size_bytes >= 0 and block_count(size_bytes) == blocks else None
-
-
 def encode(extent: ExtentId, checksums: Checksums) -> bytes:
     """The footer, to be written at `checksums.size_bytes`."""
     sealed = checksums.digests + _TAIL.pack(MAGIC, extent, checksums.size_bytes)
     return sealed + _SEAL.pack(xxh3_64_intdigest(sealed))
 
 
-def read(fd: int, extent: ExtentId) -> Checksums:
+def read(fd: int, extent: ExtentId, size_bytes: int) -> Checksums:
     """The checksums that a file keeps of its extent. Raises `CorruptData` when it is not this extent, whole,
     and OSError."""
-    size_bytes = size_of(os.fstat(fd).st_size)
-    if size_bytes is not None:
-        found = os.pread(fd, footer_bytes(size_bytes), size_bytes)
-        checksums = Checksums(size_bytes, found[: block_count(size_bytes) * DIGEST_BYTES])
-        if found == encode(extent, checksums):
-            return checksums
-    raise CorruptData(f"the file of extent {extent.hex()} is damaged at its end; it must be filled again")
+    found = os.pread(fd, footer_bytes(size_bytes) + 1, size_bytes)  # one byte more: nothing may follow
+    checksums = Checksums(size_bytes, found[: block_count(size_bytes) * DIGEST_BYTES])
+    if found != encode(extent, checksums):
+        raise CorruptData(f"the file of extent {extent.hex()} is damaged at its end; it must be filled again")
+    return checksums

@@ -2,7 +2,8 @@
 
 <dir>/cachesvc/            locked by one daemon
 <dir>/cachesvc/v1/tmp/     being filled
-<dir>/cachesvc/v1/extents/xx/<hex id>    the extent's bytes, then what the file says of itself (`footer.py`)
+<dir>/cachesvc/v1/extents/xx/<hex id>.<size_bytes>
+                           the extent's bytes, then what the file says of itself (`footer.py`)
 
 The directory is the index: a name is a committed extent. So there is nothing to rebuild, nothing that a torn
 write could damage for all extents at once, and no mapping in which a disk error would be a SIGBUS.
@@ -15,12 +16,14 @@ import fcntl
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed, TierFailed
 from cachesvc.core.model import ExtentId, TierName
 from cachesvc.tiers import footer
 from cachesvc.tiers.failures import tier_error, translated
+from cachesvc.tiers.probe import Room, probe
 from cachesvc.tiers.tier import Checksums, Resident
 
 Sync = Callable[[int], None]
@@ -47,6 +50,7 @@ class NvmeTier:
         self._where = f"{name} ({root.parent.parent})"
         self._lock = lock
         self._sync = sync
+        self._sizes: dict[ExtentId, int] = {}
         self._filling: dict[ExtentId, int] = {}
         self._handover = threading.Lock()  # a commit's last step against open and abort
 
@@ -58,15 +62,18 @@ class NvmeTier:
         assert extent not in self._filling, "reserved twice"
         path = self._temporary(extent)
         with translated(self._where, "reserve space"):
+            with suppress(FileNotFoundError):
+                os.unlink(path)  # a new file, never one that a stuck filler may still write to
             own = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
             try:
                 os.posix_fallocate(own, 0, size_bytes + footer.footer_bytes(size_bytes))
                 given = os.dup(own)
             except OSError:
                 os.close(own)
-                os.unlink(path)
+                _unlink_quietly(path)
                 raise
         self._filling[extent] = own
+        self._sizes[extent] = size_bytes
         return given
 
     def commit(self, extent: ExtentId, checksums: Checksums) -> None:
@@ -76,7 +83,8 @@ class NvmeTier:
         Raises `TierFailed`, `OutOfSpace`.
         """
         own = self._filling[extent]
-        if footer.size_of(os.fstat(own).st_size) != checksums.size_bytes:
+        whole_bytes = checksums.size_bytes + footer.footer_bytes(checksums.size_bytes)
+        if os.fstat(own).st_size != whole_bytes or self._sizes[extent] != checksums.size_bytes:
             raise TierFailed(f"{self._where}: extent {extent.hex()} changed its size while it was filled")
         final = self._final(extent)
         with translated(self._where, "commit an extent"):
@@ -96,6 +104,7 @@ class NvmeTier:
         os.close(own)
         for path in (self._temporary(extent), self._final(extent)):
             _unlink_quietly(path)
+        del self._sizes[extent]
 
     def open(self, extent: ExtentId) -> tuple[int, Checksums | None]:
         """A read-only descriptor (the caller closes it) and the checksums; None before the commit.
@@ -106,10 +115,12 @@ class NvmeTier:
             own = self._filling.get(extent)
             if own is not None:  # the descriptor survives the rename
                 return os.open(f"/proc/self/fd/{own}", os.O_RDONLY | os.O_CLOEXEC), None
+        if extent not in self._sizes:
+            raise TierFailed(f"{self._where}: extent {extent.hex()} is not here")
         with translated(self._where, "open an extent"):
             fd = os.open(self._final(extent), os.O_RDONLY | os.O_CLOEXEC)
             try:
-                return fd, footer.read(fd, extent)
+                return fd, footer.read(fd, extent, self._sizes[extent])
             except (OSError, CacheError):
                 os.close(fd)
                 raise
@@ -120,24 +131,29 @@ class NvmeTier:
         Raises `TierFailed`.
         """
         self.abort(extent)
-        with translated(self._where, "remove an extent"):
-            try:
-                os.unlink(self._final(extent))
-            except FileNotFoundError:
-                pass
+        if extent not in self._sizes:
+            return
+        path = self._final(extent)
+        del self._sizes[extent]
+        with translated(self._where, "remove an extent"), suppress(FileNotFoundError):
+            os.unlink(path)
 
     def recover(self) -> Iterator[Resident]:
         """Every committed extent, once garbage is dropped; eager, so that the disk is clean on return.
 
-        One `stat` a file; nothing is read: verify contents before the first grant. Raises `TierFailed`.
+        The names are all that is read, so that a million extents take seconds: verify each before its first
+        grant. Raises `TierFailed`.
         """
-        kept: list[Resident] = []
         with translated(self._where, "recover"):
             for entry in os.scandir(self._root / "tmp"):
                 os.unlink(entry.path)
             for shelf in _shelves(self._root):
-                kept.extend(_sound_files(shelf))
-        return iter(kept)
+                self._sizes.update(_named(shelf))
+        return iter([Resident(extent, size_bytes) for extent, size_bytes in self._sizes.items()])
+
+    def probe(self, thorough: bool) -> Room:
+        """Whether the directory works, and the room on its disk; from any thread. Raises `TierFailed`."""
+        return probe(self._root, thorough)
 
     def close(self) -> None:
         """Give back descriptors and the directory's lock; reservations are dropped."""
@@ -150,7 +166,7 @@ class NvmeTier:
 
     def _final(self, extent: ExtentId) -> Path:
         text = extent.hex()
-        return self._root / "extents" / text[:2] / text
+        return self._root / "extents" / text[:2] / f"{text}.{self._sizes[extent]}"
 
 
 def open_nvme(name: TierName, directory: Path, sync: Sync = os.fsync) -> NvmeTier:
@@ -213,25 +229,20 @@ def _sync_directory(directory: Path, sync: Sync) -> None:
         os.close(fd)
 
 
-def _sound_files(shelf: Path) -> Iterator[Resident]:
-    """The files of one directory whose name and length are an extent's; the others are removed."""
-    for entry in os.scandir(shelf):
-        if not entry.is_file(follow_symlinks=False):
-            continue  # somebody else's
-        extent = _extent_named(entry.name)
-        size_bytes = footer.size_of(entry.stat(follow_symlinks=False).st_size)
-        if extent is not None and size_bytes is not None:
-            yield Resident(extent, size_bytes)
+def _named(shelf: Path) -> Iterator[tuple[ExtentId, int]]:
+    """The extents that the names of a directory's files say; other files are removed."""
+    for name in os.listdir(shelf):
+        text, _, size = name.partition(".")
+        try:
+            extent = ExtentId(bytes.fromhex(text))
+            size_bytes = int(size)
+        except ValueError:
+            extent, size_bytes = ExtentId(b""), 0
+        if len(extent) == 16 and name == f"{extent.hex()}.{size_bytes}":
+            yield extent, size_bytes
         else:
-            os.unlink(entry.path)
-
-
-def _extent_named(name: str) -> ExtentId | None:
-    try:
-        extent = ExtentId(bytes.fromhex(name))
-    except ValueError:
-        return None
-    return extent if len(extent) == 16 and extent.hex() == name else None
+            with suppress(IsADirectoryError):  # somebody else's
+                os.unlink(shelf / name)
 
 
 def _unlink_quietly(path: Path) -> None:
