@@ -66,8 +66,10 @@ def test_commits_survive_and_garbage_does_not(tmp_path: Path) -> None:
     final(tmp_path, 1).unlink()
     os.truncate(final(tmp_path, 2), 3)
     tier, found = reopened(tmp_path)
-    assert found == {Resident(extent(n), 5) for n in (3, 4, 5)}
-    assert files(tmp_path) == [extent(n).hex() for n in (3, 4, 5)]
+    assert found == {Resident(extent(n), 5) for n in (2, 3, 4, 5)}
+    assert files(tmp_path) == [extent(n).hex() for n in (2, 3, 4, 5)]
+    with pytest.raises(CorruptData, match="filled again"):
+        tier.open(extent(2))
     fd, checksums = tier.open(extent(3))
     assert checksums is not None
     verify(fd, checksums)

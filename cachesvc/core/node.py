@@ -286,10 +286,8 @@ class Node:
 
     def _shrink(self, tier: Tier) -> None:
         """Evict what is too much for the budget, as far as nobody uses or pinned it: the kept last."""
-        shelves = (tier.lru, tier.in_use, tier.ahead, *tier.kept.values())
-        for copy in tuple(copy for shelf in shelves for copy in shelf):
-            if tier.lost or tier.free_bytes + tier.evicting_bytes >= 0:
-                break
+        victims = self.policy.overflow(tier)
+        for copy in victims:
             self.copies.evict(copy)
         self.readers.dirty = True
 

@@ -97,6 +97,18 @@ class Policy:
         tier.budget_bytes = min(tier.budget_bytes, budget_bytes) if tier.full_until else budget_bytes
         self.retune()
 
+    def overflow(self, tier: Tier) -> tuple[Copy, ...]:
+        """What goes when a tier holds more than its budget: LRU, then windows, then what is kept."""
+        short_bytes = -tier.free_bytes - tier.evicting_bytes
+        victims: list[Copy] = []
+        for shelf in () if tier.lost else (tier.lru, tier.in_use, tier.ahead, *tier.kept.values()):
+            for copy in shelf:
+                if short_bytes <= 0:
+                    return tuple(victims)
+                victims.append(copy)
+                short_bytes -= copy.entry.size_bytes
+        return tuple(victims)
+
     def reopen(self, now: float) -> None:
         """Try tiers again that were full."""
         for tier in self.tiers.values():

@@ -55,7 +55,7 @@ class Metrics:
             resident.add_metric([dataset.id], resident_bytes.get(dataset.id, 0))
             hits.add_metric([dataset.id], counters.hits)
             misses.add_metric([dataset.id], counters.misses)
-            source.add_metric([dataset.id], self._runner.source_bytes.get(dataset.id, 0))
+            source.add_metric([dataset.id], self._runner.fills.source_bytes.get(dataset.id, 0))
             bound.add_metric([dataset.id], counters.bound)
         readers = GaugeMetricFamily(
             "cachesvc_readers", "Connections to the grants socket.", value=status.readers
