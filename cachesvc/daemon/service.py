@@ -263,6 +263,8 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
                 used_bytes=tier.used_bytes,
                 held_bytes=tier.held_bytes,
                 lost=tier.lost,
+                corrupt_extents=tier.corrupt_count,
+                scrubbed_bytes=tier.scrubbed_bytes,
             )
             for tier in status.tiers
         ]
