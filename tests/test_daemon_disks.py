@@ -171,7 +171,7 @@ def test_a_disk_that_answers_with_eio_is_left_alone(tmp_path: Path, data: bytes)
 def test_a_disk_that_hardly_answers_is_left_alone_and_comes_back(
     tmp_path: Path, data: bytes, fault: str
 ) -> None:
-    with FaultyDisk(tmp_path) as disk, node(tmp_path, data, f"{disk.path}=1MiB", ram="1536KiB") as found:
+    with FaultyDisk(tmp_path) as disk, node(tmp_path, data, f"{disk.path}=4MiB", ram="1536KiB") as found:
         found.fill()
         disk.behave(fault)
         began = time.monotonic()
