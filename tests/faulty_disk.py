@@ -10,7 +10,9 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,11 +45,14 @@ class FaultyDisk:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Take the disk away: what hangs in it ends with an error, as nothing else could make it."""
         assert self._process is not None
-        self.behave("")
-        subprocess.run(["umount", "-l", str(self.path)], check=False, capture_output=True)
         self._process.kill()
         self._process.communicate()
+        subprocess.run(["umount", "-l", str(self.path)], check=False, capture_output=True)
 
     def behave(self, fault: str) -> None:
         """What each call does from now on."""
@@ -60,74 +65,93 @@ def serve(backing: str, mount: str, fault: str) -> None:
     """Serve until unmounted."""
     import mfusepy  # type: ignore[import-not-found]
 
-    def faulty() -> None:
+    def misbehave() -> None:
         kind = Path(fault).read_text()
         if kind == "eio":
             raise mfusepy.FuseOSError(errno.EIO)
         if kind:
             time.sleep(float(kind))
 
-    class PassThrough(mfusepy.Operations):  # type: ignore[misc]
-        use_ns = True
+    def faulty(call: Callable[..., Any]) -> Callable[..., Any]:
+        """A call on the backing directory, after the fault."""
 
-        def __call__(self, op: str, path: str | None, *args: object) -> object:
-            if op not in ("init", "destroy", "getattr", "release", "flush"):
-                faulty()
+        def run(self: object, path: str, *args: Any) -> Any:
+            if call.__name__ not in ("getattr", "release"):
+                misbehave()
             try:
-                return super().__call__(op, backing + path if path else path, *args)
+                return call(self, backing + path, *args)
             except OSError as error:
                 raise mfusepy.FuseOSError(error.errno) from None
 
+        return run
+
+    class PassThrough(mfusepy.Operations):  # type: ignore[misc]
+        use_ns = True
+
+        @faulty
         def getattr(self, path: str, fh: int | None = None) -> dict[str, int]:
             found = os.lstat(path)
             names = ("st_mode", "st_nlink", "st_size", "st_uid", "st_gid", "st_ino", "st_blocks")
             times = {name: getattr(found, f"{name}_ns") for name in ("st_atime", "st_mtime", "st_ctime")}
             return {name: getattr(found, name) for name in names} | times
 
+        @faulty
         def readdir(self, path: str, fh: int) -> list[str]:
             return [".", "..", *os.listdir(path)]
 
+        @faulty
         def statfs(self, path: str) -> dict[str, int]:
             found = os.statvfs(path)
             names = ("f_bsize", "f_frsize", "f_blocks", "f_bfree", "f_bavail", "f_files", "f_ffree")
             return {name: getattr(found, name) for name in names}
 
+        @faulty
         def mkdir(self, path: str, mode: int) -> int:
             os.mkdir(path, mode)
             return 0
 
+        @faulty
         def rmdir(self, path: str) -> int:
             os.rmdir(path)
             return 0
 
+        @faulty
         def unlink(self, path: str) -> int:
             os.unlink(path)
             return 0
 
+        @faulty
         def rename(self, old: str, new: str) -> int:
             os.rename(old, backing + new)
             return 0
 
+        @faulty
         def create(self, path: str, mode: int, fi: object = None) -> int:
             return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
 
+        @faulty
         def open(self, path: str, flags: int) -> int:
             return os.open(path, flags & os.O_ACCMODE)
 
+        @faulty
         def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
             return os.pread(fh, size, offset)
 
+        @faulty
         def write(self, path: str, data: bytes, offset: int, fh: int) -> int:
             return os.pwrite(fh, data, offset)
 
+        @faulty
         def truncate(self, path: str, length: int, fh: int | None = None) -> int:
             os.truncate(path if fh is None else fh, length)
             return 0
 
+        @faulty
         def fsync(self, path: str, datasync: int, fh: int) -> int:
             os.fsync(fh)
             return 0
 
+        @faulty
         def release(self, path: str, fh: int) -> int:
             os.close(fh)
             return 0

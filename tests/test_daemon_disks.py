@@ -159,7 +159,7 @@ def test_a_directory_that_comes_back_is_used_again_with_what_it_held(tmp_path: P
 
 
 def test_a_disk_that_answers_with_eio_is_left_alone(tmp_path: Path, data: bytes) -> None:
-    with FaultyDisk(tmp_path) as disk, node(tmp_path, data, f"{disk.path}=32MiB", ram="8MiB") as found:
+    with FaultyDisk(tmp_path) as disk, node(tmp_path, data, f"{disk.path}=4MiB", ram="1536KiB") as found:
         found.fill()
         disk.behave("eio")
         wait_until(lambda: found.tier().lost, LOST_S)  # type: ignore[attr-defined]
@@ -168,7 +168,7 @@ def test_a_disk_that_answers_with_eio_is_left_alone(tmp_path: Path, data: bytes)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["5", "3600"], ids=["answers in 5 s", "hangs"])
-def test_a_disk_that_hardly_answers_is_left_alone_and_comes_back(
+def test_a_disk_that_hardly_answers_is_left_alone_within_30_s(
     tmp_path: Path, data: bytes, fault: str
 ) -> None:
     with FaultyDisk(tmp_path) as disk, node(tmp_path, data, f"{disk.path}=4MiB", ram="1536KiB") as found:
@@ -177,10 +177,11 @@ def test_a_disk_that_hardly_answers_is_left_alone_and_comes_back(
         began = time.monotonic()
         assert found.read() > 0  # what waits for the disk is answered when it is given up
         wait_until(lambda: found.tier().lost, LOST_S)  # type: ignore[attr-defined]
-        assert time.monotonic() - began < LOST_S
+        assert time.monotonic() - began < LOST_S + 5.0, "the wait for all reads before it included"
         began = time.monotonic()
         found.read()
         assert time.monotonic() - began < 10.0
+        disk.end()
 
 
 @contextlib.contextmanager
