@@ -49,9 +49,11 @@ class FaultyDisk:
 
     def end(self) -> None:
         """Take the disk away: what hangs in it ends with an error, as nothing else could make it."""
-        assert self._process is not None
+        if self._process is None:
+            return
         self._process.kill()
         self._process.communicate()
+        self._process = None
         subprocess.run(["umount", "-l", str(self.path)], check=False, capture_output=True)
 
     def behave(self, fault: str) -> None:

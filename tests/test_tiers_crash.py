@@ -117,6 +117,7 @@ def test_kill_9_at_random_moments_keeps_what_was_committed(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_kill_9_at_200_random_moments_keeps_what_was_committed(tmp_path: Path) -> None:
     killed_at_random(tmp_path, 200, seed=2)
 
