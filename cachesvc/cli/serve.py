@@ -13,6 +13,12 @@ from cachesvc.core.errors import InvalidInput
 
 @click.command()
 @options.serving
+@click.option(
+    "--scrub-rate",
+    type=options.SIZE,
+    envvar="CACHESVC_SCRUB_RATE",
+    help="Bytes a second at which NVMe copies are verified in the background; 0: not.",
+)
 @click.option("--socket", metavar="DIR", envvar="CACHESVC_SOCKET", help="Directory for the sockets.")
 @click.option(
     "--socket-mode",

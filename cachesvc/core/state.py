@@ -68,6 +68,9 @@ class Tier:
     """What was given; while the tier takes no more, what it held when it said so."""
     full_until: float = 0.0
     lost: bool = False
+    corrupt_count: int = 0
+    """Copies that failed their checksums."""
+    scrubbed_bytes: int = 0
     used_bytes: int = 0
     kept_bytes: int = 0
     evicting_bytes: int = 0

@@ -25,7 +25,7 @@ from cachesvc.daemon.grants import Known
 from cachesvc.daemon.pins import Pins
 from cachesvc.daemon.runner import Runner
 from cachesvc.sources.uri import Allowlist
-from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES
+from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES, Checksums
 from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import cachesvc_pb2_grpc
 
@@ -160,7 +160,12 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
 
     def Read(self, request: pb.ReadRequest, context: grpc.ServicerContext) -> Iterator[pb.ReadReply]:
         with _statuses(context):
-            fd, checksums = self._loop.call(lambda: self._runner.open(ExtentId(request.extent)))
+            opened: queue.Queue[tuple[int, Checksums] | errors.CacheError] = queue.Queue()
+            self._loop.call(lambda: self._runner.open(ExtentId(request.extent), opened.put))
+            found = self._next(opened, context)
+            if isinstance(found, errors.CacheError):
+                raise found
+            fd, checksums = found
             try:
                 size = checksums.size_bytes
                 end = min(size, request.offset + request.length) if request.length else size
@@ -213,7 +218,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
             resident_extents=progress.resident_extents,
             size_bytes=dataset.size_bytes,
             resident_bytes=progress.resident_bytes,
-            source_bytes=self._runner.source_bytes.get(dataset.id, 0),
+            source_bytes=self._runner.fills.source_bytes.get(dataset.id, 0),
             unfit_bytes=progress.stuck_bytes,
             failures=failures,
             done=progress.finished,
@@ -231,7 +236,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
 
         def ask() -> None:
             if self._runner.node.where(extent) == tier:
-                self._runner.verify(extent, tier, answers.put)
+                self._runner.checks.verify(extent, tier, answers.put)
             else:
                 answers.put(True)  # evicted or moved since it was listed: nothing corrupt is left
 
@@ -258,6 +263,8 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
                 used_bytes=tier.used_bytes,
                 held_bytes=tier.held_bytes,
                 lost=tier.lost,
+                corrupt_extents=tier.corrupt_count,
+                scrubbed_bytes=tier.scrubbed_bytes,
             )
             for tier in status.tiers
         ]
@@ -293,7 +300,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
             ahead=counters.ahead,
             misses=counters.misses,
             refused=counters.refused,
-            source_bytes=self._runner.source_bytes.get(dataset.id, 0),
+            source_bytes=self._runner.fills.source_bytes.get(dataset.id, 0),
             bound=counters.bound,
         )
 
