@@ -16,10 +16,11 @@ from cachesvc.core.events import Command, Event
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.node import Node
 from cachesvc.daemon import jobs
-from cachesvc.daemon.datasets import Dataset, Datasets
+from cachesvc.daemon.datasets import Dataset, Datasets, unknown
 from cachesvc.daemon.fillers import Fillers
 from cachesvc.daemon.grants import GrantsServer, Known
 from cachesvc.daemon.loop import Loop
+from cachesvc.daemon.tenants import admits
 from cachesvc.tiers.failures import tier_error
 from cachesvc.tiers.tier import Checksums, Tier
 
@@ -168,7 +169,9 @@ class Runner:
             if self.grants is None or not self.grants.here(reader):
                 return  # gone meanwhile: a claim in its name would never end
             error = future.exception()
-            if error is None:
+            if error is None and not admits(future.result().rules, self.grants.peer(reader)):
+                then(unknown(dataset))
+            elif error is None:
                 known = self.datasets.admit(future.result())
                 self.declare(reader, known)
                 then(known)

@@ -38,6 +38,7 @@ from cachesvc.daemon.loop import Loop
 from cachesvc.daemon.metrics import Metrics
 from cachesvc.daemon.runner import Runner
 from cachesvc.daemon.service import Service
+from cachesvc.daemon.tenants import Tenants
 from cachesvc.sources.uri import allowlist
 from cachesvc.tiers.nvme import open_nvme
 from cachesvc.tiers.ram import RamTier
@@ -133,7 +134,9 @@ def _only_one(directory: str) -> Iterator[None]:
 def _make_state_dir(directory: str) -> None:
     """Raises NotAllowed or OutOfSpace where catalogs and metadata cannot be kept."""
     try:
-        Path(directory).mkdir(parents=True, exist_ok=True)
+        for private in (f"{directory}/catalogs", f"{directory}/metadata"):  # they name every tenant's data
+            Path(private).mkdir(parents=True, exist_ok=True)
+            os.chmod(private, 0o700)
         with tempfile.TemporaryFile(dir=directory) as probe:
             os.posix_fallocate(probe.fileno(), 0, STATE_BYTES)
     except OSError as error:
@@ -152,7 +155,8 @@ def _running(settings: Settings, loop: Loop) -> Iterator[Runner]:
     fillers = Fillers(settings, loop.watch, loop.unwatch)
     allowed = allowlist(settings.allow)
     loader = futures.ThreadPoolExecutor(2, thread_name_prefix="catalogs")
-    datasets = Datasets(f"{settings.state_dir}/catalogs", allowed, loader)
+    tenants = Tenants(allowed, settings.rules)
+    datasets = Datasets(f"{settings.state_dir}/catalogs", allowed, tenants, loader)
     runner = Runner(node, tiers, datasets, fillers, loop, time.monotonic)
     for event in recovered:
         runner.recovered(event)
@@ -161,7 +165,7 @@ def _running(settings: Settings, loop: Loop) -> Iterator[Runner]:
     runner.grants = GrantsServer(
         grants_path, settings.socket_mode, runner, loop.watch, loop.unwatch, runner.next_id
     )
-    server = _control(settings, Service(runner, settings, allowed, time.monotonic()))
+    server = _control(settings, Service(runner, settings, tenants, time.monotonic()))
     if settings.metrics_port:
         Metrics(runner).register()
         _serve_metrics(settings.metrics_port)
@@ -212,7 +216,9 @@ def _control(settings: Settings, service: Service) -> grpc.Server:
         ("grpc.so_reuseport", 0),
     ]
     server = grpc.server(
-        futures.ThreadPoolExecutor(CONTROL_THREADS, thread_name_prefix="control"), options=limits
+        futures.ThreadPoolExecutor(CONTROL_THREADS, thread_name_prefix="control"),
+        options=limits,
+        maximum_concurrent_rpcs=2 * CONTROL_THREADS,
     )
     cachesvc_pb2_grpc.add_CacheServicer_to_server(service, server)
     checks = health.HealthServicer()
