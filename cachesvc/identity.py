@@ -52,7 +52,7 @@ class Identity:
         channel.settimeout(TIMEOUT_S)
         try:
             channel.connect(self._path)
-            channel.send(wire.encode(Message(Op.HELLO, wire.MAGIC)))
+            channel.send(wire.encode(Message(Op.IDENTIFY, wire.MAGIC)))
             answer = wire.decode(channel.recv(wire.MAX_MESSAGE_BYTES))
         except TimeoutError:
             channel.close()

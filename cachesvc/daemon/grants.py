@@ -216,7 +216,7 @@ class GrantsServer:
             self._drop(reader)
 
     def _dispatch(self, reader: _Reader, message: Message) -> None:
-        if message.op is Op.HELLO:
+        if message.op in (Op.HELLO, Op.IDENTIFY):
             self._hello(reader, message)
             return
         if reader.dataset is None:
@@ -241,7 +241,7 @@ class GrantsServer:
         if message.number != wire.MAGIC or reader.greeted:
             raise InvalidInput("not a greeting of this protocol")
         reader.greeted = True
-        if message.digest == wire.NO_DATASET:
+        if message.op is Op.IDENTIFY:
             self._write(reader, Message(Op.WELCOME, size=reader.token))
             return
 

@@ -48,6 +48,7 @@ class Runner:
         self.source_bytes: dict[DatasetId, int] = {}
         self.pins: dict[DatasetId, int] = {}
         self._unverified: set[tuple[ExtentId, TierName]] = set()
+        self._checking: dict[tuple[ExtentId, TierName], list[events.Grant]] = {}
         self._tiers = {tier.name: tier for tier in tiers}
         self._threads = {t.name: ThreadPoolExecutor(1, thread_name_prefix=f"tier-{t.name}") for t in tiers}
         self._fillers = fillers
@@ -215,15 +216,22 @@ class Runner:
             self._send_grant(command)
 
     def _grant_verified(self, command: events.Grant) -> None:
-        """After a restart the disk may have changed what it holds: check before the first grant."""
+        """After a restart the disk may have changed what it holds: check before the first grant, once for all
+        who wait for it."""
+        copy = (command.extent, command.tier)
+        waiting = self._checking.setdefault(copy, [])
+        waiting.append(command)
+        if len(waiting) > 1:
+            return
 
         def checked(good: bool) -> None:
-            self._unverified.discard((command.extent, command.tier))
-            if good:
-                self._send_grant(command)
-            else:
-                self.handle(events.Released(command.reader, command.extent))
-                self.handle(events.Demanded(command.reader, command.request, command.extent))
+            self._unverified.discard(copy)
+            for each in self._checking.pop(copy):
+                if good:
+                    self._send_grant(each)
+                else:
+                    self.handle(events.Released(each.reader, each.extent))
+                    self.handle(events.Demanded(each.reader, each.request, each.extent))
 
         self.verify(command.extent, command.tier, checked)
 

@@ -276,4 +276,5 @@ class _TextFormatter(logging.Formatter):
         extras = " ".join(f"{k}={v}" for k, v in vars(record).items() if k not in self._plain)
         head = f"{self.formatTime(record, '%H:%M:%S')} {record.levelname} {record.getMessage()}"
         trace = f"\n{self.formatException(record.exc_info)}" if record.exc_info else ""
-        return f"{head} {extras}".rstrip() + trace
+        line = f"{head} {extras}".rstrip()  # names of objects may hold line ends and worse
+        return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line) + trace
