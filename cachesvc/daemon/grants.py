@@ -201,7 +201,7 @@ class GrantsServer:
 
     def _read(self, reader: _Reader) -> None:
         try:
-            datagram = reader.channel.recv(wire.MAX_MESSAGE_BYTES)
+            datagram = reader.channel.recv(wire.MAX_MESSAGE_BYTES + 1)  # so that a longer one is seen to be
         except (BlockingIOError, InterruptedError):
             return
         except OSError:

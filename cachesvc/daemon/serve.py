@@ -96,6 +96,7 @@ def configure_logging(kind: str) -> None:
     else:
         handler.setFormatter(_TextFormatter())
     logging.basicConfig(level=os.environ.get("CACHESVC_LOG", "INFO").upper(), handlers=[handler], force=True)
+    logging.getLogger("grpc._common").disabled = True  # a trace for each request that does not parse
 
 
 def raise_open_files() -> int:
