@@ -36,7 +36,8 @@ def test_answers_of_other_types_or_kinds_are_not(wrong: jobs.Answer) -> None:
     "said",
     [
         b"x", b"[]", b"{}", b'{"kind": "done"}', b'{"kind": "none", "number": 1}', b"\xff", b"1", b"null", jobs.IN_MEMFD,
-        json.dumps({"kind": "done", "number": 1, "more": 2}).encode(), json.dumps({"kind": ["done"], **asdict(DONE)}).encode(),
+        json.dumps({"kind": "done", "number": 1, "more": 2}).encode(),
+        json.dumps({"kind": ["done"], **asdict(DONE)}).encode(),
     ],
 )  # fmt: skip
 def test_what_does_not_parse_is_one_of_the_errors_that_end_the_child(said: bytes) -> None:
