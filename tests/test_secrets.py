@@ -44,7 +44,7 @@ def test_no_secret_is_said_anywhere(
         }
         env |= {"UNRELATED_PASSWORD": KEY}
     said: list[str] = []
-    with Daemon(tmp_path / "node", [*options, "--metrics-port", str(metrics)], env) as daemon:
+    with Daemon(tmp_path / "node", [*options, "--metrics", f"127.0.0.1:{metrics}"], env) as daemon:
         assert daemon.process is not None
         pid = daemon.process.pid
         with Control(daemon.socket_dir) as control:
