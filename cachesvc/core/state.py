@@ -198,6 +198,8 @@ class Dataset:
     """All of it was asked for: what a lost tier or corruption takes is filled again."""
     prefetch_at: int = 0
     """The next extent that the prefetch looks at."""
+    prefetch_turn: int = 0
+    """When it last started a fill, counted in such fills: prefetches take turns."""
 
     def fail(self, extent: ExtentId, code: int, message: str) -> None:
         """Record why an extent is not resident."""

@@ -43,6 +43,7 @@ class Checks:
         self.unverified: set[tuple[ExtentId, TierName]] = set()
         """Copies whose bytes somebody else may have changed since we checked them: from before our start, or
         from before their disk's trouble."""
+        self._checking: dict[tuple[ExtentId, TierName], list[Callable[[bool], None]]] = {}
 
     def open(
         self, extent: ExtentId, tier: TierName, then: Opened, otherwise: Callable[[CacheError], None]
@@ -59,11 +60,19 @@ class Checks:
             return
         then(*found)
 
-    def verify(
-        self, extent: ExtentId, tier: TierName, done: Callable[[bool], None], tries: int = VERIFY_TRIES
-    ) -> None:
-        """Check one resident copy against its checksums; a corrupt copy is dropped, and so is one whose check
-        ends its process every time. `done` is called once, with whether nothing wrong was found."""
+    def verify(self, extent: ExtentId, tier: TierName, done: Callable[[bool], None]) -> None:
+        """Check one resident copy against its checksums, once for all who ask meanwhile; a corrupt copy is
+        dropped, and so is one whose check ends its process every time. `done` is called once, with whether
+        nothing wrong was found."""
+        waiting = self._checking.setdefault((extent, tier), [])
+        waiting.append(done)
+        if len(waiting) == 1:
+            self._verify(extent, tier, VERIFY_TRIES)
+
+    def _verify(self, extent: ExtentId, tier: TierName, tries: int) -> None:
+        def done(good: bool) -> None:
+            for waiting in self._checking.pop((extent, tier)):
+                waiting(good)
 
         def opened(fd: int, checksums: Checksums | None) -> None:
             if checksums is None:  # being committed: its filler has just checked it
@@ -78,7 +87,7 @@ class Checks:
         def answered(answer: jobs.Answer) -> None:
             assert isinstance(answer, jobs.Done)
             if answer.retry and tries > 1:  # the process ended, which says nothing about the bytes
-                self.verify(extent, tier, done, tries - 1)
+                self._verify(extent, tier, tries - 1)
                 return
             if answer.code:
                 self.failed(extent, tier, answer.code)

@@ -187,7 +187,7 @@ def main() -> None:
     os.nice(FILLER_NICE)
     fields = json.loads(os.environ.pop("CACHESVC_FILLER"))
     channel = socket.socket(fileno=int(sys.argv[1]))
-    fields |= {"nvme": (), "tls": None, "allow": tuple(fields["allow"])}
+    fields |= {"nvme": (), "tls": None, "rules": (), "allow": tuple(fields["allow"])}
     Filler(channel, Settings(**fields)).run()
     os._exit(0)
 

@@ -16,12 +16,13 @@ from cachesvc.core.node import Node
 from cachesvc.daemon import jobs
 from cachesvc.daemon.budgets import Budgets
 from cachesvc.daemon.checks import Checks, short_of_descriptors
-from cachesvc.daemon.datasets import Dataset, Datasets
+from cachesvc.daemon.datasets import Dataset, Datasets, unknown
 from cachesvc.daemon.fillers import Fillers
 from cachesvc.daemon.fills import Fills
 from cachesvc.daemon.grants import GrantsServer, Known
 from cachesvc.daemon.lanes import Lane
 from cachesvc.daemon.loop import Loop
+from cachesvc.daemon.tenants import admits
 from cachesvc.daemon.watch import Watch
 from cachesvc.tiers.nvme import NvmeTier
 from cachesvc.tiers.probe import Room
@@ -164,7 +165,9 @@ class Runner:
             if self.grants is None or not self.grants.here(reader):
                 return  # gone meanwhile: a claim in its name would never end
             error = future.exception()
-            if error is None:
+            if error is None and not admits(future.result().rules, self.grants.peer(reader)):
+                then(unknown(dataset))
+            elif error is None:
                 known = self.datasets.admit(future.result())
                 self.declare(reader, known)
                 then(known)

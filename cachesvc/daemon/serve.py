@@ -40,6 +40,7 @@ from cachesvc.daemon.metrics import Metrics
 from cachesvc.daemon.pins import Pins
 from cachesvc.daemon.runner import Runner
 from cachesvc.daemon.service import Service
+from cachesvc.daemon.tenants import Tenants
 from cachesvc.sources.uri import allowlist
 from cachesvc.tiers.nvme import open_nvme
 from cachesvc.tiers.probe import room
@@ -96,6 +97,7 @@ def configure_logging(kind: str) -> None:
     else:
         handler.setFormatter(_TextFormatter())
     logging.basicConfig(level=os.environ.get("CACHESVC_LOG", "INFO").upper(), handlers=[handler], force=True)
+    logging.getLogger("grpc._common").disabled = True  # a trace for each request that does not parse
 
 
 def raise_open_files() -> int:
@@ -134,7 +136,9 @@ def _only_one(directory: str) -> Iterator[None]:
 def _make_state_dir(directory: str) -> None:
     """Raises NotAllowed or OutOfSpace where catalogs and metadata cannot be kept."""
     try:
-        Path(directory).mkdir(parents=True, exist_ok=True)
+        for private in (f"{directory}/catalogs", f"{directory}/metadata"):  # they name every tenant's data
+            Path(private).mkdir(parents=True, exist_ok=True)
+            os.chmod(private, 0o700)
         with tempfile.TemporaryFile(dir=directory) as probe:
             os.posix_fallocate(probe.fileno(), 0, STATE_BYTES)
     except OSError as error:
@@ -157,7 +161,8 @@ def _running(settings: Settings, loop: Loop) -> Iterator[Runner]:
     fillers = Fillers(settings, loop.watch, loop.unwatch)
     allowed = allowlist(settings.allow)
     loader = futures.ThreadPoolExecutor(2, thread_name_prefix="catalogs")
-    datasets = Datasets(f"{settings.state_dir}/catalogs", allowed, loader)
+    tenants = Tenants(allowed, settings.rules)
+    datasets = Datasets(f"{settings.state_dir}/catalogs", allowed, tenants, loader)
     budgets = Budgets({TierName(f"nvme{number}"): spec for number, spec in enumerate(settings.nvme)})
     runner = Runner(node, tiers, datasets, fillers, loop, time.monotonic, budgets)
     for event in recovered:
@@ -171,7 +176,7 @@ def _running(settings: Settings, loop: Loop) -> Iterator[Runner]:
     )
     pins = Pins(f"{settings.state_dir}/pins.json", runner)
     pins.restore()
-    server = _control(settings, Service(runner, pins, settings, allowed, time.monotonic()))
+    server = _control(settings, Service(runner, pins, settings, tenants, time.monotonic()))
     if settings.metrics:
         Metrics(runner).register()
         _serve_metrics(settings.metrics)
@@ -212,7 +217,9 @@ def _control(settings: Settings, service: Service) -> grpc.Server:
         ("grpc.so_reuseport", 0),
     ]
     server = grpc.server(
-        futures.ThreadPoolExecutor(CONTROL_THREADS, thread_name_prefix="control"), options=limits
+        futures.ThreadPoolExecutor(CONTROL_THREADS, thread_name_prefix="control"),
+        options=limits,
+        maximum_concurrent_rpcs=2 * CONTROL_THREADS,
     )
     cachesvc_pb2_grpc.add_CacheServicer_to_server(service, server)
     checks = health.HealthServicer()
@@ -271,4 +278,5 @@ class _TextFormatter(logging.Formatter):
         extras = " ".join(f"{k}={v}" for k, v in vars(record).items() if k not in self._plain)
         head = f"{self.formatTime(record, '%H:%M:%S')} {record.levelname} {record.getMessage()}"
         trace = f"\n{self.formatException(record.exc_info)}" if record.exc_info else ""
-        return f"{head} {extras}".rstrip() + trace
+        line = f"{head} {extras}".rstrip()  # names of objects may hold line ends and worse
+        return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line) + trace
