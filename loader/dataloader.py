@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -14,13 +14,17 @@ from torch.utils.data import IterableDataset, Sampler, default_collate
 
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order import Last, OrderSpec
+from loader.account import Account
 from loader.dataset import Dataset
 from loader.feed import Feed, ours
+from loader.made import Maker
+from loader.mend import BadSample, OnError
 from loader.orphans import EndsWithTrainer
+from loader.peers import PEER_FAILURE_S, PeerWatch, watched
 from loader.progress import STATE_VERSION, Progress, State, parsed
-from loader.reader import ORIGINS, Ints
+from loader.reader import Ints
 from loader.setup import Window, ending, resumed, share_of, window_extents
-from loader.stats import StallClock, Stats
+from loader.stats import Stats
 from loader.topology import Topology, agree, job_store, resolve
 from loader.workers import Engine
 
@@ -39,9 +43,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     gives micro-batches (`accumulate`). `epochs`: how many one `iter()` runs through; None never ends. `last`:
     "drop" | "pad" | "error" | "short". `window`: bytes that are shuffled together, or "all". `mesh`, `dp_dims`:
     a DeviceMesh and its data-parallel dimensions; or `rank`, `world_size`; else from the environment.
-    `shard=False`: this loader runs on one rank alone.
+    `shard=False`: this loader runs on one rank alone. `on_error`: "raise" | "skip" | "substitute" for a sample
+    that is unreadable for good, or whose decode or transform raises (see `loader/mend.py`). `peer_failure_s`: how
+    long a rank that is blocked in a collective outlives another's failure. `log_stats`: one line each epoch.
 
-    Raises InvalidInput for arguments that make no sense; while iterating, what reading raises.
+    Raises InvalidInput for arguments that make no sense; while iterating, what reading raises, as PeerRankFailed
+    on every rank of a job of several.
     """
 
     def __init__(
@@ -74,7 +81,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         rank: int | None = None,
         world_size: int | None = None,
         shard: bool = True,
-        on_error: str = "raise",
+        on_error: OnError = "raise",
+        peer_failure_s: float = PEER_FAILURE_S,
+        log_stats: bool = False,
     ) -> None:
         later = {} if in_order else {"in_order": in_order}  # torch before 2.6 does not know it
         super().__init__(
@@ -96,8 +105,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             pin_memory_device=pin_memory_device,
             **later,
         )
-        if on_error != "raise":
-            raise InvalidInput(f"on_error={on_error!r}: only 'raise' is known")
+        if on_error not in get_args(OnError):
+            raise InvalidInput(f"on_error={on_error!r} is none of {', '.join(get_args(OnError))}")
         if epochs is not None and epochs < 1:
             raise InvalidInput(f"epochs={epochs}: give 1 or more, or None for no end")
         self.in_order, self.shuffle, self.seed, self.epochs, self.last = (
@@ -114,6 +123,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             dp_dims,
         )
         self.rank, self.world_size, self.shard, self.on_error = rank, world_size, shard, on_error
+        self.peer_failure_s, self.log_stats = peer_failure_s, log_stats
         own = sampler is None and batch_sampler is None and batch_size is not None
         self._ours = ours(dataset) if own and not isinstance(dataset, IterableDataset) else None
         self._progress = Progress()
@@ -121,16 +131,17 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._topology: Topology | None = None
         self._feed: Feed | None = None
         self._engine: Engine | None = None
-        self._clock: StallClock | None = None
+        self._account = Account(others=num_workers > 0 or pin_memory, workers=num_workers > 0)
+        self._job = ""
+        self._iterations = 0
 
     # ---- torch's surface
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if self._ours is None:
             return super().__iter__()
-        first = self._feed is None
         feed = self._prepared()
-        if first:
+        if not self._job:
             self._agree_and_say(feed)
         self._progress.begin(feed.turns(self._progress.epoch))
         return self._run(feed)
@@ -160,13 +171,21 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def valid(self) -> int:
         """How many samples of the latest batch are real (the first ones); fewer than its size in a padded one."""
         latest = self._progress.latest
-        return self._prepared().valid(*latest) if latest is not None else 0
+        return self._account.valid(self._prepared(), latest) if latest is not None else 0
 
     @property
     def indices(self) -> Ints:
         """The latest batch's indices in the dataset."""
         latest = self._progress.latest
-        return self._prepared().indices(*latest)[0] if latest is not None else np.empty(0, np.int64)
+        if latest is None:
+            return np.empty(0, np.int64)
+        repair = self._account.repair(latest)
+        return repair.indices if repair is not None else self._prepared().indices(*latest)[0]
+
+    @property
+    def bad_samples(self) -> tuple[BadSample, ...]:
+        """What this rank skipped or replaced in the latest epoch, the latest 1,000 of them. Not in the state."""
+        return tuple(self._account.found.kept)
 
     def skip(self, batches: int) -> None:
         """Leave out the next `batches` batches of this rank, into the next epochs if need be."""
@@ -176,9 +195,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._progress.resume = True
 
     def stats(self) -> Stats:
-        """The stall clock of the latest epoch."""
-        clock = self._clock or StallClock({})
-        return clock.stats(self._bytes_read())
+        """The stall clock of the latest epoch; to be asked by the thread that iterates."""
+        return self._account.stats()
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands, in plain numbers: batches handed over, not those prefetched. The same on every
@@ -277,10 +295,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             "window_extents": spec.window_extents,
             "steps": steps,
         }
-        store: Any = job_store() if self.shard and topology.processes > 1 else None
+        store, self._job = self._store(), "alone"
         if store is not None:
             # The how-manieth loader this is in its process: the same on all, and a name not used before.
-            agree(topology, facts, store, f"loader-{store.add(f'cachesvc/loaders/{topology.process}', 1)}")
+            self._job = f"loader-{store.add(f'cachesvc/loaders/{topology.process}', 1)}"
+            agree(topology, facts, store, self._job)
         if topology.rank == 0:
             _log.info(
                 "%d ranks (%s), %d x %d = %d a step, epoch %d, version %s, seed %d, %s steps, %s, via %s",
@@ -297,19 +316,34 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 core.via,
             )
 
-    def _run(self, feed: Feed) -> Iterator[Any]:
-        done = 0
-        while self.epochs is None or done < self.epochs:
-            yield from self._epoch(feed)
-            done += 1
+    def _store(self) -> Any:
+        """The job's, where this loader is one of several."""
+        return job_store() if self.shard and self._where().processes > 1 else None
 
-    def _epoch(self, feed: Feed) -> Iterator[Any]:
+    def _run(self, feed: Feed) -> Iterator[Any]:
+        store, watch = self._store(), None
+        self._iterations += 1
+        if store is not None:
+            name = f"{self._job}/{self._iterations}"
+            watch = PeerWatch(store, self._where(), name, self.peer_failure_s)
+        with watched(watch, self._whereabouts):
+            done = 0
+            while self.epochs is None or done < self.epochs:
+                yield from self._epoch(feed, watch)
+                done += 1
+
+    def _whereabouts(self) -> str:
+        progress = self._progress
+        return f"epoch {progress.epoch}, step {progress.turn // self._prepared().share.accumulate}"
+
+    def _epoch(self, feed: Feed, watch: PeerWatch | None) -> Iterator[Any]:
         progress, share, opened = self._progress, feed.share, self._core().opened
         epoch, turns = progress.epoch, feed.turns(progress.epoch)
         consumed = self._submit(feed, epoch)
-        clock = self._clock = StallClock(self._bytes_read())
+        account = self._account
+        account.begin(feed)
         fetch = self._fetcher(feed, epoch, turns)
-        full, size = feed.order(epoch).full_steps * share.accumulate, share.batch_size
+        full = feed.order(epoch).full_steps * share.accumulate
         now, tell_at = time.perf_counter, 0.0
         while (turn := progress.turn) < turns:
             asked = now()
@@ -317,22 +351,35 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             if step in consumed or asked >= tell_at:
                 opened.passed(step)
                 tell_at = asked + PASSED_EVERY_S
+            if watch is not None and watch.failure is not None:
+                watch.raise_failure()
             batch = fetch((epoch, turn))
             progress.turn, progress.latest, progress.resume = turn + 1, (epoch, turn), False
-            clock.record(asked, size if turn < full else feed.valid(epoch, turn))
+            account.record(asked, (epoch, turn), full)
             yield batch
             if progress is not self._progress:
                 return  # set_epoch or load_state_dict in mid-epoch ends this iteration
         progress.finish()
+        if self.log_stats:
+            _log.info("rank %d, epoch %d: %s", self._where().rank, epoch, account.stats().line())
 
     def _fetcher(self, feed: Feed, epoch: int, turns: int) -> Callable[[tuple[int, int]], Any]:
         """In this process without workers; torch's machinery for them, and for pinning."""
+        maker = Maker(feed, self.on_error)
         if self.num_workers == 0 and not self.pin_memory:
-            return feed.__getitem__
+            if self.on_error == "raise":
+                return feed.__getitem__
+            return lambda key: self._account.noted(*maker.mender.make(key))
         if self._engine is None:
-            self._engine = Engine(feed, self._engine_settings())
+            self._engine = Engine(maker, self._account.ledger, self._engine_settings())
         self._engine.start(epoch, self._progress.turn, turns)
-        return self._engine.fetch
+        fetch = self._engine.fetch
+
+        def fetched(key: tuple[int, int]) -> Any:
+            made = fetch(key)
+            return self._account.noted(made.batch, made.report.repair)
+
+        return fetched
 
     def _engine_settings(self) -> dict[str, Any]:
         settings: dict[str, Any] = {
@@ -356,9 +403,3 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             return frozenset()
         self._core().opened.submit(plan)
         return frozenset((plan.last_step + 1).tolist())
-
-    def _bytes_read(self) -> dict[str, int]:
-        """By this process and by its workers."""
-        here = self._ours.opened.origin_bytes() if self._ours is not None else {}
-        there = self._engine.origin_bytes if self._engine is not None else {}
-        return {origin: here.get(origin, 0) + there.get(origin, 0) for origin in ORIGINS}

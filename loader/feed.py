@@ -17,11 +17,13 @@ from torch.utils.data import Dataset as TorchDataset
 from cachesvc.core.order import EpochOrder, OrderSpec, Plan, subset_first
 from loader.dataset import Dataset
 from loader.reader import Ints
+from loader.stages import READING
 
 SLAB = 65_536
 """Positions of the order computed at once: 40 ns each, against 5 us in slabs of 64; 2 MiB."""
 MAX_DEPTH = 8
 """Wrappers looked through for a dataset of ours."""
+NOT_READ = (0.0,) * len(READING)
 
 
 class Turn(NamedTuple):
@@ -173,7 +175,7 @@ class Feed(TorchDataset[Any]):
         indices = slab.rows[row]
         if slab.valid is not None and self.spec.last == "short":
             indices = indices[: int(slab.valid[row])]
-        return self._fetch(epoch, indices)
+        return self.fetch(epoch, indices)
 
     def indices(self, epoch: int, turn: int) -> tuple[Ints, int]:
         """A batch's indices in the dataset, and how many of them are real (the first ones)."""
@@ -201,7 +203,25 @@ class Feed(TorchDataset[Any]):
             return self.share.batch_size
         return self.indices(epoch, turn)[1]
 
-    def _fetch(self, epoch: int, indices: Ints) -> Any:
+    def index_at(self, epoch: int, position: int) -> int:
+        """The dataset's index at a position of the epoch's full batches; of its partial one where that is all."""
+        order, (step, slot) = self.order(epoch), divmod(position, self.spec.global_batch)
+        if order.full_steps:
+            return int(self._arranged(order.slots(step, step + 1, slot, slot + 1))[0, 0])
+        return int(self._arranged(order.tail(0, self.spec.global_batch).samples)[slot])
+
+    def key_of(self, index: int) -> str:
+        """A sample's key in the source; "" where the dataset is not a view of ours."""
+        if self._view is None:
+            return ""
+        return self._view.catalog.key(int(self._view.ids_of(np.asarray([index], np.int64))[0]))
+
+    def reading_s(self) -> tuple[float, ...]:
+        """Seconds that this thread waited for bytes so far, by `stages.READING`."""
+        return self._core.opened.reading_s() if self._core is not None else NOT_READ
+
+    def fetch(self, epoch: int, indices: Ints) -> Any:
+        """A batch of these indices."""
         draw = (self.spec.seed, epoch)
         if self._view is not None:
             view = self._view

@@ -8,6 +8,7 @@ from loader.around import Access
 from loader.connect import Link, read_timeout_s
 from loader.forks import abandon_in_children
 from loader.reader import Reader
+from loader.stages import READING
 
 
 class Opened:
@@ -50,6 +51,10 @@ class Opened:
     def origin_bytes(self) -> dict[str, int]:
         """Bytes that this process read so far, by where they lay."""
         return self._reader.origin_bytes() if self._reader is not None else {}
+
+    def reading_s(self) -> tuple[float, ...]:
+        """Seconds that this thread waited for bytes so far, by `stages.READING`."""
+        return tuple(self._reader.stages.seconds) if self._reader is not None else (0.0,) * len(READING)
 
     def close(self) -> None:
         """Give back leases, mappings and the connection; the next use connects again."""

@@ -26,6 +26,7 @@ from cachesvc.grants import Granted, Grants
 from loader.forks import abandon_in_children
 from loader.heap import keep_freed_memory
 from loader.spans import AddressRange, Bytes
+from loader.stages import Stages
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Records = np.ndarray[Any, np.dtype[np.void]]
@@ -86,6 +87,7 @@ class Reader:
         self._reading = 0
         self._origin_bytes = dict.fromkeys(ORIGINS, 0)
         self._one_origin: int | None = None
+        self.stages = Stages()
         self._records = self._record_view()
         self._open = True
         abandon_in_children(self)
@@ -205,10 +207,12 @@ class Reader:
 
     def _lease(self, extents: Sequence[int]) -> list[int]:
         """Acquire; returns what was refused."""
+        began = time.perf_counter()
         answers = self.grants.acquire(extents, self._timeout_s)
         for answer in answers:
             if isinstance(answer, Granted):
                 self._take(answer)
+        self.stages.acquired(began, next((a.origin for a in answers if isinstance(a, Granted)), ""))
         return [answer.extent for answer in answers if not isinstance(answer, Granted)]
 
     def _take(self, granted: Granted) -> None:
@@ -330,9 +334,11 @@ class Reader:
             if len(near):
                 out[near] = self._records[slots[near]]
                 self._count(first[near], len(near) * layout.record_bytes)
+            began = time.perf_counter()
             for at, address in zip(far.tolist(), (slots[far] * layout.stride_bytes).tolist(), strict=True):
                 row = memory[at * layout.record_bytes : (at + 1) * layout.record_bytes]
                 self._read_span(address, row, int(first[at]))
+            self.stages.read(began)
         return out
 
     def _read_all(self, addresses: Ints, lengths: Ints) -> list[bytes | None]:
@@ -373,10 +379,12 @@ class Reader:
         for at in part[near].tolist():
             out[at] = bytes(memory[addresses[at] : ends[at]])
         self._count(first[part[near]], int((ends - addresses)[part[near]].sum()))
+        began = time.perf_counter()
         for at in part[~near].tolist():
             buffer = bytearray(int(ends[at] - addresses[at]))
             self._read_span(int(addresses[at]), memoryview(buffer), int(first[at]))
             out[at] = bytes(buffer)
+        self.stages.read(began)
 
     def _read_span(self, address: int, into: memoryview, extent: int) -> None:
         """One range, mapped or not, over as many consecutive extents as it spans."""

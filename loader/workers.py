@@ -11,8 +11,8 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import Sampler
 
 from cachesvc.core.errors import CacheError
-from loader.feed import Feed, Turn
-from loader.reader import ORIGINS
+from loader.feed import Turn
+from loader.made import Ledger, Made, Maker, raise_failure
 
 TELL_EVERY_S = 1.0
 """A worker has no plan of its own; this is how a restarted daemon hears what it still holds."""
@@ -31,22 +31,20 @@ class _Turns(Sampler[Turn]):
         return self.last - self.first
 
 
-class _Counted(TorchDataset[Any]):
-    """A batch, and the bytes that this worker read for it by origin (in the order of `ORIGINS`)."""
+class _Made(TorchDataset[Any]):
+    """Batches with their reports."""
 
-    def __init__(self, feed: Feed) -> None:
-        self.feed = feed
-        self.dataset = feed.dataset
+    def __init__(self, maker: Maker) -> None:
+        self.maker = maker
+        self.dataset = maker.feed.dataset
         self._tell_at = 0.0
 
-    def __getitem__(self, key: Turn) -> tuple[Any, list[int]]:
-        before = self.feed.origin_bytes()
-        batch = self.feed[key]
-        after = self.feed.origin_bytes()
+    def __getitem__(self, key: Turn) -> Made:
+        made = self.maker.make(key)
         if (now := time.monotonic()) >= self._tell_at:
             self._tell_at = now + TELL_EVERY_S
-            self.feed.passed(key.turn)
-        return batch, [after.get(origin, 0) - before.get(origin, 0) for origin in ORIGINS]
+            self.maker.feed.passed(key.turn)
+        return made
 
 
 def _as_is(batch: Any) -> Any:
@@ -56,14 +54,14 @@ def _as_is(batch: Any) -> Any:
 class Engine:
     """Fetches turns in order through a torch DataLoader with `settings` (its keyword arguments)."""
 
-    def __init__(self, feed: Feed, settings: dict[str, Any]) -> None:
+    def __init__(self, maker: Maker, ledger: Ledger, settings: dict[str, Any]) -> None:
         self._turns = _Turns()
         self._loader = torch.utils.data.DataLoader(
-            _Counted(feed), batch_size=None, sampler=self._turns, collate_fn=_as_is, **settings
+            _Made(maker), batch_size=None, sampler=self._turns, collate_fn=_as_is, **settings
         )
         self._batches: Iterator[Any] = iter(())
         self._next = Turn(0, 0)
-        self.origin_bytes = dict.fromkeys(ORIGINS, 0)
+        self._ledger = ledger
 
     def start(self, epoch: int, first: int, last: int) -> None:
         """Begin to fetch the turns [first, last) of an epoch."""
@@ -71,17 +69,20 @@ class Engine:
         self._next = Turn(epoch, first)
         self._batches = iter(self._loader)
 
-    def fetch(self, key: tuple[int, int]) -> Any:
-        """The batch of a turn; earlier ones that were prefetched and skipped are dropped."""
+    def fetch(self, key: tuple[int, int]) -> Made:
+        """The batch of a turn; earlier ones that were prefetched and skipped are dropped. Raises the typed error
+        that its worker met."""
+        asked = time.perf_counter()
         while True:
             reached = self._next
-            batch, read = next(self._batches, (None, None))
-            if read is None:
+            made: Made | None = next(self._batches, None)
+            if made is None:
                 raise CacheError(
                     f"the workers ended before batch {key[1]} of epoch {key[0]}; look at their log"
                 )
             self._next = Turn(reached.epoch, reached.turn + 1)
-            for origin, count in zip(ORIGINS, read, strict=True):
-                self.origin_bytes[origin] += int(count)
+            self._ledger.enter(made.report, asked)
             if reached == key:
-                return batch
+                raise_failure(made.report)
+                return made
+            asked = time.perf_counter()

@@ -1,0 +1,73 @@
+"""What one rank was handed in its latest epoch: how long it waited and why, which bytes, which bad samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loader.feed import Feed
+from loader.made import Ledger
+from loader.mend import Found, Repair
+from loader.reader import ORIGINS
+from loader.stages import CAUSES, DECODE, HAND_OVER
+from loader.stats import StallClock, Stats
+
+
+class Account:
+    """Of one loader. Batches that this thread makes itself cost a step two clock reads; those that others make
+    are entered in `ledger` with their reports."""
+
+    def __init__(self, others: bool, workers: bool) -> None:
+        """`others`: batches come with reports, from `workers` or from torch's own machinery in this process."""
+        self._others, self._rest = others, HAND_OVER if workers else DECODE
+        self.ledger = Ledger()
+        self.found = Found()
+        self._feed: Feed | None = None
+        self._repair: Repair | None = None
+        self._clock = StallClock({}, [0.0] * len(CAUSES), self._rest)
+
+    def begin(self, feed: Feed) -> None:
+        """An epoch begins."""
+        self._feed = feed
+        self.found, self._repair = Found(), None
+        self._clock = StallClock(self._bytes_read(), self._waited_s(), self._rest)
+
+    def noted(self, batch: Any, repair: Repair | None) -> Any:
+        """The batch, after what was mended in it is noted."""
+        if repair is not None:
+            self._repair = repair
+            self.found.note(repair)
+        return batch
+
+    def record(self, asked: float, key: tuple[int, int], full: int) -> None:
+        """The batch of turn `key` is handed over to a step that asked at `asked`; turns below `full` are whole."""
+        assert self._feed is not None, "an epoch has begun"
+        if key[1] < full and self._repair is None:
+            self._clock.record(asked, self._feed.share.batch_size)
+        else:
+            self._clock.record(asked, self.valid(self._feed, key))
+
+    def repair(self, key: tuple[int, int]) -> Repair | None:
+        """What was mended in the batch of a turn, if that was the latest such."""
+        found = self._repair
+        return found if found is not None and (found.epoch, found.turn) == key else None
+
+    def valid(self, feed: Feed, key: tuple[int, int]) -> int:
+        """How many samples of a batch are real."""
+        repair = self.repair(key)
+        return repair.valid if repair is not None else feed.valid(*key)
+
+    def stats(self) -> Stats:
+        """The latest epoch so far."""
+        return self._clock.stats(self._bytes_read(), self._waited_s(), self.found.count)
+
+    def _bytes_read(self) -> dict[str, int]:
+        """By this process and by its workers."""
+        here = self._feed.origin_bytes() if self._feed is not None else {}
+        there = self.ledger.origin_bytes
+        return {origin: here.get(origin, 0) + there[origin] for origin in ORIGINS}
+
+    def _waited_s(self) -> list[float]:
+        """By `CAUSES`, since this loader was made: as batches report, or this thread's own reads."""
+        if self._others or self._feed is None:
+            return list(self.ledger.waited_s)
+        return [*self._feed.reading_s(), 0.0, 0.0, 0.0]
