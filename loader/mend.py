@@ -31,7 +31,7 @@ _log = logging.getLogger("cachesvc")
 
 
 class BadSample(NamedTuple):
-    """`sample` is its index in the dataset, `key` its key in the source ("" where it has none), and what was wrong with it."""
+    """`sample`: its index in the dataset; `key`: its key in the source ("" where it has none)."""
 
     epoch: int
     sample: int
