@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from cachesvc.core.stalls import CAUSES, StallReport
 from loader.feed import Feed
 from loader.made import Ledger
 from loader.mend import Found, Repair
 from loader.reader import ORIGINS
-from loader.stages import CAUSES, DECODE, HAND_OVER
+from loader.stages import DECODE, HAND_OVER
 from loader.stats import StallClock, Stats
+
+TELL_EVERY_S = 5.0
+"""A scrape comes every 15 s or so."""
 
 
 class Account:
@@ -24,12 +28,14 @@ class Account:
         self._feed: Feed | None = None
         self._repair: Repair | None = None
         self._clock = StallClock({}, [0.0] * len(CAUSES), self._rest)
+        self._told, self._tell_at = self.stats(), 0.0
 
     def begin(self, feed: Feed) -> None:
         """An epoch begins."""
         self._feed = feed
         self.found, self._repair = Found(), None
         self._clock = StallClock(self._bytes_read(), self._waited_s(), self._rest)
+        self._told = self.stats()
 
     def noted(self, batch: Any, repair: Repair | None) -> Any:
         """The batch, after what was mended in it is noted."""
@@ -60,6 +66,22 @@ class Account:
         """The latest epoch so far."""
         return self._clock.stats(self._bytes_read(), self._waited_s(), self.found.count)
 
+    def tell(self, now: float, last: bool = False) -> None:
+        """Let the daemon's metrics know of what came since the last time: every few seconds (`now`, perf_counter)
+        and at the `last` step of an epoch."""
+        if self._feed is None or (now < self._tell_at and not last):
+            return
+        self._tell_at = now + TELL_EVERY_S
+        stats, before = self.stats(), self._told
+        self._told = stats
+        self._feed.report(
+            StallReport(
+                stats.steps - before.steps,
+                tuple(_us(stats.wait_by_cause_s[each] - before.wait_by_cause_s[each]) for each in CAUSES),
+                tuple(map(_us, (stats.wait_p50_s, stats.wait_p95_s, stats.wait_p99_s))),
+            )
+        )
+
     def _bytes_read(self) -> dict[str, int]:
         """By this process and by its workers."""
         here = self._feed.origin_bytes() if self._feed is not None else {}
@@ -71,3 +93,8 @@ class Account:
         if self._others or self._feed is None:
             return list(self.ledger.waited_s)
         return [*self._feed.reading_s(), 0.0, 0.0, 0.0]
+
+
+def _us(seconds: float) -> int:
+    """Microseconds; a cause's sum may shrink by a rounding."""
+    return max(0, round(seconds * 1e6))

@@ -350,6 +350,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             step = turn // share.accumulate
             if step in consumed or asked >= tell_at:
                 opened.passed(step)
+                account.tell(asked)
                 tell_at = asked + PASSED_EVERY_S
             if watch is not None and watch.failure is not None:
                 watch.raise_failure()
@@ -360,6 +361,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             if progress is not self._progress:
                 return  # set_epoch or load_state_dict in mid-epoch ends this iteration
         progress.finish()
+        account.tell(now(), last=True)
         if self.log_stats:
             _log.info("rank %d, epoch %d: %s", self._where().rank, epoch, account.stats().line())
 

@@ -15,6 +15,7 @@ from torch.utils.data import ConcatDataset, Subset
 from torch.utils.data import Dataset as TorchDataset
 
 from cachesvc.core.order import EpochOrder, OrderSpec, Plan, subset_first
+from cachesvc.core.stalls import StallReport
 from loader.dataset import Dataset
 from loader.reader import Ints
 from loader.stages import READING
@@ -196,6 +197,11 @@ class Feed(TorchDataset[Any]):
         """Everything before this turn has been consumed."""
         if self._core is not None:
             self._core.opened.passed(turn // self.share.accumulate)
+
+    def report(self, report: StallReport) -> None:
+        """Say what steps waited for, to a daemon's metrics."""
+        if self._core is not None:
+            self._core.opened.report(report)
 
     def valid(self, epoch: int, turn: int) -> int:
         """How many samples of a batch are real; full batches cost a comparison."""

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from cachesvc.core.errors import CacheError, from_code
+from cachesvc.core.stalls import CAUSES
 from loader.feed import Feed
 from loader.mend import Mender, OnError, Repair
 from loader.reader import ORIGINS
-from loader.stages import CAUSES, DECODE, HAND_OVER, READING
+from loader.stages import DECODE, HAND_OVER, READING
 
 
 @dataclass(frozen=True, slots=True)

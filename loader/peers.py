@@ -59,7 +59,9 @@ class PeerWatch:
         self._thread = threading.Thread(target=self._watch, name="cachesvc-peers")
 
     def start(self) -> None:
-        """Begin to listen."""
+        """Begin to listen. On a connection of its own: a wait in another thread would hold the store's up."""
+        if hasattr(self._store, "clone"):  # torch before 2.8 has none
+            self._store = self._store.clone()
         self._thread.start()
 
     def raise_failure(self) -> None:

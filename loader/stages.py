@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 import time
 
-READING = ("source", "peer", "disk")
-"""Waiting for an extent that comes from the source or from another node; reading it from a disk here."""
-CAUSES = (*READING, "decode", "hand-over", "transfer")
-"""`decode`: making samples and batches of bytes that are there (gather, decode, transform, collate).
-`hand-over`: from the worker that made the batch to the training step. `transfer`: to the device."""
+from cachesvc.core.stalls import CAUSES
+
+READING = CAUSES[:3]
+"""What is counted where it waits: source, peer, disk. The rest is told apart by when a batch was whole."""
 SOURCE, PEER, DISK, DECODE, HAND_OVER, TRANSFER = range(len(CAUSES))
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loader.stages import CAUSES
+from cachesvc.core.stalls import CAUSES
 
 WAITS_KEPT = 65_536
 """Percentiles are over the last so many steps: 512 KiB."""

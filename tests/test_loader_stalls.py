@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,16 +13,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from bench.node import Daemon
 from cachesvc.catalog.catalog import Catalog
+from cachesvc.core.stalls import CAUSES, StallReport
 from cachesvc.grants import Granted, Refused
 from loader import DataLoader, open_dataset
 from loader.around import Access
-from loader.stages import CAUSES
 from loader.stats import Stats
 from tests import datasets
 from tests.loader_fakes import MemoryGrants, MemoryLink, compiled, in_memory
-from tests.servers import Proxy, SeaweedFS
+from tests.servers import Proxy, SeaweedFS, free_ports
 
 COUNT, BATCH = 64, 8
 SLOW_S = 0.03
@@ -152,3 +156,50 @@ def test_a_users_read_beside_the_loop_does_not_break_the_sum(link: MemoryLink) -
         assert len(dataset[COUNT - 1]) == 1024
     stats = loader.stats()
     assert sum(stats.wait_by_cause_s.values()) == pytest.approx(stats.wait_s)
+
+
+@given(st.lists(st.integers(0, (1 << 63) - 1), min_size=10, max_size=10))
+def test_reports_survive_the_wire(numbers: list[int]) -> None:
+    report = StallReport(numbers[0], tuple(numbers[1:7]), tuple(numbers[7:]))
+    assert StallReport.decode(report.encode()) == report
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1 2 3", "1 " * 9 + "x", "-1 " + "1 " * 8 + "1", f"{1 << 63} " + "1 " * 8 + "1"]
+)
+def test_what_is_no_report_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        StallReport.decode(text)
+
+
+def test_the_daemons_metrics_say_what_steps_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (port,) = free_ports(1)
+    datasets.records(tmp_path / "data" / "r.bin", COUNT, 4096)
+    options = ["--ram", "16MiB", "--fillers", "1", "--metrics-port", str(port), "--extent-bytes", "64KiB"]
+    monkeypatch.setenv("CACHESVC", "require")
+    with Daemon(tmp_path / "node", options, {}) as daemon:
+        monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
+        dataset = open_dataset(tmp_path / "data", format="records", record_bytes=4096, transform=busy)
+        loader = DataLoader(dataset, batch_size=BATCH)
+        list(loader)
+        stats = loader.stats()
+        dataset.close()
+        label, told_by = f'dataset="{dataset.version}"', time.monotonic() + 10
+        served = ""
+        while f"cachesvc_loader_batches_total{{{label}}}" not in served:
+            assert time.monotonic() < told_by
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+                served = answer.read().decode()
+    values = {
+        line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
+        for line in served.splitlines()[:-1]
+        if label in line
+    }
+    assert values[f"cachesvc_loader_batches_total{{{label}}}"] == stats.steps
+    for cause, spent in stats.wait_by_cause_s.items():
+        told = values[f'cachesvc_loader_wait_seconds_total{{cause="{cause}",{label}}}']
+        assert told == pytest.approx(spent, abs=1e-4)
+    told = values[f'cachesvc_loader_wait_quantile_seconds{{{label},quantile="0.95"}}']
+    assert told == pytest.approx(stats.wait_p95_s, abs=1e-4)

@@ -11,6 +11,7 @@ Both ends import this file. A message that does not parse is a protocol error an
     RELEASE extent index
     HOLD    extent index, tier: "I still hold this from before your restart"
     PASSED  step of the reader's plan: everything before `step` has been consumed
+    WAITED  a StallReport (core/stalls.py), every few seconds
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Op(IntEnum):
     RELEASE = 4
     HOLD = 5
     PASSED = 6
+    WAITED = 7
     WELCOME = 17
     GRANT = 18
     REFUSED = 19

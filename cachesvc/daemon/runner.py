@@ -15,6 +15,7 @@ from cachesvc.core.errors import CacheError, CorruptData, NotFound
 from cachesvc.core.events import Command, Event
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.node import Node
+from cachesvc.core.stalls import StallReport, Stalls
 from cachesvc.daemon import jobs
 from cachesvc.daemon.datasets import Dataset, Datasets
 from cachesvc.daemon.fillers import Fillers
@@ -46,6 +47,7 @@ class Runner:
         self.grants: GrantsServer | None = None
         self.source_bytes: dict[DatasetId, int] = {}
         self.pins: dict[DatasetId, int] = {}
+        self.stalls: dict[DatasetId, Stalls] = {}
         self._unverified: set[tuple[ExtentId, TierName]] = set()
         self._tiers = {tier.name: tier for tier in tiers}
         self._threads = {t.name: ThreadPoolExecutor(1, thread_name_prefix=f"tier-{t.name}") for t in tiers}
@@ -202,6 +204,10 @@ class Runner:
         self.handle(events.ReaderGone(reader))
         self.handle(events.PlanEnded(reader))
         self.handle(events.JobEnded(reader))
+
+    def waited(self, dataset: DatasetId, report: StallReport) -> None:
+        """A rank says what its steps waited for."""
+        self.stalls.setdefault(dataset, Stalls()).add(report)
 
     # What the core commands.
 
