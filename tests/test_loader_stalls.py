@@ -45,7 +45,7 @@ def measured(loader: DataLoader, cause: str) -> Stats:
     assert stats.steps == steps
     assert set(stats.wait_by_cause_s) == set(CAUSES)
     assert sum(stats.wait_by_cause_s.values()) == pytest.approx(stats.wait_s, rel=0.05)
-    assert stats.wait_by_cause_s[cause] > 0.6 * stats.wait_s, stats
+    assert stats.wait_by_cause_s[cause] > 0.5 * stats.wait_s, stats
     assert stats.wait_p50_s <= stats.wait_p95_s <= stats.wait_p99_s <= stats.wait_s
     return stats
 
@@ -68,7 +68,7 @@ class SlowLink(MemoryLink):
 
 def busy(record: torch.Tensor) -> torch.Tensor:
     """A transform that burns CPU."""
-    end = time.thread_time() + 0.003
+    end = time.thread_time() + 0.006
     while time.thread_time() < end:
         pass
     return record
