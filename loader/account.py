@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from typing import Any
 
 from cachesvc.core.stalls import CAUSES, StallReport
@@ -12,6 +14,7 @@ from loader.reader import ORIGINS
 from loader.stages import DECODE, HAND_OVER
 from loader.stats import StallClock, Stats
 
+_log = logging.getLogger("cachesvc")
 TELL_EVERY_S = 5.0
 """A scrape comes every 15 s or so."""
 
@@ -66,10 +69,16 @@ class Account:
         """The latest epoch so far."""
         return self._clock.stats(self._bytes_read(), self._waited_s(), self.found.count)
 
-    def tell(self, now: float, last: bool = False) -> None:
-        """Let the daemon's metrics know of what came since the last time: every few seconds (`now`, perf_counter)
-        and at the `last` step of an epoch."""
-        if self._feed is None or (now < self._tell_at and not last):
+    def end(self, rank: int, epoch: int, log: bool) -> None:
+        """An epoch ended."""
+        self.tell(math.inf)
+        self._tell_at = 0.0
+        if log:
+            _log.info("rank %d, epoch %d: %s", rank, epoch, self.stats().line())
+
+    def tell(self, now: float) -> None:
+        """Let the daemon's metrics know of what came since the last time, every few seconds (`now`: perf_counter)."""
+        if self._feed is None or now < self._tell_at:
             return
         self._tell_at = now + TELL_EVERY_S
         stats, before = self.stats(), self._told

@@ -20,7 +20,7 @@ from loader.feed import Feed, ours
 from loader.made import Maker
 from loader.mend import BadSample, OnError
 from loader.orphans import EndsWithTrainer
-from loader.peers import PEER_FAILURE_S, PeerWatch, watched
+from loader.peers import PEER_FAILURE_S, PeerWatch, watch_for, watched
 from loader.progress import STATE_VERSION, Progress, State, parsed
 from loader.reader import Ints
 from loader.setup import Window, ending, resumed, share_of, window_extents
@@ -295,11 +295,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             "window_extents": spec.window_extents,
             "steps": steps,
         }
-        store, self._job = self._store(), "alone"
+        store, job = self._store(), "alone"
         if store is not None:
             # The how-manieth loader this is in its process: the same on all, and a name not used before.
-            self._job = f"loader-{store.add(f'cachesvc/loaders/{topology.process}', 1)}"
-            agree(topology, facts, store, self._job)
+            job = f"loader-{store.add(f'cachesvc/loaders/{topology.process}', 1)}"
+            agree(topology, facts, store, job)
+        self._job = job
         if topology.rank == 0:
             _log.info(
                 "%d ranks (%s), %d x %d = %d a step, epoch %d, version %s, seed %d, %s steps, %s, via %s",
@@ -321,20 +322,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return job_store() if self.shard and self._where().processes > 1 else None
 
     def _run(self, feed: Feed) -> Iterator[Any]:
-        store, watch = self._store(), None
         self._iterations += 1
-        if store is not None:
-            name = f"{self._job}/{self._iterations}"
-            watch = PeerWatch(store, self._where(), name, self.peer_failure_s)
-        with watched(watch, self._whereabouts):
-            done = 0
+        name, done = f"{self._job}/{self._iterations}", 0
+        watch = watch_for(self._store(), self._where(), name, self.peer_failure_s)
+        with watched(watch, lambda: self._progress.place(feed.share.accumulate)):
             while self.epochs is None or done < self.epochs:
                 yield from self._epoch(feed, watch)
                 done += 1
-
-    def _whereabouts(self) -> str:
-        progress = self._progress
-        return f"epoch {progress.epoch}, step {progress.turn // self._prepared().share.accumulate}"
 
     def _epoch(self, feed: Feed, watch: PeerWatch | None) -> Iterator[Any]:
         progress, share, opened = self._progress, feed.share, self._core().opened
@@ -361,9 +355,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             if progress is not self._progress:
                 return  # set_epoch or load_state_dict in mid-epoch ends this iteration
         progress.finish()
-        account.tell(now(), last=True)
-        if self.log_stats:
-            _log.info("rank %d, epoch %d: %s", self._where().rank, epoch, account.stats().line())
+        account.end(self._where().rank, epoch, self.log_stats)
 
     def _fetcher(self, feed: Feed, epoch: int, turns: int) -> Callable[[tuple[int, int]], Any]:
         """In this process without workers; torch's machinery for them, and for pinning."""

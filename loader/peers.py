@@ -131,6 +131,13 @@ class PeerWatch:
                 os._exit(BLOCKED_EXIT)
 
 
+def watch_for(
+    store: Signals | None, topology: Topology, name: str, peer_failure_s: float
+) -> PeerWatch | None:
+    """A watch, where there is a job to watch."""
+    return None if store is None else PeerWatch(store, topology, name, peer_failure_s)
+
+
 @contextmanager
 def watched(watch: PeerWatch | None, where: Callable[[], str]) -> Iterator[None]:
     """Around one iteration: what it raises is told to all ranks. A typed error becomes the PeerRankFailed that
