@@ -29,13 +29,14 @@ class Account:
         self.ledger = Ledger()
         self.found = Found()
         self._feed: Feed | None = None
+        self._size = 0
         self._repair: Repair | None = None
         self._clock = StallClock({}, [0.0] * len(CAUSES), self._rest)
         self._told, self._tell_at = self.stats(), 0.0
 
     def begin(self, feed: Feed) -> None:
         """An epoch begins."""
-        self._feed = feed
+        self._feed, self._size = feed, feed.share.batch_size
         self.found, self._repair = Found(), None
         self._clock = StallClock(self._bytes_read(), self._waited_s(), self._rest)
         self._told = self.stats()
@@ -49,10 +50,10 @@ class Account:
 
     def record(self, asked: float, key: tuple[int, int], full: int) -> None:
         """The batch of turn `key` is handed over to a step that asked at `asked`; turns below `full` are whole."""
-        assert self._feed is not None, "an epoch has begun"
         if key[1] < full and self._repair is None:
-            self._clock.record(asked, self._feed.share.batch_size)
+            self._clock.record(asked, self._size)
         else:
+            assert self._feed is not None, "an epoch has begun"
             self._clock.record(asked, self.valid(self._feed, key))
 
     def repair(self, key: tuple[int, int]) -> Repair | None:

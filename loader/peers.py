@@ -116,15 +116,16 @@ class PeerWatch:
     def _heard(self) -> None:
         self.failure = _failure(self._store.get(f"{self._key}/failure").decode())
         self._store.add(f"{self._key}/heard", 1)
+        # Now, not when it ends: a collective whose peer has gone may break first, and say nothing of the cause.
+        _log.warning("%s", self.failure)
         deadline = time.monotonic() + self._peer_failure_s
         while not self._over.wait(min(POLL_S, max(0.0, deadline - time.monotonic()))):
             if not threading.main_thread().is_alive():
                 return
             if time.monotonic() >= deadline:
                 _log.error(
-                    "%s. This rank did not come to its next batch within %.0f s, so it is blocked in a collective:"
-                    " it ends with exit code %d",
-                    self.failure,
+                    "this rank did not come to its next batch within %.0f s of that, so it is blocked in a"
+                    " collective: it ends with exit code %d",
                     self._peer_failure_s,
                     BLOCKED_EXIT,
                 )

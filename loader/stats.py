@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from array import array
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
 import numpy as np
 
 from cachesvc.core.stalls import CAUSES
 
 WAITS_KEPT = 65_536
-"""Percentiles are over the last so many steps: 512 KiB."""
+"""Percentiles are over the last so many steps: 2 MiB at most."""
 SHOWN_S = 0.05
 """Less of a cause than this reads 0.0 s and is left out of the line."""
 
@@ -63,26 +63,25 @@ class StallClock:
         """`waited_before`: seconds by `stages.CAUSES` before this epoch. `rest`: the cause of what nothing
         measured."""
         self._bytes_before, self._waited_before, self._rest = bytes_before, waited_before, rest
-        self._begun = time.perf_counter()
+        self._begun = perf_counter()
         self._ended = self._begun
-        self._waits = array("d", bytes(8 * WAITS_KEPT))
+        self._waits: deque[float] = deque(maxlen=WAITS_KEPT)
         self._steps = 0
         self._samples = 0
         self._wait_s = 0.0
 
     def record(self, asked: float, samples: int) -> None:
         """A step that asked at `asked` (perf_counter) now has its batch."""
-        now = self._ended = time.perf_counter()
+        now = self._ended = perf_counter()
         waited = now - asked
         self._wait_s += waited
-        self._waits[self._steps % WAITS_KEPT] = waited
+        self._waits.append(waited)
         self._steps += 1
         self._samples += samples
 
     def stats(self, bytes_now: dict[str, int], waited_now: Sequence[float], bad_samples: int) -> Stats:
         """What was seen so far."""
-        kept = np.frombuffer(self._waits)[: min(self._steps, WAITS_KEPT)]
-        p50, p95, p99 = np.percentile(kept, (50, 95, 99)) if len(kept) else (0.0, 0.0, 0.0)
+        p50, p95, p99 = np.percentile(self._waits, (50, 95, 99)) if self._waits else (0.0, 0.0, 0.0)
         return Stats(
             steps=self._steps,
             samples=self._samples,

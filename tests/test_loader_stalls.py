@@ -145,7 +145,7 @@ def test_one_line_at_the_end_of_an_epoch_when_asked(
     assert lines() == []
     (line,) = lines(log_stats=True)
     assert line.startswith("rank 0, epoch 0: 8 batches, 64 samples in ")
-    assert "(decode 0." in line
+    assert "(decode " in line
     assert "p99" in line
 
 
@@ -177,7 +177,16 @@ def test_the_daemons_metrics_say_what_steps_waited_for(
 ) -> None:
     (port,) = free_ports(1)
     datasets.records(tmp_path / "data" / "r.bin", COUNT, 4096)
-    options = ["--ram", "16MiB", "--fillers", "1", "--metrics-port", str(port), "--extent-bytes", "64KiB"]
+    options = [
+        "--ram",
+        "16MiB",
+        "--fillers",
+        "1",
+        "--metrics",
+        f"127.0.0.1:{port}",
+        "--extent-bytes",
+        "64KiB",
+    ]
     monkeypatch.setenv("CACHESVC", "require")
     with Daemon(tmp_path / "node", options, {}) as daemon:
         monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
