@@ -15,15 +15,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.node import Daemon
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.errors import CorruptData, DaemonUnavailable, NotFound
 from cachesvc.core.substitutes import FAR, NEAR, substitutes
 from cachesvc.grants import Granted, Refused
-from loader import DataLoader
+from loader import DataLoader, open_dataset
 from loader.around import Access
 from loader.mend import KEPT, LOGGED, BadSample, Found, Repair
 from tests import datasets
 from tests.loader_fakes import MemoryGrants, MemoryLink, compiled, in_memory
+from tests.servers import SeaweedFS
 
 COUNT = 103
 BAD = frozenset({0, 7, 8, 50, 102})
@@ -209,3 +211,25 @@ def test_substitutes_are_other_positions_and_few(
     assert found == list(substitutes(seed, epoch, position, batch, positions))
     assert len(found) <= NEAR + FAR
     assert all(0 <= each < positions and each != position for each in found)
+
+
+def test_an_object_deleted_at_the_source_is_skipped_through_the_daemon(
+    bucket: str, s3_server: SeaweedFS, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3 = s3_server.client()
+    for part in range(3):
+        s3.put_object(Bucket=bucket, Key=f"d/{part}.bin", Body=bytes([part]) * 16 * 1024)
+    options = ["--ram", "16MiB", "--fillers", "1", "--extent-bytes", "16KiB", "--allow", f"s3://{bucket}/"]
+    monkeypatch.setenv("CACHESVC", "require")
+    with Daemon(tmp_path / "node", options, s3_server.env()) as daemon:
+        monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
+        dataset = open_dataset(f"s3://{bucket}/d/", format="records", record_bytes=1024)
+        s3.delete_object(Bucket=bucket, Key="d/1.bin")
+        loader = DataLoader(dataset, batch_size=8, shuffle=True, on_error="skip")
+        found = [int(n) for batch in loader for n in batch[: loader.valid, 0]]
+        assert sorted(found) == [0] * 16 + [2] * 16
+        assert {bad.sample for bad in loader.bad_samples} == set(range(16, 32))
+        assert "d/1.bin" in loader.bad_samples[0].cause
+        with pytest.raises(NotFound, match=r"d/1\.bin"):
+            list(DataLoader(dataset, batch_size=8))
+        dataset.close()
