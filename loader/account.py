@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 from cachesvc.core.stalls import CAUSES, StallReport
 from loader.feed import Feed
-from loader.made import Ledger
+from loader.made import Ledger, Made, raise_failure
 from loader.mend import Found, Repair
 from loader.reader import ORIGINS
 from loader.stages import DECODE, HAND_OVER
@@ -47,6 +49,14 @@ class Account:
             self._repair = repair
             self.found.note(repair)
         return batch
+
+    def handed(self, fetch: Callable[[tuple[int, int]], Made], key: tuple[int, int]) -> Any:
+        """A batch that others made. Raises the typed error that they met."""
+        asked = perf_counter()
+        made = fetch(key)
+        self.ledger.enter(made.report, asked)
+        raise_failure(made.report)
+        return self.noted(made.batch, made.report.repair)
 
     def record(self, asked: float, key: tuple[int, int], full: int) -> None:
         """The batch of turn `key` is handed over to a step that asked at `asked`; turns below `full` are whole."""

@@ -16,17 +16,15 @@ from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order import Last, OrderSpec
 from loader.account import Account
 from loader.dataset import Dataset
+from loader.engines import Fetches, WorkerType, checked, engine_for
 from loader.feed import Feed, ours
-from loader.made import Maker
-from loader.mend import BadSample, OnError
-from loader.orphans import EndsWithTrainer
+from loader.mend import BadSample, Mender, OnError
 from loader.peers import PEER_FAILURE_S, PeerWatch, watch_for, watched
 from loader.progress import STATE_VERSION, Progress, State, parsed
 from loader.reader import Ints
 from loader.setup import Window, ending, resumed, share_of, window_extents
 from loader.stats import Stats
 from loader.topology import Topology, agree, job_store, resolve
-from loader.workers import Engine
 
 PASSED_EVERY_S = 0.05
 """How often the daemon hears where this rank stands besides the ends of extents: a message costs 5 us."""
@@ -46,6 +44,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     `shard=False`: this loader runs on one rank alone. `on_error`: "raise" | "skip" | "substitute" for a sample
     that is unreadable for good, or whose decode or transform raises (see `loader/mend.py`). `peer_failure_s`: how
     long a rank that is blocked in a collective outlives another's failure. `log_stats`: one line each epoch.
+    `worker_type`: "process", or "thread" for workers that are
+    threads of this process (no hand-over; `get_worker_info()` is None in them). `device`: a CUDA device that batches
+    are moved to ahead of their use.
 
     Raises InvalidInput for arguments that make no sense; while iterating, what reading raises, as PeerRankFailed
     on every rank of a job of several.
@@ -84,6 +85,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         on_error: OnError = "raise",
         peer_failure_s: float = PEER_FAILURE_S,
         log_stats: bool = False,
+        device: torch.device | str | None = None,
+        worker_type: WorkerType = "process",
     ) -> None:
         later = {} if in_order else {"in_order": in_order}  # torch before 2.6 does not know it
         super().__init__(
@@ -124,21 +127,30 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         )
         self.rank, self.world_size, self.shard, self.on_error = rank, world_size, shard, on_error
         self.peer_failure_s, self.log_stats = peer_failure_s, log_stats
+        self.device, self.worker_type = device, worker_type
+        self._device = checked(worker_type, device)
         own = sampler is None and batch_sampler is None and batch_size is not None
         self._ours = ours(dataset) if own and not isinstance(dataset, IterableDataset) else None
         self._progress = Progress()
         self._loaded: State | None = None
         self._topology: Topology | None = None
         self._feed: Feed | None = None
-        self._engine: Engine | None = None
-        self._account = Account(others=num_workers > 0 or pin_memory, workers=num_workers > 0)
+        self._engine: Fetches | None = None
+        self._account = Account(
+            others=num_workers > 0 or pin_memory or self._device is not None, workers=num_workers > 0
+        )
         self._job = ""
         self._iterations = 0
+        self._iteration: object = None
 
     # ---- torch's surface
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if self._ours is None:
+            if self.worker_type != "process" or self._device is not None:
+                raise InvalidInput(
+                    "worker_type='thread' and device= need a dataset of open_dataset without a sampler of your own"
+                )
             return super().__iter__()
         feed = self._prepared()
         if not self._job:
@@ -323,12 +335,17 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def _run(self, feed: Feed) -> Iterator[Any]:
         self._iterations += 1
-        name, done = f"{self._job}/{self._iterations}", 0
+        name, done, mine = f"{self._job}/{self._iterations}", 0, object()
+        self._iteration = mine
         watch = watch_for(self._store(), self._where(), name, self.peer_failure_s)
         with watched(watch, lambda: self._progress.place(feed.share.accumulate)):
-            while self.epochs is None or done < self.epochs:
-                yield from self._epoch(feed, watch)
-                done += 1
+            try:
+                while self.epochs is None or done < self.epochs:
+                    yield from self._epoch(feed, watch)
+                    done += 1
+            finally:  # at its end, and when it is abandoned; unless another has taken over
+                if self._iteration is mine and self._engine is not None:
+                    self._engine.rest()
 
     def _epoch(self, feed: Feed, watch: PeerWatch | None) -> Iterator[Any]:
         progress, share, opened = self._progress, feed.share, self._core().opened
@@ -358,37 +375,18 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         account.end(self._where().rank, epoch, self.log_stats)
 
     def _fetcher(self, feed: Feed, epoch: int, turns: int) -> Callable[[tuple[int, int]], Any]:
-        """In this process without workers; torch's machinery for them, and for pinning."""
-        maker = Maker(feed, self.on_error)
-        if self.num_workers == 0 and not self.pin_memory:
-            if self.on_error == "raise":
-                return feed.__getitem__
-            return lambda key: self._account.noted(*maker.mender.make(key))
+        """In this process, where nothing is to be made ahead."""
+        account = self._account
         if self._engine is None:
-            self._engine = Engine(maker, self._account.ledger, self._engine_settings())
+            self._engine = engine_for(self, feed, self.worker_type, self._device, self.seed, self.on_error)
+        if self._engine is None and self.on_error == "raise":
+            return feed.__getitem__
+        if self._engine is None:
+            mender = Mender(feed, self.on_error)
+            return lambda key: account.noted(*mender.make(key))
         self._engine.start(epoch, self._progress.turn, turns)
         fetch = self._engine.fetch
-
-        def fetched(key: tuple[int, int]) -> Any:
-            made = fetch(key)
-            return self._account.noted(made.batch, made.report.repair)
-
-        return fetched
-
-    def _engine_settings(self) -> dict[str, Any]:
-        settings: dict[str, Any] = {
-            name: getattr(self, name)
-            for name in ("num_workers", "pin_memory", "timeout", "worker_init_fn", "persistent_workers")
-        }
-        # Without one of its own, torch would draw its workers' seeds from the global generator.
-        settings["generator"] = self.generator or torch.Generator().manual_seed(self.seed)
-        if self.num_workers:
-            settings["prefetch_factor"] = self.prefetch_factor
-            settings["worker_init_fn"] = EndsWithTrainer(self.worker_init_fn)
-            settings["multiprocessing_context"] = self.multiprocessing_context
-        if self.pin_memory_device:
-            settings["pin_memory_device"] = self.pin_memory_device
-        return settings
+        return lambda key: account.handed(fetch, key)
 
     def _submit(self, feed: Feed, epoch: int) -> frozenset[int]:
         """Returns the steps at which an extent is done with: the daemon may need its room at once."""

@@ -1,50 +1,77 @@
-"""torch's own worker machinery under a feed: whole batches, asked for by two numbers each."""
+"""torch's own worker machinery under a feed: whole batches, asked for by three numbers each."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import Sampler
+from torch.utils.data import Sampler, get_worker_info
 
 from cachesvc.core.errors import CacheError
 from loader.feed import Turn
-from loader.made import Ledger, Made, Maker, raise_failure
+from loader.handover import Arena, Handed, packed
+from loader.made import Made, Maker
 
 TELL_EVERY_S = 1.0
 """A worker has no plan of its own; this is how a restarted daemon hears what it still holds."""
 
 
-class _Turns(Sampler[Turn]):
+class _Asked(NamedTuple):
+    """The key of a batch; `run` counts the iterations of the trainer."""
+
+    run: int
+    epoch: int
+    turn: int
+
+
+class _Turns(Sampler[_Asked]):
     """The keys of the turns to come; set anew before each epoch, so that workers may persist."""
 
     def __init__(self) -> None:
-        self.epoch, self.first, self.last = 0, 0, 0
+        self.run, self.epoch, self.first, self.last = 0, 0, 0, 0
 
-    def __iter__(self) -> Iterator[Turn]:
-        return (Turn(self.epoch, turn) for turn in range(self.first, self.last))
+    def __iter__(self) -> Iterator[_Asked]:
+        return (_Asked(self.run, self.epoch, turn) for turn in range(self.first, self.last))
 
     def __len__(self) -> int:
         return self.last - self.first
 
 
-class _Made(TorchDataset[Any]):
-    """Batches with their reports."""
+class _Counted(TorchDataset[Any]):
+    """A batch, handed over where it was built, and its report."""
 
     def __init__(self, maker: Maker) -> None:
         self.maker = maker
-        self.dataset = maker.feed.dataset
+        self.feed = maker.feed
+        self.dataset = self.feed.dataset
+        self.arena: Arena | None = None
+        self._run = -1
         self._tell_at = 0.0
 
-    def __getitem__(self, key: Turn) -> Made:
-        made = self.maker.make(key)
+    def __getitem__(self, key: _Asked) -> Made:
+        made = self._built(key)
         if (now := time.monotonic()) >= self._tell_at:
             self._tell_at = now + TELL_EVERY_S
-            self.maker.feed.passed(key.turn)
+            self.feed.passed(key.turn)
         return made
+
+    def _built(self, key: _Asked) -> Made:
+        info, turn = get_worker_info(), Turn(key.epoch, key.turn)
+        if self.arena is None or info is None:
+            return self.maker.make(turn)
+        if key.run != self._run:
+            self._run = key.run
+            self.arena.take_back(info.id)
+        slot = self.arena.free_slot(info.id)
+        self.feed.empty = slot.empty if slot is not None else None
+        made = self.maker.make(turn)
+        if slot is None or made.report.failure is not None:
+            return made
+        tree = packed(made.batch, slot)
+        return made._replace(batch=self.arena.send(slot, tree)) if slot.used else made
 
 
 def _as_is(batch: Any) -> Any:
@@ -54,25 +81,28 @@ def _as_is(batch: Any) -> Any:
 class Engine:
     """Fetches turns in order through a torch DataLoader with `settings` (its keyword arguments)."""
 
-    def __init__(self, maker: Maker, ledger: Ledger, settings: dict[str, Any]) -> None:
+    def __init__(self, maker: Maker, settings: dict[str, Any]) -> None:
         self._turns = _Turns()
+        self._made_by = _Counted(maker)
         self._loader = torch.utils.data.DataLoader(
-            _Made(maker), batch_size=None, sampler=self._turns, collate_fn=_as_is, **settings
+            self._made_by, batch_size=None, sampler=self._turns, collate_fn=_as_is, **settings
         )
         self._batches: Iterator[Any] = iter(())
         self._next = Turn(0, 0)
-        self._ledger = ledger
 
     def start(self, epoch: int, first: int, last: int) -> None:
         """Begin to fetch the turns [first, last) of an epoch."""
-        self._turns.epoch, self._turns.first, self._turns.last = epoch, first, last
+        self.rest()
+        loader, turns = self._loader, self._turns
+        if loader.num_workers and (self._made_by.arena is None or not loader.persistent_workers):
+            # New workers get new slots: nothing that is left of the old ones can write into these.
+            self._made_by.arena = Arena(loader.num_workers, loader.prefetch_factor or 1)
+        turns.run, turns.epoch, turns.first, turns.last = turns.run + 1, epoch, first, last
         self._next = Turn(epoch, first)
-        self._batches = iter(self._loader)
+        self._batches = iter(loader)
 
     def fetch(self, key: tuple[int, int]) -> Made:
-        """The batch of a turn; earlier ones that were prefetched and skipped are dropped. Raises the typed error
-        that its worker met."""
-        asked = time.perf_counter()
+        """The batch of a turn; earlier ones that were prefetched and skipped are dropped."""
         while True:
             reached = self._next
             made: Made | None = next(self._batches, None)
@@ -81,8 +111,11 @@ class Engine:
                     f"the workers ended before batch {key[1]} of epoch {key[0]}; look at their log"
                 )
             self._next = Turn(reached.epoch, reached.turn + 1)
-            self._ledger.enter(made.report, asked)
+            if isinstance(made.batch, Handed):
+                made = made._replace(batch=made.batch.open())
             if reached == key:
-                raise_failure(made.report)
                 return made
-            asked = time.perf_counter()
+
+    def rest(self) -> None:
+        """The iteration has ended, or was abandoned: workers end, unless they persist."""
+        self._batches = iter(())
