@@ -15,6 +15,7 @@ from cachesvc.config import GRANTS_SOCKET
 from cachesvc.core import wire
 from cachesvc.core.errors import DaemonUnavailable, DeadlineExceeded, from_code
 from cachesvc.core.model import DatasetId
+from cachesvc.core.stalls import StallReport
 from cachesvc.core.wire import Message, Op
 from cachesvc.grants import Granted, Refused
 
@@ -103,6 +104,11 @@ class DaemonGrants:
                     self._connect()
             if self._channel is not None:
                 self._try_send(Message(Op.PASSED, 0, step))
+
+    def waited(self, report: StallReport) -> None:
+        """What this rank's steps waited for; a daemon that is gone need not know."""
+        with self._lock:
+            self._try_send(Message(Op.WAITED, text=report.encode()))
 
     def catalog(self) -> int:
         """A descriptor of the dataset's catalog (sealed, read-only); the caller closes it."""

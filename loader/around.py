@@ -14,6 +14,7 @@ from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.errors import CorruptData, StateMismatch
 from cachesvc.core.model import DatasetId, Extent
 from cachesvc.core.order import Plan
+from cachesvc.core.stalls import StallReport
 from cachesvc.grants import Grants
 from cachesvc.sources.fetch import Fetcher
 from cachesvc.sources.open import Sources, SourceSettings
@@ -24,12 +25,17 @@ DIRECT_THREADS = 8
 """Connections of one of the few fills at once of a process; the fillers of a daemon use more."""
 
 
+def _untold(report: StallReport) -> None:
+    """Nobody keeps metrics here."""
+
+
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Extents for one process, and the place to say in which order they will be needed."""
+    """Extents for one process, and the places to say in which order they will be needed and what steps waited for."""
 
     grants: Grants
     submit: Callable[[Plan], None]
+    report: Callable[[StallReport], None] = _untold
 
 
 def reads_around(catalog: Catalog) -> Access:

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -15,15 +15,18 @@ from torch.utils.data import IterableDataset, Sampler, default_collate
 
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order import Last, OrderSpec
+from loader.account import Account
 from loader.dataset import Dataset
 from loader.engines import Fetches, WorkerType, checked, engine_for
 from loader.feed import Feed, flattened, ours
+from loader.mend import BadSample, Mender, OnError
 from loader.mixture import Mixture
 from loader.packs import Packed
+from loader.peers import PEER_FAILURE_S, PeerWatch, watch_for, watched
 from loader.progress import STATE_VERSION, Progress, State, parsed
-from loader.reader import ORIGINS, Ints
+from loader.reader import Ints
 from loader.setup import Window, check_data, ending, resumed, share_of, window_extents
-from loader.stats import StallClock, Stats
+from loader.stats import Stats
 from loader.topology import Topology, agree, job_store, resolve
 
 PASSED_EVERY_S = 0.05
@@ -41,11 +44,15 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     gives micro-batches (`accumulate`). `epochs`: how many one `iter()` runs through; None never ends. `last`:
     "drop" | "pad" | "error" | "short". `window`: bytes that are shuffled together, or "all". `mesh`, `dp_dims`:
     a DeviceMesh and its data-parallel dimensions; or `rank`, `world_size`; else from the environment.
-    `shard=False`: this loader runs on one rank alone. `worker_type`: "process", or "thread" for workers that are
+    `shard=False`: this loader runs on one rank alone. `on_error`: "raise" | "skip" | "substitute" for a sample
+    that is unreadable for good, or whose decode or transform raises (see `loader/mend.py`). `peer_failure_s`: how
+    long a rank that is blocked in a collective outlives another's failure. `log_stats`: one line each epoch.
+    `worker_type`: "process", or "thread" for workers that are
     threads of this process (no hand-over; `get_worker_info()` is None in them). `device`: a CUDA device that batches
     are moved to ahead of their use.
 
-    Raises InvalidInput for arguments that make no sense; while iterating, what reading raises.
+    Raises InvalidInput for arguments that make no sense; while iterating, what reading raises, as PeerRankFailed
+    on every rank of a job of several.
     """
 
     def __init__(
@@ -78,7 +85,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         rank: int | None = None,
         world_size: int | None = None,
         shard: bool = True,
-        on_error: str = "raise",
+        on_error: OnError = "raise",
+        peer_failure_s: float = PEER_FAILURE_S,
+        log_stats: bool = False,
         device: torch.device | str | None = None,
         worker_type: WorkerType = "process",
     ) -> None:
@@ -102,8 +111,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             pin_memory_device=pin_memory_device,
             **later,
         )
-        if on_error != "raise":
-            raise InvalidInput(f"on_error={on_error!r}: only 'raise' is known")
+        if on_error not in get_args(OnError):
+            raise InvalidInput(f"on_error={on_error!r} is none of {', '.join(get_args(OnError))}")
         if epochs is not None and epochs < 1:
             raise InvalidInput(f"epochs={epochs}: give 1 or more, or None for no end")
         self.in_order, self.shuffle, self.seed, self.epochs, self.last = (
@@ -120,6 +129,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             dp_dims,
         )
         self.rank, self.world_size, self.shard, self.on_error = rank, world_size, shard, on_error
+        self.peer_failure_s, self.log_stats = peer_failure_s, log_stats
         self.device, self.worker_type = device, worker_type
         self._device = checked(worker_type, device)
         own = sampler is None and batch_sampler is None and batch_size is not None
@@ -129,8 +139,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._topology: Topology | None = None
         self._feed: Feed | None = None
         self._engine: Fetches | None = None
+        self._account = Account(
+            others=num_workers > 0 or pin_memory or self._device is not None, workers=num_workers > 0
+        )
+        self._job = ""
+        self._iterations = 0
         self._iteration: object = None
-        self._clock: StallClock | None = None
 
     # ---- torch's surface
 
@@ -141,9 +155,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                     "worker_type='thread' and device= need a dataset of open_dataset without a sampler of your own"
                 )
             return super().__iter__()
-        first = self._feed is None
         feed = self._prepared()
-        if first:
+        if not self._job:
             self._agree_and_say(feed)
         self._progress.begin(feed.turns(self._progress.epoch))
         return self._run(feed)
@@ -173,13 +186,21 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def valid(self) -> int:
         """How many samples of the latest batch are real (the first ones); fewer than its size in a padded one."""
         latest = self._progress.latest
-        return self._prepared().valid(*latest) if latest is not None else 0
+        return self._account.valid(self._prepared(), latest) if latest is not None else 0
 
     @property
     def indices(self) -> Ints:
         """The latest batch's indices in the dataset."""
         latest = self._progress.latest
-        return self._prepared().indices(*latest)[0] if latest is not None else np.empty(0, np.int64)
+        if latest is None:
+            return np.empty(0, np.int64)
+        repair = self._account.repair(latest)
+        return repair.indices if repair is not None else self._prepared().indices(*latest)[0]
+
+    @property
+    def bad_samples(self) -> tuple[BadSample, ...]:
+        """What this rank skipped or replaced in the latest epoch, the latest 1,000 of them. Not in the state."""
+        return tuple(self._account.found.kept)
 
     def skip(self, batches: int) -> None:
         """Leave out the next `batches` batches of this rank, into the next epochs if need be."""
@@ -189,9 +210,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._progress.resume = True
 
     def stats(self) -> Stats:
-        """The stall clock of the latest epoch."""
-        clock = self._clock or StallClock({})
-        return clock.stats(self._bytes_read())
+        """The stall clock of the latest epoch; to be asked by the thread that iterates."""
+        return self._account.stats()
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands, in plain numbers: batches handed over, not those prefetched. The same on every
@@ -294,10 +314,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             "window_extents": spec.window_extents,
             "steps": steps,
         }
-        store: Any = job_store() if self.shard and topology.processes > 1 else None
+        store, job = self._store(), "alone"
         if store is not None:
             # The how-manieth loader this is in its process: the same on all, and a name not used before.
-            agree(topology, facts, store, f"loader-{store.add(f'cachesvc/loaders/{topology.process}', 1)}")
+            job = f"loader-{store.add(f'cachesvc/loaders/{topology.process}', 1)}"
+            agree(topology, facts, store, job)
+        self._job = job
         if topology.rank == 0:
             _log.info(
                 "%d ranks (%s), %d x %d = %d a step, epoch %d, version %s, seed %d, %s steps, %s, via %s",
@@ -314,50 +336,61 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 core.leaves[0].via,
             )
 
-    def _run(self, feed: Feed) -> Iterator[Any]:
-        done, mine = 0, object()
-        self._iteration = mine
-        try:
-            while self.epochs is None or done < self.epochs:
-                yield from self._epoch(feed)
-                done += 1
-        finally:  # at its end, and when it is abandoned; unless another has taken over
-            if self._iteration is mine and self._engine is not None:
-                self._engine.rest()
+    def _store(self) -> Any:
+        """The job's, where this loader is one of several."""
+        return job_store() if self.shard and self._where().processes > 1 else None
 
-    def _epoch(self, feed: Feed) -> Iterator[Any]:
+    def _run(self, feed: Feed) -> Iterator[Any]:
+        self._iterations += 1
+        name, done, mine = f"{self._job}/{self._iterations}", 0, object()
+        self._iteration = mine
+        watch = watch_for(self._store(), self._where(), name, self.peer_failure_s)
+        with watched(watch, lambda: self._progress.place(feed.share.accumulate)):
+            try:
+                while self.epochs is None or done < self.epochs:
+                    yield from self._epoch(feed, watch)
+                    done += 1
+            finally:  # at its end, and when it is abandoned; unless another has taken over
+                if self._iteration is mine and self._engine is not None:
+                    self._engine.rest()
+
+    def _epoch(self, feed: Feed, watch: PeerWatch | None) -> Iterator[Any]:
         progress, share = self._progress, feed.share
         epoch, turns = progress.epoch, feed.turns(progress.epoch)
         consumed = feed.submit(epoch)
-        clock = self._clock = StallClock(self._bytes_read())
+        account = self._account
+        account.begin(feed)
         fetch = self._fetcher(feed, epoch, turns)
-        full, size = feed.order(epoch).full_steps * share.accumulate, share.batch_size
+        full = feed.order(epoch).full_steps * share.accumulate
         now, tell_at = time.perf_counter, 0.0
         while (turn := progress.turn) < turns:
             asked = now()
             step = turn // share.accumulate
             if step in consumed or asked >= tell_at:
                 feed.passed_step(step)
+                account.tell(asked)
                 tell_at = asked + PASSED_EVERY_S
+            if watch is not None and watch.failure is not None:
+                watch.raise_failure()
             batch = fetch((epoch, turn))
             progress.turn, progress.latest, progress.resume = turn + 1, (epoch, turn), False
-            clock.record(asked, size if turn < full else feed.valid(epoch, turn))
+            account.record(asked, (epoch, turn), full)
             yield batch
             if progress is not self._progress:
                 return  # set_epoch or load_state_dict in mid-epoch ends this iteration
         progress.finish()
+        account.end(self._where().rank, epoch, self.log_stats)
 
     def _fetcher(self, feed: Feed, epoch: int, turns: int) -> Callable[[tuple[int, int]], Any]:
         """In this process, where nothing is to be made ahead."""
+        account = self._account
         if self._engine is None:
-            self._engine = engine_for(self, feed, self.worker_type, self._device, self.seed)
-        if self._engine is None:
+            self._engine = engine_for(self, feed, self.worker_type, self._device, self.seed, self.on_error)
+        if self._engine is None and self.on_error == "raise":
             return feed.__getitem__
+        if self._engine is None:
+            mender = Mender(feed, self.on_error)
+            return lambda key: account.noted(*mender.make(key))
         self._engine.start(epoch, self._progress.turn, turns)
-        return self._engine.fetch
-
-    def _bytes_read(self) -> dict[str, int]:
-        """By this process and by its workers."""
-        here = self._feed.origin_bytes() if self._feed is not None else {}
-        there = self._engine.origin_bytes if self._engine is not None else {}
-        return {origin: here.get(origin, 0) + there.get(origin, 0) for origin in ORIGINS}
+        fetch = self._engine.fetch
+        return lambda key: account.handed(fetch, key)

@@ -12,6 +12,8 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from cachesvc.core.errors import InvalidInput
 from loader.device import Mover
 from loader.feed import Feed
+from loader.made import Made, Maker
+from loader.mend import OnError
 from loader.orphans import EndsWithTrainer
 from loader.threads import Make, ThreadEngine
 from loader.workers import Engine
@@ -25,14 +27,12 @@ MOVED_AHEAD = 2
 class Fetches(Protocol):
     """Makes the batches of one iteration after the other, in order."""
 
-    origin_bytes: dict[str, int]
-
     def start(self, epoch: int, first: int, last: int) -> None:
         """Begin to fetch the turns [first, last) of an epoch."""
         ...
 
-    def fetch(self, key: tuple[int, int]) -> Any:
-        """The batch of a turn; raises what making it raised."""
+    def fetch(self, key: tuple[int, int]) -> Made:
+        """The batch of a turn with its report; raises what making it raised, typed errors excepted."""
         ...
 
     def rest(self) -> None:
@@ -45,7 +45,6 @@ class Moved:
 
     def __init__(self, thread: ThreadEngine, mover: Mover, inner: Engine | None = None) -> None:
         self._thread, self._mover, self._inner = thread, mover, inner
-        self.origin_bytes = inner.origin_bytes if inner is not None else {}
 
     def start(self, epoch: int, first: int, last: int) -> None:
         """See Fetches."""
@@ -54,9 +53,10 @@ class Moved:
             self._inner.start(epoch, first, last)
         self._thread.start(epoch, first, last)
 
-    def fetch(self, key: tuple[int, int]) -> Any:
+    def fetch(self, key: tuple[int, int]) -> Made:
         """See Fetches."""
-        return self._mover.arrived(self._thread.fetch(key))
+        made: Made = self._thread.fetch(key)
+        return _with_batch(made, self._mover.arrived)
 
     def rest(self) -> None:
         """See Fetches."""
@@ -90,12 +90,13 @@ def engine_for(
     worker_type: str,
     device: torch.device | None,
     seed: int,
+    on_error: OnError,
 ) -> Fetches | None:
     """What fetches for a loader with torch's arguments; None when this process makes each batch as it is asked."""
     workers, mover = loader.num_workers, Mover(device) if device is not None else None
     if workers and worker_type == "thread":
         threads = ThreadEngine(
-            _maker(feed, mover, loader.pin_memory),
+            _maker(feed, mover, loader.pin_memory, on_error),
             workers,
             workers * (loader.prefetch_factor or 1),
             loader.timeout,
@@ -104,27 +105,36 @@ def engine_for(
         )
         return threads if mover is None else Moved(threads, mover)
     if workers == 0 and mover is not None:
-        return Moved(ThreadEngine(_maker(feed, mover, False), 1, MOVED_AHEAD), mover)
+        return Moved(ThreadEngine(_maker(feed, mover, False, on_error), 1, MOVED_AHEAD), mover)
     if workers == 0 and not loader.pin_memory:
         return None
-    engine = Engine(feed, _settings(loader, seed))
+    engine = Engine(Maker(feed, on_error), _settings(loader, seed))
     if mover is None:
         return engine
     sender = mover.send
-    return Moved(ThreadEngine(lambda: lambda turn: sender(engine.fetch(turn)), 1, MOVED_AHEAD), mover, engine)
+    return Moved(
+        ThreadEngine(lambda: lambda turn: _with_batch(engine.fetch(turn), sender), 1, MOVED_AHEAD),
+        mover,
+        engine,
+    )
 
 
-def _maker(feed: Feed, mover: Mover | None, pinned: bool) -> Callable[[], Make]:
+def _with_batch(made: Made, change: Callable[[Any], Any]) -> Made:
+    return made if made.report.failure is not None else made._replace(batch=change(made.batch))
+
+
+def _maker(feed: Feed, mover: Mover | None, pinned: bool, on_error: OnError) -> Callable[[], Make]:
     """What gives each thread a place of its own in the order; dataset and reader are shared."""
 
     def maker() -> Make:
         own = copy.copy(feed)
+        make = Maker(own, on_error).make
         if mover is not None:
             send, own.empty = mover.send, mover.empty
-            return lambda turn: send(own[turn])
+            return lambda turn: _with_batch(make(turn), send)
         if pinned and torch.cuda.is_available():
-            return lambda turn: pin_memory(own[turn])
-        return own.__getitem__
+            return lambda turn: _with_batch(make(turn), pin_memory)
+        return make
 
     return maker
 

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from cachesvc.core.order import EpochOrder, OrderSpec, Plan, merged
 from cachesvc.core.run import RunOrder
+from cachesvc.core.stalls import StallReport
 from loader.composed import spread_of
 from loader.dataset import Dataset
 from loader.mixture import Mixture
@@ -24,11 +25,13 @@ from loader.opened import Opened
 from loader.packs import Packed
 from loader.reader import Ints
 from loader.spans import Bytes
+from loader.stages import READING
 
 SLAB = 65_536
 """Positions of the order computed at once: 40 ns each, against 5 us in slabs of 64; 2 MiB."""
 MAX_DEPTH = 8
 """Wrappers looked through for a dataset of ours."""
+NOT_READ = (0.0,) * len(READING)
 
 
 class Turn(NamedTuple):
@@ -190,7 +193,7 @@ class Feed(TorchDataset[Any]):
         indices = slab.rows[row]
         if slab.valid is not None and self.spec.last == "short":
             indices = indices[: int(slab.valid[row])]
-        return self._fetch(epoch, indices)
+        return self.fetch(epoch, indices)
 
     def indices(self, epoch: int, turn: int) -> tuple[Ints, int]:
         """A batch's indices in the dataset, and how many of them are real (the first ones)."""
@@ -219,13 +222,37 @@ class Feed(TorchDataset[Any]):
         for opened in self._opened:
             opened.passed(step)
 
+    def report(self, report: StallReport) -> None:
+        """Say what steps waited for, to a daemon's metrics."""
+        if self._opened:
+            self._opened[0].report(report)
+
     def valid(self, epoch: int, turn: int) -> int:
         """How many samples of a batch are real; full batches cost a comparison."""
         if turn < self.order(epoch).full_steps * self.share.accumulate:
             return self.share.batch_size
         return self.indices(epoch, turn)[1]
 
-    def _fetch(self, epoch: int, indices: Ints) -> Any:
+    def index_at(self, epoch: int, position: int) -> int:
+        """The dataset's index at a position of the epoch's full batches; of its partial one where that is all."""
+        order, (step, slot) = self.order(epoch), divmod(position, self.spec.global_batch)
+        if order.full_steps:
+            return int(self._arranged(order.slots(step, step + 1, slot, slot + 1))[0, 0])
+        return int(self._arranged(order.tail(0, self.spec.global_batch).samples)[slot])
+
+    def key_of(self, index: int) -> str:
+        """A sample's key in the source; "" where the dataset is not a view of ours."""
+        if self._view is None:
+            return ""
+        return self._view.catalog.key(int(self._view.ids_of(np.asarray([index], np.int64))[0]))
+
+    def reading_s(self) -> tuple[float, ...]:
+        """Seconds that this thread waited for bytes so far, by `stages.READING`."""
+        each = {id(one): one.reading_s() for one in self._opened}.values()
+        return tuple(map(sum, zip(*each, strict=True))) or NOT_READ
+
+    def fetch(self, epoch: int, indices: Ints) -> Any:
+        """A batch of these indices."""
         if self._composed is not None:
             if self._wants_ready:
                 return self._composed.whole(indices, self.spec, epoch)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.model import PAGE_BYTES
 from cachesvc.grants import Granted, Grants
 from loader.spans import AddressRange
+from loader.stages import Stages
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -59,6 +61,7 @@ class Leases:
     def __init__(self, catalog: Catalog, grants: Grants, mapped_bytes: int, timeout_s: float) -> None:
         """Maps at most `mapped_bytes`; one request for extents may take `timeout_s`."""
         self.grants = grants
+        self.stages = Stages()
         self.range = AddressRange(catalog.space_bytes)
         self._starts, self._sizes = catalog.extent_starts, catalog.extent_sizes
         self._limit, self._timeout_s = mapped_bytes, timeout_s
@@ -186,11 +189,13 @@ class Leases:
         self._give_back()
         if not extents:
             return []
+        began = time.perf_counter()
         answers = self.grants.acquire(extents, self._timeout_s)
         with self._lock:
             for answer in answers:
                 if isinstance(answer, Granted):
                     self._take(answer)
+        self.stages.acquired(began, next((a.origin for a in answers if isinstance(a, Granted)), ""))
         return [answer.extent for answer in answers if not isinstance(answer, Granted)]
 
     def _take(self, granted: Granted) -> None:

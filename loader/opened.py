@@ -6,10 +6,12 @@ import threading
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.order import Plan
+from cachesvc.core.stalls import StallReport
 from loader.around import Access
 from loader.connect import Link, read_timeout_s
 from loader.forks import abandon_in_children
 from loader.reader import Reader
+from loader.stages import READING
 
 
 class Opened:
@@ -57,6 +59,15 @@ class Opened:
     def origin_bytes(self) -> dict[str, int]:
         """Bytes that this process read so far, by where they lay."""
         return self._reader.origin_bytes() if self._reader is not None else {}
+
+    def reading_s(self) -> tuple[float, ...]:
+        """Seconds that this thread waited for bytes so far, by `stages.READING`."""
+        return tuple(self._reader.stages.seconds) if self._reader is not None else (0.0,) * len(READING)
+
+    def report(self, report: StallReport) -> None:
+        """Say what steps waited for, to a daemon's metrics."""
+        if self._access is not None:
+            self._access.report(report)
 
     def close(self) -> None:
         """Give back leases, mappings and the connection; the next use connects again."""

@@ -21,6 +21,10 @@ class Progress:
     resume: bool = False
     latest: tuple[int, int] | None = None
 
+    def place(self, accumulate: int) -> str:
+        """For messages."""
+        return f"epoch {self.epoch}, step {self.turn // accumulate}"
+
     def begin(self, turns: int) -> None:
         """An iteration starts: an abandoned epoch begins anew, a loaded state continues."""
         if not self.resume:

@@ -54,6 +54,7 @@ class Reader:
         self._timeout_s = timeout_s
         self._starts, self._ends = catalog.extent_starts, catalog.extent_starts + catalog.extent_sizes
         self._leases = Leases(catalog, grants, mapped_bytes, timeout_s)
+        self.stages = self._leases.stages
         self._records = self._record_view()
         self._open = True
         abandon_in_children(self)
@@ -205,7 +206,9 @@ class Reader:
             addresses = (slots[far] * layout.stride_bytes).tolist()
             for at, address, extent in zip(far.tolist(), addresses, first[far].tolist(), strict=True):
                 wanted += self._pieces(address, memory[at * size : (at + 1) * size], extent)
+            began = time.perf_counter()
             read_into(wanted)
+            self.stages.read(began)
         return out
 
     def _read_all(self, addresses: Ints, lengths: Ints) -> list[bytes | None]:
@@ -249,10 +252,12 @@ class Reader:
                 buffer = bytearray(size)
                 spanning.append((at, buffer))
                 wanted += self._pieces(address, memoryview(buffer), extent)
+        began = time.perf_counter()
         announce([each for _, each in alone])
         read_into(wanted)
         for at, each in alone:
             out[at] = read_bytes(each)
+        self.stages.read(began)
         for at, buffer in spanning:
             out[at] = bytes(buffer)
 

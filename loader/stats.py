@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import time
-from array import array
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
 import numpy as np
 
+from cachesvc.core.stalls import CAUSES
+
 WAITS_KEPT = 65_536
-"""Percentiles are over the last so many steps: 512 KiB."""
+"""Percentiles are over the last so many steps: 2 MiB at most."""
+SHOWN_S = 0.05
+"""Less of a cause than this reads 0.0 s and is left out of the line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
     """One epoch so far, of this rank. Times in seconds; `wait_s` is what steps waited for data in total.
 
-    `bytes_by_origin` counts what this rank read, its workers included, by where it lay ("ram", "nvme", "direct",
-    "local").
+    `wait_by_cause_s` (see `stages.CAUSES`) sums to `wait_s`. `bytes_by_origin` counts what this rank read, its
+    workers included, by where it lay ("ram", "nvme", "direct", "local"). `bad_samples` were skipped or replaced.
     """
 
     steps: int
@@ -28,40 +33,79 @@ class Stats:
     wait_p95_s: float
     wait_p99_s: float
     bytes_by_origin: dict[str, int]
+    wait_by_cause_s: dict[str, float]
+    bad_samples: int = 0
 
     @property
     def samples_per_s(self) -> float:
         """Samples handed over per second of elapsed time."""
         return self.samples / self.elapsed_s if self.elapsed_s else 0.0
 
+    def line(self) -> str:
+        """For people: `120 steps, 9.1 s, waited 3.2 s (source 2.9 s, decode 0.3 s), p50 1.2 ms, ...`."""
+        causes = sorted(self.wait_by_cause_s.items(), key=lambda each: -each[1])
+        shown = ", ".join(f"{cause} {spent:.1f} s" for cause, spent in causes if spent >= SHOWN_S)
+        waits = zip(("p50", "p95", "p99"), (self.wait_p50_s, self.wait_p95_s, self.wait_p99_s), strict=True)
+        found = f", {self.bad_samples:,} bad samples" if self.bad_samples else ""
+        return (
+            f"{self.steps:,} batches, {self.samples:,} samples in {self.elapsed_s:.1f} s, waited {self.wait_s:.1f} s"
+            + (f" ({shown})" if shown else "")
+            + "".join(f", {name} {wait * 1e3:.1f} ms" for name, wait in waits)
+            + found
+        )
+
 
 class StallClock:
-    """Started when a step asks for data, stopped when it has it: two clock reads a step."""
+    """Started when a step asks for data, stopped when it has it: two clock reads a step. What happens inside is
+    counted where it waits."""
 
-    def __init__(self, bytes_before: dict[str, int]) -> None:
-        self._bytes_before = bytes_before
-        self._begun = time.perf_counter()
+    def __init__(self, bytes_before: dict[str, int], waited_before: Sequence[float], rest: int) -> None:
+        """`waited_before`: seconds by `stages.CAUSES` before this epoch. `rest`: the cause of what nothing
+        measured."""
+        self._bytes_before, self._waited_before, self._rest = bytes_before, waited_before, rest
+        self._begun = perf_counter()
         self._ended = self._begun
-        self._waits = array("d", bytes(8 * WAITS_KEPT))
+        self._waits: deque[float] = deque(maxlen=WAITS_KEPT)
         self._steps = 0
         self._samples = 0
         self._wait_s = 0.0
 
     def record(self, asked: float, samples: int) -> None:
         """A step that asked at `asked` (perf_counter) now has its batch."""
-        now = self._ended = time.perf_counter()
+        now = self._ended = perf_counter()
         waited = now - asked
         self._wait_s += waited
-        self._waits[self._steps % WAITS_KEPT] = waited
+        self._waits.append(waited)
         self._steps += 1
         self._samples += samples
 
-    def stats(self, bytes_now: dict[str, int]) -> Stats:
+    def stats(self, bytes_now: dict[str, int], waited_now: Sequence[float], bad_samples: int) -> Stats:
         """What was seen so far."""
-        kept = np.frombuffer(self._waits)[: min(self._steps, WAITS_KEPT)]
-        p50, p95, p99 = np.percentile(kept, (50, 95, 99)) if len(kept) else (0.0, 0.0, 0.0)
-        read = {origin: count - self._bytes_before.get(origin, 0) for origin, count in bytes_now.items()}
-        elapsed = self._ended - self._begun
+        p50, p95, p99 = np.percentile(self._waits, (50, 95, 99)) if self._waits else (0.0, 0.0, 0.0)
         return Stats(
-            self._steps, self._samples, elapsed, self._wait_s, float(p50), float(p95), float(p99), read
+            steps=self._steps,
+            samples=self._samples,
+            elapsed_s=self._ended - self._begun,
+            wait_s=self._wait_s,
+            wait_p50_s=float(p50),
+            wait_p95_s=float(p95),
+            wait_p99_s=float(p99),
+            bytes_by_origin={
+                origin: count - self._bytes_before.get(origin, 0) for origin, count in bytes_now.items()
+            },
+            wait_by_cause_s=by_cause(
+                [now - before for now, before in zip(waited_now, self._waited_before, strict=True)],
+                self._wait_s,
+                self._rest,
+            ),
+            bad_samples=bad_samples,
         )
+
+
+def by_cause(seconds: Sequence[float], wait_s: float, rest: int) -> dict[str, float]:
+    """Measured seconds by cause, made to sum to `wait_s`: what nothing measured goes to the cause `rest`."""
+    measured = sum(seconds)
+    scale = min(1.0, wait_s / measured) if measured else 0.0
+    found = [each * scale for each in seconds]
+    found[rest] += wait_s - sum(found)
+    return dict(zip(CAUSES, found, strict=True))

@@ -186,7 +186,6 @@ class ThreadEngine:
         self._crew = _Crew(maker, workers, persistent, init)
         self._ahead, self._timeout_s = ahead, timeout_s
         self._line: _Line | None = None
-        self.origin_bytes: dict[str, int] = {}
         weakref.finalize(self, self._crew.close)
 
     def start(self, epoch: int, first: int, last: int) -> None:

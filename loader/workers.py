@@ -11,9 +11,9 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import Sampler, get_worker_info
 
 from cachesvc.core.errors import CacheError
-from loader.feed import Feed, Turn
+from loader.feed import Turn
 from loader.handover import Arena, Handed, packed
-from loader.reader import ORIGINS
+from loader.made import Made, Maker
 
 TELL_EVERY_S = 1.0
 """A worker has no plan of its own; this is how a restarted daemon hears what it still holds."""
@@ -41,39 +41,37 @@ class _Turns(Sampler[_Asked]):
 
 
 class _Counted(TorchDataset[Any]):
-    """A batch, handed over where it was built, and the bytes that this worker read for it by origin (in the order
-    of `ORIGINS`)."""
+    """A batch, handed over where it was built, and its report."""
 
-    def __init__(self, feed: Feed) -> None:
-        self.feed = feed
-        self.dataset = feed.dataset
+    def __init__(self, maker: Maker) -> None:
+        self.maker = maker
+        self.feed = maker.feed
+        self.dataset = self.feed.dataset
         self.arena: Arena | None = None
         self._run = -1
         self._tell_at = 0.0
 
-    def __getitem__(self, key: _Asked) -> tuple[Any, list[int]]:
-        before = self.feed.origin_bytes()
-        batch = self._built(key)
-        after = self.feed.origin_bytes()
+    def __getitem__(self, key: _Asked) -> Made:
+        made = self._built(key)
         if (now := time.monotonic()) >= self._tell_at:
             self._tell_at = now + TELL_EVERY_S
             self.feed.passed(key.turn)
-        return batch, [after.get(origin, 0) - before.get(origin, 0) for origin in ORIGINS]
+        return made
 
-    def _built(self, key: _Asked) -> Any:
+    def _built(self, key: _Asked) -> Made:
         info, turn = get_worker_info(), Turn(key.epoch, key.turn)
         if self.arena is None or info is None:
-            return self.feed[turn]
+            return self.maker.make(turn)
         if key.run != self._run:
             self._run = key.run
             self.arena.take_back(info.id)
         slot = self.arena.free_slot(info.id)
         self.feed.empty = slot.empty if slot is not None else None
-        batch = self.feed[turn]
-        if slot is None:
-            return batch
-        tree = packed(batch, slot)
-        return self.arena.send(slot, tree) if slot.used else batch
+        made = self.maker.make(turn)
+        if slot is None or made.report.failure is not None:
+            return made
+        tree = packed(made.batch, slot)
+        return made._replace(batch=self.arena.send(slot, tree)) if slot.used else made
 
 
 def _as_is(batch: Any) -> Any:
@@ -83,15 +81,14 @@ def _as_is(batch: Any) -> Any:
 class Engine:
     """Fetches turns in order through a torch DataLoader with `settings` (its keyword arguments)."""
 
-    def __init__(self, feed: Feed, settings: dict[str, Any]) -> None:
+    def __init__(self, maker: Maker, settings: dict[str, Any]) -> None:
         self._turns = _Turns()
-        self._made_by = _Counted(feed)
+        self._made_by = _Counted(maker)
         self._loader = torch.utils.data.DataLoader(
             self._made_by, batch_size=None, sampler=self._turns, collate_fn=_as_is, **settings
         )
         self._batches: Iterator[Any] = iter(())
         self._next = Turn(0, 0)
-        self.origin_bytes = dict.fromkeys(ORIGINS, 0)
 
     def start(self, epoch: int, first: int, last: int) -> None:
         """Begin to fetch the turns [first, last) of an epoch."""
@@ -104,22 +101,20 @@ class Engine:
         self._next = Turn(epoch, first)
         self._batches = iter(loader)
 
-    def fetch(self, key: tuple[int, int]) -> Any:
+    def fetch(self, key: tuple[int, int]) -> Made:
         """The batch of a turn; earlier ones that were prefetched and skipped are dropped."""
         while True:
             reached = self._next
-            batch, read = next(self._batches, (None, None))
-            if read is None:
+            made: Made | None = next(self._batches, None)
+            if made is None:
                 raise CacheError(
                     f"the workers ended before batch {key[1]} of epoch {key[0]}; look at their log"
                 )
             self._next = Turn(reached.epoch, reached.turn + 1)
-            for origin, count in zip(ORIGINS, read, strict=True):
-                self.origin_bytes[origin] += int(count)
-            if isinstance(batch, Handed):
-                batch = batch.open()
+            if isinstance(made.batch, Handed):
+                made = made._replace(batch=made.batch.open())
             if reached == key:
-                return batch
+                return made
 
     def rest(self) -> None:
         """The iteration has ended, or was abandoned: workers end, unless they persist."""

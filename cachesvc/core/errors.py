@@ -85,9 +85,15 @@ class StateMismatch(CacheError, ValueError):
 
 
 class PeerRankFailed(CacheError):
-    """Another rank of this job failed to read its data."""
+    """A rank of this job cannot read its data: all its ranks raise this, or end with its code where they are
+    blocked in a collective.
+
+    `rank`: which one; `cause`: that rank's own error.
+    """
 
     code = 13
+    rank = -1
+    cause: CacheError | None = None
 
 
 def _tree(root: type[CacheError]) -> list[type[CacheError]]:

@@ -18,6 +18,7 @@ from typing import Protocol
 from cachesvc.core import wire
 from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.model import DatasetId, ExtentId, ReaderId, TierName
+from cachesvc.core.stalls import StallReport
 from cachesvc.core.wire import Message, Op
 from cachesvc.daemon.tenants import Peer, peer_of
 
@@ -57,6 +58,8 @@ class Answers(Protocol):
     def released(self, reader: ReaderId, extent: ExtentId) -> None: ...
 
     def held(self, reader: ReaderId, extent: ExtentId, tier: str) -> None: ...
+
+    def waited(self, dataset: DatasetId, report: StallReport) -> None: ...
 
     def passed_or_gone(self, reader: ReaderId, step: int | None) -> None:
         """The reader's plan moved on to `step`; None: the reader is gone."""
@@ -226,6 +229,9 @@ class GrantsServer:
             return
         if message.op is Op.PASSED:
             self._answers.passed_or_gone(reader.id, message.value)
+            return
+        if message.op is Op.WAITED:
+            self._answers.waited(reader.dataset.id, StallReport.decode(message.text))
             return
         extent = reader.dataset.extent_ids[message.value]
         if message.op is Op.GET:

@@ -8,6 +8,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from cachesvc.core.model import DatasetId
+from cachesvc.core.stalls import CAUSES, QUANTILES
 from cachesvc.daemon.runner import Runner
 
 
@@ -69,4 +70,39 @@ class Metrics:
             "cachesvc_readers", "Connections to the grants socket.", value=status.readers
         )
         fills = GaugeMetricFamily("cachesvc_fills", "Fills running.", value=status.fills)
-        return [budget, used, lost, corrupt, scrubbed, resident, hits, misses, source, bound, readers, fills]
+        return [
+            budget,
+            used,
+            lost,
+            corrupt,
+            scrubbed,
+            resident,
+            hits,
+            misses,
+            source,
+            bound,
+            readers,
+            fills,
+            *self._stalls(),
+        ]
+
+    def _stalls(self) -> list[Metric]:
+        """What the ranks of this node report of their steps."""
+        steps = CounterMetricFamily(
+            "cachesvc_loader_batches", "Batches handed to training steps.", labels=["dataset"]
+        )
+        waited = CounterMetricFamily(
+            "cachesvc_loader_wait_seconds", "What they waited for, by cause.", labels=["dataset", "cause"]
+        )
+        quantiles = GaugeMetricFamily(
+            "cachesvc_loader_wait_quantile_seconds",
+            "A step's wait, as the latest rank reported it.",
+            labels=["dataset", "quantile"],
+        )
+        for dataset, stalls in self._runner.stalls.items():
+            steps.add_metric([dataset], stalls.steps)
+            for cause, spent in zip(CAUSES, stalls.waited_us, strict=True):
+                waited.add_metric([dataset, cause], spent / 1e6)
+            for quantile, wait in zip(QUANTILES, stalls.quantiles_us, strict=True):
+                quantiles.add_metric([dataset, quantile], wait / 1e6)
+        return [steps, waited, quantiles]

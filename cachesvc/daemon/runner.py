@@ -13,6 +13,7 @@ from cachesvc.core.errors import CacheError, NotFound
 from cachesvc.core.events import Command, Event
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.node import Node
+from cachesvc.core.stalls import StallReport, Stalls
 from cachesvc.daemon import jobs
 from cachesvc.daemon.budgets import Budgets
 from cachesvc.daemon.checks import Checks, short_of_descriptors
@@ -52,6 +53,7 @@ class Runner:
         self.datasets = datasets
         self.loop = loop
         self.grants: GrantsServer | None = None
+        self.stalls: dict[DatasetId, Stalls] = {}
         self._tiers = {tier.name: tier for tier in tiers}
         disks = [tier for tier in tiers if isinstance(tier, NvmeTier)]
         self._lanes = {tier.name: self._lane(f"tier-{tier.name}", clock) for tier in tiers}
@@ -201,6 +203,10 @@ class Runner:
         self.handle(events.ReaderGone(reader))
         self.handle(events.PlanEnded(reader))
         self.handle(events.JobEnded(reader))
+
+    def waited(self, dataset: DatasetId, report: StallReport) -> None:
+        """A rank says what its steps waited for."""
+        self.stalls.setdefault(dataset, Stalls()).add(report)
 
     # What the core commands.
 

@@ -1,0 +1,157 @@
+"""Bad samples: those whose bytes cannot be had for good, do not decode, or whose transform raises.
+
+A bad sample is found when its batch fails, by halving the batch, so good batches pay nothing. What cannot be
+read is an extent: where its object is gone or corrupt, each of its samples is bad.
+
+- `skip` leaves it out: the batch is shorter and `valid` counts what is left. A batch of which nothing is left
+  holds one substitute and `valid` is 0, so the number of steps stays the same and no shape is empty;
+- `substitute` puts another sample in its place, chosen by `core/substitutes.py`. It counts as valid.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from cachesvc.core.errors import CacheError, CorruptData, NotFound, SourceChanged
+from cachesvc.core.substitutes import substitutes
+from loader.feed import Feed
+from loader.reader import Ints
+
+OnError = Literal["raise", "skip", "substitute"]
+_PERMANENT = (NotFound, CorruptData, SourceChanged)
+_CAUSE_CHARS = 500
+KEPT, LOGGED = 1000, 20
+"""Bad samples of an epoch that are kept and logged; all are counted."""
+_log = logging.getLogger("cachesvc")
+
+
+class BadSample(NamedTuple):
+    """`sample`: its index in the dataset; `key`: its key in the source ("" where it has none)."""
+
+    epoch: int
+    sample: int
+    key: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """A batch of `turn` that was mended: the indices in it, how many of them (the first) are real."""
+
+    epoch: int
+    turn: int
+    indices: Ints
+    valid: int
+    bad: tuple[BadSample, ...]
+
+
+def is_bad_sample(error: Exception) -> bool:
+    """Whether an error belongs to the sample: permanent, or of the user's code. A daemon or a source that is
+    away, no room, a wrong argument: these would be mended at another time."""
+    if isinstance(error, CacheError):
+        return isinstance(error, _PERMANENT)
+    return not isinstance(error, MemoryError)
+
+
+class Mender:
+    """Batches of a feed under an `on_error`. Picklable; threads may share one."""
+
+    def __init__(self, feed: Feed, on_error: OnError) -> None:
+        self._feed, self._on_error = feed, on_error
+
+    def make(self, key: tuple[int, int]) -> tuple[Any, Repair | None]:
+        """The batch of a turn, and what was mended in it. Raises what is no bad sample's."""
+        try:
+            return self._feed[key], None
+        except Exception as error:
+            if self._on_error == "raise" or not is_bad_sample(error):
+                raise
+            found = error
+        return self._mended(*key, found)
+
+    def _mended(self, epoch: int, turn: int, error: Exception) -> tuple[Any, Repair]:
+        indices, valid = self._feed.indices(epoch, turn)
+        bad: dict[int, Exception] = {}
+        self._narrow(epoch, indices, list(range(len(indices))), error, bad)
+        kept = [at for at in range(len(indices)) if at not in bad]
+        real = sum(at < valid for at in kept)
+        rows = indices.copy()
+        if self._on_error == "substitute":
+            for at in sorted(bad):
+                rows[at] = self._substitute(epoch, turn, at, bad[at])
+            real = valid
+        elif kept:
+            rows = rows[kept]
+        else:
+            rows = np.asarray([self._substitute(epoch, turn, 0, error)], np.int64)
+        told = tuple(self._told(epoch, int(indices[at]), bad[at]) for at in sorted(bad) if at < valid)
+        return self._feed.fetch(epoch, rows), Repair(epoch, turn, rows, real, told)
+
+    def _narrow(
+        self, epoch: int, indices: Ints, failed: list[int], error: Exception, bad: dict[int, Exception]
+    ) -> None:
+        """Find which of the samples at `failed`, together bad by `error`, are so alone."""
+        if len(failed) == 1:
+            bad[failed[0]] = error
+            return
+        half = len(failed) // 2
+        for part in (failed[:half], failed[half:]):
+            found = self._error_of(epoch, indices[part])
+            if found is not None:
+                self._narrow(epoch, indices, part, found, bad)
+
+    def _error_of(self, epoch: int, indices: Ints) -> Exception | None:
+        try:
+            self._feed.fetch(epoch, indices)
+        except Exception as error:
+            if not is_bad_sample(error):
+                raise
+            return error
+        return None
+
+    def _substitute(self, epoch: int, turn: int, at: int, error: Exception) -> int:
+        """The index that stands in for the sample at `at` of a batch. Raises CorruptData when all tried are bad."""
+        feed, spec, order = self._feed, self._feed.spec, self._feed.order(epoch)
+        step, micro = divmod(turn, feed.share.accumulate)
+        position = step * spec.global_batch + feed.share.low + micro * feed.share.batch_size + at
+        positions = order.full_steps * spec.global_batch or order.tail_samples
+        for candidate in substitutes(spec.seed, epoch, position, spec.global_batch, positions):
+            index = feed.index_at(epoch, candidate)
+            if self._error_of(epoch, np.asarray([index], np.int64)) is None:
+                return index
+        raise CorruptData(
+            f"no good sample was found to stand in for a bad one ({error}); mend the data, or use on_error='raise'"
+        ) from error
+
+    def _told(self, epoch: int, index: int, error: Exception) -> BadSample:
+        cause = f"{type(error).__name__}: {error}".partition("\n")[0][:_CAUSE_CHARS]
+        return BadSample(epoch, index, self._feed.key_of(index), cause)
+
+
+class Found:
+    """The bad samples of the latest epoch: counted, the latest of them kept, the first of them logged."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.kept: deque[BadSample] = deque(maxlen=KEPT)
+
+    def note(self, repair: Repair) -> None:
+        """A mended batch was handed over."""
+        for bad in repair.bad:
+            self.count += 1
+            self.kept.append(bad)
+            if self.count <= LOGGED:
+                _log.warning(
+                    "sample %d%s of epoch %d is bad: %s",
+                    bad.sample,
+                    bad.key and f" ({bad.key})",
+                    bad.epoch,
+                    bad.cause,
+                )
+            elif self.count == LOGGED + 1:
+                _log.warning("more bad samples in epoch %d: see bad_samples and stats()", bad.epoch)

@@ -1,0 +1,167 @@
+"""A failure of one rank is the same typed error on all of them, before a collective times out. Design, D12.
+
+What happens, in order, when rank r cannot read its data:
+1. r claims the job's failure in the store, writes it there, and waits a moment until the others have heard:
+   the store may live in r itself and die with it;
+2. the watch of every other rank hears of it (it asks the store twice a second) and keeps it;
+3. a rank that fetches its next batch raises it, as r does, and its watch ends;
+4. a rank that does not come to fetch within `peer_failure_s` is blocked in a collective that r will never
+   join. It cannot raise there, so the watch logs the error and ends the process with `BLOCKED_EXIT`.
+
+A watch lives for one iteration of one loader: until all ranks have ended theirs, so that it also guards who
+waits for the others after its own last batch.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from cachesvc.core.errors import CacheError, PeerRankFailed, from_code
+from loader.topology import Store, Topology
+
+PEER_FAILURE_S = 30.0
+"""A step may take seconds and a checkpoint some more; collectives give up after 10 minutes and more."""
+BLOCKED_EXIT = PeerRankFailed.code
+"""Exit code of a process that was blocked in a collective when another rank failed."""
+POLL_S = 0.5
+"""How often a rank asks the store: one request of 50 us."""
+HEARD_S = 5.0
+"""How long the rank that failed stays until the others have heard: ten polls."""
+_log = logging.getLogger("cachesvc")
+
+
+class Signals(Store, Protocol):
+    """What we use of `torch.distributed.Store` besides."""
+
+    def add(self, key: str, amount: int, /) -> int: ...
+
+    def check(self, keys: list[str], /) -> bool: ...
+
+
+class PeerWatch:
+    """Hears of other ranks' failures during one iteration, on a thread of its own."""
+
+    def __init__(self, store: Signals, topology: Topology, name: str, peer_failure_s: float) -> None:
+        """`name`: the same on all ranks, and not used before in this store."""
+        self._store, self._topology, self._peer_failure_s = store, topology, peer_failure_s
+        self._key = f"cachesvc/peers/{name}"
+        self._over = threading.Event()
+        self._finished = False
+        self.failure: PeerRankFailed | None = None
+        """What another rank failed with, once it is known."""
+        self._thread = threading.Thread(target=self._watch, name="cachesvc-peers")
+
+    def start(self) -> None:
+        """Begin to listen. On a connection of its own: a wait in another thread would hold the store's up."""
+        if hasattr(self._store, "clone"):  # torch before 2.8 has none
+            self._store = self._store.clone()
+        self._thread.start()
+
+    def raise_failure(self) -> None:
+        """Raises PeerRankFailed when another rank has failed. From then on nobody ends this process."""
+        if self.failure is not None:
+            self._over.set()
+            raise self.failure
+
+    def publish(self, where: str, error: Exception) -> PeerRankFailed:
+        """Tell all ranks that this one cannot go on, and return what they all raise: the first failure."""
+        self._over.set()
+        code = error.code if isinstance(error, CacheError) else CacheError.code
+        kind, text = type(error).__name__, str(error).partition("\n")[0]
+        told = json.dumps([self._topology.rank, where, kind, code, text])
+        try:
+            if self._store.add(f"{self._key}/claims", 1) == 1:
+                self._store.set(f"{self._key}/failure", told)
+            else:
+                told = self._store.get(f"{self._key}/failure").decode()
+            self._store.add(f"{self._key}/heard", 1)
+            self._wait_for_others()
+        except RuntimeError:  # torch's DistError: the store's host is gone, and the job with it
+            _log.warning("the job's store does not answer: other ranks will not hear of this failure")
+        return _failure(told)
+
+    def finish(self) -> None:
+        """This rank's iteration is over; the thread ends when all ranks' are."""
+        try:
+            self._store.add(f"{self._key}/finished", 1)
+        except RuntimeError:
+            self._over.set()
+        self._finished = True
+
+    def _wait_for_others(self) -> None:
+        deadline = time.monotonic() + HEARD_S
+        while self._store.add(f"{self._key}/heard", 0) < self._topology.processes:
+            if time.monotonic() >= deadline:
+                return
+            time.sleep(POLL_S / 10)  # the store cannot call us
+
+    def _watch(self) -> None:
+        try:
+            while not self._over.wait(POLL_S) and threading.main_thread().is_alive():
+                if self._store.check([f"{self._key}/failure"]):
+                    self._heard()
+                    return
+                if self._finished and self._store.add(f"{self._key}/finished", 0) >= self._topology.processes:
+                    return
+        except RuntimeError:  # the store's host is gone; torch's own collectives say so
+            _log.debug("the job's store does not answer any more")
+
+    def _heard(self) -> None:
+        self.failure = _failure(self._store.get(f"{self._key}/failure").decode())
+        self._store.add(f"{self._key}/heard", 1)
+        # Now, not when it ends: a collective whose peer has gone may break first, and say nothing of the cause.
+        _log.warning("%s", self.failure)
+        deadline = time.monotonic() + self._peer_failure_s
+        while not self._over.wait(min(POLL_S, max(0.0, deadline - time.monotonic()))):
+            if not threading.main_thread().is_alive():
+                return
+            if time.monotonic() >= deadline:
+                _log.error(
+                    "this rank did not come to its next batch within %.0f s of that, so it is blocked in a"
+                    " collective: it ends with exit code %d",
+                    self._peer_failure_s,
+                    BLOCKED_EXIT,
+                )
+                os._exit(BLOCKED_EXIT)
+
+
+def watch_for(
+    store: Signals | None, topology: Topology, name: str, peer_failure_s: float
+) -> PeerWatch | None:
+    """A watch, where there is a job to watch."""
+    return None if store is None else PeerWatch(store, topology, name, peer_failure_s)
+
+
+@contextmanager
+def watched(watch: PeerWatch | None, where: Callable[[], str]) -> Iterator[None]:
+    """Around one iteration: what it raises is told to all ranks. A typed error becomes the PeerRankFailed that
+    the others raise too; any other (of a transform, say) is raised as it is. Without a watch nothing happens."""
+    if watch is None:
+        yield
+        return
+    watch.start()
+    try:
+        yield
+    except PeerRankFailed:
+        raise
+    except CacheError as error:
+        raise watch.publish(where(), error) from error
+    except Exception as error:
+        watch.publish(where(), error)
+        raise
+    finally:
+        watch.finish()
+
+
+def _failure(told: str) -> PeerRankFailed:
+    rank, where, kind, code, text = json.loads(told)
+    failure = PeerRankFailed(f"rank {rank} cannot go on at {where}: {kind}: {text}")
+    failure.rank, failure.cause = rank, from_code(code, text)
+    return failure

@@ -1,0 +1,169 @@
+"""The exactly-once ledger: shards of 1 to 10,000 samples, any world, any workers, any ending."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import product
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachesvc.core.errors import InvalidInput
+from cachesvc.core.order import EpochOrder, Last, OrderSpec
+from loader import DataLoader
+from tests import datasets
+from tests.loader_fakes import MemoryLink, compiled, in_memory
+
+WORLDS, WORKERS, ENDS = (1, 2, 3, 8), (0, 1, 4), ("drop", "pad", "error")
+SHARDS = (1, 10_000, 2, 77, 1, 1000, 3)
+TOTAL = sum(SHARDS)
+BATCH = 32
+
+
+@given(
+    shards=st.lists(st.integers(1, 10_000), min_size=1, max_size=12),
+    world=st.sampled_from(WORLDS),
+    workers=st.sampled_from(WORKERS),
+    last=st.sampled_from(get_args(Last)),
+    batch=st.integers(1, 64),
+    window=st.integers(0, 4),
+    shuffle=st.booleans(),
+    draw=st.data(),
+)
+def test_the_order_names_every_sample_once(
+    shards: list[int],
+    world: int,
+    workers: int,
+    last: Last,
+    batch: int,
+    window: int,
+    shuffle: bool,
+    draw: st.DataObject,
+) -> None:
+    if last == "short":
+        world = 1
+    total, size = sum(shards), batch * world
+    nodes = draw.draw(st.integers(1, min(world, size)))
+    spec = OrderSpec(3, size, window, nodes, shuffle, last)
+    firsts = np.concatenate(([0], np.cumsum(shards)))
+    if last == "error" and total % size:
+        with pytest.raises(InvalidInput, match=str(total)):
+            EpochOrder(spec, firsts, 0)
+        return
+    order = EpochOrder(spec, firsts, draw.draw(st.integers(0, 3)))
+    seen: Counter[int] = Counter()
+    repeats = 0
+    for rank in range(world):
+        low, high = rank * batch, (rank + 1) * batch
+        steps = order.slots(0, order.full_steps, low, high)
+        for worker in range(max(1, workers)):  # a worker takes whole batches in turn
+            seen.update(steps[worker :: max(1, workers)].reshape(-1).tolist())
+        if order.has_tail:
+            tail = order.tail(low, high)
+            assert last == "short" or len(tail.samples) == batch
+            seen.update(tail.samples[: tail.valid].tolist())
+            repeats += len(tail.samples) - tail.valid
+    assert set(seen.values()) <= {1}
+    kept = total - total % size if last == "drop" else total
+    assert len(seen) == kept
+    assert order.steps == (total // size if last in ("drop", "error") else -(-total // size))
+    assert repeats == (order.steps * size - total if last == "pad" else 0)
+
+
+@pytest.fixture(scope="module")
+def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
+    root = tmp_path_factory.mktemp("shards")
+    begin = 0
+    for number, count in enumerate(SHARDS):
+        datasets.array_file(
+            root / "d" / f"{number}.npy", np.arange(begin, begin + count, dtype="<i8")[:, None]
+        )
+        begin += count
+    return compiled(root / "d", root, format="records")
+
+
+def check(link: MemoryLink, world: int, workers: int, last: str) -> None:
+    """One epoch of real loaders, rank after rank."""
+    size = BATCH * world
+    seen: Counter[int] = Counter()
+    steps, missed = set(), 0
+    dataset = in_memory(link) if last != "error" else in_memory(link).take(TOTAL - TOTAL % size)
+    more: dict[str, Any] = {"multiprocessing_context": "fork"} if workers else {}
+    for rank in range(world):
+        loader = DataLoader(
+            dataset,
+            BATCH,
+            shuffle=True,
+            rank=rank,
+            world_size=world,
+            last=last,  # type: ignore[arg-type]
+            num_workers=workers,
+            window=1 << 15,
+            **more,
+        )
+        batches = 0
+        for batch in loader:
+            batches += 1
+            assert len(batch) == BATCH
+            assert 0 <= loader.valid <= BATCH
+            seen.update(batch[: loader.valid, 0].tolist())
+            missed += BATCH - loader.valid
+        steps.add(batches)
+        assert len(loader) == batches
+    assert len(steps) == 1, "unequal steps would hang a collective"
+    assert set(seen.values()) == {1}
+    assert len(seen) == (TOTAL if last == "pad" else TOTAL - TOTAL % size)
+    assert missed == (steps.pop() * size - TOTAL if last == "pad" else 0)
+
+
+SAMPLE = [(1, 4, "pad"), (2, 1, "drop"), (3, 0, "pad"), (8, 0, "pad"), (3, 1, "error"), (8, 0, "drop")]
+
+
+@pytest.mark.parametrize(("world", "workers", "last"), SAMPLE)
+def test_real_loaders_hand_over_every_sample_once(
+    link: MemoryLink, world: int, workers: int, last: str
+) -> None:
+    check(link, world, workers, last)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("world", "workers", "last"), list(product(WORLDS, WORKERS, ENDS)))
+def test_real_loaders_hand_over_every_sample_once_in_the_whole_grid(
+    link: MemoryLink, world: int, workers: int, last: str
+) -> None:
+    check(link, world, workers, last)
+
+
+def test_error_refuses_what_does_not_divide_before_the_first_batch(link: MemoryLink) -> None:
+    for rank in range(2):
+        loader = DataLoader(in_memory(link), BATCH, rank=rank, world_size=2, last="error")
+        with pytest.raises(InvalidInput, match="drop"):
+            iter(loader)
+
+
+def test_one_rank_alone_sees_everything(link: MemoryLink, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    sharded = DataLoader(in_memory(link), BATCH)
+    alone = DataLoader(in_memory(link), BATCH, shard=False)
+    assert len(sharded) == -(-TOTAL // (2 * BATCH))
+    assert [n for batch in alone for n in batch[:, 0].tolist()] == list(range(TOTAL))
+
+
+def test_a_dataset_smaller_than_one_global_batch_still_gives_each_rank_one_step(
+    tmp_path: Path,
+) -> None:
+    datasets.array_file(tmp_path / "d" / "0.npy", np.arange(3, dtype="<i8")[:, None])
+    link = compiled(tmp_path / "d", tmp_path, format="records")
+    found: list[int] = []
+    for rank in range(8):
+        loader = DataLoader(in_memory(link), 4, rank=rank, world_size=8, shuffle=True)
+        for batch in loader:
+            assert len(batch) == 4
+            found += batch[: loader.valid, 0].tolist()
+        assert len(loader) == 1
+    assert sorted(found) == [0, 1, 2]

@@ -1,0 +1,166 @@
+"""A rank that cannot read its data: every rank raises the same error, or ends where it is blocked."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+
+from cachesvc.core.errors import NotFound, PeerRankFailed
+from loader.peers import BLOCKED_EXIT, PeerWatch, watched
+from loader.topology import Topology
+from tests import datasets
+from tests.rank import PER_FILE
+from tests.servers import free_ports
+
+ROOT = Path(__file__).parents[1]
+JOB_S = 60.0
+
+
+class Job:
+    """Ranks as processes, with torchrun's variables. Context manager."""
+
+    def __init__(self, folder: Path, roles: list[str]) -> None:
+        (port,) = free_ports(1)
+        own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(len(roles))}
+        own |= {"CACHESVC": "off", "XDG_CACHE_HOME": str(folder / "cache"), "PYTHONPATH": str(ROOT)}
+        self._stack = ExitStack()
+        self.ranks = [
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.rank", str(folder / "data"), role],
+                env=os.environ | own | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                cwd=ROOT,
+            )
+            for rank, role in enumerate(roles)
+        ]
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.ranks:
+            process.kill()
+            process.communicate()
+
+    def said(self, rank: int) -> dict[str, Any]:
+        """The next line of a rank."""
+        stdout = self.ranks[rank].stdout
+        assert stdout is not None
+        line = stdout.readline()
+        assert line, self.ranks[rank].communicate()[1]
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+
+def test_a_failed_read_ends_every_rank_with_its_typed_error(tmp_path: Path) -> None:
+    """Rank 1 loses a file. Rank 0 takes no part in collectives and raises; rank 2 is blocked in one."""
+    for part in range(9):
+        datasets.array_file(tmp_path / "data" / f"{part:02d}.npy", np.full((PER_FILE, 8), part, dtype="<i4"))
+    with Job(tmp_path, ["alone", "alone", "together"]) as job:
+        for rank in range(3):
+            assert job.said(rank) == {"steps": 3, "watches": 0}
+        raised = [job.said(rank) for rank in (0, 1)]
+        assert raised[0]["message"] == raised[1]["message"]
+        for each in raised:
+            assert each["error"] == "PeerRankFailed"
+            assert each["cause"] == "NotFound"
+            assert each["message"].startswith("rank 1 cannot go on at epoch 0, step 1: NotFound: ")
+            assert "04.npy is gone" in each["message"]
+            assert each["after_s"] < 10.0
+        assert job.ranks[2].wait(JOB_S) == BLOCKED_EXIT == PeerRankFailed.code
+        assert job.ranks[2].stderr is not None
+        last = job.ranks[2].stderr.read()
+        assert raised[0]["message"] in last
+        assert f"exit code {BLOCKED_EXIT}" in last
+
+
+@pytest.fixture
+def store() -> dist.TCPStore:
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=10))
+
+
+def watches(store: dist.TCPStore, name: str, peer_failure_s: float = 30.0) -> list[PeerWatch]:
+    """Of a job of two ranks in this process."""
+    return [
+        PeerWatch(store, Topology(rank, 2, "test", process=rank, processes=2), name, peer_failure_s)
+        for rank in range(2)
+    ]
+
+
+def listening() -> int:
+    return sum(thread.name == "cachesvc-peers" for thread in threading.enumerate())
+
+
+def until(done: Any) -> None:
+    deadline = time.monotonic() + 10.0
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_of_two_failures_the_first_is_everybodys(store: dist.TCPStore) -> None:
+    first, second = watches(store, "two")
+    with pytest.raises(PeerRankFailed, match="rank 0 cannot go on at step 1: NotFound: a") as one:
+        fail(first, second, NotFound("a"), NotFound("b"))
+    assert isinstance(one.value.__cause__, NotFound)
+    assert isinstance(one.value.cause, NotFound)
+    until(lambda: not listening())
+
+
+def fail(first: PeerWatch, second: PeerWatch, one: Exception, other: Exception) -> None:
+    """Both ranks of the job fail, the second after the first has said so."""
+    late: list[Exception] = []
+
+    def follow() -> None:
+        until(lambda: second.failure is not None)
+        late.append(second.publish("step 2", other))
+
+    with watched(second, lambda: ""):
+        thread = threading.Thread(target=follow)
+        thread.start()
+        try:
+            with watched(first, lambda: "step 1"):
+                raise one
+        finally:
+            thread.join()
+            assert "step 1: NotFound: a" in str(late[0])
+
+
+def test_a_users_own_exception_stays_what_it_is_and_is_told(store: dist.TCPStore) -> None:
+    first, second = watches(store, "own")
+    with watched(second, lambda: ""):
+        with pytest.raises(ZeroDivisionError), watched(first, lambda: "step 1"):
+            raise ZeroDivisionError("in a transform\nand more")
+        with pytest.raises(PeerRankFailed, match=r"rank 0 .* ZeroDivisionError: in a transform$"):
+            second.raise_failure()
+    until(lambda: not listening())
+
+
+def test_a_watch_ends_when_all_ranks_have_ended_and_not_before(store: dist.TCPStore) -> None:
+    first, second = watches(store, "end")
+    with watched(second, lambda: ""):
+        with watched(first, lambda: ""):
+            pass
+        assert listening() == 2
+    until(lambda: not listening())
+
+
+def test_without_a_job_there_is_no_watch() -> None:
+    with pytest.raises(NotFound), watched(None, lambda: ""):
+        raise NotFound("as it is")
+    assert not listening()
