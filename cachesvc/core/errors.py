@@ -38,7 +38,8 @@ class CorruptData(CacheError):
 
 
 class SourceChanged(CacheError):
-    """An object is no longer the version that the catalog names."""
+    """The source no longer holds what was pinned: an object is not the version that the catalog names, or a prefix
+    not the dataset version that was asked for, in whatever way one reads."""
 
     code = 6
 
@@ -79,7 +80,8 @@ class DeadlineExceeded(CacheError, TimeoutError):
 
 
 class StateMismatch(CacheError, ValueError):
-    """Saved state, ranks or dataset versions do not belong together."""
+    """What a job itself brings does not belong together: its saved state, its ranks, their arguments. The source
+    has no part in it; what the source no longer holds is `SourceChanged`."""
 
     code = 12
 
