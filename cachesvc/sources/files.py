@@ -1,5 +1,9 @@
 """POSIX and NFS paths. Every regular file is an object, hidden ones too, but not `.nfs*` (files that NFS
 keeps for a process after their removal). Symbolic links are followed while they stay below the listed root.
+
+A version is size, mtime and ctime. NFS answers them from a cache for up to a minute: opening asks the server
+(close-to-open), and after the read `attributes.fresh` asks again. What changes within one tick of the file system's
+clock (4 ms) and keeps its length cannot be seen.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from cachesvc.core.errors import (
     SourceUnavailable,
 )
 from cachesvc.core.model import ObjectVersion
+from cachesvc.sources.attributes import Attributes, fresh
 
 SCHEME = "file://"
 _MAX_READ_BYTES = 1 << 30
@@ -62,15 +67,14 @@ class FilesSource:
     def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
         """Read with the version checked on the open file before and after."""
         try:
-            file = os.open(path_of(version.uri), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
-                if self.roots:
-                    self._check(os.readlink(f"/proc/self/fd/{file}"), version.uri)
-                _unchanged(file, version)
-                _read(file, offset, into, version)
-                _unchanged(file, version)
-            finally:
-                os.close(file)
+                self._read(version, offset, into)
+            except OSError as error:
+                if error.errno != errno.ESTALE:
+                    raise
+                self._read(
+                    version, offset, into
+                )  # replaced on the server: the name now leads to another file
         except CacheError:
             raise
         except OSError as error:
@@ -78,6 +82,18 @@ class FilesSource:
 
     def close(self) -> None:
         """Nothing is held."""
+
+    def _read(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
+        # Without O_NONBLOCK, opening a FIFO waits for its writer.
+        file = os.open(path_of(version.uri), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            if self.roots:
+                self._check(os.readlink(f"/proc/self/fd/{file}"), version.uri)
+            _unchanged(os.fstat(file), version)
+            _read(file, offset, into, version)
+            _unchanged(fresh(file), version)
+        finally:
+            os.close(file)
 
     def _below(self, path: str, root: str, above: tuple[str, ...]) -> Iterator[ObjectVersion]:
         with os.scandir(path) as entries:
@@ -112,7 +128,7 @@ def under(path: str, roots: tuple[str, ...]) -> bool:
     return any(path == root or path.startswith(root.rstrip("/") + "/") for root in roots)
 
 
-def _etag(found: os.stat_result) -> str:
+def _etag(found: Attributes) -> str:
     return f"{found.st_mtime_ns}-{found.st_ctime_ns}"
 
 
@@ -124,8 +140,7 @@ def _utf8(path: str) -> str:
     return path
 
 
-def _unchanged(file: int, version: ObjectVersion) -> None:
-    found = os.fstat(file)
+def _unchanged(found: Attributes, version: ObjectVersion) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise SourceChanged(f"{version.uri} is no longer a regular file")
     if found.st_size != version.size_bytes or (version.etag and _etag(found) != version.etag):
@@ -146,8 +161,6 @@ def _translated(error: OSError, uri: str) -> CacheError:
         return NotFound(f"{uri}: no such file or folder")
     if error.errno in (errno.EACCES, errno.EPERM):
         return NotAllowed(f"{uri}: permission denied to user {os.getuid()}")
-    if error.errno == errno.ESTALE:
-        return SourceChanged(f"{uri} was replaced on the server; open the dataset again")
     if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
         return InvalidInput(f"{uri}: {error.strerror}")
     return SourceUnavailable(f"{uri}: {error.strerror}")

@@ -133,7 +133,9 @@ class S3Source:
             return getattr(self._identity.client, operation)(**arguments)
         except botocore.exceptions.ClientError as error:
             code = error.response.get("Error", {}).get("Code", "")
-            expired = code in EXPIRED or (operation == "head_object" and code in ("400", "403"))  # no body says more
+            expired = code in EXPIRED or (
+                operation == "head_object" and code in ("400", "403")
+            )  # no body says more
             if not expired or not self._identity.renewed(used):
                 raise self._translated(error, uri) from error
         except botocore.exceptions.BotoCoreError as error:
