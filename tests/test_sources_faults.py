@@ -13,6 +13,7 @@ from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.resilient import Resilience, Resilient
 from cachesvc.sources.s3 import S3Settings, S3Source, open_s3
 from tests.servers import Fault, Proxy, SeaweedFS
+from tests.test_sources_resilient import Clock
 
 DATA = os.urandom(1 << 20)
 
@@ -44,6 +45,8 @@ def _read(source: S3Source | Resilient, version: ObjectVersion, offset: int = 0,
         (Fault("status", status=412), SourceChanged, "overwritten"),
         (Fault("cut", after_bytes=500), SourceUnavailable, "cut the answer after 500 of 1000 bytes"),
         (Fault("cut", after_bytes=0), SourceUnavailable, "cut the answer"),
+        (Fault("reset", after_bytes=500), SourceUnavailable, "broke the connection|cut the answer"),
+        (Fault("length"), SourceUnavailable, "announced 1001 bytes"),
         (Fault("ignore-range"), SourceUnavailable, "ignored the byte range"),
     ],
 )
@@ -128,13 +131,12 @@ def test_a_missing_bucket_is_said_to_be_missing(source: S3Source, version: Objec
 def test_retries_give_the_right_bytes_in_the_end(
     source: S3Source, proxy: Proxy, version: ObjectVersion
 ) -> None:
-    slept: list[float] = []
-    patient = Resilient(source, Resilience(), sleep=slept.append)
+    clock = Clock()
+    patient = Resilient(source, Resilience(), clock, sleep=clock.sleep)
     proxy.faults += [Fault("status", times=2, retry_after_s=1), Fault("cut", after_bytes=70_000)]
     assert _read(patient, version, 1, 500_000) == DATA[1:500_001]
-    assert patient.counters.retries == len(slept) == 3
-    assert min(slept[:2]) >= 1.0
-    assert patient.concurrency < Resilience().concurrency
+    assert (patient.counters.retries, patient.counters.throttled) == (3, 2)
+    assert clock.now >= 2.0
 
 
 def test_a_stalled_read_is_hedged_and_the_winner_is_whole(

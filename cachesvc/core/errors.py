@@ -6,11 +6,16 @@ chosen from it in `daemon/service.py` alone.
 
 from __future__ import annotations
 
+from cachesvc.core.secrets import redacted
+
 
 class CacheError(Exception):
-    """Root. The message is one line: what happened, to what, and the mend."""
+    """Root. The message is one line: what happened, to what, and the mend; without the secrets of its URLs."""
 
     code = 1
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(redacted(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class InvalidInput(CacheError, ValueError):

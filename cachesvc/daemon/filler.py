@@ -27,6 +27,7 @@ from cachesvc.config import Settings
 from cachesvc.core.errors import CacheError, CorruptData, SourceUnavailable
 from cachesvc.daemon import jobs
 from cachesvc.daemon.cached_bytes import CachedBytes
+from cachesvc.daemon.logs import configure_logging
 from cachesvc.sources.fetch import Fetcher
 from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.sources.uri import allowlist
@@ -120,9 +121,9 @@ class Filler:
                 jobs.send(self._channel, done)
 
     def _watch(self) -> None:
-        while not (uri := self._calls.hung(HUNG_S)):
+        while not (uri := self._calls.hung()):
             time.sleep(WATCH_S)
-        message = f"{uri} has not answered for {HUNG_S:.0f} s; look at its mount"
+        message = f"{uri} hangs: it has not answered for {HUNG_S:.0f} s; look at its mount"
         log.error("a source hangs; this process ends", extra={"uri": uri})
         for number in tuple(self._unanswered):
             self._send(jobs.Done(number, SourceUnavailable.code, message, retry=True))
@@ -190,7 +191,9 @@ class Filler:
             now = time.monotonic()
             if now >= due:
                 due = now + PROGRESS_S
-                jobs.send(self._channel, jobs.Progress(number, done, total))
+                with self._unanswered_lock:
+                    if number in self._unanswered:
+                        jobs.send(self._channel, jobs.Progress(number, done, total))
 
         return progress
 
@@ -217,7 +220,9 @@ def main() -> None:
     fields = json.loads(os.environ.pop("CACHESVC_FILLER"))
     channel = socket.socket(fileno=int(sys.argv[1]))
     fields |= {"nvme": (), "tls": None, "allow": tuple(fields["allow"])}
-    Filler(channel, Settings(**fields)).run()
+    settings = Settings(**fields)
+    configure_logging(settings.log_format)
+    Filler(channel, settings).run()
     os._exit(0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,8 @@ from cachesvc.sources.source import Source
 
 HUNG_S = 30.0
 """A disk that spins up takes 10 s, a server that reboots minutes: those waits are of retries, not of one call."""
+LIST_HUNG_S = 300.0
+"""The first object of a folder comes when all of it, a million files perhaps, has been read and sorted."""
 
 
 class Calls:
@@ -22,19 +25,19 @@ class Calls:
         self._under_way: dict[int, tuple[float, str]] = {}
 
     @contextmanager
-    def of(self, uri: str) -> Iterator[None]:
-        """This thread is in a call about `uri`."""
+    def of(self, uri: str, limit_s: float = HUNG_S) -> Iterator[None]:
+        """This thread is in a call about `uri` that hangs if it takes longer than `limit_s`."""
         thread = threading.get_ident()
-        self._under_way[thread] = self._clock(), uri
+        self._under_way[thread] = self._clock() + limit_s, uri
         try:
             yield
         finally:
             del self._under_way[thread]
 
-    def hung(self, limit_s: float) -> str:
-        """The URI of the call that has been under way longest, if that is longer than `limit_s`; else ""."""
-        since, uri = min(tuple(self._under_way.values()), default=(self._clock(), ""))
-        return uri if self._clock() - since > limit_s else ""
+    def hung(self) -> str:
+        """The URI of a call that is beyond its limit; else ""."""
+        until, uri = min(tuple(self._under_way.values()), default=(math.inf, ""))
+        return uri if self._clock() > until else ""
 
 
 class Watched:
@@ -47,7 +50,7 @@ class Watched:
         """As the source lists; each object is a call of its own."""
         found = iter(self._source.list(prefix))
         while True:
-            with self._calls.of(prefix):
+            with self._calls.of(prefix, LIST_HUNG_S):
                 version = next(found, None)
             if version is None:
                 return
