@@ -11,7 +11,7 @@ from typing import Any
 import botocore.exceptions
 from botocore.credentials import RefreshableCredentials
 
-from cachesvc.core.errors import CacheError, SourceUnavailable
+from cachesvc.core.errors import SourceUnavailable
 
 log = logging.getLogger(__name__)
 EXPIRED = {
@@ -22,6 +22,8 @@ EXPIRED = {
     "InvalidAccessKeyId",
 }
 """Codes of a 403 that newer credentials may mend; keys that were rotated are unknown, not expired."""
+_FAILED = (botocore.exceptions.BotoCoreError, RuntimeError, OSError, ValueError)
+"""What a chain that does not work raises; ValueError where a credential process prints no JSON."""
 RENEW_S = 5.0
 """Between two tries to renew: all threads are refused at once, and a metadata service that fails needs no more."""
 
@@ -47,7 +49,7 @@ class Identity:
             return self._kept
         try:
             self._kept = self._credentials.get_frozen_credentials()
-        except (botocore.exceptions.BotoCoreError, RuntimeError, OSError) as error:
+        except _FAILED as error:
             said = " ".join(str(error).split())[:300]
             if self._kept is None:  # it may work soon
                 raise SourceUnavailable(f"the AWS credentials could not be refreshed: {said}") from error
@@ -68,7 +70,7 @@ class Identity:
             try:
                 client, credentials = self._connect()
                 kept = credentials.get_frozen_credentials()
-            except (botocore.exceptions.BotoCoreError, CacheError, RuntimeError, OSError) as error:
+            except _FAILED as error:
                 log.warning("the AWS credentials could not be renewed", extra={"error": str(error)[:300]})
                 return False
             if kept == refused:

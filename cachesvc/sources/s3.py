@@ -11,7 +11,8 @@ import os
 import re
 import ssl
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -269,7 +270,7 @@ class S3Source:
         return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
-def open_s3(settings: S3Settings) -> S3Source:
+def open_s3(settings: S3Settings, clock: Callable[[], float] = time.monotonic) -> S3Source:
     """A source from settings and the AWS environment. Raises NotAllowed without credentials, InvalidInput."""
     config = Config(
         connect_timeout=CONNECT_TIMEOUT_S,
@@ -290,7 +291,7 @@ def open_s3(settings: S3Settings) -> S3Source:
         return client, None if settings.anonymous else session.get_credentials()
 
     try:
-        identity = Identity(connect)
+        identity = Identity(connect, clock)
         if identity.missing and not settings.anonymous:
             raise NotAllowed(f"no S3 credentials found: {_CREDENTIALS}")
     except (botocore.exceptions.BotoCoreError, ValueError) as error:
