@@ -113,7 +113,7 @@ def fake_s3() -> Iterator[FakeS3]:
 def _listing(fake: FakeS3, query: dict[str, list[str]]) -> bytes:
     prefix, after = query.get("prefix", [""])[0], query.get("continuation-token", [""])[0]
     number, _, last = after.partition("|")
-    fake.before_page(int(number or 0))
+    fake.before_page(int(number) if number.isdigit() else 0)
     size = int(query.get("max-keys", [str(PAGE)])[0])
     keys = sorted(key for key in list(fake.objects) if key.startswith(prefix) and (not after or key > last))
     page = keys[:size]
@@ -124,11 +124,7 @@ def _listing(fake: FakeS3, query: dict[str, list[str]]) -> bytes:
         for key in page
     )
     more = len(keys) > size or fake.stuck
-    token = (
-        f"<NextContinuationToken>{1 if fake.stuck else int(number or 0) + 1}|{'' if fake.stuck else escape(page[-1])}</NextContinuationToken>"
-        if more
-        else ""
-    )
-    return (
-        f"<ListBucketResult><IsTruncated>{str(more).lower()}</IsTruncated>{token}{rows}{fake.more_rows}</ListBucketResult>"
-    ).encode()
+    following = "stuck|" if fake.stuck else f"{int(number or 0) + 1}|{escape(page[-1])}"
+    token = f"<NextContinuationToken>{following}</NextContinuationToken>" if more else ""
+    body = f"<IsTruncated>{str(more).lower()}</IsTruncated>{token}{rows}{fake.more_rows}"
+    return f"<ListBucketResult>{body}</ListBucketResult>".encode()

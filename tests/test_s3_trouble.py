@@ -147,7 +147,7 @@ def test_listings_and_heads_renew_too(
 def test_expired_keys_without_others_are_refused_by_name(server: FakeS3, source: S3Source) -> None:
     version = put(server, DATA)
     _accept(server, "second")
-    with pytest.raises(NotAllowed, match="ExpiredToken.*check the credentials"):
+    with pytest.raises(NotAllowed, match=r"ExpiredToken.*check the credentials"):
         read(source, version)
     assert server.requests == 1
 
@@ -245,6 +245,15 @@ def test_a_listing_that_does_not_advance_ends(server: FakeS3, source: S3Source) 
     with pytest.raises(SourceUnavailable, match="broke off its listing"):
         list(source.list("s3://bucket/p/"))
     assert server.requests == 2
+
+
+@pytest.mark.parametrize("key", ["p/a//b", "p/../b", "p/./b", "p//", "p/b/", "p/back\\slash", "p/\x01\n"])
+def test_keys_that_look_like_paths_are_no_paths(server: FakeS3, source: S3Source, key: str) -> None:
+    server.objects[key] = Object(len(DATA), hashlib.md5(DATA).hexdigest(), DATA)
+    if "\x01" not in key:  # which XML cannot carry
+        assert [found.uri for found in source.list("s3://bucket/p/")] == [f"s3://bucket/{key}"]
+    version = ObjectVersion(f"s3://bucket/{key}", len(DATA), hashlib.md5(DATA).hexdigest())
+    assert read(source, version) == DATA
 
 
 def test_fifty_gigabytes_are_read_where_asked(server: FakeS3, source: S3Source, tmp_path: Path) -> None:

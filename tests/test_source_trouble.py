@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,10 +12,11 @@ import pytest
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
 from cachesvc.client import Control
+from cachesvc.core.errors import CacheError
 from cachesvc.grants import Granted
 from cachesvc.leases import DaemonGrants
 from tests.fuse import FaultyMount, File
-from tests.servers import Proxy, SeaweedFS
+from tests.servers import Proxy, SeaweedFS, free_ports
 from tests.test_daemon import wait_until
 
 EXTENT = 1 << 20
@@ -67,13 +68,20 @@ def test_two_fillers_settle_at_the_rate_of_a_source_that_throttles(
     rate, count, size = 100.0, 3_600, 4096
     client = s3_server.client()
     body = os.urandom(size)
-    from concurrent.futures import ThreadPoolExecutor
-
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda n: client.put_object(Bucket=bucket, Key=f"t/{n:05}.x", Body=body), range(count)))
     with Proxy(s3_server.endpoint.removeprefix("http://"), gets_per_s=rate) as proxy:
         credentials = {**s3_env, "AWS_ENDPOINT_URL": proxy.endpoint}
-        options = ["--ram", "128MiB", "--allow", f"s3://{bucket}/", "--extent-bytes", str(EXTENT), "--fillers", "2"]
+        options = [
+            "--ram",
+            "128MiB",
+            "--allow",
+            f"s3://{bucket}/",
+            "--extent-bytes",
+            str(EXTENT),
+            "--fillers",
+            "2",
+        ]
         with Daemon(tmp_path / "node", options, credentials) as daemon:
             with Control(daemon.socket_dir) as control:
                 dataset = control.open_dataset([f"s3://{bucket}/t/"], Options(format="files")).id
@@ -85,38 +93,38 @@ def test_two_fillers_settle_at_the_rate_of_a_source_that_throttles(
     settled = [(at - start, passed) for at, passed in asked if 5 <= at - start <= 30]
     span = settled[-1][0] - settled[0][0]
     offered, served = len(settled) / span / rate, sum(passed for _, passed in settled) / span / rate
-    print(f"offered {offered:.3f} R, served {served:.3f} R, whole run {len(asked) / count:.3f} requests an object")
-    assert offered <= 1.1
-    assert served >= 0.85
+    assert offered <= 1.1, offered
+    assert served >= 0.85, served
+    assert len(asked) <= 1.15 * count  # the first seconds, in which the rate is found, included
 
 
 def test_the_password_in_a_url_shows_nowhere(tmp_path: Path) -> None:
     uri = "ftp://reader:hunter2@127.0.0.1:1/data/"
     with Daemon(tmp_path / "node", ["--ram", "128MiB", "--allow", uri]) as daemon:
-        with Control(daemon.socket_dir) as control, pytest.raises(Exception) as caught:  # noqa: PT011
+        with Control(daemon.socket_dir) as control, pytest.raises(CacheError) as caught:
             control.open_dataset([uri], Options())
         assert "hunter2" not in f"{caught.value!r} {caught.value} {daemon.log}"
         assert "***@127.0.0.1" in str(caught.value)
         assert "***@127.0.0.1" in daemon.log
 
 
+@pytest.mark.slow
 def test_an_outage_of_the_source_is_waited_out(
     tmp_path: Path, s3_server: SeaweedFS, bucket: str, s3_env: dict[str, str]
 ) -> None:
     data = os.urandom(EXTENT)
     s3_server.client().put_object(Bucket=bucket, Key="r/0.bin", Body=data)
     target = s3_server.endpoint.removeprefix("http://")
-    with Proxy(target) as proxy:
-        port, credentials = proxy.port, {**s3_env, "AWS_ENDPOINT_URL": proxy.endpoint}
-        daemon = Daemon(tmp_path / "node", ["--ram", "128MiB", "--allow", f"s3://{bucket}/"], credentials)
-        with daemon:
-            with Control(daemon.socket_dir) as control:
-                control.open_dataset([f"s3://{bucket}/r/"], RECORDS)
-            proxy.__exit__(None, None, None)
-            got: list[bytes] = []
-            reading = threading.Thread(target=lambda: got.append(extent(daemon, f"s3://{bucket}/r/")))
-            reading.start()
-            time.sleep(4)  # the outage itself, longer than the first tries
-            with Proxy(target, port=port):
-                reading.join(60)
-            assert got == [data]
+    (port,) = free_ports(1)
+    credentials = {**s3_env, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
+    with Daemon(tmp_path / "node", ["--ram", "128MiB", "--allow", f"s3://{bucket}/"], credentials) as daemon:
+        with Proxy(target, port=port), Control(daemon.socket_dir) as control:
+            control.open_dataset([f"s3://{bucket}/r/"], RECORDS)
+        got: list[bytes] = []
+        reading = threading.Thread(target=lambda: got.append(extent(daemon, f"s3://{bucket}/r/")))
+        reading.start()
+        reading.join(20)  # that is how long it is away: three times what the tries of one read take
+        assert reading.is_alive()
+        with Proxy(target, port=port):
+            reading.join(60)
+        assert got == [data]
