@@ -71,7 +71,7 @@ def test_a_stale_handle_is_opened_again_and_a_stale_mount_is_unavailable(
     file.fail, file.times, file.at_open = errno.ESTALE, 1, at_open
     assert read(FilesSource(), version) == DATA
     file.times = 1000
-    with pytest.raises(SourceUnavailable, match="[Ss]tale"):
+    with pytest.raises(SourceUnavailable, match=r"[Ss]tale"):
         read(FilesSource(), version)
 
 

@@ -46,19 +46,22 @@ def test_a_mount_that_hangs_stops_neither_the_daemon_nor_other_data(tmp_path: Pa
     (tmp_path / "disk/0.bin").write_bytes(data)
     options = ["--ram", "32MiB", "--allow", f"{tmp_path}/", "--extent-bytes", str(EXTENT), "--fillers", "1"]
     got: list[bytes] = []
-    with FaultyMount(tmp_path / "nfs", {"0.bin": File(data[::-1], hang=True)}) as mount:
-        with Daemon(tmp_path / "node", options) as daemon:
-            reading = threading.Thread(target=lambda: got.append(extent(daemon, f"{tmp_path}/nfs/")))
-            reading.start()
-            assert mount.hung.wait(20)
-            assert extent(daemon, f"{tmp_path}/disk/", timeout_s=10) == data
-            wait_until(lambda: "a source hangs" in daemon.log, 60)
-            with Control(daemon.socket_dir) as control:
-                assert control.status().pid
-            assert "Traceback" not in daemon.log
-            mount.go_on()
-            reading.join(60)
-            assert got == [data[::-1]]
+    hanging = File(data[::-1], hang=True)
+    with (
+        FaultyMount(tmp_path / "nfs", {"0.bin": hanging}) as mount,
+        Daemon(tmp_path / "node", options) as daemon,
+    ):
+        reading = threading.Thread(target=lambda: got.append(extent(daemon, f"{tmp_path}/nfs/")))
+        reading.start()
+        assert mount.hung.wait(20)
+        assert extent(daemon, f"{tmp_path}/disk/", timeout_s=10) == data
+        wait_until(lambda: "a source hangs" in daemon.log, 60)
+        with Control(daemon.socket_dir) as control:
+            assert control.status().pid
+        assert "Traceback" not in daemon.log
+        mount.go_on()
+        reading.join(60)
+        assert got == [data[::-1]]
 
 
 @pytest.mark.slow
