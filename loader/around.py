@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cachesvc.catalog.build import DirectBytes, Options, build, survey
 from cachesvc.catalog.catalog import Catalog
-from cachesvc.core.errors import CorruptData, StateMismatch
+from cachesvc.core.errors import CorruptData, SourceChanged
 from cachesvc.core.model import DatasetId, Extent
 from cachesvc.core.order import Plan
 from cachesvc.core.stalls import StallReport
@@ -57,13 +57,13 @@ def reads_around(catalog: Catalog) -> Access:
 
 
 def compile_here(uris: Sequence[str], options: Options, version: str) -> tuple[DatasetId, str]:
-    """Compile a catalog, or find the one compiled before: its id and its path. Raises StateMismatch when the
+    """Compile a catalog, or find the one compiled before: its id and its path. Raises SourceChanged when the
     source is no longer at `version`."""
     home = _home()
     sources = Sources(SourceSettings(metadata_directory=Path(home) / "metadata"))
     found = survey([one for uri in uris for one in sources.spelled_out(uri)], options, sources)
     if version and version != found.id:
-        raise StateMismatch(
+        raise SourceChanged(
             f"{found.uri} is now version {found.id}, not {version}; a daemon may still hold that one"
         )
     path = f"{home}/catalogs/{found.id}.lmdb"

@@ -114,7 +114,7 @@ def read_timeout_s() -> float:
 
 def connect(uris: Sequence[str], options: Options, version: str, world_size: int) -> Link:
     """Find the way for a dataset. Raises DaemonUnavailable when one is required and none answers in 5 s,
-    StateMismatch when `version` is not what the source holds now, and what opening a dataset raises."""
+    SourceChanged when `version` is not what the source holds now, and what opening a dataset raises."""
     wanted, explicit = policy(world_size)
     local = all(local_path(uri) is not None for uri in uris)
     required = wanted == "require" and (explicit or not local)

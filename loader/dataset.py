@@ -48,7 +48,7 @@ def open_dataset(
     earlier answer's `ds.version`. `dtype`, `seq_len`, `overlap` (in tokens), `out` (the dtype to convert to),
     `record_bytes`, `labels`: see the formats in the README.
 
-    Raises InvalidInput, NotFound, NotAllowed, CorruptData, SourceUnavailable, StateMismatch, and
+    Raises InvalidInput, NotFound, NotAllowed, CorruptData, SourceUnavailable, SourceChanged, and
     DaemonUnavailable where CACHESVC requires a daemon.
     """
     uris = [os.fspath(uri)] if isinstance(uri, (str, os.PathLike)) else [os.fspath(one) for one in uri]

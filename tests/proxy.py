@@ -12,6 +12,7 @@ import json
 import os
 import re
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -37,18 +38,22 @@ _CLOSE = re.compile(rb"\r\nconnection: *close", re.I)
 class Fault:
     """What to do to the next `times` GETs whose path holds `path`.
 
-    status: answer `status` (with Retry-After when given) without asking the server;
-    cut: close the connection after `after_bytes` of the body; stall: say no more after them, until the proxy
+    status: answer `status` (with S3's error `code` and Retry-After when given) without asking the server;
+    cut: close the connection after `after_bytes` of the body, reset: the same by RST; length: announce one byte
+    more than there is, and close; stall: say no more after them, until the proxy
     stops; flip: invert the byte at that offset; ignore-range and ignore-if-match: hide that header from the
     server; slow: wait `after_s` first.
     """
 
-    kind: Literal["status", "cut", "stall", "flip", "ignore-range", "ignore-if-match", "slow"]
+    kind: Literal[
+        "status", "cut", "reset", "length", "stall", "flip", "ignore-range", "ignore-if-match", "slow"
+    ]
     times: int = 1
     path: str = ""
     after_bytes: int = 0
     after_s: float = 0.0
     status: int = 503
+    code: str = ""
     retry_after_s: int | None = None
 
 
@@ -103,14 +108,20 @@ class Proxy:
     """Context manager; serves on a free loopback port from its own threads.
 
     `rate` is bytes per second and connection (0: no limit), `delay_s` is added to each request. Tests append
-    to `faults`; the first that matches a GET is used up.
+    to `faults`; the first that matches a GET is used up. Beyond `gets_per_s` (0: no limit; a tenth of a second's
+    worth at once) GETs of objects are answered with 503 SlowDown; `gets` tells when each came and whether it passed.
     """
 
-    def __init__(self, target: str, delay_s: float = 0.0, rate: float = 0.0, port: int = 0) -> None:
+    def __init__(
+        self, target: str, delay_s: float = 0.0, rate: float = 0.0, port: int = 0, gets_per_s: float = 0.0
+    ) -> None:
         host, _, number = target.rpartition(":")
         self.target = (host.removeprefix("http://"), int(number))
         self.delay_s = delay_s
         self.rate = rate
+        self.gets_per_s = gets_per_s
+        self.gets: list[tuple[float, bool]] = []
+        self._allowed = (0.0, 0.0)
         self.faults: list[Fault] = []
         self.counts = Counts()
         self._lock = threading.Lock()
@@ -193,6 +204,18 @@ class Proxy:
                     return fault
         return None
 
+    def refuses(self, method: str, path: str) -> bool:
+        """Whether this GET is one too many."""
+        if not self.gets_per_s or method != "GET" or "list-type" in path:
+            return False
+        with self._lock:
+            now, (level, at) = time.monotonic(), self._allowed
+            level = min(max(1.0, self.gets_per_s / 10), level + (now - at) * self.gets_per_s)
+            passes = level >= 1
+            self._allowed = (level - passes, now)
+            self.gets.append((now, passes))
+            return not passes
+
     def count_request(self, method: str, path: str, span: str) -> None:
         with self._lock:
             self.counts.requests += 1
@@ -224,6 +247,8 @@ class _Exchange:
         found = _RANGE.search(head)
         self.proxy.count_request(method.decode(), path.decode(), found[1].decode() if found else "")
         fault = self.proxy.take_fault(method.decode(), path.decode())
+        if self.proxy.refuses(method.decode(), path.decode()):
+            fault = Fault("status", status=503, code="SlowDown")
         if self.proxy.delay_s:
             time.sleep(self.proxy.delay_s)
         if fault is not None and fault.kind == "status":
@@ -232,6 +257,8 @@ class _Exchange:
             self.proxy.pause(fault.after_s)
         self._pass_request(head, fault)
         answer = self.server.head()
+        if fault is not None and fault.kind == "length":
+            answer = _LENGTH.sub(lambda found: b"\r\nContent-Length: %d" % (int(found[1]) + 1), answer)
         self.client.sock.sendall(answer)
         self._pass_answer(method, answer, fault)
         if _CLOSE.search(answer) or _CLOSE.search(head):
@@ -261,7 +288,10 @@ class _Exchange:
         if found is None:
             raise _Hangup
         size = int(found[1])
-        if fault is None or fault.kind not in ("cut", "stall", "flip"):
+        if fault is not None and fault.kind == "length":
+            self._paced(size - 1)
+            raise _Hangup
+        if fault is None or fault.kind not in ("cut", "reset", "stall", "flip"):
             return self._paced(size)
         self._paced(min(size, fault.after_bytes))
         self._spoil(fault, size - min(size, fault.after_bytes))
@@ -269,6 +299,8 @@ class _Exchange:
     def _spoil(self, fault: Fault, left: int) -> None:
         if fault.kind == "stall":
             self.proxy.pause(STALL_LIMIT_S)
+        if fault.kind == "reset":  # close() then sends RST
+            self.client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         if fault.kind != "flip":
             raise _Hangup
         while not self.server.ahead:
@@ -319,7 +351,9 @@ class _Exchange:
 
     def _refuse(self, fault: Fault) -> None:
         wait = f"Retry-After: {fault.retry_after_s}\r\n" if fault.retry_after_s is not None else ""
-        self.client.sock.sendall(f"HTTP/1.1 {fault.status} Fault\r\n{wait}Content-Length: 0\r\n\r\n".encode())
+        body = f"<Error><Code>{fault.code}</Code></Error>" if fault.code else ""
+        head = f"HTTP/1.1 {fault.status} Fault\r\n{wait}Content-Length: {len(body)}\r\n\r\n"
+        self.client.sock.sendall((head + body).encode())
 
     def _answer_self(self, path: bytes) -> None:
         body = self.proxy.counts.as_json().encode()

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -313,11 +314,16 @@ def test_four_ranks_with_two_workers_each_cost_the_source_each_byte_once(
 
 
 def fetched(node: Node) -> int:
-    """Bytes of objects that were asked for; listings have no range."""
+    """Bytes of objects that were asked for, in ranges or whole; listings have a query."""
     total = 0
+    client = node.s3.client()
     for key, count in node.proxy.counts.by.items():
         first, dash, last = key.partition("bytes=")[2].partition("-")
-        total += count * (int(last) - int(first) + 1) if dash else 0
+        if dash:
+            total += count * (int(last) - int(first) + 1)
+        elif key.startswith("GET ") and "?" not in key:
+            bucket, _, name = unquote(key.removeprefix("GET /")).partition("/")
+            total += count * int(client.head_object(Bucket=bucket, Key=name)["ContentLength"])
     return total
 
 

@@ -13,6 +13,7 @@ from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.resilient import Resilience, Resilient
 from cachesvc.sources.s3 import S3Settings, S3Source, open_s3
 from tests.servers import Fault, Proxy, SeaweedFS
+from tests.test_sources_resilient import Clock
 
 DATA = os.urandom(1 << 20)
 
@@ -44,6 +45,8 @@ def _read(source: S3Source | Resilient, version: ObjectVersion, offset: int = 0,
         (Fault("status", status=412), SourceChanged, "overwritten"),
         (Fault("cut", after_bytes=500), SourceUnavailable, "cut the answer after 500 of 1000 bytes"),
         (Fault("cut", after_bytes=0), SourceUnavailable, "cut the answer"),
+        (Fault("reset", after_bytes=500), SourceUnavailable, "broke the connection|cut the answer"),
+        (Fault("length"), SourceUnavailable, "announced 1001 bytes"),
         (Fault("ignore-range"), SourceUnavailable, "ignored the byte range"),
     ],
 )
@@ -128,13 +131,12 @@ def test_a_missing_bucket_is_said_to_be_missing(source: S3Source, version: Objec
 def test_retries_give_the_right_bytes_in_the_end(
     source: S3Source, proxy: Proxy, version: ObjectVersion
 ) -> None:
-    slept: list[float] = []
-    patient = Resilient(source, Resilience(), sleep=slept.append)
+    clock = Clock()
+    patient = Resilient(source, Resilience(), clock, sleep=clock.sleep)
     proxy.faults += [Fault("status", times=2, retry_after_s=1), Fault("cut", after_bytes=70_000)]
     assert _read(patient, version, 1, 500_000) == DATA[1:500_001]
-    assert patient.counters.retries == len(slept) == 3
-    assert min(slept[:2]) >= 1.0
-    assert patient.concurrency < Resilience().concurrency
+    assert (patient.counters.retries, patient.counters.throttled) == (3, 2)
+    assert clock.now >= 2.0
 
 
 def test_a_stalled_read_is_hedged_and_the_winner_is_whole(
@@ -153,3 +155,58 @@ def test_a_stalled_read_is_hedged_and_the_winner_is_whole(
     assert patient.counters.hedge_wins == 1
     assert patient.counters.requests == 65
     patient.close()
+
+
+ODD = (
+    "a b.bin", "a+b.bin", "100%.bin", "%2e%2e/x.bin", "ü/日本/🙂.bin", "q?x=1&y#z.bin", "semi;colon,comma=.bin",
+    "tilde~star*paren().bin", "quote'\".bin", "[1]{2}.bin", "a:b@c.bin", "<&>.bin",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("key", ODD)
+def test_a_key_may_hold_anything(source: S3Source, s3_server: SeaweedFS, bucket: str, key: str) -> None:
+    body = key.encode() * 100
+    s3_server.client().put_object(Bucket=bucket, Key=f"odd/{key}", Body=body)
+    (version,) = source.list(f"s3://{bucket}/odd/")
+    assert version.uri == f"s3://{bucket}/odd/{key}"
+    assert source.head(version.uri) == version
+    assert _read(source, version, 3, len(body) - 5) == body[3:-2]
+    assert _read(source, version, 0, len(body)) == body
+
+
+def test_an_empty_object_is_an_object_and_a_folder_marker_is_none(
+    source: S3Source, proxy: Proxy, s3_server: SeaweedFS, bucket: str
+) -> None:
+    client = s3_server.client()
+    for key in ("e/empty.bin", "e/folder/"):
+        client.put_object(Bucket=bucket, Key=key, Body=b"")
+    (version,) = source.list(f"s3://{bucket}/e/")
+    assert (version.uri, version.size_bytes) == (f"s3://{bucket}/e/empty.bin", 0)
+    proxy.reset()
+    assert _read(source, version, 0, 0) == b""
+    assert proxy.counts.requests == 0
+
+
+def test_an_object_deleted_in_mid_epoch_is_not_found(
+    source: S3Source, s3_server: SeaweedFS, version: ObjectVersion
+) -> None:
+    assert _read(source, version) == DATA[:1000]
+    s3_server.client().delete_object(Bucket=version.uri.split("/")[2], Key="x")
+    with pytest.raises(NotFound, match="no such object"):
+        _read(source, version)
+
+
+def test_a_name_that_does_not_resolve_is_unavailable(s3_env: dict[str, str], version: ObjectVersion) -> None:
+    found = open_s3(S3Settings(endpoint="http://nowhere.invalid:80"))
+    with pytest.raises(SourceUnavailable, match=r"nowhere\.invalid"):
+        _read(found, version)
+
+
+def test_a_bit_flipped_on_the_way_is_seen_where_a_whole_object_is_read(
+    source: S3Source, proxy: Proxy, version: ObjectVersion
+) -> None:
+    assert _read(source, version, 0, len(DATA)) == DATA
+    proxy.faults.append(Fault("flip", after_bytes=12_345))
+    patient = Resilient(source, Resilience(), sleep=lambda _: None)
+    assert _read(patient, version, 0, len(DATA)) == DATA
+    assert patient.counters.retries == 1

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from cachesvc.core.backoff import (
     HEDGE_SHARE,
     LATENCY_SAMPLES,
-    Concurrency,
     LatencyTail,
     full_jitter_s,
     hedge_allowed,
@@ -100,15 +99,17 @@ def test_what_is_missing_is_not_asked_for_twice() -> None:
     assert source.calls == 1
 
 
-def test_retry_after_is_honoured_and_throttling_halves_concurrency_until_it_recovers() -> None:
+def test_retry_after_is_honoured_by_this_call_and_by_the_next() -> None:
     clock, source = Clock(), FlakySource(1, throttled=True, retry_after_s=7)
-    patient = _resilient(source, clock, concurrency=16)
+    patient = _resilient(source, clock, attempts=1)
     patient.head("fake://x")
     assert clock.now >= 7
-    assert (patient.concurrency, patient.counters.throttled) == (8, 1)
-    for _ in range(16 * 16):
-        patient.head("fake://x")
-    assert patient.concurrency == 16
+    assert patient.counters.throttled == 1
+    patient = _resilient(FlakySource(1, throttled=True, retry_after_s=7), clock := Clock(), deadline_s=6)
+    for _ in range(2):
+        with pytest.raises(SourceUnavailable):
+            patient.head("fake://x")
+    assert clock.now < 7
 
 
 def test_a_listing_that_breaks_off_goes_on_where_it_was() -> None:
@@ -119,21 +120,6 @@ def test_a_listing_that_breaks_off_goes_on_where_it_was() -> None:
 @given(st.integers(0, 10_000), st.floats(0, 1, exclude_max=True))
 def test_jitter_stays_within_its_limit(attempt: int, chance: float) -> None:
     assert 0 <= full_jitter_s(attempt, chance, 0.1, 20) <= min(20, 0.1 * 2 ** min(attempt, 60))
-
-
-@given(st.lists(st.booleans(), max_size=300), st.integers(1, 64))
-def test_concurrency_stays_between_one_and_its_most(good: list[bool], most: int) -> None:
-    concurrency = Concurrency(most)
-    for now, fine in enumerate(good):
-        concurrency.succeeded() if fine else concurrency.throttled(float(now))
-        assert 1 <= concurrency.limit <= most
-
-
-def test_many_failures_at_once_halve_only_once() -> None:
-    concurrency = Concurrency(64)
-    for number in range(64):
-        concurrency.throttled(number / 1000)
-    assert concurrency.limit == 32
 
 
 def test_a_tail_is_known_after_enough_samples_of_that_size_only() -> None:

@@ -13,6 +13,7 @@ from cachesvc.catalog.layout import Field, Fixed, Indirect, Rows
 from cachesvc.catalog.space import CODECS, aligned
 from cachesvc.core.errors import CorruptData
 from cachesvc.core.model import PAGE_BYTES, DatasetId, Extent, ExtentId, ObjectVersion, Piece, extent_of
+from cachesvc.core.secrets import redacted
 
 BUILDER_VERSION = 1
 """Part of every dataset's digest: raised when the same listing would compile to something else."""
@@ -208,7 +209,7 @@ def _catalog(columns: Columns) -> Catalog:
     _check_space(columns, samples)
     return Catalog(
         id=DatasetId(head["id"]),
-        uri=head["uri"],
+        uri=redacted(head["uri"]),  # for people; objects keep theirs, to be read
         format=head["format"],
         samples=samples,
         fields=tuple(Field(str(name), str(encoding)) for name, encoding in head["fields"]),

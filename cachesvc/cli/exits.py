@@ -8,13 +8,13 @@
 | 3 | NotAllowed | allowlist, socket owner or the source's credentials forbid it |
 | 4 | NotFound | bucket, prefix, object or dataset does not exist, or holds nothing |
 | 5 | CorruptData | bytes do not parse, or do not match their checksum |
-| 6 | SourceChanged | an object is no longer the version that the catalog names |
+| 6 | SourceChanged | the source no longer holds the version that was pinned or asked for |
 | 7 | SourceUnavailable | the source throttles, times out or answers 5xx after all retries |
 | 8 | OutOfSpace | it does not fit: budgets, a full disk, or what is pinned and leased |
 | 9 | TierFailed | a cache directory or the RAM tier answers with errors |
 | 10 | DaemonUnavailable | no daemon answers at the socket |
 | 11 | DeadlineExceeded | the answer did not come in time |
-| 12 | StateMismatch | saved state, ranks or dataset versions do not belong together |
+| 12 | StateMismatch | a job's own state, ranks and arguments do not belong together |
 | 13 | PeerRankFailed | another rank of this job failed to read its data |
 | 130 | | interrupted by Ctrl-C |
 

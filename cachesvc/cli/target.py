@@ -10,6 +10,7 @@ from cachesvc.cli.options import is_dataset_id
 from cachesvc.client import Control, DatasetInfo
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import DatasetId
+from cachesvc.core.secrets import redacted
 
 if TYPE_CHECKING:
     from cachesvc.catalog.build import Options
@@ -39,7 +40,7 @@ def versions(control: Control, target: str, options: Options) -> list[DatasetId]
     """Every version of a URI that the daemon knows, old ones too; where it knows none, the current one."""
     if is_dataset_id(target):
         return [DatasetId(target)]
-    wanted = _bare(absolute(target))
+    wanted = _bare(redacted(absolute(target)))
     known = [DatasetId(row.dataset.id) for row in control.list() if _bare(row.dataset.uri) == wanted]
     return known or [current(control, target, options)]
 

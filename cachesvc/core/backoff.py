@@ -1,7 +1,8 @@
-"""When to try again, when to ask twice, how many at once; clock and chance are arguments."""
+"""When to try again, when to ask twice, how fast, and when to stop asking; clock and chance are arguments."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -50,32 +51,136 @@ def hedge_allowed(hedges: int, requests: int) -> bool:
 
 
 @dataclass(slots=True)
-class Concurrency:
-    """How many requests may be under way: additive increase, multiplicative decrease (Chiu and Jain, 1989).
+class Pace:
+    """Requests a second that a source bears, learned from its refusals. No limit until the first.
 
-    It halves at most once per `settle_s`, because requests already under way fail together.
+    A limit on concurrency alone cannot settle there: where an answer takes 1 ms, one request at a time is a
+    thousand a second. So a refusal cuts the rate by the share of requests that were refused, by 5 % at least
+    and by half at most, once per `SETTLE_S` (what is on its way is refused together). From there it grows as
+    in `rate`: slowly around the limit just found, then ever faster, for the limit itself may have moved (the
+    idea of CUBIC, Ha et al., 2008). Each process does so by itself; its refusals tell it of the others.
     """
 
-    most: int
-    least: int = 1
-    settle_s: float = 1.0
-    _now: float = 0.0
-    _halved_at: float | None = None
+    SETTLE_S = 1.0
+    FIRST_S = 0.25
+    """Of answers needed for a first guess."""
+    CUT_LEAST = 0.95
+    CUT_MOST = 0.5
+    LEAST_RATE = 0.2
+    FORGET_S = 60.0
+    """So long after a refusal there is no limit any more."""
+    _base: float = math.inf
+    _guessed: bool = False
+    _cut_at: float = -math.inf
+    _next: float = -math.inf
+    _paused_until: float = -math.inf
+    _seen: deque[_Window] = field(default_factory=lambda: deque(maxlen=2))
 
-    def __post_init__(self) -> None:
-        self._now = float(self.most)
+    def rate(self, now: float) -> float:
+        """Requests a second. t seconds after a cut: base * exp(0.01 t (1 + (t/10)^2)) + t/20, which is 1 % more
+        after 1 s, 6 % after 5 s, 2.7 times as much after 20 s; the last term lifts a share that is too small. A first
+        guess doubles every second until the next refusal."""
+        quiet_s = now - self._cut_at
+        if math.isinf(self._base) or quiet_s > self.FORGET_S:
+            return math.inf
+        if self._guessed:
+            return self._base * math.pow(2.0, quiet_s)
+        return self._base * math.exp(0.01 * quiet_s * (1 + (quiet_s / 10) ** 2)) + quiet_s / 20
+
+    def free_at(self, now: float) -> float:
+        """When the next request may go."""
+        return max(now, self._next, self._paused_until)
+
+    def reserve(self, now: float) -> float:
+        """Take the place of the next request; answers `free_at`."""
+        at = self.free_at(now)
+        self._next = at + 1 / self.rate(now)
+        return at
+
+    def paused_s(self, now: float) -> float:
+        """Seconds for which the source asked to be left alone."""
+        return max(0.0, self._paused_until - now)
+
+    def accepted(self, now: float) -> None:
+        """The source answered; that an object is missing is an answer too."""
+        self._window(now).accepted += 1
+
+    def refused(self, now: float, retry_after_s: float) -> None:
+        """The source said 429 or 503, and perhaps until when."""
+        self._paused_until = max(self._paused_until, now + retry_after_s)
+        self._window(now).refused += 1
+        if now - self._cut_at < self.SETTLE_S:
+            return
+        accepted = sum(window.accepted for window in self._seen)
+        refused = sum(window.refused for window in self._seen)
+        span_s = now - self._seen[0].since
+        if math.isinf(self.rate(now)):
+            if span_s < self.FIRST_S:  # too early to tell, and no reason to go on like that
+                self._paused_until = max(self._paused_until, self._seen[0].since + self.FIRST_S)
+                return
+            self._base, self._guessed = accepted / span_s, True
+        else:
+            kept = accepted / (accepted + refused)
+            self._base = self.rate(now) * min(self.CUT_LEAST, max(self.CUT_MOST, kept))
+            self._guessed = False
+        self._base = max(self.LEAST_RATE, self._base)
+        self._cut_at = now
+        self._seen.clear()
+
+    def _window(self, now: float) -> _Window:
+        """The counts of this second; those of the one before are kept too."""
+        if not self._seen or now - self._seen[-1].since >= self.SETTLE_S:
+            self._seen.append(_Window(now))
+        return self._seen[-1]
+
+
+@dataclass(slots=True)
+class _Window:
+    since: float
+    accepted: int = 0
+    refused: int = 0
+
+
+@dataclass(slots=True)
+class Breaker:
+    """Whether a source is down: `FAILURES` in a row, over `QUIET_S` without an answer. From then on one request
+    an interval asks again, and everybody else waits for what it finds."""
+
+    FAILURES = 16
+    QUIET_S = 2.0
+    FIRST_S = 0.5
+    LIMIT_S = 8.0
+    _failures: int = 0
+    _since: float = 0.0
+    _interval_s: float = 0.0
+    _probe_at: float = 0.0
 
     @property
-    def limit(self) -> int:
-        """Requests that may be under way now."""
-        return int(self._now)
+    def open(self) -> bool:
+        """Whether the source is taken to be down."""
+        return self._interval_s > 0
+
+    def down_s(self, now: float) -> float:
+        """Seconds since the first of the failures, while it is open; else 0."""
+        return now - self._since if self.open else 0.0
+
+    def ask(self, now: float) -> float:
+        """0: go on (while it is open: as the one probe of this interval). Else seconds until the next probe."""
+        if self.open and now < self._probe_at:
+            return self._probe_at - now
+        if self.open:
+            self._probe_at = now + self._interval_s
+            self._interval_s = min(self.LIMIT_S, 2 * self._interval_s)
+        return 0.0
 
     def succeeded(self) -> None:
-        """One more for about every `limit` answers."""
-        self._now = min(float(self.most), self._now + 1.0 / self._now)
+        """An answer of any kind closes it."""
+        self._failures, self._interval_s = 0, 0.0
 
-    def throttled(self, now: float) -> None:
-        """The source said 429 or 503."""
-        if self._halved_at is None or now - self._halved_at >= self.settle_s:
-            self._halved_at = now
-            self._now = max(float(self.least), self._now / 2)
+    def failed(self, now: float) -> None:
+        """No answer, a broken one, or one that says that the server does not work."""
+        self._failures += 1
+        if self._failures == 1:
+            self._since = now
+        if not self.open and self._failures >= self.FAILURES and now - self._since >= self.QUIET_S:
+            self._interval_s, self._probe_at = self.FIRST_S, now + self.FIRST_S

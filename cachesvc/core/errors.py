@@ -6,11 +6,16 @@ chosen from it in `daemon/service.py` alone.
 
 from __future__ import annotations
 
+from cachesvc.core.secrets import redacted
+
 
 class CacheError(Exception):
-    """Root. The message is one line: what happened, to what, and the mend."""
+    """Root. The message is one line: what happened, to what, and the mend; without the secrets of its URLs."""
 
     code = 1
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(redacted(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class InvalidInput(CacheError, ValueError):
@@ -38,7 +43,8 @@ class CorruptData(CacheError):
 
 
 class SourceChanged(CacheError):
-    """An object is no longer the version that the catalog names."""
+    """The source no longer holds what was pinned: an object is not the version that the catalog names, or a prefix
+    not the dataset version that was asked for, in whatever way one reads."""
 
     code = 6
 
@@ -79,7 +85,8 @@ class DeadlineExceeded(CacheError, TimeoutError):
 
 
 class StateMismatch(CacheError, ValueError):
-    """Saved state, ranks or dataset versions do not belong together."""
+    """What a job itself brings does not belong together: its saved state, its ranks, their arguments. The source
+    has no part in it; what the source no longer holds is `SourceChanged`."""
 
     code = 12
 

@@ -1,7 +1,8 @@
 """A filler process: takes jobs from its channel, does the IO, answers. `python -m cachesvc.daemon.filler FD`.
 
 It ends when its channel does, whatever its threads are waiting for: a hung NFS mount must not keep a dead
-daemon's children alive.
+daemon's children alive. And it ends when a call to a source has hung for `HUNG_S`: nothing can interrupt that call,
+and the daemon puts a new process in its place.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ from cachesvc.config import Settings
 from cachesvc.core.errors import CacheError, CorruptData, SourceUnavailable
 from cachesvc.daemon import jobs
 from cachesvc.daemon.cached_bytes import CachedBytes
+from cachesvc.daemon.logs import configure_logging
 from cachesvc.sources.fetch import Fetcher
 from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.sources.uri import allowlist
+from cachesvc.sources.watched import HUNG_S, Calls
 from cachesvc.tiers.checksum import Passing, verify
 from cachesvc.tiers.failures import tier_error
 from cachesvc.tiers.tier import Checksums
@@ -39,6 +42,7 @@ MAX_CATALOGS = 16
 MAX_JOBS = 16
 """Side by side: fills are fewer, builds of other datasets must not wait for one that takes minutes."""
 PROGRESS_S = 0.2
+WATCH_S = 1.0
 FILLER_NICE = 15
 """Grants come first when cores are scarce."""
 
@@ -49,12 +53,19 @@ class Filler:
     def __init__(self, channel: socket.socket, settings: Settings) -> None:
         self._channel = channel
         self._settings = settings
+        self._calls = Calls()
+        self._unanswered: set[int] = set()
+        self._unanswered_lock = threading.Lock()
+        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+        with self._calls.of(" ".join(settings.allow)):  # resolves links: a hung mount hangs here already
+            roots = allowlist(settings.allow).roots
         self._sources = Sources(
             SourceSettings(
-                roots=allowlist(settings.allow).roots,
+                roots=roots,
                 metadata_directory=Path(settings.state_dir, "metadata"),
                 metadata_expiry_s=settings.metadata_expiry_s,
-            )
+            ),
+            self._calls,
         )
         self._own = threading.local()
         self._jobs = ThreadPoolExecutor(MAX_JOBS, thread_name_prefix="job")
@@ -68,6 +79,8 @@ class Filler:
         with suppress(ConnectionResetError):  # the same, while answers were under way
             while (received := jobs.receive(self._channel)) is not None:
                 job, descriptors = received
+                with self._unanswered_lock:
+                    self._unanswered.add(job.number)
                 self._jobs.submit(self._answer, job, descriptors).add_done_callback(_report)
 
     def _open_sources(self) -> None:
@@ -98,7 +111,25 @@ class Filler:
         finally:
             for fd in descriptors:
                 os.close(fd)
-            jobs.send(self._channel, done)
+            self._send(done)
+
+    def _send(self, done: jobs.Done) -> None:
+        """One answer a job: the watch may have given it."""
+        with self._unanswered_lock:
+            if done.number in self._unanswered:
+                self._unanswered.remove(done.number)
+                jobs.send(self._channel, done)
+
+    def _watch(self) -> None:
+        while not (uri := self._calls.hung()):
+            time.sleep(WATCH_S)
+        message = f"{uri} hangs: it has not answered for {HUNG_S:.0f} s; look at its mount"
+        log.error("a source hangs; this process ends", extra={"uri": uri})
+        for number in tuple(self._unanswered):
+            self._send(jobs.Done(number, SourceUnavailable.code, message, retry=True))
+        # The thread that hangs keeps every descriptor open, and this process half alive: tell the daemon.
+        self._channel.shutdown(socket.SHUT_RDWR)
+        os._exit(1)
 
     def _fill(self, job: jobs.Fill, target: int, catalog: int) -> jobs.Done:
         extent = self._catalog(job.dataset, catalog).extent(job.index)
@@ -161,7 +192,9 @@ class Filler:
             now = time.monotonic()
             if now >= due:
                 due = now + PROGRESS_S
-                jobs.send(self._channel, jobs.Progress(number, done, total))
+                with self._unanswered_lock:
+                    if number in self._unanswered:
+                        jobs.send(self._channel, jobs.Progress(number, done, total))
 
         return progress
 
@@ -188,7 +221,9 @@ def main() -> None:
     fields = json.loads(os.environ.pop("CACHESVC_FILLER"))
     channel = socket.socket(fileno=int(sys.argv[1]))
     fields |= {"nvme": (), "tls": None, "rules": (), "allow": tuple(fields["allow"])}
-    Filler(channel, Settings(**fields)).run()
+    settings = Settings(**fields)
+    configure_logging(settings.log_format)
+    Filler(channel, settings).run()
     os._exit(0)
 
 

@@ -3,11 +3,13 @@
 Fills run in processes of their own (design D4): eight boto3 threads in the daemon's interpreter would make
 its slowest grants 400 times slower. A filler that dies takes its jobs with it: each is answered as failed,
 to be tried again. The next job starts a new process, so one that dies at once costs no more than the retries,
-whose pauses grow.
+whose pauses grow. One that hangs in the kernel may outlive its SIGKILL: it is replaced all the same, and reaped when
+it is dead; `MAX_HUNG` of them, and there are no new ones.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -15,6 +17,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 
@@ -23,8 +26,12 @@ from cachesvc.core.errors import CacheError, SourceUnavailable
 from cachesvc.daemon import jobs
 
 log = logging.getLogger(__name__)
+STOP_S = 2.0
 SEND_S = 1.0
 """A filler that is stopped must not stop the loop: its buffer takes thousands of jobs before this counts."""
+DEATH_S = 0.05
+"""A killed process dies in a millisecond; the loop waits no longer for one that does not."""
+MAX_HUNG = 8
 Answered = Callable[[jobs.Answer], None]
 
 
@@ -53,6 +60,7 @@ class Fillers:
         self._unwatch = unwatch
         self._number = 0
         self._living: list[_Filler] = []
+        self._dying: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
         """Spawn the fillers, and one more process that parses: a slow index must not hold up fills.
@@ -91,7 +99,9 @@ class Fillers:
         for filler in self._living:
             filler.channel.close()
             filler.process.kill()
-            filler.process.wait()
+        for filler in self._living:
+            with suppress(subprocess.TimeoutExpired):  # it hangs in the kernel; it holds nothing of ours
+                filler.process.wait(STOP_S)
         self._living = []
 
     def _least_busy(self, builds: bool) -> _Filler:
@@ -106,8 +116,13 @@ class Fillers:
         return min(found, key=lambda filler: len(filler.waiting))
 
     def _fill_up(self, builds: bool) -> None:
+        self._dying = [process for process in self._dying if process.poll() is None]
         wanted = 1 if builds else self._settings.fillers
         for _ in range(wanted - sum(filler.builds == builds for filler in self._living)):
+            if len(self._dying) >= MAX_HUNG:
+                raise OSError(
+                    errno.EAGAIN, f"{MAX_HUNG} processes hang in the kernel; look at the source's mount"
+                )
             filler = self._spawn(builds)
             self._living.append(filler)
             self._watch(filler.channel.fileno(), partial(self._read, filler))
@@ -149,10 +164,14 @@ class Fillers:
         self._unwatch(filler.channel.fileno())
         filler.channel.close()
         filler.process.kill()  # it may have closed its channel and live on; no news for one that is dead
-        code = filler.process.wait()
+        try:
+            code: int | None = filler.process.wait(DEATH_S)
+        except subprocess.TimeoutExpired:
+            code = None
+            self._dying.append(filler.process)
         log.warning("a filler process ended by itself", extra={"code": code, "jobs": len(filler.waiting)})
         for number, answered in filler.waiting.items():
-            answered(self._lost(number, f"exit code {code}"))
+            answered(self._lost(number, "it hangs" if code is None else f"exit code {code}"))
 
     @staticmethod
     def _lost(number: int, why: object) -> jobs.Done:

@@ -21,7 +21,6 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import start_http_server
-from pythonjsonlogger.json import JsonFormatter
 
 from cachesvc.client import MAX_MESSAGE_BYTES
 from cachesvc.config import CONTROL_SOCKET, GRANTS_SOCKET, Settings, Tls, validate
@@ -35,6 +34,7 @@ from cachesvc.daemon.budgets import Budgets, budget_bytes
 from cachesvc.daemon.datasets import Datasets
 from cachesvc.daemon.fillers import Fillers
 from cachesvc.daemon.grants import GrantsServer
+from cachesvc.daemon.logs import configure_logging
 from cachesvc.daemon.loop import Loop
 from cachesvc.daemon.metrics import Metrics
 from cachesvc.daemon.pins import Pins
@@ -87,17 +87,6 @@ def serve(settings: Settings) -> int:
         loop.run(runner.next_deadline, runner.tick, time.monotonic)
         log.info("stopping")
     return 0
-
-
-def configure_logging(kind: str) -> None:
-    """Lines for people, or one JSON object a line; both on stderr."""
-    handler = logging.StreamHandler(sys.stderr)
-    if kind == "json":
-        handler.setFormatter(JsonFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
-    else:
-        handler.setFormatter(_TextFormatter())
-    logging.basicConfig(level=os.environ.get("CACHESVC_LOG", "INFO").upper(), handlers=[handler], force=True)
-    logging.getLogger("grpc._common").disabled = True  # a trace for each request that does not parse
 
 
 def raise_open_files() -> int:
@@ -267,16 +256,3 @@ def mutual_tls(tls: Tls) -> grpc.ServerCredentials:
     except OSError as error:
         raise InvalidInput(f"{error.filename} cannot be read ({error.strerror})") from None
     return grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)
-
-
-class _TextFormatter(logging.Formatter):
-    """`12:00:01 INFO serving socket=/run/cachesvc`: extras as key=value."""
-
-    _plain = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-
-    def format(self, record: logging.LogRecord) -> str:
-        extras = " ".join(f"{k}={v}" for k, v in vars(record).items() if k not in self._plain)
-        head = f"{self.formatTime(record, '%H:%M:%S')} {record.levelname} {record.getMessage()}"
-        trace = f"\n{self.formatException(record.exc_info)}" if record.exc_info else ""
-        line = f"{head} {extras}".rstrip()  # names of objects may hold line ends and worse
-        return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line) + trace

@@ -1,5 +1,9 @@
 """POSIX and NFS paths. Every regular file is an object, hidden ones too, but not `.nfs*` (files that NFS
 keeps for a process after their removal). Symbolic links are followed while they stay below the listed root.
+
+A version is size, mtime and ctime. NFS answers them from a cache for up to a minute: opening asks the server
+(close-to-open), and after the read `attributes.fresh` asks again. What changes within one tick of the file system's
+clock (4 ms) and keeps its length cannot be seen.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from cachesvc.core.errors import (
     SourceUnavailable,
 )
 from cachesvc.core.model import ObjectVersion
+from cachesvc.sources.attributes import Attributes, fresh
 
 SCHEME = "file://"
 _MAX_READ_BYTES = 1 << 30
@@ -69,14 +74,14 @@ class FilesSource:
     def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
         """Read with the version checked on the open file before and after."""
         try:
-            file = os.open(path_of(version.uri), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
-                self._check(file, version.uri)
-                _unchanged(file, version)
-                _read(file, offset, into, version)
-                _unchanged(file, version)
-            finally:
-                os.close(file)
+                self._read(version, offset, into)
+            except OSError as error:
+                if error.errno != errno.ESTALE:
+                    raise
+                self._read(
+                    version, offset, into
+                )  # replaced on the server: the name leads to another file now
         except CacheError:
             raise
         except OSError as error:
@@ -84,6 +89,17 @@ class FilesSource:
 
     def close(self) -> None:
         """Nothing is held."""
+
+    def _read(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
+        # Without O_NONBLOCK, opening a FIFO waits for its writer.
+        file = os.open(path_of(version.uri), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            self._check(file, version.uri)
+            _unchanged(os.fstat(file), version)
+            _read(file, offset, into, version)
+            _unchanged(fresh(file), version)
+        finally:
+            os.close(file)
 
     def _below(self, path: str, root: str, above: tuple[str, ...]) -> Iterator[ObjectVersion]:
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -132,7 +148,7 @@ def _root(path: str, roots: tuple[str, ...]) -> str:
     return max((root for root in roots if under(path, (root,))), key=len, default="")
 
 
-def _etag(found: os.stat_result) -> str:
+def _etag(found: Attributes) -> str:
     return f"{found.st_mtime_ns}-{found.st_ctime_ns}"
 
 
@@ -144,8 +160,7 @@ def _utf8(path: str) -> str:
     return path
 
 
-def _unchanged(file: int, version: ObjectVersion) -> None:
-    found = os.fstat(file)
+def _unchanged(found: Attributes, version: ObjectVersion) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise SourceChanged(f"{version.uri} is no longer a regular file")
     if found.st_size != version.size_bytes or (version.etag and _etag(found) != version.etag):
@@ -166,8 +181,6 @@ def _translated(error: OSError, uri: str) -> CacheError:
         return NotFound(f"{uri}: no such file or folder")
     if error.errno in (errno.EACCES, errno.EPERM):
         return NotAllowed(f"{uri}: permission denied to user {os.getuid()}")
-    if error.errno == errno.ESTALE:
-        return SourceChanged(f"{uri} was replaced on the server; open the dataset again")
     if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
         return InvalidInput(f"{uri}: {error.strerror}")
     return SourceUnavailable(f"{uri}: {error.strerror}")

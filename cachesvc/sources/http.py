@@ -12,12 +12,15 @@ import socket
 import ssl
 import struct
 import threading
+import time
 from dataclasses import dataclass
 
 from cachesvc.core.errors import CacheError, SourceUnavailable
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
+BODY_TIMEOUT_S = 120.0
+"""A part of 8 MiB comes at 70 KB/s then; one that drips slower is asked for on another connection."""
 MAX_HEAD_BYTES = 64 << 10
 MAX_ERROR_BODY_BYTES = 64 << 10
 IDLE_CONNECTIONS = 128
@@ -70,7 +73,12 @@ class Connection:
         into[:done] = self._ahead[:done]
         self._ahead = self._ahead[done:]
         flags = socket.MSG_WAITALL if self._plain else 0
+        until = time.monotonic() + BODY_TIMEOUT_S
         while done < len(into):
+            if time.monotonic() > until:
+                raise SourceUnavailable(
+                    f"{self._name} sent {done} of {len(into)} bytes in {BODY_TIMEOUT_S:.0f} s: too slow"
+                )
             try:
                 got = self._sock.recv_into(into[done:], 0, flags)
             except OSError as error:

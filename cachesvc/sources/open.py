@@ -14,6 +14,7 @@ from cachesvc.sources.resilient import Resilience, Resilient
 from cachesvc.sources.s3 import S3Settings, open_s3
 from cachesvc.sources.source import Source
 from cachesvc.sources.uri import expand, glob, has_glob
+from cachesvc.sources.watched import Calls, Watched
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,9 @@ class SourceSettings:
     metadata_expiry_s: float = EXPIRY_S
 
 
-def open_reader(uri: str, settings: SourceSettings | None = None) -> Resilient:
-    """A source for every URI of this one's scheme (fsspec: and host), with patience and counters.
+def open_reader(uri: str, settings: SourceSettings | None = None, calls: Calls | None = None) -> Resilient:
+    """A source for every URI of this one's scheme (fsspec: and host), with patience and counters. Calls to
+    files, which nothing bounds in time, are said in `calls`.
 
     Raises InvalidInput for a scheme that nobody reads, NotAllowed without credentials.
     """
@@ -40,7 +42,7 @@ def open_reader(uri: str, settings: SourceSettings | None = None) -> Resilient:
     scheme, mark, _ = uri.partition("://")
     backend: Source
     if not mark or scheme == "file":
-        backend = FilesSource(chosen.roots)
+        backend = Watched(FilesSource(chosen.roots), calls or Calls())
     elif scheme == "s3":
         backend = open_s3(chosen.s3)
     elif scheme in ("http", "https"):
@@ -50,10 +52,10 @@ def open_reader(uri: str, settings: SourceSettings | None = None) -> Resilient:
     return Resilient(backend, chosen.resilience)
 
 
-def open_source(uri: str, settings: SourceSettings | None = None) -> Source:
+def open_source(uri: str, settings: SourceSettings | None = None, calls: Calls | None = None) -> Source:
     """As `open_reader`, with listings and HEADs kept where the settings name a directory for them."""
     chosen = settings or SourceSettings()
-    reader = open_reader(uri, chosen)
+    reader = open_reader(uri, chosen, calls)
     if chosen.metadata_directory is None or "://" not in uri or uri.startswith("file://"):
         return reader
     return CachedMetadata(reader, chosen.metadata_directory, chosen.metadata_expiry_s)
@@ -62,8 +64,8 @@ def open_source(uri: str, settings: SourceSettings | None = None) -> Source:
 class Sources:
     """One open source per scheme and host; a URI of any of them finds its own. Shared between threads."""
 
-    def __init__(self, settings: SourceSettings) -> None:
-        self._settings = settings
+    def __init__(self, settings: SourceSettings, calls: Calls | None = None) -> None:
+        self._settings, self._calls = settings, calls
         self._open: dict[str, Source] = {}
         self._lock = threading.Lock()
 
@@ -73,7 +75,7 @@ class Sources:
         place = f"{scheme}://{rest.partition('/')[0]}" if mark else ""
         with self._lock:
             if place not in self._open:
-                self._open[place] = open_source(uri, self._settings)
+                self._open[place] = open_source(uri, self._settings, self._calls)
             return self._open[place]
 
     def spelled_out(self, uri: str) -> list[str]:

@@ -1,5 +1,5 @@
-"""Patience around a source: retries with full jitter, a deadline, a concurrency limit that gives way when the
-source throttles, and hedged reads. A decorator, itself a `Source`.
+"""Patience around a source: retries with full jitter, a deadline, a rate that gives way when the source throttles,
+a breaker for one that is down, and hedged reads. A decorator, itself a `Source`.
 
 Hedging: a read that runs longer than the tail of recent latencies is asked a second time, into a buffer of
 its own. Whichever finishes first wins: when it is the second, the first is interrupted, and its bytes are
@@ -9,6 +9,7 @@ overwritten only after it has returned, so a late loser never writes over the wi
 from __future__ import annotations
 
 import heapq
+import math
 import random
 import threading
 import time
@@ -18,18 +19,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar, runtime_checkable
 
-from cachesvc.core.backoff import Concurrency, LatencyTail, full_jitter_s, hedge_allowed
-from cachesvc.core.errors import CacheError, DeadlineExceeded, SourceUnavailable
+from cachesvc.core.backoff import Breaker, LatencyTail, Pace, full_jitter_s, hedge_allowed
+from cachesvc.core.errors import CacheError, SourceUnavailable
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.source import Source
 
 T = TypeVar("T")
 HEDGE_THREADS = 4
+LOOK_S = 0.25
+"""How often one who waits for a source that is down looks whether it is back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resilience:
-    """How patient. `deadline_s` covers all tries of one call; no new try starts after it."""
+    """How patient. `deadline_s` covers all tries of one call; no new try starts after it. `attempts` are those that
+    failed while the source was up: waiting for one that throttles or is down ends with the deadline alone."""
 
     deadline_s: float = 120.0
     attempts: int = 8
@@ -57,6 +61,10 @@ class Interruptible(Protocol):
     def interrupt(self, thread: int) -> None:
         """Make the read that runs in that thread fail now."""
         ...
+
+
+class _NotAsked(SourceUnavailable):
+    """The call ended before the source was asked: it says nothing new about the source."""
 
 
 @dataclass(slots=True)
@@ -87,8 +95,10 @@ class Resilient:
         self._resilience = resilience or Resilience()
         self._counters = SourceCounters()
         self._changed = threading.Condition()
-        self._under_way = 0
-        self._concurrency = Concurrency(self._resilience.concurrency)
+        self._under_way = threading.Semaphore(self._resilience.concurrency)
+        self._pace = Pace()
+        self._breaker = Breaker()
+        self._last = ""
         self._tail = LatencyTail()
         self._hedger = _Hedger(self._hedge, clock)
 
@@ -98,9 +108,16 @@ class Resilient:
         return self._counters
 
     @property
-    def concurrency(self) -> int:
-        """Requests that may be under way now."""
-        return self._concurrency.limit
+    def rate(self) -> float:
+        """Requests a second that the source may be asked now; infinite until it throttles."""
+        with self._changed:
+            return self._pace.rate(self._clock())
+
+    @property
+    def down_s(self) -> float:
+        """For how long the source has been down; 0 while it is not."""
+        with self._changed:
+            return self._breaker.down_s(self._clock())
 
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
         """As the source lists, once the listing is complete."""
@@ -111,7 +128,7 @@ class Resilient:
         return self._patiently(lambda: self._source.head(uri))
 
     def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
-        """As the source's, with patience. Raises DeadlineExceeded while waiting for its turn."""
+        """As the source's, with patience."""
         self._patiently(lambda: self._timed(version, offset, into))
 
     def close(self) -> None:
@@ -120,51 +137,91 @@ class Resilient:
         self._source.close()
 
     def _patiently(self, call: Callable[[], T]) -> T:
-        started = self._clock()
-        for attempt in range(self._resilience.attempts):
+        until = self._clock() + self._resilience.deadline_s
+        attempt = failures = 0
+        while True:
             try:
-                with self._turn(started + self._resilience.deadline_s):
+                with self._turn(until):
                     answer = call()
-                with self._changed:
-                    self._concurrency.succeeded()
-                return answer
             except SourceUnavailable as error:
-                with self._changed:
-                    if error.throttled:
-                        self._counters.throttled += 1
-                        self._concurrency.throttled(self._clock())
-                wait_s = full_jitter_s(attempt, self._chance())
-                # Jitter on top, or all who were turned away come back in one instant.
-                wait_s = max(wait_s, error.retry_after_s * (1 + 0.25 * self._chance()))
-                left_s = started + self._resilience.deadline_s - self._clock()
-                if attempt + 1 == self._resilience.attempts or wait_s >= left_s:
+                if isinstance(error, _NotAsked):
                     raise
+                failures += self._failed(error)
+                # Jitter on top, or all who were turned away come back in one instant.
+                wait_s = max(
+                    full_jitter_s(attempt, self._chance()),
+                    error.retry_after_s * (1 + 0.25 * self._chance()),
+                )
+                if failures >= self._resilience.attempts or self._clock() + wait_s >= until:
+                    raise
+                attempt += 1
                 with self._changed:
                     self._counters.retries += 1
                 self._sleep(wait_s)
-        raise AssertionError("at least one attempt")
+            except CacheError:
+                self._answered()
+                raise
+            else:
+                self._answered()
+                return answer
+
+    def _answered(self) -> None:
+        with self._changed:
+            self._pace.accepted(self._clock())
+            self._breaker.succeeded()
+
+    def _failed(self, error: SourceUnavailable) -> int:
+        """1 for a failure that counts against `attempts`, else 0."""
+        with self._changed:
+            now = self._clock()
+            self._last = str(error)
+            self._breaker.failed(now)
+            if error.throttled:
+                self._counters.throttled += 1
+                self._pace.refused(now, error.retry_after_s)
+            return int(not error.throttled and not self._breaker.open)
 
     @contextmanager
     def _turn(self, until: float) -> Iterator[None]:
-        with self._changed:
-            while self._under_way >= self._concurrency.limit:
-                left_s = until - self._clock()
-                if left_s <= 0:
-                    raise DeadlineExceeded("the source has throttled us for too long; ask less of it at once")
-                self._changed.wait(left_s)
-            self._under_way += 1
-        try:
+        """Wait while the source is down, then for a place in its rate. Raises SourceUnavailable at `until`, and at
+        once for a source that has been down for longer than any call waits."""
+        self._wait_while_down(until)
+        self._wait_for_place(until)
+        with self._under_way:
             yield
-        finally:
+
+    def _wait_while_down(self, until: float) -> None:
+        while True:
             with self._changed:
-                self._under_way -= 1
-                self._changed.notify()
+                now = self._clock()
+                wait_s = self._breaker.ask(now)
+                down_s = self._breaker.down_s(now)
+            if not wait_s:
+                return
+            if now + wait_s >= until or down_s >= self._resilience.deadline_s:
+                raise _NotAsked(f"the source has been down for {down_s:.0f} s: {self._last}")
+            self._sleep(min(wait_s, LOOK_S))
+
+    def _wait_for_place(self, until: float) -> None:
+        with self._changed:
+            now = self._clock()
+            if self._pace.free_at(now) >= until:
+                raise _NotAsked(f"the source throttles and has no room before the deadline: {self._last}")
+            wait_s = self._pace.reserve(now) - now
+        while wait_s > 0:
+            self._sleep(wait_s)
+            with self._changed:  # meanwhile it may have asked for more patience
+                now = self._clock()
+                wait_s = self._pace.paused_s(now)
+            if now + wait_s >= until:
+                raise _NotAsked(f"the source throttles beyond the deadline: {self._last}")
 
     def _timed(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
         started = self._clock()
         with self._changed:
             self._counters.requests += 1
             tail_s = self._tail.tail_s(len(into)) if self._resilience.hedge else None
+            tail_s = None if math.isfinite(self._pace.rate(started)) else tail_s
         if tail_s is not None and isinstance(self._source, Interruptible):
             self._raced(version, offset, into, started + tail_s)
         else:

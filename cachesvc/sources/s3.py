@@ -11,7 +11,8 @@ import os
 import re
 import ssl
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -32,7 +33,9 @@ from cachesvc.core.errors import (
     SourceUnavailable,
 )
 from cachesvc.core.model import ObjectVersion
+from cachesvc.sources.digests import WholeObject
 from cachesvc.sources.http import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, Answer, Connection, Hangup, Pool
+from cachesvc.sources.identity import EXPIRED, Identity
 
 SCHEME = "s3://"
 LIST_ATTEMPTS = 5
@@ -72,14 +75,16 @@ class _Target:
 class S3Source:
     """A `Source` for one endpoint and one set of credentials."""
 
-    def __init__(self, client: Any, credentials: Any, tls: ssl.SSLContext | None) -> None:
-        self._client = client
-        self._credentials = credentials
+    def __init__(self, identity: Identity, tls: ssl.SSLContext | None) -> None:
+        client = identity.client
+        self._identity = identity
+        self._region: str = client.meta.region_name
         self._endpoint = urlsplit(client.meta.endpoint_url)
         self._aws = (self._endpoint.hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn"))
         s3 = client.meta.config.s3 or {}
         self._path_style = not self._aws or s3.get("addressing_style") == "path"
         self._regions: dict[str, str] = {}
+        self._whole = WholeObject(tags_are_md5=self._aws)
         self._pool = Pool(tls)
         self._active: dict[int, Connection] = {}
         self._lock = threading.Lock()
@@ -87,39 +92,69 @@ class S3Source:
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
         """Every object below `prefix`, in key order, or the one object of exactly that name."""
         bucket, key = split_uri(prefix, key_needed=False)
-        try:
-            if key and not key.endswith("/"):
-                page = self._client.list_objects_v2(Bucket=bucket, Prefix=key, MaxKeys=1)
-                first = page.get("Contents", [])
-                if first and first[0]["Key"] == key:
-                    yield _version(bucket, first[0])
-                    return
-                key += "/"
-            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=key)
-            found = [row for page in pages for row in page.get("Contents", [])]
-        except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
-            raise _translated(error, prefix) from error
-        # S3 lists in key order, but S3 Express and SeaweedFS do not.
-        for row in sorted(found, key=lambda row: row["Key"].encode()):
+        if key and not key.endswith("/"):
+            page = self._asked(prefix, "list_objects_v2", Bucket=bucket, Prefix=key, MaxKeys=1)
+            first = page.get("Contents", [])
+            if first and first[0]["Key"] == key:
+                yield _version(bucket, first[0])
+                return
+            key += "/"
+        found: dict[bytes, ObjectVersion] = {}
+        for row in self._rows(prefix, bucket, key):
             if row["Size"] or not row["Key"].endswith("/"):
-                yield _version(bucket, row)
+                version = _version(bucket, row)
+                if found.setdefault(row["Key"].encode(), version) != version:
+                    raise SourceUnavailable(f"{version.uri} was overwritten while it was listed; list again")
+        # S3 lists in key order, but S3 Express and SeaweedFS do not.
+        for name in sorted(found):
+            yield found[name]
 
     def head(self, uri: str) -> ObjectVersion:
         """The object's current version. Raises NotFound, NotAllowed, SourceUnavailable."""
         bucket, key = split_uri(uri)
-        try:
-            found = self._client.head_object(Bucket=bucket, Key=key)
-        except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
-            raise _translated(error, uri) from error
+        found = self._asked(uri, "head_object", Bucket=bucket, Key=key)
         return ObjectVersion(uri, found["ContentLength"], found.get("ETag", "").strip('"'))
+
+    def _rows(self, prefix: str, bucket: str, key: str) -> Iterator[dict[str, Any]]:
+        """Page by page. Raises SourceUnavailable for a listing that does not advance."""
+        start: dict[str, str] = {}
+        while True:
+            page = self._asked(prefix, "list_objects_v2", Bucket=bucket, Prefix=key, **start)
+            yield from page.get("Contents", [])
+            if not page.get("IsTruncated"):
+                return
+            token = page.get("NextContinuationToken", "")
+            if not token or token == start.get("ContinuationToken"):
+                raise SourceUnavailable(f"{prefix}: the server broke off its listing; list again")
+            start = {"ContinuationToken": token}
+
+    def _asked(self, uri: str, operation: str, **arguments: str | int) -> Any:
+        """LIST or HEAD through boto3, and once more with new credentials where the old ones have expired."""
+        used = self._identity.frozen()
+        try:
+            return getattr(self._identity.client, operation)(**arguments)
+        except botocore.exceptions.ClientError as error:
+            code = error.response.get("Error", {}).get("Code", "")
+            expired = code in EXPIRED or (
+                operation == "head_object" and code in ("400", "403")
+            )  # no body says more
+            if not expired or not self._identity.renewed(used):
+                raise self._translated(error, uri) from error
+        except botocore.exceptions.BotoCoreError as error:
+            raise self._translated(error, uri) from error
+        try:
+            return getattr(self._identity.client, operation)(**arguments)
+        except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
+            raise self._translated(error, uri) from error
 
     def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
         """One ranged GET with If-Match; status, Content-Range, length and ETag are checked."""
         if not len(into):
             return
-        known = self._read(version, offset, into) or self._read(version, offset, into)
-        if not known:
-            raise SourceUnavailable(f"{version.uri} is redirected in a circle; set AWS_REGION")
+        for _ in range(3):  # at most a redirection and a renewal
+            if self._read(version, offset, into):
+                return
+        raise SourceUnavailable(f"{version.uri} is redirected in a circle; set AWS_REGION")
 
     def interrupt(self, thread: int) -> None:
         """Make the read that runs in that thread (`threading.get_ident()`) fail now, if one does."""
@@ -131,16 +166,16 @@ class S3Source:
     def close(self) -> None:
         """Close every connection."""
         self._pool.close()
-        self._client.close()
+        self._identity.client.close()
 
     def _read(self, version: ObjectVersion, offset: int, into: memoryview) -> bool:
-        """One GET, and once more when a kept connection turns out stale. False: another region."""
+        """One GET, and once more when a kept connection turns out stale. False: another region or credentials."""
         bucket, key = split_uri(version.uri)
-        target = self._target(bucket, key)
-        request = self._signed(target, bucket, version.etag, offset, offset + len(into) - 1)
+        target, keys = self._target(bucket, key), self._identity.frozen()
+        request = self._signed(target, bucket, keys, version, (offset, offset + len(into) - 1))
         connection = self._pool.take(target.host, target.port)
         try:
-            return self._exchange(connection, request, version, offset, into)
+            return self._exchange(connection, request, keys, version, offset, into)
         except Hangup:
             if not connection.reused or connection.interrupted:
                 raise
@@ -148,39 +183,58 @@ class S3Source:
             self._pool.give(target.host, target.port, connection)
         connection = self._pool.connect(target.host, target.port)
         try:
-            return self._exchange(connection, request, version, offset, into)
+            return self._exchange(connection, request, keys, version, offset, into)
         finally:
             self._pool.give(target.host, target.port, connection)
 
     def _exchange(
-        self, connection: Connection, request: bytes, version: ObjectVersion, offset: int, into: memoryview
+        self,
+        connection: Connection,
+        request: bytes,
+        keys: Any,
+        version: ObjectVersion,
+        offset: int,
+        into: memoryview,
     ) -> bool:
         thread = threading.get_ident()
         self._active[thread] = connection
         try:
             answer = connection.ask(request)
             if answer.status not in (200, 206):
-                return self._refused(version, answer, connection.read_error(answer))
+                return self._refused(version, keys, answer, connection.read_error(answer))
             _verify(version, offset, len(into), answer)
             connection.read_into(into)
-            return True
         finally:
             with self._lock:
                 del self._active[thread]
+        if len(into) == version.size_bytes:
+            self._whole.check(version, answer.headers, into)
+        return True
 
-    def _refused(self, version: ObjectVersion, answer: Answer, body: bytes) -> bool:
-        """False when the bucket lies in another region, which is known from here on; raises otherwise."""
+    def _refused(self, version: ObjectVersion, keys: Any, answer: Answer, body: bytes) -> bool:
+        """False when another region or other credentials, known from here on, may do; raises otherwise."""
         bucket, _ = split_uri(version.uri)
         region = answer.headers.get("x-amz-bucket-region", "")
-        if (
-            self._aws
-            and _REGION.fullmatch(region)
-            and region != self._regions.get(bucket, self._client.meta.region_name)
-        ):
+        if self._aws and _REGION.fullmatch(region) and region != self._regions.get(bucket, self._region):
             self._regions[bucket] = region
             return False
         found = _CODE.search(body)
-        raise _error(str(answer.status), found[1].decode() if found else "", version.uri, answer.headers)
+        code = found[1].decode() if found else ""
+        if code in EXPIRED and self._identity.renewed(keys):
+            return False
+        raise self._error(str(answer.status), code, version.uri, answer.headers)
+
+    def _error(self, status: str, code: str, uri: str, headers: dict[str, str]) -> CacheError:
+        if code in EXPIRED and self._identity.refreshable:
+            return SourceUnavailable(f"{uri}: the credentials have expired, and there are no new ones yet")
+        return _error(status, code, uri, headers)
+
+    def _translated(self, error: Exception, uri: str) -> CacheError:
+        if isinstance(error, botocore.exceptions.ClientError):
+            meta = error.response.get("ResponseMetadata", {})
+            code = error.response.get("Error", {}).get("Code", "")
+            return self._error(str(meta.get("HTTPStatusCode", "")), code, uri, meta.get("HTTPHeaders", {}))
+        return _translated(error, uri)
 
     def _target(self, bucket: str, key: str) -> _Target:
         scheme, host = self._endpoint.scheme, self._endpoint.hostname or ""
@@ -195,20 +249,29 @@ class S3Source:
             host = name = f"{bucket}.{name}"
         return _Target(host, port, path, f"{scheme}://{name}{path}", name)
 
-    def _signed(self, target: _Target, bucket: str, etag: str, first: int, last: int) -> bytes:
-        """The request head. Range and If-Match need no signature: the answer is checked against both."""
-        lines = [f"GET {target.path} HTTP/1.1", f"Host: {target.name}", f"Range: bytes={first}-{last}"]
-        if etag:
-            lines.append(f'If-Match: "{etag}"')
-        if self._credentials is not None:
-            signed = AWSRequest(method="GET", url=target.url, headers={"Host": target.name})
-            region = self._regions.get(bucket) or self._client.meta.region_name
-            S3SigV4Auth(_frozen(self._credentials), "s3", region).add_auth(signed)
-            lines += [f"{name}: {value}" for name, value in signed.headers.items() if name != "Host"]
+    def _signed(
+        self, target: _Target, bucket: str, keys: Any, version: ObjectVersion, span: tuple[int, int]
+    ) -> bytes:
+        """The request head. Range and If-Match need no signature: the answer is checked against both. A whole object
+        is asked for without a range: with one, S3 sends no checksum."""
+        lines = [f"GET {target.path} HTTP/1.1", f"Host: {target.name}"]
+        headers = {}
+        if span == (0, version.size_bytes - 1):
+            headers["x-amz-checksum-mode"] = "ENABLED"
+        else:
+            lines.append(f"Range: bytes={span[0]}-{span[1]}")
+        if version.etag:
+            lines.append(f'If-Match: "{version.etag}"')
+        if keys is not None:
+            signed = AWSRequest(method="GET", url=target.url, headers={"Host": target.name, **headers})
+            region = self._regions.get(bucket) or self._region
+            S3SigV4Auth(keys, "s3", region).add_auth(signed)
+            headers = {name: value for name, value in signed.headers.items() if name != "Host"}
+        lines += [f"{name}: {value}" for name, value in headers.items()]
         return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
-def open_s3(settings: S3Settings) -> S3Source:
+def open_s3(settings: S3Settings, clock: Callable[[], float] = time.monotonic) -> S3Source:
     """A source from settings and the AWS environment. Raises NotAllowed without credentials, InvalidInput."""
     config = Config(
         connect_timeout=CONNECT_TIMEOUT_S,
@@ -217,24 +280,28 @@ def open_s3(settings: S3Settings) -> S3Source:
         signature_version=UNSIGNED if settings.anonymous else None,
         max_pool_connections=32,
     )
-    try:
+
+    def connect() -> tuple[Any, Any]:
         session = boto3.Session()
-        credentials = None if settings.anonymous else session.get_credentials()
         client = session.client(
             "s3",
             endpoint_url=settings.endpoint or None,
             region_name=settings.region or session.region_name or "us-east-1",
             config=config,
         )
+        return client, None if settings.anonymous else session.get_credentials()
+
+    try:
+        identity = Identity(connect, clock)
+        if identity.missing and not settings.anonymous:
+            raise NotAllowed(f"no S3 credentials found: {_CREDENTIALS}")
     except (botocore.exceptions.BotoCoreError, ValueError) as error:
         raise InvalidInput(f"the AWS configuration does not work: {_line(error)}") from error
-    if credentials is None and not settings.anonymous:
-        raise NotAllowed(f"no S3 credentials found: {_CREDENTIALS}")
     tls = None
-    if client.meta.endpoint_url.startswith("https"):
-        bundle = os.environ.get("AWS_CA_BUNDLE") or session._session.get_config_variable("ca_bundle")
+    if identity.client.meta.endpoint_url.startswith("https"):
+        bundle = os.environ.get("AWS_CA_BUNDLE") or boto3.Session()._session.get_config_variable("ca_bundle")
         tls = ssl.create_default_context(cafile=bundle)
-    return S3Source(client, credentials, tls)
+    return S3Source(identity, tls)
 
 
 def split_uri(uri: str, key_needed: bool = True) -> tuple[str, str]:
@@ -251,16 +318,11 @@ def _version(bucket: str, found: dict[str, Any]) -> ObjectVersion:
     return ObjectVersion(f"s3://{bucket}/{found['Key']}", found["Size"], found.get("ETag", "").strip('"'))
 
 
-def _frozen(credentials: Any) -> Any:
-    try:
-        return credentials.get_frozen_credentials()
-    except (botocore.exceptions.BotoCoreError, RuntimeError) as error:  # a refresh that failed may work soon
-        raise SourceUnavailable(f"the AWS credentials could not be refreshed: {_line(error)}") from error
-
-
 def _verify(version: ObjectVersion, offset: int, size: int, answer: Answer) -> None:
     """Nothing but exactly the bytes asked for, of exactly that version, passes."""
     uri, span = version.uri, answer.headers.get("content-range")
+    if version.etag and answer.headers.get("etag", "").strip('"') != version.etag:
+        raise SourceChanged(f"{uri} is no longer the version {version.etag}: it was overwritten")
     if answer.status == 206 and span is not None:
         served, _, total = span.removeprefix("bytes ").partition("/")
         if total.isdigit() and int(total) != version.size_bytes:
@@ -269,8 +331,6 @@ def _verify(version: ObjectVersion, offset: int, size: int, answer: Answer) -> N
             raise SourceUnavailable(f"the server answered bytes {served} of {uri}, not those asked for")
     elif answer.status == 206 or span is not None or offset or size != version.size_bytes:
         raise SourceUnavailable(f"the server ignored the byte range asked of {uri}")
-    if version.etag and answer.headers.get("etag", "").strip('"') != version.etag:
-        raise SourceChanged(f"{uri} is no longer the version {version.etag}: it was overwritten")
     if answer.length != size:
         raise SourceUnavailable(f"the server announced {answer.length} bytes of {uri}, not {size}")
 
@@ -292,14 +352,8 @@ def _error(status: str, code: str, uri: str, headers: dict[str, str]) -> CacheEr
 
 
 def _translated(error: Exception, uri: str) -> CacheError:
-    """botocore's errors of LIST and HEAD as ours."""
-    if isinstance(error, botocore.exceptions.ClientError):
-        meta = error.response.get("ResponseMetadata", {})
-        code = error.response.get("Error", {}).get("Code", "")
-        return _error(str(meta.get("HTTPStatusCode", "")), code, uri, meta.get("HTTPHeaders", {}))
-    if isinstance(
-        error, botocore.exceptions.NoCredentialsError | botocore.exceptions.PartialCredentialsError
-    ):
+    """What botocore itself has to say about LIST and HEAD, as our errors."""
+    if isinstance(error, _NO_CREDENTIALS):
         return NotAllowed(f"{uri}: no S3 credentials: {_CREDENTIALS}")
     if isinstance(error, botocore.exceptions.ParamValidationError):
         return InvalidInput(f"{uri}: not a valid bucket or key: {_line(error)}")

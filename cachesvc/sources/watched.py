@@ -1,0 +1,71 @@
+"""Calls that cannot be interrupted, watched: a read on a hung NFS mount waits in the kernel for as long as it hangs."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from cachesvc.core.model import ObjectVersion
+from cachesvc.sources.source import Source
+
+HUNG_S = 30.0
+"""A disk that spins up takes 10 s, a server that reboots minutes: those waits are of retries, not of one call."""
+LIST_HUNG_S = 300.0
+"""The first object of a folder comes when all of it, a million files perhaps, has been read and sorted."""
+
+
+class Calls:
+    """The calls under way in this process; for many threads."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._under_way: dict[int, tuple[float, str]] = {}
+
+    @contextmanager
+    def of(self, uri: str, limit_s: float = HUNG_S) -> Iterator[None]:
+        """This thread is in a call about `uri` that hangs if it takes longer than `limit_s`."""
+        thread = threading.get_ident()
+        self._under_way[thread] = self._clock() + limit_s, uri
+        try:
+            yield
+        finally:
+            del self._under_way[thread]
+
+    def hung(self) -> str:
+        """The URI of a call that is beyond its limit; else ""."""
+        until, uri = min(tuple(self._under_way.values()), default=(math.inf, ""))
+        return uri if self._clock() > until else ""
+
+
+class Watched:
+    """A `Source` that says in `calls` what it is doing: a decorator for sources without time-outs of their own."""
+
+    def __init__(self, source: Source, calls: Calls) -> None:
+        self._source, self._calls = source, calls
+
+    def list(self, prefix: str) -> Iterator[ObjectVersion]:
+        """As the source lists; each object is a call of its own."""
+        found = iter(self._source.list(prefix))
+        while True:
+            with self._calls.of(prefix, LIST_HUNG_S):
+                version = next(found, None)
+            if version is None:
+                return
+            yield version
+
+    def head(self, uri: str) -> ObjectVersion:
+        """As the source's."""
+        with self._calls.of(uri):
+            return self._source.head(uri)
+
+    def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
+        """As the source's."""
+        with self._calls.of(version.uri):
+            self._source.read_into(version, offset, into)
+
+    def close(self) -> None:
+        """Close the source."""
+        self._source.close()

@@ -1,0 +1,130 @@
+"""A fake S3 server that says whatever a test wants: objects of any size from a pattern, listings in pages, refusals."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+import numpy as np
+
+PAGE = 1000
+_RANGE = re.compile(r"bytes=(\d+)-(\d+)")
+
+
+def pattern(offset: int, size: int) -> bytes:
+    """Bytes [offset, offset + size) of a series in which each 8-byte word tells where it is."""
+    first = offset // 8
+    words = np.arange(first, (offset + size + 7) // 8, dtype="<u8") * np.uint64(0x9E3779B97F4A7C15)
+    return words.tobytes()[offset - first * 8 :][:size]
+
+
+@dataclass
+class Object:
+    """What a GET answers: bytes, or `pattern` up to `size`."""
+
+    size: int
+    etag: str = "0" * 31 + "1-7"
+    data: bytes | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def span(self, first: int, last: int) -> bytes:
+        if self.data is not None:
+            return self.data[first : last + 1]
+        return pattern(first, last - first + 1)
+
+
+@dataclass
+class FakeS3:
+    """`refuse(handler)` may answer (status, code) before anything else; `before_page(number)` runs before a page of
+    a listing is made; `more_rows` are added to each, and one that is `stuck` gives the same token again."""
+
+    objects: dict[str, Object] = field(default_factory=dict)
+    refuse: Callable[[BaseHTTPRequestHandler], tuple[int, str] | None] = lambda handler: None
+    before_page: Callable[[int], None] = lambda number: None
+    more_rows: str = ""
+    stuck: bool = False
+    ranges: list[str] = field(default_factory=list)
+    requests: int = 0
+    endpoint: str = ""
+
+
+@contextmanager
+def fake_s3() -> Iterator[FakeS3]:
+    """Serves on a free loopback port; the bucket is the first segment, and any."""
+    fake = FakeS3()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
+        def do_GET(self) -> None:
+            fake.requests += 1
+            refused = fake.refuse(self)
+            if refused is not None:
+                return self._send(refused[0], f"<Error><Code>{refused[1]}</Code></Error>".encode())
+            url = urlsplit(self.path)
+            _, _, key = url.path.lstrip("/").partition("/")
+            if "list-type" in url.query:
+                return self._send(200, _listing(fake, parse_qs(url.query)))
+            found = fake.objects.get(unquote(key))
+            if found is None:
+                return self._send(404, b"<Error><Code>NoSuchKey</Code></Error>")
+            headers = {"ETag": f'"{found.etag}"'}
+            if self.headers.get("x-amz-checksum-mode") == "ENABLED":
+                headers |= found.headers
+            asked = _RANGE.fullmatch(self.headers.get("Range", ""))
+            if asked is None:
+                return self._send(200, found.span(0, found.size - 1), headers)
+            first, last = int(asked[1]), int(asked[2])
+            fake.ranges.append(asked[0])
+            headers["Content-Range"] = f"bytes {first}-{last}/{found.size}"
+            self._send(206, found.span(first, last), headers)
+
+        def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+            self.send_response(status)
+            for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        fake.endpoint = f"http://127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield fake
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def _listing(fake: FakeS3, query: dict[str, list[str]]) -> bytes:
+    prefix, after = query.get("prefix", [""])[0], query.get("continuation-token", [""])[0]
+    number, _, last = after.partition("|")
+    fake.before_page(int(number) if number.isdigit() else 0)
+    size = int(query.get("max-keys", [str(PAGE)])[0])
+    keys = sorted(key for key in list(fake.objects) if key.startswith(prefix) and (not after or key > last))
+    page = keys[:size]
+    rows = "".join(
+        f"<Contents><Key>{escape(key)}</Key><Size>{fake.objects[key].size}</Size>"
+        f"<ETag>&quot;{fake.objects[key].etag}&quot;</ETag>"
+        "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
+        for key in page
+    )
+    more = len(keys) > size or fake.stuck
+    following = "stuck|" if fake.stuck else f"{int(number or 0) + 1}|{escape(page[-1])}"
+    token = f"<NextContinuationToken>{following}</NextContinuationToken>" if more else ""
+    body = f"<IsTruncated>{str(more).lower()}</IsTruncated>{token}{rows}{fake.more_rows}"
+    return f"<ListBucketResult>{body}</ListBucketResult>".encode()

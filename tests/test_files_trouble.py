@@ -1,0 +1,159 @@
+"""What NFS and other file systems do to their readers: stale handles, errors, files replaced, mounts that hang."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cachesvc.core.errors import NotAllowed, NotFound, SourceChanged, SourceUnavailable
+from cachesvc.core.model import ObjectVersion
+from cachesvc.sources.attributes import fresh
+from cachesvc.sources.files import FilesSource
+from cachesvc.sources.resilient import Resilience, Resilient
+from cachesvc.sources.watched import Calls, Watched
+from tests.fuse import FaultyMount, File
+
+DATA = os.urandom(300_000)
+needs_fuse = pytest.mark.skipif(bool(FaultyMount.why_not()), reason=FaultyMount.why_not())
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[FaultyMount]:
+    with FaultyMount(tmp_path / "nfs", {"x": File(DATA)}) as found:
+        yield found
+
+
+def read(source: FilesSource | Resilient, version: ObjectVersion) -> bytes:
+    into = bytearray(version.size_bytes)
+    source.read_into(version, 0, memoryview(into))
+    return bytes(into)
+
+
+def test_attributes_from_the_server_are_those_of_fstat(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(DATA)
+    with open(tmp_path / "x", "rb") as file:
+        ours, theirs = fresh(file.fileno()), os.fstat(file.fileno())
+    for name in ("st_mode", "st_size", "st_mtime_ns", "st_ctime_ns"):
+        assert getattr(ours, name) == getattr(theirs, name)
+
+
+@needs_fuse
+def test_a_file_is_read_through_the_mount(mount: FaultyMount) -> None:
+    source = FilesSource()
+    (version,) = source.list(f"file://{mount.path}/")
+    assert read(source, version) == DATA
+
+
+@needs_fuse
+@pytest.mark.parametrize("code", [errno.EIO, errno.ETIMEDOUT])
+def test_an_error_of_the_server_is_tried_again(mount: FaultyMount, code: int) -> None:
+    version = FilesSource().head(f"file://{mount.path}/x")
+    mount.files["x"].fail, mount.files["x"].times = code, 2
+    with pytest.raises(SourceUnavailable, match=os.strerror(code)):
+        read(FilesSource(), version)
+    patient = Resilient(FilesSource(), Resilience(), sleep=lambda _: None)
+    assert read(patient, version) == DATA
+    assert patient.counters.retries == 1
+
+
+@needs_fuse
+@pytest.mark.parametrize("at_open", [True, False])
+def test_a_stale_handle_is_opened_again_and_a_stale_mount_is_unavailable(
+    mount: FaultyMount, at_open: bool
+) -> None:
+    version = FilesSource().head(f"file://{mount.path}/x")
+    file = mount.files["x"]
+    file.fail, file.times, file.at_open = errno.ESTALE, 1, at_open
+    assert read(FilesSource(), version) == DATA
+    file.times = 1000
+    with pytest.raises(SourceUnavailable, match=r"[Ss]tale"):
+        read(FilesSource(), version)
+
+
+@needs_fuse
+def test_a_change_that_the_attribute_cache_hides_is_seen(tmp_path: Path) -> None:
+    with FaultyMount(tmp_path / "nfs", {"x": File(DATA)}, attributes_s=600) as mount:
+        version = FilesSource().head(f"file://{mount.path}/x")
+        mount.files["x"].write_while_read = DATA[::-1]  # of the same length
+        with pytest.raises(SourceChanged, match="written to"):
+            read(FilesSource(), version)
+
+
+def test_a_file_replaced_while_it_is_read_gives_one_version_or_none(tmp_path: Path) -> None:
+    path, other = tmp_path / "x", tmp_path / "y"
+    path.write_bytes(DATA)
+    version = FilesSource().head(f"file://{path}")
+    stop = threading.Event()
+
+    def replace() -> None:
+        while not stop.is_set():
+            other.write_bytes(DATA[::-1])
+            os.rename(other, path)
+
+    replacing = threading.Thread(target=replace)
+    replacing.start()
+    try:
+        for _ in range(50):
+            try:
+                assert read(FilesSource(), version) == DATA
+            except SourceChanged:
+                pass
+    finally:
+        stop.set()
+        replacing.join()
+    with pytest.raises(SourceChanged):
+        read(FilesSource(), version)
+
+
+def test_a_file_that_became_a_fifo_is_a_typed_error_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"data")
+    version = FilesSource().head(f"file://{path}")
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(SourceChanged, match="no longer a regular file"):
+        read(FilesSource(), version)
+    with pytest.raises(NotFound, match="not a regular file"):
+        FilesSource().head(f"file://{path}")
+    assert list(FilesSource().list(f"file://{tmp_path}/")) == []
+
+
+def test_a_link_out_of_the_root_is_refused_also_when_it_came_later(tmp_path: Path) -> None:
+    root, secret = tmp_path / "root", tmp_path / "secret"
+    root.mkdir()
+    secret.write_bytes(b"data")
+    (root / "x").write_bytes(b"data")
+    source = FilesSource((str(root),))
+    version = source.head(f"file://{root}/x")
+    (root / "x").unlink()
+    (root / "x").symlink_to(secret)
+    with pytest.raises(NotAllowed, match="leads outside"):
+        read(source, version)
+
+
+def test_a_call_that_takes_too_long_is_named() -> None:
+    now = [0.0]
+    calls = Calls(lambda: now[0])
+    with calls.of("file:///slow"):
+        now[0] = 29
+        assert calls.hung() == ""
+        now[0] = 31
+        assert calls.hung() == "file:///slow"
+    assert calls.hung() == ""
+
+
+def test_a_watched_source_is_the_source(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(DATA)
+    calls = Calls()
+    watched = Watched(FilesSource(), calls)
+    (version,) = watched.list(f"file://{tmp_path}/")
+    assert watched.head(version.uri) == version
+    into = bytearray(len(DATA))
+    watched.read_into(version, 0, memoryview(into))
+    assert into == DATA
+    watched.close()

@@ -1,0 +1,280 @@
+"""What only a server of our own can be made to say: checksums, expired credentials, huge objects, odd listings."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import sys
+import zlib
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import pytest
+
+from cachesvc.core.errors import CorruptData, NotAllowed, SourceChanged, SourceUnavailable
+from cachesvc.core.model import ObjectVersion, Piece, extent_of
+from cachesvc.sources.fetch import Fetcher
+from cachesvc.sources.resilient import Resilience, Resilient
+from cachesvc.sources.s3 import S3Settings, S3Source, open_s3
+from tests.fake_s3 import FakeS3, Object, fake_s3, pattern
+from tests.test_sources_resilient import Clock
+
+DATA = os.urandom(100_000)
+FLIPPED = DATA[:777] + bytes([DATA[777] ^ 4]) + DATA[778:]
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeS3]:
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "first")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
+    with fake_s3() as found:
+        yield found
+
+
+@pytest.fixture
+def source(server: FakeS3) -> Iterator[S3Source]:
+    found = open_s3(S3Settings(endpoint=server.endpoint))
+    yield found
+    found.close()
+
+
+def put(server: FakeS3, data: bytes, sent: bytes | None = None, **headers: str) -> ObjectVersion:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    etag = named.pop("etag", hashlib.md5(data).hexdigest())
+    server.objects["x"] = Object(len(data), etag, data if sent is None else sent, named)
+    return ObjectVersion("s3://bucket/x", len(data), etag)
+
+
+def read(source: S3Source | Resilient, version: ObjectVersion) -> bytes:
+    into = bytearray(version.size_bytes)
+    source.read_into(version, 0, memoryview(into))
+    return bytes(into)
+
+
+def crc32(data: bytes) -> str:
+    return base64.b64encode(zlib.crc32(data).to_bytes(4, "big")).decode()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"x_amz_checksum_crc32": crc32(DATA)},
+        {"x_amz_checksum_sha1": base64.b64encode(hashlib.sha1(DATA).digest()).decode()},
+        {"x_amz_checksum_sha256": base64.b64encode(hashlib.sha256(DATA).digest()).decode()},
+    ],
+)
+def test_a_bit_that_flips_on_the_way_differs_from_the_stated_checksum(
+    server: FakeS3, source: S3Source, headers: dict[str, str]
+) -> None:
+    version = put(server, DATA, FLIPPED, etag="no-md5", **headers)
+    with pytest.raises(SourceUnavailable, match="arrived damaged"):
+        read(source, version)
+    put(server, DATA, etag="no-md5", **headers)
+    assert read(source, version) == DATA
+
+
+def test_bytes_that_are_wrong_each_time_are_wrong_at_the_source(server: FakeS3, source: S3Source) -> None:
+    version = put(server, DATA, FLIPPED, etag="no-md5", x_amz_checksum_crc32=crc32(DATA))
+    patient = Resilient(source, Resilience(), sleep=lambda _: None)
+    with pytest.raises(CorruptData, match="its own crc32"):
+        read(patient, version)
+    assert patient.counters.requests == 2
+
+
+def test_the_checksums_of_parts_say_nothing_about_the_bytes(server: FakeS3, source: S3Source) -> None:
+    version = put(server, DATA, etag="a-2", x_amz_checksum_crc32="AAAAAA==-2")
+    assert read(source, version) == DATA
+    version = put(server, DATA, etag="a-2", x_amz_checksum_crc32="AAAAAA==", x_amz_checksum_type="COMPOSITE")
+    assert read(source, version) == DATA
+
+
+def test_the_tag_of_an_object_of_one_part_is_its_md5_on_a_server_where_it_ever_was(
+    server: FakeS3, source: S3Source
+) -> None:
+    assert read(source, put(server, DATA)) == DATA
+    version = put(server, DATA, FLIPPED)
+    with pytest.raises(SourceUnavailable, match="MD5 differs"):
+        read(source, version)
+    with pytest.raises(CorruptData, match="its own MD5"):
+        read(source, version)
+
+
+def test_tags_that_look_like_md5_and_are_not_kill_no_job(server: FakeS3, source: S3Source) -> None:
+    version = put(server, DATA, etag="0" * 32)
+    patient = Resilient(source, Resilience(), sleep=lambda _: None)
+    assert [read(patient, version), read(patient, version)] == [DATA, DATA]
+    assert patient.counters.retries == 1
+
+
+def _accept(server: FakeS3, key: str) -> None:
+    def refuse(handler: BaseHTTPRequestHandler) -> tuple[int, str] | None:
+        fine = f"Credential={key}/" in handler.headers.get("Authorization", "")
+        return None if fine else (400, "ExpiredToken")
+
+    server.refuse = refuse
+
+
+def test_keys_that_expired_are_looked_up_anew_and_used(
+    server: FakeS3, source: S3Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = put(server, DATA)
+    _accept(server, "second")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "second")
+    assert read(source, version) == DATA
+    assert server.requests == 2
+    assert [found.uri for found in source.list("s3://bucket/")] == [version.uri]
+
+
+@pytest.mark.parametrize("call", ["list", "head"])
+def test_listings_and_heads_renew_too(
+    server: FakeS3, source: S3Source, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    version = put(server, DATA)
+    _accept(server, "second")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "second")
+    found = list(source.list("s3://bucket/")) if call == "list" else [source.head(version.uri)]
+    assert found == [version]
+
+
+def test_expired_keys_without_others_are_refused_by_name(server: FakeS3, source: S3Source) -> None:
+    version = put(server, DATA)
+    _accept(server, "second")
+    with pytest.raises(NotAllowed, match=r"ExpiredToken.*check the credentials"):
+        read(source, version)
+    assert server.requests == 1
+
+
+def _process(tmp_path: Path, server: FakeS3, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Credentials from a program of the user's, as SSO and Vault give them: botocore refreshes these."""
+    answer = tmp_path / "answer.json"
+    (tmp_path / "config").write_text(
+        f"[default]\ncredential_process = {sys.executable} -c 'print(open(\"{answer}\").read())'\n"
+    )
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    return answer
+
+
+def _keys(name: str, expires: str) -> str:
+    return json.dumps(
+        {
+            "Version": 1,
+            "AccessKeyId": name,
+            "SecretAccessKey": "s",
+            "SessionToken": "t",
+            "Expiration": expires,
+        }
+    )
+
+
+def test_a_refresh_that_fails_for_a_while_kills_no_job(
+    tmp_path: Path, server: FakeS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = _process(tmp_path, server, monkeypatch)
+    answer.write_text(_keys("first", "2099-01-01T00:00:00Z"))
+    clock = Clock()
+    source = open_s3(S3Settings(endpoint=server.endpoint), clock)
+    version = put(server, DATA)
+    assert read(source, version) == DATA
+    _accept(server, "second")  # the server calls them expired, whatever they said themselves
+    answer.write_text("a blip of the identity service")
+
+    def sleep(seconds: float) -> None:
+        clock.now += 5
+        answer.write_text(_keys("second", "2099-01-01T00:00:00Z"))
+
+    patient = Resilient(source, Resilience(), clock, sleep=sleep)
+    assert read(patient, version) == DATA
+    assert patient.counters.retries == 1
+    source.close()
+
+
+def test_a_listing_of_many_pages_is_whole_and_in_order(server: FakeS3, source: S3Source) -> None:
+    count = 3_000
+    server.objects = {f"p/{number:06}": Object(number, f"e{number}") for number in range(count)}
+    found = list(source.list("s3://bucket/p/"))
+    assert [(v.uri, v.size_bytes) for v in found] == [(f"s3://bucket/p/{n:06}", n) for n in range(count)]
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_keys_take_a_hundred_requests(server: FakeS3, source: S3Source) -> None:
+    count = 100_000
+    server.objects = {f"p/{number:06}": Object(1, f"e{number}") for number in range(count)}
+    assert sum(1 for _ in source.list("s3://bucket/p/")) == count
+    assert server.requests == count / 1000
+
+
+def test_a_listing_that_changes_between_pages_holds_each_key_once(server: FakeS3, source: S3Source) -> None:
+    server.objects = {f"p/{number:06}": Object(1, "e") for number in range(2_500)}
+
+    def change(page: int) -> None:
+        if page == 1:
+            server.objects["p/000000a"] = Object(1, "behind")  # on a page that was sent: not in this listing
+            server.objects["p/002400a"] = Object(1, "ahead")
+            del server.objects["p/002000"]
+
+    server.before_page = change
+    uris = [v.uri.rpartition("/")[2] for v in source.list("s3://bucket/p/")]
+    assert uris == sorted(set(uris))
+    assert {"002400a"} < set(uris)
+    assert not {"000000a", "002000"} & set(uris)
+
+
+def test_a_key_that_is_listed_twice_in_two_versions_is_listed_again(server: FakeS3, source: S3Source) -> None:
+    server.objects["p/a"] = Object(1, "one")
+    row = "<Contents><Key>p/a</Key><Size>1</Size><ETag>{}</ETag></Contents>"
+    server.more_rows = row.format("two")
+    with pytest.raises(SourceUnavailable, match="overwritten while it was listed"):
+        list(source.list("s3://bucket/p/"))
+    server.more_rows = row.format("one")
+    assert [found.etag for found in source.list("s3://bucket/p/")] == ["one"]
+
+
+def test_a_listing_that_does_not_advance_ends(server: FakeS3, source: S3Source) -> None:
+    server.objects = {f"p/{number:06}": Object(1, "e") for number in range(1_500)}
+    server.stuck = True
+    with pytest.raises(SourceUnavailable, match="broke off its listing"):
+        list(source.list("s3://bucket/p/"))
+    assert server.requests == 2
+
+
+@pytest.mark.parametrize("key", ["p/a//b", "p/../b", "p/./b", "p//", "p/b/", "p/back\\slash", "p/\x01\n"])
+def test_keys_that_look_like_paths_are_no_paths(server: FakeS3, source: S3Source, key: str) -> None:
+    server.objects[key] = Object(len(DATA), hashlib.md5(DATA).hexdigest(), DATA)
+    if "\x01" not in key:  # which XML cannot carry
+        assert [found.uri for found in source.list("s3://bucket/p/")] == [f"s3://bucket/{key}"]
+    version = ObjectVersion(f"s3://bucket/{key}", len(DATA), hashlib.md5(DATA).hexdigest())
+    assert read(source, version) == DATA
+
+
+def test_fifty_gigabytes_are_read_where_asked(server: FakeS3, source: S3Source, tmp_path: Path) -> None:
+    size, mib = 50 * 10**9, 1 << 20
+    server.objects["big"] = Object(size, "e-9000")
+    version = ObjectVersion("s3://bucket/big", size, "e-9000")
+    offsets = (0, (4 << 30) - mib - 5, (4 << 30) - 1, 49 * 10**9 + 3, size - mib)
+    pieces = tuple(Piece(version, offset, mib, "") for offset in offsets)
+    fetcher = Fetcher(lambda _: source, threads=4, part_bytes=mib // 2)
+    with open(tmp_path / "extent", "w+b") as into:
+        fetcher.fetch(extent_of(pieces), into.fileno())
+        got = into.read()
+    fetcher.close()
+    assert got == b"".join(pattern(offset, mib) for offset in offsets)
+    halves = [offset + half for offset in offsets for half in (0, mib // 2)]
+    assert sorted(server.ranges) == sorted(f"bytes={at}-{at + mib // 2 - 1}" for at in halves)
+
+
+def test_an_object_overwritten_with_the_same_length_is_never_mixed(server: FakeS3, source: S3Source) -> None:
+    version = put(server, DATA)
+    assert read(source, version) == DATA
+    put(server, DATA[::-1])
+    with pytest.raises(SourceChanged, match="overwritten"):
+        read(source, version)

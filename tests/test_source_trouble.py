@@ -1,0 +1,133 @@
+"""The daemon and sources in trouble, over real servers: a rate limit, an outage, a mount that hangs, secrets in URLs."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from bench.node import Daemon
+from cachesvc.catalog.build import Options
+from cachesvc.client import Control
+from cachesvc.core.errors import CacheError
+from cachesvc.grants import Granted
+from cachesvc.leases import DaemonGrants
+from tests.fuse import FaultyMount, File
+from tests.servers import Proxy, SeaweedFS, free_ports
+from tests.test_daemon import wait_until
+
+EXTENT = 1 << 20
+RECORDS = Options(format="records", record_bytes=4096)
+needs_fuse = pytest.mark.skipif(bool(FaultyMount.why_not()), reason=FaultyMount.why_not())
+
+
+def extent(daemon: Daemon, uri: str, index: int = 0, timeout_s: float = 120.0) -> bytes:
+    """One extent through the daemon."""
+    with Control(daemon.socket_dir) as control:
+        dataset = control.open_dataset([uri], RECORDS).id
+    grants = DaemonGrants(daemon.socket_dir, dataset)
+    try:
+        (answer,) = grants.acquire([index], timeout_s)
+        assert isinstance(answer, Granted)
+        with os.fdopen(answer.fd, "rb") as file:
+            return os.pread(file.fileno(), answer.size_bytes, 0)
+    finally:
+        grants.close()
+
+
+@pytest.mark.slow
+@needs_fuse
+def test_a_mount_that_hangs_stops_neither_the_daemon_nor_other_data(tmp_path: Path) -> None:
+    data = os.urandom(EXTENT)
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk/0.bin").write_bytes(data)
+    options = ["--ram", "32MiB", "--allow", f"{tmp_path}/", "--extent-bytes", str(EXTENT), "--fillers", "1"]
+    got: list[bytes] = []
+    hanging = File(data[::-1], hang=True)
+    with (
+        FaultyMount(tmp_path / "nfs", {"0.bin": hanging}) as mount,
+        Daemon(tmp_path / "node", options) as daemon,
+    ):
+        reading = threading.Thread(target=lambda: got.append(extent(daemon, f"{tmp_path}/nfs/")))
+        reading.start()
+        assert mount.hung.wait(20)
+        assert extent(daemon, f"{tmp_path}/disk/", timeout_s=10) == data
+        wait_until(lambda: "a source hangs" in daemon.log, 60)
+        with Control(daemon.socket_dir) as control:
+            assert control.status().pid
+        assert "Traceback" not in daemon.log
+        mount.go_on()
+        reading.join(60)
+        assert got == [data[::-1]]
+
+
+@pytest.mark.slow
+def test_two_fillers_settle_at_the_rate_of_a_source_that_throttles(
+    tmp_path: Path, s3_server: SeaweedFS, bucket: str, s3_env: dict[str, str]
+) -> None:
+    rate, count, size = 100.0, 3_600, 4096
+    client = s3_server.client()
+    body = os.urandom(size)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: client.put_object(Bucket=bucket, Key=f"t/{n:05}.x", Body=body), range(count)))
+    with Proxy(s3_server.endpoint.removeprefix("http://"), gets_per_s=rate) as proxy:
+        credentials = {**s3_env, "AWS_ENDPOINT_URL": proxy.endpoint}
+        options = [
+            "--ram",
+            "128MiB",
+            "--allow",
+            f"s3://{bucket}/",
+            "--extent-bytes",
+            str(EXTENT),
+            "--fillers",
+            "2",
+        ]
+        with Daemon(tmp_path / "node", options, credentials) as daemon:
+            with Control(daemon.socket_dir) as control:
+                dataset = control.open_dataset([f"s3://{bucket}/t/"], Options(format="files")).id
+                *_, last = control.prefetch(dataset)
+            assert last.done
+            assert last.resident_extents == last.extents
+        asked = list(proxy.gets)
+    start = asked[0][0]
+    settled = [(at - start, passed) for at, passed in asked if 5 <= at - start <= 30]
+    span = settled[-1][0] - settled[0][0]
+    offered, served = len(settled) / span / rate, sum(passed for _, passed in settled) / span / rate
+    assert offered <= 1.1, offered
+    assert served >= 0.85, served
+    assert len(asked) <= 1.15 * count  # the first seconds, in which the rate is found, included
+
+
+def test_the_password_in_a_url_shows_nowhere(tmp_path: Path) -> None:
+    uri = "ftp://reader:hunter2@127.0.0.1:1/data/"
+    with Daemon(tmp_path / "node", ["--ram", "128MiB", "--allow", uri]) as daemon:
+        with Control(daemon.socket_dir) as control, pytest.raises(CacheError) as caught:
+            control.open_dataset([uri], Options())
+        assert "hunter2" not in f"{caught.value!r} {caught.value} {daemon.log}"
+        assert "***@127.0.0.1" in str(caught.value)
+        assert "***@127.0.0.1" in daemon.log
+
+
+@pytest.mark.slow
+def test_an_outage_of_the_source_is_waited_out(
+    tmp_path: Path, s3_server: SeaweedFS, bucket: str, s3_env: dict[str, str]
+) -> None:
+    data = os.urandom(EXTENT)
+    s3_server.client().put_object(Bucket=bucket, Key="r/0.bin", Body=data)
+    target = s3_server.endpoint.removeprefix("http://")
+    (port,) = free_ports(1)
+    credentials = {**s3_env, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
+    with Daemon(tmp_path / "node", ["--ram", "128MiB", "--allow", f"s3://{bucket}/"], credentials) as daemon:
+        with Proxy(target, port=port), Control(daemon.socket_dir) as control:
+            control.open_dataset([f"s3://{bucket}/r/"], RECORDS)
+        got: list[bytes] = []
+        reading = threading.Thread(target=lambda: got.append(extent(daemon, f"s3://{bucket}/r/")))
+        reading.start()
+        reading.join(20)  # that is how long it is away: three times what the tries of one read take
+        assert reading.is_alive()
+        with Proxy(target, port=port):
+            reading.join(60)
+        assert got == [data]
