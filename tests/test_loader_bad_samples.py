@@ -186,7 +186,7 @@ def test_a_sample_that_does_not_decode_is_bad(tmp_path: Path) -> None:
     loader = DataLoader(in_memory(link), batch_size=5, on_error="skip", collate_fn=len)
     assert sum(loader) == 9
     (bad,) = loader.bad_samples
-    assert bad.key == "05.json"
+    assert bad.key == "x/05.json"
     assert bad.cause.startswith("CorruptData")
 
 

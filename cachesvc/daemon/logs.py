@@ -18,6 +18,8 @@ def configure_logging(kind: str) -> None:
     handler.setFormatter(_Redacted(as_json if kind == "json" else _TextFormatter()))
     logging.basicConfig(level=os.environ.get("CACHESVC_LOG", "INFO").upper(), handlers=[handler], force=True)
     logging.getLogger("grpc._common").disabled = True  # a trace for each request that does not parse
+    for name in ("boto3", "botocore", "urllib3"):  # at DEBUG they say keys and signatures
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 class _Redacted(logging.Formatter):
