@@ -31,11 +31,16 @@ class JobEnded:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A rank's order: (extent, first_step, last_step) sorted by first_step; replaces that plan's number."""
+    """A rank's order: (extent, first_step, last_step) sorted by first_step; replaces that plan's number.
+
+    `following` is the order of the extents in the epoch after it, where that is known: what is kept of a dataset
+    that does not fit is chosen to lie evenly in it.
+    """
 
     plan: int
     job: int
     entries: tuple[tuple[ExtentId, int, int], ...]
+    following: tuple[ExtentId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -319,7 +319,7 @@ class Node:
         self.readers.dirty = True
 
     def _planned(self, event: ev.Planned) -> None:
-        self.lookahead.begin(event.plan, event.job, event.entries)
+        self.lookahead.begin(event.plan, event.job, event.entries, event.following, self._now)
         self.readers.dirty = True
 
     def _plan_ended(self, event: ev.PlanEnded) -> None:

@@ -183,8 +183,16 @@ class _Rank:
                 extents = tuple((work.extent(index), work.shard_bytes) for index in range(work.shards))
                 engine.send(ev.DatasetDeclared(self._number, DATASET, extents))
             rows = tuple((work.extent(index), first, last) for index, first, last in self._trace.plan)
-            engine.send(ev.Planned(self._number, self._number, rows))
+            engine.send(ev.Planned(self._number, self._number, rows, self._following()))
         self._read()
+
+    def _following(self) -> tuple[ExtentId, ...]:
+        """The order of the next epoch, as the loader knows it too."""
+        work = self._engine.workload
+        if self._epoch + 1 >= work.epochs:
+            return ()
+        rows = trace(work, self._epoch + 1, self._number - 1).plan
+        return tuple(work.extent(index) for index, _, _ in rows)
 
     def waits_for(self, extent: ExtentId) -> bool:
         """Whether this reader has asked for it."""
