@@ -225,21 +225,26 @@ def test_a_plan_fills_in_its_order_within_slots_and_budget_and_demands_go_first(
 
 
 def test_the_window_moves_with_the_plan() -> None:
-    node = node_of(ram=2)
-    assert tell(node, declare(A, B, C, D), plan(A, B, C, D)) == [StartFill(A, RAM), StartFill(B, RAM)]
-    assert fill(node, A, B) == []
-    assert tell(node, Demanded(ONE, 1, B), Released(ONE, B)) == [Grant(ONE, 1, B, RAM)]
-    assert tell(node, Passed(1, 1)) == []
-    assert tell(node, Passed(1, 2)) == [Evict(B, RAM)]
-    assert tell(node, Evicted(B, RAM)) == [StartFill(C, RAM)]
+    node = node_of(ram=3, lookahead_bytes=2 * SIZE)
+    assert tell(node, declare(A, B, C, D, E), plan(A, B, C, D, E)) == [StartFill(A, RAM)]
+    assert fill(node, A) == []
+    assert tell(node, Demanded(ONE, 1, A), Passed(1, 1)) == [Grant(ONE, 1, A, RAM), StartFill(B, RAM)]
+    fill(node, B)
+    assert tell(node, Demanded(ONE, 2, B), Passed(1, 2)) == [Grant(ONE, 2, B, RAM), StartFill(C, RAM)]
+    fill(node, C)
+    assert tell(node, Released(ONE, B), Demanded(ONE, 3, C)) == [Grant(ONE, 3, C, RAM)]
+    assert tell(node, Passed(1, 3)) == [Evict(B, RAM)]
+    assert tell(node, Evicted(B, RAM)) == [StartFill(D, RAM)]
+    assert node.where(A) == RAM, "kept"
 
 
 def test_an_ended_plan_protects_nothing() -> None:
-    node = node_of(ram=1)
-    tell(node, declare(A, B), plan(A))
-    fill(node, A)
-    tell(node, PlanEnded(1))
-    assert tell(node, Demanded(ONE, 1, B)) == [Evict(A, RAM)]
+    node = node_of(ram=3, lookahead_bytes=2 * SIZE)
+    tell(node, declare(A, B, C, D, E))
+    read(node, A, B)
+    assert tell(node, plan(C)) == [StartFill(C, RAM)]
+    fill(node, C)
+    assert tell(node, PlanEnded(1), plan(D, number=2)) == [Evict(C, RAM)]
 
 
 def test_look_ahead_promotes_from_nvme_and_the_lower_copy_stays() -> None:

@@ -12,7 +12,7 @@ from cachesvc.core.copies import Copies
 from cachesvc.core.lookahead import FEED_LIMIT
 from cachesvc.core.model import DatasetId, ExtentId
 from cachesvc.core.policy import Asked
-from cachesvc.core.report import Counters, Progress
+from cachesvc.core.report import Counters, EpochCounters, Progress
 from cachesvc.core.state import Dataset, Entry, Role, Tally
 
 
@@ -138,6 +138,10 @@ class Claims:
             resident_bytes=dataset.ready_bytes if dataset else 0,
             total_bytes=dataset.size_bytes if dataset else 0,
             bound=self._policy.bound(),
+            epochs=tuple(
+                EpochCounters(each.number, each.touched, each.hits, each.bound)
+                for each in (dataset.epochs if dataset else ())
+            ),
         )
 
     def _settled(self, entry: Entry) -> bool:

@@ -121,6 +121,8 @@ class Lookahead:
         """Whether an absent extent's turn has come."""
         if not self._policy.streams:
             return True
+        if self._policy.tight:
+            return self._policy.room_to_keep(entry)
         most = self._policy.ahead_bytes() // len(self._windows)
         if plan.shared.ahead_bytes + entry.size_bytes > most:
             return False

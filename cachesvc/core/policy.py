@@ -122,8 +122,9 @@ class Policy:
         self.window_bytes = min(self.window.budget_bytes, self._wanted_bytes(self.window))
         spill, capacity = (len(works) - 1) * self.largest_bytes, self.capacity_bytes()
         fits = self.claimed_bytes + spill <= capacity
-        # where it fits, RAM still needs room to read ahead of NVMe, if that costs no hit
-        ahead = self.claimed_bytes > self.window.budget_bytes and self.window.name == RAM
+        # where it fits, RAM still gives room to reading ahead of NVMe, if that costs no hit
+        ram = self.window if self.window.name == RAM else None
+        ahead = ram is not None and self.claimed_bytes > ram.budget_bytes >= 2 * self.window_bytes
         if not fits or (ahead and self.claimed_bytes + spill + self.window_bytes <= capacity):
             self.window.reserve_bytes = self.window_bytes
         self.streams = not fits
@@ -166,6 +167,11 @@ class Policy:
         room = sum(tier.keep_bytes for tier in self.tiers.values() if not tier.lost)
         total = sum(each.size_bytes for each in self.datasets.values())
         return room * dataset.size_bytes / total if total else 0.0
+
+    def room_to_keep(self, entry: Entry) -> bool:
+        """Whether an extent could be kept without anything giving way."""
+        works, size = self.healthy(), entry.size_bytes
+        return any(tier.free_bytes >= size and tier.kept_bytes + size <= tier.keep_bytes for tier in works)
 
     def role(self, copy: Copy) -> Role:
         """The role of a resident copy that nobody uses: claimed ones are kept while there is room."""

@@ -22,7 +22,7 @@ F64 = npt.NDArray[np.float64]
 
 MAX_KNOTS = 2000
 """Points of the path: 100 in the 5 % of an epoch over which a rate is judged; a path costs 10 ms at most."""
-LEAD_SHARE = 0.33
+LEAD_SHARE = 0.25
 """The part of the room that is kept full where the plan allows it: two fills of four take turns in it at least."""
 RAMP_SHARE = 0.1
 """The part of the plan in which that lead is built up: at once, it would be the peak that pacing is to avoid."""

@@ -84,7 +84,8 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
     def SubmitPlan(self, request: pb.SubmitPlanRequest, context: grpc.ServicerContext) -> pb.SubmitPlanReply:
         with _statuses(context):
             known = self._loop.call(lambda: self._dataset_of(request))
-            plan = events.Planned(request.reader, request.reader, _entries(request, known))
+            entries, following = _entries(request, known), _following(request, known)
+            plan = events.Planned(request.reader, request.reader, entries, following)
 
             def submit() -> None:
                 self._dataset_of(request)  # a reader that went away meanwhile has no plan
@@ -291,6 +292,17 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
             refused=counters.refused,
             source_bytes=self._runner.source_bytes.get(dataset.id, 0),
             bound=counters.bound,
+            epochs=[
+                pb.EpochStatus(
+                    number=each.number,
+                    touched=each.touched,
+                    hits=each.hits,
+                    hit_rate=each.hit_rate,
+                    bound=each.bound,
+                    of_bound=each.of_bound,
+                )
+                for each in counters.epochs
+            ],
         )
 
 

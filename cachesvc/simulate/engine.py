@@ -27,6 +27,8 @@ LOCAL_BYTES_PER_S = 2e9
 """Copying from a lower tier: one NVMe drive."""
 PAUSE_S = 0.02
 """As the loader's: who was refused everything asks again."""
+PATIENCE_S = 30.0
+"""As the loader's: room that did not come in this time is not there."""
 MAX_EVENTS = 50_000_000
 
 
@@ -235,6 +237,8 @@ class _Rank:
             return
         # as the loader does under pressure: copy out what came, give it all back, ask for the rest
         again = self._refused
+        if not self._held and self._engine.clock.now - self._asked_at > PATIENCE_S:
+            raise Stuck(f"reader {self._number} was refused everything for {PATIENCE_S:.0f} s")
         pause_s = 0.0 if self._held else PAUSE_S
         self._engine.clock.after(pause_s, lambda: self._again(again))
 
