@@ -156,8 +156,9 @@ class Feed(TorchDataset[Any]):
         """Which extents this rank touches in which turns; None where the indices say nothing of extents."""
         if not self.geometry.planned:
             return None
-        plan = self.order(epoch).plan(self.share.low, self.share.high)
-        return plan
+        low, high = self.share.low, self.share.high
+        following = EpochOrder(self.spec, self.geometry.extent_first, epoch + 1).plan(low, high).extent
+        return self.order(epoch).plan(low, high)._replace(following=following)
 
     def __getitem__(self, key: tuple[int, int]) -> Any:
         epoch, turn = key

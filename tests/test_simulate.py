@@ -126,7 +126,14 @@ def test_every_epoch_ends_with_a_bounded_number_of_fills(
 ) -> None:
     """Whatever the shuffle window and the room for it: readers get on, and no fill serves nobody twice over."""
     work = Workload(
-        shards, samples_per_shard=4, shard_bytes=1000, batch=8, window=window, epochs=3, ranks=ranks, seed=seed
+        shards,
+        samples_per_shard=4,
+        shard_bytes=1000,
+        batch=8,
+        window=window,
+        epochs=3,
+        ranks=ranks,
+        seed=seed,
     )
     capacity = max(2000, int(f * work.size_bytes))
     tiers = tiers_of(max(1000, int(ram * capacity)), capacity - int(ram * capacity))

@@ -5,7 +5,20 @@ from __future__ import annotations
 import click
 
 import cachesvc
-from cachesvc.cli import datasets, doctor, estimate, exits, find, index, prefetch, run, serve, simulate, status, verify
+from cachesvc.cli import (
+    datasets,
+    doctor,
+    estimate,
+    exits,
+    find,
+    index,
+    prefetch,
+    run,
+    serve,
+    simulate,
+    status,
+    verify,
+)
 
 
 @click.group(

@@ -16,9 +16,13 @@ BAR = 40
 
 
 @click.command()
-@click.option("--shards", type=click.IntRange(1), default=2000, show_default=True, help="Extents of the dataset.")
+@click.option(
+    "--shards", type=click.IntRange(1), default=2000, show_default=True, help="Extents of the dataset."
+)
 @click.option("--samples", type=click.IntRange(1), default=16, show_default=True, help="Samples of a shard.")
-@click.option("--shard-bytes", type=options.SIZE, default=EXTENT_BYTES, help="Bytes of a shard.  [default: 64MiB]")
+@click.option(
+    "--shard-bytes", type=options.SIZE, default=EXTENT_BYTES, help="Bytes of a shard.  [default: 64MiB]"
+)
 @click.option(
     "--cache",
     "caches",
@@ -31,20 +35,36 @@ BAR = 40
 @click.option(
     "--ram", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="RAM's part of it.  [default: all]"
 )
-@click.option("--policy", "names", multiple=True, help="keep, lru, random or belady; repeatable.  [default: all]")
+@click.option(
+    "--policy", "names", multiple=True, help="keep, lru, random or belady; repeatable.  [default: all]"
+)
 @click.option("--epochs", type=click.IntRange(2), default=8, show_default=True, help="The first one is cold.")
-@click.option("--batch", type=click.IntRange(1), default=16, show_default=True, help="Samples of a global batch.")
-@click.option("--window", type=click.IntRange(0), default=4, show_default=True, help="Shuffled together; 0: all.")
+@click.option(
+    "--batch", type=click.IntRange(1), default=16, show_default=True, help="Samples of a global batch."
+)
+@click.option(
+    "--window", type=click.IntRange(0), default=4, show_default=True, help="Shuffled together; 0: all."
+)
 @click.option("--ranks", type=click.IntRange(1), default=1, show_default=True, help="Readers of the node.")
 @click.option(
-    "--step-s", type=click.FloatRange(0, min_open=True), default=0.05, show_default=True, help="Compute a step."
+    "--step-s",
+    type=click.FloatRange(0, min_open=True),
+    default=0.05,
+    show_default=True,
+    help="Compute a step.",
 )
 @click.option(
     "--latency-s", type=click.FloatRange(0), default=0.02, show_default=True, help="The source's first byte."
 )
-@click.option("--source-rate", type=options.SIZE, default=2 * 10**9, help="Bytes/s of the source.  [default: 2GB]")
 @click.option(
-    "--faults", type=click.FloatRange(0, 0.5), default=0.0, show_default=True, help="Part of fetches that fail."
+    "--source-rate", type=options.SIZE, default=2 * 10**9, help="Bytes/s of the source.  [default: 2GB]"
+)
+@click.option(
+    "--faults",
+    type=click.FloatRange(0, 0.5),
+    default=0.0,
+    show_default=True,
+    help="Part of fetches that fail.",
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Same seed, same run.")
 @click.option("--json", is_flag=True, help="One JSON object a policy and cache size.")
@@ -114,7 +134,18 @@ def _row(cache: float, result: Any, expected: float) -> dict[str, Any]:
 
 
 def _draw(rows: list[dict[str, Any]]) -> None:
-    heads = ["cache", "policy", "hits>", "expected>", "bound>", "of bound>", "peak rate>", "to mean>", "stall>", "epoch>"]
+    heads = [
+        "cache",
+        "policy",
+        "hits>",
+        "expected>",
+        "bound>",
+        "of bound>",
+        "peak rate>",
+        "to mean>",
+        "stall>",
+        "epoch>",
+    ]
     output.table([*heads, "hits (#) below the bound (.)"], [_cells(row) for row in rows])
 
 

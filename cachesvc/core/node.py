@@ -43,7 +43,7 @@ from cachesvc.core.pacing import Alarms, backoff_s
 from cachesvc.core.policy import Policy, Settings, TierSpec
 from cachesvc.core.readers import Readers
 from cachesvc.core.report import Counters, Progress, Status, TierStatus
-from cachesvc.core.state import Copy, Entry, Phase, Role
+from cachesvc.core.state import Copy, Entry, Phase, Stay
 
 
 class Node:
@@ -105,10 +105,10 @@ class Node:
         """How much of a job's datasets is resident."""
         return self.claims.progress(job)
 
-    def keeps(self, extent: ExtentId, tier: TierName) -> bool:
-        """Whether the extent's copy in that tier stays, rather than streams by."""
+    def stay(self, extent: ExtentId, tier: TierName) -> Stay:
+        """How long a reader may hold the extent's copy in that tier when it has read it."""
         copy = self.copies.find(extent, self.policy.tiers[tier])
-        return copy is not None and copy.role is Role.KEPT
+        return Stay.BRIEF if copy is None else self.policy.stay(copy)
 
     def counters(self, dataset: DatasetId) -> Counters:
         """A dataset's hits, misses and bytes from the source, and the bound."""

@@ -96,12 +96,14 @@ class Tail(NamedTuple):
 class Plan(NamedTuple):
     """What one rank touches: `extent[i]` from step `first_step[i]` to `last_step[i]`, both included.
 
-    Sorted by first step. An extent occurs again where it is touched in another part of the order.
+    Sorted by first step. An extent occurs again where it is touched in another part of the order. `following`:
+    the extents in the order of the epoch after this one, where the caller knows that there is one.
     """
 
     extent: I64
     first_step: I64
     last_step: I64
+    following: I64 | None = None
 
 
 class _Part(NamedTuple):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from cachesvc.core.model import RAM, DatasetId, TierName
-from cachesvc.core.state import Copy, Dataset, Entry, Role, Tier
+from cachesvc.core.state import Copy, Dataset, Entry, Role, Stay, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +172,14 @@ class Policy:
         """Whether an extent could be kept without anything giving way."""
         works, size = self.healthy(), entry.size_bytes
         return any(tier.free_bytes >= size and tier.kept_bytes + size <= tier.keep_bytes for tier in works)
+
+    def stay(self, copy: Copy) -> Stay:
+        """What is kept stays mapped; where part streams, only until its plan has passed it, so that others may be
+        kept in its stead. What streams goes when it is read, at once where readers compete for the window."""
+        if copy.role is not Role.KEPT:
+            return Stay.ONCE if self.tight else Stay.BRIEF
+        passes = self.streams and not self.tight and copy.entry.needs
+        return Stay.BRIEF if passes else Stay.KEPT
 
     def role(self, copy: Copy) -> Role:
         """The role of a resident copy that nobody uses: claimed ones are kept while there is room."""

@@ -36,6 +36,15 @@ class Role(Enum):
     LRU = 3
 
 
+class Stay(Enum):
+    """How long a reader may hold what it was granted: as long as it likes, while its reads come back to it, or
+    for one read. The values go over the wire."""
+
+    KEPT = "kept"
+    BRIEF = "brief"
+    ONCE = "once"
+
+
 class Shelf:
     """Copies that may be evicted now, oldest first, and their bytes. O(1) add, remove, both ends."""
 

@@ -117,10 +117,10 @@ class GrantsServer:
         return sum(1 for r in self._readers.values() if r.dataset is not None and r.dataset.id == dataset)
 
     def grant(
-        self, to: ReaderId, request: int, extent: ExtentId, tier: TierName, kept: bool, size: int, fd: int
+        self, to: ReaderId, request: int, extent: ExtentId, tier: TierName, stay: str, size: int, fd: int
     ) -> None:
         """Send a descriptor; it stays the caller's to close."""
-        self._send(to, Op.GRANT, request, extent, size, f"{tier} {'kept' if kept else 'brief'}", fd)
+        self._send(to, Op.GRANT, request, extent, size, f"{tier} {stay}", fd)
 
     def refuse(self, to: ReaderId, request: int, extent: ExtentId) -> None:
         """Say "read it elsewhere"."""

@@ -237,8 +237,8 @@ class Runner:
             return
         dataset, index = self.datasets.home(command.extent)
         size = dataset.sizes[index]
-        kept = self.node.keeps(command.extent, command.tier)
-        self.grants.grant(command.reader, command.request, command.extent, command.tier, kept, size, fd)
+        stay = self.node.stay(command.extent, command.tier).value
+        self.grants.grant(command.reader, command.request, command.extent, command.tier, stay, size, fd)
         os.close(fd)
 
     def _refuse(self, command: events.Refuse) -> None:

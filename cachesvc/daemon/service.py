@@ -360,3 +360,12 @@ def _describe(dataset: Dataset) -> pb.Dataset:
         size_bytes=dataset.size_bytes,
         stored_bytes=catalog.stored_bytes,
     )
+
+
+def _following(request: pb.SubmitPlanRequest, known: Known) -> tuple[ExtentId, ...]:
+    """The order of the epoch after the plan's, checked as its rows are."""
+    if len(request.following) > MAX_PLAN or max(request.following, default=0) >= len(known.extent_ids):
+        raise errors.InvalidInput(
+            f"the epoch after the plan names an extent beyond the {len(known.extent_ids)}"
+        )
+    return tuple(known.extent_ids[extent] for extent in request.following)

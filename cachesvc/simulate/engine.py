@@ -87,7 +87,9 @@ class Engine:
                 if self._events > MAX_EVENTS:
                     raise Stuck(f"no end after {MAX_EVENTS:,} events")
         except (AssertionError, Stuck) as error:
-            raise Stuck(f"{error or 'an invariant'} at {self.clock.now:.3f} s; again with {self.workload!r}") from error
+            raise Stuck(
+                f"{error or 'an invariant'} at {self.clock.now:.3f} s; again with {self.workload!r}"
+            ) from error
         return self.results
 
     def send(self, event: ev.Event) -> None:

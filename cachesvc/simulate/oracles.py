@@ -55,7 +55,11 @@ class BeladyCache:
 
 
 def replay(
-    cache: RandomCache | BeladyCache, workload: Workload, traces: list[EpochTrace], source: Source, step_s: float
+    cache: RandomCache | BeladyCache,
+    workload: Workload,
+    traces: list[EpochTrace],
+    source: Source,
+    step_s: float,
 ) -> Iterator[EpochResult]:
     """Read every epoch through the cache; each miss stalls for its fetch."""
     uses = _next_uses(traces)
