@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from cachesvc.__main__ import run
 from cachesvc.core import events as ev
+from cachesvc.core.errors import CacheError
 from cachesvc.core.order import OrderSpec
 from cachesvc.simulate.compare import PolicyName, simulate
-from cachesvc.simulate.engine import Engine, NodeSpec, Stuck, tiers_of
+from cachesvc.simulate.engine import Engine, NodeSpec, tiers_of
 from cachesvc.simulate.formulas import EXPECTED
 from cachesvc.simulate.measure import Result, peak_rate
 from cachesvc.simulate.source import SourceSpec
@@ -89,7 +90,7 @@ def test_a_failure_says_how_to_see_it_again() -> None:
     work = Workload(shards=8, epochs=2, seed=11)
     engine = Engine(spec_of(work, 0.5), work)
     engine.node.handle(ev.TierLost(engine.spec.tiers[0].name), 0.0)
-    with pytest.raises(Stuck, match=r"again with Workload\(shards=8.*seed=11\)"):
+    with pytest.raises(CacheError, match=r"again with Workload\(shards=8.*seed=11\)"):
         engine.run()
 
 

@@ -56,7 +56,7 @@ class Retention:
         for stretch in np.argsort(-excess).tolist():
             if excess[stretch] - excess[here] <= GAIN:
                 return None
-            passed = self._passed[stretch]
+            passed: list[Copy] = self._passed[int(stretch)]
             while passed:
                 victim = passed.pop()
                 if may_go(victim) and victim.tier is copy.tier:

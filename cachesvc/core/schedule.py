@@ -52,8 +52,8 @@ def schedule(steps: I64, costs: I64, room_bytes: int) -> Schedule:
     total, last = float(needed[-1]), int(steps[-1]) + 1
     knots = min(MAX_KNOTS, last) + 1
     every = last / (knots - 1)
-    grid = np.arange(knots) * every
-    lead = LEAD_SHARE * room_bytes * last / max(1.0, total) * np.minimum(1.0, grid / (RAMP_SHARE * last))
+    grid: F64 = np.arange(knots, dtype=np.float64) * every
+    lead: F64 = LEAD_SHARE * room_bytes * last / max(1.0, total) * np.minimum(1.0, grid / (RAMP_SHARE * last))
     upper = np.minimum(_needed_at(grid, steps, needed) + room_bytes, total)
     lower = np.minimum(_needed_at(grid + lead, steps, needed), upper)
     upper[-1] = lower[-1] = total

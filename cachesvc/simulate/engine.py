@@ -32,10 +32,6 @@ PATIENCE_S = 30.0
 MAX_EVENTS = 50_000_000
 
 
-class Stuck(CacheError):
-    """The simulated node stopped before its readers were done, or broke an invariant."""
-
-
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
     """What is simulated: budgets of the tiers, the core's settings, the source, and compute time a step."""
@@ -77,17 +73,17 @@ class Engine:
         }
 
     def run(self) -> list[EpochResult]:
-        """Every epoch, to its end. Raises Stuck with the seed where the node does not get there."""
+        """Every epoch, to its end. Raises CacheError with the seed where the node does not get there."""
         try:
             for rank in self._ranks:
                 rank.begin()
             while len(self.results) < self.workload.epochs:
                 if not self.clock.step():
-                    raise Stuck("nothing happens any more, and readers still wait")
+                    raise CacheError("nothing happens any more, and readers still wait")
                 if self._events > MAX_EVENTS:
-                    raise Stuck(f"no end after {MAX_EVENTS:,} events")
-        except (AssertionError, Stuck) as error:
-            raise Stuck(
+                    raise CacheError(f"no end after {MAX_EVENTS:,} events")
+        except (AssertionError, CacheError) as error:
+            raise CacheError(
                 f"{error or 'an invariant'} at {self.clock.now:.3f} s; again with {self.workload!r}"
             ) from error
         return self.results
@@ -240,7 +236,7 @@ class _Rank:
         # as the loader does under pressure: copy out what came, give it all back, ask for the rest
         again = self._refused
         if not self._held and self._engine.clock.now - self._asked_at > PATIENCE_S:
-            raise Stuck(f"reader {self._number} was refused everything for {PATIENCE_S:.0f} s")
+            raise CacheError(f"reader {self._number} was refused everything for {PATIENCE_S:.0f} s")
         pause_s = 0.0 if self._held else PAUSE_S
         self._engine.clock.after(pause_s, lambda: self._again(again))
 
