@@ -247,6 +247,38 @@ def test_an_ended_plan_protects_nothing() -> None:
     assert tell(node, PlanEnded(1), plan(D, number=2)) == [Evict(C, RAM)]
 
 
+def test_a_plan_may_name_any_step() -> None:
+    node = node_of(ram=3, lookahead_bytes=2 * SIZE)
+    far = Planned(1, 1, ((A, 0, 1 << 63), (B, 1 << 63, (1 << 64) - 1)))
+    assert tell(node, declare(A, B, C, D), far) == [StartFill(A, RAM)]
+    assert tell(node, Filled(A, RAM), Demanded(ONE, 1, A), Passed(1, 1 << 62)) == [
+        Grant(ONE, 1, A, RAM),
+        StartFill(B, RAM),
+    ]
+
+
+def test_two_jobs_on_one_dataset_share_what_is_kept_and_the_last_frees_it() -> None:
+    node = node_of(ram=3)
+    tell(node, declare(A, B, C, D), declare(A, B, C, D, job=2))
+    read(node, A, B, C)
+    assert node.counters(DATASET).kept_bytes == 2 * SIZE
+    tell(node, JobEnded(1))
+    assert node.counters(DATASET).kept_bytes == 2 * SIZE
+    tell(node, JobEnded(2))
+    assert node.status().datasets == ()
+
+
+def test_a_reader_holds_for_one_read_only_what_competes_for_the_window() -> None:
+    node = node_of(ram=3)
+    tell(node, declare(A, B, C, D, E), Planned(1, 1, tuple((each, 0, 9) for each in (A, B, C, D, E))))
+    read(node, A, B, C)
+    assert [node.stay(each, RAM).value for each in (A, B, C)] == ["kept", "kept", "once"]
+    calm = node_of(ram=3, lookahead_bytes=2 * SIZE)
+    tell(calm, declare(A, B, C, D, E), plan(A, B, C, D, E))
+    read(calm, A, B)
+    assert [calm.stay(each, RAM).value for each in (A, B)] == ["brief", "brief"]
+
+
 def test_look_ahead_promotes_from_nvme_and_the_lower_copy_stays() -> None:
     node = node_of(ram=1, nvme=2)
     tell(node, Recovered(NVME, ((A, SIZE), (B, SIZE))))

@@ -14,7 +14,7 @@ from cachesvc.core import events as ev
 from cachesvc.core.errors import CacheError
 from cachesvc.core.order import OrderSpec
 from cachesvc.simulate.compare import PolicyName, simulate
-from cachesvc.simulate.engine import Engine, NodeSpec, tiers_of
+from cachesvc.simulate.engine import DATASET, Engine, NodeSpec, tiers_of
 from cachesvc.simulate.formulas import EXPECTED
 from cachesvc.simulate.measure import Result, peak_rate
 from cachesvc.simulate.source import SourceSpec
@@ -65,6 +65,18 @@ def test_controls_match_their_formulas(policy: PolicyName, f: float) -> None:
     results = simulate(policy, spec_of(work, f), work).epochs
     steady = [epoch.hit_rate for epoch in results[3:]]
     assert abs(sum(steady) / len(steady) - EXPECTED[policy](f)) <= 0.01
+
+
+def test_the_node_tells_each_epochs_hits_against_its_bound() -> None:
+    work = Workload(shards=200, epochs=4, seed=2)
+    engine = Engine(spec_of(work, 0.5), work)
+    measured = engine.run()
+    told = engine.node.counters(DATASET).epochs
+    assert [epoch.number for epoch in told] == [0, 1, 2, 3]
+    for epoch, result in zip(told, measured, strict=True):
+        assert epoch.touched == work.shards
+        assert abs(epoch.hit_rate - result.hit_rate) <= 0.005
+        assert epoch.of_bound == pytest.approx(epoch.hit_rate / 0.5)
 
 
 def test_belady_hits_first_and_then_nothing_where_keep_is_even() -> None:

@@ -26,6 +26,8 @@ from cachesvc.core.state import Copy, Entry, EpochTally, Phase, Plan, Role, Wind
 
 FEED_LIMIT = 64
 """Entries looked at in one event: well under a millisecond, so that grants never wait for a long plan."""
+MAX_STEP = 1 << 48
+"""What a plan says beyond is as far away as this: steps come from readers and may be any number."""
 Entries = tuple[tuple[ExtentId, int, int], ...]
 
 
@@ -192,8 +194,8 @@ class Lookahead:
         known = [self._copies.entries.get(extent) for extent, _, _ in plan.entries]
         sizes = np.array([entry.size_bytes if entry else 0 for entry in known], np.int64)
         costs = np.array([_cost(entry) for entry in known], np.int64)
-        first = np.array([step for _, step, _ in plan.entries], np.int64)
-        last = np.array([step for _, _, step in plan.entries], np.int64)
+        first = np.array([min(step, MAX_STEP) for _, step, _ in plan.entries], np.int64)
+        last = np.array([min(step, MAX_STEP) for _, _, step in plan.entries], np.int64)
         plan.shared.open_bytes = max(plan.shared.open_bytes, _open_bytes(first, last, sizes))
         self._retune()
         room = self._policy.ahead_bytes() // len(self._windows)
