@@ -27,6 +27,18 @@ class NvmeSpec:
     share: float = 0.0
 
 
+USER = "user"
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaSpec:
+    """Bytes that may be kept: of each dataset below a prefix, or for each client user (`user`), or one
+    (`user:UID`)."""
+
+    of: str
+    size_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Tls:
     """PEM files for the TCP port: clients must show a certificate that `ca` signed."""
@@ -61,6 +73,7 @@ class Settings:
     metadata_expiry_s: float = 30.0
     """A listing this old is listed anew; short, because data that changes must be seen."""
     log_format: str = "text"
+    quota: tuple[QuotaSpec, ...] = ()
 
 
 def parse_size(text: str) -> int:
@@ -85,6 +98,17 @@ def parse_nvme(text: str) -> NvmeSpec:
     if not 0 < share <= 1:
         raise InvalidInput(f"{amount!r} is not a share of a disk; write 1% to 100%")
     return NvmeSpec(path, share=share)
+
+
+def parse_quota(text: str) -> QuotaSpec:
+    """`PREFIX=SIZE`, `user=SIZE` or `user:UID=SIZE`."""
+    of, _, amount = text.rpartition("=")
+    kind, _, uid = of.partition(":")
+    if not of or (kind == USER and uid and not uid.isdigit()):
+        raise InvalidInput(
+            f"{text!r} is no quota; write s3://bucket/prefix/=SIZE, user=SIZE or user:1000=SIZE"
+        )
+    return QuotaSpec(of, parse_size(amount))
 
 
 def default_ram_bytes() -> int:

@@ -268,6 +268,18 @@ def test_two_jobs_on_one_dataset_share_what_is_kept_and_the_last_frees_it() -> N
     assert node.status().datasets == ()
 
 
+def test_a_quota_limits_what_is_kept_of_a_dataset_and_for_a_user() -> None:
+    node = node_of(ram=8)
+    ten, twenty = 1 * SIZE, 2 * SIZE
+    tell(node, DatasetDeclared(1, DATASET, ((A, SIZE), (B, SIZE)), 1000, ten, twenty))
+    tell(node, DatasetDeclared(2, OTHER, ((C, SIZE), (D, SIZE)), 1000, None, twenty))
+    tell(node, DatasetDeclared(3, DatasetId("x"), ((E, SIZE), (F, SIZE)), 1001, None, twenty))
+    read(node, A, B, C, D, E, F)
+    kept = [node.counters(name).kept_bytes for name in (DATASET, OTHER, DatasetId("x"))]
+    assert kept == [SIZE, SIZE, 2 * SIZE]
+    assert node.where(B) == RAM, "in room that is free"
+
+
 def test_a_reader_holds_for_one_read_only_what_competes_for_the_window() -> None:
     node = node_of(ram=3)
     tell(node, declare(A, B, C, D, E), Planned(1, 1, tuple((each, 0, 9) for each in (A, B, C, D, E))))

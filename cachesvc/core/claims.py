@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cachesvc.core.copies import Copies
+from cachesvc.core.events import DatasetDeclared
 from cachesvc.core.lookahead import FEED_LIMIT
 from cachesvc.core.model import DatasetId, ExtentId
 from cachesvc.core.policy import Asked
@@ -24,13 +25,15 @@ class Claims:
         self._policy = copies.policy
         self._jobs: dict[int, list[Dataset]] = {}
 
-    def declare(self, job: int, name: DatasetId, extents: tuple[tuple[ExtentId, int], ...]) -> None:
+    def declare(self, event: DatasetDeclared) -> None:
         """Claim a dataset for a job; claiming it twice changes nothing."""
+        job, name = event.job, event.dataset
         dataset = self._policy.datasets.get(name)
         if dataset is None:
             tally = self._copies.tallies.setdefault(name, Tally())
-            distinct = tuple(dict(extents).items())
-            dataset = self._policy.datasets[name] = Dataset(name, distinct, tally)
+            distinct = tuple(dict(event.extents).items())
+            dataset = self._policy.datasets[name] = Dataset(name, distinct, tally, user=event.user)
+            dataset.quota_bytes, dataset.user_quota_bytes = event.quota_bytes, event.user_quota_bytes
             self._claim(dataset)
         if job not in dataset.jobs:
             dataset.jobs.add(job)

@@ -15,11 +15,18 @@ from cachesvc.core.model import DatasetId, ExtentId, ReaderId, TierName
 
 @dataclass(frozen=True, slots=True)
 class DatasetDeclared:
-    """A job claims a dataset: (extent, size_bytes) in catalog order. Several jobs may claim one."""
+    """A job claims a dataset: (extent, size_bytes) in catalog order. Several jobs may claim one.
+
+    Of it at most `quota_bytes` are kept, and of all that the same `user` (a uid; -1: nobody's) was the first to
+    claim at most `user_quota_bytes`; None: no quota. What exceeds them streams, or lies in room that is free.
+    """
 
     job: int
     dataset: DatasetId
     extents: tuple[tuple[ExtentId, int], ...]
+    user: int = -1
+    quota_bytes: int | None = None
+    user_quota_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

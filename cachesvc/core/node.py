@@ -310,7 +310,7 @@ class Node:
     # Jobs and operators
 
     def _declared(self, event: ev.DatasetDeclared) -> None:
-        self.claims.declare(event.job, event.dataset, event.extents)
+        self.claims.declare(event)
         self.readers.dirty = True
 
     def _job_ended(self, event: ev.JobEnded) -> None:

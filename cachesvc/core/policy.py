@@ -168,10 +168,23 @@ class Policy:
         total = sum(each.size_bytes for each in self.datasets.values())
         return room * dataset.size_bytes / total if total else 0.0
 
+    def within_quota(self, entry: Entry) -> bool:
+        """Whether one more extent of its dataset may be kept."""
+        home, size = entry.datasets[0] if entry.datasets else None, entry.size_bytes
+        if home is None:
+            return True
+        if home.quota_bytes is not None and home.kept_bytes + size > home.quota_bytes:
+            return False
+        if home.user_quota_bytes is None:
+            return True
+        kept = sum(each.kept_bytes for each in self.datasets.values() if each.user == home.user)
+        return kept + size <= home.user_quota_bytes
+
     def room_to_keep(self, entry: Entry) -> bool:
         """Whether an extent could be kept without anything giving way."""
         works, size = self.healthy(), entry.size_bytes
-        return any(tier.free_bytes >= size and tier.kept_bytes + size <= tier.keep_bytes for tier in works)
+        room = any(tier.free_bytes >= size and tier.kept_bytes + size <= tier.keep_bytes for tier in works)
+        return room and self.within_quota(entry)
 
     def stay(self, copy: Copy) -> Stay:
         """What is kept stays mapped; where part streams, only until its plan has passed it, so that others may be
@@ -185,7 +198,7 @@ class Policy:
         """The role of a resident copy that nobody uses: claimed ones are kept while there is room."""
         entry, tier = copy.entry, copy.tier
         if entry.datasets and not tier.lost and not _kept_elsewhere(copy):
-            fits = tier.kept_bytes + entry.size_bytes <= tier.keep_bytes
+            fits = tier.kept_bytes + entry.size_bytes <= tier.keep_bytes and self.within_quota(entry)
             if copy.role is Role.KEPT or fits:
                 return Role.KEPT
         return Role.AHEAD if entry.needs else Role.LRU
@@ -195,7 +208,7 @@ class Policy:
         taken = {copy.tier.name for copy in entry.copies}
         tiers = [t for t in self.healthy() if t.name not in taken and entry.size_bytes <= t.budget_bytes]
         tiers.sort(key=lambda tier: tier is entry.avoid)
-        if entry.datasets:
+        if entry.datasets and self.within_quota(entry):
             place = self._keep(entry, tiers) or self._claim_share(entry, tiers)
             if place:
                 return place

@@ -227,6 +227,10 @@ class Dataset:
     """All of it was asked for: what a lost tier or corruption takes is filled again."""
     prefetch_at: int = 0
     """The next extent that the prefetch looks at."""
+    user: int = -1
+    """Who claimed it first; what is kept of it counts for this user."""
+    quota_bytes: int | None = None
+    user_quota_bytes: int | None = None
     epochs: deque[EpochTally] = field(default_factory=lambda: deque(maxlen=MAX_EPOCHS))
 
     def fail(self, extent: ExtentId, code: int, message: str) -> None:

@@ -107,6 +107,11 @@ class GrantsServer:
         """Whether the reader is still connected."""
         return reader in self._readers
 
+    def user_of(self, reader: ReaderId) -> int:
+        """The uid at the other end of a live reader's connection, as the kernel says; -1 where there is none."""
+        found = self._readers.get(reader)
+        return _peer(found.channel)[1] if found else -1
+
     def dataset_of(self, reader: ReaderId) -> Known | None:
         """The dataset that a live reader has been welcomed to."""
         found = self._readers.get(reader)
@@ -161,7 +166,7 @@ class GrantsServer:
         reader = _Reader(ReaderId(self._next_id()), channel)
         self._readers[reader.id] = reader
         self._watch(channel.fileno(), lambda: self._read(reader))
-        pid, uid, _ = struct.unpack("3i", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        pid, uid = _peer(channel)
         log.debug("reader connected", extra={"reader": reader.id, "peer_pid": pid, "peer_uid": uid})
 
     def _shed(self, error: OSError) -> None:
@@ -259,6 +264,12 @@ def bind(path: str, mode: int) -> socket.socket:
     listener.listen(BACKLOG)
     listener.setblocking(False)
     return listener
+
+
+def _peer(channel: socket.socket) -> tuple[int, int]:
+    """pid and uid of who connected."""
+    pid, uid, _ = struct.unpack("3i", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid
 
 
 def _spare() -> int:

@@ -20,6 +20,7 @@ from cachesvc.daemon.datasets import Dataset, Datasets
 from cachesvc.daemon.fillers import Fillers
 from cachesvc.daemon.grants import GrantsServer, Known
 from cachesvc.daemon.loop import Loop
+from cachesvc.daemon.quotas import Quotas
 from cachesvc.tiers.failures import tier_error
 from cachesvc.tiers.tier import Checksums, Tier
 
@@ -45,6 +46,7 @@ class Runner:
         self.loop = loop
         self.grants: GrantsServer | None = None
         self.source_bytes: dict[DatasetId, int] = {}
+        self.quotas = Quotas(())
         self._unverified: set[tuple[ExtentId, TierName]] = set()
         self._tiers = {tier.name: tier for tier in tiers}
         self._threads = {t.name: ThreadPoolExecutor(1, thread_name_prefix=f"tier-{t.name}") for t in tiers}
@@ -79,7 +81,10 @@ class Runner:
 
     def declare(self, job: int, dataset: Dataset) -> None:
         """A job claims a dataset."""
-        self.handle(events.DatasetDeclared(job, dataset.id, dataset.extents))
+        user = self.grants.user_of(ReaderId(job)) if self.grants else -1
+        of_dataset, of_user = self.quotas.of_dataset(dataset.catalog.uri_prefix), self.quotas.of_user(user)
+        claim = events.DatasetDeclared(job, dataset.id, dataset.extents, user, of_dataset, of_user)
+        self.handle(claim)
 
     def build(self, job: Callable[[int], jobs.Build], answered: Callable[[jobs.Answer], None]) -> None:
         """Resolve URIs in the builder process; `answered` runs on the loop's thread for every answer."""

@@ -37,6 +37,7 @@ from cachesvc.daemon.grants import GrantsServer
 from cachesvc.daemon.loop import Loop
 from cachesvc.daemon.metrics import Metrics
 from cachesvc.daemon.pins import Pins
+from cachesvc.daemon.quotas import Quotas
 from cachesvc.daemon.runner import Runner
 from cachesvc.daemon.service import Service
 from cachesvc.sources.uri import allowlist
@@ -155,6 +156,7 @@ def _running(settings: Settings, loop: Loop) -> Iterator[Runner]:
     loader = futures.ThreadPoolExecutor(2, thread_name_prefix="catalogs")
     datasets = Datasets(f"{settings.state_dir}/catalogs", allowed, loader)
     runner = Runner(node, tiers, datasets, fillers, loop, time.monotonic)
+    runner.quotas = Quotas(settings.quota)
     for event in recovered:
         runner.recovered(event)
     fillers.start()  # before any thread

@@ -296,6 +296,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
             refused=counters.refused,
             source_bytes=self._runner.source_bytes.get(dataset.id, 0),
             bound=counters.bound,
+            kept_bytes=counters.kept_bytes,
             epochs=[
                 pb.EpochStatus(
                     number=each.number,

@@ -141,7 +141,7 @@ class TierStatus(_message.Message):
     def __init__(self, name: _Optional[str] = ..., budget_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ..., lost: _Optional[bool] = ...) -> None: ...
 
 class DatasetStatus(_message.Message):
-    __slots__ = ("dataset", "resident_bytes", "resident_extents", "readers", "pinned", "hits", "ahead", "misses", "refused", "source_bytes", "bound", "epochs")
+    __slots__ = ("dataset", "resident_bytes", "resident_extents", "readers", "pinned", "hits", "ahead", "misses", "refused", "source_bytes", "bound", "kept_bytes", "epochs")
     DATASET_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_EXTENTS_FIELD_NUMBER: _ClassVar[int]
@@ -153,6 +153,7 @@ class DatasetStatus(_message.Message):
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     SOURCE_BYTES_FIELD_NUMBER: _ClassVar[int]
     BOUND_FIELD_NUMBER: _ClassVar[int]
+    KEPT_BYTES_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     dataset: Dataset
     resident_bytes: int
@@ -165,8 +166,9 @@ class DatasetStatus(_message.Message):
     refused: int
     source_bytes: int
     bound: float
+    kept_bytes: int
     epochs: _containers.RepeatedCompositeFieldContainer[EpochStatus]
-    def __init__(self, dataset: _Optional[_Union[Dataset, _Mapping]] = ..., resident_bytes: _Optional[int] = ..., resident_extents: _Optional[int] = ..., readers: _Optional[int] = ..., pinned: _Optional[bool] = ..., hits: _Optional[int] = ..., ahead: _Optional[int] = ..., misses: _Optional[int] = ..., refused: _Optional[int] = ..., source_bytes: _Optional[int] = ..., bound: _Optional[float] = ..., epochs: _Optional[_Iterable[_Union[EpochStatus, _Mapping]]] = ...) -> None: ...
+    def __init__(self, dataset: _Optional[_Union[Dataset, _Mapping]] = ..., resident_bytes: _Optional[int] = ..., resident_extents: _Optional[int] = ..., readers: _Optional[int] = ..., pinned: _Optional[bool] = ..., hits: _Optional[int] = ..., ahead: _Optional[int] = ..., misses: _Optional[int] = ..., refused: _Optional[int] = ..., source_bytes: _Optional[int] = ..., bound: _Optional[float] = ..., kept_bytes: _Optional[int] = ..., epochs: _Optional[_Iterable[_Union[EpochStatus, _Mapping]]] = ...) -> None: ...
 
 class EpochStatus(_message.Message):
     __slots__ = ("number", "touched", "hits", "hit_rate", "bound", "of_bound")
