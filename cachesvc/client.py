@@ -113,10 +113,16 @@ class Control:
         extents: Sequence[int],
         first_steps: Sequence[int],
         last_steps: Sequence[int],
+        following: Sequence[int] = (),
     ) -> None:
         """Submit a reader's plan; see SubmitPlan."""
         request = self._pb.SubmitPlanRequest(
-            reader=reader, dataset=dataset, extents=extents, first_steps=first_steps, last_steps=last_steps
+            reader=reader,
+            dataset=dataset,
+            extents=extents,
+            first_steps=first_steps,
+            last_steps=last_steps,
+            following=following,
         )
         with _typed(self.directory):
             self._stub.SubmitPlan(request, timeout=CALL_TIMEOUT_S, metadata=self._identity.metadata())

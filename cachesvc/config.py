@@ -31,6 +31,18 @@ class NvmeSpec:
     share: float = 0.0
 
 
+USER = "user"
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaSpec:
+    """Bytes that may be kept: of each dataset below a prefix, or for each client user (`user`), or one
+    (`user:UID`)."""
+
+    of: str
+    size_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Tls:
     """PEM files for the TCP port: clients must show a certificate that `ca` signed."""
@@ -78,6 +90,7 @@ class Settings:
     """A listing this old is listed anew; short, because data that changes must be seen."""
     log_format: str = "text"
     rules: tuple[Rule, ...] = ()
+    quota: tuple[QuotaSpec, ...] = ()
 
 
 def parse_size(text: str) -> int:
@@ -125,6 +138,17 @@ def _id_of(kind: str, name: str) -> int:
     except KeyError:
         what = "user" if kind == "uid" else "group"
         raise InvalidInput(f"there is no {what} {name!r} on this machine; give its number") from None
+
+
+def parse_quota(text: str) -> QuotaSpec:
+    """`PREFIX=SIZE`, `user=SIZE` or `user:UID=SIZE`."""
+    of, _, amount = text.rpartition("=")
+    kind, _, uid = of.partition(":")
+    if not of or (kind == USER and uid and not uid.isdigit()):
+        raise InvalidInput(
+            f"{text!r} is no quota; write s3://bucket/prefix/=SIZE, user=SIZE or user:1000=SIZE"
+        )
+    return QuotaSpec(of, parse_size(amount))
 
 
 def default_ram_bytes() -> int:

@@ -16,7 +16,7 @@ class Granted:
 
     The receiver owns `fd` and closes it. `origin` says where the bytes come from: "ram" and "direct" are
     memory (mappable), "nvme" and "local" are files (read with preadv). `brief`: its room serves what streams
-    by, so others wait for it once the reader is done with it.
+    by, so others wait for it once the reader is done with it; `once`: already after this read.
     """
 
     extent: int
@@ -25,6 +25,7 @@ class Granted:
     size_bytes: int
     origin: str
     brief: bool = False
+    once: bool = False
 
 
 @dataclass(frozen=True, slots=True)

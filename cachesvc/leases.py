@@ -184,7 +184,8 @@ class DaemonGrants:
                 origin = tier.rstrip("0123456789")
                 self._leases[extent] = self._leases.get(extent, 0) + 1
                 self._origins[extent] = origin
-                answers[extent] = Granted(extent, fd, 0, answer.size, origin, stay == "brief")
+                brief, once = stay != "kept", stay == "once"
+                answers[extent] = Granted(extent, fd, 0, answer.size, origin, brief, once)
             elif answer.op is Op.REFUSED:
                 answers[extent] = Refused(extent)
             else:

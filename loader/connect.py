@@ -75,10 +75,10 @@ def _through_daemon(link: Link, around: Access | None) -> Access:
     def connected(token: int) -> None:
         if plans:
             plan = plans[-1]
+            following = [] if plan.following is None else plan.following.tolist()
+            columns = (plan.extent.tolist(), plan.first_step.tolist(), plan.last_step.tolist(), following)
             with Control(link.daemon) as control:
-                control.plan(
-                    token, link.id, plan.extent.tolist(), plan.first_step.tolist(), plan.last_step.tolist()
-                )
+                control.plan(token, link.id, *columns)
 
     daemon = DaemonGrants(link.daemon, link.id, connected)
 

@@ -170,7 +170,7 @@ class Feed(TorchDataset[Any]):
         if isinstance(order, RunOrder):
             plans = order.plans(low, high)
         else:
-            plans = [order.plan(low, high)] if self.geometry.planned else []
+            plans = [self._plan(order, epoch)] if self.geometry.planned else []
         shared: dict[int, list[Plan]] = {}  # one plan a connection; parts of a dataset share theirs
         for opened, plan in zip(self._opened, plans, strict=False):
             shared.setdefault(id(opened), []).append(plan)
@@ -178,6 +178,11 @@ class Feed(TorchDataset[Any]):
             if id(opened) in shared:
                 opened.submit(merged(shared.pop(id(opened))))
         return frozenset(step for plan in plans for step in (plan.last_step + 1).tolist())
+
+    def _plan(self, order: EpochOrder, epoch: int) -> Plan:
+        low, high = self.share.low, self.share.high
+        following = EpochOrder(self.spec, self.geometry.extent_first, epoch + 1).plan(low, high).extent
+        return order.plan(low, high)._replace(following=following)
 
     def __getitem__(self, key: tuple[int, int]) -> Any:
         epoch, turn = key

@@ -203,6 +203,7 @@ class Leases:
         self.held[granted.extent] = held
         if granted.brief:
             self._brief.add(granted.extent)
+        self._pressed |= granted.once
         origins = {entry.origin for entry in (held, *self._any_held())}
         self._one_origin = held.origin if len(origins) == 1 else None
         fits = self._mapped_bytes + held.size_bytes <= self._limit

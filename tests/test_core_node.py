@@ -225,21 +225,70 @@ def test_a_plan_fills_in_its_order_within_slots_and_budget_and_demands_go_first(
 
 
 def test_the_window_moves_with_the_plan() -> None:
-    node = node_of(ram=2)
-    assert tell(node, declare(A, B, C, D), plan(A, B, C, D)) == [StartFill(A, RAM), StartFill(B, RAM)]
-    assert fill(node, A, B) == []
-    assert tell(node, Demanded(ONE, 1, B), Released(ONE, B)) == [Grant(ONE, 1, B, RAM)]
-    assert tell(node, Passed(1, 1)) == []
-    assert tell(node, Passed(1, 2)) == [Evict(B, RAM)]
-    assert tell(node, Evicted(B, RAM)) == [StartFill(C, RAM)]
+    node = node_of(ram=3, lookahead_bytes=2 * SIZE)
+    assert tell(node, declare(A, B, C, D, E), plan(A, B, C, D, E)) == [StartFill(A, RAM)]
+    assert fill(node, A) == []
+    assert tell(node, Demanded(ONE, 1, A), Passed(1, 1)) == [Grant(ONE, 1, A, RAM), StartFill(B, RAM)]
+    fill(node, B)
+    assert tell(node, Demanded(ONE, 2, B), Passed(1, 2)) == [Grant(ONE, 2, B, RAM), StartFill(C, RAM)]
+    fill(node, C)
+    assert tell(node, Released(ONE, B), Demanded(ONE, 3, C)) == [Grant(ONE, 3, C, RAM)]
+    assert tell(node, Passed(1, 3)) == [Evict(B, RAM)]
+    assert tell(node, Evicted(B, RAM)) == [StartFill(D, RAM)]
+    assert node.where(A) == RAM, "kept"
 
 
 def test_an_ended_plan_protects_nothing() -> None:
-    node = node_of(ram=1)
-    tell(node, declare(A, B), plan(A))
-    fill(node, A)
-    tell(node, PlanEnded(1))
-    assert tell(node, Demanded(ONE, 1, B)) == [Evict(A, RAM)]
+    node = node_of(ram=3, lookahead_bytes=2 * SIZE)
+    tell(node, declare(A, B, C, D, E))
+    read(node, A, B)
+    assert tell(node, plan(C)) == [StartFill(C, RAM)]
+    fill(node, C)
+    assert tell(node, PlanEnded(1), plan(D, number=2)) == [Evict(C, RAM)]
+
+
+def test_a_plan_may_name_any_step() -> None:
+    node = node_of(ram=3, lookahead_bytes=2 * SIZE)
+    far = Planned(1, 1, ((A, 0, 1 << 63), (B, 1 << 63, (1 << 64) - 1)))
+    assert tell(node, declare(A, B, C, D), far) == [StartFill(A, RAM)]
+    assert tell(node, Filled(A, RAM), Demanded(ONE, 1, A), Passed(1, 1 << 62)) == [
+        Grant(ONE, 1, A, RAM),
+        StartFill(B, RAM),
+    ]
+
+
+def test_two_jobs_on_one_dataset_share_what_is_kept_and_the_last_frees_it() -> None:
+    node = node_of(ram=3)
+    tell(node, declare(A, B, C, D), declare(A, B, C, D, job=2))
+    read(node, A, B, C)
+    assert node.counters(DATASET).kept_bytes == 2 * SIZE
+    tell(node, JobEnded(1))
+    assert node.counters(DATASET).kept_bytes == 2 * SIZE
+    tell(node, JobEnded(2))
+    assert node.status().datasets == ()
+
+
+def test_a_quota_limits_what_is_kept_of_a_dataset_and_for_a_user() -> None:
+    node = node_of(ram=8)
+    ten, twenty = 1 * SIZE, 2 * SIZE
+    tell(node, DatasetDeclared(1, DATASET, ((A, SIZE), (B, SIZE)), 1000, ten, twenty))
+    tell(node, DatasetDeclared(2, OTHER, ((C, SIZE), (D, SIZE)), 1000, None, twenty))
+    tell(node, DatasetDeclared(3, DatasetId("x"), ((E, SIZE), (F, SIZE)), 1001, None, twenty))
+    read(node, A, B, C, D, E, F)
+    kept = [node.counters(name).kept_bytes for name in (DATASET, OTHER, DatasetId("x"))]
+    assert kept == [SIZE, SIZE, 2 * SIZE]
+    assert node.where(B) == RAM, "in room that is free"
+
+
+def test_a_reader_holds_for_one_read_only_what_competes_for_the_window() -> None:
+    node = node_of(ram=3)
+    tell(node, declare(A, B, C, D, E), Planned(1, 1, tuple((each, 0, 9) for each in (A, B, C, D, E))))
+    read(node, A, B, C)
+    assert [node.stay(each, RAM).value for each in (A, B, C)] == ["kept", "kept", "once"]
+    calm = node_of(ram=3, lookahead_bytes=2 * SIZE)
+    tell(calm, declare(A, B, C, D, E), plan(A, B, C, D, E))
+    read(calm, A, B)
+    assert [calm.stay(each, RAM).value for each in (A, B)] == ["brief", "brief"]
 
 
 def test_look_ahead_promotes_from_nvme_and_the_lower_copy_stays() -> None:

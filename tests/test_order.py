@@ -97,7 +97,7 @@ def _touches(order: EpochOrder, extent_first: np.ndarray, low: int, high: int) -
 def _planned(plan: Plan) -> set[tuple[int, int]]:
     return {
         (int(extent), step)
-        for extent, first, last in zip(*plan, strict=True)
+        for extent, first, last in zip(*plan[:3], strict=True)
         for step in range(first, last + 1)
     }
 

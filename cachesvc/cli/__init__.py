@@ -5,7 +5,20 @@ from __future__ import annotations
 import click
 
 import cachesvc
-from cachesvc.cli import datasets, doctor, estimate, exits, find, index, prefetch, run, serve, status, verify
+from cachesvc.cli import (
+    datasets,
+    doctor,
+    estimate,
+    exits,
+    find,
+    index,
+    prefetch,
+    run,
+    serve,
+    simulate,
+    status,
+    verify,
+)
 
 
 @click.group(
@@ -32,6 +45,7 @@ for _verb in (
     datasets.evict,
     verify.verify,
     estimate.estimate,
+    simulate.simulate,
     run.run,
     doctor.doctor,
 ):

@@ -57,6 +57,23 @@ class Nvme(_Param):
             self.fail(str(error), param, ctx)
 
 
+class Quota(_Param):
+    """`PREFIX=SIZE`, `user=SIZE` or `user:UID=SIZE` -> QuotaSpec."""
+
+    name = "name=size"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> config.QuotaSpec:
+        """Whose quota, and its bytes."""
+        if isinstance(value, config.QuotaSpec):
+            return value
+        try:
+            return config.parse_quota(value)
+        except InvalidInput as error:
+            self.fail(str(error), param, ctx)
+
+
 class Octal(_Param):
     """`660` or `0o660` -> int."""
 

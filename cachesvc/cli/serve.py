@@ -43,6 +43,14 @@ from cachesvc.core.errors import InvalidInput
     help="Serve Prometheus at this address; 127.0.0.1:9464, say.",
 )
 @click.option(
+    "--quota",
+    type=options.Quota(),
+    multiple=True,
+    envvar="CACHESVC_QUOTA",
+    metavar="NAME=SIZE",
+    help="Keep no more of a dataset below a prefix, or for a client user (user=SIZE, user:UID=SIZE); repeatable.",
+)
+@click.option(
     "--log-format", type=click.Choice(["text", "json"]), envvar="CACHESVC_LOG_FORMAT", help="Log lines."
 )
 @click.option("--json", is_flag=True, help="The same as --log-format json.")

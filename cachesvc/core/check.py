@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from cachesvc.core.model import RAM, ExtentId
-from cachesvc.core.state import Copy, Entry, Phase, Role, Shelf, Tier
+from cachesvc.core.state import Copy, Entry, Phase, Role, Shelf, Tier, Window
 
 if TYPE_CHECKING:
     from cachesvc.core.node import Node
@@ -105,11 +105,17 @@ def _check_readers(node: Node) -> None:
 
 def _check_plans(node: Node) -> None:
     needs: Counter[ExtentId] = Counter()
+    ahead: Counter[Window] = Counter()
     for plan in node.lookahead.plans.values():
-        named = [plan.entries[index][0] for _, index in plan.window]
-        needs.update(named)
-        size_bytes = sum(node.copies.entries[extent].size_bytes for extent in named)
-        assert plan.entered_bytes == size_bytes, "bytes in the window"
+        needs.update(plan.entries[index][0] for _, index, _ in plan.window)
+        assert plan.entered_bytes == sum(size for _, _, size in plan.window), "bytes in the window"
+        assert plan.number in plan.shared.plans, "a plan that shares a window"
+        ahead[plan.shared] = 0
+    for copy in _copies(node):
+        if copy.ahead_of is not None:
+            assert not copy.leases, "read, and yet ahead"
+            ahead[copy.ahead_of] += copy.entry.size_bytes
+    assert all(window.ahead_bytes == size_bytes for window, size_bytes in ahead.items()), "bytes ahead"
     entries = node.copies.entries.values()
     assert needs == Counter({entry.id: entry.needs for entry in entries if entry.needs}), "needs"
 

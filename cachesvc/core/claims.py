@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cachesvc.core.copies import Copies
+from cachesvc.core.events import DatasetDeclared
 from cachesvc.core.lookahead import FEED_LIMIT
 from cachesvc.core.model import DatasetId, ExtentId
 from cachesvc.core.policy import Asked
-from cachesvc.core.report import Counters, Progress
+from cachesvc.core.report import Counters, EpochCounters, Progress
 from cachesvc.core.state import Dataset, Entry, Role, Tally
 
 
@@ -25,13 +26,15 @@ class Claims:
         self._jobs: dict[int, list[Dataset]] = {}
         self._turn = 0
 
-    def declare(self, job: int, name: DatasetId, extents: tuple[tuple[ExtentId, int], ...]) -> None:
+    def declare(self, event: DatasetDeclared) -> None:
         """Claim a dataset for a job; claiming it twice changes nothing."""
+        job, name = event.job, event.dataset
         dataset = self._policy.datasets.get(name)
         if dataset is None:
             tally = self._copies.tallies.setdefault(name, Tally())
-            distinct = tuple(dict(extents).items())
-            dataset = self._policy.datasets[name] = Dataset(name, distinct, tally)
+            distinct = tuple(dict(event.extents).items())
+            dataset = self._policy.datasets[name] = Dataset(name, distinct, tally, user=event.user)
+            dataset.quota_bytes, dataset.user_quota_bytes = event.quota_bytes, event.user_quota_bytes
             self._claim(dataset)
         if job not in dataset.jobs:
             dataset.jobs.add(job)
@@ -147,6 +150,10 @@ class Claims:
             resident_bytes=dataset.ready_bytes if dataset else 0,
             total_bytes=dataset.size_bytes if dataset else 0,
             bound=self._policy.bound(),
+            epochs=tuple(
+                EpochCounters(each.number, each.touched, each.hits, each.bound)
+                for each in (dataset.epochs if dataset else ())
+            ),
         )
 
     def _settled(self, entry: Entry) -> bool:

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from cachesvc.core.events import Command, Evict, StartFill
 from cachesvc.core.model import RAM, DatasetId, ExtentId
 from cachesvc.core.policy import Policy
-from cachesvc.core.state import Copy, Entry, Phase, Role, Shelf, Tally, Tier
+from cachesvc.core.state import Copy, Entry, Phase, Role, Shelf, Tally, Tier, Window
 
 UNDECLARED = DatasetId("")
 """The name under which reads that no job declared are counted."""
@@ -70,14 +70,19 @@ class Copies:
         self.settle(copy)
         return copy
 
-    def start(self, entry: Entry, tier: Tier, role: Role, source: Copy | None = None) -> Copy:
-        """Reserve the bytes and start the fill."""
+    def start(
+        self, entry: Entry, tier: Tier, role: Role, source: Copy | None = None, ahead_of: Window | None = None
+    ) -> Copy:
+        """Reserve the bytes and start the fill; `ahead_of` the window that look-ahead fetches it for."""
         assert entry.size_bytes <= tier.free_bytes, "a reservation beyond the budget"
         assert not tier.lost, "a reservation in a lost tier"
         copy = Copy(entry, tier, Phase.FILLING, source=source)
         entry.copies.append(copy)
         tier.used_bytes += entry.size_bytes
         self._set_role(copy, role)
+        if ahead_of is not None:
+            copy.ahead_of = ahead_of
+            ahead_of.ahead_bytes += entry.size_bytes
         if source:
             self._unshelve(source)
             source.fills_from += 1
@@ -95,6 +100,7 @@ class Copies:
             copy.tier.committing.add(copy)
         if copy.source is None:
             self.tally(entry).source_bytes += entry.size_bytes
+            entry.sourced_at = now
         self._end_source(copy)
         entry.attempts, entry.failed, entry.avoid = 0, False, None
         self.note(entry)
@@ -114,6 +120,7 @@ class Copies:
         if copy.phase is Phase.EVICTING:
             tier.evicting_bytes -= entry.size_bytes
         self._set_role(copy, Role.LRU)
+        self.not_ahead(copy)
         self._end_source(copy)
 
     def lease(self, copy: Copy) -> None:
@@ -121,7 +128,13 @@ class Copies:
         self._unshelve(copy)
         copy.leases += 1
         copy.touched = True
-        copy.fresh = False
+        self.not_ahead(copy)
+
+    def not_ahead(self, copy: Copy) -> None:
+        """Count a copy no more as fetched ahead: it was read, or is no longer needed."""
+        if copy.ahead_of is not None:
+            copy.ahead_of.ahead_bytes -= copy.entry.size_bytes
+            copy.ahead_of = None
 
     def unlease(self, copy: Copy, now: float) -> None:
         """End a lease; the last one makes the copy the youngest of its shelf."""
@@ -154,6 +167,7 @@ class Copies:
         assert not copy.tier.lost, "an eviction in a lost tier"
         self._unshelve(copy)
         self._set_role(copy, Role.LRU)
+        self.not_ahead(copy)
         copy.phase = Phase.EVICTING
         copy.tier.evicting_bytes += copy.entry.size_bytes
         self.out.append(Evict(copy.entry.id, copy.tier.name))
@@ -219,6 +233,14 @@ class Copies:
             copy.tier.kept_bytes += size
             home.kept_bytes += size
         copy.role, copy.home = role, home
+
+    def exchange(self, kept: Copy, streamed: Copy) -> None:
+        """Keep one copy in the stead of another of the same tier, which nobody uses."""
+        for copy, role in ((kept, Role.LRU), (streamed, Role.KEPT)):
+            self._unshelve(copy)
+            self._set_role(copy, role)
+        self.settle(streamed)
+        self.settle(kept, spent=True)
 
     def resettle(self, entry: Entry) -> None:
         """Judge all copies of an extent anew after its claims changed."""

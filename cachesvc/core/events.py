@@ -16,11 +16,18 @@ from cachesvc.core.model import DatasetId, ExtentId, ReaderId, TierName
 
 @dataclass(frozen=True, slots=True)
 class DatasetDeclared:
-    """A job claims a dataset: (extent, size_bytes) in catalog order. Several jobs may claim one."""
+    """A job claims a dataset: (extent, size_bytes) in catalog order. Several jobs may claim one.
+
+    Of it at most `quota_bytes` are kept, and of all that the same `user` (a uid; -1: nobody's) was the first to
+    claim at most `user_quota_bytes`; None: no quota. What exceeds them streams, or lies in room that is free.
+    """
 
     job: int
     dataset: DatasetId
     extents: tuple[tuple[ExtentId, int], ...]
+    user: int = -1
+    quota_bytes: int | None = None
+    user_quota_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +39,16 @@ class JobEnded:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A rank's order: (extent, first_step, last_step) sorted by first_step; replaces that plan's number."""
+    """A rank's order: (extent, first_step, last_step) sorted by first_step; replaces that plan's number.
+
+    `following` is the order of the extents in the epoch after it, where that is known: what is kept of a dataset
+    that does not fit is chosen to lie evenly in it.
+    """
 
     plan: int
     job: int
     entries: tuple[tuple[ExtentId, int, int], ...]
+    following: tuple[ExtentId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ from cachesvc.core.policy import Policy, Settings, TierSpec
 from cachesvc.core.readers import Readers
 from cachesvc.core.report import Counters, Progress, Status, TierStatus
 from cachesvc.core.scrub import Scrub
-from cachesvc.core.state import Copy, Entry, Phase, Role, Tier
+from cachesvc.core.state import Copy, Entry, Phase, Stay, Tier
 
 
 class Node:
@@ -112,10 +112,10 @@ class Node:
         """How much of a job's datasets is resident."""
         return self.claims.progress(job)
 
-    def keeps(self, extent: ExtentId, tier: TierName) -> bool:
-        """Whether the extent's copy in that tier stays, rather than streams by."""
+    def stay(self, extent: ExtentId, tier: TierName) -> Stay:
+        """How long a reader may hold the extent's copy in that tier when it has read it."""
         copy = self.copies.find(extent, self.policy.tiers[tier])
-        return copy is not None and copy.role is Role.KEPT
+        return Stay.BRIEF if copy is None else self.policy.stay(copy)
 
     def counters(self, dataset: DatasetId) -> Counters:
         """A dataset's hits, misses and bytes from the source, and the bound."""
@@ -344,7 +344,7 @@ class Node:
     # Jobs and operators
 
     def _declared(self, event: ev.DatasetDeclared) -> None:
-        self.claims.declare(event.job, event.dataset, event.extents)
+        self.claims.declare(event)
         self.readers.dirty = True
 
     def _job_ended(self, event: ev.JobEnded) -> None:
@@ -353,7 +353,7 @@ class Node:
         self.readers.dirty = True
 
     def _planned(self, event: ev.Planned) -> None:
-        self.lookahead.begin(event.plan, event.job, event.entries)
+        self.lookahead.begin(event.plan, event.job, event.entries, event.following, self._now)
         self.readers.dirty = True
 
     def _plan_ended(self, event: ev.PlanEnded) -> None:

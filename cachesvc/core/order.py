@@ -97,16 +97,20 @@ class Tail(NamedTuple):
 class Plan(NamedTuple):
     """What one rank touches: `extent[i]` from step `first_step[i]` to `last_step[i]`, both included.
 
-    Sorted by first step. An extent occurs again where it is touched in another part of the order.
+    Sorted by first step. An extent occurs again where it is touched in another part of the order. `following`:
+    the extents in the order of the epoch after this one, where the caller knows that there is one.
     """
 
     extent: I64
     first_step: I64
     last_step: I64
+    following: I64 | None = None
 
 
 def merged(plans: Sequence[Plan]) -> Plan:
-    """Several plans of one dataset and one clock as one."""
+    """Several plans of one dataset and one clock as one, whose epoch after this one is not known."""
+    if len(plans) == 1:
+        return plans[0]
     extent, first_step, last_step = (np.concatenate(column) for column in zip(*plans, strict=True))
     order = np.argsort(first_step, kind="stable")
     return Plan(extent[order], first_step[order], last_step[order])

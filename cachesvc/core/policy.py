@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from cachesvc.core.model import RAM, DatasetId, TierName
-from cachesvc.core.state import Copy, Dataset, Entry, Role, Tier
+from cachesvc.core.state import Copy, Dataset, Entry, Role, Stay, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +33,24 @@ class Settings:
     """The few numbers that the core's decisions depend on."""
 
     lookahead_bytes: int | None = None
-    """Bytes of the window; None: an eighth of its tier and two extents at least, so that ranks which read
-    a shuffle window of extents side by side find it all there."""
+    """Bytes of the window; None: what plans need, from `WINDOW_SHARE` of the data to an eighth of its tier."""
     max_fills: int = 8
     """Fills at once: enough extents to fill 10 Gbit/s from a source of 90 MB/s a connection, each fill
     being several connections."""
     max_attempts: int = 4
     """Tries of a fill before its readers hear of it: with the backoff about one second in all, on top of
     the source's own retries."""
-    window_idle_s: float = 30.0
-    """After this long unread, an extent that a plan still names gives way to a reader: its job is stuck."""
     scrub_bytes_per_s: int = 0
     """How fast copies on disk are verified in the background; 0: not."""
     full_s: float = 30.0
     """How long a tier that was full is not asked for more: room comes by people, not by waiting."""
+
+
+WINDOW_SHARE = 0.006
+"""Of the claimed bytes. What streams is taken from what is kept, so this is what the hit rate stays below its
+bound by; it lets fills run a tenth of an hour ahead in an epoch of a day, which is enough to be paced evenly."""
+WINDOW_EXTENTS = 2
+"""A window holds the extent that is read and the next at least."""
 
 
 class Asked(Enum):
@@ -81,7 +85,11 @@ class Policy:
         self.claimed_bytes = 0
         self.largest_bytes = 0
         self.window: Tier | None = None
+        self.streams = False
+        """More is claimed than can be kept: part of it streams through the window."""
         self.window_bytes = 0
+        self.open_bytes = 0
+        """The most bytes that all plans together read side by side, kept ones included; set by `lookahead`."""
         self.retune()
 
     def full(self, tier: Tier, now: float) -> None:
@@ -124,20 +132,46 @@ class Policy:
     def retune(self) -> None:
         """Set the window again after claims, tiers or held bytes changed. No window where all fits."""
         works = self.healthy()
+        self.streams = False
         for tier in self.tiers.values():
             tier.reserve_bytes = 0
         self.window = max(works, key=lambda tier: (tier.name == RAM, tier.budget_bytes), default=None)
         if self.window is None:
             self.window_bytes = 0
             return
-        budget = self.window.budget_bytes
-        wanted = self.settings.lookahead_bytes
-        if wanted is None:
-            wanted = max(2 * self.largest_bytes, budget // 8)
-        self.window_bytes = min(budget, wanted)
-        spill = (len(works) - 1) * self.largest_bytes
-        if self.claimed_bytes + spill > self.capacity_bytes():
+        self.window_bytes = min(self.window.budget_bytes, self._wanted_bytes(self.window))
+        spill, capacity = (len(works) - 1) * self.largest_bytes, self.capacity_bytes()
+        fits = self.claimed_bytes + spill <= capacity
+        # where it fits, RAM still gives room to reading ahead of NVMe, if that costs no hit
+        ram = self.window if self.window.name == RAM else None
+        ahead = ram is not None and self.claimed_bytes > ram.budget_bytes >= 2 * self.window_bytes
+        if not fits or (ahead and self.claimed_bytes + spill + self.window_bytes <= capacity):
             self.window.reserve_bytes = self.window_bytes
+        self.streams = not fits
+
+    def _wanted_bytes(self, tier: Tier) -> int:
+        if self.settings.lookahead_bytes is not None:
+            return self.settings.lookahead_bytes
+        least = WINDOW_EXTENTS * self.largest_bytes
+        share = int(WINDOW_SHARE * self.claimed_bytes)
+        # beside what is read now and not kept: as much again at least, for the next of it is fetched meanwhile
+        wanted = self._open_absent_bytes(1) + max(share, self._open_absent_bytes(1))
+        return min(max(least, wanted), max(least, tier.budget_bytes // 8))
+
+    def _open_absent_bytes(self, times: int) -> int:
+        """What plans read side by side and the node cannot keep, as many times over."""
+        absent = int(times * self.open_bytes * (1 - self.bound()))
+        return -(-absent // max(1, self.largest_bytes)) * self.largest_bytes
+
+    def ahead_bytes(self) -> int:
+        """How much all plans together may have fetched ahead and not read: what the extents that are read side
+        by side leave of the window. 0 where they fill it: then each is fetched when it is demanded."""
+        return max(0, self.window_bytes - self._open_absent_bytes(1))
+
+    @property
+    def tight(self) -> bool:
+        """Plans read more side by side than the window holds: a reader should hold nothing between reads."""
+        return self.streams and self.ahead_bytes() < self.largest_bytes
 
     def capacity_bytes(self) -> int:
         """Bytes of all tiers that work, less what readers hold outside of them."""
@@ -154,11 +188,37 @@ class Policy:
         total = sum(each.size_bytes for each in self.datasets.values())
         return room * dataset.size_bytes / total if total else 0.0
 
+    def within_quota(self, entry: Entry) -> bool:
+        """Whether one more extent of its dataset may be kept."""
+        home, size = entry.datasets[0] if entry.datasets else None, entry.size_bytes
+        if home is None:
+            return True
+        if home.quota_bytes is not None and home.kept_bytes + size > home.quota_bytes:
+            return False
+        if home.user_quota_bytes is None:
+            return True
+        kept = sum(each.kept_bytes for each in self.datasets.values() if each.user == home.user)
+        return kept + size <= home.user_quota_bytes
+
+    def room_to_keep(self, entry: Entry) -> bool:
+        """Whether an extent could be kept without anything giving way."""
+        works, size = self.healthy(), entry.size_bytes
+        room = any(tier.free_bytes >= size and tier.kept_bytes + size <= tier.keep_bytes for tier in works)
+        return room and self.within_quota(entry)
+
+    def stay(self, copy: Copy) -> Stay:
+        """What is kept stays mapped; where part streams, only until its plan has passed it, so that others may be
+        kept in its stead. What streams goes when it is read, at once where readers compete for the window."""
+        if copy.role is not Role.KEPT:
+            return Stay.ONCE if self.tight else Stay.BRIEF
+        passes = self.streams and not self.tight and copy.entry.needs
+        return Stay.BRIEF if passes else Stay.KEPT
+
     def role(self, copy: Copy) -> Role:
         """The role of a resident copy that nobody uses: claimed ones are kept while there is room."""
         entry, tier = copy.entry, copy.tier
         if entry.datasets and not tier.lost and not _kept_elsewhere(copy):
-            fits = tier.kept_bytes + entry.size_bytes <= tier.keep_bytes
+            fits = tier.kept_bytes + entry.size_bytes <= tier.keep_bytes and self.within_quota(entry)
             if copy.role is Role.KEPT or fits:
                 return Role.KEPT
         return Role.AHEAD if entry.needs else Role.LRU
@@ -168,7 +228,7 @@ class Policy:
         taken = {copy.tier.name for copy in entry.copies}
         tiers = [t for t in self.healthy() if t.name not in taken and entry.size_bytes <= t.budget_bytes]
         tiers.sort(key=lambda tier: tier is entry.avoid)
-        if entry.datasets:
+        if entry.datasets and self.within_quota(entry):
             place = self._keep(entry, tiers) or self._claim_share(entry, tiers)
             if place:
                 return place
@@ -231,16 +291,13 @@ class Policy:
 
     def _gives_way(self, tier: Tier, asked: Asked, now: float) -> Iterator[Copy]:
         """All that streaming may displace in a tier: LRU, kept copies beyond the room for them, and for a
-        waiting reader what a stuck job left behind, what plans need last, and what they come back to."""
+        waiting reader what plans come back to, the longest unused first, and then what they need last."""
         yield from tier.lru
         yield from self._overflow(tier)
         if asked is not Asked.DEMAND:
             return
-        in_use = list(tier.in_use)
-        stuck = [copy for copy in in_use if now - copy.used_at >= self.settings.window_idle_s]
-        yield from stuck
-        yield from reversed(tier.ahead)
-        yield from in_use[len(stuck) :]  # fetched again later; but without it the reader would have nothing
+        yield from tier.in_use  # fetched again later; but without it the reader would have nothing
+        yield from reversed(tier.ahead)  # last, for its fill would have served nobody
 
     def _overflow(self, tier: Tier) -> Iterator[Copy]:
         excess = tier.kept_bytes - tier.keep_bytes

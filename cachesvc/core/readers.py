@@ -37,7 +37,7 @@ class Readers:
         copy = entry.best() if entry else None
         if entry is not None and copy is not None:
             tally = self._copies.tally(entry)
-            if copy.fresh:
+            if copy.ahead_of is not None:
                 tally.ahead += 1
             else:
                 tally.hits += 1
@@ -164,7 +164,8 @@ class Readers:
         for reader, request in self._take_waiters(entry):
             self._grant(reader, request, copy)
 
-    def _refuse(self, entry: Entry) -> None:
+    def _refuse(self, entry: Entry, now: float) -> None:
+        entry.sourced_at = now
         for reader, request in self._take_waiters(entry):
             tally = self._copies.tally(entry)
             tally.misses -= 1
@@ -195,7 +196,7 @@ class Readers:
             return True
         if place.victims or place.soon or self._room_is_coming():
             return False
-        self._refuse(entry)
+        self._refuse(entry, now)
         return True
 
     def _room_is_coming(self) -> bool:

@@ -30,6 +30,29 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class EpochCounters:
+    """An epoch of a dataset, as far as its plans have passed it; `number` counts since it was first declared.
+
+    A hit is an extent that the epoch touched and that cost the source nothing from its plan's beginning on.
+    """
+
+    number: int
+    touched: int
+    hits: int
+    bound: float
+
+    @property
+    def hit_rate(self) -> float:
+        """Hits of all that was touched; 0 before the first."""
+        return self.hits / self.touched if self.touched else 0.0
+
+    @property
+    def of_bound(self) -> float:
+        """The hit rate as a part of the best possible one."""
+        return self.hit_rate / self.bound if self.bound else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Counters:
     """A dataset's demands and fills.
 
@@ -47,6 +70,8 @@ class Counters:
     resident_bytes: int
     total_bytes: int
     bound: float
+    epochs: tuple[EpochCounters, ...] = ()
+    """The latest ones, oldest first; of a dataset that jobs submit plans for."""
 
     @property
     def hit_rate(self) -> float:

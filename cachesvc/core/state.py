@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from cachesvc.core.model import DatasetId, ExtentId, ReaderId, TierName
+from cachesvc.core.schedule import Schedule
+
+if TYPE_CHECKING:
+    from cachesvc.core.retain import Retention
+
+
+MAX_EPOCHS = 16
+"""Epochs of a dataset that are remembered: a report is about now."""
 
 
 class Phase(Enum):
@@ -25,6 +34,15 @@ class Role(Enum):
     KEPT = 1
     AHEAD = 2
     LRU = 3
+
+
+class Stay(Enum):
+    """How long a reader may hold what it was granted: as long as it likes, while its reads come back to it, or
+    for one read. The values go over the wire."""
+
+    KEPT = "kept"
+    BRIEF = "brief"
+    ONCE = "once"
 
 
 class Shelf:
@@ -113,8 +131,8 @@ class Copy:
     committed: bool = True
     doomed: bool = False
     """Never granted again; dropped when nobody uses it."""
-    fresh: bool = False
-    """Filled from the source by look-ahead, not yet read: its first read is no hit."""
+    ahead_of: Window | None = None
+    """Filled from the source by look-ahead for this window, not yet read: its first read is no hit."""
     touched: bool = False
     used_at: float = 0.0
     shelf: Shelf | None = None
@@ -149,6 +167,8 @@ class Entry:
     failed: bool = False
     avoid: Tier | None = None
     """The tier whose fill failed last."""
+    sourced_at: float = -1.0
+    """When it was last fetched from the source, or a reader was sent there; -1 never."""
 
     def best(self) -> Copy | None:
         """The copy to grant: the last one made (a promotion into RAM) when there are two."""
@@ -179,6 +199,18 @@ class Tally:
 
 
 @dataclass(slots=True, eq=False)
+class EpochTally:
+    """One epoch of a dataset, as its plans pass it. `number` counts from 0 since the dataset was first declared."""
+
+    number: int
+    bound: float
+    plans: set[int] = field(default_factory=set)
+    touched: int = 0
+    hits: int = 0
+    """Touched extents that cost the source nothing in that epoch."""
+
+
+@dataclass(slots=True, eq=False)
 class Dataset:
     """A claimed dataset: who claims it, and how far it is resident."""
 
@@ -200,6 +232,11 @@ class Dataset:
     """The next extent that the prefetch looks at."""
     prefetch_turn: int = 0
     """When it last started a fill, counted in such fills: prefetches take turns."""
+    user: int = -1
+    """Who claimed it first; what is kept of it counts for this user."""
+    quota_bytes: int | None = None
+    user_quota_bytes: int | None = None
+    epochs: deque[EpochTally] = field(default_factory=lambda: deque(maxlen=MAX_EPOCHS))
 
     def fail(self, extent: ExtentId, code: int, message: str) -> None:
         """Record why an extent is not resident."""
@@ -217,34 +254,58 @@ class Reader:
 
 
 @dataclass(slots=True, eq=False)
+class Window:
+    """What the plans of one order share: ranks that read the same extents side by side need them once."""
+
+    plans: set[int] = field(default_factory=set)
+    open_bytes: int = 0
+    """The most bytes of extents that the order reads side by side."""
+    ahead_bytes: int = 0
+    """Fetched ahead by these plans, or on the way, and not yet read."""
+    retention: Retention | None = None
+
+
+@dataclass(slots=True, eq=False)
 class Plan:
-    """A rank's order, and the window that has been entered: [passed, next)."""
+    """A rank's order, and the part of it that has been entered: [passed, next)."""
 
     number: int
     job: int
     entries: tuple[tuple[ExtentId, int, int], ...]
+    began_at: float
+    shared: Window
+    tally: EpochTally | None = None
+    schedule: Schedule | None = None
+    """Where the data does not fit: how far ahead the plan may fetch."""
     next: int = 0
     passed: int = 0
     entered_bytes: int = 0
-    window: list[tuple[int, int]] = field(default_factory=list)
-    """Heap of (last_step, index) of entries inside the window."""
+    window: list[tuple[int, int, int]] = field(default_factory=list)
+    """Heap of (last_step, index, bytes that it counts for) of entries inside the window."""
 
     def enter(self, size_bytes: int) -> None:
-        """Take the next entry into the window."""
-        heapq.heappush(self.window, (self.entries[self.next][2], self.next))
+        """Take the next entry into the window; it takes `size_bytes` of it."""
+        heapq.heappush(self.window, (self.entries[self.next][2], self.next, size_bytes))
         self.entered_bytes += size_bytes
         self.next += 1
 
     def leave(self) -> Iterator[ExtentId]:
         """The extents whose last step in the window has been passed, each once an entry."""
         while self.window and self.window[0][0] < self.passed:
-            yield self.entries[heapq.heappop(self.window)[1]][0]
+            _, index, size_bytes = heapq.heappop(self.window)
+            self.entered_bytes -= size_bytes
+            yield self.entries[index][0]
 
-    def skip_passed(self) -> bool:
-        """Move over entries that were consumed before they were entered; False at the plan's end."""
+    def skip_passed(self) -> Iterator[ExtentId]:
+        """Move over entries that were consumed before they were entered, and name them."""
         while self.next < len(self.entries) and self.entries[self.next][2] < self.passed:
             self.next += 1
-        return self.next < len(self.entries)
+            yield self.entries[self.next - 1][0]
+
+    @property
+    def ended(self) -> bool:
+        """Nothing is left to enter."""
+        return self.next >= len(self.entries)
 
     @property
     def lead_steps(self) -> int:

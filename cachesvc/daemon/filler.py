@@ -220,7 +220,7 @@ def main() -> None:
     os.nice(FILLER_NICE)
     fields = json.loads(os.environ.pop("CACHESVC_FILLER"))
     channel = socket.socket(fileno=int(sys.argv[1]))
-    fields |= {"nvme": (), "tls": None, "rules": (), "allow": tuple(fields["allow"])}
+    fields |= {"nvme": (), "tls": None, "rules": (), "quota": (), "allow": tuple(fields["allow"])}
     settings = Settings(**fields)
     configure_logging(settings.log_format)
     Filler(channel, settings).run()

@@ -119,6 +119,11 @@ class GrantsServer:
         """The user behind a live reader."""
         return self._readers[reader].peer
 
+    def user_of(self, reader: ReaderId) -> int:
+        """The uid at the other end of a live reader's connection, as the kernel says; -1 where there is none."""
+        found = self._readers.get(reader)
+        return found.peer.uid if found else -1
+
     def caller(self, token: int) -> Peer | None:
         """The user behind the live connection that was given this token. Safe from any thread."""
         found = self._tokens.get(token)
@@ -134,10 +139,10 @@ class GrantsServer:
         return sum(1 for r in self._readers.values() if r.dataset is not None and r.dataset.id == dataset)
 
     def grant(
-        self, to: ReaderId, request: int, extent: ExtentId, tier: TierName, kept: bool, size: int, fd: int
+        self, to: ReaderId, request: int, extent: ExtentId, tier: TierName, stay: str, size: int, fd: int
     ) -> None:
         """Send a descriptor; it stays the caller's to close."""
-        self._send(to, Op.GRANT, request, extent, size, f"{tier} {'kept' if kept else 'brief'}", fd)
+        self._send(to, Op.GRANT, request, extent, size, f"{tier} {stay}", fd)
 
     def refuse(self, to: ReaderId, request: int, extent: ExtentId) -> None:
         """Say "read it elsewhere"."""

@@ -59,6 +59,9 @@ class Metrics:
         )
         source = CounterMetricFamily("cachesvc_source_bytes", "Fetched from the source.", labels=["dataset"])
         bound = GaugeMetricFamily("cachesvc_hit_bound", "The best possible hit rate.", labels=["dataset"])
+        of_bound = GaugeMetricFamily(
+            "cachesvc_epoch_hits_of_bound", "Hit rate of the latest epoch over its bound.", labels=["dataset"]
+        )
         for dataset in self._runner.datasets.all():
             counters = self._runner.node.counters(dataset.id)
             resident.add_metric([dataset.id], resident_bytes.get(dataset.id, 0))
@@ -66,6 +69,8 @@ class Metrics:
             misses.add_metric([dataset.id], counters.misses)
             source.add_metric([dataset.id], self._runner.fills.source_bytes.get(dataset.id, 0))
             bound.add_metric([dataset.id], counters.bound)
+            if counters.epochs:
+                of_bound.add_metric([dataset.id], counters.epochs[-1].of_bound)
         readers = GaugeMetricFamily(
             "cachesvc_readers", "Connections to the grants socket.", value=status.readers
         )
@@ -81,6 +86,7 @@ class Metrics:
             misses,
             source,
             bound,
+            of_bound,
             readers,
             fills,
             *self._stalls(),

@@ -23,6 +23,7 @@ from cachesvc.daemon.fills import Fills
 from cachesvc.daemon.grants import GrantsServer, Known
 from cachesvc.daemon.lanes import Lane
 from cachesvc.daemon.loop import Loop
+from cachesvc.daemon.quotas import Quotas
 from cachesvc.daemon.tenants import admits
 from cachesvc.daemon.watch import Watch
 from cachesvc.tiers.nvme import NvmeTier
@@ -54,6 +55,7 @@ class Runner:
         self.loop = loop
         self.grants: GrantsServer | None = None
         self.stalls: dict[DatasetId, Stalls] = {}
+        self.quotas = Quotas(())
         self._tiers = {tier.name: tier for tier in tiers}
         disks = [tier for tier in tiers if isinstance(tier, NvmeTier)]
         self._lanes = {tier.name: self._lane(f"tier-{tier.name}", clock) for tier in tiers}
@@ -108,7 +110,10 @@ class Runner:
 
     def declare(self, job: int, dataset: Dataset) -> None:
         """A job claims a dataset."""
-        self.handle(events.DatasetDeclared(job, dataset.id, dataset.extents))
+        user = self.grants.user_of(ReaderId(job)) if self.grants else -1
+        of_dataset, of_user = self.quotas.of_dataset(dataset.catalog.uri_prefix), self.quotas.of_user(user)
+        claim = events.DatasetDeclared(job, dataset.id, dataset.extents, user, of_dataset, of_user)
+        self.handle(claim)
 
     def build(self, job: Callable[[int], jobs.Build], answered: Callable[[jobs.Answer], None]) -> None:
         """Resolve URIs in the builder process; `answered` runs on the loop's thread for every answer."""
@@ -250,8 +255,8 @@ class Runner:
         assert self.grants is not None
         dataset, index = self.datasets.home(command.extent)
         size = dataset.sizes[index]
-        kept = self.node.keeps(command.extent, command.tier)
-        self.grants.grant(command.reader, command.request, command.extent, command.tier, kept, size, fd)
+        stay = self.node.stay(command.extent, command.tier).value
+        self.grants.grant(command.reader, command.request, command.extent, command.tier, stay, size, fd)
 
     def _grant_elsewhere(self, command: events.Grant) -> None:
         assert self.grants is not None

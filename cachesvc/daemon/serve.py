@@ -38,6 +38,7 @@ from cachesvc.daemon.logs import configure_logging
 from cachesvc.daemon.loop import Loop
 from cachesvc.daemon.metrics import Metrics
 from cachesvc.daemon.pins import Pins
+from cachesvc.daemon.quotas import Quotas
 from cachesvc.daemon.runner import Runner
 from cachesvc.daemon.service import Service
 from cachesvc.daemon.tenants import Tenants
@@ -154,6 +155,7 @@ def _running(settings: Settings, loop: Loop) -> Iterator[Runner]:
     datasets = Datasets(f"{settings.state_dir}/catalogs", allowed, tenants, loader)
     budgets = Budgets({TierName(f"nvme{number}"): spec for number, spec in enumerate(settings.nvme)})
     runner = Runner(node, tiers, datasets, fillers, loop, time.monotonic, budgets)
+    runner.quotas = Quotas(settings.quota)
     for event in recovered:
         runner.recovered(event)
     gc.freeze()

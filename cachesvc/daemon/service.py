@@ -89,7 +89,8 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
     def SubmitPlan(self, request: pb.SubmitPlanRequest, context: grpc.ServicerContext) -> pb.SubmitPlanReply:
         with _statuses(context):
             reader, known = self._loop.call(lambda: self._dataset_of(request))
-            plan = events.Planned(reader, reader, _entries(request, known))
+            entries, following = _entries(request, known), _following(request, known)
+            plan = events.Planned(reader, reader, entries, following)
 
             def submit() -> None:
                 self._dataset_of(request)  # a reader that went away meanwhile has no plan
@@ -321,6 +322,18 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
             refused=counters.refused,
             source_bytes=self._runner.fills.source_bytes.get(dataset.id, 0),
             bound=counters.bound,
+            kept_bytes=counters.kept_bytes,
+            epochs=[
+                pb.EpochStatus(
+                    number=each.number,
+                    touched=each.touched,
+                    hits=each.hits,
+                    hit_rate=each.hit_rate,
+                    bound=each.bound,
+                    of_bound=each.of_bound,
+                )
+                for each in counters.epochs
+            ],
         )
 
 
@@ -378,3 +391,12 @@ def _describe(dataset: Dataset) -> pb.Dataset:
         size_bytes=dataset.size_bytes,
         stored_bytes=catalog.stored_bytes,
     )
+
+
+def _following(request: pb.SubmitPlanRequest, known: Known) -> tuple[ExtentId, ...]:
+    """The order of the epoch after the plan's, checked as its rows are."""
+    if len(request.following) > MAX_PLAN or max(request.following, default=0) >= len(known.extent_ids):
+        raise errors.InvalidInput(
+            f"the epoch after the plan names an extent beyond the {len(known.extent_ids)}"
+        )
+    return tuple(known.extent_ids[extent] for extent in request.following)

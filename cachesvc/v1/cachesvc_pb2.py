@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63\x61\x63hesvc/v1/cachesvc.proto\x12\x0b\x63\x61\x63hesvc.v1\"\x8d\x01\n\x0e\x44\x61tasetOptions\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\t\x12\x14\n\x0c\x65xtent_bytes\x18\x02 \x01(\x04\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x0f\n\x07seq_len\x18\x04 \x01(\x04\x12\x0f\n\x07overlap\x18\x05 \x01(\x04\x12\x14\n\x0crecord_bytes\x18\x06 \x01(\x04\x12\x0e\n\x06labels\x18\x07 \x01(\t\"~\n\x07\x44\x61taset\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03uri\x18\x02 \x01(\t\x12\x0e\n\x06\x66ormat\x18\x03 \x01(\t\x12\x0f\n\x07samples\x18\x04 \x01(\x04\x12\x0f\n\x07\x65xtents\x18\x05 \x01(\x04\x12\x12\n\nsize_bytes\x18\x06 \x01(\x04\x12\x14\n\x0cstored_bytes\x18\x07 \x01(\x04\"r\n\x12OpenDatasetRequest\x12\x0c\n\x04uris\x18\x01 \x03(\t\x12,\n\x07options\x18\x02 \x01(\x0b\x32\x1b.cachesvc.v1.DatasetOptions\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0f\n\x07refresh\x18\x04 \x01(\x08\"e\n\x10OpenDatasetReply\x12\x15\n\rindexed_bytes\x18\x01 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12%\n\x07\x64\x61taset\x18\x03 \x01(\x0b\x32\x14.cachesvc.v1.Dataset\"n\n\x11SubmitPlanRequest\x12\x0e\n\x06reader\x18\x01 \x01(\x04\x12\x0f\n\x07\x64\x61taset\x18\x02 \x01(\t\x12\x0f\n\x07\x65xtents\x18\x03 \x03(\r\x12\x13\n\x0b\x66irst_steps\x18\x04 \x03(\x04\x12\x12\n\nlast_steps\x18\x05 \x03(\x04\"\x11\n\x0fSubmitPlanReply\"3\n\x0fPrefetchRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\"\xcd\x01\n\rPrefetchReply\x12\x0f\n\x07\x65xtents\x18\x01 \x01(\x04\x12\x18\n\x10resident_extents\x18\x02 \x01(\x04\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\x16\n\x0eresident_bytes\x18\x04 \x01(\x04\x12\x14\n\x0csource_bytes\x18\x05 \x01(\x04\x12\x13\n\x0bunfit_bytes\x18\x06 \x01(\x04\x12,\n\x08\x66\x61ilures\x18\x07 \x03(\x0b\x32\x1a.cachesvc.v1.ExtentFailure\x12\x0c\n\x04\x64one\x18\x08 \x01(\x08\">\n\rExtentFailure\x12\x0e\n\x06\x65xtent\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0c\n\x04\x63ode\x18\x03 \x01(\r\"\x0f\n\rStatusRequest\"\x97\x01\n\nTierStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x62udget_bytes\x18\x02 \x01(\x04\x12\x12\n\nused_bytes\x18\x03 \x01(\x04\x12\x12\n\nheld_bytes\x18\x04 \x01(\x04\x12\x0c\n\x04lost\x18\x05 \x01(\x08\x12\x17\n\x0f\x63orrupt_extents\x18\x06 \x01(\x04\x12\x16\n\x0escrubbed_bytes\x18\x07 \x01(\x04\"\xec\x01\n\rDatasetStatus\x12%\n\x07\x64\x61taset\x18\x01 \x01(\x0b\x32\x14.cachesvc.v1.Dataset\x12\x16\n\x0eresident_bytes\x18\x02 \x01(\x04\x12\x18\n\x10resident_extents\x18\x03 \x01(\x04\x12\x0f\n\x07readers\x18\x04 \x01(\r\x12\x0e\n\x06pinned\x18\x05 \x01(\x08\x12\x0c\n\x04hits\x18\x06 \x01(\x04\x12\r\n\x05\x61head\x18\x07 \x01(\x04\x12\x0e\n\x06misses\x18\x08 \x01(\x04\x12\x0f\n\x07refused\x18\t \x01(\x04\x12\x14\n\x0csource_bytes\x18\n \x01(\x04\x12\r\n\x05\x62ound\x18\x0b \x01(\x01\"\xca\x01\n\x0bStatusReply\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x04\x12\x10\n\x08uptime_s\x18\x03 \x01(\x01\x12&\n\x05tiers\x18\x04 \x03(\x0b\x32\x17.cachesvc.v1.TierStatus\x12,\n\x08\x64\x61tasets\x18\x05 \x03(\x0b\x32\x1a.cachesvc.v1.DatasetStatus\x12\x0f\n\x07readers\x18\x06 \x01(\r\x12\x15\n\rfills_running\x18\x07 \x01(\r\x12\r\n\x05\x61llow\x18\x08 \x03(\t\"\r\n\x0bListRequest\"9\n\tListReply\x12,\n\x08\x64\x61tasets\x18\x01 \x03(\x0b\x32\x1a.cachesvc.v1.DatasetStatus\"-\n\nPinRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x0e\n\x06pinned\x18\x02 \x01(\x08\"\n\n\x08PinReply\"\x1f\n\x0c\x45victRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\"7\n\nEvictReply\x12\x15\n\revicted_bytes\x18\x01 \x01(\x04\x12\x12\n\nbusy_bytes\x18\x02 \x01(\x04\" \n\rVerifyRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\"^\n\x0bVerifyReply\x12\x17\n\x0f\x63hecked_extents\x18\x01 \x01(\x04\x12\x0f\n\x07\x65xtents\x18\x02 \x01(\x04\x12\x17\n\x0f\x63orrupt_extents\x18\x03 \x01(\x04\x12\x0c\n\x04\x64one\x18\x04 \x01(\x08\"=\n\x0bReadRequest\x12\x0e\n\x06\x65xtent\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0e\n\x06length\x18\x03 \x01(\x04\">\n\tReadReply\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0f\n\x07\x64igests\x18\x02 \x01(\x0c\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x32\xd8\x04\n\x05\x43\x61\x63he\x12O\n\x0bOpenDataset\x12\x1f.cachesvc.v1.OpenDatasetRequest\x1a\x1d.cachesvc.v1.OpenDatasetReply0\x01\x12J\n\nSubmitPlan\x12\x1e.cachesvc.v1.SubmitPlanRequest\x1a\x1c.cachesvc.v1.SubmitPlanReply\x12\x46\n\x08Prefetch\x12\x1c.cachesvc.v1.PrefetchRequest\x1a\x1a.cachesvc.v1.PrefetchReply0\x01\x12>\n\x06Status\x12\x1a.cachesvc.v1.StatusRequest\x1a\x18.cachesvc.v1.StatusReply\x12\x38\n\x04List\x12\x18.cachesvc.v1.ListRequest\x1a\x16.cachesvc.v1.ListReply\x12\x35\n\x03Pin\x12\x17.cachesvc.v1.PinRequest\x1a\x15.cachesvc.v1.PinReply\x12;\n\x05\x45vict\x12\x19.cachesvc.v1.EvictRequest\x1a\x17.cachesvc.v1.EvictReply\x12@\n\x06Verify\x12\x1a.cachesvc.v1.VerifyRequest\x1a\x18.cachesvc.v1.VerifyReply0\x01\x12:\n\x04Read\x12\x18.cachesvc.v1.ReadRequest\x1a\x16.cachesvc.v1.ReadReply0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63\x61\x63hesvc/v1/cachesvc.proto\x12\x0b\x63\x61\x63hesvc.v1\"\x8d\x01\n\x0e\x44\x61tasetOptions\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\t\x12\x14\n\x0c\x65xtent_bytes\x18\x02 \x01(\x04\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x0f\n\x07seq_len\x18\x04 \x01(\x04\x12\x0f\n\x07overlap\x18\x05 \x01(\x04\x12\x14\n\x0crecord_bytes\x18\x06 \x01(\x04\x12\x0e\n\x06labels\x18\x07 \x01(\t\"~\n\x07\x44\x61taset\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03uri\x18\x02 \x01(\t\x12\x0e\n\x06\x66ormat\x18\x03 \x01(\t\x12\x0f\n\x07samples\x18\x04 \x01(\x04\x12\x0f\n\x07\x65xtents\x18\x05 \x01(\x04\x12\x12\n\nsize_bytes\x18\x06 \x01(\x04\x12\x14\n\x0cstored_bytes\x18\x07 \x01(\x04\"r\n\x12OpenDatasetRequest\x12\x0c\n\x04uris\x18\x01 \x03(\t\x12,\n\x07options\x18\x02 \x01(\x0b\x32\x1b.cachesvc.v1.DatasetOptions\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0f\n\x07refresh\x18\x04 \x01(\x08\"e\n\x10OpenDatasetReply\x12\x15\n\rindexed_bytes\x18\x01 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12%\n\x07\x64\x61taset\x18\x03 \x01(\x0b\x32\x14.cachesvc.v1.Dataset\"\x81\x01\n\x11SubmitPlanRequest\x12\x0e\n\x06reader\x18\x01 \x01(\x04\x12\x0f\n\x07\x64\x61taset\x18\x02 \x01(\t\x12\x0f\n\x07\x65xtents\x18\x03 \x03(\r\x12\x13\n\x0b\x66irst_steps\x18\x04 \x03(\x04\x12\x12\n\nlast_steps\x18\x05 \x03(\x04\x12\x11\n\tfollowing\x18\x06 \x03(\r\"\x11\n\x0fSubmitPlanReply\"3\n\x0fPrefetchRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\"\xcd\x01\n\rPrefetchReply\x12\x0f\n\x07\x65xtents\x18\x01 \x01(\x04\x12\x18\n\x10resident_extents\x18\x02 \x01(\x04\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\x16\n\x0eresident_bytes\x18\x04 \x01(\x04\x12\x14\n\x0csource_bytes\x18\x05 \x01(\x04\x12\x13\n\x0bunfit_bytes\x18\x06 \x01(\x04\x12,\n\x08\x66\x61ilures\x18\x07 \x03(\x0b\x32\x1a.cachesvc.v1.ExtentFailure\x12\x0c\n\x04\x64one\x18\x08 \x01(\x08\">\n\rExtentFailure\x12\x0e\n\x06\x65xtent\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0c\n\x04\x63ode\x18\x03 \x01(\r\"\x0f\n\rStatusRequest\"\x97\x01\n\nTierStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x62udget_bytes\x18\x02 \x01(\x04\x12\x12\n\nused_bytes\x18\x03 \x01(\x04\x12\x12\n\nheld_bytes\x18\x04 \x01(\x04\x12\x0c\n\x04lost\x18\x05 \x01(\x08\x12\x17\n\x0f\x63orrupt_extents\x18\x06 \x01(\x04\x12\x16\n\x0escrubbed_bytes\x18\x07 \x01(\x04\"\xaa\x02\n\rDatasetStatus\x12%\n\x07\x64\x61taset\x18\x01 \x01(\x0b\x32\x14.cachesvc.v1.Dataset\x12\x16\n\x0eresident_bytes\x18\x02 \x01(\x04\x12\x18\n\x10resident_extents\x18\x03 \x01(\x04\x12\x0f\n\x07readers\x18\x04 \x01(\r\x12\x0e\n\x06pinned\x18\x05 \x01(\x08\x12\x0c\n\x04hits\x18\x06 \x01(\x04\x12\r\n\x05\x61head\x18\x07 \x01(\x04\x12\x0e\n\x06misses\x18\x08 \x01(\x04\x12\x0f\n\x07refused\x18\t \x01(\x04\x12\x14\n\x0csource_bytes\x18\n \x01(\x04\x12\r\n\x05\x62ound\x18\x0b \x01(\x01\x12\x12\n\nkept_bytes\x18\r \x01(\x04\x12(\n\x06\x65pochs\x18\x0c \x03(\x0b\x32\x18.cachesvc.v1.EpochStatus\"o\n\x0b\x45pochStatus\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0f\n\x07touched\x18\x02 \x01(\x04\x12\x0c\n\x04hits\x18\x03 \x01(\x04\x12\x10\n\x08hit_rate\x18\x04 \x01(\x01\x12\r\n\x05\x62ound\x18\x05 \x01(\x01\x12\x10\n\x08of_bound\x18\x06 \x01(\x01\"\xca\x01\n\x0bStatusReply\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x04\x12\x10\n\x08uptime_s\x18\x03 \x01(\x01\x12&\n\x05tiers\x18\x04 \x03(\x0b\x32\x17.cachesvc.v1.TierStatus\x12,\n\x08\x64\x61tasets\x18\x05 \x03(\x0b\x32\x1a.cachesvc.v1.DatasetStatus\x12\x0f\n\x07readers\x18\x06 \x01(\r\x12\x15\n\rfills_running\x18\x07 \x01(\r\x12\r\n\x05\x61llow\x18\x08 \x03(\t\"\r\n\x0bListRequest\"9\n\tListReply\x12,\n\x08\x64\x61tasets\x18\x01 \x03(\x0b\x32\x1a.cachesvc.v1.DatasetStatus\"-\n\nPinRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\x12\x0e\n\x06pinned\x18\x02 \x01(\x08\"\n\n\x08PinReply\"\x1f\n\x0c\x45victRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\"7\n\nEvictReply\x12\x15\n\revicted_bytes\x18\x01 \x01(\x04\x12\x12\n\nbusy_bytes\x18\x02 \x01(\x04\" \n\rVerifyRequest\x12\x0f\n\x07\x64\x61taset\x18\x01 \x01(\t\"^\n\x0bVerifyReply\x12\x17\n\x0f\x63hecked_extents\x18\x01 \x01(\x04\x12\x0f\n\x07\x65xtents\x18\x02 \x01(\x04\x12\x17\n\x0f\x63orrupt_extents\x18\x03 \x01(\x04\x12\x0c\n\x04\x64one\x18\x04 \x01(\x08\"=\n\x0bReadRequest\x12\x0e\n\x06\x65xtent\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0e\n\x06length\x18\x03 \x01(\x04\">\n\tReadReply\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0f\n\x07\x64igests\x18\x02 \x01(\x0c\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x32\xd8\x04\n\x05\x43\x61\x63he\x12O\n\x0bOpenDataset\x12\x1f.cachesvc.v1.OpenDatasetRequest\x1a\x1d.cachesvc.v1.OpenDatasetReply0\x01\x12J\n\nSubmitPlan\x12\x1e.cachesvc.v1.SubmitPlanRequest\x1a\x1c.cachesvc.v1.SubmitPlanReply\x12\x46\n\x08Prefetch\x12\x1c.cachesvc.v1.PrefetchRequest\x1a\x1a.cachesvc.v1.PrefetchReply0\x01\x12>\n\x06Status\x12\x1a.cachesvc.v1.StatusRequest\x1a\x18.cachesvc.v1.StatusReply\x12\x38\n\x04List\x12\x18.cachesvc.v1.ListRequest\x1a\x16.cachesvc.v1.ListReply\x12\x35\n\x03Pin\x12\x17.cachesvc.v1.PinRequest\x1a\x15.cachesvc.v1.PinReply\x12;\n\x05\x45vict\x12\x19.cachesvc.v1.EvictRequest\x1a\x17.cachesvc.v1.EvictReply\x12@\n\x06Verify\x12\x1a.cachesvc.v1.VerifyRequest\x1a\x18.cachesvc.v1.VerifyReply0\x01\x12:\n\x04Read\x12\x18.cachesvc.v1.ReadRequest\x1a\x16.cachesvc.v1.ReadReply0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,44 +39,46 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OPENDATASETREQUEST']._serialized_end=429
   _globals['_OPENDATASETREPLY']._serialized_start=431
   _globals['_OPENDATASETREPLY']._serialized_end=532
-  _globals['_SUBMITPLANREQUEST']._serialized_start=534
-  _globals['_SUBMITPLANREQUEST']._serialized_end=644
-  _globals['_SUBMITPLANREPLY']._serialized_start=646
-  _globals['_SUBMITPLANREPLY']._serialized_end=663
-  _globals['_PREFETCHREQUEST']._serialized_start=665
-  _globals['_PREFETCHREQUEST']._serialized_end=716
-  _globals['_PREFETCHREPLY']._serialized_start=719
-  _globals['_PREFETCHREPLY']._serialized_end=924
-  _globals['_EXTENTFAILURE']._serialized_start=926
-  _globals['_EXTENTFAILURE']._serialized_end=988
-  _globals['_STATUSREQUEST']._serialized_start=990
-  _globals['_STATUSREQUEST']._serialized_end=1005
-  _globals['_TIERSTATUS']._serialized_start=1008
-  _globals['_TIERSTATUS']._serialized_end=1159
-  _globals['_DATASETSTATUS']._serialized_start=1162
-  _globals['_DATASETSTATUS']._serialized_end=1398
-  _globals['_STATUSREPLY']._serialized_start=1401
-  _globals['_STATUSREPLY']._serialized_end=1603
-  _globals['_LISTREQUEST']._serialized_start=1605
-  _globals['_LISTREQUEST']._serialized_end=1618
-  _globals['_LISTREPLY']._serialized_start=1620
-  _globals['_LISTREPLY']._serialized_end=1677
-  _globals['_PINREQUEST']._serialized_start=1679
-  _globals['_PINREQUEST']._serialized_end=1724
-  _globals['_PINREPLY']._serialized_start=1726
-  _globals['_PINREPLY']._serialized_end=1736
-  _globals['_EVICTREQUEST']._serialized_start=1738
-  _globals['_EVICTREQUEST']._serialized_end=1769
-  _globals['_EVICTREPLY']._serialized_start=1771
-  _globals['_EVICTREPLY']._serialized_end=1826
-  _globals['_VERIFYREQUEST']._serialized_start=1828
-  _globals['_VERIFYREQUEST']._serialized_end=1860
-  _globals['_VERIFYREPLY']._serialized_start=1862
-  _globals['_VERIFYREPLY']._serialized_end=1956
-  _globals['_READREQUEST']._serialized_start=1958
-  _globals['_READREQUEST']._serialized_end=2019
-  _globals['_READREPLY']._serialized_start=2021
-  _globals['_READREPLY']._serialized_end=2083
-  _globals['_CACHE']._serialized_start=2086
-  _globals['_CACHE']._serialized_end=2686
+  _globals['_SUBMITPLANREQUEST']._serialized_start=535
+  _globals['_SUBMITPLANREQUEST']._serialized_end=664
+  _globals['_SUBMITPLANREPLY']._serialized_start=666
+  _globals['_SUBMITPLANREPLY']._serialized_end=683
+  _globals['_PREFETCHREQUEST']._serialized_start=685
+  _globals['_PREFETCHREQUEST']._serialized_end=736
+  _globals['_PREFETCHREPLY']._serialized_start=739
+  _globals['_PREFETCHREPLY']._serialized_end=944
+  _globals['_EXTENTFAILURE']._serialized_start=946
+  _globals['_EXTENTFAILURE']._serialized_end=1008
+  _globals['_STATUSREQUEST']._serialized_start=1010
+  _globals['_STATUSREQUEST']._serialized_end=1025
+  _globals['_TIERSTATUS']._serialized_start=1028
+  _globals['_TIERSTATUS']._serialized_end=1179
+  _globals['_DATASETSTATUS']._serialized_start=1182
+  _globals['_DATASETSTATUS']._serialized_end=1480
+  _globals['_EPOCHSTATUS']._serialized_start=1482
+  _globals['_EPOCHSTATUS']._serialized_end=1593
+  _globals['_STATUSREPLY']._serialized_start=1596
+  _globals['_STATUSREPLY']._serialized_end=1798
+  _globals['_LISTREQUEST']._serialized_start=1800
+  _globals['_LISTREQUEST']._serialized_end=1813
+  _globals['_LISTREPLY']._serialized_start=1815
+  _globals['_LISTREPLY']._serialized_end=1872
+  _globals['_PINREQUEST']._serialized_start=1874
+  _globals['_PINREQUEST']._serialized_end=1919
+  _globals['_PINREPLY']._serialized_start=1921
+  _globals['_PINREPLY']._serialized_end=1931
+  _globals['_EVICTREQUEST']._serialized_start=1933
+  _globals['_EVICTREQUEST']._serialized_end=1964
+  _globals['_EVICTREPLY']._serialized_start=1966
+  _globals['_EVICTREPLY']._serialized_end=2021
+  _globals['_VERIFYREQUEST']._serialized_start=2023
+  _globals['_VERIFYREQUEST']._serialized_end=2055
+  _globals['_VERIFYREPLY']._serialized_start=2057
+  _globals['_VERIFYREPLY']._serialized_end=2151
+  _globals['_READREQUEST']._serialized_start=2153
+  _globals['_READREQUEST']._serialized_end=2214
+  _globals['_READREPLY']._serialized_start=2216
+  _globals['_READREPLY']._serialized_end=2278
+  _globals['_CACHE']._serialized_start=2281
+  _globals['_CACHE']._serialized_end=2881
 # @@protoc_insertion_point(module_scope)

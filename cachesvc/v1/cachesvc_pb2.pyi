@@ -65,18 +65,20 @@ class OpenDatasetReply(_message.Message):
     def __init__(self, indexed_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., dataset: _Optional[_Union[Dataset, _Mapping]] = ...) -> None: ...
 
 class SubmitPlanRequest(_message.Message):
-    __slots__ = ("reader", "dataset", "extents", "first_steps", "last_steps")
+    __slots__ = ("reader", "dataset", "extents", "first_steps", "last_steps", "following")
     READER_FIELD_NUMBER: _ClassVar[int]
     DATASET_FIELD_NUMBER: _ClassVar[int]
     EXTENTS_FIELD_NUMBER: _ClassVar[int]
     FIRST_STEPS_FIELD_NUMBER: _ClassVar[int]
     LAST_STEPS_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWING_FIELD_NUMBER: _ClassVar[int]
     reader: int
     dataset: str
     extents: _containers.RepeatedScalarFieldContainer[int]
     first_steps: _containers.RepeatedScalarFieldContainer[int]
     last_steps: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, reader: _Optional[int] = ..., dataset: _Optional[str] = ..., extents: _Optional[_Iterable[int]] = ..., first_steps: _Optional[_Iterable[int]] = ..., last_steps: _Optional[_Iterable[int]] = ...) -> None: ...
+    following: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, reader: _Optional[int] = ..., dataset: _Optional[str] = ..., extents: _Optional[_Iterable[int]] = ..., first_steps: _Optional[_Iterable[int]] = ..., last_steps: _Optional[_Iterable[int]] = ..., following: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SubmitPlanReply(_message.Message):
     __slots__ = ()
@@ -143,7 +145,7 @@ class TierStatus(_message.Message):
     def __init__(self, name: _Optional[str] = ..., budget_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ..., lost: _Optional[bool] = ..., corrupt_extents: _Optional[int] = ..., scrubbed_bytes: _Optional[int] = ...) -> None: ...
 
 class DatasetStatus(_message.Message):
-    __slots__ = ("dataset", "resident_bytes", "resident_extents", "readers", "pinned", "hits", "ahead", "misses", "refused", "source_bytes", "bound")
+    __slots__ = ("dataset", "resident_bytes", "resident_extents", "readers", "pinned", "hits", "ahead", "misses", "refused", "source_bytes", "bound", "kept_bytes", "epochs")
     DATASET_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_EXTENTS_FIELD_NUMBER: _ClassVar[int]
@@ -155,6 +157,8 @@ class DatasetStatus(_message.Message):
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     SOURCE_BYTES_FIELD_NUMBER: _ClassVar[int]
     BOUND_FIELD_NUMBER: _ClassVar[int]
+    KEPT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
     dataset: Dataset
     resident_bytes: int
     resident_extents: int
@@ -166,7 +170,25 @@ class DatasetStatus(_message.Message):
     refused: int
     source_bytes: int
     bound: float
-    def __init__(self, dataset: _Optional[_Union[Dataset, _Mapping]] = ..., resident_bytes: _Optional[int] = ..., resident_extents: _Optional[int] = ..., readers: _Optional[int] = ..., pinned: _Optional[bool] = ..., hits: _Optional[int] = ..., ahead: _Optional[int] = ..., misses: _Optional[int] = ..., refused: _Optional[int] = ..., source_bytes: _Optional[int] = ..., bound: _Optional[float] = ...) -> None: ...
+    kept_bytes: int
+    epochs: _containers.RepeatedCompositeFieldContainer[EpochStatus]
+    def __init__(self, dataset: _Optional[_Union[Dataset, _Mapping]] = ..., resident_bytes: _Optional[int] = ..., resident_extents: _Optional[int] = ..., readers: _Optional[int] = ..., pinned: _Optional[bool] = ..., hits: _Optional[int] = ..., ahead: _Optional[int] = ..., misses: _Optional[int] = ..., refused: _Optional[int] = ..., source_bytes: _Optional[int] = ..., bound: _Optional[float] = ..., kept_bytes: _Optional[int] = ..., epochs: _Optional[_Iterable[_Union[EpochStatus, _Mapping]]] = ...) -> None: ...
+
+class EpochStatus(_message.Message):
+    __slots__ = ("number", "touched", "hits", "hit_rate", "bound", "of_bound")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TOUCHED_FIELD_NUMBER: _ClassVar[int]
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    HIT_RATE_FIELD_NUMBER: _ClassVar[int]
+    BOUND_FIELD_NUMBER: _ClassVar[int]
+    OF_BOUND_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    touched: int
+    hits: int
+    hit_rate: float
+    bound: float
+    of_bound: float
+    def __init__(self, number: _Optional[int] = ..., touched: _Optional[int] = ..., hits: _Optional[int] = ..., hit_rate: _Optional[float] = ..., bound: _Optional[float] = ..., of_bound: _Optional[float] = ...) -> None: ...
 
 class StatusReply(_message.Message):
     __slots__ = ("version", "pid", "uptime_s", "tiers", "datasets", "readers", "fills_running", "allow")

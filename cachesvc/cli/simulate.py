@@ -1,0 +1,166 @@
+"""`cachesvc simulate`: what the cache will do for a job, by running its decisions on a virtual clock."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from cachesvc.cli import options, output
+from cachesvc.core.errors import InvalidInput
+from cachesvc.core.model import EXTENT_BYTES
+
+BAR = 40
+"""Columns of the plot: a bar of full length is a hit rate of 1."""
+
+
+@click.command()
+@click.option(
+    "--shards", type=click.IntRange(1), default=2000, show_default=True, help="Extents of the dataset."
+)
+@click.option("--samples", type=click.IntRange(1), default=16, show_default=True, help="Samples of a shard.")
+@click.option(
+    "--shard-bytes", type=options.SIZE, default=EXTENT_BYTES, help="Bytes of a shard.  [default: 64MiB]"
+)
+@click.option(
+    "--cache",
+    "caches",
+    type=click.FloatRange(0, 1, min_open=True),
+    multiple=True,
+    default=(0.1, 0.35, 0.5, 0.8),
+    show_default=True,
+    help="Cache as a part of the data; repeatable.",
+)
+@click.option(
+    "--ram", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="RAM's part of it.  [default: all]"
+)
+@click.option(
+    "--policy", "names", multiple=True, help="keep, lru, random or belady; repeatable.  [default: all]"
+)
+@click.option("--epochs", type=click.IntRange(2), default=8, show_default=True, help="The first one is cold.")
+@click.option(
+    "--batch", type=click.IntRange(1), default=16, show_default=True, help="Samples of a global batch."
+)
+@click.option(
+    "--window", type=click.IntRange(0), default=4, show_default=True, help="Shuffled together; 0: all."
+)
+@click.option("--ranks", type=click.IntRange(1), default=1, show_default=True, help="Readers of the node.")
+@click.option(
+    "--step-s",
+    type=click.FloatRange(0, min_open=True),
+    default=0.05,
+    show_default=True,
+    help="Compute a step.",
+)
+@click.option(
+    "--latency-s", type=click.FloatRange(0), default=0.02, show_default=True, help="The source's first byte."
+)
+@click.option(
+    "--source-rate", type=options.SIZE, default=2 * 10**9, help="Bytes/s of the source.  [default: 2GB]"
+)
+@click.option(
+    "--faults",
+    type=click.FloatRange(0, 0.5),
+    default=0.0,
+    show_default=True,
+    help="Part of fetches that fail.",
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Same seed, same run.")
+@click.option("--json", is_flag=True, help="One JSON object a policy and cache size.")
+def simulate(**given: Any) -> int:
+    """Run epochs on a simulated node: the daemon's real decisions, a virtual clock, a source with a seed.
+
+    keep is what the daemon does for a dataset that a job has declared, lru what it does for other reads; random
+    and belady are references. The expected rates are closed formulas. Nothing is measured on this machine.
+    """
+    from cachesvc.simulate import compare, formulas
+
+    rows = []
+    for cache in given["caches"]:
+        for name in given["names"] or compare.POLICIES:
+            if name not in compare.POLICIES:
+                raise InvalidInput(f"no policy {name!r}; choose from {', '.join(compare.POLICIES)}")
+            result = _run(name, cache, given)
+            row = _row(cache, result, formulas.EXPECTED[name](cache))
+            rows.append(row)
+            if given["json"]:
+                output.emit(row)
+    if not given["json"]:
+        _draw(rows)
+    return 0
+
+
+def _run(name: Any, cache: float, given: dict[str, Any]) -> Any:
+    from cachesvc.simulate.compare import simulate as run
+    from cachesvc.simulate.engine import NodeSpec, tiers_of
+    from cachesvc.simulate.source import SourceSpec
+    from cachesvc.simulate.trace import Workload
+
+    if not given["source_rate"]:
+        raise InvalidInput("a source of 0 bytes/s never answers; give --source-rate above 0")
+    work = Workload(
+        shards=given["shards"],
+        samples_per_shard=given["samples"],
+        shard_bytes=given["shard_bytes"],
+        batch=given["batch"],
+        window=given["window"],
+        epochs=given["epochs"],
+        ranks=given["ranks"],
+        seed=given["seed"],
+    )
+    capacity = int(cache * work.size_bytes)
+    ram = int(capacity * given["ram"])
+    source = SourceSpec(given["latency_s"], bytes_per_s=given["source_rate"], fault_rate=given["faults"])
+    spec = NodeSpec(tiers_of(ram, capacity - ram), source=source, step_s=given["step_s"])
+    return run(name, spec, work)
+
+
+def _row(cache: float, result: Any, expected: float) -> dict[str, Any]:
+    return {
+        "policy": result.policy,
+        "cache": cache,
+        "hit_rate": result.hit_rate,
+        "bound": result.bound,
+        "of_bound": result.hit_rate / result.bound,
+        "expected": expected,
+        "source_bytes": result.source_bytes,
+        "peak_bytes_per_s": result.peak,
+        "peak_ratio": result.peak_ratio,
+        "stall_s": result.stall_s,
+        "epoch_s": result.epoch_s,
+        "epochs": [asdict(epoch) for epoch in result.epochs],
+    }
+
+
+def _draw(rows: list[dict[str, Any]]) -> None:
+    heads = [
+        "cache",
+        "policy",
+        "hits>",
+        "expected>",
+        "bound>",
+        "of bound>",
+        "peak rate>",
+        "to mean>",
+        "stall>",
+        "epoch>",
+    ]
+    output.table([*heads, "hits (#) below the bound (.)"], [_cells(row) for row in rows])
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    hits, bound = round(BAR * row["hit_rate"]), round(BAR * row["bound"])
+    return [
+        f"{row['cache']:g}",
+        row["policy"],
+        f"{row['hit_rate']:.3f}",
+        f"{row['expected']:.3f}",
+        f"{row['bound']:.3f}",
+        f"{row['of_bound']:.3f}",
+        f"{output.size(row['peak_bytes_per_s'])}/s",
+        f"{row['peak_ratio']:.2f}",
+        f"{row['stall_s']:.1f} s",
+        f"{row['epoch_s']:.1f} s",
+        "#" * hits + "." * (bound - hits),
+    ]

@@ -1,0 +1,26 @@
+"""Which quota a claim falls under: by where its data lies, and by the user who reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cachesvc.config import USER, QuotaSpec
+
+
+class Quotas:
+    """What `--quota` said."""
+
+    def __init__(self, specs: Sequence[QuotaSpec]) -> None:
+        self._users = {spec.of: spec.size_bytes for spec in specs if spec.of.partition(":")[0] == USER}
+        self._prefixes = {spec.of: spec.size_bytes for spec in specs if spec.of not in self._users}
+
+    def of_dataset(self, uri_prefix: str) -> int | None:
+        """Bytes that one dataset below a prefix may keep: the longest prefix's; None without one."""
+        below = [prefix for prefix in self._prefixes if uri_prefix.startswith(prefix)]
+        return self._prefixes[max(below, key=len)] if below else None
+
+    def of_user(self, uid: int) -> int | None:
+        """Bytes that the datasets of one user may keep together; None without a quota, or without a user."""
+        if uid < 0:
+            return None
+        return self._users.get(f"{USER}:{uid}", self._users.get(USER))

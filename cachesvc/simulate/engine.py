@@ -1,0 +1,276 @@
+"""The real core under a virtual clock: commands are obeyed after as long as they would take.
+
+Everything is drawn from one seed, so the same run gives the same trace; what goes wrong says how to see it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from cachesvc.core import events as ev
+from cachesvc.core.errors import CacheError, SourceUnavailable
+from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
+from cachesvc.core.node import Node
+from cachesvc.core.policy import Settings, TierSpec
+from cachesvc.simulate.clock import Clock
+from cachesvc.simulate.measure import EpochResult, Meter
+from cachesvc.simulate.source import Source, SourceSpec
+from cachesvc.simulate.trace import EpochTrace, Workload, trace
+
+DATASET = DatasetId("simulated")
+EVICT_S = 0.0002
+"""Unlinking a file or closing a memfd."""
+COMMIT_S = 0.005
+"""fsync, rename and an index row."""
+LOCAL_BYTES_PER_S = 2e9
+"""Copying from a lower tier: one NVMe drive."""
+PAUSE_S = 0.02
+"""As the loader's: who was refused everything asks again."""
+PATIENCE_S = 30.0
+"""As the loader's: room that did not come in this time is not there."""
+MAX_EVENTS = 50_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """What is simulated: budgets of the tiers, the core's settings, the source, and compute time a step."""
+
+    tiers: tuple[TierSpec, ...]
+    settings: Settings = field(default_factory=Settings)
+    source: SourceSpec = field(default_factory=SourceSpec)
+    step_s: float = 0.05
+    declared: bool = True
+    """False: reads of a dataset that no job declared, and no plans."""
+    check_every: int = 0
+    """Assert every invariant of the core after so many events; 0 never, for it costs O(extents)."""
+
+
+class Engine:
+    """One node, its source and the ranks of one job."""
+
+    def __init__(self, spec: NodeSpec, workload: Workload) -> None:
+        self.spec, self.workload = spec, workload
+        self.clock = Clock()
+        self.node = Node(spec.tiers, spec.settings)
+        self.results: list[EpochResult] = []
+        self.log: list[tuple[float, ev.Command]] | None = None
+        """Every command with its time, where a test wants the trace."""
+        self._source = Source(spec.source, workload.seed)
+        self._index = {workload.extent(index): index for index in range(workload.shards)}
+        self._events = 0
+        self._tick_at: float | None = None
+        self._meters: dict[int, Meter] = {}
+        self._ended: dict[int, int] = {}
+        self._ahead: set[ExtentId] = set()
+        self._ranks = [_Rank(self, number) for number in range(1, workload.ranks + 1)]
+        self._obey: dict[type, Callable[..., None]] = {
+            ev.StartFill: self._fill,
+            ev.Evict: self._evict,
+            ev.Grant: lambda command: self._ranks[command.reader - 1].granted(command.extent),
+            ev.Refuse: lambda command: self._ranks[command.reader - 1].refused(command.extent),
+            ev.Fail: lambda command: self._ranks[command.reader - 1].refused(command.extent),
+        }
+
+    def run(self) -> list[EpochResult]:
+        """Every epoch, to its end. Raises CacheError with the seed where the node does not get there."""
+        try:
+            for rank in self._ranks:
+                rank.begin()
+            while len(self.results) < self.workload.epochs:
+                if not self.clock.step():
+                    raise CacheError("nothing happens any more, and readers still wait")
+                if self._events > MAX_EVENTS:
+                    raise CacheError(f"no end after {MAX_EVENTS:,} events")
+        except (AssertionError, CacheError) as error:
+            raise CacheError(
+                f"{error or 'an invariant'} at {self.clock.now:.3f} s; again with {self.workload!r}"
+            ) from error
+        return self.results
+
+    def send(self, event: ev.Event) -> None:
+        """One event to the core, its commands, and the tick that the core may owe."""
+        self._events += 1
+        now = self.clock.now
+        for command in self.node.handle(event, now):
+            if self.log is not None:
+                self.log.append((now, command))
+            self._obey[type(command)](command)
+        if self.spec.check_every and self._events % self.spec.check_every == 0:
+            self.node.check()
+        due = self.node.next_deadline()
+        if due is not None and (self._tick_at is None or due < self._tick_at):
+            self._tick_at = max(due, now)
+            self.clock.after(self._tick_at - now, self._tick)
+
+    def meter(self, epoch: int) -> Meter:
+        """The meter of an epoch; it starts with its first rank."""
+        return self._meters.setdefault(epoch, Meter(self.clock.now))
+
+    def read(self, extent: ExtentId) -> None:
+        """A rank has the bytes: they lie ahead of nobody any more."""
+        self._ahead.discard(extent)
+
+    def read_around(self, epoch: int, index: int) -> None:
+        """A rank fetched a sample's extent by itself."""
+        self.meter(epoch).fill(self.clock.now, index, self.workload.shard_bytes)
+
+    def ended(self, epoch: int) -> None:
+        """A rank is through with an epoch; its last rank closes the meter."""
+        self._ended[epoch] = self._ended.get(epoch, 0) + 1
+        if self._ended[epoch] == len(self._ranks):
+            self.results.append(self._meters.pop(epoch).close(self.clock.now))
+
+    def _tick(self) -> None:
+        self._tick_at = None
+        self.send(ev.Tick())
+
+    def _fill(self, command: ev.StartFill) -> None:
+        size_bytes = self.workload.shard_bytes
+        if command.from_tier is not None:
+            self.clock.after(size_bytes / LOCAL_BYTES_PER_S, lambda: self._filled(command))
+            return
+        wanted = any(rank.waits_for(command.extent) for rank in self._ranks)
+        delay_s, failed = self._source.fetch(size_bytes, self.clock.now)
+        code, message = SourceUnavailable.code, "503"
+        failure = ev.FillFailed(command.extent, command.tier, code, message, retry=True)
+        if failed:
+            self.clock.after(delay_s, lambda: self.send(failure))
+            return
+        self.clock.after(delay_s, lambda: self._fetched(command))
+        if not wanted:
+            self._ahead.add(command.extent)
+            for meter in self._meters.values():
+                meter.ahead_bytes = max(meter.ahead_bytes, len(self._ahead) * size_bytes)
+
+    def _fetched(self, command: ev.StartFill) -> None:
+        if self._meters:
+            self.meter(min(self._meters)).fill(
+                self.clock.now, self._index[command.extent], self.workload.shard_bytes
+            )
+        self._filled(command)
+
+    def _filled(self, command: ev.StartFill) -> None:
+        self.send(ev.Filled(command.extent, command.tier))
+        if command.tier != RAM:
+            self.clock.after(COMMIT_S, lambda: self.send(ev.Committed(command.extent, command.tier)))
+
+    def _evict(self, command: ev.Evict) -> None:
+        self._ahead.discard(command.extent)
+        self.clock.after(EVICT_S, lambda: self.send(ev.Evicted(command.extent, command.tier)))
+
+
+class _Rank:
+    """One reader: demands what a batch touches, computes, gives back what the next batch does not touch."""
+
+    def __init__(self, engine: Engine, number: int) -> None:
+        self._engine, self._number = engine, number
+        self._epoch = self._step = self._request = 0
+        self._trace: EpochTrace = EpochTrace((), ())
+        self._held: set[int] = set()
+        self._wanted: set[int] = set()
+        self._refused: set[int] = set()
+        self._asked_at = 0.0
+
+    def begin(self) -> None:
+        """Start an epoch: declare, submit its plan, read."""
+        engine, work = self._engine, self._engine.workload
+        self._trace = trace(work, self._epoch, self._number - 1)
+        self._step = 0
+        engine.meter(self._epoch).touched |= self._trace.touched
+        if engine.spec.declared:
+            if self._epoch == 0:
+                extents = tuple((work.extent(index), work.shard_bytes) for index in range(work.shards))
+                engine.send(ev.DatasetDeclared(self._number, DATASET, extents))
+            rows = tuple((work.extent(index), first, last) for index, first, last in self._trace.plan)
+            engine.send(ev.Planned(self._number, self._number, rows, self._following()))
+        self._read()
+
+    def _following(self) -> tuple[ExtentId, ...]:
+        """The order of the next epoch, as the loader knows it too."""
+        work = self._engine.workload
+        if self._epoch + 1 >= work.epochs:
+            return ()
+        rows = trace(work, self._epoch + 1, self._number - 1).plan
+        return tuple(work.extent(index) for index, _, _ in rows)
+
+    def waits_for(self, extent: ExtentId) -> bool:
+        """Whether this reader has asked for it."""
+        return self._engine._index[extent] in self._wanted
+
+    def granted(self, extent: ExtentId) -> None:
+        index = self._engine._index[extent]
+        self._engine.read(extent)
+        self._wanted.remove(index)
+        self._held.add(index)
+        self._answered()
+
+    def refused(self, extent: ExtentId) -> None:
+        index = self._engine._index[extent]
+        self._wanted.remove(index)
+        self._refused.add(index)
+        self._answered()
+
+    def _read(self) -> None:
+        self._asked_at = self._engine.clock.now
+        self._ask(set(self._trace.steps[self._step]) - self._held)
+
+    def _ask(self, wanted: set[int]) -> None:
+        """Ask for all at once, as the loader does; the answers may come before this returns."""
+        work = self._engine.workload
+        self._wanted, self._refused = set(wanted), set()
+        for index in sorted(wanted):
+            self._request += 1
+            self._engine.send(
+                ev.Demanded(ReaderId(self._number), self._request, work.extent(index), True, work.shard_bytes)
+            )
+        if not wanted:
+            self._engine.clock.after(0.0, self._compute)
+
+    def _answered(self) -> None:
+        if self._wanted:
+            return
+        if not self._refused:
+            self._engine.clock.after(0.0, self._compute)
+            return
+        # as the loader does under pressure: copy out what came, give it all back, ask for the rest
+        again = self._refused
+        if not self._held and self._engine.clock.now - self._asked_at > PATIENCE_S:
+            raise CacheError(f"reader {self._number} was refused everything for {PATIENCE_S:.0f} s")
+        pause_s = 0.0 if self._held else PAUSE_S
+        self._engine.clock.after(pause_s, lambda: self._again(again))
+
+    def _again(self, refused: set[int]) -> None:
+        self._give_back(self._held)
+        self._ask(refused)
+
+    def _compute(self) -> None:
+        engine = self._engine
+        engine.meter(self._epoch).stall_s += engine.clock.now - self._asked_at
+        engine.clock.after(engine.spec.step_s, self._next)
+
+    def _next(self) -> None:
+        engine, steps = self._engine, self._trace.steps
+        self._step += 1
+        done = self._step == len(steps)
+        if engine.spec.declared:
+            engine.send(ev.Passed(self._number, self._step))
+        self._give_back(self._held if done else self._held - set(steps[self._step]))
+        if not done:
+            self._read()
+            return
+        engine.ended(self._epoch)
+        self._epoch += 1
+        if self._epoch < engine.workload.epochs:
+            self.begin()
+
+    def _give_back(self, indices: set[int]) -> None:
+        for index in sorted(indices):
+            self._engine.send(ev.Released(ReaderId(self._number), self._engine.workload.extent(index)))
+        self._held -= indices
+
+
+def tiers_of(ram_bytes: int, nvme_bytes: int = 0) -> tuple[TierSpec, ...]:
+    """RAM, and one cache directory where it has a budget."""
+    disk = (TierSpec(TierName("nvme0"), nvme_bytes),) if nvme_bytes else ()
+    return (TierSpec(RAM, ram_bytes), *disk)

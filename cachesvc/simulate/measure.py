@@ -1,0 +1,124 @@
+"""What a simulated run comes to: epochs, and the source's rate within them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+WINDOW = 0.05
+"""The part of an epoch over which the peak of the source's rate is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochResult:
+    """One epoch. `hit_rate`: extents touched that cost the source nothing, of all that were touched.
+
+    `peak` is the highest source rate over any 5 % of the epoch, `mean` that of the whole epoch, bytes/s.
+    `ahead_bytes`: the most that lay fetched and not yet read at any time.
+    """
+
+    hit_rate: float
+    source_bytes: int
+    fills: int
+    stall_s: float
+    epoch_s: float
+    peak: float
+    mean: float
+    ahead_bytes: int
+
+    @property
+    def peak_ratio(self) -> float:
+        """The peak as a multiple of the mean; 1 where nothing was fetched."""
+        return self.peak / self.mean if self.mean else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A policy on a workload. The first epoch is cold, so rates are means over the others."""
+
+    policy: str
+    bound: float
+    epochs: tuple[EpochResult, ...]
+
+    @property
+    def _warm(self) -> tuple[EpochResult, ...]:
+        return self.epochs[1:] or self.epochs
+
+    @property
+    def hit_rate(self) -> float:
+        """Mean of the warm epochs."""
+        return sum(epoch.hit_rate for epoch in self._warm) / len(self._warm)
+
+    @property
+    def source_bytes(self) -> int:
+        """Of all epochs, the cold one included."""
+        return sum(epoch.source_bytes for epoch in self.epochs)
+
+    @property
+    def peak(self) -> float:
+        """Highest source rate over any 5 % of a warm epoch, bytes/s."""
+        return max(epoch.peak for epoch in self._warm)
+
+    @property
+    def peak_ratio(self) -> float:
+        """Highest ratio of a warm epoch's peak to that epoch's own mean."""
+        return max(epoch.peak_ratio for epoch in self._warm)
+
+    @property
+    def stall_s(self) -> float:
+        """Mean seconds that a warm epoch waited for data."""
+        return sum(epoch.stall_s for epoch in self._warm) / len(self._warm)
+
+    @property
+    def epoch_s(self) -> float:
+        """Mean seconds of a warm epoch."""
+        return sum(epoch.epoch_s for epoch in self._warm) / len(self._warm)
+
+
+@dataclass
+class Meter:
+    """Collects one epoch's numbers while it runs."""
+
+    began: float
+    touched: set[int] = field(default_factory=set)
+    fetched: set[int] = field(default_factory=set)
+    fills: list[tuple[float, int]] = field(default_factory=list)
+    stall_s: float = 0.0
+    ahead_bytes: int = 0
+
+    def fill(self, now: float, extent: int, size_bytes: int) -> None:
+        """Bytes arrived from the source."""
+        self.fetched.add(extent)
+        self.fills.append((now, size_bytes))
+
+    def close(self, now: float) -> EpochResult:
+        """The epoch ended."""
+        total = sum(size for _, size in self.fills)
+        span = now - self.began
+        hits = len(self.touched - self.fetched) / len(self.touched) if self.touched else 1.0
+        return EpochResult(
+            hit_rate=hits,
+            source_bytes=total,
+            fills=len(self.fills),
+            stall_s=self.stall_s,
+            epoch_s=span,
+            peak=peak_rate(self.fills, WINDOW * span),
+            mean=total / span if span else 0.0,
+            ahead_bytes=self.ahead_bytes,
+        )
+
+
+def peak_rate(fills: Sequence[tuple[float, int]], window_s: float) -> float:
+    """The most bytes that arrived within any `window_s`, per second. `fills` are (time, bytes), by time."""
+    if window_s <= 0:
+        return 0.0
+    inside: deque[tuple[float, int]] = deque()
+    most = size = 0
+    for at, size_bytes in fills:
+        inside.append((at, size_bytes))
+        size += size_bytes
+        while inside[0][0] <= at - window_s:
+            size -= inside.popleft()[1]
+        most = max(most, size)
+    return most / window_s

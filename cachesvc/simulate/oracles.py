@@ -1,0 +1,90 @@
+"""Reference caches on the same trace: a random victim, and Belady's. They fetch on demand, one after another."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Iterator
+
+from cachesvc.simulate.measure import EpochResult, Meter
+from cachesvc.simulate.source import Source
+from cachesvc.simulate.trace import EpochTrace, Workload
+
+
+class RandomCache:
+    """Evicts any of what it holds."""
+
+    def __init__(self, room: int, seed: int) -> None:
+        self._room = room
+        self._random = random.Random(seed)
+        self._held: list[int] = []
+        self._place: dict[int, int] = {}
+
+    def touch(self, extent: int, next_use: float) -> bool:
+        """Whether it was held; it is afterwards."""
+        if extent in self._place:
+            return True
+        if len(self._held) < self._room:
+            self._place[extent] = len(self._held)
+            self._held.append(extent)
+        elif self._room:
+            at = self._random.randrange(self._room)
+            del self._place[self._held[at]]
+            self._held[at], self._place[extent] = extent, at
+        return False
+
+
+class BeladyCache:
+    """Evicts what is used last of all; what would be used later still passes by."""
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._next: dict[int, float] = {}
+        self._last: list[tuple[float, int]] = []
+
+    def touch(self, extent: int, next_use: float) -> bool:
+        """Whether it was held. `next_use`: when it is used again."""
+        held = extent in self._next
+        self._next[extent] = next_use
+        heapq.heappush(self._last, (-next_use, extent))
+        while len(self._next) > self._room:
+            use, victim = heapq.heappop(self._last)
+            if self._next.get(victim) == -use:
+                del self._next[victim]
+        return held
+
+
+def replay(
+    cache: RandomCache | BeladyCache,
+    workload: Workload,
+    traces: list[EpochTrace],
+    source: Source,
+    step_s: float,
+) -> Iterator[EpochResult]:
+    """Read every epoch through the cache; each miss stalls for its fetch."""
+    uses = _next_uses(traces)
+    now = 0.0
+    for trace in traces:
+        meter = Meter(now)
+        for step in trace.steps:
+            for extent in step:
+                meter.touched.add(extent)
+                if cache.touch(extent, next(uses)):
+                    continue
+                waited_s, _ = source.fetch(workload.shard_bytes, now)
+                now += waited_s
+                meter.stall_s += waited_s
+                meter.fill(now, extent, workload.shard_bytes)
+            now += step_s
+        yield meter.close(now)
+
+
+def _next_uses(traces: list[EpochTrace]) -> Iterator[float]:
+    """For each touch in turn, the number of the touch at which that extent is used again."""
+    touches = [extent for trace in traces for step in trace.steps for extent in step]
+    later: dict[int, int] = {}
+    found = [0.0] * len(touches)
+    for at in range(len(touches) - 1, -1, -1):
+        found[at] = later.get(touches[at], float("inf"))
+        later[touches[at]] = at
+    return iter(found)

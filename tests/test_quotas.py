@@ -1,0 +1,48 @@
+"""What `--quota` means, and that the daemon holds to it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from bench.node import Daemon
+from cachesvc.cli.options import Quota
+from cachesvc.client import Control
+from cachesvc.config import QuotaSpec, parse_quota
+from cachesvc.core.errors import InvalidInput
+from cachesvc.daemon.quotas import Quotas
+from loader import open_dataset
+
+
+def test_the_longest_prefix_and_the_users_own_quota_count() -> None:
+    texts = ["s3://b/=4GiB", "s3://b/big/=1GiB", "user=2GiB", "user:7=3GiB"]
+    quotas = Quotas([parse_quota(text) for text in texts])
+    assert quotas.of_dataset("s3://b/big/train/") == 1 << 30
+    assert quotas.of_dataset("s3://b/small/") == 4 << 30
+    assert quotas.of_dataset("s3://c/") is None
+    assert [quotas.of_user(uid) for uid in (7, 8, -1)] == [3 << 30, 2 << 30, None]
+    assert Quota().convert("user=1", None, None) == QuotaSpec("user", 1)
+
+
+@pytest.mark.parametrize("text", ["5GiB", "user:me=5GiB", "s3://b/=much"])
+def test_a_quota_that_names_nothing_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput):
+        parse_quota(text)
+
+
+def test_the_daemon_counts_what_a_user_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for name in range(4):
+        (data / f"{name}.bin").write_bytes(os.urandom(64 << 10))
+    options = ["--ram", "1MiB", "--extent-bytes", "65536", "--quota", f"user:{os.getuid()}=128KiB"]
+    with Daemon(tmp_path / "node", options) as node:
+        monkeypatch.setenv("CACHESVC_SOCKET", node.socket_dir)
+        monkeypatch.setenv("CACHESVC", "require")
+        dataset = open_dataset(str(data), format="records", record_bytes=4096)
+        assert len([dataset[at] for at in range(len(dataset))]) == 64
+        with Control(node.socket_dir) as control:
+            (found,) = control.status().datasets
+        assert found.kept_bytes == 128 << 10

@@ -1,0 +1,182 @@
+"""The simulated node against the closed formulas, and what the keep policy promises at full size."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cachesvc.__main__ import run
+from cachesvc.core import events as ev
+from cachesvc.core.errors import CacheError
+from cachesvc.core.order import OrderSpec
+from cachesvc.simulate.compare import PolicyName, simulate
+from cachesvc.simulate.engine import DATASET, Engine, NodeSpec, tiers_of
+from cachesvc.simulate.formulas import EXPECTED
+from cachesvc.simulate.measure import Result, peak_rate
+from cachesvc.simulate.source import SourceSpec
+from cachesvc.simulate.trace import Workload, trace
+
+FRACTIONS = (0.1, 0.35, 0.5, 0.8)
+FULL = Workload(shards=2000, epochs=8)
+
+
+def spec_of(work: Workload, f: float) -> NodeSpec:
+    return NodeSpec(tiers_of(int(f * work.size_bytes)))
+
+
+def held_to_the_promise(result: Result, work: Workload, f: float) -> None:
+    """`Must show` of the policy: hits, bytes, what lies ahead, and an even source rate."""
+    size, capacity = work.size_bytes, int(f * work.size_bytes)
+    assert all(abs(epoch.hit_rate - f) <= 0.01 for epoch in result.epochs[1:])
+    assert result.source_bytes <= 1.02 * (size + (work.epochs - 1) * (size - capacity))
+    assert max(epoch.ahead_bytes for epoch in result.epochs) <= 0.006 * size
+    assert result.peak_ratio <= 1.25
+
+
+def test_two_thousand_shards_are_kept_at_the_bound_with_an_even_source_rate() -> None:
+    work = replace(FULL, epochs=4)
+    held_to_the_promise(simulate("keep", spec_of(work, 0.5), work), work, 0.5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("f", FRACTIONS)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_eight_epochs_at_each_size_of_cache_hold_the_promise(f: float, seed: int) -> None:
+    work = replace(FULL, seed=seed)
+    held_to_the_promise(simulate("keep", spec_of(work, f), work), work, f)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("f", FRACTIONS)
+@pytest.mark.parametrize("policy", ["lru", "random", "belady"])
+def test_controls_match_their_formulas_at_full_size(policy: PolicyName, f: float) -> None:
+    found = simulate(policy, spec_of(FULL, f), FULL)
+    assert abs(found.hit_rate - EXPECTED[policy](f)) <= 0.01
+
+
+@pytest.mark.parametrize("f", [0.35, 0.8])
+@pytest.mark.parametrize("policy", ["lru", "random", "belady"])
+def test_controls_match_their_formulas(policy: PolicyName, f: float) -> None:
+    work = Workload(shards=1500, epochs=7, samples_per_shard=4, batch=4, window=1, seed=3)
+    results = simulate(policy, spec_of(work, f), work).epochs
+    steady = [epoch.hit_rate for epoch in results[3:]]
+    assert abs(sum(steady) / len(steady) - EXPECTED[policy](f)) <= 0.01
+
+
+def test_the_node_tells_each_epochs_hits_against_its_bound() -> None:
+    work = Workload(shards=200, epochs=4, seed=2)
+    engine = Engine(spec_of(work, 0.5), work)
+    measured = engine.run()
+    told = engine.node.counters(DATASET).epochs
+    assert [epoch.number for epoch in told] == [0, 1, 2, 3]
+    for epoch, result in zip(told, measured, strict=True):
+        assert epoch.touched == work.shards
+        assert abs(epoch.hit_rate - result.hit_rate) <= 0.005
+        assert epoch.of_bound == pytest.approx(epoch.hit_rate / 0.5)
+
+
+def test_belady_hits_first_and_then_nothing_where_keep_is_even() -> None:
+    work = Workload(shards=1000, epochs=4)
+    spec = replace(spec_of(work, 0.5), step_s=5.0)
+    belady, keep = (simulate(policy, spec, work) for policy in ("belady", "keep"))
+    assert belady.peak_ratio > 1.8
+    assert keep.peak_ratio < 1.3
+
+
+def test_the_same_seed_gives_the_same_trace_and_another_one_another() -> None:
+    work = Workload(shards=60, epochs=2, seed=5)
+    logs = []
+    for seeded in (work, work, replace(work, seed=6)):
+        engine = Engine(replace(spec_of(seeded, 0.4), source=SourceSpec(fault_rate=0.1)), seeded)
+        engine.log = []
+        engine.run()
+        logs.append(engine.log)
+    assert logs[0] == logs[1] != logs[2]
+
+
+def test_a_failure_says_how_to_see_it_again() -> None:
+    work = Workload(shards=8, epochs=2, seed=11)
+    engine = Engine(spec_of(work, 0.5), work)
+    engine.node.handle(ev.TierLost(engine.spec.tiers[0].name), 0.0)
+    with pytest.raises(CacheError, match=r"again with Workload\(shards=8.*seed=11\)"):
+        engine.run()
+
+
+def test_a_trace_is_the_order_that_the_loader_reads() -> None:
+    work = Workload(shards=20, samples_per_shard=8, batch=8, window=3, ranks=2, seed=9)
+    order = work.order(4)
+    assert order.spec == OrderSpec(9, 8, 3)
+    for rank in range(2):
+        found = trace(work, 4, rank)
+        samples = order.slots(0, order.full_steps, 4 * rank, 4 * rank + 4)
+        assert [set(step) for step in found.steps] == [set(row) for row in (samples // 8).tolist()]
+        rows = list(found.plan)
+        for at, step in enumerate(found.steps):
+            assert all(any(e == x and a <= at <= b for e, a, b in rows) for x in step)
+
+
+def test_the_peak_is_the_fullest_window() -> None:
+    assert peak_rate([(0.0, 10), (1.0, 10), (1.5, 30), (4.0, 20)], 2.0) == 25.0
+    assert peak_rate([], 1.0) == 0.0
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    shards=st.integers(2, 40),
+    window=st.integers(0, 12),
+    ranks=st.sampled_from([1, 2, 4]),
+    f=st.floats(0.05, 1.2),
+    ram=st.sampled_from([1.0, 0.4]),
+    faults=st.sampled_from([0.0, 0.2]),
+    seed=st.integers(0, 1000),
+)
+def test_every_epoch_ends_with_a_bounded_number_of_fills(
+    shards: int, window: int, ranks: int, f: float, ram: float, faults: float, seed: int
+) -> None:
+    """Whatever the shuffle window and the room for it: readers get on, and no fill serves nobody twice over."""
+    work = Workload(
+        shards,
+        samples_per_shard=4,
+        shard_bytes=1000,
+        batch=8,
+        window=window,
+        epochs=3,
+        ranks=ranks,
+        seed=seed,
+    )
+    capacity = max(2000, int(f * work.size_bytes))
+    tiers = tiers_of(max(1000, int(ram * capacity)), capacity - int(ram * capacity))
+    spec = NodeSpec(tiers, source=SourceSpec(fault_rate=faults), check_every=7)
+    engine = Engine(spec, work)
+    engine.run()
+    touches = sum(len(step) for e in range(3) for r in range(ranks) for step in trace(work, e, r).steps)
+    plans = sum(len(trace(work, e, r).plan) for e in range(3) for r in range(ranks))
+    assert sum(result.fills for result in engine.results) <= touches + plans
+
+
+def test_a_shuffle_window_far_larger_than_the_room_fetches_on_demand_only() -> None:
+    """Four readers of one dataset that shuffle all of it, with room for a third."""
+    work = Workload(shards=24, samples_per_shard=32, shard_bytes=1000, batch=32, window=0, epochs=2, ranks=4)
+    engine = Engine(NodeSpec(tiers_of(8000), check_every=50), work)
+    results = engine.run()
+    touches = sum(len(step) for rank in range(4) for step in trace(work, 1, rank).steps)
+    assert results[1].fills <= touches * (1 - 8 / 24) * 1.1
+    assert engine.node.policy.tight
+
+
+def test_the_command_prints_a_table_with_a_plot_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["simulate", "--shards", "60", "--epochs", "2", "--cache", "0.5"]
+    assert run(words) == 0
+    table = capsys.readouterr().out
+    assert "belady" in table
+    assert "####" in table
+    assert run([*words, "--policy", "keep", "--ram", "0.5", "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert row["policy"] == "keep"
+    assert row["hit_rate"] <= row["bound"] == 0.5
+    assert len(row["epochs"]) == 2
+    assert run([*words, "--policy", "mru"]) == 2
