@@ -32,6 +32,11 @@ def main() -> int:
         from bench.side_by_side import command
 
         return int(command(sys.argv[2:], standalone_mode=False) or 0)
+    if sys.argv[1:2] == ["shuffle"]:
+        from bench import shuffle
+
+        print(shuffle.grid().markdown())
+        return 0
     parts = sys.argv[1:] or ["warm", "cold", "latency"]
     console = Console(width=140)
     with tempfile.TemporaryDirectory() as folder:
