@@ -122,7 +122,11 @@ class Bench:
         client, key = self.s3.client(), prefix.removeprefix(f"s3://{BUCKET}/")
         files = [path for path in folder.rglob("*") if path.is_file()]
         with ThreadPoolExecutor(8) as pool:
-            list(pool.map(lambda p: client.upload_file(str(p), BUCKET, key + str(p.relative_to(folder))), files))
+            list(
+                pool.map(
+                    lambda p: client.upload_file(str(p), BUCKET, key + str(p.relative_to(folder))), files
+                )
+            )
 
     def _prefix(self, peer: str, kind: Kind) -> str:
         return f"s3://{BUCKET}/{peer.replace(' ', '').replace(',', '-')}/{kind}/"
@@ -185,7 +189,9 @@ class Bench:
             answer["source_bytes"] = proxy.counts().bytes
         return answer
 
-    def _child(self, mode: str, peer: str, *jobs: Job, env: Mapping[str, str] | None = None) -> dict[str, Any]:
+    def _child(
+        self, mode: str, peer: str, *jobs: Job, env: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
         """One process; its last line, or why there is none."""
         if peer in self._failed:
             return {"error": self._failed[peer]}

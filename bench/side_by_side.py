@@ -18,7 +18,11 @@ RESULTS = Path("bench/results")
 
 
 @click.command("peers")
-@click.option("--quick", is_flag=True, help="Small data, one short run each: does everything work? Figures mean nothing.")
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="Small data, one short run each: does everything work? Figures mean nothing.",
+)
 @click.option("--markdown", is_flag=True, help="Print the tables as README.md has them.")
 @click.option("--peer", "peers", multiple=True, help="Only these, by name, beside ours and the limit.")
 def command(quick: bool, markdown: bool, peers: tuple[str, ...]) -> None:
@@ -41,5 +45,7 @@ def _plot() -> str:
     if not shutil.which(compare.PEERS_PYTHON):
         return f"NO PLOT: no {compare.PEERS_PYTHON}"
     made = RESULTS / "peers.png"
-    subprocess.run([compare.PEERS_PYTHON, "-m", "bench.plot", str(RESULTS / "peers.json"), str(made)], check=True)
+    subprocess.run(
+        [compare.PEERS_PYTHON, "-m", "bench.plot", str(RESULTS / "peers.json"), str(made)], check=True
+    )
     return f"plot in {made}"

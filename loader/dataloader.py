@@ -280,7 +280,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         store: Any = job_store() if self.shard and topology.processes > 1 else None
         if store is not None:
             # The how-manieth loader this is in its process: the same on all, and a name not used before.
-            agree(topology, facts, store, f"loader-{store.add(f'cachesvc/loaders/{topology.process}', 1)}")
+            agree(
+                topology,
+                facts,
+                store,
+                f"loader-{store.add(f'cachesvc/loaders/{topology.group}{topology.process}', 1)}",
+            )
         if topology.rank == 0:
             _log.info(
                 "%d ranks (%s), %d x %d = %d a step, epoch %d, version %s, seed %d, %s steps, %s, via %s",

@@ -5,14 +5,20 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import Dataset, IterableDataset, RandomSampler, TensorDataset, WeightedRandomSampler, get_worker_info
+from torch.utils.data import (
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    get_worker_info,
+)
 
 from loader import DataLoader
 from tests import datasets
@@ -206,4 +212,8 @@ def test_a_loader_may_not_be_given_another_batch_size_later(link: MemoryLink) ->
     loader = DataLoader(Numbers(), 4)
     with pytest.raises(ValueError, match="batch_size"):
         loader.batch_size = 5
-    assert (len(loader), len(DataLoader(in_memory(link), 4)), len(DataLoader(Numbers(), 7, drop_last=True))) == (15, 15, 8)
+    assert (
+        len(loader),
+        len(DataLoader(in_memory(link), 4)),
+        len(DataLoader(Numbers(), 7, drop_last=True)),
+    ) == (15, 15, 8)

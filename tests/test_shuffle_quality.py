@@ -28,7 +28,9 @@ def test_a_full_shuffle_is_as_good_as_a_permutation_of_numpys(seed: int) -> None
 
 @settings(max_examples=5, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([1, 4, 16]))
-def test_a_larger_window_never_shuffles_worse_and_no_window_holds_back_its_extents(seed: int, window: int) -> None:
+def test_a_larger_window_never_shuffles_worse_and_no_window_holds_back_its_extents(
+    seed: int, window: int
+) -> None:
     small, large = (shuffle.epoch(size, seed=seed) for size in (window, 4 * window))
     assert np.array_equal(np.sort(small), np.arange(shuffle.EXTENTS * shuffle.EXTENT_SAMPLES))
     before, after = shuffle.quality(small), shuffle.quality(large)

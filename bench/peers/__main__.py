@@ -91,7 +91,11 @@ class Passes:
             spent += _now() - started
         used = cpu_s(pids) - busy
         read = timed.bytes + all_of_it.bytes
-        return {"samples_s": timed.samples / spent, "bytes_s": timed.bytes / spent, "cpu_s_gb": used / read * 1e9}
+        return {
+            "samples_s": timed.samples / spent,
+            "bytes_s": timed.bytes / spent,
+            "cpu_s_gb": used / read * 1e9,
+        }
 
     def memory(self, batches: int) -> int:
         """Peak of anonymous memory and page tables at a few points of one more epoch, bytes."""

@@ -1,12 +1,13 @@
 """The data that every peer gets, made once: three kinds, from a seed.
 
-    records   3,072 random bytes each: small images, rows of features
-    tokens    2,048 x uint16: sequences for a language model
-    blobs     55 to 165 KB, 110 KB in the mean: JPEGs at ImageNet size
+records   3,072 random bytes each: small images, rows of features
+tokens    2,048 x uint16: sequences for a language model
+blobs     55 to 165 KB, 110 KB in the mean: JPEGs at ImageNet size
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def each(job: Job) -> Iterator[Array]:
         yield from fixed(job.corpus, job.kind)
         return
     flat, bounds = blobs(job.corpus)
-    for low, high in zip(bounds, bounds[1:]):
+    for low, high in itertools.pairwise(bounds):
         yield flat[low:high]
 
 

@@ -35,7 +35,9 @@ def halfway(job: Job) -> Callable[[], Iterator[Any]]:
 
 class _Files(Dataset[Any]):
     def __init__(self, folder: Path, job: Job) -> None:
-        self._paths = np.array([str(path) for path in sorted(folder.rglob("*.bin"))])  # no object a path to refcount
+        self._paths = np.array(
+            [str(path) for path in sorted(folder.rglob("*.bin"))]
+        )  # no object a path to refcount
         self._dtype = {"records": np.uint8, "tokens": np.uint16, "blobs": None}[job.kind]
 
     def __len__(self) -> int:

@@ -79,5 +79,3 @@ class _Copied:
         folder = s5cmd(self._job)
         body = np.fromfile(folder / f"{self._job.kind}.bin", np.uint8)
         yield torch.from_numpy(body), [1] * self._job.samples
-
-

@@ -1,7 +1,8 @@
 """litData: StreamingDataset and StreamingDataLoader over `optimize`d chunks.
 
 As its guide has it: chunks of 64 MB; tokens with TokensLoader (chunks of whole sequences), the other kinds with the
-default loader, samples as arrays or bytes; `batch_decode` whichever was the faster here; persistent workers. Cold from S3 into an empty cache folder.
+default loader, samples as arrays or bytes; `batch_decode` whichever was the faster here; persistent workers. Cold
+from S3 into an empty cache folder.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import torch
 
 os.environ["LITDATA_DISABLE_VERSION_CHECK"] = "1"  # else it asks PyPI, at import and at every opening
 
-from litdata import StreamingDataLoader, StreamingDataset, TokensLoader, optimize  # noqa: E402
+from litdata import StreamingDataLoader, StreamingDataset, TokensLoader, optimize
 
-from bench.peers import collate, corpus  # noqa: E402
-from bench.peers.corpus import SEQ_LEN  # noqa: E402
-from bench.peers.peer import Batches, Job, replayed  # noqa: E402
+from bench.peers import collate, corpus
+from bench.peers.corpus import SEQ_LEN
+from bench.peers.peer import Batches, Job, replayed
 
 CHUNK_BYTES = 64_000_000
 CHUNK_SEQUENCES = CHUNK_BYTES // (2 * SEQ_LEN)
@@ -91,7 +92,9 @@ def _loader(job: Job) -> Any:
             "storage_options": {"endpoint_url": job.endpoint},
         }
     loader = {"item_loader": TokensLoader(block_size=SEQ_LEN)} if job.kind == "tokens" else {}
-    data = StreamingDataset(**where, shuffle=True, drop_last=False, batch_decode=_decoded_together(job), **loader)
+    data = StreamingDataset(
+        **where, shuffle=True, drop_last=False, batch_decode=_decoded_together(job), **loader
+    )
     return StreamingDataLoader(
         data,
         batch_size=job.batch_size,

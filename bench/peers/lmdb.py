@@ -7,7 +7,6 @@ transaction, and buffers=True, so that values are views of the map.
 
 from __future__ import annotations
 
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from torch.utils.data import Dataset
 from bench.peers import corpus, plain
 from bench.peers.fetched import local
 from bench.peers.peer import Batches, Job
-
 
 _COMMIT_EVERY = 10_000
 

@@ -31,9 +31,7 @@ def batches(job: Job) -> Batches:
     names = sorted(path.name for path in Path(job.folder).glob("*.tar"))
     urls = [str(Path(job.folder, name)) for name in names]
     if job.remote:
-        urls = [
-            f"pipe:{s5cmd_path()} --endpoint-url {job.endpoint} cat {job.remote}{name}" for name in names
-        ]
+        urls = [f"pipe:{s5cmd_path()} --endpoint-url {job.endpoint} cat {job.remote}{name}" for name in names]
     made = collate.chosen(job)
     dtype = {"records": np.uint8, "tokens": np.uint16, "blobs": None}[job.kind]
 
