@@ -110,7 +110,7 @@ def resolve(
     chosen = data or processes or _Place(0, 1, "single process")
     processes = processes or chosen
     nodes = min(_nodes(processes.size, env), chosen.size)
-    processes, group = _members(mesh, processes)
+    processes, within = _members(mesh, processes)
     return Topology(
         chosen.rank,
         chosen.size,
@@ -119,7 +119,7 @@ def resolve(
         nodes,
         processes.rank,
         processes.size,
-        group,
+        within,
     )
 
 

@@ -7,6 +7,8 @@ transaction, and buffers=True, so that values are views of the map.
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,12 @@ def halfway(job: Job) -> Callable[[], Iterator[Any]]:
     return plain.halfway(job, batches)
 
 
+@functools.cache
+def _opened(path: str, pid: int) -> Any:
+    """LMDB opens a file once a process, however many loaders read it."""
+    return lmdb.open(path, subdir=False, readonly=True, lock=False, readahead=False, meminit=False)
+
+
 class _Values(Dataset[Any]):
     def __init__(self, path: Path, job: Job) -> None:
         self._path, self._samples = str(path), job.samples
@@ -58,9 +66,7 @@ class _Values(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         if self._transaction is None:
-            environment = lmdb.open(
-                self._path, subdir=False, readonly=True, lock=False, readahead=False, meminit=False
-            )
+            environment = _opened(self._path, os.getpid())
             self._transaction = environment.begin(buffers=True)
         value = self._transaction.get(index.to_bytes(8, "big"))
         return bytes(value) if self._dtype is None else np.frombuffer(value, self._dtype)
