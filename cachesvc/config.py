@@ -47,7 +47,8 @@ class Settings:
     state_dir: str
     listen: str = ""
     tls: Tls | None = None
-    metrics_port: int = 0
+    metrics: str = ""
+    """HOST:PORT; numbers and ids of versions only, so it may be open to a scraper on another machine."""
     extent_bytes: int = EXTENT_BYTES
     socket_mode: int = 0o600
     """Only the daemon's own user; a wider socket needs an allowlist, or every user could read as the daemon."""

@@ -118,7 +118,8 @@ def test_an_estimate_names_fit_and_hit_rate(nobody: None, records: Path, capsys:
 
 def test_a_dataset_is_filled_listed_verified_and_evicted(daemon: Daemon, pets: Path, capsys: Any) -> None:
     assert run(["prefetch", "--json", "--verify", str(pets)]) == 0
-    filled, verified = rows(capsys.readouterr().out)
+    said = {row["event"]: row for row in rows(capsys.readouterr().out)}  # progress too, on a slow machine
+    filled, verified = said["prefetched"], said["verified"]
     assert filled["resident"] is True
     assert verified["checked_extents"] == filled["extents"]
     assert run(["ls", "--json"]) == 0

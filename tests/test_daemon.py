@@ -294,3 +294,23 @@ def test_sigterm_ends_cleanly_and_removes_the_sockets(daemon: Daemon, bucket: st
     assert daemon.stop() == 0
     assert sorted(os.listdir(daemon.socket_dir)) == ["lock"]
     assert "Traceback" not in daemon.log
+
+
+def test_a_pin_survives_a_kill_until_it_is_taken_back(daemon: Daemon, bucket: str, data: bytes) -> None:
+    def pinned() -> list[bool]:
+        with Control(daemon.socket_dir) as control:
+            return [row.pinned for row in control.list()]
+
+    dataset = opened(daemon, bucket)
+    with Control(daemon.socket_dir) as control:
+        control.pin(dataset.id, True)
+    daemon.kill()
+    daemon.start()
+    wait_until(lambda: pinned() == [True])
+    with Control(daemon.socket_dir) as control:
+        control.pin(dataset.id, False)
+    daemon.kill()
+    (daemon.root / "state" / "pins.json").write_text("[not json")
+    daemon.start()
+    assert pinned() == []
+    assert "the pins cannot be read" in daemon.log

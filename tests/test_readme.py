@@ -70,7 +70,7 @@ def daemon(data: SeaweedFS, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     (root / "nvme").mkdir()
     (port,) = free_ports(1)
     options = ["--ram", "64MiB", "--nvme", f"{root / 'nvme'}=64MiB", "--allow", "s3://bucket/"]
-    options += ["--extent-bytes", "64KiB", "--fillers", "1", "--metrics-port", str(port)]
+    options += ["--extent-bytes", "64KiB", "--fillers", "1", "--metrics", f"127.0.0.1:{port}"]
     with Daemon(root / "node", options, data.env()) as found:
         (root / "node" / "port").write_text(str(port))
         yield found

@@ -31,10 +31,10 @@ from cachesvc.core.errors import InvalidInput
     "--tls-ca", metavar="FILE", envvar="CACHESVC_TLS_CA", help="PEM certificates that sign clients'."
 )
 @click.option(
-    "--metrics-port",
-    type=click.IntRange(0, 65535),
-    envvar="CACHESVC_METRICS_PORT",
-    help="Prometheus port on 127.0.0.1.",
+    "--metrics",
+    type=options.ADDRESS,
+    envvar="CACHESVC_METRICS",
+    help="Serve Prometheus at this address; 127.0.0.1:9464, say.",
 )
 @click.option(
     "--log-format", type=click.Choice(["text", "json"]), envvar="CACHESVC_LOG_FORMAT", help="Log lines."

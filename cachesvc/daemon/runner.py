@@ -45,7 +45,6 @@ class Runner:
         self.loop = loop
         self.grants: GrantsServer | None = None
         self.source_bytes: dict[DatasetId, int] = {}
-        self.pins: dict[DatasetId, int] = {}
         self._unverified: set[tuple[ExtentId, TierName]] = set()
         self._tiers = {tier.name: tier for tier in tiers}
         self._threads = {t.name: ThreadPoolExecutor(1, thread_name_prefix=f"tier-{t.name}") for t in tiers}
@@ -85,16 +84,6 @@ class Runner:
     def build(self, job: Callable[[int], jobs.Build], answered: Callable[[jobs.Answer], None]) -> None:
         """Resolve URIs in the builder process; `answered` runs on the loop's thread for every answer."""
         self._fillers.submit(job, (), answered)
-
-    def pin(self, dataset: Dataset, pinned: bool) -> None:
-        """A pin is a claim that no reader's end takes away."""
-        if pinned and dataset.id not in self.pins:
-            self.pins[dataset.id] = self.next_id()
-            self.declare(self.pins[dataset.id], dataset)
-            self.handle(events.Pinned(dataset.id))
-        elif not pinned and dataset.id in self.pins:
-            self.handle(events.Unpinned(dataset.id))
-            self.handle(events.JobEnded(self.pins.pop(dataset.id)))
 
     def resident(self, dataset: Dataset) -> list[tuple[ExtentId, TierName]]:
         """A dataset's extents that could be granted now, and from which tier."""

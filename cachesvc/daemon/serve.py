@@ -36,6 +36,7 @@ from cachesvc.daemon.fillers import Fillers
 from cachesvc.daemon.grants import GrantsServer
 from cachesvc.daemon.loop import Loop
 from cachesvc.daemon.metrics import Metrics
+from cachesvc.daemon.pins import Pins
 from cachesvc.daemon.runner import Runner
 from cachesvc.daemon.service import Service
 from cachesvc.sources.uri import allowlist
@@ -161,10 +162,12 @@ def _running(settings: Settings, loop: Loop) -> Iterator[Runner]:
     runner.grants = GrantsServer(
         grants_path, settings.socket_mode, runner, loop.watch, loop.unwatch, runner.next_id
     )
-    server = _control(settings, Service(runner, settings, allowed, time.monotonic()))
-    if settings.metrics_port:
+    pins = Pins(f"{settings.state_dir}/pins.json", runner)
+    pins.restore()
+    server = _control(settings, Service(runner, pins, settings, allowed, time.monotonic()))
+    if settings.metrics:
         Metrics(runner).register()
-        _serve_metrics(settings.metrics_port)
+        _serve_metrics(settings.metrics)
     try:
         yield runner
     finally:
@@ -243,12 +246,13 @@ def _control(settings: Settings, service: Service) -> grpc.Server:
     return server
 
 
-def _serve_metrics(port: int) -> None:
+def _serve_metrics(address: str) -> None:
+    host, _, port = address.rpartition(":")
     try:
-        start_http_server(port, addr="127.0.0.1")
+        start_http_server(int(port), addr=host.strip("[]"))
     except OSError as error:
         raise InvalidInput(
-            f"--metrics-port {port} cannot be bound ({error.strerror}); choose a port that is free"
+            f"--metrics {address} cannot be bound ({error.strerror}); choose an address that is free"
         ) from None
 
 

@@ -22,6 +22,7 @@ from cachesvc.core.model import DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.daemon import jobs
 from cachesvc.daemon.datasets import Dataset
 from cachesvc.daemon.grants import Known
+from cachesvc.daemon.pins import Pins
 from cachesvc.daemon.runner import Runner
 from cachesvc.sources.uri import Allowlist
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES
@@ -56,8 +57,11 @@ STATUSES: dict[type[CacheError], grpc.StatusCode] = {
 class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
     """Handlers run on gRPC's threads; whatever they ask of the core goes through the loop."""
 
-    def __init__(self, runner: Runner, settings: Settings, allowlist: Allowlist, started: float) -> None:
+    def __init__(
+        self, runner: Runner, pins: Pins, settings: Settings, allowlist: Allowlist, started: float
+    ) -> None:
         self._runner = runner
+        self._pins = pins
         self._loop = runner.loop
         self._settings = settings
         self._allowlist = allowlist
@@ -127,7 +131,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
     def Pin(self, request: pb.PinRequest, context: grpc.ServicerContext) -> pb.PinReply:
         with _statuses(context):
             dataset = self._dataset(request.dataset)
-            self._loop.call(lambda: self._runner.pin(dataset, request.pinned))
+            self._pins.pin(dataset, request.pinned)
             return pb.PinReply()
 
     def Evict(self, request: pb.EvictRequest, context: grpc.ServicerContext) -> pb.EvictReply:
@@ -284,7 +288,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
         counters = self._runner.node.counters(dataset.id)
         return pb.DatasetStatus(
             readers=self._runner.grants.readers_of(dataset.id),
-            pinned=dataset.id in self._runner.pins,
+            pinned=dataset.id in self._pins,
             hits=counters.hits,
             ahead=counters.ahead,
             misses=counters.misses,

@@ -1,0 +1,90 @@
+"""Pinned datasets: claims that no reader's end takes away, and that survive the daemon in a small file."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from concurrent.futures import Future
+from functools import partial
+
+from cachesvc.core import events
+from cachesvc.core.errors import NotFound, OutOfSpace
+from cachesvc.core.model import DatasetId
+from cachesvc.daemon.datasets import Dataset
+from cachesvc.daemon.runner import Runner
+
+log = logging.getLogger(__name__)
+
+
+class Pins:
+    """`restore` once at start; `pin` from any thread."""
+
+    def __init__(self, path: str, runner: Runner) -> None:
+        self._path = path
+        self._runner = runner
+        self._claims: dict[DatasetId, int] = {}
+        self._file = threading.Lock()
+
+    def __contains__(self, dataset: DatasetId) -> bool:
+        return dataset in self._claims
+
+    def restore(self) -> None:
+        """Pin again what the file names; what cannot be loaded is said once, and stays in the file unless its
+        catalog is gone."""
+        for wanted in self._stored():
+            self._runner.datasets.load(wanted).add_done_callback(partial(self._restored, wanted))
+
+    def pin(self, dataset: Dataset, pinned: bool) -> None:
+        """Pin or unpin, on disk first: what is said to be pinned is so after a crash. Raises OutOfSpace."""
+        try:
+            self._store(dataset.id, pinned)
+        except OSError as error:
+            raise OutOfSpace(
+                f"{self._path} cannot be written ({error.strerror}); free room in the state directory"
+            ) from None
+        self._runner.loop.call(lambda: self._claim(dataset, pinned))
+
+    def _restored(self, wanted: DatasetId, done: Future[Dataset]) -> None:
+        error = done.exception()
+        if error is None:
+            dataset = done.result()
+            self._runner.loop.post(lambda: self._claim(self._runner.datasets.admit(dataset), True))
+            return
+        log.warning("a pinned dataset cannot be kept", extra={"dataset": wanted, "error": str(error)})
+        if isinstance(error, NotFound):
+            self._store(wanted, False)
+
+    def _claim(self, dataset: Dataset, pinned: bool) -> None:
+        """A pin is a claim of its own: it must outlive the readers."""
+        if pinned and dataset.id not in self._claims:
+            self._claims[dataset.id] = self._runner.next_id()
+            self._runner.declare(self._claims[dataset.id], dataset)
+            self._runner.handle(events.Pinned(dataset.id))
+        elif not pinned and dataset.id in self._claims:
+            self._runner.handle(events.Unpinned(dataset.id))
+            self._runner.handle(events.JobEnded(self._claims.pop(dataset.id)))
+
+    def _stored(self) -> list[DatasetId]:
+        try:
+            with open(self._path, encoding="utf-8") as file:
+                found = json.load(file)
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError) as error:
+            log.warning("the pins cannot be read; pin again", extra={"file": self._path, "error": str(error)})
+            return []
+        return [DatasetId(each) for each in found if isinstance(each, str)] if isinstance(found, list) else []
+
+    def _store(self, dataset: DatasetId, pinned: bool) -> None:
+        with self._file:
+            stored = dict.fromkeys(self._stored())
+            stored.pop(dataset, None)
+            if pinned:
+                stored[dataset] = None
+            with open(f"{self._path}.new", "w", encoding="utf-8") as file:
+                json.dump(list(stored), file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(f"{self._path}.new", self._path)
