@@ -198,6 +198,7 @@ class Bench:
         python = sys.executable if peer in (OURS, LIMIT) else PEERS_PYTHON
         if not shutil.which(python):
             return {"error": f"NOT INSTALLED: no {python}; run `make {Path(PEERS_PYTHON).parts[0]}/.ready`"}
+        print(f"{mode} {peer} {jobs[-1].kind}, {jobs[-1].workers} workers", file=sys.stderr, flush=True)
         command = [python, "-W", "ignore", "-m", "bench.peers", mode, *(job.as_json() for job in jobs)]
         try:
             done = subprocess.run(
