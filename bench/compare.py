@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -211,8 +212,8 @@ class Bench:
         except subprocess.TimeoutExpired:
             return {"error": f"NO RESULT within {CHILD_S:.0f} s"}
         if done.returncode:
-            said = [line for line in done.stderr.splitlines() if line.strip()]
-            return {"error": f"FAILED: {said[-1][:200] if said else f'exit code {done.returncode}'}"}
+            named = re.findall(r"^[\w.]*(?:Error|Exception)\b.*", done.stderr, re.M)
+            return {"error": f"FAILED: {named[-1][:200] if named else f'exit code {done.returncode}'}"}
         return dict(json.loads(done.stdout.splitlines()[-1]))
 
 

@@ -86,6 +86,9 @@ def _loader(job: Job) -> Any:
     torch.set_num_threads(1)
     where: dict[str, Any] = {"input_dir": job.folder}
     if job.remote:
+        os.environ["AWS_ALLOW_HTTP"] = (
+            "true"  # its downloader (obstore) refuses an endpoint without TLS otherwise
+        )
         where = {
             "input_dir": job.remote,
             "cache_dir": str(Path(job.cache)),
