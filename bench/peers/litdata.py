@@ -18,6 +18,7 @@ import torch
 os.environ["LITDATA_DISABLE_VERSION_CHECK"] = "1"  # else it asks PyPI, at import and at every opening
 
 from litdata import StreamingDataLoader, StreamingDataset, TokensLoader, optimize
+from litdata.streaming import downloader
 
 from bench.peers import collate, corpus
 from bench.peers.corpus import SEQ_LEN
@@ -86,9 +87,8 @@ def _loader(job: Job) -> Any:
     torch.set_num_threads(1)
     where: dict[str, Any] = {"input_dir": job.folder}
     if job.remote:
-        os.environ["AWS_ALLOW_HTTP"] = (
-            "true"  # its downloader (obstore) refuses an endpoint without TLS otherwise
-        )
+        # Its copier refuses an endpoint without TLS otherwise, and has no option for it.
+        downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True
         where = {
             "input_dir": job.remote,
             "cache_dir": str(Path(job.cache)),
