@@ -33,11 +33,10 @@ chaos: $(VENV)/.ready
 	touch $@
 
 bench: $(VENV)/.ready .venv-peers/.ready
-	$(PY) -m bench
-	$(PY) -m bench peers
+	$(PY) -m bench; missed=$$?; $(PY) -m bench peers && exit $$missed
 
 proto: $(VENV)/.ready
 	$(PY) -m cachesvc.v1.generate
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) .venv-peers build *.egg-info

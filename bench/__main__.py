@@ -14,7 +14,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from bench import cold, latency, warm
+from bench import cold, latency, nvme, warm
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
 from tests.servers import SeaweedFS
@@ -37,13 +37,16 @@ def main() -> int:
 
         print(shuffle.grid().markdown())
         return 0
-    parts = sys.argv[1:] or ["warm", "cold", "latency"]
+    parts = sys.argv[1:] or ["warm", "cold", "latency", "nvme"]
     console = Console(width=140)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         with SeaweedFS(root / "s3") as s3:
             s3.create_bucket("bench")
-            results = [{"warm": _warm, "cold": _cold, "latency": _latency}[part](s3, root) for part in parts]
+            results = [
+                {"warm": _warm, "cold": _cold, "latency": _latency, "nvme": _nvme}[part](s3, root)
+                for part in parts
+            ]
     for table, _ in results:
         console.print(table)
     return 0 if all(good for _, good in results) else 1
@@ -142,6 +145,20 @@ def _latency(s3: SeaweedFS, root: Path) -> tuple[Table, bool]:
     for row in found.rows():
         table.add_row(*row)
     return table, found.good
+
+
+def _nvme(s3: SeaweedFS, root: Path) -> tuple[Table, bool]:
+    data, tier = root / "nvme-data" / "records.bin", root / "nvme-tier"
+    nvme.write_data(data)
+    upload(s3, data.parent, "nvme/")
+    tier.mkdir()
+    options = ["--ram", "1MiB", "--nvme", f"{tier}=2GiB", "--allow", f"{BUCKET}/"]
+    with Daemon(root / "nvme-node", options, s3.env()) as daemon:
+        os.environ.update(daemon.env)
+        figure = nvme.measure(f"{BUCKET}/nvme/", data, tier)
+    table = Table("page cache cold, shuffled, batch 64", "ours", "limit", "ratio (range)", "asked", "met")
+    table.add_row(*figure.row())
+    return table, figure.ratio >= nvme.ASKED
 
 
 if __name__ == "__main__":

@@ -15,14 +15,13 @@ from torch.utils.data import IterableDataset, Sampler, default_collate
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order import Last, OrderSpec
 from loader.dataset import Dataset
+from loader.engines import Fetches, WorkerType, checked, engine_for
 from loader.feed import Feed, ours
-from loader.orphans import EndsWithTrainer
 from loader.progress import STATE_VERSION, Progress, State, parsed
 from loader.reader import ORIGINS, Ints
 from loader.setup import Window, ending, resumed, share_of, window_extents
 from loader.stats import StallClock, Stats
 from loader.topology import Topology, agree, job_store, resolve
-from loader.workers import Engine
 
 PASSED_EVERY_S = 0.05
 """How often the daemon hears where this rank stands besides the ends of extents: a message costs 5 us."""
@@ -39,7 +38,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     gives micro-batches (`accumulate`). `epochs`: how many one `iter()` runs through; None never ends. `last`:
     "drop" | "pad" | "error" | "short". `window`: bytes that are shuffled together, or "all". `mesh`, `dp_dims`:
     a DeviceMesh and its data-parallel dimensions; or `rank`, `world_size`; else from the environment.
-    `shard=False`: this loader runs on one rank alone.
+    `shard=False`: this loader runs on one rank alone. `worker_type`: "process", or "thread" for workers that are
+    threads of this process (no hand-over; `get_worker_info()` is None in them). `device`: a CUDA device that batches
+    are moved to ahead of their use.
 
     Raises InvalidInput for arguments that make no sense; while iterating, what reading raises.
     """
@@ -75,6 +76,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         world_size: int | None = None,
         shard: bool = True,
         on_error: str = "raise",
+        device: torch.device | str | None = None,
+        worker_type: WorkerType = "process",
     ) -> None:
         later = {} if in_order else {"in_order": in_order}  # torch before 2.6 does not know it
         super().__init__(
@@ -114,19 +117,26 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             dp_dims,
         )
         self.rank, self.world_size, self.shard, self.on_error = rank, world_size, shard, on_error
+        self.device, self.worker_type = device, worker_type
+        self._device = checked(worker_type, device)
         own = sampler is None and batch_sampler is None and batch_size is not None
         self._ours = ours(dataset) if own and not isinstance(dataset, IterableDataset) else None
         self._progress = Progress()
         self._loaded: State | None = None
         self._topology: Topology | None = None
         self._feed: Feed | None = None
-        self._engine: Engine | None = None
+        self._engine: Fetches | None = None
+        self._iteration: object = None
         self._clock: StallClock | None = None
 
     # ---- torch's surface
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if self._ours is None:
+            if self.worker_type != "process" or self._device is not None:
+                raise InvalidInput(
+                    "worker_type='thread' and device= need a dataset of open_dataset without a sampler of your own"
+                )
             return super().__iter__()
         first = self._feed is None
         feed = self._prepared()
@@ -303,10 +313,15 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             )
 
     def _run(self, feed: Feed) -> Iterator[Any]:
-        done = 0
-        while self.epochs is None or done < self.epochs:
-            yield from self._epoch(feed)
-            done += 1
+        done, mine = 0, object()
+        self._iteration = mine
+        try:
+            while self.epochs is None or done < self.epochs:
+                yield from self._epoch(feed)
+                done += 1
+        finally:  # at its end, and when it is abandoned; unless another has taken over
+            if self._iteration is mine and self._engine is not None:
+                self._engine.rest()
 
     def _epoch(self, feed: Feed) -> Iterator[Any]:
         progress, share, opened = self._progress, feed.share, self._core().opened
@@ -331,28 +346,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         progress.finish()
 
     def _fetcher(self, feed: Feed, epoch: int, turns: int) -> Callable[[tuple[int, int]], Any]:
-        """In this process without workers; torch's machinery for them, and for pinning."""
-        if self.num_workers == 0 and not self.pin_memory:
-            return feed.__getitem__
+        """In this process, where nothing is to be made ahead."""
         if self._engine is None:
-            self._engine = Engine(feed, self._engine_settings())
+            self._engine = engine_for(self, feed, self.worker_type, self._device, self.seed)
+        if self._engine is None:
+            return feed.__getitem__
         self._engine.start(epoch, self._progress.turn, turns)
         return self._engine.fetch
-
-    def _engine_settings(self) -> dict[str, Any]:
-        settings: dict[str, Any] = {
-            name: getattr(self, name)
-            for name in ("num_workers", "pin_memory", "timeout", "worker_init_fn", "persistent_workers")
-        }
-        # Without one of its own, torch would draw its workers' seeds from the global generator.
-        settings["generator"] = self.generator or torch.Generator().manual_seed(self.seed)
-        if self.num_workers:
-            settings["prefetch_factor"] = self.prefetch_factor
-            settings["worker_init_fn"] = EndsWithTrainer(self.worker_init_fn)
-            settings["multiprocessing_context"] = self.multiprocessing_context
-        if self.pin_memory_device:
-            settings["pin_memory_device"] = self.pin_memory_device
-        return settings
 
     def _submit(self, feed: Feed, epoch: int) -> frozenset[int]:
         """Returns the steps at which an extent is done with: the daemon may need its room at once."""

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset as TorchDataset
 from cachesvc.core.order import EpochOrder, OrderSpec, Plan, subset_first
 from loader.dataset import Dataset
 from loader.reader import Ints
+from loader.spans import Bytes
 
 SLAB = 65_536
 """Positions of the order computed at once: 40 ns each, against 5 us in slabs of 64; 2 MiB."""
@@ -125,6 +126,8 @@ class Feed(TorchDataset[Any]):
         self._samples = self._view.samples if self._view is not None else None
         self.ready = self._wants_ready and self._samples is not None and self._samples.ready
         self.geometry = Geometry(self.dataset, self._view, self.spec.shuffle)
+        self.empty: Callable[[int], Bytes] | None = None
+        """Where gathered batches are built: bytes for a size; new memory when None."""
         self._order: EpochOrder | None = None
         self._slab = _Slab(0, np.empty((0, self.share.batch_size), np.int64), None)
 
@@ -169,7 +172,7 @@ class Feed(TorchDataset[Any]):
             reader = self._view.opened.reader()
             extents = slab.extents[row]
             lasts = extents if slab.lasts is slab.extents else slab.lasts[row]
-            return self._samples.tensor(reader.gather(slab.slots[row], extents, lasts))
+            return self._samples.tensor(reader, (slab.slots[row], extents, lasts), self.empty)
         indices = slab.rows[row]
         if slab.valid is not None and self.spec.last == "short":
             indices = indices[: int(slab.valid[row])]
@@ -209,7 +212,7 @@ class Feed(TorchDataset[Any]):
             if self.ready and self._samples is not None:
                 reader = view.opened.reader()
                 ids = view.ids_of(indices)
-                return self._samples.tensor(reader.gather(*self._samples.locate(reader, ids)))
+                return self._samples.tensor(reader, self._samples.locate(reader, ids), self.empty)
             return self.collate(view.take_ids(view.ids_of(indices)))
         if self._core is not None:
             self._core.draw = draw

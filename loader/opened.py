@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.order import Plan
 from loader.around import Access
@@ -20,6 +22,7 @@ class Opened:
         self.catalog: Catalog = link.catalog()
         self._reader: Reader | None = None
         self._access: Access | None = None
+        self._connecting = threading.Lock()
         abandon_in_children(self)
 
     def __getstate__(self) -> Link:
@@ -29,12 +32,16 @@ class Opened:
         self.__init__(link)  # type: ignore[misc]
 
     def reader(self) -> Reader:
-        """This process's reader."""
-        if self._reader is None:
-            self._access = self.link.access(self.catalog)
-            self._reader = Reader(self.catalog, self._access.grants, timeout_s=read_timeout_s())
-            abandon_in_children(self)
-        return self._reader
+        """This process's reader; threads share it."""
+        found = self._reader
+        if found is not None:
+            return found
+        with self._connecting:
+            if self._reader is None:
+                self._access = self.link.access(self.catalog)
+                self._reader = Reader(self.catalog, self._access.grants, timeout_s=read_timeout_s())
+                abandon_in_children(self)
+            return self._reader
 
     def submit(self, plan: Plan) -> None:
         """Say in which order this rank will touch extents."""
@@ -58,5 +65,6 @@ class Opened:
         self.abandon()
 
     def abandon(self) -> None:
-        """In a forked child: the reader is the parent's."""
+        """In a forked child: the reader is the parent's, and perhaps a thread of it held the lock."""
+        self._connecting = threading.Lock()
         self._reader = self._access = None

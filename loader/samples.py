@@ -15,7 +15,8 @@ from cachesvc.catalog.layout import Fixed, Indirect
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order import sample_key
 from loader.decode import Decoder, decoded, decoder
-from loader.reader import Ints, Reader, Records
+from loader.reader import Ints, Reader
+from loader.spans import Bytes
 
 LABEL = "label"
 
@@ -64,17 +65,25 @@ class Samples:
         first, last = reader.spans(slots * layout.stride_bytes, np.full(slots.shape, layout.record_bytes))
         return slots, first, last
 
-    def tensor(self, records: Records) -> torch.Tensor:
-        """Gathered records as one tensor [n, *shape], sharing their memory unless `out` converts."""
+    def tensor(
+        self, reader: Reader, located: tuple[Ints, Ints, Ints], empty: Callable[[int], Bytes] | None = None
+    ) -> torch.Tensor:
+        """Located records as one tensor [n, *shape], in new memory or in what `empty` gives for a size in bytes."""
+        converts = self._out is not None
+        records = reader.gather(*located, None if converts else empty)
         rows = records.view(self._dtype).reshape(len(records), *self._shape)
-        if self._out is not None:
+        if self._out is not None and empty is not None:
+            given = empty(rows.size * self._out.itemsize).view(self._out).reshape(rows.shape)
+            np.copyto(given, rows, casting="unsafe")
+            rows = given
+        elif self._out is not None:
             rows = rows.astype(self._out)
         return torch.from_numpy(rows)
 
     def take(self, reader: Reader, samples: Ints, draw: tuple[int, int]) -> list[Any]:
         """Samples in the order asked."""
         if self.gathered:
-            values: Sequence[Any] = list(self.tensor(reader.gather(*self.locate(reader, samples))))
+            values: Sequence[Any] = list(self.tensor(reader, self.locate(reader, samples)))
             rows = [
                 self._shape_sample((value,), sample)
                 for value, sample in zip(values, samples.tolist(), strict=True)

