@@ -1,4 +1,4 @@
-"""`python -m bench peers`: this loader, the limits and seven others over the same data, side by side in one go.
+"""`python -m bench peers`: this loader, the limits and six others over the same data, side by side in one go.
 
 Every measurement is a process of its own (`bench.peers`): ours and the limits in this virtual environment, the
 others in `.venv-peers`. One that cannot run is a row that says why.
