@@ -1,7 +1,7 @@
-# make demo | test | lint | proto | bench | chaos
+# make demo | test | lint | proto | bench | chaos | soak | fuzz
 VENV ?= .venv
 PY := $(VENV)/bin/python
-.PHONY: demo test lint proto bench chaos clean
+.PHONY: demo test lint proto bench chaos soak fuzz clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	python3 -m venv $(VENV)
@@ -34,6 +34,14 @@ chaos: $(VENV)/.ready
 
 bench: $(VENV)/.ready .venv-peers/.ready
 	$(PY) -m bench; missed=$$?; $(PY) -m bench peers && exit $$missed
+
+# SECONDS=1800 readers for half an hour; SECONDS=60 a fuzz target
+soak: $(VENV)/.ready
+	$(PY) -m bench.soak $(or $(SECONDS),1800)
+
+fuzz: $(VENV)/.ready
+	$(PY) -m pip install -q --disable-pip-version-check atheris
+	for name in tests/corpus/*/; do $(PY) -m tests.hostile $$(basename $$name) $(or $(SECONDS),60) || exit 1; done
 
 proto: $(VENV)/.ready
 	$(PY) -m cachesvc.v1.generate

@@ -20,6 +20,7 @@ from cachesvc.core.errors import (
     from_code,
 )
 from cachesvc.core.model import DatasetId
+from cachesvc.identity import Identity
 
 if TYPE_CHECKING:
     from cachesvc.catalog.build import Options
@@ -66,6 +67,7 @@ class Control:
         from cachesvc.v1 import cachesvc_pb2, cachesvc_pb2_grpc
 
         self.directory = found
+        self._identity = Identity(found)
         self._pb = cachesvc_pb2
         limits = [
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -83,6 +85,7 @@ class Control:
     def close(self) -> None:
         """Close the channel."""
         self._channel.close()
+        self._identity.close()
 
     def open_dataset(
         self,
@@ -96,7 +99,7 @@ class Control:
         wanted = self._pb.DatasetOptions(**asdict(options))
         request = self._pb.OpenDatasetRequest(uris=uris, options=wanted, version=version, refresh=refresh)
         with _typed(self.directory):
-            for reply in self._stub.OpenDataset(request):
+            for reply in self._stub.OpenDataset(request, metadata=self._identity.metadata()):
                 if reply.HasField("dataset"):
                     return _info(reply.dataset)
                 if progress is not None:
@@ -116,12 +119,13 @@ class Control:
             reader=reader, dataset=dataset, extents=extents, first_steps=first_steps, last_steps=last_steps
         )
         with _typed(self.directory):
-            self._stub.SubmitPlan(request, timeout=CALL_TIMEOUT_S)
+            self._stub.SubmitPlan(request, timeout=CALL_TIMEOUT_S, metadata=self._identity.metadata())
 
     def prefetch(self, dataset: DatasetId, dry_run: bool = False) -> Iterator[pb.PrefetchReply]:
         """Fill a dataset; the last reply has `done` set. Closing the iterator stops filling."""
         with _typed(self.directory):
-            call = self._stub.Prefetch(self._pb.PrefetchRequest(dataset=dataset, dry_run=dry_run))
+            request = self._pb.PrefetchRequest(dataset=dataset, dry_run=dry_run)
+            call = self._stub.Prefetch(request, metadata=self._identity.metadata())
             try:
                 yield from call
             finally:
@@ -130,30 +134,39 @@ class Control:
     def verify(self, dataset: DatasetId) -> Iterator[pb.VerifyReply]:
         """Check a dataset's resident extents; the last reply has `done` set."""
         with _typed(self.directory):
-            yield from self._stub.Verify(self._pb.VerifyRequest(dataset=dataset))
+            request = self._pb.VerifyRequest(dataset=dataset)
+            yield from self._stub.Verify(request, metadata=self._identity.metadata())
 
     def status(self) -> pb.StatusReply:
         """Tiers, datasets, readers and counters."""
         with _typed(self.directory):
-            found: pb.StatusReply = self._stub.Status(self._pb.StatusRequest(), timeout=CALL_TIMEOUT_S)
+            who = self._identity.metadata()
+            found: pb.StatusReply = self._stub.Status(
+                self._pb.StatusRequest(), timeout=CALL_TIMEOUT_S, metadata=who
+            )
             return found
 
     def list(self) -> Sequence[pb.DatasetStatus]:
         """The datasets that the daemon knows."""
         with _typed(self.directory):
-            found: pb.ListReply = self._stub.List(self._pb.ListRequest(), timeout=CALL_TIMEOUT_S)
+            who = self._identity.metadata()
+            found: pb.ListReply = self._stub.List(
+                self._pb.ListRequest(), timeout=CALL_TIMEOUT_S, metadata=who
+            )
             return found.datasets
 
     def pin(self, dataset: DatasetId, pinned: bool) -> None:
         """Pin or unpin a dataset."""
         with _typed(self.directory):
-            self._stub.Pin(self._pb.PinRequest(dataset=dataset, pinned=pinned), timeout=CALL_TIMEOUT_S)
+            request = self._pb.PinRequest(dataset=dataset, pinned=pinned)
+            self._stub.Pin(request, timeout=CALL_TIMEOUT_S, metadata=self._identity.metadata())
 
     def evict(self, dataset: DatasetId) -> pb.EvictReply:
         """Drop a dataset from every tier."""
         with _typed(self.directory):
             request = self._pb.EvictRequest(dataset=dataset)
-            found: pb.EvictReply = self._stub.Evict(request, timeout=CALL_TIMEOUT_S)
+            who = self._identity.metadata()
+            found: pb.EvictReply = self._stub.Evict(request, timeout=CALL_TIMEOUT_S, metadata=who)
             return found
 
 

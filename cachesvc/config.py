@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,8 @@ from cachesvc.core.model import EXTENT_BYTES
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgtp", start=1):
     _UNITS |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
+
+_RULE = re.compile(r"(.+)=((?:uid|gid):[^,:=/]+(?:,(?:uid|gid):[^,:=/]+)*)")
 
 CONTROL_SOCKET = "cachesvc.sock"
 GRANTS_SOCKET = "grants.sock"
@@ -37,12 +41,22 @@ class Tls:
 
 
 @dataclass(frozen=True, slots=True)
+class Rule:
+    """Only these users, and members of these groups, may use what lies below an allowed prefix."""
+
+    prefix: str
+    uids: tuple[int, ...]
+    gids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Everything `cachesvc serve` can be told."""
 
     ram_bytes: int
     nvme: tuple[NvmeSpec, ...]
     allow: tuple[str, ...]
+    """Prefixes, without their rules."""
     socket_dir: str
     state_dir: str
     listen: str = ""
@@ -58,9 +72,12 @@ class Settings:
     """Two extents at once hide each other's first and last round trips; more make the first one late."""
     filler_threads: int = 32
     """Connections of one filler: 20 ms a request and 110 KB objects need tens in flight."""
+    scrub_rate: int = 32 << 20
+    """Bytes a second that the scrub reads back: 1 % of one NVMe disk, a terabyte in nine hours. 0: no scrub."""
     metadata_expiry_s: float = 30.0
     """A listing this old is listed anew; short, because data that changes must be seen."""
     log_format: str = "text"
+    rules: tuple[Rule, ...] = ()
 
 
 def parse_size(text: str) -> int:
@@ -85,6 +102,29 @@ def parse_nvme(text: str) -> NvmeSpec:
     if not 0 < share <= 1:
         raise InvalidInput(f"{amount!r} is not a share of a disk; write 1% to 100%")
     return NvmeSpec(path, share=share)
+
+
+def parse_allow(text: str) -> tuple[str, Rule | None]:
+    """`PREFIX` or `PREFIX=uid:1001,gid:ml` -> the prefix, and who may use it; names are looked up here.
+    Raises InvalidInput for a user or group that does not exist."""
+    match = _RULE.fullmatch(text)
+    if match is None:
+        return text, None
+    ids: dict[str, list[int]] = {"uid": [], "gid": []}
+    for each in match[2].split(","):
+        kind, _, name = each.partition(":")
+        ids[kind].append(_id_of(kind, name))
+    return match[1], Rule(match[1], tuple(ids["uid"]), tuple(ids["gid"]))
+
+
+def _id_of(kind: str, name: str) -> int:
+    if name.isdigit():
+        return int(name)
+    try:
+        return pwd.getpwnam(name).pw_uid if kind == "uid" else grp.getgrnam(name).gr_gid
+    except KeyError:
+        what = "user" if kind == "uid" else "group"
+        raise InvalidInput(f"there is no {what} {name!r} on this machine; give its number") from None
 
 
 def default_ram_bytes() -> int:

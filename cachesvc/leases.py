@@ -142,7 +142,7 @@ class DaemonGrants:
             channel.close()
             raise
         self._channel = channel
-        self.token = answer.number
+        self.token = answer.size
         for extent in self._leases:
             self._send(channel, Message(Op.HOLD, 0, extent, text=self._origins.get(extent, "")))
         self._leases = dict.fromkeys(self._leases, 1)

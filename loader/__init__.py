@@ -2,6 +2,8 @@
 
 from loader.dataloader import DataLoader
 from loader.dataset import Dataset, open_dataset
+from loader.mixture import Mixture, mix
+from loader.packs import Packed, pack
 from loader.stats import Stats
 
-__all__ = ["DataLoader", "Dataset", "Stats", "open_dataset"]
+__all__ = ["DataLoader", "Dataset", "Mixture", "Packed", "Stats", "mix", "open_dataset", "pack"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,12 @@ from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order import Last, OrderSpec
 from loader.dataset import Dataset
 from loader.engines import Fetches, WorkerType, checked, engine_for
-from loader.feed import Feed, ours
+from loader.feed import Feed, flattened, ours
+from loader.mixture import Mixture
+from loader.packs import Packed
 from loader.progress import STATE_VERSION, Progress, State, parsed
 from loader.reader import ORIGINS, Ints
-from loader.setup import Window, ending, resumed, share_of, window_extents
+from loader.setup import Window, check_data, ending, resumed, share_of, window_extents
 from loader.stats import StallClock, Stats
 from loader.topology import Topology, agree, job_store, resolve
 
@@ -193,12 +196,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands, in plain numbers: batches handed over, not those prefetched. The same on every
         rank. Raises StateMismatch for a loader that torch alone runs (it has no state to save)."""
-        feed, core = self._prepared(), self._core()
+        feed = self._prepared()
         progress, spec = self._progress, feed.spec
         step, micro = divmod(progress.turn, feed.share.accumulate)
         return State(
             version=STATE_VERSION,
-            dataset=core.version,
+            dataset=self._identity,
             samples=len(self.dataset),  # type: ignore[arg-type]
             epoch=progress.epoch,
             step=step,
@@ -215,12 +218,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue a saved run at the next `iter()`, at any number of ranks and workers that divides its global
         batch. Raises StateMismatch for a state of another dataset, version, seed, or batch."""
-        found, core = parsed(state), self._core()
-        if found.dataset != core.version or found.samples != len(self.dataset):  # type: ignore[arg-type]
-            raise StateMismatch(
-                f"the state belongs to version {found.dataset[:8]} with {found.samples:,} samples, the loader has "
-                f"{core.version[:8]} with {len(self.dataset):,}; open that version, or start anew"  # type: ignore[arg-type]
-            )
+        found = parsed(state)
+        check_data(found, self._identity, len(self.dataset))  # type: ignore[arg-type]
         self._loaded, self._feed, self._engine = found, None, None
         over = found.step >= found.steps
         self._progress = Progress(epoch=found.epoch + over)
@@ -235,7 +234,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     # ---- inside
 
-    def _core(self) -> Dataset:
+    @cached_property
+    def _identity(self) -> str:
+        """Which data a state belongs to; a subset or a mixture is not the dataset that it is made of."""
+        view = flattened(self.dataset)
+        return (view or self._core()).identity
+
+    def _core(self) -> Dataset | Mixture | Packed:
         if self._ours is None:
             raise StateMismatch(
                 "this loader runs as torch's own (a sampler, or another dataset): it keeps no state"
@@ -264,7 +269,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         spec = OrderSpec(
             seed=self.seed,
             global_batch=wanted,
-            window_extents=window_extents(self.window, core.catalog.extent_sizes),
+            window_extents=window_extents(
+                self.window, np.concatenate([leaf.catalog.extent_sizes for leaf in core.leaves])
+            ),
             canonical_nodes=1 if self.window == "all" else min(topology.nodes, wanted),
             shuffle=self.shuffle,
             last=ending(self.last, self.drop_last, world),
@@ -281,7 +288,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         topology, spec, core = self._where(), feed.spec, self._core()
         steps = feed.order(self._progress.epoch).steps
         facts: dict[str, str | int] = {
-            "version": core.version,
+            "version": self._identity,
             "seed": spec.seed,
             "global_batch": spec.global_batch,
             "window_extents": spec.window_extents,
@@ -305,11 +312,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 spec.global_batch // (self.batch_size or 1),
                 spec.global_batch,
                 self._progress.epoch,
-                core.version[:4],
+                self._identity[:4],
                 spec.seed,
                 f"{steps:,}",
                 spec.last,
-                core.via,
+                core.leaves[0].via,
             )
 
     def _run(self, feed: Feed) -> Iterator[Any]:
@@ -324,9 +331,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 self._engine.rest()
 
     def _epoch(self, feed: Feed) -> Iterator[Any]:
-        progress, share, opened = self._progress, feed.share, self._core().opened
+        progress, share = self._progress, feed.share
         epoch, turns = progress.epoch, feed.turns(progress.epoch)
-        consumed = self._submit(feed, epoch)
+        consumed = feed.submit(epoch)
         clock = self._clock = StallClock(self._bytes_read())
         fetch = self._fetcher(feed, epoch, turns)
         full, size = feed.order(epoch).full_steps * share.accumulate, share.batch_size
@@ -335,7 +342,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             asked = now()
             step = turn // share.accumulate
             if step in consumed or asked >= tell_at:
-                opened.passed(step)
+                feed.passed_step(step)
                 tell_at = asked + PASSED_EVERY_S
             batch = fetch((epoch, turn))
             progress.turn, progress.latest, progress.resume = turn + 1, (epoch, turn), False
@@ -354,16 +361,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._engine.start(epoch, self._progress.turn, turns)
         return self._engine.fetch
 
-    def _submit(self, feed: Feed, epoch: int) -> frozenset[int]:
-        """Returns the steps at which an extent is done with: the daemon may need its room at once."""
-        plan = feed.plan(epoch)
-        if plan is None:
-            return frozenset()
-        self._core().opened.submit(plan)
-        return frozenset((plan.last_step + 1).tolist())
-
     def _bytes_read(self) -> dict[str, int]:
         """By this process and by its workers."""
-        here = self._ours.opened.origin_bytes() if self._ours is not None else {}
+        here = self._feed.origin_bytes() if self._feed is not None else {}
         there = self._engine.origin_bytes if self._engine is not None else {}
         return {origin: here.get(origin, 0) + there.get(origin, 0) for origin in ORIGINS}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -76,6 +77,7 @@ class Dataset(TorchDataset[Any]):
         self._catalog = opened.catalog
         self.samples = Samples(opened.catalog, form)
         self.draw = (0, 0)
+        self._identity = ""
 
     def __len__(self) -> int:
         return self._catalog.samples if self._ids is None else len(self._ids)
@@ -105,6 +107,14 @@ class Dataset(TorchDataset[Any]):
     def version(self) -> str:
         """The dataset version that is pinned."""
         return str(self.opened.link.id)
+
+    @property
+    def identity(self) -> str:
+        """The version, and of a subset also a digest of its indices: what a saved run belongs to."""
+        if self._ids is not None and not self._identity:
+            digest = hashlib.blake2b(np.ascontiguousarray(self._ids).data, digest_size=8).hexdigest()
+            self._identity = f"{self.version}:{digest}"
+        return self._identity or self.version
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -180,6 +190,22 @@ class Dataset(TorchDataset[Any]):
     def ids(self) -> Ints | None:
         """The catalog's sample id of each index; None where they are the same."""
         return self._ids
+
+    @property
+    def leaves(self) -> tuple[Dataset, ...]:
+        """The datasets whose extents are read."""
+        return (self,)
+
+    @property
+    def looks(self) -> str:
+        """What a sample looks like, in words; "" where only the user's callables know."""
+        callables = self._form.transform is not None or callable(self._form.decode)
+        return "" if callables else self.samples.looks
+
+    @property
+    def form(self) -> Form:
+        """What the user asked a sample to look like."""
+        return self._form
 
     def take_ids(self, ids: Ints) -> list[Any]:
         """Samples of the catalog by id."""

@@ -6,6 +6,7 @@ the samples themselves: the order is a function.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,8 +15,13 @@ import numpy as np
 from torch.utils.data import ConcatDataset, Subset
 from torch.utils.data import Dataset as TorchDataset
 
-from cachesvc.core.order import EpochOrder, OrderSpec, Plan, subset_first
+from cachesvc.core.order import EpochOrder, OrderSpec, Plan, merged
+from cachesvc.core.run import RunOrder
+from loader.composed import spread_of
 from loader.dataset import Dataset
+from loader.mixture import Mixture
+from loader.opened import Opened
+from loader.packs import Packed
 from loader.reader import Ints
 from loader.spans import Bytes
 
@@ -46,13 +52,17 @@ class Share:
         return (self.high - self.low) // self.batch_size
 
 
-def ours(dataset: object) -> Dataset | None:
-    """Our dataset: itself, or inside Subset, ConcatDataset, or what holds it in `.dataset`."""
+def ours(dataset: object) -> Dataset | Mixture | Packed | None:
+    """Our dataset: itself, or a plain one inside Subset, ConcatDataset, or what holds it in `.dataset`."""
+    return dataset if isinstance(dataset, (Mixture, Packed)) else _plain(dataset)
+
+
+def _plain(dataset: object) -> Dataset | None:
     for _ in range(MAX_DEPTH):
         if isinstance(dataset, Dataset):
             return dataset
         if isinstance(dataset, ConcatDataset):
-            return next((found for found in map(ours, dataset.datasets) if found is not None), None)
+            return next((found for found in map(_plain, dataset.datasets) if found is not None), None)
         dataset = getattr(dataset, "dataset", None)
     return None
 
@@ -71,25 +81,14 @@ class Geometry:
     """How an outer dataset's indices lie in extents: `extent_first`, and the index of each ordinal."""
 
     def __init__(self, dataset: TorchDataset[Any], view: Dataset | None, shuffle: bool) -> None:
-        core = view or ours(dataset)
+        core = view or _plain(dataset)
         count = len(dataset)  # type: ignore[arg-type]
         self.arrange: Ints | None = None
         self.planned = core is not None and (view is not None or len(core) == count)
         if core is None or not self.planned:
             self.extent_first = np.asarray([0, count], np.int64)  # nothing is known: one extent
             return
-        first = core.catalog.extent_first
-        if core.ids is None:
-            self.extent_first = first
-            return
-        ids = core.ids
-        if len(ids) > 1 and not (ids[1:] >= ids[:-1]).all():
-            if not shuffle:  # the indices' own order was asked for
-                self.planned, self.extent_first = False, np.asarray([0, count], np.int64)
-                return
-            self.arrange = np.argsort(ids, kind="stable")
-            ids = ids[self.arrange]
-        self.extent_first = subset_first(first, ids)
+        self.extent_first, self.arrange, self.planned = spread_of(core, shuffle)
 
 
 class _Slab:
@@ -122,13 +121,16 @@ class Feed(TorchDataset[Any]):
 
     def _prepare(self) -> None:
         self._view = flattened(self.dataset)
-        self._core = ours(self.dataset)
+        core = ours(self.dataset)
+        self._composed = core if isinstance(core, (Mixture, Packed)) else None
+        self._core = core if isinstance(core, Dataset) else None
+        self._opened: list[Opened] = [] if core is None else [leaf.opened for leaf in core.leaves]
         self._samples = self._view.samples if self._view is not None else None
         self.ready = self._wants_ready and self._samples is not None and self._samples.ready
         self.geometry = Geometry(self.dataset, self._view, self.spec.shuffle)
         self.empty: Callable[[int], Bytes] | None = None
         """Where gathered batches are built: bytes for a size; new memory when None."""
-        self._order: EpochOrder | None = None
+        self._order: EpochOrder | RunOrder | None = None
         self._slab = _Slab(0, np.empty((0, self.share.batch_size), np.int64), None)
 
     def __getstate__(self) -> tuple[Any, ...]:
@@ -138,10 +140,13 @@ class Feed(TorchDataset[Any]):
         self.dataset, self.spec, self.share, self.collate, self._wants_ready = state
         self._prepare()
 
-    def order(self, epoch: int) -> EpochOrder:
+    def order(self, epoch: int) -> EpochOrder | RunOrder:
         """The order of an epoch."""
         if self._order is None or self._order.epoch != epoch:
-            self._order = EpochOrder(self.spec, self.geometry.extent_first, epoch)
+            if self._composed is not None:
+                self._order = RunOrder(self.spec, self._composed.run(self.spec, epoch), epoch)
+            else:
+                self._order = EpochOrder(self.spec, self.geometry.extent_first, epoch)
             self._slab = _Slab(0, np.empty((0, self.share.batch_size), np.int64), None)
         return self._order
 
@@ -155,12 +160,21 @@ class Feed(TorchDataset[Any]):
             return full + -(-order.tail_samples // self.share.batch_size)
         return full + self.share.accumulate
 
-    def plan(self, epoch: int) -> Plan | None:
-        """Which extents this rank touches in which turns; None where the indices say nothing of extents."""
-        if not self.geometry.planned:
-            return None
-        plan = self.order(epoch).plan(self.share.low, self.share.high)
-        return plan
+    def submit(self, epoch: int) -> frozenset[int]:
+        """Say which extents this rank touches in which steps, to each dataset's holder; nothing where the indices
+        say nothing of extents. Returns the steps at which an extent is done with."""
+        order, low, high = self.order(epoch), self.share.low, self.share.high
+        if isinstance(order, RunOrder):
+            plans = order.plans(low, high)
+        else:
+            plans = [order.plan(low, high)] if self.geometry.planned else []
+        shared: dict[int, list[Plan]] = {}  # one plan a connection; parts of a dataset share theirs
+        for opened, plan in zip(self._opened, plans, strict=False):
+            shared.setdefault(id(opened), []).append(plan)
+        for opened in self._opened:
+            if id(opened) in shared:
+                opened.submit(merged(shared.pop(id(opened))))
+        return frozenset(step for plan in plans for step in (plan.last_step + 1).tolist())
 
     def __getitem__(self, key: tuple[int, int]) -> Any:
         epoch, turn = key
@@ -191,12 +205,19 @@ class Feed(TorchDataset[Any]):
 
     def origin_bytes(self) -> dict[str, int]:
         """Bytes that this process read so far, by where they lay."""
-        return self._core.opened.origin_bytes() if self._core is not None else {}
+        total: Counter[str] = Counter()
+        for opened in {id(one): one for one in self._opened}.values():
+            total.update(opened.origin_bytes())
+        return dict(total)
 
     def passed(self, turn: int) -> None:
         """Everything before this turn has been consumed."""
-        if self._core is not None:
-            self._core.opened.passed(turn // self.share.accumulate)
+        self.passed_step(turn // self.share.accumulate)
+
+    def passed_step(self, step: int) -> None:
+        """Everything before this step has been consumed."""
+        for opened in self._opened:
+            opened.passed(step)
 
     def valid(self, epoch: int, turn: int) -> int:
         """How many samples of a batch are real; full batches cost a comparison."""
@@ -205,6 +226,10 @@ class Feed(TorchDataset[Any]):
         return self.indices(epoch, turn)[1]
 
     def _fetch(self, epoch: int, indices: Ints) -> Any:
+        if self._composed is not None:
+            if self._wants_ready:
+                return self._composed.whole(indices, self.spec, epoch)
+            return self.collate(self._composed.take(indices, self.spec, epoch))
         draw = (self.spec.seed, epoch)
         if self._view is not None:
             view = self._view
@@ -237,7 +262,7 @@ class Feed(TorchDataset[Any]):
         self._slab = slab
         return slab
 
-    def _tail(self, order: EpochOrder) -> _Slab:
+    def _tail(self, order: EpochOrder | RunOrder) -> _Slab:
         share = self.share
         tail = order.tail(share.low, share.high)
         turns = -(-len(tail.samples) // share.batch_size)

@@ -57,6 +57,22 @@ class Samples:
             self._shape = self._layout.shape
             self._out = np.dtype(form.out) if form.out else None
 
+    @property
+    def looks(self) -> str:
+        """What a sample looks like, in words; the same for datasets whose samples can lie in one batch."""
+        names = [*self._names, *([LABEL] if self._with_label else [])]
+        if not isinstance(self._layout, Fixed):
+            kind = (
+                "one value"
+                if self._single
+                else "a tuple"
+                if self._form.fields or self._with_label
+                else "a dict"
+            )
+            return f"{kind} of {', '.join(names)}{'' if self._form.decode else ' in bytes'}"
+        rest = f" and {LABEL}" if LABEL in names else ""
+        return f"{self._out or self._dtype} of shape {list(self._shape)}{rest}"
+
     def locate(self, reader: Reader, samples: Ints) -> tuple[Ints, Ints, Ints]:
         """Slots of records and the extents they lie in: what `gather` takes."""
         layout = self._layout

@@ -9,6 +9,7 @@ import numpy as np
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order import Last, OrderSpec
 from loader.feed import Share
+from loader.mixture import begun
 from loader.progress import State
 from loader.topology import Topology
 
@@ -51,6 +52,18 @@ def share_of(global_batch: int, batch_size: int, topology: Topology) -> Share:
         )
     width = global_batch // world
     return Share(topology.rank * width, (topology.rank + 1) * width, batch_size)
+
+
+def check_data(state: State, identity: str, samples: int) -> None:
+    """Raises StateMismatch when a state belongs to another version, subset or mixture; the weights of a mixture may
+    differ from the next epoch on."""
+    inside = bool(state.step or state.micro)
+    of_state, own = (begun(one, state.epoch, inside) for one in (state.dataset, identity))
+    if of_state != own or state.samples != samples:
+        raise StateMismatch(
+            f"the state belongs to version {state.dataset} with {state.samples:,} samples, the loader has {identity} "
+            f"with {samples:,}; open that version, with the same filter and weights, or start anew"
+        )
 
 
 def resumed(state: State, spec: OrderSpec, given_batch: bool, world_size: int) -> OrderSpec:

@@ -14,6 +14,7 @@ from cachesvc.core.model import DatasetId, Extent
 from cachesvc.core.order import Plan
 from cachesvc.grants import Granted, Refused
 from cachesvc.sources.files import FilesSource
+from cachesvc.sources.uri import canonical
 from loader.around import Access
 from loader.dataset import Dataset
 from loader.opened import Opened
@@ -92,7 +93,7 @@ def _nothing(plan: Plan) -> None:
 def compiled(uri: Path, into: Path, **options: object) -> MemoryLink:
     """Compile a local dataset and link it to memory."""
     source = FilesSource(())
-    found = survey([str(uri)], Options(**options), lambda _: source)  # type: ignore[arg-type]
+    found = survey([canonical(str(uri))], Options(**options), lambda _: source)  # type: ignore[arg-type]
     path = into / f"{found.id}.lmdb"
     if not path.exists():
         build(found, str(path), lambda _: source, DirectBytes(lambda _: source), lambda done, total: None)

@@ -32,11 +32,14 @@ from cachesvc.core.events import (
     Recovered,
     Refuse,
     Released,
+    Resized,
     StartFill,
     Tick,
     TierBack,
     TierLost,
     Unpinned,
+    Verified,
+    Verify,
 )
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.node import Node
@@ -65,7 +68,9 @@ class NodeMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         specs = [TierSpec(name, budget) for name, budget in BUDGETS.items()]
-        self.node = Node(specs, Settings(lookahead_bytes=4, max_fills=3, max_attempts=2))
+        self.node = Node(
+            specs, Settings(lookahead_bytes=4, max_fills=3, max_attempts=2, scrub_bytes_per_s=200)
+        )
         self.now = 0.0
         self.request = 0
         self.fills: list[StartFill] = []
@@ -75,6 +80,8 @@ class NodeMachine(RuleBasedStateMachine):
         self.leases: list[tuple[ReaderId, ExtentId, TierName]] = []
         self.stored: dict[TierName, set[ExtentId]] = {RAM: set(), NVME: set()}
         self.held = False
+        self.checks: list[Verify] = []
+        self.resized = False
         self.lost = False
 
     def send(self, event: Event) -> None:
@@ -91,6 +98,11 @@ class NodeMachine(RuleBasedStateMachine):
             assert (command.extent, command.tier) not in self.commits, "evicted while being committed"
             assert command.extent in self.stored[command.tier]
             self.evictions.append(command)
+        elif isinstance(command, Verify):
+            assert command.extent in self.stored[command.tier], "a check of nothing"
+            assert command.tier == NVME
+            assert (command.extent, command.tier) not in self.commits, "a check of what is being committed"
+            self.checks.append(command)
         else:
             assert self.open.pop(command.request) == (command.reader, command.extent), "answered once"
             if isinstance(command, Grant):
@@ -115,6 +127,18 @@ class NodeMachine(RuleBasedStateMachine):
         self.open[self.request] = (reader, extent)
         self.send(Demanded(reader, self.request, extent, wait, SIZES[extent]))
         assert wait or self.request not in self.open, "an answer at once"
+
+    @rule(pick=picks, good=st.booleans())
+    def check_ends(self, pick: int, good: bool) -> None:
+        if self.checks:
+            check = self.checks.pop(pick % len(self.checks))
+            if not good:
+                self.send(Corrupt(check.extent, check.tier))
+            self.send(Verified(check.extent, check.tier))
+
+    @rule(budget_bytes=st.integers(0, BUDGETS[NVME]))
+    def others_fill_the_disk(self, budget_bytes: int) -> None:
+        self.send(Resized(NVME, budget_bytes))
 
     @rule(pick=picks)
     def fill_completes(self, pick: int) -> None:

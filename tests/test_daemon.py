@@ -242,7 +242,7 @@ def test_after_a_kill_nvme_is_warm_and_held_memory_counts(
         assert in_ram
         assert on_nvme
         index = nvme / "cachesvc/v1/extents"
-        wait_until(lambda: len(list(index.rglob("?" * 32))) == len(on_nvme))
+        wait_until(lambda: len(list(index.rglob("?" * 32 + ".*"))) == len(on_nvme))
         daemon.kill()
         with pytest.raises(DaemonUnavailable):
             grants.acquire([0], 5.0)
@@ -274,9 +274,9 @@ def test_a_corrupt_file_is_found_before_its_first_grant_and_filled_again(
             *_, last = control.prefetch(info.id)
             assert last.resident_extents == EXTENTS
         files = nvme / "cachesvc/v1/extents"
-        wait_until(lambda: len(list(files.rglob("?" * 32))) == EXTENTS)
+        wait_until(lambda: len(list(files.rglob("?" * 32 + ".*"))) == EXTENTS)
         assert daemon.stop() == 0
-        for path in files.rglob("?" * 32):
+        for path in files.rglob("?" * 32 + ".*"):
             with open(path, "r+b") as file:
                 file.seek(777)
                 byte = file.read(1)[0]

@@ -250,7 +250,7 @@ def test_after_a_restart_files_are_warm_and_memory_that_is_held_counts(
         assert in_ram
         assert on_disk
         files = nvme / "cachesvc/v1/extents"
-        wait_until(lambda: len(list(files.rglob("?" * 32))) >= on_disk)
+        wait_until(lambda: len(list(files.rglob("?" * 32 + ".*"))) >= on_disk)
         daemon.kill()
         daemon.start()
         node.proxy.reset()

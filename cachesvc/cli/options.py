@@ -157,7 +157,8 @@ def serving(verb: _F) -> _F:
                 multiple=True,
                 envvar="CACHESVC_ALLOW",
                 metavar="PREFIX",
-                help="Serve only sources below this prefix; repeatable.",
+                help="Serve only sources below this prefix, to these users only where it ends in"
+                " =uid:ID,gid:ID,...; repeatable.",
             ),
             click.option(
                 "--extent-bytes", type=SIZE, envvar="CACHESVC_EXTENT_BYTES", help="Size of an extent."

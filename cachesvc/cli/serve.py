@@ -13,6 +13,12 @@ from cachesvc.core.errors import InvalidInput
 
 @click.command()
 @options.serving
+@click.option(
+    "--scrub-rate",
+    type=options.SIZE,
+    envvar="CACHESVC_SCRUB_RATE",
+    help="Bytes a second at which NVMe copies are verified in the background; 0: not.",
+)
 @click.option("--socket", metavar="DIR", envvar="CACHESVC_SOCKET", help="Directory for the sockets.")
 @click.option(
     "--socket-mode",
@@ -63,6 +69,7 @@ def settings_of(
     tls_cert: str | None = None,
     tls_key: str | None = None,
     tls_ca: str | None = None,
+    allow: tuple[str, ...] = (),
     **others: Any,
 ) -> config.Settings:
     """The settings tree from command-line options; what is None takes the default of config.py."""
@@ -71,10 +78,13 @@ def settings_of(
         tls = config.Tls(certificate=tls_cert, key=tls_key, ca=tls_ca)
     elif tls_cert or tls_key or tls_ca:
         raise InvalidInput("mutual TLS needs all three of --tls-cert, --tls-key and --tls-ca")
+    allowed = [config.parse_allow(text) for text in allow]
     given = {name: value for name, value in others.items() if value is not None}
     return config.Settings(
         ram_bytes=config.default_ram_bytes() if ram is None else ram,
         nvme=nvme,
+        allow=tuple(prefix for prefix, _ in allowed),
+        rules=tuple(rule for _, rule in allowed if rule is not None),
         socket_dir=socket or config.default_socket_dir(),
         state_dir=state_dir or config.default_state_dir(),
         tls=tls,

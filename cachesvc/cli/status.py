@@ -27,7 +27,8 @@ def status(socket: str | None, json: bool) -> int:
         f" {reply.readers:,} readers, {reply.fills_running:,} fills running,"
         f" serves {' '.join(reply.allow) or 'what its user may read'}"
     )
-    output.table(["tier", "used>", "budget>", "full>", "held>", ""], [_tier(t) for t in reply.tiers])
+    heads = ["tier", "used>", "budget>", "full>", "held>", "scrubbed>", "corrupt>", ""]
+    output.table(heads, [_tier(t) for t in reply.tiers])
     if reply.datasets:
         heads = [
             "dataset",
@@ -51,6 +52,8 @@ def _tier(tier: pb.TierStatus) -> list[str]:
         output.size(tier.budget_bytes),
         output.share(tier.used_bytes, tier.budget_bytes),
         output.size(tier.held_bytes),
+        output.size(tier.scrubbed_bytes),
+        f"{tier.corrupt_extents:,}",
         "lost: see the daemon's log" if tier.lost else "",
     ]
 

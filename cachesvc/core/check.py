@@ -65,6 +65,7 @@ def _check_tier(node: Node, tier: Tier) -> None:
     assert tier.used_bytes == sum(sizes.values()), "used bytes"
     assert tier.evicting_bytes == sizes[Phase.EVICTING], "evicting bytes"
     assert tier.kept_bytes == sum(c.entry.size_bytes for c in mine if c.role is Role.KEPT), "kept bytes"
+    assert min(tier.corrupt_count, tier.scrubbed_bytes) >= 0, "counts below zero"
     assert tier.held_bytes >= 0, "held bytes below zero"
     assert not tier.held_bytes or tier.name == RAM, "held bytes outside RAM"
     if tier.free_bytes < 0:

@@ -23,6 +23,7 @@ class Claims:
         self._copies = copies
         self._policy = copies.policy
         self._jobs: dict[int, list[Dataset]] = {}
+        self._turn = 0
 
     def declare(self, job: int, name: DatasetId, extents: tuple[tuple[ExtentId, int], ...]) -> None:
         """Claim a dataset for a job; claiming it twice changes nothing."""
@@ -79,21 +80,29 @@ class Claims:
             dataset.stuck.clear()
 
     def feed_prefetch(self, now: float) -> bool:
-        """Start the fills of prefetches that have room and a slot, in the datasets' own order.
+        """Start the fills of prefetches that have room and a slot: each dataset in its own order, one extent of
+        each in turn.
 
         False when `FEED_LIMIT` was reached and there is more to do.
         """
-        looked = 0
-        for dataset in self._policy.datasets.values():
-            while dataset.prefetched and dataset.prefetch_at < len(dataset.extents):
-                if looked == FEED_LIMIT:
-                    return False
-                looked += 1
-                entry = self._copies.entries[dataset.extents[dataset.prefetch_at][0]]
-                if not self._settled(entry) and not self._fill(entry, now):
+        for _ in range(FEED_LIMIT):
+            unfinished = [
+                each
+                for each in self._policy.datasets.values()
+                if each.prefetched and each.prefetch_at < len(each.extents)
+            ]
+            if not unfinished:
+                return True
+            # Whose last fill was longest ago, so that the turn outlives this call.
+            dataset = min(unfinished, key=lambda each: each.prefetch_turn)
+            entry = self._copies.entries[dataset.extents[dataset.prefetch_at][0]]
+            if not self._settled(entry):
+                if not self._fill(entry, now):
                     return True
-                dataset.prefetch_at += 1
-        return True
+                self._turn += 1
+                dataset.prefetch_turn = self._turn
+            dataset.prefetch_at += 1
+        return False
 
     def feed_refills(self, now: float) -> bool:
         """Fill again what was lost, in turn; False when that must wait."""

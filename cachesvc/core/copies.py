@@ -62,6 +62,10 @@ class Copies:
         copy = Copy(entry, tier, Phase.RESIDENT)
         entry.copies.append(copy)
         tier.used_bytes += entry.size_bytes
+        if len(entry.copies) == 1 and not entry.datasets and not entry.needs and not tier.lost:
+            entry.ready, copy.shelf = True, tier.lru  # what follows would do the same: a million extents wait
+            tier.lru.add(copy)
+            return copy
         self.note(entry)
         self.settle(copy)
         return copy

@@ -1,8 +1,9 @@
 """What the node's state machine is told, and what it asks for: frozen data both ways.
 
 Events come from readers, jobs, operators and from the executor that runs the commands. An executor owes an
-answer to each command that starts work: `Filled` or `FillFailed` to `StartFill`, `Evicted` to `Evict`, and
-`Committed` or `CommitFailed` after a `Filled` into an NVMe tier. Until it answers, the bytes stay reserved.
+answer to each command that starts work: `Filled` or `FillFailed` to `StartFill`, `Evicted` to `Evict`,
+`Verified` to `Verify`, and `Committed` or `CommitFailed` after a `Filled` into an NVMe tier. Until it answers,
+the bytes stay reserved.
 """
 
 from __future__ import annotations
@@ -203,6 +204,23 @@ class TierBack:
 
 
 @dataclass(frozen=True, slots=True)
+class Resized:
+    """A tier's budget changed: other people's files took room on its disk, or gave it back."""
+
+    tier: TierName
+    budget_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """The check that `Verify` asked for ended: the bytes are right, or nothing could be said about them.
+    A copy that is wrong is `Corrupt`, before this."""
+
+    extent: ExtentId
+    tier: TierName
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed; owed when `Node.next_deadline()` is reached."""
 
@@ -254,6 +272,14 @@ class Evict:
     tier: TierName
 
 
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """The scrub's turn: check a copy against its checksums and answer `Verified`."""
+
+    extent: ExtentId
+    tier: TierName
+
+
 Event: TypeAlias = (
     DatasetDeclared
     | JobEnded
@@ -277,6 +303,8 @@ Event: TypeAlias = (
     | Corrupt
     | TierLost
     | TierBack
+    | Resized
+    | Verified
     | Tick
 )
-Command: TypeAlias = StartFill | Grant | Refuse | Fail | Evict
+Command: TypeAlias = StartFill | Grant | Refuse | Fail | Evict | Verify

@@ -43,7 +43,8 @@ from cachesvc.core.pacing import Alarms, backoff_s
 from cachesvc.core.policy import Policy, Settings, TierSpec
 from cachesvc.core.readers import Readers
 from cachesvc.core.report import Counters, Progress, Status, TierStatus
-from cachesvc.core.state import Copy, Entry, Phase, Role
+from cachesvc.core.scrub import Scrub
+from cachesvc.core.state import Copy, Entry, Phase, Role, Tier
 
 
 class Node:
@@ -56,6 +57,7 @@ class Node:
         self.lookahead = Lookahead(self.copies)
         self.readers = Readers(self.copies)
         self.alarms = Alarms()
+        self.scrub = Scrub(self.copies, self.policy.settings.scrub_bytes_per_s)
         self._now = 0.0
         self._more = False
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -72,6 +74,8 @@ class Node:
             ev.Recovered: self._recovered,
             ev.TierLost: self._tier_lost,
             ev.TierBack: self._tier_back,
+            ev.Resized: self._resized,
+            ev.Verified: self._verified,
             ev.Passed: self._passed,
             ev.Planned: self._planned,
             ev.PlanEnded: self._plan_ended,
@@ -99,7 +103,10 @@ class Node:
 
         It is now where one event's share of look-ahead or prefetch was done and there is more.
         """
-        return self._now if self._more else self.alarms.next()
+        if self._more:
+            return self._now
+        due = (self.alarms.next(), self.scrub.next_deadline())
+        return min((at for at in due if at is not None), default=None)
 
     def progress(self, job: int) -> Progress:
         """How much of a job's datasets is resident."""
@@ -126,6 +133,8 @@ class Node:
                 evicting_bytes=tier.evicting_bytes,
                 reserve_bytes=tier.reserve_bytes,
                 lost=tier.lost,
+                corrupt_count=tier.corrupt_count,
+                scrubbed_bytes=tier.scrubbed_bytes,
             )
             for tier in self.policy.tiers.values()
         )
@@ -144,6 +153,12 @@ class Node:
         entry = self.copies.entries.get(extent)
         copy = entry.best() if entry else None
         return copy.tier.name if copy else None
+
+    def resident_in(self, tier: TierName) -> list[tuple[ExtentId, int]]:
+        """(extent, size_bytes) of every resident copy in a tier. O(extents)."""
+        entries = self.copies.entries.values()
+        copies = ((entry, copy) for entry in entries for copy in entry.copies if copy.tier.name == tier)
+        return [(entry.id, entry.size_bytes) for entry, copy in copies if copy.phase is Phase.RESIDENT]
 
     def check(self) -> None:
         """Assert every invariant. O(extents): for tests and simulation."""
@@ -188,6 +203,7 @@ class Node:
         self.copies.filled(copy, self._now)
         self.readers.answer(copy.entry)
         self.copies.settle(copy)
+        self.scrub.admit(event.extent, event.tier)
         self.readers.dirty = True
 
     def _fill_failed(self, event: ev.FillFailed) -> None:
@@ -238,6 +254,7 @@ class Node:
     def _corrupt(self, event: ev.Corrupt) -> None:
         copy = self.copies.find(event.extent, self.policy.tiers[event.tier])
         if copy and copy.phase is Phase.RESIDENT:
+            copy.tier.corrupt_count += not copy.doomed
             self._doom(copy)
             if copy.entry.datasets:
                 self.copies.refills[copy.entry.id] = None
@@ -259,15 +276,30 @@ class Node:
             entry = self.copies.know(extent, size_bytes)
             if self.copies.find(extent, tier) is None:
                 self.copies.adopt(entry, tier)
-        for copy in tuple(tier.lru):
-            if tier.free_bytes + tier.evicting_bytes >= 0:
-                break
+                self.scrub.admit(extent, tier.name)
+        self._shrink(tier)
+
+    def _resized(self, event: ev.Resized) -> None:
+        tier = self.policy.tiers[event.tier]
+        self.policy.resize(tier, event.budget_bytes)
+        self._shrink(tier)
+
+    def _shrink(self, tier: Tier) -> None:
+        """Evict what is too much for the budget, as far as nobody uses or pinned it: the kept last."""
+        victims = self.policy.overflow(tier)
+        for copy in victims:
             self.copies.evict(copy)
         self.readers.dirty = True
+
+    def _verified(self, event: ev.Verified) -> None:
+        copy = self.copies.find(event.extent, self.policy.tiers[event.tier])
+        if self.scrub.done(event.extent, event.tier) and copy is not None:
+            copy.tier.scrubbed_bytes += copy.entry.size_bytes
 
     def _tier_lost(self, event: ev.TierLost) -> None:
         tier = self.policy.tiers[event.tier]
         tier.lost = True
+        self.scrub.lost(tier.name)
         self._retune_tier()
         for copy in tuple(self.copies.filling):
             if copy.tier is tier:
@@ -294,6 +326,8 @@ class Node:
         self.readers.dirty = True
 
     def _tick(self, _: ev.Tick) -> None:
+        if copy := self.scrub.next(self._now):
+            self.copies.out.append(ev.Verify(copy.entry.id, copy.tier.name))
         self.readers.dirty |= self._more
         for extent in self.alarms.ring(self._now):
             entry = self.copies.entries.get(extent)

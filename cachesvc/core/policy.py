@@ -43,6 +43,8 @@ class Settings:
     the source's own retries."""
     window_idle_s: float = 30.0
     """After this long unread, an extent that a plan still names gives way to a reader: its job is stuck."""
+    scrub_bytes_per_s: int = 0
+    """How fast copies on disk are verified in the background; 0: not."""
     full_s: float = 30.0
     """How long a tier that was full is not asked for more: room comes by people, not by waiting."""
 
@@ -88,6 +90,24 @@ class Policy:
         tier.full_until = now + self.settings.full_s
         tier.budget_bytes = tier.used_bytes + tier.held_bytes
         self.retune()
+
+    def resize(self, tier: Tier, budget_bytes: int) -> None:
+        """A tier's budget changed; one that took no more a moment ago is not asked for more yet."""
+        tier.given_bytes = budget_bytes
+        tier.budget_bytes = min(tier.budget_bytes, budget_bytes) if tier.full_until else budget_bytes
+        self.retune()
+
+    def overflow(self, tier: Tier) -> tuple[Copy, ...]:
+        """What goes when a tier holds more than its budget: LRU, then windows, then what is kept."""
+        short_bytes = -tier.free_bytes - tier.evicting_bytes
+        victims: list[Copy] = []
+        for shelf in () if tier.lost else (tier.lru, tier.in_use, tier.ahead, *tier.kept.values()):
+            for copy in shelf:
+                if short_bytes <= 0:
+                    return tuple(victims)
+                victims.append(copy)
+                short_bytes -= copy.entry.size_bytes
+        return tuple(victims)
 
     def reopen(self, now: float) -> None:
         """Try tiers again that were full."""

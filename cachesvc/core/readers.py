@@ -1,12 +1,11 @@
 """Readers: their leases, their waits, and the queue of extents that somebody waits for.
 
-An extent with waiters is filling, queued here, or due for a retry. The queue's head starts when it has a
-slot and room, waits while room is on its way by itself, and is refused when only readers could free it.
+An extent with waiters is filling, queued here, or due for a retry. Datasets
+take turns in the queue. Its head starts when it has a slot and room, waits while room is on its way by
+itself, and is refused when only readers could free it.
 """
 
 from __future__ import annotations
-
-from collections import deque
 
 from cachesvc.core import events as ev
 from cachesvc.core.copies import Copies
@@ -14,6 +13,7 @@ from cachesvc.core.errors import NotFound
 from cachesvc.core.model import RAM, ExtentId, ReaderId
 from cachesvc.core.policy import Asked
 from cachesvc.core.state import Copy, Entry, Reader, Role
+from cachesvc.core.turns import Turns
 
 MAX_WAITS = 1024
 """Unanswered requests of one reader; the next is refused."""
@@ -26,7 +26,7 @@ class Readers:
         self._copies = copies
         self._policy = copies.policy
         self.readers: dict[ReaderId, Reader] = {}
-        self.queue: deque[Entry] = deque()
+        self.queue: Turns[Entry] = Turns()
         self._holders: dict[ExtentId, int] = {}
         self.dirty = False
         """Something changed that may let a fill start."""
@@ -144,7 +144,7 @@ class Readers:
         idle = not entry.filling() and not entry.queued and entry.due_at is None
         if entry.waiters and idle:
             entry.queued = True
-            self.queue.append(entry)
+            self.queue.append(entry.datasets[0].id if entry.datasets else None, entry)
 
     def _take_waiters(self, entry: Entry) -> list[tuple[ReaderId, int]]:
         waiters, entry.waiters = entry.waiters, []
@@ -174,11 +174,11 @@ class Readers:
     def feed(self, now: float) -> bool:
         """Start what readers wait for, in turn; False when the first in line must wait."""
         while self.queue:
-            entry = self.queue[0]
+            entry = self.queue.first
             waits = entry.waiters and not entry.filling() and entry.best() is None
             if waits and (self._copies.slots <= 0 or not self._start(entry, now)):
                 return False
-            self.queue.popleft()
+            self.queue.pass_on()
             entry.queued = False
             if entry.waiters and not entry.filling():
                 self.answer(entry)

@@ -67,6 +67,8 @@ class TierStatus:
     evicting_bytes: int
     reserve_bytes: int
     lost: bool
+    corrupt_count: int
+    scrubbed_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,9 @@ class Tier:
     """What was given; while the tier takes no more, what it held when it said so."""
     full_until: float = 0.0
     lost: bool = False
+    corrupt_count: int = 0
+    """Copies that failed their checksums."""
+    scrubbed_bytes: int = 0
     used_bytes: int = 0
     kept_bytes: int = 0
     evicting_bytes: int = 0
@@ -195,6 +198,8 @@ class Dataset:
     """All of it was asked for: what a lost tier or corruption takes is filled again."""
     prefetch_at: int = 0
     """The next extent that the prefetch looks at."""
+    prefetch_turn: int = 0
+    """When it last started a fill, counted in such fills: prefetches take turns."""
 
     def fail(self, extent: ExtentId, code: int, message: str) -> None:
         """Record why an extent is not resident."""

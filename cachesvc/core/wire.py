@@ -3,13 +3,14 @@
 Both ends import this file. A message that does not parse is a protocol error and closes the connection.
 
     reader -> daemon                           daemon -> reader
-    HELLO   magic, dataset (16 bytes)          WELCOME  the reader's token, extents in the dataset
+    HELLO   magic, dataset (16 bytes)          WELCOME  the connection's token, extents in the dataset
     CATALOG                                    CATALOG  + descriptor (sealed memfd)
     GET     request, extent index              GRANT    request, extent, size, "TIER kept|brief" + descriptor (read-only)
                                                REFUSED  request, extent: read it elsewhere
                                                FAILED   request, code, message
     RELEASE extent index
     HOLD    extent index, tier: "I still hold this from before your restart"
+    IDENTIFY: "I read nothing"                 WELCOME  the connection's token
     PASSED  step of the reader's plan: everything before `step` has been consumed
 """
 
@@ -35,6 +36,7 @@ class Op(IntEnum):
     RELEASE = 4
     HOLD = 5
     PASSED = 6
+    IDENTIFY = 7
     WELCOME = 17
     GRANT = 18
     REFUSED = 19
@@ -43,8 +45,8 @@ class Op(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One datagram. `number` is the request (GET and its answers), the token (WELCOME), MAGIC (HELLO) or an
-    error code's request (FAILED); `value` the extent index, step, or count; `size` bytes or error code."""
+    """One datagram. `number` is the request (GET and its answers), MAGIC (HELLO, IDENTIFY) or an error code's
+    request (FAILED); `value` the extent index, step, or count; `size` bytes, error code, or the token (WELCOME)."""
 
     op: Op
     number: int = 0

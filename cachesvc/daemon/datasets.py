@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cachesvc.catalog.catalog import Catalog
+from cachesvc.config import Rule
 from cachesvc.core.errors import CacheError, CorruptData, NotFound
 from cachesvc.core.model import DatasetId, ExtentId
+from cachesvc.daemon.tenants import Tenants
 from cachesvc.sources.uri import Allowlist
 
 log = logging.getLogger(__name__)
@@ -32,6 +34,8 @@ class Dataset:
     extents: tuple[tuple[ExtentId, int], ...]
     """Ids with sizes, as a claim names them: made once, off the loop."""
     index_of: dict[ExtentId, int]
+    rules: frozenset[Rule]
+    """Of its objects' prefixes: only a peer that all of them admit may learn that the dataset exists."""
 
     @property
     def size_bytes(self) -> int:
@@ -42,9 +46,10 @@ class Dataset:
 class Datasets:
     """Catalogs live in `directory` as `<id>.lmdb` and survive the daemon; `load` runs off the event loop."""
 
-    def __init__(self, directory: str, allowlist: Allowlist, executor: Executor) -> None:
+    def __init__(self, directory: str, allowlist: Allowlist, tenants: Tenants, executor: Executor) -> None:
         self.directory = directory
         self._allowlist = allowlist
+        self._tenants = tenants
         self._executor = executor
         self._loaded: dict[DatasetId, Dataset] = {}
         self._loading: dict[DatasetId, Future[Dataset]] = {}
@@ -106,7 +111,7 @@ class Datasets:
     def _read(self, wanted: DatasetId) -> Dataset:
         path = f"{self.directory}/{wanted}.lmdb"
         if not re.fullmatch("[0-9a-f]{32}", wanted) or not os.path.exists(path):
-            raise NotFound(f"dataset {wanted} is not known here; open it by its URI")
+            raise unknown(wanted)
         fd = sealed_copy(path)
         try:
             catalog = Catalog.open(f"/proc/self/fd/{fd}")
@@ -117,16 +122,27 @@ class Datasets:
         ids = tuple(catalog.extents())
         sizes = tuple(int(size) for size in catalog.extent_sizes)
         index_of = {extent: index for index, extent in enumerate(ids)}
-        return Dataset(wanted, catalog, fd, ids, sizes, tuple(zip(ids, sizes)), index_of)
+        rules = self._tenants.rules_of(
+            _folder(catalog), (catalog.object(index).uri for index in range(catalog.objects))
+        )
+        return Dataset(wanted, catalog, fd, ids, sizes, tuple(zip(ids, sizes)), index_of, rules)
 
     def _check_allowed(self, catalog: Catalog) -> None:
         """The allowlist may have become narrower since the catalog was built. Raises NotAllowed."""
-        folder = catalog.uri_prefix.rpartition("/")[0] + "/"
         try:
-            self._allowlist.check(folder)
+            self._allowlist.check(_folder(catalog))
         except CacheError:
             for index in range(catalog.objects):  # their common prefix is above what is allowed
                 self._allowlist.check(catalog.object(index).uri)
+
+
+def unknown(wanted: DatasetId) -> NotFound:
+    """The same for what is not there and for what the caller may not see."""
+    return NotFound(f"dataset {wanted} is not known here; open it by its URI")
+
+
+def _folder(catalog: Catalog) -> str:
+    return catalog.uri_prefix.rpartition("/")[0] + "/"
 
 
 def tidied(directory: str) -> int:

@@ -30,6 +30,7 @@ from cachesvc.sources.fetch import Fetcher
 from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.sources.uri import allowlist
 from cachesvc.tiers.checksum import Passing, verify
+from cachesvc.tiers.failures import tier_error
 from cachesvc.tiers.tier import Checksums
 
 log = logging.getLogger(__name__)
@@ -92,9 +93,8 @@ class Filler:
         except CacheError as error:
             done = jobs.Done(job.number, error.code, str(error))
         except OSError as error:
-            done = jobs.Done(
-                job.number, CacheError.code, f"a fill cannot write: {error.strerror}", retry=True
-            )
+            failure = tier_error(error, "tier", "read or write an extent")
+            done = jobs.Done(job.number, failure.code, str(failure), retry=True)
         finally:
             for fd in descriptors:
                 os.close(fd)
@@ -120,6 +120,7 @@ class Filler:
         return jobs.Done(job.number, digests=job.digests)
 
     def _verify(self, job: jobs.Verify, extent: int) -> jobs.Done:
+        os.posix_fadvise(extent, 0, 0, os.POSIX_FADV_DONTNEED)  # what the disk holds, not the page cache
         verify(extent, Checksums(job.size_bytes, jobs.unpack_digests(job.digests)))
         return jobs.Done(job.number)
 
@@ -186,7 +187,7 @@ def main() -> None:
     os.nice(FILLER_NICE)
     fields = json.loads(os.environ.pop("CACHESVC_FILLER"))
     channel = socket.socket(fileno=int(sys.argv[1]))
-    fields |= {"nvme": (), "tls": None, "allow": tuple(fields["allow"])}
+    fields |= {"nvme": (), "tls": None, "rules": (), "allow": tuple(fields["allow"])}
     Filler(channel, Settings(**fields)).run()
     os._exit(0)
 

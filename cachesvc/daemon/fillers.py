@@ -132,17 +132,16 @@ class Fillers:
     def _read(self, filler: _Filler) -> None:
         try:
             received = jobs.receive(filler.channel)
-        except OSError:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
             received = None
-        if received is None:
+        answer, descriptors = received or (None, [])
+        for fd in descriptors:  # none is expected, and none may pile up
+            os.close(fd)
+        if answer is None or not jobs.well_formed(answer) or answer.number not in filler.waiting:
             self._gone(filler)
-            return
-        answer, descriptors = received
-        assert not descriptors
-        assert isinstance(answer, (jobs.Progress, jobs.Done))
-        if isinstance(answer, jobs.Done):
+        elif isinstance(answer, jobs.Done):
             filler.waiting.pop(answer.number)(answer)
-        else:
+        elif isinstance(answer, jobs.Progress):
             filler.waiting[answer.number](answer)
 
     def _gone(self, filler: _Filler) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import resource
+import secrets
 import socket
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,6 +19,7 @@ from cachesvc.core import wire
 from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.model import DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.wire import Message, Op
+from cachesvc.daemon.tenants import Peer, peer_of
 
 log = logging.getLogger(__name__)
 BACKLOG = 1024
@@ -66,6 +67,9 @@ class Answers(Protocol):
 class _Reader:
     id: ReaderId
     channel: socket.socket
+    peer: Peer
+    token: int
+    """Says who calls the control API; known to this connection alone, so never logged."""
     greeted: bool = False
     dataset: Known | None = None
 
@@ -89,6 +93,7 @@ class GrantsServer:
         self._unwatch = unwatch
         self._next_id = next_id
         self._readers: dict[ReaderId, _Reader] = {}
+        self._tokens: dict[int, _Reader] = {}
         self._path = path
         self._listener = bind(path, mode)
         self._spare = _spare()
@@ -107,10 +112,19 @@ class GrantsServer:
         """Whether the reader is still connected."""
         return reader in self._readers
 
-    def dataset_of(self, reader: ReaderId) -> Known | None:
-        """The dataset that a live reader has been welcomed to."""
-        found = self._readers.get(reader)
-        return found.dataset if found else None
+    def peer(self, reader: ReaderId) -> Peer:
+        """The user behind a live reader."""
+        return self._readers[reader].peer
+
+    def caller(self, token: int) -> Peer | None:
+        """The user behind the live connection that was given this token. Safe from any thread."""
+        found = self._tokens.get(token)
+        return found.peer if found else None
+
+    def dataset_of(self, token: int) -> tuple[ReaderId, Known] | None:
+        """The live reader that was given this token, and the dataset that it has been welcomed to."""
+        found = self._tokens.get(token)
+        return (found.id, found.dataset) if found and found.dataset else None
 
     def readers_of(self, dataset: DatasetId) -> int:
         """Live readers of a dataset."""
@@ -158,11 +172,22 @@ class GrantsServer:
             channel.close()
             return
         channel.setblocking(False)
-        reader = _Reader(ReaderId(self._next_id()), channel)
-        self._readers[reader.id] = reader
+        peer = peer_of(channel)
+        if self._crowds_out(peer):
+            log.warning("one user has half of all connections", extra={"peer_uid": peer.uid})
+            channel.close()
+            return
+        reader = _Reader(ReaderId(self._next_id()), channel, peer, secrets.randbits(64))
+        self._readers[reader.id] = self._tokens[reader.token] = reader
         self._watch(channel.fileno(), lambda: self._read(reader))
-        pid, uid, _ = struct.unpack("3i", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        log.debug("reader connected", extra={"reader": reader.id, "peer_pid": pid, "peer_uid": uid})
+        log.debug("reader connected", extra={"reader": reader.id, "peer_uid": peer.uid})
+
+    def _crowds_out(self, peer: Peer) -> bool:
+        """Another user than the daemon's gets half of all places at most. Counted only when half are taken."""
+        half = self._max_readers // 2
+        if len(self._readers) < half or peer.uid == os.geteuid():
+            return False
+        return sum(reader.peer.uid == peer.uid for reader in self._readers.values()) >= half
 
     def _shed(self, error: OSError) -> None:
         """No descriptor is left: with the spare one the caller is turned away, or it would knock for ever."""
@@ -176,7 +201,7 @@ class GrantsServer:
 
     def _read(self, reader: _Reader) -> None:
         try:
-            datagram = reader.channel.recv(wire.MAX_MESSAGE_BYTES)
+            datagram = reader.channel.recv(wire.MAX_MESSAGE_BYTES + 1)  # so that a longer one is seen to be
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
@@ -191,7 +216,7 @@ class GrantsServer:
             self._drop(reader)
 
     def _dispatch(self, reader: _Reader, message: Message) -> None:
-        if message.op is Op.HELLO:
+        if message.op in (Op.HELLO, Op.IDENTIFY):
             self._hello(reader, message)
             return
         if reader.dataset is None:
@@ -216,6 +241,9 @@ class GrantsServer:
         if message.number != wire.MAGIC or reader.greeted:
             raise InvalidInput("not a greeting of this protocol")
         reader.greeted = True
+        if message.op is Op.IDENTIFY:
+            self._write(reader, Message(Op.WELCOME, size=reader.token))
+            return
 
         def welcome(found: Known | CacheError) -> None:
             if reader.id not in self._readers:
@@ -224,13 +252,14 @@ class GrantsServer:
                 self._write(reader, Message(Op.FAILED, 0, 0, found.code, text=str(found)))
                 return
             reader.dataset = found
-            self._write(reader, Message(Op.WELCOME, reader.id, len(found.extent_ids)))
+            self._write(reader, Message(Op.WELCOME, 0, len(found.extent_ids), reader.token))
 
         self._answers.connected(reader.id, DatasetId(message.digest.hex()), welcome)
 
     def _drop(self, reader: _Reader) -> None:
         if self._readers.pop(reader.id, None) is None:
             return
+        del self._tokens[reader.token]
         self._unwatch(reader.channel.fileno())
         reader.channel.close()
         self._answers.passed_or_gone(reader.id, None)

@@ -8,7 +8,7 @@ import base64
 import json
 import os
 import socket
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import ClassVar, TypeAlias
 
 MAX_DATAGRAM_BYTES = 192 << 10
@@ -126,5 +126,12 @@ def receive(channel: socket.socket) -> tuple[Job | Answer, list[int]] | None:
         with os.fdopen(descriptors.pop(), "rb") as body:
             body.seek(0)
             data = body.read()
-    fields = json.loads(data)
-    return _KINDS[fields.pop("kind")](**fields), list(descriptors)
+    found = json.loads(data)
+    return _KINDS[found.pop("kind")](**found), list(descriptors)
+
+
+def well_formed(answer: Job | Answer) -> bool:
+    """Whether an answer holds what its types say: a builder parses bytes that anybody may have written."""
+    wanted = {"int": int, "str": str, "bool": bool}
+    typed = all(type(getattr(answer, each.name)) is wanted[str(each.type)] for each in fields(answer))
+    return isinstance(answer, (Progress, Done)) and typed

@@ -37,7 +37,15 @@ class Metrics:
             "cachesvc_tier_used_bytes", "Resident, reserved and leaving.", labels=["tier"]
         )
         lost = GaugeMetricFamily("cachesvc_tier_lost", "1 while a tier answers with errors.", labels=["tier"])
+        corrupt = CounterMetricFamily(
+            "cachesvc_corrupt_extents", "Copies that failed their checksums.", labels=["tier"]
+        )
+        scrubbed = CounterMetricFamily(
+            "cachesvc_scrubbed_bytes", "Verified in the background.", labels=["tier"]
+        )
         for tier in status.tiers:
+            corrupt.add_metric([tier.tier], tier.corrupt_count)
+            scrubbed.add_metric([tier.tier], tier.scrubbed_bytes)
             budget.add_metric([tier.tier], tier.budget_bytes)
             used.add_metric([tier.tier], tier.used_bytes)
             lost.add_metric([tier.tier], float(tier.lost))
@@ -55,10 +63,10 @@ class Metrics:
             resident.add_metric([dataset.id], resident_bytes.get(dataset.id, 0))
             hits.add_metric([dataset.id], counters.hits)
             misses.add_metric([dataset.id], counters.misses)
-            source.add_metric([dataset.id], self._runner.source_bytes.get(dataset.id, 0))
+            source.add_metric([dataset.id], self._runner.fills.source_bytes.get(dataset.id, 0))
             bound.add_metric([dataset.id], counters.bound)
         readers = GaugeMetricFamily(
             "cachesvc_readers", "Connections to the grants socket.", value=status.readers
         )
         fills = GaugeMetricFamily("cachesvc_fills", "Fills running.", value=status.fills)
-        return [budget, used, lost, resident, hits, misses, source, bound, readers, fills]
+        return [budget, used, lost, corrupt, scrubbed, resident, hits, misses, source, bound, readers, fills]

@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import logging
 import os
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from concurrent.futures import Future
 
 from cachesvc.core import events
-from cachesvc.core.errors import CacheError, CorruptData, NotFound
+from cachesvc.core.errors import CacheError, NotFound
 from cachesvc.core.events import Command, Event
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.node import Node
 from cachesvc.daemon import jobs
-from cachesvc.daemon.datasets import Dataset, Datasets
+from cachesvc.daemon.budgets import Budgets
+from cachesvc.daemon.checks import Checks, short_of_descriptors
+from cachesvc.daemon.datasets import Dataset, Datasets, unknown
 from cachesvc.daemon.fillers import Fillers
+from cachesvc.daemon.fills import Fills
 from cachesvc.daemon.grants import GrantsServer, Known
+from cachesvc.daemon.lanes import Lane
 from cachesvc.daemon.loop import Loop
-from cachesvc.tiers.failures import tier_error
+from cachesvc.daemon.tenants import admits
+from cachesvc.daemon.watch import Watch
+from cachesvc.tiers.nvme import NvmeTier
+from cachesvc.tiers.probe import Room
 from cachesvc.tiers.tier import Checksums, Tier
 
 log = logging.getLogger(__name__)
-VERIFY_TRIES = 3
+CLOSE_S = 5.0
+"""How long the end waits for a disk: what is being committed, no more."""
 
 
 class Runner:
     """Executes what `Node.handle` commands. Everything runs on the loop's thread, except tier calls that may
-    wait for a disk: each tier has one thread of its own, so a slow disk delays only itself."""
+    wait for a disk: each tier has threads of its own, so a slow disk delays only itself, and what waits for one
+    that is lost is answered without it. A call that ends after that finds its command forgotten."""
 
     def __init__(
         self,
@@ -39,24 +46,35 @@ class Runner:
         fillers: Fillers,
         loop: Loop,
         clock: Callable[[], float],
+        budgets: Budgets,
     ) -> None:
         self.node = node
         self.datasets = datasets
         self.loop = loop
         self.grants: GrantsServer | None = None
-        self.source_bytes: dict[DatasetId, int] = {}
-        self._unverified: set[tuple[ExtentId, TierName]] = set()
         self._tiers = {tier.name: tier for tier in tiers}
-        self._threads = {t.name: ThreadPoolExecutor(1, thread_name_prefix=f"tier-{t.name}") for t in tiers}
+        disks = [tier for tier in tiers if isinstance(tier, NvmeTier)]
+        self._lanes = {tier.name: self._lane(f"tier-{tier.name}", clock) for tier in tiers}
+        self._openers = {tier.name: self._lane(f"open-{tier.name}", clock) for tier in disks}
+        self._budgets = budgets
+        self.watch = Watch(
+            self._tier_lost, self._tier_back, self._measured, lambda name: self._lane(name, clock), clock
+        )
+        for tier in disks:
+            self.watch.add(tier, (self._lanes[tier.name], self._openers[tier.name]))
+        self.checks = Checks(node, self._tiers, self._openers, fillers, self.handle, self.watch.suspect)
+        self.fills = Fills(self._tiers, self._lanes, datasets, fillers, self.checks, self.handle)
+        self._granting: dict[int, events.Grant] = {}
         self._fillers = fillers
         self._clock = clock
         self._ids = itertools.count(1)
         self._execute: dict[type[Command], Callable[..., None]] = {
-            events.StartFill: self._start_fill,
+            events.StartFill: self.fills.start,
             events.Grant: self._grant,
             events.Refuse: self._refuse,
             events.Fail: self._fail,
             events.Evict: self._evict,
+            events.Verify: self._scrub,
         }
 
     def next_id(self) -> int:
@@ -70,12 +88,21 @@ class Runner:
 
     def recovered(self, event: events.Recovered) -> None:
         """What a tier held at start; each extent is verified before its first grant."""
-        self._unverified.update((extent, event.tier) for extent, _ in event.extents)
+        self.checks.unverified.update((extent, event.tier) for extent, _ in event.extents)
         self.handle(event)
 
     def tick(self) -> None:
-        """What the loop calls at the core's deadline."""
-        self.handle(events.Tick())
+        """What the loop calls at `next_deadline`."""
+        now = self._clock()
+        if (due := self.watch.next_deadline()) is not None and due <= now:
+            self.watch.tick()
+        if (due := self.node.next_deadline()) is not None and due <= now:
+            self.handle(events.Tick())
+
+    def next_deadline(self) -> float | None:
+        """When the core or the watch over the disks wants to be called, in seconds of the clock."""
+        due = (self.node.next_deadline(), self.watch.next_deadline())
+        return min((at for at in due if at is not None), default=None)
 
     def declare(self, job: int, dataset: Dataset) -> None:
         """A job claims a dataset."""
@@ -94,57 +121,38 @@ class Runner:
         """Bytes of those."""
         return sum(dataset.sizes[dataset.index_of[extent]] for extent, _ in self.resident(dataset))
 
-    def open(self, extent: ExtentId) -> tuple[int, Checksums]:
-        """A descriptor (the caller closes it) and the checksums of a resident extent of an open dataset: what
-        a wider allowlist once brought here is nobody's. Raises NotFound, TierFailed."""
+    def open(self, extent: ExtentId, done: Callable[[tuple[int, Checksums] | CacheError], None]) -> None:
+        """A descriptor (the receiver closes it) and the checksums of a resident extent of an open dataset: what
+        a wider allowlist once brought here is nobody's. NotFound, or what the disk says."""
+        absent = NotFound(f"extent {extent.hex()} is not resident here")
         tier = self.node.where(extent) if self.datasets.has(extent) else None
-        fd, checksums = self._tiers[tier].open(extent) if tier else (-1, None)
-        if checksums is None:
-            if fd >= 0:
+
+        def opened(fd: int, checksums: Checksums | None) -> None:
+            if checksums is None:
                 os.close(fd)
-            raise NotFound(f"extent {extent.hex()} is not resident here")
-        return fd, checksums
+                done(absent)
+            else:
+                done((fd, checksums))
 
-    def verify(
-        self, extent: ExtentId, tier: TierName, done: Callable[[bool], None], tries: int = VERIFY_TRIES
-    ) -> None:
-        """Check one resident extent against its checksums; a corrupt copy is dropped, and so is one whose
-        check ends its process every time."""
-        try:
-            fd, checksums = self._tiers[tier].open(extent)
-        except CacheError:
-            done(False)
-            return
-        if checksums is None:
-            os.close(fd)
-            done(True)
-            return
-        job = partial(
-            jobs.Verify, size_bytes=checksums.size_bytes, digests=jobs.pack_digests(checksums.digests)
-        )
-
-        def answered(answer: jobs.Answer) -> None:
-            assert isinstance(answer, jobs.Done)
-            if answer.retry and tries > 1:  # the process ended, which says nothing about the bytes
-                self.verify(extent, tier, done, tries - 1)
-                return
-            if answer.code:
-                log.error("a corrupt extent is dropped", extra={"extent": extent.hex(), "tier": tier})
-                self.handle(events.Corrupt(extent, tier))
-            done(answer.code == 0)
-
-        self._fillers.submit(job, (fd,), answered)
-        os.close(fd)
+        if tier is None:
+            done(absent)
+        else:
+            self.checks.open(extent, tier, opened, done)
 
     def close(self) -> None:
         """Finish what the tiers' threads are doing, not what they were to do next, and close the tiers."""
-        for thread in self._threads.values():
-            thread.shutdown(wait=True, cancel_futures=True)
-        for tier in self._tiers.values():
+        self.watch.close(0.0)
+        for opener in self._openers.values():
+            opener.close(0.0)
+        for name, tier in self._tiers.items():
+            lost = self.node.policy.tiers[name].lost
+            if not self._lanes[name].close(0.0 if lost else CLOSE_S) or lost:
+                log.warning("a tier that does not answer is left as it is", extra={"tier": name})
+                continue
             try:
                 tier.close()
             except CacheError as error:
-                log.warning("a tier did not close cleanly", extra={"tier": tier.name, "error": str(error)})
+                log.warning("a tier did not close cleanly", extra={"tier": name, "error": str(error)})
 
     # What readers say (grants.Answers).
 
@@ -157,7 +165,9 @@ class Runner:
             if self.grants is None or not self.grants.here(reader):
                 return  # gone meanwhile: a claim in its name would never end
             error = future.exception()
-            if error is None:
+            if error is None and not admits(future.result().rules, self.grants.peer(reader)):
+                then(unknown(dataset))
+            elif error is None:
                 known = self.datasets.admit(future.result())
                 self.declare(reader, known)
                 then(known)
@@ -195,40 +205,52 @@ class Runner:
     # What the core commands.
 
     def _grant(self, command: events.Grant) -> None:
-        if (command.extent, command.tier) in self._unverified:
-            self._grant_verified(command)
-        else:
-            self._send_grant(command)
-
-    def _grant_verified(self, command: events.Grant) -> None:
-        """After a restart the disk may have changed what it holds: check before the first grant."""
+        number = self.next_id()
+        self._granting[number] = command
+        if (command.extent, command.tier) not in self.checks.unverified:
+            self._open_grant(number)
+            return
 
         def checked(good: bool) -> None:
-            self._unverified.discard((command.extent, command.tier))
             if good:
-                self._send_grant(command)
-            else:
+                self._open_grant(number)
+            elif self._granting.pop(number, None):
                 self.handle(events.Released(command.reader, command.extent))
                 self.handle(events.Demanded(command.reader, command.request, command.extent))
 
-        self.verify(command.extent, command.tier, checked)
+        # After a restart or its trouble the disk may have changed what it holds: check before the first grant.
+        self.checks.verify(command.extent, command.tier, checked)
 
-    def _send_grant(self, command: events.Grant) -> None:
-        assert self.grants is not None
-        try:
-            fd, _ = self._tiers[command.tier].open(command.extent)
-        except CacheError as error:
+    def _open_grant(self, number: int) -> None:
+        command = self._granting.get(number)
+        if command is None:
+            return  # refused meanwhile: its tier was lost
+
+        def opened(fd: int, _: Checksums | None) -> None:
+            if self._granting.pop(number, None):
+                self._send_grant(command, fd)
+            os.close(fd)
+
+        def failed(error: CacheError) -> None:
             log.error("a resident extent cannot be opened", extra={"error": str(error), "tier": command.tier})
-            if not _short_of_descriptors(error):
-                self.handle(events.Corrupt(command.extent, command.tier))
-            self.handle(events.Released(command.reader, command.extent))
-            self.grants.refuse(command.reader, command.request, command.extent)
-            return
+            if self._granting.pop(number, None):
+                if not short_of_descriptors(error):
+                    self.checks.failed(command.extent, command.tier, error.code)
+                self._grant_elsewhere(command)
+
+        self.checks.open(command.extent, command.tier, opened, failed)
+
+    def _send_grant(self, command: events.Grant, fd: int) -> None:
+        assert self.grants is not None
         dataset, index = self.datasets.home(command.extent)
         size = dataset.sizes[index]
         kept = self.node.keeps(command.extent, command.tier)
         self.grants.grant(command.reader, command.request, command.extent, command.tier, kept, size, fd)
-        os.close(fd)
+
+    def _grant_elsewhere(self, command: events.Grant) -> None:
+        assert self.grants is not None
+        self.handle(events.Released(command.reader, command.extent))
+        self.grants.refuse(command.reader, command.request, command.extent)
 
     def _refuse(self, command: events.Refuse) -> None:
         assert self.grants is not None
@@ -239,121 +261,47 @@ class Runner:
         self.grants.fail(command.reader, command.request, command.extent, command.code, command.message)
 
     def _evict(self, command: events.Evict) -> None:
-        def evict() -> None:
-            try:
-                self._tiers[command.tier].evict(command.extent)
-            except CacheError as error:  # the copy is forgotten either way; start-up cleans the disk
-                log.warning("an eviction failed", extra={"tier": command.tier, "error": str(error)})
-
-        def evicted(_: None) -> None:
-            self._unverified.discard((command.extent, command.tier))
+        def evicted(_: object) -> None:
+            self.checks.unverified.discard((command.extent, command.tier))
             self.handle(events.Evicted(command.extent, command.tier))
 
-        self._on_tier(command.tier, evict, evicted)
+        def failed(
+            error: CacheError,
+        ) -> None:  # the copy is forgotten either way; its file shows up at a start
+            log.warning("an eviction failed", extra={"tier": command.tier, "error": str(error)})
+            self.checks.suspect(command.tier, error)
+            evicted(None)
 
-    def _start_fill(self, command: events.StartFill) -> None:
-        dataset, index = self.datasets.home(command.extent)
-        size = dataset.sizes[index]
-        reserve = partial(self._tiers[command.tier].reserve, command.extent, size)
-        self._on_tier(
-            command.tier,
-            reserve,
-            lambda target: self._send_fill(command, dataset, index, target),
-            lambda error: self._not_reserved(command, error),
+        self._lanes[command.tier].submit(
+            lambda: self._tiers[command.tier].evict(command.extent), evicted, failed
         )
 
-    def _not_reserved(self, command: events.StartFill, error: CacheError) -> None:
-        log.error("a tier takes no more for a while", extra={"tier": command.tier, "error": str(error)})
-        self.handle(events.FillFailed(command.extent, command.tier, error.code, str(error), False))
+    def _scrub(self, command: events.Verify) -> None:
+        def checked(_: bool) -> None:
+            self.handle(events.Verified(command.extent, command.tier))
 
-    def _send_fill(self, command: events.StartFill, dataset: Dataset, index: int, target: int) -> None:
-        try:
-            if command.from_tier is None:
-                job: Callable[[int], jobs.Job] = partial(jobs.Fill, dataset=dataset.id, index=index)
-                self._fillers.submit(job, (target, dataset.catalog_fd), partial(self._filled, command))
-                return
-            origin, checksums = self._tiers[command.from_tier].open(command.extent)
-            assert checksums is not None
-            digests = jobs.pack_digests(checksums.digests)
-            job = partial(jobs.Copy, size_bytes=checksums.size_bytes, digests=digests)
-            self._fillers.submit(job, (target, origin), partial(self._filled, command))
-            os.close(origin)
-        except CacheError as error:
-            self._abort(command, jobs.Done(0, error.code, str(error), retry=True))
-        finally:
-            os.close(target)
+        self.checks.verify(command.extent, command.tier, checked)
 
-    def _filled(self, command: events.StartFill, answer: jobs.Answer) -> None:
-        assert isinstance(answer, jobs.Done)
-        dataset, index = self.datasets.home(command.extent)
-        if command.from_tier is None:
-            so_far = self.source_bytes.get(dataset.id, 0)
-            self.source_bytes[dataset.id] = so_far + answer.source_bytes
-        if answer.code:
-            self._abort(command, answer)
-            if command.from_tier is not None and answer.code == CorruptData.code:
-                self.handle(events.Corrupt(command.extent, command.from_tier))
-            return
-        checksums = Checksums(dataset.sizes[index], jobs.unpack_digests(answer.digests))
-        tier = self._tiers[command.tier]
-        if getattr(tier, "recover", None) is None:
-            # RAM: sealing is what makes it safe to grant, and takes microseconds.
-            self._on_tier(
-                command.tier,
-                lambda: tier.commit(command.extent, checksums),
-                lambda _: self.handle(events.Filled(command.extent, command.tier)),
-                lambda error: self._abort(command, jobs.Done(0, error.code, str(error))),
-            )
-            return
-        # NVMe: readers wait for verified bytes, not for durability.
-        self.handle(events.Filled(command.extent, command.tier))
-        self._on_tier(
-            command.tier,
-            lambda: tier.commit(command.extent, checksums),
-            lambda _: self.handle(events.Committed(command.extent, command.tier)),
-            lambda error: self.handle(events.CommitFailed(command.extent, command.tier, str(error))),
-        )
+    # What the watch over the disks finds.
 
-    def _abort(self, command: events.StartFill, answer: jobs.Done) -> None:
-        log.warning("a fill failed", extra={"extent": command.extent.hex(), "error": answer.message})
+    def _tier_lost(self, name: TierName, why: str) -> None:
+        """Answer all that waits for the tier; what its threads still do is undone behind them."""
+        log.error("a tier is left alone", extra={"tier": name, "why": why})
+        self.handle(events.TierLost(name))
+        self.fills.tier_lost(name, why)
+        for number in [number for number, grant in self._granting.items() if grant.tier == name]:
+            self._grant_elsewhere(self._granting.pop(number))
 
-        def failed(_: None) -> None:
-            self.handle(
-                events.FillFailed(command.extent, command.tier, answer.code, answer.message, answer.retry)
-            )
+    def _tier_back(self, name: TierName) -> None:
+        log.info("a tier works again", extra={"tier": name})
+        self.checks.came_back(name)
+        self.handle(events.TierBack(name))
 
-        self._on_tier(command.tier, lambda: self._tiers[command.tier].abort(command.extent), failed)
+    def _measured(self, name: TierName, room: Room) -> None:
+        tier = self.node.policy.tiers[name]
+        budget_bytes = self._budgets.measured(name, room, tier.used_bytes)
+        if budget_bytes != tier.given_bytes:
+            self.handle(events.Resized(name, budget_bytes))
 
-    def _on_tier(
-        self,
-        tier: TierName,
-        work: Callable[[], object],
-        then: Callable[..., None],
-        otherwise: Callable[[CacheError], None] | None = None,
-    ) -> None:
-        """Run `work` on the tier's thread, then continue on the loop's."""
-
-        def finished(future: Future[object]) -> None:
-            if future.cancelled():
-                return  # the daemon is stopping
-            error = future.exception()
-            if isinstance(error, OSError) and not isinstance(error, CacheError):
-                error = tier_error(error, tier, "do what it was asked")
-            if error is None:
-                self.loop.post(lambda: then(future.result()))
-            elif otherwise is not None and isinstance(error, CacheError):
-                self.loop.post(lambda: otherwise(error))
-            else:
-                self.loop.post(lambda: _raise(error))
-
-        self._threads[tier].submit(work).add_done_callback(finished)
-
-
-def _short_of_descriptors(error: CacheError) -> bool:
-    """Our own limits, which say nothing about the copy."""
-    cause = error.__cause__
-    return isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-
-
-def _raise(error: BaseException) -> None:
-    raise error
+    def _lane(self, name: str, clock: Callable[[], float]) -> Lane:
+        return Lane(name, self.loop.post, clock)

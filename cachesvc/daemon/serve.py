@@ -24,13 +24,14 @@ from prometheus_client import start_http_server
 from pythonjsonlogger.json import JsonFormatter
 
 from cachesvc.client import MAX_MESSAGE_BYTES
-from cachesvc.config import CONTROL_SOCKET, GRANTS_SOCKET, NvmeSpec, Settings, Tls, validate
+from cachesvc.config import CONTROL_SOCKET, GRANTS_SOCKET, Settings, Tls, validate
 from cachesvc.core import events
 from cachesvc.core.errors import InvalidInput, NotAllowed, OutOfSpace
 from cachesvc.core.model import RAM, TierName
 from cachesvc.core.node import Node
 from cachesvc.core.policy import Settings as NodeSettings
 from cachesvc.core.policy import TierSpec
+from cachesvc.daemon.budgets import Budgets, budget_bytes
 from cachesvc.daemon.datasets import Datasets
 from cachesvc.daemon.fillers import Fillers
 from cachesvc.daemon.grants import GrantsServer
@@ -39,8 +40,10 @@ from cachesvc.daemon.metrics import Metrics
 from cachesvc.daemon.pins import Pins
 from cachesvc.daemon.runner import Runner
 from cachesvc.daemon.service import Service
+from cachesvc.daemon.tenants import Tenants
 from cachesvc.sources.uri import allowlist
 from cachesvc.tiers.nvme import open_nvme
+from cachesvc.tiers.probe import room
 from cachesvc.tiers.ram import RamTier
 from cachesvc.tiers.tier import Tier
 from cachesvc.v1 import cachesvc_pb2, cachesvc_pb2_grpc
@@ -58,8 +61,6 @@ SWITCH_INTERVAL_S = 0.0002
 NEEDED_OPEN_FILES = 65_536
 STATE_BYTES = 8 << 20
 """The least that catalogs and the metadata cache need at start."""
-DISK_SPARE = 0.05
-"""Left free on an NVMe disk that is given by share: a full disk is everybody's problem."""
 
 
 def serve(settings: Settings) -> int:
@@ -83,7 +84,7 @@ def serve(settings: Settings) -> int:
         log.info(
             "serving", extra={"socket": settings.socket_dir, "allow": settings.allow, "pid": os.getpid()}
         )
-        loop.run(runner.node.next_deadline, runner.tick, time.monotonic)
+        loop.run(runner.next_deadline, runner.tick, time.monotonic)
         log.info("stopping")
     return 0
 
@@ -96,6 +97,7 @@ def configure_logging(kind: str) -> None:
     else:
         handler.setFormatter(_TextFormatter())
     logging.basicConfig(level=os.environ.get("CACHESVC_LOG", "INFO").upper(), handlers=[handler], force=True)
+    logging.getLogger("grpc._common").disabled = True  # a trace for each request that does not parse
 
 
 def raise_open_files() -> int:
@@ -134,7 +136,9 @@ def _only_one(directory: str) -> Iterator[None]:
 def _make_state_dir(directory: str) -> None:
     """Raises NotAllowed or OutOfSpace where catalogs and metadata cannot be kept."""
     try:
-        Path(directory).mkdir(parents=True, exist_ok=True)
+        for private in (f"{directory}/catalogs", f"{directory}/metadata"):  # they name every tenant's data
+            Path(private).mkdir(parents=True, exist_ok=True)
+            os.chmod(private, 0o700)
         with tempfile.TemporaryFile(dir=directory) as probe:
             os.posix_fallocate(probe.fileno(), 0, STATE_BYTES)
     except OSError as error:
@@ -148,15 +152,23 @@ def _make_state_dir(directory: str) -> None:
 @contextmanager
 def _running(settings: Settings, loop: Loop) -> Iterator[Runner]:
     _make_state_dir(settings.state_dir)
+    gc.disable()  # a million extents are a million records, none of them garbage: half of the time of a start
     tiers, specs, recovered = _tiers(settings)
-    node = Node(specs, NodeSettings(max_fills=settings.fillers * settings.fills_per_filler))
+    core = NodeSettings(
+        max_fills=settings.fillers * settings.fills_per_filler, scrub_bytes_per_s=settings.scrub_rate
+    )
+    node = Node(specs, core)
     fillers = Fillers(settings, loop.watch, loop.unwatch)
     allowed = allowlist(settings.allow)
     loader = futures.ThreadPoolExecutor(2, thread_name_prefix="catalogs")
-    datasets = Datasets(f"{settings.state_dir}/catalogs", allowed, loader)
-    runner = Runner(node, tiers, datasets, fillers, loop, time.monotonic)
+    tenants = Tenants(allowed, settings.rules)
+    datasets = Datasets(f"{settings.state_dir}/catalogs", allowed, tenants, loader)
+    budgets = Budgets({TierName(f"nvme{number}"): spec for number, spec in enumerate(settings.nvme)})
+    runner = Runner(node, tiers, datasets, fillers, loop, time.monotonic, budgets)
     for event in recovered:
         runner.recovered(event)
+    gc.freeze()
+    gc.enable()
     fillers.start()  # before any thread
     grants_path = f"{settings.socket_dir}/{GRANTS_SOCKET}"
     runner.grants = GrantsServer(
@@ -164,7 +176,7 @@ def _running(settings: Settings, loop: Loop) -> Iterator[Runner]:
     )
     pins = Pins(f"{settings.state_dir}/pins.json", runner)
     pins.restore()
-    server = _control(settings, Service(runner, pins, settings, allowed, time.monotonic()))
+    server = _control(settings, Service(runner, pins, settings, tenants, time.monotonic()))
     if settings.metrics:
         Metrics(runner).register()
         _serve_metrics(settings.metrics)
@@ -190,22 +202,12 @@ def _tiers(settings: Settings) -> tuple[list[Tier], list[TierSpec], list[events.
     for number, spec in enumerate(settings.nvme):
         tier = open_nvme(TierName(f"nvme{number}"), Path(spec.path))
         found = tuple((r.extent, r.size_bytes) for r in tier.recover())
-        budget = nvme_budget(spec, sum(size for _, size in found))
+        budget = budget_bytes(spec, room(Path(spec.path)), sum(size for _, size in found))
         log.info("cache directory", extra={"dir": spec.path, "extents": len(found), "budget_bytes": budget})
         tiers.append(tier)
         specs.append(TierSpec(tier.name, budget))
         recovered.append(events.Recovered(tier.name, found))
     return tiers, specs, recovered
-
-
-def nvme_budget(spec: NvmeSpec, ours_bytes: int) -> int:
-    """A directory's budget in bytes. By share: of the whole disk, but never what others use nor the last
-    5 %; what the cache itself already holds there (`ours_bytes`) is its own to keep."""
-    if spec.size_bytes:
-        return spec.size_bytes
-    disk = os.statvfs(spec.path)
-    total, free = disk.f_frsize * disk.f_blocks, disk.f_frsize * disk.f_bavail
-    return max(0, min(int(total * spec.share), free + ours_bytes - int(total * DISK_SPARE)))
 
 
 def _control(settings: Settings, service: Service) -> grpc.Server:
@@ -215,7 +217,9 @@ def _control(settings: Settings, service: Service) -> grpc.Server:
         ("grpc.so_reuseport", 0),
     ]
     server = grpc.server(
-        futures.ThreadPoolExecutor(CONTROL_THREADS, thread_name_prefix="control"), options=limits
+        futures.ThreadPoolExecutor(CONTROL_THREADS, thread_name_prefix="control"),
+        options=limits,
+        maximum_concurrent_rpcs=2 * CONTROL_THREADS,
     )
     cachesvc_pb2_grpc.add_CacheServicer_to_server(service, server)
     checks = health.HealthServicer()
@@ -274,4 +278,5 @@ class _TextFormatter(logging.Formatter):
         extras = " ".join(f"{k}={v}" for k, v in vars(record).items() if k not in self._plain)
         head = f"{self.formatTime(record, '%H:%M:%S')} {record.levelname} {record.getMessage()}"
         trace = f"\n{self.formatException(record.exc_info)}" if record.exc_info else ""
-        return f"{head} {extras}".rstrip() + trace
+        line = f"{head} {extras}".rstrip()  # names of objects may hold line ends and worse
+        return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line) + trace

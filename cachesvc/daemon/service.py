@@ -20,12 +20,13 @@ from cachesvc.core import errors, events
 from cachesvc.core.errors import CacheError
 from cachesvc.core.model import DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.daemon import jobs
-from cachesvc.daemon.datasets import Dataset
+from cachesvc.daemon.datasets import Dataset, unknown
 from cachesvc.daemon.grants import Known
 from cachesvc.daemon.pins import Pins
 from cachesvc.daemon.runner import Runner
-from cachesvc.sources.uri import Allowlist
-from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES
+from cachesvc.daemon.tenants import Peer, Tenants, admits
+from cachesvc.identity import TOKEN_KEY
+from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES, Checksums
 from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import cachesvc_pb2_grpc
 
@@ -58,20 +59,20 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
     """Handlers run on gRPC's threads; whatever they ask of the core goes through the loop."""
 
     def __init__(
-        self, runner: Runner, pins: Pins, settings: Settings, allowlist: Allowlist, started: float
+        self, runner: Runner, pins: Pins, settings: Settings, tenants: Tenants, started: float
     ) -> None:
         self._runner = runner
         self._pins = pins
         self._loop = runner.loop
         self._settings = settings
-        self._allowlist = allowlist
+        self._tenants = tenants
         self._started = started
 
     def OpenDataset(
         self, request: pb.OpenDatasetRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.OpenDatasetReply]:
         with _statuses(context):
-            uris = self._canonical(request.uris)
+            uris = self._canonical(request.uris, self._caller(context))
             options = _options(request.options, self._settings)
             answers: queue.Queue[jobs.Answer] = queue.Queue()
             self._loop.call(lambda: self._build(uris, options, request.refresh, answers))
@@ -83,12 +84,12 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
                 raise errors.SourceChanged(
                     f"the data at {uris[0]} is version {answer.dataset}, not {request.version}"
                 )
-            yield pb.OpenDatasetReply(dataset=_describe(self._dataset(answer.dataset)))
+            yield pb.OpenDatasetReply(dataset=_describe(self._dataset(answer.dataset, context)))
 
     def SubmitPlan(self, request: pb.SubmitPlanRequest, context: grpc.ServicerContext) -> pb.SubmitPlanReply:
         with _statuses(context):
-            known = self._loop.call(lambda: self._dataset_of(request))
-            plan = events.Planned(request.reader, request.reader, _entries(request, known))
+            reader, known = self._loop.call(lambda: self._dataset_of(request))
+            plan = events.Planned(reader, reader, _entries(request, known))
 
             def submit() -> None:
                 self._dataset_of(request)  # a reader that went away meanwhile has no plan
@@ -101,7 +102,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
         self, request: pb.PrefetchRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.PrefetchReply]:
         with _statuses(context):
-            dataset = self._dataset(request.dataset)
+            dataset = self._dataset(request.dataset, context)
             job = self._runner.next_id()
             self._loop.call(lambda: self._runner.declare(job, dataset))
             try:
@@ -121,22 +122,24 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:
         with _statuses(context):
             reply = self._loop.call(self._status)
-            reply.datasets.extend(self._datasets())
+            caller = self._caller(context)
+            reply.allow.extend(self._tenants.prefixes(caller))
+            reply.datasets.extend(self._datasets(caller))
             return reply
 
     def List(self, request: pb.ListRequest, context: grpc.ServicerContext) -> pb.ListReply:
         with _statuses(context):
-            return pb.ListReply(datasets=self._datasets())
+            return pb.ListReply(datasets=self._datasets(self._caller(context)))
 
     def Pin(self, request: pb.PinRequest, context: grpc.ServicerContext) -> pb.PinReply:
         with _statuses(context):
-            dataset = self._dataset(request.dataset)
+            dataset = self._dataset(request.dataset, context)
             self._pins.pin(dataset, request.pinned)
             return pb.PinReply()
 
     def Evict(self, request: pb.EvictRequest, context: grpc.ServicerContext) -> pb.EvictReply:
         with _statuses(context):
-            dataset = self._dataset(request.dataset)
+            dataset = self._dataset(request.dataset, context)
 
             def evict() -> pb.EvictReply:
                 before = self._runner.resident_bytes(dataset)
@@ -148,7 +151,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
 
     def Verify(self, request: pb.VerifyRequest, context: grpc.ServicerContext) -> Iterator[pb.VerifyReply]:
         with _statuses(context):
-            dataset = self._dataset(request.dataset)
+            dataset = self._dataset(request.dataset, context)
             resident = self._loop.call(lambda: self._runner.resident(dataset))
             corrupt = 0
             for checked, (extent, tier) in enumerate(resident, start=1):
@@ -160,7 +163,13 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
 
     def Read(self, request: pb.ReadRequest, context: grpc.ServicerContext) -> Iterator[pb.ReadReply]:
         with _statuses(context):
-            fd, checksums = self._loop.call(lambda: self._runner.open(ExtentId(request.extent)))
+            self._readable(ExtentId(request.extent), self._caller(context))
+            opened: queue.Queue[tuple[int, Checksums] | errors.CacheError] = queue.Queue()
+            self._loop.call(lambda: self._runner.open(ExtentId(request.extent), opened.put))
+            found = self._next(opened, context)
+            if isinstance(found, errors.CacheError):
+                raise found
+            fd, checksums = found
             try:
                 size = checksums.size_bytes
                 end = min(size, request.offset + request.length) if request.length else size
@@ -176,14 +185,29 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
             finally:
                 os.close(fd)
 
-    def _canonical(self, uris: Sequence[str]) -> list[str]:
+    def _caller(self, context: grpc.ServicerContext) -> Peer | None:
+        """The user whose grants connection the call names; None when it names none that lives."""
+        given = dict(context.invocation_metadata()).get(TOKEN_KEY, "")
+        assert self._runner.grants is not None
+        return self._runner.grants.caller(int(given)) if str(given).isdecimal() else None
+
+    def _readable(self, extent: ExtentId, caller: Peer | None) -> None:
+        """Raises NotFound for an extent of a dataset that is not the caller's."""
+        home = self._loop.call(
+            lambda: self._runner.datasets.home(extent) if self._runner.datasets.has(extent) else None
+        )
+        if home is not None and not admits(home[0].rules, caller):
+            raise errors.NotFound(f"extent {extent.hex()} is not resident here")
+
+    def _canonical(self, uris: Sequence[str], caller: Peer | None) -> list[str]:
         if not uris or len(uris) > MAX_URIS:
             raise errors.InvalidInput(f"{len(uris)} URIs; give 1 to {MAX_URIS:,}")
-        return [self._allowlist.check(uri) for uri in uris]
+        return [self._tenants.check(uri, caller) for uri in uris]
 
-    def _dataset(self, wanted: str) -> Dataset:
-        future = self._runner.datasets.load(DatasetId(wanted))
-        loaded = future.result()
+    def _dataset(self, wanted: str, context: grpc.ServicerContext) -> Dataset:
+        loaded = self._runner.datasets.load(DatasetId(wanted)).result()
+        if not admits(loaded.rules, self._caller(context)):
+            raise unknown(DatasetId(wanted))
         return self._loop.call(lambda: self._runner.datasets.admit(loaded))
 
     def _build(
@@ -195,12 +219,12 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
         )
         self._runner.build(job, answers.put)
 
-    def _dataset_of(self, request: pb.SubmitPlanRequest) -> Known:
+    def _dataset_of(self, request: pb.SubmitPlanRequest) -> tuple[ReaderId, Known]:
         assert self._runner.grants is not None
-        known = self._runner.grants.dataset_of(ReaderId(request.reader))
-        if known is None or known.id != request.dataset:
-            raise errors.InvalidInput(f"reader {request.reader} has not opened dataset {request.dataset}")
-        return known
+        found = self._runner.grants.dataset_of(request.reader)
+        if found is None or found[1].id != request.dataset:
+            raise errors.InvalidInput(f"no reader of dataset {request.dataset} that lives has this token")
+        return found
 
     def _progress(self, job: int, dataset: Dataset) -> pb.PrefetchReply:
         progress = self._runner.node.progress(job)
@@ -213,7 +237,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
             resident_extents=progress.resident_extents,
             size_bytes=dataset.size_bytes,
             resident_bytes=progress.resident_bytes,
-            source_bytes=self._runner.source_bytes.get(dataset.id, 0),
+            source_bytes=self._runner.fills.source_bytes.get(dataset.id, 0),
             unfit_bytes=progress.stuck_bytes,
             failures=failures,
             done=progress.finished,
@@ -231,7 +255,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
 
         def ask() -> None:
             if self._runner.node.where(extent) == tier:
-                self._runner.verify(extent, tier, answers.put)
+                self._runner.checks.verify(extent, tier, answers.put)
             else:
                 answers.put(True)  # evicted or moved since it was listed: nothing corrupt is left
 
@@ -258,6 +282,8 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
                 used_bytes=tier.used_bytes,
                 held_bytes=tier.held_bytes,
                 lost=tier.lost,
+                corrupt_extents=tier.corrupt_count,
+                scrubbed_bytes=tier.scrubbed_bytes,
             )
             for tier in status.tiers
         ]
@@ -268,11 +294,11 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
             tiers=tiers,
             readers=status.readers,
             fills_running=status.fills,
-            allow=self._settings.allow,
         )
 
-    def _datasets(self) -> list[pb.DatasetStatus]:
-        return [self._dataset_status(dataset) for dataset in self._runner.datasets.all()]
+    def _datasets(self, caller: Peer | None) -> list[pb.DatasetStatus]:
+        seen = (each for each in self._runner.datasets.all() if admits(each.rules, caller))
+        return [self._dataset_status(dataset) for dataset in seen]
 
     def _dataset_status(self, dataset: Dataset) -> pb.DatasetStatus:
         """Walks the extents on the caller's thread, reading only: 7 us each, too long for the loop."""
@@ -293,7 +319,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
             ahead=counters.ahead,
             misses=counters.misses,
             refused=counters.refused,
-            source_bytes=self._runner.source_bytes.get(dataset.id, 0),
+            source_bytes=self._runner.fills.source_bytes.get(dataset.id, 0),
             bound=counters.bound,
         )
 

@@ -28,7 +28,8 @@ _MAX_READ_BYTES = 1 << 30
 class FilesSource:
     """A `Source` of `file:///absolute/path` and plain absolute paths.
 
-    `roots`: real paths that every file must lie under once it is open; empty allows all.
+    `roots`: real paths. What is opened must lie under the same of them as its URI does, by the path of its
+    descriptor: links and folders may be swapped at any moment before that, not after. Empty allows all.
     """
 
     roots: tuple[str, ...] = ()
@@ -36,8 +37,8 @@ class FilesSource:
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
         """Regular files below a folder, sorted by path bytes; a file lists as itself. Raises NotFound."""
         path = path_of(prefix)
-        root = os.path.realpath(path)
         try:
+            root = os.path.realpath(path)
             if stat.S_ISREG(os.stat(path).st_mode):
                 yield self.head(prefix)
                 return
@@ -51,12 +52,18 @@ class FilesSource:
         """The file's size and version. Raises NotFound, NotAllowed."""
         path = path_of(uri)
         try:
-            found = os.stat(path)
+            file = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            try:
+                self._check(file, uri)
+                found = os.fstat(file)
+            finally:
+                os.close(file)
+        except CacheError:
+            raise
         except OSError as error:
             raise _translated(error, uri) from error
         if not stat.S_ISREG(found.st_mode):
             raise NotFound(f"{uri} is not a regular file")
-        self._check(os.path.realpath(path), uri)
         return ObjectVersion(SCHEME + path, found.st_size, _etag(found))
 
     def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
@@ -64,8 +71,7 @@ class FilesSource:
         try:
             file = os.open(path_of(version.uri), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
-                if self.roots:
-                    self._check(os.readlink(f"/proc/self/fd/{file}"), version.uri)
+                self._check(file, version.uri)
                 _unchanged(file, version)
                 _read(file, offset, into, version)
                 _unchanged(file, version)
@@ -80,22 +86,31 @@ class FilesSource:
         """Nothing is held."""
 
     def _below(self, path: str, root: str, above: tuple[str, ...]) -> Iterator[ObjectVersion]:
-        with os.scandir(path) as entries:
-            # "a-b" < "a/": sorted by the key that follows, a folder's name has its slash.
-            named = sorted((os.fsencode(e.name) + b"/" * e.is_dir(), e) for e in entries)
-        for _, entry in named:
-            real = os.path.realpath(entry.path) if entry.is_symlink() else entry.path
-            if entry.is_symlink() and not under(real, (root,)):
-                continue
-            if entry.is_dir():
-                if real not in above:  # a link to a folder above would never end
-                    yield from self._below(entry.path, root, (*above, real))
-            elif entry.is_file() and not entry.name.startswith(".nfs"):
-                found = entry.stat()
-                yield ObjectVersion(SCHEME + _utf8(entry.path), found.st_size, _etag(found))
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._check(folder, path)
+            with os.scandir(folder) as entries:
+                # "a-b" < "a/": sorted by the key that follows, a folder's name has its slash.
+                named = sorted((os.fsencode(e.name) + b"/" * e.is_dir(), e) for e in entries)
+            for _, entry in named:
+                here = os.path.join(path, entry.name)
+                real = os.path.realpath(here) if entry.is_symlink() else here
+                if entry.is_symlink() and not under(real, (root,)):
+                    continue
+                if entry.is_dir():
+                    if real not in above:  # a link to a folder above would never end
+                        yield from self._below(here, root, (*above, real))
+                elif entry.is_file() and not entry.name.startswith(".nfs"):
+                    found = entry.stat()
+                    yield ObjectVersion(SCHEME + _utf8(here), found.st_size, _etag(found))
+        finally:
+            os.close(folder)
 
-    def _check(self, real: str, uri: str) -> None:
-        if self.roots and not under(real, self.roots):
+    def _check(self, opened: int, uri: str) -> None:
+        if not self.roots:
+            return
+        real = os.readlink(f"/proc/self/fd/{opened}")
+        if not under(real, self.roots) or _root(real, self.roots) != _root(path_of(uri), self.roots):
             raise NotAllowed(f"{uri} leads outside what may be read, to {real}")
 
 
@@ -110,6 +125,11 @@ def path_of(uri: str) -> str:
 def under(path: str, roots: tuple[str, ...]) -> bool:
     """Whether `path` is one of `roots` or below one, on path-segment borders."""
     return any(path == root or path.startswith(root.rstrip("/") + "/") for root in roots)
+
+
+def _root(path: str, roots: tuple[str, ...]) -> str:
+    """The innermost root: one may lie within another, and be for other users."""
+    return max((root for root in roots if under(path, (root,))), key=len, default="")
 
 
 def _etag(found: os.stat_result) -> str:

@@ -38,6 +38,7 @@ SCHEME = "s3://"
 LIST_ATTEMPTS = 5
 MAX_RETRY_AFTER_S = 60.0
 _CODE = re.compile(rb"<Code>([A-Za-z0-9._-]{1,64})</Code>")
+_REGION = re.compile(r"[a-z0-9-]{1,32}")
 _HOST_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 _MISSING = {"404", "NoSuchKey", "NoSuchBucket", "NotFound"}
 _FORBIDDEN = {"401", "403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"}
@@ -171,7 +172,11 @@ class S3Source:
         """False when the bucket lies in another region, which is known from here on; raises otherwise."""
         bucket, _ = split_uri(version.uri)
         region = answer.headers.get("x-amz-bucket-region", "")
-        if self._aws and region and region != self._regions.get(bucket, self._client.meta.region_name):
+        if (
+            self._aws
+            and _REGION.fullmatch(region)
+            and region != self._regions.get(bucket, self._client.meta.region_name)
+        ):
             self._regions[bucket] = region
             return False
         found = _CODE.search(body)

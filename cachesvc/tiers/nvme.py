@@ -1,9 +1,12 @@
-"""An NVMe tier: one file an extent, whole and entered in an index, or garbage that start-up removes.
+"""An NVMe tier: one file an extent, whole under its final name, or garbage that start-up removes.
 
 <dir>/cachesvc/            locked by one daemon
 <dir>/cachesvc/v1/tmp/     being filled
-<dir>/cachesvc/v1/extents/xx/<hex id>
-<dir>/cachesvc/v1/index/   residency (LMDB)
+<dir>/cachesvc/v1/extents/xx/<hex id>.<size_bytes>
+                           the extent's bytes, then what the file says of itself (`footer.py`)
+
+The directory is the index: a name is a committed extent. So there is nothing to rebuild, nothing that a torn
+write could damage for all extents at once, and no mapping in which a disk error would be a SIGBUS.
 """
 
 from __future__ import annotations
@@ -12,38 +15,42 @@ import errno
 import fcntl
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed, TierFailed
 from cachesvc.core.model import ExtentId, TierName
+from cachesvc.tiers import footer
 from cachesvc.tiers.failures import tier_error, translated
-from cachesvc.tiers.index import MAP_BYTES, ResidencyIndex, open_index
+from cachesvc.tiers.probe import Room, probe
 from cachesvc.tiers.tier import Checksums, Resident
 
+Sync = Callable[[int], None]
+"""Makes a file or a directory durable, given a descriptor; raises OSError."""
 _FILE_MODE = 0o400  # readers get read-only descriptors and cannot open a writable one from them
 
 
 class NvmeTier:
     """Extents as files below one directory. Built by `open_nvme`; call `recover` before anything else.
 
-    The order of events, and what a crash after each leaves (recovery's action in brackets):
+    The order of events, and what a crash or power cut after each leaves (recovery's action in brackets):
       1. reserve: temporary file, allocated           -> temporary file [removed]
       2. the filler writes and checks the bytes       -> temporary file [removed]
-      3. commit: fsync of the file                    -> temporary file [removed]
-      4. rename to its final name                     -> file without a row [removed]
-      5. fsync of the directory                       -> file without a row [removed]
-      6. row in the index, durable                    -> committed [kept]
-      7. evict: unlink                                -> row without a file [removed]
-      8. row deleted, with the next row written       -> nothing
+      3. commit: the footer is written                -> temporary file [removed]
+      4. fsync of the file                            -> temporary file [removed]
+      5. rename to its final name                     -> a whole extent, or a temporary file [kept, or removed]
+      6. fsync of the directory                       -> committed [kept]
+      7. evict: unlink, not waited for                -> nothing, or a whole extent [kept: its bytes are right]
     """
 
-    def __init__(self, name: TierName, root: Path, lock: int, index: ResidencyIndex) -> None:
+    def __init__(self, name: TierName, root: Path, lock: int, sync: Sync) -> None:
         self.name = name
         self._root = root
         self._where = f"{name} ({root.parent.parent})"
         self._lock = lock
-        self._index = index
+        self._sync = sync
+        self._sizes: dict[ExtentId, int] = {}
         self._filling: dict[ExtentId, int] = {}
         self._handover = threading.Lock()  # a commit's last step against open and abort
 
@@ -55,33 +62,36 @@ class NvmeTier:
         assert extent not in self._filling, "reserved twice"
         path = self._temporary(extent)
         with translated(self._where, "reserve space"):
+            with suppress(FileNotFoundError):
+                os.unlink(path)  # a new file, never one that a stuck filler may still write to
             own = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
             try:
-                if size_bytes:
-                    os.posix_fallocate(own, 0, size_bytes)
+                os.posix_fallocate(own, 0, size_bytes + footer.footer_bytes(size_bytes))
                 given = os.dup(own)
             except OSError:
                 os.close(own)
-                os.unlink(path)
+                _unlink_quietly(path)
                 raise
         self._filling[extent] = own
+        self._sizes[extent] = size_bytes
         return given
 
     def commit(self, extent: ExtentId, checksums: Checksums) -> None:
         """Steps 3 to 6; may run beside the other calls. After an error, `abort` cleans up: an fsync that
         failed must not be tried again, the kernel has dropped the pages.
 
-        Raises `TierFailed`, `OutOfSpace` (no space for the row).
+        Raises `TierFailed`, `OutOfSpace`.
         """
         own = self._filling[extent]
-        if os.fstat(own).st_size != checksums.size_bytes:
+        whole_bytes = checksums.size_bytes + footer.footer_bytes(checksums.size_bytes)
+        if os.fstat(own).st_size != whole_bytes or self._sizes[extent] != checksums.size_bytes:
             raise TierFailed(f"{self._where}: extent {extent.hex()} changed its size while it was filled")
         final = self._final(extent)
         with translated(self._where, "commit an extent"):
-            os.fsync(own)
+            os.pwrite(own, footer.encode(extent, checksums), checksums.size_bytes)
+            self._sync(own)
             os.rename(self._temporary(extent), final)
-            _sync_directory(final.parent)
-        self._index.put(extent, checksums)
+            _sync_directory(final.parent, self._sync)
         with self._handover:
             os.close(self._filling.pop(extent))
 
@@ -94,21 +104,26 @@ class NvmeTier:
         os.close(own)
         for path in (self._temporary(extent), self._final(extent)):
             _unlink_quietly(path)
+        del self._sizes[extent]
 
     def open(self, extent: ExtentId) -> tuple[int, Checksums | None]:
         """A read-only descriptor (the caller closes it) and the checksums; None before the commit.
 
-        Raises `TierFailed` when the file or its row is gone or damaged.
+        Raises `TierFailed` when the file is gone, `CorruptData` when its footer is damaged.
         """
         with self._handover, translated(self._where, "open an extent"):
             own = self._filling.get(extent)
             if own is not None:  # the descriptor survives the rename
                 return os.open(f"/proc/self/fd/{own}", os.O_RDONLY | os.O_CLOEXEC), None
-        checksums = self._index.get(extent)
-        if checksums is None:
-            raise TierFailed(f"{self._where}: extent {extent.hex()} has no sound index row; evict it")
+        if extent not in self._sizes:
+            raise TierFailed(f"{self._where}: extent {extent.hex()} is not here")
         with translated(self._where, "open an extent"):
-            return os.open(self._final(extent), os.O_RDONLY | os.O_CLOEXEC), checksums
+            fd = os.open(self._final(extent), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                return fd, footer.read(fd, extent, self._sizes[extent])
+            except (OSError, CacheError):
+                os.close(fd)
+                raise
 
     def evict(self, extent: ExtentId) -> None:
         """Remove an extent, also one whose commit failed. A file that is gone already is no error.
@@ -116,48 +131,45 @@ class NvmeTier:
         Raises `TierFailed`.
         """
         self.abort(extent)
-        self._index.forget(extent)
-        with translated(self._where, "remove an extent"):
-            try:
-                os.unlink(self._final(extent))
-            except FileNotFoundError:
-                pass
+        if extent not in self._sizes:
+            return
+        path = self._final(extent)
+        del self._sizes[extent]
+        with translated(self._where, "remove an extent"), suppress(FileNotFoundError):
+            os.unlink(path)
 
     def recover(self) -> Iterator[Resident]:
         """Every committed extent, once garbage is dropped; eager, so that the disk is clean on return.
 
-        Contents are not read here: verify them before the first grant. Raises `TierFailed`.
+        The names are all that is read, so that a million extents take seconds: verify each before its first
+        grant. Raises `TierFailed`.
         """
-        sizes = {extent: checksums.size_bytes for extent, checksums in self._index.items()}
-        kept: list[Resident] = []
         with translated(self._where, "recover"):
             for entry in os.scandir(self._root / "tmp"):
                 os.unlink(entry.path)
             for shelf in _shelves(self._root):
-                kept.extend(_sound_files(shelf, sizes))
-        lost = sizes.keys() - {resident.extent for resident in kept}
-        if lost:
-            self._index.delete(lost)
-        return iter(kept)
+                self._sizes.update(_named(shelf))
+        return iter([Resident(extent, size_bytes) for extent, size_bytes in self._sizes.items()])
+
+    def probe(self, thorough: bool) -> Room:
+        """Whether the directory works, and the room on its disk; from any thread. Raises `TierFailed`."""
+        return probe(self._root, thorough)
 
     def close(self) -> None:
-        """Give back descriptors, the index and the directory's lock; reservations are dropped."""
+        """Give back descriptors and the directory's lock; reservations are dropped."""
         for extent in list(self._filling):
             self.abort(extent)
-        try:
-            self._index.close()
-        finally:
-            os.close(self._lock)
+        os.close(self._lock)
 
     def _temporary(self, extent: ExtentId) -> Path:
         return self._root / "tmp" / extent.hex()
 
     def _final(self, extent: ExtentId) -> Path:
         text = extent.hex()
-        return self._root / "extents" / text[:2] / text
+        return self._root / "extents" / text[:2] / f"{text}.{self._sizes[extent]}"
 
 
-def open_nvme(name: TierName, directory: Path, index_map_bytes: int = MAP_BYTES) -> NvmeTier:
+def open_nvme(name: TierName, directory: Path, sync: Sync = os.fsync) -> NvmeTier:
     """Lock a directory for this daemon and open what is in it.
 
     Raises `InvalidInput` (missing, or used by another daemon), `NotAllowed`, `OutOfSpace`, `TierFailed`.
@@ -176,8 +188,8 @@ def open_nvme(name: TierName, directory: Path, index_map_bytes: int = MAP_BYTES)
         raise tier_error(error, str(directory), "set up the tier") from error
     try:
         with translated(str(directory), "set up the tier"):
-            _lay_out(root)
-        return NvmeTier(name, root, lock, open_index(root / "index", index_map_bytes))
+            _lay_out(root, sync)
+        return NvmeTier(name, root, lock, sync)
     except CacheError:
         os.close(lock)
         raise
@@ -197,42 +209,40 @@ def _locked(directory: Path) -> int:
     return lock
 
 
-def _lay_out(root: Path) -> None:
+def _lay_out(root: Path, sync: Sync) -> None:
     for shelf in _shelves(root):
         shelf.mkdir(mode=0o700, parents=True, exist_ok=True)
     (root / "tmp").mkdir(mode=0o700, exist_ok=True)
     for directory in (root / "extents", root, root.parent, root.parent.parent):
-        _sync_directory(directory)
+        _sync_directory(directory, sync)
 
 
 def _shelves(root: Path) -> Iterator[Path]:
     return (root / "extents" / f"{number:02x}" for number in range(256))
 
 
-def _sync_directory(directory: Path) -> None:
+def _sync_directory(directory: Path, sync: Sync) -> None:
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(fd)
+        sync(fd)
     finally:
         os.close(fd)
 
 
-def _sound_files(shelf: Path, sizes: dict[ExtentId, int]) -> Iterator[Resident]:
-    """The files of one directory that have a row and its size; the others are removed."""
-    for entry in os.scandir(shelf):
-        extent = _extent_named(entry.name)
-        if extent is not None and sizes.get(extent) == entry.stat(follow_symlinks=False).st_size:
-            yield Resident(extent, sizes[extent])
+def _named(shelf: Path) -> Iterator[tuple[ExtentId, int]]:
+    """The extents that the names of a directory's files say; other files are removed."""
+    for name in os.listdir(shelf):
+        text, _, size = name.partition(".")
+        try:
+            extent = ExtentId(bytes.fromhex(text))
+            size_bytes = int(size)
+        except ValueError:
+            extent, size_bytes = ExtentId(b""), 0
+        if len(extent) == 16 and name == f"{extent.hex()}.{size_bytes}":
+            yield extent, size_bytes
         else:
-            os.unlink(entry.path)
-
-
-def _extent_named(name: str) -> ExtentId | None:
-    try:
-        extent = ExtentId(bytes.fromhex(name))
-    except ValueError:
-        return None
-    return extent if extent.hex() == name else None
+            with suppress(IsADirectoryError):  # somebody else's
+                os.unlink(shelf / name)
 
 
 def _unlink_quietly(path: Path) -> None:

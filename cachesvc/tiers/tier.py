@@ -35,11 +35,12 @@ class Tier(Protocol):
     name: TierName
 
     def reserve(self, extent: ExtentId, size_bytes: int) -> int:
-        """A new read-write descriptor of `size_bytes` to fill (the caller closes it). Not yet visible."""
+        """A new read-write descriptor with room for `size_bytes` from 0 (the caller closes it), to be filled;
+        what lies behind them is the tier's. Not yet visible."""
         ...
 
     def commit(self, extent: ExtentId, checksums: Checksums) -> None:
-        """Make a filled extent permanent: seal it (RAM), or fsync, rename and index it (NVMe)."""
+        """Make a filled extent permanent: seal it (RAM), or write its footer, fsync and rename it (NVMe)."""
         ...
 
     def abort(self, extent: ExtentId) -> None:
@@ -65,6 +66,5 @@ class Recovering(Protocol):
     """A tier that survives the daemon."""
 
     def recover(self) -> Iterator[Resident]:
-        """Every committed extent, after garbage (temporary files, files without index rows, rows without
-        files) was dropped."""
+        """Every committed extent, after garbage (temporary files, files that can be no extent's) was dropped."""
         ...

@@ -125,18 +125,22 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class TierStatus(_message.Message):
-    __slots__ = ("name", "budget_bytes", "used_bytes", "held_bytes", "lost")
+    __slots__ = ("name", "budget_bytes", "used_bytes", "held_bytes", "lost", "corrupt_extents", "scrubbed_bytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
     HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
+    CORRUPT_EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    SCRUBBED_BYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     budget_bytes: int
     used_bytes: int
     held_bytes: int
     lost: bool
-    def __init__(self, name: _Optional[str] = ..., budget_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ..., lost: _Optional[bool] = ...) -> None: ...
+    corrupt_extents: int
+    scrubbed_bytes: int
+    def __init__(self, name: _Optional[str] = ..., budget_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ..., lost: _Optional[bool] = ..., corrupt_extents: _Optional[int] = ..., scrubbed_bytes: _Optional[int] = ...) -> None: ...
 
 class DatasetStatus(_message.Message):
     __slots__ = ("dataset", "resident_bytes", "resident_extents", "readers", "pinned", "hits", "ahead", "misses", "refused", "source_bytes", "bound")

@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import lcm
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -65,9 +66,10 @@ def npy_payload(inputs: Inputs, index: int) -> Payload:
             raise InvalidInput(f"{version.uri} has an .npy header of version {magic}; 1.0 and 2.0 are read")
         read = np.lib.format.read_array_header_1_0 if magic == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = read(head)
-    except (ValueError, SyntaxError, TypeError, RecursionError) as error:
-        if isinstance(error, InvalidInput):
-            raise
+    except InvalidInput:
+        raise
+    except (ValueError, SyntaxError, TypeError, RecursionError, TokenError, MemoryError) as error:
+        # The last two: brackets that never close, and more of them than Python's parser nests.
         raise CorruptData(f"{version.uri} has a broken .npy header: {error}") from error
     if dtype.hasobject or (fortran and len(shape) > 1):
         raise InvalidInput(f"{version.uri} holds Python objects or Fortran order; save plain C-order arrays")

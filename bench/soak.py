@@ -1,0 +1,187 @@
+"""`make soak`: many readers for a long time; what the daemon holds must not grow.
+
+    python -m bench.soak SECONDS [READERS]
+
+Readers connect, take random extents, release them or simply go, plan, list and evict. RAM and NVMe together
+hold half of the data, so fills and evictions never end. The first third warms up; over the rest the daemon's
+memory and descriptors must stay within 5 %, its threads the same, its memfds within what the RAM tier holds.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.node import Daemon
+from cachesvc.catalog.build import Options
+from cachesvc.client import Control
+from cachesvc.core.errors import CacheError
+from cachesvc.core.model import DatasetId
+from cachesvc.grants import Granted
+from cachesvc.leases import DaemonGrants
+
+EXTENT = 256 << 10
+EXTENTS = 256
+GROWTH = 0.05
+SAMPLES = 60
+MOST_MEMFDS = EXTENTS // 4 + 16
+"""The extents of the RAM tier, fills that run, and catalogs."""
+RECONNECT = 0.02
+"""Share of the steps at which a reader goes and comes again: half of them without releasing anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the daemon's processes hold at one moment."""
+
+    rss_kb: int
+    descriptors: int
+    threads: int
+    memfds: int
+    children_rss_kb: int
+
+
+def held(pid: int) -> Held:
+    """Read from /proc: of the daemon, and the memory of its fillers and builder."""
+    names = []
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            names.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+        except FileNotFoundError:  # closed since it was listed
+            continue
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return Held(
+        rss_kb=_anonymous_kb(pid),
+        descriptors=sum(not name.startswith("/memfd:") for name in names),
+        threads=len(os.listdir(f"/proc/{pid}/task")),
+        memfds=sum(name.startswith("/memfd:") for name in names),
+        children_rss_kb=sum(_anonymous_kb(int(child)) for child in children),
+    )
+
+
+def _anonymous_kb(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+
+
+class Readers:
+    """Threads of this process, each with a connection of its own, until `stop`."""
+
+    def __init__(self, directory: str, dataset: DatasetId, count: int) -> None:
+        self._directory, self._dataset = directory, dataset
+        self._ended = threading.Event()
+        self.reads = self.reconnects = self.errors = 0
+        self._threads = [threading.Thread(target=self._run, args=(seed,)) for seed in range(count)]
+
+    def start(self) -> None:
+        """Start reading."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End every reader and its connection."""
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, seed: int) -> None:
+        draw, grants = random.Random(seed), DaemonGrants(self._directory, self._dataset)
+        while not self._ended.is_set():
+            try:
+                self._step(draw, grants)
+            except CacheError:
+                self.errors += 1
+        grants.close()
+
+    def _step(self, draw: random.Random, grants: DaemonGrants) -> None:
+        wanted = draw.sample(range(EXTENTS), draw.randint(1, 4))
+        answers = [answer for answer in grants.acquire(wanted, 60.0) if isinstance(answer, Granted)]
+        for answer in answers:
+            assert os.pread(answer.fd, 2, 0) == answer.extent.to_bytes(2, "little")
+            os.close(answer.fd)
+        self.reads += len(answers)
+        if draw.random() < RECONNECT:
+            self.reconnects += 1
+            grants.close()
+        grants.release([answer.extent for answer in answers])
+
+
+def soak(root: Path, seconds: float, readers: int) -> tuple[Table, bool]:
+    """Run, and judge by the second and third thirds."""
+    data, nvme = root / "data", root / "nvme"
+    for folder in (data, nvme):
+        folder.mkdir()
+    with open(data / "0.bin", "wb") as file:
+        for extent in range(EXTENTS):
+            file.write(extent.to_bytes(2, "little").ljust(EXTENT, b"\0"))
+    half = EXTENT * EXTENTS // 4
+    options = ["--ram", str(half), "--nvme", f"{nvme}={half}", "--extent-bytes", str(EXTENT)]
+    with Daemon(root / "node", [*options, "--allow", str(data), "--fillers", "2"]) as daemon:
+        assert daemon.process is not None
+        with Control(daemon.socket_dir) as control:
+            wanted = Options(format="records", record_bytes=4096)
+            dataset = control.open_dataset([str(data)], wanted).id
+            crowd = Readers(daemon.socket_dir, dataset, readers)
+            crowd.start()
+            try:
+                found = _watch(control, dataset, daemon.process.pid, seconds)
+            finally:
+                crowd.stop()
+            end = held(daemon.process.pid)
+    return _judged(found[len(found) // 3 :], end, crowd)
+
+
+def _watch(control: Control, dataset: DatasetId, pid: int, seconds: float) -> list[Held]:
+    found = []
+    for _ in range(SAMPLES):
+        time.sleep(seconds / SAMPLES)
+        steps = list(range(EXTENTS))
+        control.status()
+        control.evict(dataset)
+        planning = DaemonGrants(control.directory, dataset)
+        planning.connect()
+        control.plan(planning.token, dataset, steps, steps, steps)
+        planning.close()
+        found.append(held(pid))
+    return found
+
+
+def _judged(found: Sequence[Held], end: Held, crowd: Readers) -> tuple[Table, bool]:
+    table = Table("held by the daemon", "first", "last", "least", "most", "at the end", "asked", "met")
+    good = True
+    for name in Held.__slots__:
+        values = [getattr(each, name) for each in found]
+        first, last = (sorted(part)[len(part) // 2] for part in (values[:10], values[-10:]))
+        if name == "memfds":  # as many as the RAM tier has extents, and they come and go
+            asked, met = f"at most {MOST_MEMFDS}", max(values) <= MOST_MEMFDS
+        else:
+            asked, met = "last = first +- 5 %", abs(last - first) <= max(GROWTH * first, 2)
+        good = good and met
+        row = (first, last, min(values), max(values), getattr(end, name))
+        table.add_row(name, *(f"{value:,}" for value in row), asked, "yes" if met else "NO")
+    table.caption = f"{crowd.reads:,} reads, {crowd.reconnects:,} reconnects, {crowd.errors:,} errors"
+    return table, good and not crowd.errors
+
+
+def main() -> int:
+    """Print the table; 1 when something grew."""
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 1800.0
+    readers = int(sys.argv[2]) if len(sys.argv) > 2 else 64
+    with tempfile.TemporaryDirectory() as folder:
+        table, good = soak(Path(folder), seconds, readers)
+    Console(width=140).print(f"{seconds:.0f} s, {readers} readers", table)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

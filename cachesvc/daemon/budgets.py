@@ -1,0 +1,40 @@
+"""What an NVMe directory may hold: its share, but never the room that other people's files take."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+
+from cachesvc.config import NvmeSpec
+from cachesvc.core.model import TierName
+from cachesvc.tiers.probe import Room
+
+SHARE_SPARE = 0.05
+"""Left free on a disk that is given by share: a full disk is everybody's problem."""
+SIZE_SPARE = 0.01
+"""Left free on a disk of which bytes were given: who gave them has done the sum, but others may write too."""
+STEADY = 3
+"""Measurements that must agree before a budget shrinks: file systems give back what was removed a little late,
+and shrinking for that would remove more."""
+
+
+def budget_bytes(spec: NvmeSpec, room: Room, ours_bytes: int) -> int:
+    """A directory's budget: as given, but never what others use of the disk nor the last of its room; what the
+    cache itself holds there (`ours_bytes`) is its own to keep."""
+    spare = int(room.total_bytes * (SIZE_SPARE if spec.size_bytes else SHARE_SPARE))
+    wanted = spec.size_bytes or int(room.total_bytes * spec.share)
+    return max(0, min(wanted, room.free_bytes + ours_bytes - spare))
+
+
+class Budgets:
+    """The budgets of the directories as their disks fill and empty."""
+
+    def __init__(self, specs: Mapping[TierName, NvmeSpec]) -> None:
+        self._specs = specs
+        self._last: dict[TierName, deque[int]] = {name: deque(maxlen=STEADY) for name in specs}
+
+    def measured(self, tier: TierName, room: Room, ours_bytes: int) -> int:
+        """The budget now, in bytes, given the disk's room and what the cache holds of it."""
+        last = self._last[tier]
+        last.append(budget_bytes(self._specs[tier], room, ours_bytes))
+        return max(last)

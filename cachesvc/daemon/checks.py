@@ -1,0 +1,128 @@
+"""Copies opened and checked for those who asked. RAM answers at once; a disk is waited for on its own lane."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from cachesvc.core import events
+from cachesvc.core.errors import CacheError, CorruptData, TierFailed
+from cachesvc.core.model import ExtentId, TierName
+from cachesvc.core.node import Node
+from cachesvc.daemon import jobs
+from cachesvc.daemon.fillers import Fillers
+from cachesvc.daemon.lanes import Lane
+from cachesvc.tiers.tier import Checksums, Tier
+
+log = logging.getLogger(__name__)
+VERIFY_TRIES = 3
+Opened = Callable[[int, "Checksums | None"], None]
+
+
+class Checks:
+    """Opens copies and checks them against their checksums. Runs on the loop's thread."""
+
+    def __init__(
+        self,
+        node: Node,
+        tiers: Mapping[TierName, Tier],
+        openers: Mapping[TierName, Lane],
+        fillers: Fillers,
+        handle: Callable[[events.Event], None],
+        failing: Callable[[TierName], None],
+    ) -> None:
+        self._node = node
+        self._tiers = tiers
+        self._openers = openers
+        self._fillers = fillers
+        self._handle = handle
+        self._failing = failing
+        self.unverified: set[tuple[ExtentId, TierName]] = set()
+        """Copies whose bytes somebody else may have changed since we checked them: from before our start, or
+        from before their disk's trouble."""
+        self._checking: dict[tuple[ExtentId, TierName], list[Callable[[bool], None]]] = {}
+
+    def open(
+        self, extent: ExtentId, tier: TierName, then: Opened, otherwise: Callable[[CacheError], None]
+    ) -> None:
+        """Open a resident copy; `then` owns the descriptor."""
+        opener = self._openers.get(tier)
+        if opener is not None:
+            opener.submit(lambda: self._tiers[tier].open(extent), lambda found: then(*found), otherwise)
+            return
+        try:
+            found = self._tiers[tier].open(extent)
+        except CacheError as error:
+            otherwise(error)
+            return
+        then(*found)
+
+    def verify(self, extent: ExtentId, tier: TierName, done: Callable[[bool], None]) -> None:
+        """Check one resident copy against its checksums, once for all who ask meanwhile; a corrupt copy is
+        dropped, and so is one whose check ends its process every time. `done` is called once, with whether
+        nothing wrong was found."""
+        waiting = self._checking.setdefault((extent, tier), [])
+        waiting.append(done)
+        if len(waiting) == 1:
+            self._verify(extent, tier, VERIFY_TRIES)
+
+    def _verify(self, extent: ExtentId, tier: TierName, tries: int) -> None:
+        def done(good: bool) -> None:
+            for waiting in self._checking.pop((extent, tier)):
+                waiting(good)
+
+        def opened(fd: int, checksums: Checksums | None) -> None:
+            if checksums is None:  # being committed: its filler has just checked it
+                os.close(fd)
+                done(True)
+                return
+            digests = jobs.pack_digests(checksums.digests)
+            job = partial(jobs.Verify, size_bytes=checksums.size_bytes, digests=digests)
+            self._fillers.submit(job, (fd,), answered)
+            os.close(fd)
+
+        def answered(answer: jobs.Answer) -> None:
+            assert isinstance(answer, jobs.Done)
+            if answer.retry and tries > 1:  # the process ended, which says nothing about the bytes
+                self._verify(extent, tier, tries - 1)
+                return
+            if answer.code:
+                self.failed(extent, tier, answer.code)
+            else:
+                self.unverified.discard((extent, tier))
+            done(answer.code == 0)
+
+        def not_opened(error: CacheError) -> None:
+            gone = self._node.where(extent) != tier and not isinstance(error, CorruptData)
+            if not gone and not short_of_descriptors(error):
+                self.failed(extent, tier, error.code)
+            done(gone)
+
+        self.open(extent, tier, opened, not_opened)
+
+    def failed(self, extent: ExtentId, tier: TierName, code: int) -> None:
+        """A copy is wrong or cannot be read: it is dropped, unless it is its whole tier that cannot be read."""
+        if code == TierFailed.code:
+            self._failing(tier)
+            if self._node.policy.tiers[tier].lost:
+                return
+        log.error("a corrupt extent is dropped", extra={"extent": extent.hex(), "tier": tier})
+        self._handle(events.Corrupt(extent, tier))
+
+    def suspect(self, tier: TierName, error: CacheError) -> None:
+        """A call of a tier failed: look into it, unless the error says nothing about the tier."""
+        if isinstance(error, TierFailed) and not short_of_descriptors(error):
+            self._failing(tier)
+
+    def came_back(self, tier: TierName) -> None:
+        """A disk that was in trouble: everything on it is checked again before its next grant."""
+        self.unverified.update((extent, tier) for extent, _ in self._node.resident_in(tier))
+
+
+def short_of_descriptors(error: CacheError) -> bool:
+    """Our own limits, which say nothing about the copy."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)

@@ -1,0 +1,176 @@
+"""Fills as they are carried out: reserve in the tier, fill in a filler, commit. What a lost tier leaves
+half-done is answered at once, and undone behind its threads."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from cachesvc.core import events
+from cachesvc.core.errors import CacheError, CorruptData, SourceUnavailable, TierFailed
+from cachesvc.core.model import DatasetId, ExtentId, TierName
+from cachesvc.daemon import jobs
+from cachesvc.daemon.checks import Checks
+from cachesvc.daemon.datasets import Dataset, Datasets
+from cachesvc.daemon.fillers import Fillers
+from cachesvc.daemon.lanes import Lane
+from cachesvc.tiers.tier import Checksums, Tier
+
+log = logging.getLogger(__name__)
+
+
+class Fills:
+    """Executes `StartFill`. Runs on the loop's thread; a call or job that ends after its tier was lost finds
+    its command forgotten."""
+
+    def __init__(
+        self,
+        tiers: Mapping[TierName, Tier],
+        lanes: Mapping[TierName, Lane],
+        datasets: Datasets,
+        fillers: Fillers,
+        checks: Checks,
+        handle: Callable[[events.Event], None],
+    ) -> None:
+        self._tiers = tiers
+        self._lanes = lanes
+        self._datasets = datasets
+        self._fillers = fillers
+        self._checks = checks
+        self._handle = handle
+        self.source_bytes: dict[DatasetId, int] = {}
+        self._filling: dict[tuple[ExtentId, TierName], events.StartFill] = {}
+        self._committing: set[tuple[ExtentId, TierName]] = set()
+
+    def tier_lost(self, name: TierName, why: str) -> None:
+        """Answer all that waits for the tier."""
+        for command in [c for c in self._filling.values() if name in (c.tier, c.from_tier)]:
+            code = TierFailed.code if command.tier == name else SourceUnavailable.code
+            tier, extent = self._tiers[command.tier], command.extent
+            del self._filling[(extent, command.tier)]
+            self._lanes[command.tier].submit(partial(tier.abort, extent), lambda _: None, lambda _: None)
+            self._handle(events.FillFailed(extent, command.tier, code, f"{name}: {why}", retry=True))
+        for key in [key for key in self._committing if key[1] == name]:
+            self._committing.remove(key)
+            self._handle(events.CommitFailed(*key, f"{name}: {why}"))
+
+    def start(self, command: events.StartFill) -> None:
+        """Begin a fill; `Filled` or `FillFailed` follows, and for a disk `Committed` or `CommitFailed`."""
+        dataset, index = self._datasets.home(command.extent)
+        size = dataset.sizes[index]
+        self._filling[(command.extent, command.tier)] = command
+        self._lanes[command.tier].submit(
+            lambda: self._tiers[command.tier].reserve(command.extent, size),
+            lambda target: self._send_fill(command, dataset, index, target),
+            lambda error: self._not_reserved(command, error),
+        )
+
+    def _not_reserved(self, command: events.StartFill, error: CacheError) -> None:
+        self._checks.suspect(command.tier, error)
+        if self._ended(command):
+            log.error("a tier takes no more for a while", extra={"tier": command.tier, "error": str(error)})
+            self._handle(events.FillFailed(command.extent, command.tier, error.code, str(error), False))
+
+    def _ended(self, command: events.StartFill) -> bool:
+        """Forget a fill; False where that happened already, because its tier was lost."""
+        key = (command.extent, command.tier)
+        if self._filling.get(key) is not command:
+            return False
+        del self._filling[key]
+        return True
+
+    def _send_fill(self, command: events.StartFill, dataset: Dataset, index: int, target: int) -> None:
+        if self._filling.get((command.extent, command.tier)) is not command:
+            os.close(target)  # aborted meanwhile: its tier was lost
+            return
+        if command.from_tier is None:
+            job = partial(jobs.Fill, dataset=dataset.id, index=index)
+            self._fillers.submit(job, (target, dataset.catalog_fd), partial(self._filled, command))
+            os.close(target)
+            return
+
+        def opened(origin: int, checksums: Checksums | None) -> None:
+            assert checksums is not None
+            digests = jobs.pack_digests(checksums.digests)
+            copy = partial(jobs.Copy, size_bytes=checksums.size_bytes, digests=digests)
+            self._fillers.submit(copy, (target, origin), partial(self._filled, command))
+            os.close(origin)
+            os.close(target)
+
+        def failed(error: CacheError) -> None:
+            os.close(target)
+            self._filled(command, jobs.Done(0, error.code, str(error), retry=True))
+
+        self._checks.open(command.extent, command.from_tier, opened, failed)
+
+    def _filled(self, command: events.StartFill, answer: jobs.Answer) -> None:
+        assert isinstance(answer, jobs.Done)
+        dataset, index = self._datasets.home(command.extent)
+        if command.from_tier is None:
+            so_far = self.source_bytes.get(dataset.id, 0)
+            self.source_bytes[dataset.id] = so_far + answer.source_bytes
+        if answer.code:
+            self._fill_ended_badly(command, answer)
+            return
+        if self._filling.get((command.extent, command.tier)) is not command:
+            return  # aborted meanwhile: its tier was lost
+        checksums = Checksums(dataset.sizes[index], jobs.unpack_digests(answer.digests))
+        tier = self._tiers[command.tier]
+        if getattr(tier, "recover", None) is None:
+            # RAM: sealing is what makes it safe to grant, and takes microseconds.
+            self._lanes[command.tier].submit(
+                lambda: tier.commit(command.extent, checksums),
+                lambda _: self._ready(command),
+                lambda error: self._abort(command, jobs.Done(0, error.code, str(error))),
+            )
+            return
+        # NVMe: readers wait for verified bytes, not for durability.
+        key = (command.extent, command.tier)
+        self._committing.add(key)
+        self._ready(command)
+        self._lanes[command.tier].submit(
+            lambda: tier.commit(command.extent, checksums),
+            lambda _: self._committed(key),
+            lambda error: self._not_committed(key, error),
+        )
+
+    def _ready(self, command: events.StartFill) -> None:
+        if self._ended(command):
+            self._handle(events.Filled(command.extent, command.tier))
+
+    def _committed(self, key: tuple[ExtentId, TierName]) -> None:
+        if key in self._committing:
+            self._committing.remove(key)
+            self._handle(events.Committed(*key))
+
+    def _not_committed(self, key: tuple[ExtentId, TierName], error: CacheError) -> None:
+        self._checks.suspect(key[1], error)
+        if key in self._committing:
+            self._committing.remove(key)
+            self._handle(events.CommitFailed(*key, str(error)))
+
+    def _fill_ended_badly(self, command: events.StartFill, answer: jobs.Done) -> None:
+        origin = command.from_tier
+        if origin is None:
+            if answer.code == TierFailed.code:
+                self._checks.suspect(command.tier, TierFailed(answer.message))
+        elif answer.code in (CorruptData.code, TierFailed.code):
+            # It is the copy that was read: the tier that was to take it did nothing wrong.
+            self._checks.failed(command.extent, origin, answer.code)
+            answer = jobs.Done(answer.number, SourceUnavailable.code, answer.message, retry=True)
+        self._abort(command, answer)
+
+    def _abort(self, command: events.StartFill, answer: jobs.Done) -> None:
+        def failed(_: object) -> None:
+            if self._ended(command):
+                self._handle(
+                    events.FillFailed(command.extent, command.tier, answer.code, answer.message, answer.retry)
+                )
+
+        if self._filling.get((command.extent, command.tier)) is command:
+            log.warning("a fill failed", extra={"extent": command.extent.hex(), "error": answer.message})
+            self._lanes[command.tier].submit(
+                lambda: self._tiers[command.tier].abort(command.extent), failed, failed
+            )

@@ -1,0 +1,70 @@
+"""Threads that may wait for a disk: one call after the other in each, answered on the loop's thread."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from cachesvc.core.errors import CacheError
+from cachesvc.tiers.failures import tier_error
+
+_T = TypeVar("_T")
+_Call = Callable[[], None]
+
+
+class Lane:
+    """One thread. Its length is bounded by the core's fills, commits and evictions, or by the readers' waits.
+
+    The thread is a daemon thread: a call that the kernel never ends must not keep the process from ending.
+    """
+
+    def __init__(self, name: str, post: Callable[[_Call], None], clock: Callable[[], float]) -> None:
+        self._name = name
+        self._post = post
+        self._clock = clock
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._began_at: float | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(
+        self, work: Callable[[], _T], then: Callable[[_T], None], otherwise: Callable[[CacheError], None]
+    ) -> None:
+        """Run `work` on the thread, then `then` or `otherwise` on the loop's."""
+
+        def run() -> None:
+            try:
+                result = work()
+            except CacheError as error:
+                self._answer(otherwise, error)
+            except OSError as error:
+                self._answer(otherwise, tier_error(error, self._name, "do what it was asked"))
+            else:
+                self._answer(then, result)
+
+        self._calls.put(run)
+
+    def busy_s(self) -> float:
+        """How long the call under way has been, in seconds; 0 without one."""
+        began_at = self._began_at
+        return 0.0 if began_at is None else self._clock() - began_at
+
+    def close(self, wait_s: float) -> bool:
+        """End after the call under way, not with what was to come; False when it does not end in time."""
+        self._closed = True
+        self._calls.put(None)
+        self._thread.join(wait_s)
+        return not self._thread.is_alive()
+
+    def _answer(self, callback: Callable[[Any], None], value: object) -> None:
+        if not self._closed:
+            self._post(lambda: callback(value))
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None and not self._closed:
+            self._began_at = self._clock()
+            call()
+            self._began_at = None

@@ -1,0 +1,125 @@
+"""Watches the cache directories: sends what the core's breaker asks for, says what it found, measures room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from cachesvc.core.breaker import Breaker, Limits, Probe
+from cachesvc.core.errors import CacheError
+from cachesvc.core.model import TierName
+from cachesvc.daemon.lanes import Lane
+from cachesvc.tiers.probe import Room
+
+
+class Probed(Protocol):
+    """A tier on a disk."""
+
+    name: TierName
+
+    def probe(self, thorough: bool) -> Room:
+        """Whether the directory works, and its room. Raises `TierFailed`."""
+        ...
+
+
+@dataclass(slots=True)
+class _Watched:
+    tier: Probed
+    breaker: Breaker
+    probes: Lane
+    calls: tuple[Lane, ...]
+    reported: bool = False
+
+
+class Watch:
+    """Everything runs on the loop's thread, but the probes, each tier's on a thread of its own."""
+
+    def __init__(
+        self,
+        lost: Callable[[TierName, str], None],
+        back: Callable[[TierName], None],
+        measured: Callable[[TierName, Room], None],
+        lane: Callable[[str], Lane],
+        clock: Callable[[], float],
+        limits: Limits | None = None,
+    ) -> None:
+        self._lost = lost
+        self._back = back
+        self._measured = measured
+        self._lane = lane
+        self._clock = clock
+        self._limits = limits or Limits()
+        self._tiers: dict[TierName, _Watched] = {}
+
+    def add(self, tier: Probed, calls: tuple[Lane, ...]) -> None:
+        """Watch a tier, and the lanes on which its calls run."""
+        breaker = Breaker(self._limits, self._clock())
+        self._tiers[tier.name] = _Watched(tier, breaker, self._lane(f"probe-{tier.name}"), calls)
+
+    def suspect(self, tier: TierName) -> None:
+        """A call of a tier failed."""
+        if watched := self._tiers.get(tier):
+            watched.breaker.suspect(self._clock())
+
+    def next_deadline(self) -> float | None:
+        """When `tick` is owed."""
+        return min((watched.breaker.next_deadline() for watched in self._tiers.values()), default=None)
+
+    def tick(self) -> None:
+        """Send the probes that are due."""
+        now = self._clock()
+        for watched in self._tiers.values():
+            if watched.breaker.next_deadline() > now:
+                continue
+            if self._stuck(watched):
+                watched.breaker.suspect(now)
+            probe = watched.breaker.tick(now)
+            if probe is not None:
+                self._send(watched, probe)
+            self._report(watched)
+
+    def close(self, wait_s: float) -> None:
+        """End the probes' threads."""
+        for watched in self._tiers.values():
+            watched.probes.close(wait_s)
+
+    def _stuck(self, watched: _Watched) -> bool:
+        return any(lane.busy_s() > self._limits.stuck_s for lane in watched.calls)
+
+    def _send(self, watched: _Watched, probe: Probe) -> None:
+        clock = self._clock
+
+        def ask() -> tuple[float, Room | None, str]:
+            began_at = clock()
+            try:
+                room: Room | None = watched.tier.probe(probe is Probe.THOROUGH)
+                error = ""
+            except CacheError as found:
+                room, error = None, str(found)
+            return clock() - began_at, room, error
+
+        watched.probes.submit(ask, partial(self._answered, watched), lambda error: _raise(error))
+
+    def _answered(self, watched: _Watched, answer: tuple[float, Room | None, str]) -> None:
+        took_s, room, error = answer
+        if watched.breaker.lost and self._stuck(watched):
+            error = error or "a call is still under way"
+        watched.breaker.answered(self._clock(), took_s, error)
+        self._report(watched)
+        if room is not None and room.total_bytes:
+            self._measured(watched.tier.name, room)
+
+    def _report(self, watched: _Watched) -> None:
+        if watched.breaker.lost == watched.reported:
+            return
+        watched.reported = watched.breaker.lost
+        if watched.reported:
+            self._lost(watched.tier.name, watched.breaker.why)
+        else:
+            self._back(watched.tier.name)
+
+
+def _raise(error: CacheError) -> None:
+    raise error

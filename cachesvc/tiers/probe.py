@@ -1,0 +1,81 @@
+"""Asking a cache directory whether it works: a small read past the page cache, or a write that is read back."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from cachesvc.core.errors import OutOfSpace, TierFailed
+from cachesvc.tiers.failures import translated
+
+_BYTES = 4096
+_PATTERN = b"cachesvc" * (_BYTES // 8)
+_NOT_THE_DISKS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A file system's bytes: all of them, and those that are free for us."""
+
+    total_bytes: int
+    free_bytes: int
+
+
+def room(directory: Path) -> Room:
+    """What statvfs says. Raises OSError."""
+    disk = os.statvfs(directory)
+    return Room(disk.f_frsize * disk.f_blocks, disk.f_frsize * disk.f_bavail)
+
+
+def probe(directory: Path, thorough: bool) -> Room:
+    """Read the probe file in `directory`; when `thorough`, write it anew first.
+
+    Raises `TierFailed`. A full disk works, and what our own limits forbid says nothing about the disk.
+    """
+    try:
+        with translated(str(directory), "use the cache directory"):
+            if thorough:
+                _write(directory)
+            if _read(directory / "probe") != _PATTERN:
+                raise TierFailed(f"{directory}: what was written there reads differently; replace the disk")
+            return room(directory)
+    except OutOfSpace:
+        return Room(0, 0)
+    except TierFailed as error:
+        cause = error.__cause__
+        if isinstance(cause, OSError) and cause.errno in _NOT_THE_DISKS:
+            return Room(0, 0)
+        raise
+
+
+def _write(directory: Path) -> None:
+    new = directory / "probe.new"
+    with suppress(FileNotFoundError):
+        os.unlink(new)
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, _PATTERN)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.rename(new, directory / "probe")
+
+
+def _read(path: Path) -> bytes:
+    flags = os.O_RDONLY | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags | os.O_DIRECT)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # EINVAL: a file system without direct reads
+            raise
+        fd = os.open(path, flags)
+    try:
+        with mmap.mmap(-1, _BYTES) as page:  # direct reads want an aligned buffer
+            os.preadv(fd, [page], 0)
+            return bytes(page)
+    finally:
+        os.close(fd)

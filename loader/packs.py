@@ -1,0 +1,138 @@
+"""`pack`: documents of any length as samples of one length, with their boundaries. The arithmetic: core/packing.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset as TorchDataset
+
+from cachesvc.core.errors import InvalidInput
+from cachesvc.core.order import EpochOrder, OrderSpec
+from cachesvc.core.packing import PackRun
+from loader.composed import alone
+from loader.dataset import Dataset
+from loader.documents import Documents, documents_of
+from loader.reader import Ints
+
+_RUNS_KEPT = 4
+_IN_ORDER = OrderSpec(seed=0, global_batch=1, shuffle=False)
+
+
+def pack(dataset: Dataset, seq_len: int, *, dtype: str | None = None) -> Packed:
+    """Documents laid end to end, in the shuffled order, and cut to `seq_len` tokens.
+
+    Documents are those of a Megatron `.idx` (open it with any `seq_len`), else the records of a dataset of
+    integers, else the one field of each sample as raw integers of `dtype`. A sample is {"tokens": [seq_len],
+    "cu_seqlens": int32}; a batch {"tokens": [batch, seq_len], "cu_seqlens", "max_seqlen"}, where `cu_seqlens`
+    are offsets into `tokens.flatten()`, from 0 to batch x seq_len, as flash-attention's varlen functions take
+    them: each document, and each part of one that was cut, attends to itself only. The part of a document that
+    does not fit is the beginning of the next pack. Fewer than `seq_len` tokens at an epoch's end are left out.
+
+    Raises InvalidInput when the documents hold fewer than `seq_len` tokens together, when their lengths are not
+    known without reading, and for a dataset with a transform.
+    """
+    return Packed(dataset, seq_len, dtype)
+
+
+class Packed(TorchDataset[Any]):
+    """Made by `pack`. `packs[i]` is pack i of the documents in their own order. Picklable."""
+
+    def __init__(self, dataset: Dataset, seq_len: int, dtype: str | None) -> None:
+        """Raises InvalidInput."""
+        self.leaf, self.seq_len, self._dtype = dataset, seq_len, dtype
+        if dataset.form.transform is not None:
+            raise InvalidInput("pack() takes tokens as they are stored: open the dataset without a transform")
+        self._documents: Documents = documents_of(dataset, dtype)
+        if not 1 <= seq_len <= self._documents.tokens:
+            raise InvalidInput(
+                f"packs of {seq_len} tokens out of {self._documents.tokens}: give seq_len from 1 to what there is"
+            )
+        self._out = np.dtype(dataset.form.out) if dataset.form.out else self._documents.dtype
+        self._runs: dict[tuple[OrderSpec, int], PackRun] = {}
+
+    def __getstate__(self) -> tuple[Dataset, int, str | None]:
+        return self.leaf, self.seq_len, self._dtype
+
+    def __setstate__(self, state: tuple[Dataset, int, str | None]) -> None:
+        self.__init__(*state)  # type: ignore[misc]
+
+    def __len__(self) -> int:
+        return self._documents.tokens // self.seq_len
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"pack {index} of {len(self)}")
+        return self.take(np.asarray([index % len(self)], np.int64), _IN_ORDER, 0)[0]
+
+    def __repr__(self) -> str:
+        return f"Packed({self.leaf!r}, {len(self):,} packs of {self.seq_len})"
+
+    @property
+    def identity(self) -> str:
+        """Which data this is."""
+        return f"{self.leaf.identity}:{self.seq_len}{self._documents.dtype.str}"
+
+    @property
+    def looks(self) -> str:
+        """What a sample looks like, in words."""
+        return f"packs of {self.seq_len} {self._out}"
+
+    @property
+    def leaves(self) -> tuple[Dataset, ...]:
+        """The dataset that is read."""
+        return (self.leaf,)
+
+    # ---- for the loader
+
+    def run(self, spec: OrderSpec, epoch: int) -> PackRun:
+        """The packs of an epoch."""
+        kept, key, documents = self._runs, (alone(spec), epoch), self._documents
+        if key not in kept:  # the cache is replaced, never changed: threads may share it
+            order = EpochOrder(key[0], documents.extent_first, epoch)
+            made = PackRun(order, documents.length_of, documents.extent_tokens, self.seq_len)
+            kept = {**dict([*kept.items()][1 - _RUNS_KEPT :]), key: made}
+            self._runs = kept
+        return kept[key]
+
+    def take(self, spots: Ints, spec: OrderSpec, epoch: int) -> list[dict[str, torch.Tensor]]:
+        """Packs, read in one pass."""
+        rows, pack_of, ends = self._read(spots, spec, epoch)
+        cuts = np.searchsorted(pack_of, np.arange(len(spots) + 1)).tolist()
+        return [
+            {"tokens": rows[row], "cu_seqlens": _boundaries(ends[low:high] - row * self.seq_len)}
+            for row, (low, high) in enumerate(pairwise(cuts))
+        ]
+
+    def whole(self, spots: Ints, spec: OrderSpec, epoch: int) -> dict[str, Any]:
+        """A batch as it goes out when nobody collates."""
+        rows, _, ends = self._read(spots, spec, epoch)
+        return _batch(rows, _boundaries(ends))
+
+    def collate(self, samples: Sequence[dict[str, torch.Tensor]]) -> dict[str, Any]:
+        """Packs as one batch; see `pack`."""
+        tokens = torch.stack([sample["tokens"] for sample in samples])
+        inner = [sample["cu_seqlens"][1:] + row * self.seq_len for row, sample in enumerate(samples)]
+        return _batch(tokens, torch.cat([torch.zeros(1, dtype=torch.int32), *inner]))
+
+    def _read(self, spots: Ints, spec: OrderSpec, epoch: int) -> tuple[torch.Tensor, Ints, Ints]:
+        """Tokens [packs, seq_len]; of each piece its pack's row, and where it ends in the flattened tokens."""
+        pieces, width = self.run(spec, epoch).pieces(spots), self._documents.dtype.itemsize
+        lengths = pieces.end - pieces.begin
+        addresses = self._documents.address_of(pieces.document) + pieces.begin * width
+        raw = bytearray().join(
+            part or b"" for part in self.leaf.opened.reader().read(addresses, lengths * width)
+        )
+        tokens = np.frombuffer(raw, self._documents.dtype).astype(self._out, copy=False)
+        return torch.from_numpy(tokens.reshape(len(spots), self.seq_len)), pieces.row, np.cumsum(lengths)
+
+
+def _batch(tokens: torch.Tensor, boundaries: torch.Tensor) -> dict[str, Any]:
+    return {"tokens": tokens, "cu_seqlens": boundaries, "max_seqlen": int(boundaries.diff().max())}
+
+
+def _boundaries(ends: Ints) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate(([0], ends)).astype(np.int32))

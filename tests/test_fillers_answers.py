@@ -1,0 +1,61 @@
+"""What a child process answers is not believed; what is logged is one line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+from dataclasses import asdict, replace
+
+import pytest
+
+from cachesvc.daemon import jobs
+from cachesvc.daemon.serve import configure_logging
+
+DONE = jobs.Done(1, message="m", dataset="0" * 32)
+
+
+def test_sound_answers_are_well_formed() -> None:
+    assert jobs.well_formed(DONE)
+    assert jobs.well_formed(jobs.Progress(1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        replace(DONE, number="1"), replace(DONE, code=None), replace(DONE, code=True), replace(DONE, digests=7),  # type: ignore[arg-type]
+        replace(DONE, retry="yes"), replace(DONE, source_bytes=1.5), replace(DONE, dataset=["x"]),  # type: ignore[arg-type]
+        jobs.Progress(1, "a", 2), jobs.Verify(1, 2, "x"), jobs.Fill(1, "d", 0),  # type: ignore[arg-type]
+    ],
+)  # fmt: skip
+def test_answers_of_other_types_or_kinds_are_not(wrong: jobs.Answer) -> None:
+    assert not jobs.well_formed(wrong)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"x", b"[]", b"{}", b'{"kind": "done"}', b'{"kind": "none", "number": 1}', b"\xff", b"1", b"null", jobs.IN_MEMFD,
+        json.dumps({"kind": "done", "number": 1, "more": 2}).encode(),
+        json.dumps({"kind": ["done"], **asdict(DONE)}).encode(),
+    ],
+)  # fmt: skip
+def test_what_does_not_parse_is_one_of_the_errors_that_end_the_child(said: bytes) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        theirs.send(said)
+        with pytest.raises((ValueError, KeyError, TypeError, AttributeError, IndexError)):
+            jobs.receive(ours)
+
+
+def test_a_log_record_is_one_line_whatever_an_object_is_called(capsys: pytest.CaptureFixture[str]) -> None:
+    before = logging.getLogger().handlers[:]
+    try:
+        configure_logging("text")
+        logging.getLogger("x").warning(
+            "a fill failed", extra={"error": "s3://b/a\n12:00:00 INFO forged\x1b[2J\u2028é"}
+        )
+    finally:
+        logging.getLogger().handlers[:] = before
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(r"error=s3://b/a\n12:00:00 INFO forged\x1b[2J\u2028é")

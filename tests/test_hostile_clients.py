@@ -1,0 +1,203 @@
+"""A daemon among clients that send anything, hoard, flood and do not read: it lives, others do not notice."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bench.node import Daemon
+from cachesvc.catalog.build import Options
+from cachesvc.client import Control
+from cachesvc.core import wire
+from cachesvc.core.model import DatasetId
+from cachesvc.core.wire import Message, Op
+from cachesvc.grants import Granted
+from cachesvc.leases import DaemonGrants
+from tests.test_daemon import wait_until
+
+EXTENT = 64 << 10
+EXTENTS = 8
+GROWTH_KB = 48 << 10
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    root = tmp_path_factory.mktemp("hostile")
+    (root / "data").mkdir()
+    (root / "data" / "0.bin").write_bytes(bytes(range(256)) * (EXTENTS * EXTENT // 256))
+    options = ["--ram", "8MiB", "--extent-bytes", str(EXTENT), "--fillers", "1", "--allow", f"{root}/data"]
+    with Daemon(root / "node", options) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def dataset(daemon: Daemon) -> DatasetId:
+    with Control(daemon.socket_dir) as control:
+        wanted = Options(format="records", record_bytes=4096)
+        return control.open_dataset([str(daemon.root.parent / "data")], wanted).id
+
+
+@pytest.fixture
+def lives(daemon: Daemon, dataset: DatasetId) -> Iterator[DaemonGrants]:
+    """Another reader, connected all the time; afterwards it is served at once and the daemon holds no more."""
+    assert daemon.process is not None
+    reader = DaemonGrants(daemon.socket_dir, dataset)
+    read_one(reader, 0)
+    before = footprint(daemon.process.pid)
+    yield reader
+    assert daemon.process.poll() is None, daemon.log
+    read_one(reader, 1)
+    pid = daemon.process.pid
+    wait_until(lambda: footprint(pid)[0] <= before[0] + 8)
+    assert footprint(pid)[1] <= before[1] + GROWTH_KB
+    assert "Traceback" not in daemon.log
+    reader.close()
+
+
+def read_one(reader: DaemonGrants, extent: int) -> None:
+    (answer,) = reader.acquire([extent], 20.0)
+    assert isinstance(answer, Granted)
+    assert os.pread(answer.fd, 4, 0) == b"\0\1\2\3"
+    os.close(answer.fd)
+    reader.release([extent])
+
+
+def footprint(pid: int) -> tuple[int, int]:
+    """Open descriptors and resident KB."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    resident = next(line for line in status.splitlines() if line.startswith("VmRSS"))
+    return len(os.listdir(f"/proc/{pid}/fd")), int(resident.split()[1])
+
+
+@contextlib.contextmanager
+def connected(daemon: Daemon, dataset: DatasetId | None = None) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel:
+        channel.settimeout(10)
+        channel.connect(f"{daemon.socket_dir}/grants.sock")
+        if dataset is not None:
+            channel.send(wire.encode(Message(Op.HELLO, wire.MAGIC, digest=bytes.fromhex(dataset))))
+            assert wire.decode(channel.recv(4096)).op is Op.WELCOME
+        yield channel
+
+
+messages = st.builds(
+    Message,
+    st.sampled_from(list(Op)),
+    st.sampled_from([0, 1, wire.MAGIC, 2**32 - 1]),
+    st.sampled_from([0, 1, EXTENTS - 1, EXTENTS, 2**31, 2**63, 2**64 - 1]),
+    st.sampled_from([0, 1, 2**64 - 1]),
+    st.binary(min_size=16, max_size=16),
+    st.text(max_size=20),
+).map(wire.encode)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    greeted=st.booleans(),
+    said=st.lists(st.tuples(messages | st.binary(min_size=1, max_size=5000), st.integers(0, 5)), max_size=8),
+)
+def test_any_messages_with_any_descriptors(
+    daemon: Daemon, dataset: DatasetId, lives: DaemonGrants, greeted: bool, said: list[tuple[bytes, int]]
+) -> None:
+    with connected(daemon, dataset if greeted else None) as channel, contextlib.suppress(OSError):
+        for data, descriptors in said:
+            socket.send_fds(channel, [data], [channel.fileno()] * descriptors)
+
+
+def test_descriptors_that_a_client_sends_are_closed(
+    daemon: Daemon, dataset: DatasetId, lives: DaemonGrants
+) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, connected(daemon, dataset) as channel:
+        with theirs:
+            for _ in range(200):
+                passed = wire.encode(Message(Op.PASSED, 0, 1))
+                socket.send_fds(channel, [passed], [theirs.fileno()] * 100)
+            channel.send(wire.encode(Message(Op.CATALOG)))
+            assert wire.decode(channel.recv(4096)).op is Op.CATALOG  # all before it has been taken
+        ours.settimeout(10)
+        assert ours.recv(1) == b""  # nobody else has the other end
+
+
+@pytest.mark.parametrize("op", [Op.GET, Op.HOLD, Op.RELEASE, Op.PASSED, Op.CATALOG])
+def test_floods_from_clients_that_never_read(
+    daemon: Daemon, dataset: DatasetId, lives: DaemonGrants, op: Op
+) -> None:
+    """Each is dropped when its answers fill its buffer, or served message by message, in turn with others."""
+    with contextlib.ExitStack() as stack:
+        flooders = [stack.enter_context(connected(daemon, dataset)) for _ in range(4)]
+        slowest = 0.0
+        for number in range(3000):
+            for channel in flooders:
+                channel.setblocking(False)
+                with contextlib.suppress(OSError):
+                    channel.send(wire.encode(Message(op, number, number % EXTENTS, text="ram")))
+            if number % 500 == 0:
+                before = time.monotonic()
+                read_one(lives, 2)
+                slowest = max(slowest, time.monotonic() - before)
+        assert slowest < 5.0
+
+
+def test_greeting_twice_or_with_garbage_ends_that_connection_only(
+    daemon: Daemon, dataset: DatasetId, lives: DaemonGrants
+) -> None:
+    hello = wire.encode(Message(Op.HELLO, wire.MAGIC, digest=bytes.fromhex(dataset)))
+    for said in ([hello, hello], [hello[:-1]], [hello + b"x" * 5000], [struct.pack("<B", 255) * 37]):
+        with connected(daemon) as channel:
+            for each in said:
+                with contextlib.suppress(OSError):
+                    channel.send(each)
+            answers = [channel.recv(wire.MAX_MESSAGE_BYTES) for _ in range(len(said))]
+            assert answers[-1] == b""
+
+
+METHODS = (
+    "OpenDataset",
+    "SubmitPlan",
+    "Prefetch",
+    "Status",
+    "List",
+    "Pin",
+    "Evict",
+    "Verify",
+    "Read",
+    "None",
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(method=st.sampled_from(METHODS), body=st.binary(max_size=300))
+def test_any_bytes_as_a_grpc_request(daemon: Daemon, lives: DaemonGrants, method: str, body: bytes) -> None:
+    with grpc.insecure_channel(f"unix:{daemon.socket_dir}/cachesvc.sock") as channel:
+        call = channel.unary_stream(f"/cachesvc.v1.Cache/{method}")
+        with contextlib.suppress(grpc.RpcError):
+            list(call(body, timeout=20))
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(body=st.binary(min_size=1, max_size=3000), preface=st.booleans())
+def test_any_bytes_as_http2(daemon: Daemon, lives: DaemonGrants, body: bytes, preface: bool) -> None:
+    with socket.socket(socket.AF_UNIX) as channel, contextlib.suppress(OSError):
+        channel.connect(f"{daemon.socket_dir}/cachesvc.sock")
+        channel.send((b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" if preface else b"") + body)
+
+
+def test_a_message_above_the_limit_is_refused(daemon: Daemon, lives: DaemonGrants) -> None:
+    with grpc.insecure_channel(
+        f"unix:{daemon.socket_dir}/cachesvc.sock", [("grpc.max_send_message_length", -1)]
+    ) as channel:
+        call = channel.unary_unary("/cachesvc.v1.Cache/SubmitPlan")
+        with pytest.raises(grpc.RpcError) as caught:
+            call(bytes(65 << 20), timeout=60)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -1,0 +1,94 @@
+"""What must stay secret appears nowhere that anybody else looks: everything said is searched for known strings."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from bench.node import Daemon
+from cachesvc.catalog.build import Options
+from cachesvc.client import Control
+from cachesvc.core.errors import CacheError
+from cachesvc.core.model import DatasetId
+from cachesvc.leases import DaemonGrants
+from tests.servers import SeaweedFS, free_ports
+
+RECORDS = Options(format="records", record_bytes=4096)
+SECRET, SESSION, KEY = "Zs3cr3tZaccessZkeyZvalue", "Zs3ss10nZt0kenZvalue", "ZtlsZkeyZcontents"
+ACCESS_KEY = "AKIAZZNOTAREALKEYZZ"
+
+
+@pytest.mark.parametrize("works", [pytest.param(True, marks=pytest.mark.slow), False])
+def test_no_secret_is_said_anywhere(
+    tmp_path: Path, s3_server: SeaweedFS, bucket: str, works: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With credentials that work, and with ones that the server refuses at every call; errors are provoked in
+    each. What is searched: log at its loudest, errors, status, metrics, command lines, and environments."""
+    s3_server.client().put_object(Bucket=bucket, Key="data/0.bin", Body=bytes(1 << 20))
+    s3_server.client().put_object(Bucket=bucket, Key="bad/index.json", Body=b"{")
+    (metrics,) = free_ports(1)
+    options = ["--ram", "8MiB", "--allow", f"s3://{bucket}/", "--extent-bytes", "64KiB", "--fillers", "1"]
+    env = {**s3_server.env(), "CACHESVC_LOG": "DEBUG"}
+    secrets = [s3_server.secret_key]
+    if not works:
+        secrets = [SECRET, SESSION, KEY]
+        env |= {
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_SESSION_TOKEN": SESSION,
+        }
+        env |= {"UNRELATED_PASSWORD": KEY}
+    said: list[str] = []
+    with Daemon(tmp_path / "node", [*options, "--metrics", f"127.0.0.1:{metrics}"], env) as daemon:
+        assert daemon.process is not None
+        pid = daemon.process.pid
+        with Control(daemon.socket_dir) as control:
+            for prefix in ("data/", "bad/", "none/", "data/0.bin"):
+                try:
+                    found = control.open_dataset([f"s3://{bucket}/{prefix}"], RECORDS).id
+                    reader = DaemonGrants(daemon.socket_dir, found)
+                    s3_server.client().put_object(Bucket=bucket, Key="data/0.bin", Body=os.urandom(1 << 20))
+                    reader.acquire([0], 20.0)
+                except CacheError as error:
+                    said.append(f"{error!r} {error.__cause__!r}")
+            said += [str(control.status()), str(control.list())]
+            token = DaemonGrants(daemon.socket_dir, DatasetId("1" * 32))
+            with pytest.raises(CacheError) as refused:
+                token.acquire([0], 5.0)
+            said.append(repr(refused.value))
+        environment = {**os.environ, **daemon.env}
+        for verb in (["doctor"], ["prefetch", f"s3://{bucket}/none/"]):
+            done = subprocess.run(
+                [sys.executable, "-m", "cachesvc", *verb], env=environment, capture_output=True, text=True
+            )
+            said.append(done.stdout + done.stderr)
+        with urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=10) as answer:
+            said.append(answer.read().decode())
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        assert len(children) == 2
+        for each in (str(pid), *children):
+            said.append(Path(f"/proc/{each}/cmdline").read_bytes().decode())
+            said.append(Path(f"/proc/{each}/comm").read_text())
+        for child in children:  # they sign requests, so they have the credentials, and nothing but those
+            own = dict(
+                pair.split("=", 1)
+                for pair in Path(f"/proc/{child}/environ").read_text().split("\0")
+                if "=" in pair
+            )
+            assert not any(secret in own["CACHESVC_FILLER"] for secret in secrets)
+        said.append(daemon.log)
+    state = b"".join(path.read_bytes() for path in (tmp_path / "node" / "state").rglob("*") if path.is_file())
+    assert len(said) > 10
+    assert any("s3://" in each for each in said)
+    for secret in secrets:
+        assert [each for each in said if secret in each] == []
+        assert secret.encode() not in state
+    for word in ("Authorization", "X-Amz-Signature", "X-Amz-Security-Token", "aws4_request"):
+        assert [each for each in said if word.lower() in each.lower()] == []
+    printed = capfd.readouterr()
+    assert not any(secret in printed.out + printed.err for secret in secrets)

@@ -1,0 +1,341 @@
+"""Tenants of one node: what one may use, the other cannot read, evict, or learn of. As root: users are real."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import resource
+import signal
+import socket
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from bench.node import Daemon
+from cachesvc.catalog.build import Options
+from cachesvc.client import Control
+from cachesvc.config import Rule, parse_allow
+from cachesvc.core import wire
+from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed, NotFound
+from cachesvc.core.model import DatasetId
+from cachesvc.core.wire import Message, Op
+from cachesvc.daemon.grants import MAX_READERS
+from cachesvc.daemon.tenants import Peer, Tenants, admits, peer_of
+from cachesvc.grants import Granted
+from cachesvc.identity import TOKEN_KEY
+from cachesvc.leases import DaemonGrants
+from cachesvc.sources.uri import allowlist
+from cachesvc.v1 import cachesvc_pb2 as pb
+from cachesvc.v1 import cachesvc_pb2_grpc
+
+RECORDS = Options(format="records", record_bytes=4096)
+EXTENT = 64 << 10
+ALICE, BOB, ML = 64_001, 64_002, 64_100
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two users")
+
+
+def test_rules_are_read_off_the_option_and_mistakes_fail_closed() -> None:
+    assert parse_allow("s3://b/k=v/") == ("s3://b/k=v/", None)
+    assert parse_allow("s3://b/a/=uid:1,gid:2,uid:root") == ("s3://b/a/", Rule("s3://b/a/", (1, 0), (2,)))
+    assert parse_allow("s3://b/a/=1001") == ("s3://b/a/=1001", None)  # a prefix that nothing lies below
+    with pytest.raises(InvalidInput, match="no-such-user"):
+        parse_allow("s3://b/=uid:no-such-user")
+
+
+def test_the_longest_prefix_decides_and_a_listing_meets_every_rule_below_it() -> None:
+    allowed = ["s3://b/", "s3://b/a/", "s3://b/a/open/"]
+    rule = Rule("s3://b/a/", (ALICE,), (ML,))
+    tenants = Tenants(allowlist(allowed), [rule])
+    alice, bob, friend = Peer(ALICE, frozenset()), Peer(BOB, frozenset({1})), Peer(BOB, frozenset({ML}))
+    for uri in ("s3://b/a/x", "s3://b/", "s3://b/*/x", "s3://b/{a,c}/x", "s3://b/a"):
+        assert tenants.check(uri, alice) == tenants.check(uri, friend) == uri
+        for stranger in (bob, None):
+            with pytest.raises(NotAllowed, match=r"\(s3://b, s3://b/a/open\)"):
+                tenants.check(uri, stranger)
+    for uri in ("s3://b/c/", "s3://b/ab/", "s3://b/a/open/x", "s3://b/c/*"):
+        assert tenants.check(uri, bob) == tenants.check(uri, None) == uri
+    assert tenants.rules_of("s3://b/", ["s3://b/c", "s3://b/a/open/x"]) == frozenset()
+    (over,) = tenants.rules_of("s3://b/", ["s3://b/c", "s3://b/a/x"])
+    assert (over.uids, over.gids) == ((ALICE,), (ML,))
+    assert admits([over], Peer(os.geteuid(), frozenset()))  # the daemon's own
+    with pytest.raises(InvalidInput):
+        tenants.check("s3://b/a/../c", alice)
+
+
+def test_the_kernel_says_who_is_there() -> None:
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with here, there:
+        assert peer_of(here) == Peer(os.geteuid(), frozenset({os.getegid(), *os.getgroups()}))
+
+
+def as_user(uid: int, work: Callable[[], object], groups: tuple[int, ...] = ()) -> object:
+    """What `work` gives in a child process of that user; CacheErrors by name."""
+    back, out = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setgroups(groups)
+            os.setgid(uid)
+            os.setuid(uid)
+            try:
+                found: object = work()
+            except CacheError as error:
+                found = [type(error).__name__, str(error)]
+            os.write(out, json.dumps(found).encode())
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+            raise
+        finally:
+            os._exit(code)
+    os.close(out)
+    with os.fdopen(back) as answer:
+        text = answer.read()
+    assert os.waitpid(child, 0)[1] == 0
+    return json.loads(text)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tenants") / "data"
+    for name in ("alice", "bob", "all"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / f"{name}-secret.bin").write_bytes(os.urandom(4 * EXTENT))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def daemon(data: Path) -> Iterator[Daemon]:
+    """RAM for two extents of a dataset, NVMe for the others."""
+    nvme = data.parent / "nvme"
+    nvme.mkdir()
+    options = ["--ram", str(2 * EXTENT), "--nvme", f"{nvme}=8MiB", "--extent-bytes", str(EXTENT)]
+    options += ["--allow", f"{data}/alice/=uid:{ALICE}", "--allow", f"{data}/bob/=uid:{BOB},gid:{ML}"]
+    options += ["--allow", f"{data}/all", "--socket-mode", "666", "--fillers", "1"]
+    with Daemon(data.parent / "node", options) as found:
+        os.chmod(found.socket_dir, 0o755)
+        yield found
+
+
+def read_all(daemon: Daemon, dataset: str) -> list[int]:
+    grants = DaemonGrants(daemon.socket_dir, DatasetId(dataset))
+    answers = grants.acquire(range(4), 20.0)
+    return [os.pread(answer.fd, 1, 0)[0] for answer in answers if isinstance(answer, Granted)]
+
+
+@as_root
+def test_a_tenant_uses_its_own_data_and_meets_nothing_of_another_s(daemon: Daemon, data: Path) -> None:
+    def opened(name: str) -> Callable[[], object]:
+        def work() -> object:
+            with Control(daemon.socket_dir) as control:
+                found = control.open_dataset([f"{data}/{name}/"], RECORDS).id
+                *_, last = control.prefetch(found)
+                assert last.done
+                return found
+
+        return work
+
+    def seen() -> object:
+        with Control(daemon.socket_dir) as control:
+            return [str(control.status()), str(control.list())]
+
+    alices, bobs = as_user(ALICE, opened("alice")), as_user(BOB, opened("bob"))
+    assert isinstance(alices, str)
+    assert isinstance(bobs, str)
+    assert len(as_user(ALICE, lambda: read_all(daemon, alices))) == 4  # type: ignore[arg-type]
+    assert as_user(BOB + 1, opened("bob"), groups=(ML,)) == bobs  # by group
+    for wanted in ([f"{data}/alice/"], [f"{data}/*/*.bin"], [f"{data}/bob/", f"{data}/alice/"], [f"{data}/"]):
+
+        def open_it(uris: list[str] = wanted) -> object:
+            with Control(daemon.socket_dir) as control:
+                return control.open_dataset(uris, RECORDS).id
+
+        kind, message = as_user(BOB, open_it)  # type: ignore[misc]
+        assert kind == "NotAllowed"
+        assert f"({data}/bob, ".replace("(/", "(file:///") in message
+        assert "alice" not in message.replace(wanted[-1], "")
+    never = "1" * 32
+    for verb in ("pin", "evict", "verify", "prefetch", "read", "plan"):
+
+        def use(dataset: str, verb: str = verb) -> object:
+            with Control(daemon.socket_dir) as control:
+                if verb == "pin":
+                    control.pin(DatasetId(dataset), True)
+                elif verb == "evict":
+                    control.evict(DatasetId(dataset))
+                elif verb == "plan":
+                    control.plan(1, DatasetId(dataset), [0], [0], [0])
+                elif verb == "read":
+                    read_all(daemon, dataset)
+                else:
+                    list(getattr(control, verb)(DatasetId(dataset)))
+            return "done"
+
+        refused = as_user(BOB, lambda use=use: use(alices))
+        nothing = as_user(BOB, lambda use=use: use(never))
+        assert refused[0] in ("NotFound", "InvalidInput")  # type: ignore[index]
+        assert json.dumps(refused).replace(alices, never) == json.dumps(
+            nothing
+        )  # it is as if it were not there
+    bob_sees, alice_sees = str(as_user(BOB, seen)), str(as_user(ALICE, seen))
+    assert bobs in bob_sees
+    assert alices not in bob_sees
+    assert "alice" not in bob_sees
+    assert "/all" in bob_sees
+    assert alices in alice_sees
+    assert "bob" not in alice_sees
+    assert alices in str(seen())  # the daemon's own user
+    assert bobs in str(seen())
+
+
+@as_root
+def test_without_a_token_of_its_own_a_call_is_nobody_s(daemon: Daemon, data: Path) -> None:
+    with Control(daemon.socket_dir) as control:
+        dataset = control.open_dataset([f"{data}/alice/"], RECORDS).id
+        public = control.open_dataset([f"{data}/all/"], RECORDS).id
+    with grpc.insecure_channel(f"unix:{daemon.socket_dir}/cachesvc.sock") as channel:
+        stub = cachesvc_pb2_grpc.CacheStub(channel)
+        for token in ("1", "-1", "x", str(2**64 - 1), "9" * 4000, ""):
+            with pytest.raises(grpc.RpcError) as caught:
+                stub.Evict(pb.EvictRequest(dataset=dataset), metadata=((TOKEN_KEY, token),))
+            assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        with pytest.raises(grpc.RpcError):
+            stub.Evict(pb.EvictRequest(dataset=dataset))
+        stub.Evict(pb.EvictRequest(dataset=public))
+        (listed,) = stub.List(pb.ListRequest()).datasets
+        assert listed.dataset.id == public
+        with pytest.raises(grpc.RpcError):
+            list(stub.Read(pb.ReadRequest(extent=bytes(16))))
+
+
+def test_tokens_are_random_differ_and_end_with_their_connection(daemon: Daemon, data: Path) -> None:
+    def hello() -> tuple[socket.socket, int]:
+        channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        channel.connect(f"{daemon.socket_dir}/grants.sock")
+        channel.send(wire.encode(Message(Op.IDENTIFY, wire.MAGIC)))
+        return channel, wire.decode(channel.recv(4096)).size
+
+    found = [hello() for _ in range(64)]
+    tokens = [token for _, token in found]
+    assert len(set(tokens)) == 64
+    ones = sum(token.bit_count() for token in tokens)
+    assert abs(ones - 64 * 32) < 6 * 32  # six standard deviations
+    with Control(daemon.socket_dir) as control:
+        dataset = control.open_dataset([f"{data}/alice/"], RECORDS).id
+        for channel, token in found:
+            with pytest.raises(InvalidInput):  # a caller that only identified itself reads no dataset
+                control.plan(token, dataset, [0], [0], [0])
+            channel.close()
+        grants = DaemonGrants(daemon.socket_dir, dataset)
+        grants.connect()
+        control.plan(grants.token, dataset, [0], [0], [0])
+        assert str(grants.token) not in daemon.log
+
+
+@as_root
+def test_what_the_daemon_writes_is_closed_to_others(daemon: Daemon, data: Path) -> None:
+    with Control(daemon.socket_dir) as control:
+        dataset = control.open_dataset([f"{data}/alice/"], RECORDS).id
+    os.chmod(daemon.root.parent, 0o755)
+    state = daemon.root / "state"
+
+    def look() -> object:
+        found = []
+        for path in (state / "catalogs", state / "metadata", state / "catalogs" / f"{dataset}.lmdb"):
+            found.append(os.access(path, os.R_OK) or os.access(path, os.X_OK))
+        return found
+
+    assert as_user(BOB, look) == [False, False, False]
+
+
+@as_root
+def test_another_user_cannot_write_through_a_granted_descriptor(daemon: Daemon, data: Path) -> None:
+    with Control(daemon.socket_dir) as control:
+        for each in control.list():
+            control.pin(DatasetId(each.dataset.id), False)
+            control.evict(DatasetId(each.dataset.id))
+        dataset = control.open_dataset([f"{data}/all/"], RECORDS).id
+        assert list(control.prefetch(dataset))[-1].resident_extents == 4
+
+    def tamper() -> object:
+        grants, origins = DaemonGrants(daemon.socket_dir, dataset), set()
+        for answer in grants.acquire(range(4), 10.0):
+            assert isinstance(answer, Granted)
+            fd, path = answer.fd, f"/proc/self/fd/{answer.fd}"
+            origins.add(answer.origin)
+            attempts: list[Callable[[], object]] = [
+                lambda fd=fd: os.pwrite(fd, b"x", 0),
+                lambda fd=fd: os.ftruncate(fd, 0),
+                lambda fd=fd: mmap.mmap(fd, 4096, prot=mmap.PROT_WRITE),
+                lambda path=path: os.open(path, os.O_WRONLY | os.O_TRUNC),
+                lambda path=path: os.pwrite(os.open(path, os.O_RDWR), b"x", 0),
+                lambda fd=fd: os.fchmod(fd, 0o666),
+                lambda path=path: os.unlink(os.readlink(path)),
+            ]
+            assert [refused(attempt) for attempt in attempts] == [True] * len(attempts), answer
+        return sorted(origins)
+
+    assert as_user(BOB, tamper) == ["nvme", "ram"]
+    with Control(daemon.socket_dir) as control:
+        *_, last = control.verify(dataset)
+        assert (last.checked_extents, last.corrupt_extents) == (4, 0)
+
+
+def refused(attempt: Callable[[], object]) -> bool:
+    try:
+        attempt()
+    except OSError:
+        return True
+    return False
+
+
+@as_root
+def test_one_user_cannot_take_every_place(daemon: Daemon, data: Path) -> None:
+    with Control(daemon.socket_dir) as control:
+        dataset = control.open_dataset([f"{data}/all/"], RECORDS).id
+    most = MAX_READERS // 2 + 100
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * most, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    taken: list[socket.socket] = []
+
+    def connect() -> None:
+        while len(taken) < most:
+            taken.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            taken[-1].connect(f"{daemon.socket_dir}/grants.sock")
+
+    # The kernel notes the effective user of the moment; the descriptors stay with this process.
+    os.seteuid(BOB)
+    try:
+        connect()
+    finally:
+        os.seteuid(0)
+    taken[-1].settimeout(10)
+    assert refused(lambda: answered(taken[-1]))
+    assert as_user(ALICE, lambda: len(read_all(daemon, dataset))) == 4
+    assert len(read_all(daemon, dataset)) == 4
+    for each in taken:
+        each.close()
+
+
+def answered(channel: socket.socket) -> None:
+    channel.send(wire.encode(Message(Op.IDENTIFY, wire.MAGIC)))
+    if not channel.recv(wire.MAX_MESSAGE_BYTES):
+        raise ConnectionResetError
+
+
+def test_a_caller_outlives_a_restart_of_the_daemon(daemon: Daemon) -> None:
+    assert daemon.process is not None
+    with Control(daemon.socket_dir) as control:
+        assert control.status().pid == daemon.process.pid
+        daemon.process.send_signal(signal.SIGTERM)
+        daemon.process.wait()
+        with pytest.raises(CacheError):
+            control.status()
+        daemon.start()
+        assert control.list() is not None
+        with pytest.raises(NotFound):
+            control.pin(DatasetId("1" * 32), True)

@@ -1,0 +1,210 @@
+"""The NVMe tier through `kill -9` at random moments, and through power cuts that lose what was not synced."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cachesvc.core.errors import CorruptData
+from cachesvc.core.model import ExtentId, TierName
+from cachesvc.tiers.checksum import checksums_of, verify
+from cachesvc.tiers.nvme import NvmeTier, open_nvme
+
+NAME = TierName("nvme0")
+SIZE = 40_000
+BUDGET = 12
+
+
+def content(number: int) -> bytes:
+    return number.to_bytes(8, "little") * (SIZE // 8)
+
+
+def extent(number: int) -> ExtentId:
+    return ExtentId(number.to_bytes(16, "big"))
+
+
+def put(tier: NvmeTier, number: int) -> None:
+    fd = tier.reserve(extent(number), SIZE)
+    os.pwrite(fd, content(number), 0)
+    checksums = checksums_of(fd, SIZE)
+    os.close(fd)
+    tier.commit(extent(number), checksums)
+
+
+def sound(tier: NvmeTier) -> set[int]:
+    """What recovery found and the check before the first grant lets through: every byte of it must be right."""
+    good = set()
+    for resident in tier.recover():
+        number = int.from_bytes(resident.extent, "big")
+        try:
+            fd, checksums = tier.open(resident.extent)
+        except CorruptData:
+            tier.evict(resident.extent)
+            continue
+        assert checksums is not None
+        try:
+            verify(fd, checksums)
+            assert os.pread(fd, SIZE + 1, 0)[:SIZE] == content(number), "a wrong byte passed"
+            good.add(number)
+        except CorruptData:
+            tier.evict(resident.extent)
+        finally:
+            os.close(fd)
+    return good
+
+
+# Fills, commits and evicts for ever, saying what it is about to evict and what it has committed.
+CHILD = """
+import sys
+from pathlib import Path
+from cachesvc.tiers.nvme import open_nvme
+from tests.test_tiers_crash import BUDGET, NAME, extent, put, sound
+tier = open_nvme(NAME, Path(sys.argv[1]))
+held = sorted(sound(tier))
+number = int(sys.argv[2])
+print("r", len(held), flush=True)
+while True:
+    while len(held) >= BUDGET:
+        print("-", held[0], flush=True)
+        tier.evict(extent(held.pop(0)))
+    put(tier, number)
+    print("+", number, flush=True)
+    held.append(number)
+    number += 1
+"""
+
+
+def killed_at_random(directory: Path, points: int, seed: int) -> None:
+    chance = random.Random(seed)
+    committed: set[int] = set()
+    first, kept, lost = 0, 0, 0
+    for point in range(points):
+        command = [sys.executable, "-c", CHILD, str(directory), str(first)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            assert child.stdout.readline().startswith("r")  # the moments that count come after recovery
+            time.sleep(chance.uniform(0.0, 0.05))  # the random moment itself
+            child.kill()
+            said = [
+                line.split() for line in child.stdout.read().splitlines(keepends=True) if line[-1] == "\n"
+            ]
+        for sign, text in said:
+            committed.symmetric_difference_update({int(text)})
+            first = max(first, int(text) + 1) if sign == "+" else first
+        first += 1  # its last fill may have been committed and not said
+        started = time.monotonic()
+        tier = open_nvme(NAME, directory)
+        found = sound(tier)
+        assert time.monotonic() - started < 10, "start takes 10 s at most"
+        assert os.listdir(directory / "cachesvc/v1/tmp") == []
+        tier.close()
+        kept, lost = kept + len(committed & found), lost + len(committed - found)
+        assert not committed - found, f"seed {seed}, point {point}: committed extents are gone"
+        committed = found
+    assert kept > points
+
+
+def test_kill_9_at_random_moments_keeps_what_was_committed(tmp_path: Path) -> None:
+    killed_at_random(tmp_path, 10, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_kill_9_at_200_random_moments_keeps_what_was_committed(tmp_path: Path) -> None:
+    killed_at_random(tmp_path, 200, seed=2)
+
+
+class Durable:
+    """Remembers what reached the disk: a file's bytes and a directory's names as of their last fsync."""
+
+    def __init__(self) -> None:
+        self.bytes: dict[int, bytes] = {}
+        self.names: dict[str, dict[str, int]] = {}
+        self.kept: list[int] = []
+
+    def sync(self, fd: int) -> None:
+        found = os.fstat(fd)
+        if stat.S_ISDIR(found.st_mode):
+            path = os.readlink(f"/proc/self/fd/{fd}")
+            self.names[path] = {e.name: e.inode() for e in os.scandir(path) if e.is_file()}
+        else:
+            if found.st_ino not in self.bytes:
+                self.kept.append(os.dup(fd))  # so that no other file gets its inode number
+            self.bytes[found.st_ino] = os.pread(fd, found.st_size, 0)
+
+    def cut(self, chance: random.Random, from_: Path, to: Path) -> None:
+        """The directory as a power cut may leave it: each un-synced name or removal happened or did not, and
+        bytes that were not synced are zeros, garbage, or there in part."""
+        for path in [p for p in from_.rglob("*") if p.is_dir()]:
+            there = {e.name: e.inode() for e in os.scandir(path) if e.is_file()}
+            old = self.names.get(str(path), {})
+            (to / path.relative_to(from_)).mkdir(parents=True, exist_ok=True)
+            for name in sorted(there.keys() | old.keys()):
+                inode = chance.choice([found.get(name) for found in (there, old)])
+                if inode is not None:
+                    (to / path.relative_to(from_) / name).write_bytes(self.left(chance, inode, path / name))
+
+    def left(self, chance: random.Random, inode: int, path: Path) -> bytes:
+        if inode in self.bytes:
+            return self.bytes[inode]
+        now = path.read_bytes() if path.exists() else b""
+        whole = chance.randrange(len(now) + 1)
+        return now[:whole] + chance.choice([bytes(len(now) - whole), chance.randbytes(len(now) - whole)])
+
+    def close(self) -> None:
+        for fd in self.kept:
+            os.close(fd)
+
+
+def power_cut(directory: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    durable = Durable()
+    (directory / "before").mkdir(parents=True)
+    tier = open_nvme(NAME, directory / "before", durable.sync)
+    committed: list[int] = []
+    gone: set[int] = set()
+    for number in range(chance.randrange(1, 30)):
+        put(tier, number)
+        committed.append(number)
+        if len(committed) > BUDGET or chance.random() < 0.2:
+            victim = committed.pop(chance.randrange(len(committed)))
+            tier.evict(extent(victim))
+            gone.add(victim)
+    half = tier.reserve(extent(1000), SIZE)
+    os.pwrite(half, content(1000), 0)
+    os.close(half)
+    durable.cut(chance, directory / "before", directory / "after")
+    tier.close()
+    durable.close()
+    after = open_nvme(NAME, directory / "after")
+    found = sound(after)
+    after.close()
+    assert set(committed) <= found <= set(committed) | gone, f"seed {seed}"
+    shutil.rmtree(directory)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_power_cut_keeps_what_was_committed_and_no_wrong_byte(tmp_path: Path, seed: int) -> None:
+    power_cut(tmp_path / "disk", seed)
+
+
+def test_the_power_cut_does_lose_what_is_not_synced(tmp_path: Path) -> None:
+    """The control: a tier that forgets its fsyncs loses extents, and still serves no wrong byte."""
+    durable, chance = Durable(), random.Random(3)
+    (tmp_path / "before").mkdir()
+    tier = open_nvme(NAME, tmp_path / "before", lambda _: None)
+    for number in range(40):
+        put(tier, number)
+    durable.cut(chance, tmp_path / "before", tmp_path / "after")
+    tier.close()
+    after = open_nvme(NAME, tmp_path / "after")
+    assert len(sound(after)) < 40
+    after.close()
