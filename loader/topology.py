@@ -9,6 +9,7 @@ pipeline-parallel peers are several processes of one rank.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -60,7 +61,8 @@ class Topology:
     """Data-parallel `rank` of `world_size`, on node `node_rank` of `nodes`; process `process` of `processes`.
 
     `source` says where it was found, for the log line: `8 ranks (process group)`. `nodes` never exceeds
-    `world_size`: it is the number of parts into which the order may usefully be dealt.
+    `world_size`: it is the number of parts into which the order may usefully be dealt. Given a mesh of some of the
+    job's processes (one pipeline stage, say), `process` and `processes` count those alone, and `group` names them.
     """
 
     rank: int
@@ -70,6 +72,7 @@ class Topology:
     nodes: int = 1
     process: int = 0
     processes: int = 1
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,7 @@ def resolve(
     chosen = data or processes or _Place(0, 1, "single process")
     processes = processes or chosen
     nodes = min(_nodes(processes.size, env), chosen.size)
+    processes, within = _members(mesh, processes)
     return Topology(
         chosen.rank,
         chosen.size,
@@ -115,6 +119,7 @@ def resolve(
         nodes,
         processes.rank,
         processes.size,
+        within,
     )
 
 
@@ -139,7 +144,7 @@ def agree(
     store sees a few requests a process. Raises `StateMismatch` on all of them when a fact differs, and
     `DeadlineExceeded` when a process has not stated its own within `timeout_s`.
     """
-    prefix = f"cachesvc/agree/{name}"
+    prefix = f"cachesvc/agree/{topology.group}{name}"
     store.set(f"{prefix}/{topology.process}", json.dumps(dict(facts), sort_keys=True))
     if topology.process == 0:
         kind, message = _verdict(topology.processes, prefix, store, timeout_s)
@@ -225,6 +230,15 @@ def _mesh(mesh: Mesh, dp_dims: Sequence[str]) -> _Place:
         if name in dp_dims:
             rank, size = rank * mesh.size(dim) + coordinate[dim], size * mesh.size(dim)
     return _Place(rank, size, "mesh " + ", ".join(dp_dims)).check()
+
+
+def _members(mesh: Mesh | None, job: _Place) -> tuple[_Place, str]:
+    """The processes that agree with each other: those of the mesh, for others may not read at all; and their name."""
+    ranks: Sequence[int] = getattr(mesh, "mesh").flatten().tolist() if hasattr(mesh, "mesh") else ()  # noqa: B009
+    if job.rank not in ranks or len(ranks) == job.size:
+        return job, ""
+    name = hashlib.blake2b(repr(ranks).encode(), digest_size=8).hexdigest()
+    return _Place(ranks.index(job.rank), len(ranks), "mesh"), f"{name}/"
 
 
 def _process_group() -> _Place | None:

@@ -1,0 +1,230 @@
+"""`python -m bench peers`: this loader, the limits and six others over the same data, side by side in one go.
+
+Every measurement is a process of its own (`bench.peers`): ours and the limits in this virtual environment, the
+others in `.venv-peers`. One that cannot run is a row that says why.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from bench.node import Daemon
+from bench.peers import corpus
+from bench.peers.peer import Job, Kind
+from bench.peers.usage import anonymous_bytes, family
+from cachesvc.catalog.build import Options
+from cachesvc.client import Control
+from tests.servers import ProxyProcess, SeaweedFS
+
+OURS, LIMIT = "cachesvc", "limit"
+OTHERS = (
+    "MosaicML Streaming",
+    "litData",
+    "WebDataset",
+    "DataLoader, files",
+    "DataLoader, memmap",
+    "DataLoader, LMDB",
+)
+PEERS_PYTHON = ".venv-peers/bin/python"
+BUCKET = "peers"
+CHILD_S = 120.0
+DELAY_MS, RATE_MB = 20.0, 90.0
+COLD_KIND: Kind = "blobs"
+RESUME_KIND: Kind = "tokens"
+WORKERS = 2
+OPTIONS: dict[Kind, Options] = {
+    "records": Options(format="records", record_bytes=corpus.RECORD_BYTES),
+    "tokens": Options(format="tokens", dtype="uint16", seq_len=corpus.SEQ_LEN),
+    "blobs": Options(format="webdataset"),
+}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much. `counts`: samples of each kind; `seconds`: of a timed run, of which there are `runs`."""
+
+    counts: dict[Kind, int]
+    seconds: float
+    runs: int = 3
+    thorough: bool = False
+
+
+FULL = Scale({"records": 60_000, "tokens": 50_000, "blobs": 2_000}, 0.6)
+QUICK = Scale({"records": 2_000, "tokens": 2_000, "blobs": 200}, 0.1, 1, thorough=True)
+
+
+@dataclass
+class Results:
+    """What each process answered, or {"error": line}. Keys of `warm`: "kind/peer/workers"; of the others the peer's
+    name. `shared_bytes`: of our tier, by kind; `sizes`: bytes of each kind."""
+
+    sizes: dict[str, int] = field(default_factory=dict)
+    warm: dict[str, dict[str, Any]] = field(default_factory=dict)
+    cold: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    resume: dict[str, dict[str, Any]] = field(default_factory=dict)
+    shared_bytes: dict[str, int] = field(default_factory=dict)
+
+    def as_json(self) -> str:
+        """For `bench.plot`, and for whoever wants the single runs."""
+        return json.dumps(asdict(self), indent=1)
+
+
+class Bench:
+    """One comparison in a folder of its own."""
+
+    def __init__(self, root: Path, s3: SeaweedFS, scale: Scale, peers: Sequence[str] = OTHERS) -> None:
+        self.root, self.s3, self.scale = root, s3, scale
+        self.peers = (OURS, LIMIT, *peers)
+        self.results = Results()
+        self._failed: dict[str, str] = {}
+
+    def run(self) -> Results:
+        """All of it, in turn."""
+        self._prepare()
+        for kind in corpus.KINDS:
+            self._warm(kind)
+        for _ in range(self.scale.runs):
+            for peer in self.peers:
+                self.results.cold.setdefault(peer, []).append(self._cold(peer))
+        return self.results
+
+    # ---- the data
+
+    def _prepare(self) -> None:
+        """Write the corpus once, let every peer convert it, upload what is read from S3."""
+        raw = self.root / "corpus"
+        corpus.write(raw, self.scale.counts)
+        self.results.sizes = {kind: corpus.size_bytes(raw, kind) for kind in corpus.KINDS}
+        self.s3.create_bucket(BUCKET)
+        for peer in self.peers:
+            jobs = [self._job(peer, kind) for kind in corpus.KINDS]
+            for job in jobs:
+                Path(job.folder).mkdir(parents=True)
+            answer = self._child("write", peer, *jobs)
+            if "error" in answer:
+                self._failed[peer] = answer["error"]
+                continue
+            for job in jobs:
+                if peer == OURS or job.kind == COLD_KIND:
+                    self._upload(Path(job.folder), self._prefix(peer, job.kind))
+
+    def _upload(self, folder: Path, prefix: str) -> None:
+        client, key = self.s3.client(), prefix.removeprefix(f"s3://{BUCKET}/")
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        with ThreadPoolExecutor(8) as pool:
+            list(
+                pool.map(
+                    lambda p: client.upload_file(str(p), BUCKET, key + str(p.relative_to(folder))), files
+                )
+            )
+
+    def _prefix(self, peer: str, kind: Kind) -> str:
+        return f"s3://{BUCKET}/{peer.replace(' ', '').replace(',', '-')}/{kind}/"
+
+    def _job(self, peer: str, kind: Kind) -> Job:
+        return Job(
+            peer,
+            kind,
+            str(self.root / "corpus"),
+            str(self.root / peer.replace(" ", "") / kind),
+            self.scale.counts[kind],
+            corpus.BATCH[kind],
+            seconds=self.scale.seconds,
+            runs=self.scale.runs,
+            thorough=self.scale.thorough,
+        )
+
+    # ---- the measurements
+
+    def _warm(self, kind: Kind) -> None:
+        """Ours through a daemon that holds the kind, the others from local files; then the same for resuming."""
+        options = ["--ram", "4GiB", "--allow", f"s3://{BUCKET}/"]
+        with Daemon(self.root / f"node-{kind}", options, self.s3.env()) as daemon:
+            with Control(daemon.socket_dir) as control:
+                found = control.open_dataset([self._prefix(OURS, kind)], OPTIONS[kind])
+                for _ in control.prefetch(found.id):
+                    pass
+                tiers = sum(tier.used_bytes for tier in control.status().tiers)
+            assert daemon.process is not None
+            pids = tuple(family(daemon.process.pid))
+            self.results.shared_bytes[kind] = tiers + anonymous_bytes(pids)
+            ours = replace(self._job(OURS, kind), remote=self._prefix(OURS, kind), watched=pids)
+            for peer in self.peers:
+                job = ours if peer == OURS else self._job(peer, kind)
+                for name, one in _variants(job).items():
+                    key = f"{kind}/{peer}/{name}"
+                    self.results.warm[key] = self._child("warm", peer, one, env=daemon.env)
+                if kind == RESUME_KIND and peer != LIMIT:
+                    self.results.resume[peer] = self._child("resume", peer, job, env=daemon.env)
+
+    def _cold(self, peer: str) -> dict[str, Any]:
+        """One epoch through the slow network, with nothing cached."""
+        with (
+            ProxyProcess(self.s3.endpoint.removeprefix("http://"), DELAY_MS, RATE_MB) as proxy,
+            tempfile.TemporaryDirectory(dir="/dev/shm") as cache,
+        ):
+            job = replace(
+                self._job(peer, COLD_KIND),
+                remote=self._prefix(peer, COLD_KIND),
+                cache=cache,
+                endpoint=proxy.endpoint,
+            )
+            env = self.s3.env(proxy.endpoint)
+            if peer == OURS:
+                options = ["--ram", "4GiB", "--allow", f"s3://{BUCKET}/"]
+                with Daemon(Path(cache, "node"), options, env) as daemon:
+                    answer = self._child("cold", peer, job, env=daemon.env)
+            else:
+                answer = self._child("cold", peer, job, env=env)
+            answer["source_bytes"] = proxy.counts().bytes
+        return answer
+
+    def _child(
+        self, mode: str, peer: str, *jobs: Job, env: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """One process; its last line, or why there is none."""
+        if peer in self._failed:
+            return {"error": self._failed[peer]}
+        python = sys.executable if peer in (OURS, LIMIT) else PEERS_PYTHON
+        if not shutil.which(python):
+            return {"error": f"NOT INSTALLED: no {python}; run `make {Path(PEERS_PYTHON).parts[0]}/.ready`"}
+        print(f"{mode} {peer} {jobs[-1].kind}, {jobs[-1].workers} workers", file=sys.stderr, flush=True)
+        command = [python, "-W", "ignore", "-m", "bench.peers", mode, *(job.as_json() for job in jobs)]
+        try:
+            done = subprocess.run(
+                command,
+                env={**os.environ, "CACHESVC": "require", **(env or {})},
+                capture_output=True,
+                text=True,
+                timeout=CHILD_S,
+            )
+        except subprocess.TimeoutExpired:
+            return {"error": f"NO RESULT within {CHILD_S:.0f} s"}
+        if done.returncode:
+            named = re.findall(r"^[\w.]*(?:Error|Exception)\b.*", done.stderr, re.M)
+            return {"error": f"FAILED: {named[-1][:200] if named else f'exit code {done.returncode}'}"}
+        return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def _variants(job: Job) -> dict[str, Job]:
+    """By the name of their workers."""
+    if job.peer == LIMIT:
+        return {"0": job}
+    found = {"0": job, f"{WORKERS}": replace(job, workers=WORKERS)}
+    if job.peer == OURS:
+        from bench.peers.ours import can_thread
+
+        if can_thread():
+            found[f"{WORKERS} threads"] = replace(job, workers=WORKERS, threads=True)
+    return found

@@ -1,0 +1,112 @@
+"""The tables of `python -m bench peers`, out of its results."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+from bench.compare import COLD_KIND, LIMIT, OURS, RESUME_KIND, Results
+from bench.grid import Grid, spread
+
+WARM_HEAD = (
+    "loader",
+    "workers",
+    "samples/s",
+    "of the limit",
+    "GB/s",
+    "CPU-s/GB",
+    "memory, MB",
+    "first batch, ms",
+)
+COLD_HEAD = ("loader", "epoch, s", "over s5cmd", "first batch, s", "S3 bytes / dataset")
+RESUME_HEAD = ("loader", "at 0 %, ms", "at 50 %, ms", "50 % over 0 %")
+KIND_TITLES = {
+    "records": "Warm, 3,072-byte records, batch 64",
+    "tokens": "Warm, sequences of 2,048 x uint16, batch 64",
+    "blobs": "Warm, blobs of 55 to 165 KB, batch 32",
+}
+
+
+def grids(results: Results) -> list[Grid]:
+    """A warm table for each kind, the cold one, and resuming."""
+    warm = [_warm(results, kind) for kind in KIND_TITLES]
+    return [*warm, _cold(results), _resume(results)]
+
+
+def _name(peer: str) -> str:
+    return f"**{peer}**" if peer == OURS else "*the bare copy*" if peer == LIMIT else peer
+
+
+def _median(answer: dict[str, Any], what: str) -> float:
+    return statistics.median(run[what] for run in answer["runs"])
+
+
+def _warm(results: Results, kind: str) -> Grid:
+    shared = results.shared_bytes.get(kind, 0) / 1e6
+    title = (
+        f"{KIND_TITLES[kind]}, {results.sizes[kind] / 1e6:,.0f} MB. Memory is what trainer and workers hold for"
+        f" themselves; apart from it, once a node, the daemon and its tier hold {shared:,.0f} MB"
+    )
+    return Grid(title, WARM_HEAD, list(_warm_rows(results, kind)))
+
+
+def _warm_rows(results: Results, kind: str) -> Iterator[tuple[str, ...]]:
+    bare = results.warm.get(f"{kind}/{LIMIT}/0", {})
+    limit = _median(bare, "samples_s") if "runs" in bare else float("nan")
+    for key, answer in results.warm.items():
+        of_kind, peer, workers = key.split("/")
+        if of_kind != kind:
+            continue
+        if "error" in answer:
+            yield _name(peer), workers, answer["error"]
+            continue
+        mark = "" if answer.get("exact", True) else " (NOT EACH SAMPLE ONCE)"
+        yield (
+            _name(peer) + mark,
+            workers,
+            spread([run["samples_s"] for run in answer["runs"]]),
+            f"{_median(answer, 'samples_s') / limit:.2f}",
+            f"{_median(answer, 'bytes_s') / 1e9:.2f}",
+            f"{_median(answer, 'cpu_s_gb'):.2f}",
+            f"{answer['memory_bytes'] / 1e6:,.0f}",
+            f"{answer['first_s'] * 1e3:,.0f}",
+        )
+
+
+def _cold(results: Results) -> Grid:
+    size = results.sizes[COLD_KIND]
+    title = f"Cold, {size / 1e6:,.0f} MB of {COLD_KIND} from S3, 20 ms a request and 90 MB/s a connection, 0 workers"
+    copied = [one["epoch_s"] for one in results.cold.get(LIMIT, []) if "epoch_s" in one]
+    bare = statistics.median(copied) if copied else float("nan")
+    rows: list[tuple[str, ...]] = []
+    for peer, answers in results.cold.items():
+        name = "*`s5cmd cp` alone*" if peer == LIMIT else _name(peer)
+        failed = [one["error"] for one in answers if "error" in one]
+        if failed:
+            rows.append((name, failed[0]))
+            continue
+        epochs = [one["epoch_s"] for one in answers]
+        rows.append(
+            (
+                name,
+                spread(epochs, ".2f"),
+                f"{statistics.median(epochs) / bare:.2f}",
+                spread([one["first_s"] for one in answers], ".2f"),
+                f"{statistics.median(one['source_bytes'] for one in answers) / size:.2f}",
+            )
+        )
+    return Grid(title, COLD_HEAD, rows)
+
+
+def _resume(results: Results) -> Grid:
+    title = f"From opening to the first batch, {RESUME_KIND}, warm, 0 workers: a new epoch, and one resumed in the middle"
+    rows: list[tuple[str, ...]] = []
+    for peer, answer in results.resume.items():
+        if "error" in answer:
+            rows.append((_name(peer), answer["error"]))
+            continue
+        start, half = statistics.median(answer["start_s"]), statistics.median(answer["half_s"])
+        times = [spread([one * 1e3 for one in answer[what]]) for what in ("start_s", "half_s")]
+        rows.append((_name(peer), *times, f"{half / start:.1f}"))
+    return Grid(title, RESUME_HEAD, rows)

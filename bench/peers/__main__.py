@@ -1,0 +1,175 @@
+"""`python -m bench.peers write|warm|cold|resume JOB`: one measurement of one peer, its result as a line of JSON.
+
+Run by `bench.compare`, in the virtual environment where the peer is installed. Imports are done before a clock starts.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from bench.peers import corpus
+from bench.peers.peer import Batches, Job, Peer
+from bench.peers.usage import anonymous_bytes, cpu_s, family
+
+MODULES = {
+    "cachesvc": "ours",
+    "limit": "limit",
+    "MosaicML Streaming": "mosaic",
+    "litData": "litdata",
+    "WebDataset": "webdataset",
+    "DataLoader, files": "files",
+    "DataLoader, memmap": "memmap",
+    "DataLoader, LMDB": "lmdb",
+}
+WALL_FACTOR = 2.5
+"""A timed run ends after this many times its seconds, epoch starts included."""
+MEMORY_POINTS, MEMORY_S = 6, 1.0
+_now = time.perf_counter
+
+
+@dataclass
+class Seen:
+    """What batches held."""
+
+    samples: int = 0
+    bytes: int = 0
+
+    def add(self, batch: Any) -> None:
+        """Count one, in the forms that `peer.Batches` names."""
+        if isinstance(batch, list):
+            self.samples += len(batch)
+            self.bytes += sum(map(len, batch))
+        elif isinstance(batch, tuple):
+            self.samples += len(batch[1])
+            self.bytes += batch[0].nbytes
+        else:
+            self.samples += len(batch)
+            self.bytes += batch.nbytes
+
+
+def _first_values(batch: Any) -> int:
+    """The sum of the first value of each sample."""
+    if isinstance(batch, list):
+        return sum(one[0] for one in batch)
+    if isinstance(batch, tuple):
+        starts = [sum(batch[1][:number]) for number in range(len(batch[1]))]
+        return int(batch[0].numpy()[starts].astype(int).sum())
+    return int(batch.numpy()[:, 0].astype(int).sum())
+
+
+class Passes:
+    """Epoch after epoch; a timed run goes on where the last one stopped."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+        self._at: Iterator[Any] | None = None
+
+    def run(self, seconds: float, watched: tuple[int, ...]) -> dict[str, float]:
+        """Rates over `seconds` of batches, from each epoch's first batch on; CPU over all of it."""
+        pids = [*family(os.getpid()), *watched]
+        busy, began, spent = cpu_s(pids), _now(), 0.0
+        timed, all_of_it = Seen(), Seen()
+        while spent < seconds and _now() - began < WALL_FACTOR * seconds:
+            if self._at is None:
+                self._at = iter(self._batches)
+                all_of_it.add(next(self._at))
+                pids = [*family(os.getpid()), *watched]
+            started = _now()
+            for batch in self._at:
+                timed.add(batch)
+                if spent + _now() - started >= seconds:
+                    break
+            else:
+                self._at = None
+            spent += _now() - started
+        used = cpu_s(pids) - busy
+        read = timed.bytes + all_of_it.bytes
+        return {
+            "samples_s": timed.samples / spent,
+            "bytes_s": timed.bytes / spent,
+            "cpu_s_gb": used / read * 1e9,
+        }
+
+    def memory(self, batches: int) -> int:
+        """Peak of anonymous memory and page tables at a few points of one more epoch, bytes."""
+        found, points = 0, {batches * point // MEMORY_POINTS for point in range(MEMORY_POINTS)}
+        self._at = None
+        deadline = _now() + MEMORY_S
+        for number, _ in enumerate(self._batches):
+            if number in points or _now() > deadline:
+                found = max(found, anonymous_bytes(family(os.getpid())))
+            if _now() > deadline:
+                break
+        return found
+
+
+def _warm(peer: Peer, job: Job) -> dict[str, Any]:
+    """Time to the first batch, then runs, then memory."""
+    began = _now()
+    batches = peer.batches(job)
+    next(iter(batches))
+    first_s = _now() - began
+    passes = Passes(batches)
+    passes.run(job.seconds / 2, job.watched)  # not counted: pages are mapped, allocators grown
+    runs = [passes.run(job.seconds, job.watched) for _ in range(job.runs)]
+    memory = passes.memory(job.samples // job.batch_size)
+    return {"first_s": first_s, "runs": runs, "memory_bytes": memory, **_ledger(batches, job)}
+
+
+def _ledger(batches: Batches, job: Job) -> dict[str, Any]:
+    """Whether one epoch holds each sample once, as far as counts and a sum can tell."""
+    if not job.thorough:
+        return {}
+    seen, total = Seen(), 0
+    for batch in batches:
+        seen.add(batch)
+        total += _first_values(batch)
+    return {"exact": seen.samples == job.samples and total == corpus.first_bytes(job)}
+
+
+def _cold(peer: Peer, job: Job) -> dict[str, Any]:
+    """One whole epoch from the opening on."""
+    began, first_s, seen = _now(), 0.0, Seen()
+    for batch in peer.batches(job):
+        first_s = first_s or _now() - began
+        seen.add(batch)
+    return {"first_s": first_s, "epoch_s": _now() - began, "samples": seen.samples}
+
+
+def _resume(peer: Peer, job: Job) -> dict[str, Any]:
+    """Seconds until the first batch of a new epoch, and of one that goes on at 50 %; turn by turn."""
+    start, half = [], []
+    for _ in range(job.runs):
+        began = _now()
+        next(iter(peer.batches(job)))
+        start.append(_now() - began)
+        go_on = peer.halfway(job)
+        began = _now()
+        next(go_on())
+        half.append(_now() - began)
+    return {"start_s": start, "half_s": half}
+
+
+def main() -> None:
+    """`write` takes several jobs of one peer, so that imports are paid once."""
+    mode, jobs = sys.argv[1], [Job.parsed(text) for text in sys.argv[2:]]
+    peer: Peer = importlib.import_module(f"bench.peers.{MODULES[jobs[0].peer]}")
+    does: dict[str, Callable[[Peer, Job], Any]] = {
+        "write": lambda peer, job: peer.write(job),
+        "warm": _warm,
+        "cold": _cold,
+        "resume": _resume,
+    }
+    for job in jobs:
+        print("\n" + json.dumps(does[mode](peer, job) or {}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""The same collation for every peer that lets us choose one, so that loaders are compared and not their glue.
+
+The fastest that we know: fixed samples are stacked by numpy (torch's own stack is slower); blobs stay bytes while
+they stay in the process, and become one flat tensor before they cross to another, because torch hands tensors over
+in shared memory and everything else through a pipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench.peers.peer import Job
+
+
+def stacked(samples: Sequence[np.ndarray[Any, Any]]) -> torch.Tensor:
+    """Samples of one shape -> [n, ...]."""
+    return torch.from_numpy(np.stack(samples))
+
+
+def joined(samples: Sequence[bytes]) -> tuple[torch.Tensor, list[int]]:
+    """Bytes of any size -> uint8[sum of sizes], sizes."""
+    return torch.frombuffer(bytearray().join(samples), dtype=torch.uint8), [len(one) for one in samples]
+
+
+def chosen(job: Job) -> Callable[[Sequence[Any]], Any]:
+    """What this job's batches are made by."""
+    if job.kind != "blobs":
+        return stacked
+    return joined if job.workers and not job.threads else list

@@ -1,0 +1,49 @@
+"""A plain DataLoader over one local file a sample, 1,000 in a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from bench.peers import corpus, plain
+from bench.peers.fetched import local
+from bench.peers.peer import Batches, Job
+
+
+def write(job: Job) -> None:
+    """`000/000000.bin` and on."""
+    for number, sample in enumerate(corpus.each(job)):
+        path = Path(job.folder, f"{number // 1000:03d}", f"{number:06d}.bin")
+        if number % 1000 == 0:
+            path.parent.mkdir()
+        path.write_bytes(sample.tobytes())
+
+
+def batches(job: Job) -> Batches:
+    """Read with open and read: cheaper than memory mapping for files of this size."""
+    return plain.loader(job, _Files(local(job), job))
+
+
+def halfway(job: Job) -> Callable[[], Iterator[Any]]:
+    """As any plain DataLoader."""
+    return plain.halfway(job, batches)
+
+
+class _Files(Dataset[Any]):
+    def __init__(self, folder: Path, job: Job) -> None:
+        self._paths = np.array(
+            [str(path) for path in sorted(folder.rglob("*.bin"))]
+        )  # no object a path to refcount
+        self._dtype = {"records": np.uint8, "tokens": np.uint16, "blobs": None}[job.kind]
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, index: int) -> Any:
+        with open(self._paths[index], "rb", buffering=0) as file:
+            body = file.read()
+        return body if self._dtype is None else np.frombuffer(body, self._dtype)

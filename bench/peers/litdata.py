@@ -1,0 +1,107 @@
+"""litData: StreamingDataset and StreamingDataLoader over `optimize`d chunks.
+
+As its guide has it: chunks of 64 MB; tokens with TokensLoader (chunks of whole sequences), the other kinds with the
+default loader, samples as arrays or bytes; `batch_decode` whichever was the faster here; persistent workers. Cold
+from S3 into an empty cache folder.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+os.environ["LITDATA_DISABLE_VERSION_CHECK"] = "1"  # else it asks PyPI, at import and at every opening
+
+from litdata import StreamingDataLoader, StreamingDataset, TokensLoader, optimize
+from litdata.streaming import downloader
+
+from bench.peers import collate, corpus
+from bench.peers.corpus import SEQ_LEN
+from bench.peers.peer import Batches, Job, replayed
+
+CHUNK_BYTES = 64_000_000
+CHUNK_SEQUENCES = CHUNK_BYTES // (2 * SEQ_LEN)
+
+
+def write(job: Job) -> None:
+    """By one process: the corpora are small."""
+    more: dict[str, Any] = {"chunk_bytes": CHUNK_BYTES}
+    if job.kind == "tokens":
+        more = {"chunk_size": CHUNK_SEQUENCES * SEQ_LEN, "item_loader": TokensLoader()}
+    optimize(_Made(job), [0], job.folder, num_workers=1, start_method="fork", verbose=False, **more)
+
+
+def batches(job: Job) -> Batches:
+    """The cache folder is named in a cold run only."""
+    return _loader(job)
+
+
+def halfway(job: Job) -> Callable[[], Iterator[Any]]:
+    """Its state knows what was yielded, so half an epoch is read first (not timed); then a new loader."""
+    before = _loader(job)
+    at = replayed(lambda: before, job.samples // job.batch_size // 2)()
+    next(at)
+    state = before.state_dict()
+
+    def go_on() -> Iterator[Any]:
+        again = _loader(job)
+        again.load_state_dict(state)
+        return iter(again)
+
+    return go_on
+
+
+class _Made:
+    """What `optimize` calls for each of its inputs (there is one)."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def __call__(self, _: int) -> Iterator[Any]:
+        job = self._job
+        if job.kind == "tokens":
+            flat = corpus.fixed(job.corpus, job.kind)
+            for start in range(0, len(flat), CHUNK_SEQUENCES):
+                yield torch.from_numpy(np.array(flat[start : start + CHUNK_SEQUENCES]).reshape(-1))
+            return
+        for sample in corpus.each(job):
+            yield sample.tobytes() if job.kind == "blobs" else np.array(sample)
+
+
+def _stacked(samples: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.stack(list(samples))
+
+
+def _decoded_together(job: Job) -> int | str:
+    """Its default decodes 256 neighbours at once: good for small samples in one process, bad for blobs and for
+    workers, which decode the same neighbours again."""
+    return 1 if job.kind == "blobs" or job.workers else "auto"
+
+
+def _loader(job: Job) -> Any:
+    torch.set_num_threads(1)
+    where: dict[str, Any] = {"input_dir": job.folder}
+    if job.remote:
+        # Its copier refuses an endpoint without TLS otherwise, and has no option for it.
+        downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True
+        where = {
+            "input_dir": job.remote,
+            "cache_dir": str(Path(job.cache)),
+            "storage_options": {"endpoint_url": job.endpoint},
+        }
+    loader = {"item_loader": TokensLoader(block_size=SEQ_LEN)} if job.kind == "tokens" else {}
+    data = StreamingDataset(
+        **where, shuffle=True, drop_last=False, batch_decode=_decoded_together(job), **loader
+    )
+    return StreamingDataLoader(
+        data,
+        batch_size=job.batch_size,
+        num_workers=job.workers,
+        persistent_workers=job.workers > 0,
+        collate_fn=_stacked if job.kind == "tokens" else collate.chosen(job),
+    )

@@ -1,0 +1,57 @@
+"""What people write by hand for packed data: a Dataset over np.memmap, as nanoGPT and Megatron read tokens."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from bench.peers import corpus, plain
+from bench.peers.fetched import local
+from bench.peers.peer import Batches, Job
+
+
+def write(job: Job) -> None:
+    """The corpus itself."""
+    for name in [f"{job.kind}.bin"] + (["bounds.npy"] if job.kind == "blobs" else []):
+        os.link(Path(job.corpus, name), Path(job.folder, name))
+
+
+def batches(job: Job) -> Batches:
+    """The mapping is made before workers fork, and shared by them."""
+    folder = str(local(job))
+    return plain.loader(job, _Blobs(folder) if job.kind == "blobs" else _Fixed(folder, job))
+
+
+def halfway(job: Job) -> Callable[[], Iterator[Any]]:
+    """As any plain DataLoader."""
+    return plain.halfway(job, batches)
+
+
+class _Fixed(Dataset[Any]):
+    """Rows are handed out as views and copied once, by the stacking. As plain arrays: slicing a memmap costs more."""
+
+    def __init__(self, folder: str, job: Job) -> None:
+        self._flat = np.asarray(corpus.fixed(folder, job.kind))
+
+    def __len__(self) -> int:
+        return len(self._flat)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._flat[index]
+
+
+class _Blobs(Dataset[Any]):
+    def __init__(self, folder: str) -> None:
+        flat, bounds = corpus.blobs(folder)
+        self._view, self._bounds = np.asarray(flat), bounds
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    def __getitem__(self, index: int) -> Any:
+        return self._view[self._bounds[index] : self._bounds[index + 1]].tobytes()

@@ -1,0 +1,89 @@
+"""MosaicML Streaming: StreamingDataset and StreamingDataLoader over MDS shards.
+
+As its guide has it: shards of 64 MB (its default is 67 MB), uncompressed; `batch_size` given to the dataset too;
+fixed-shape `ndarray` columns, which cost no header a sample; the default shuffle (py1e); persistent workers; stale
+shared memory of earlier runs cleaned first. Cold, `remote` and `local` both given, `predownload` left at its default.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from bench.peers import collate, corpus
+from bench.peers.corpus import RECORD_BYTES, SEQ_LEN
+from bench.peers.peer import Batches, Job
+
+
+def _define_operators() -> None:
+    """It imports torchvision, whose CUDA build does not import beside a CPU build of torch unless the names of
+    its operators are known. None of them is called here."""
+    library = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _KEPT.append(library)
+
+
+_KEPT: list[Any] = []
+if torch.version.cuda is None:
+    _define_operators()
+
+from streaming import MDSWriter, StreamingDataLoader, StreamingDataset  # noqa: E402
+from streaming.base.util import clean_stale_shared_memory  # noqa: E402
+
+COLUMN = {"records": f"ndarray:uint8:{RECORD_BYTES}", "tokens": f"ndarray:uint16:{SEQ_LEN}", "blobs": "bytes"}
+SHARD_BYTES = 64_000_000
+
+
+def write(job: Job) -> None:
+    """One column, x."""
+    with MDSWriter(out=job.folder, columns={"x": COLUMN[job.kind]}, size_limit=SHARD_BYTES) as writer:
+        for sample in corpus.each(job):
+            writer.write({"x": sample.tobytes() if job.kind == "blobs" else sample})
+
+
+def batches(job: Job) -> Batches:
+    """Needs the endpoint in a variable of its own."""
+    return _loader(job)
+
+
+def halfway(job: Job) -> Callable[[], Iterator[Any]]:
+    """Its own state of half an epoch, loaded into a new loader."""
+    state = _loader(job).dataset.state_dict(job.samples // 2, True)
+
+    def go_on() -> Iterator[Any]:
+        again = _loader(job)
+        again.load_state_dict(state)
+        return iter(again)
+
+    return go_on
+
+
+def _loader(job: Job) -> Any:
+    clean_stale_shared_memory()
+    if job.remote:
+        os.environ["S3_ENDPOINT_URL"] = job.endpoint
+        where = {"remote": job.remote, "local": job.cache}
+    else:
+        where = {"local": job.folder}
+    data = StreamingDataset(**where, shuffle=True, batch_size=job.batch_size)
+    return StreamingDataLoader(
+        data,
+        batch_size=job.batch_size,
+        num_workers=job.workers,
+        persistent_workers=job.workers > 0,
+        collate_fn=_Column(collate.chosen(job)),
+    )
+
+
+class _Column:
+    """Rows of one column -> a batch."""
+
+    def __init__(self, made: Callable[[Sequence[Any]], Any]) -> None:
+        self._made = made
+
+    def __call__(self, rows: Sequence[dict[str, Any]]) -> Any:
+        return self._made([row["x"] for row in rows])

@@ -1,0 +1,58 @@
+"""WebDataset: tar shards, read in sequence, shuffled in a buffer.
+
+As its guide has it: shards in a shuffled order, a sample buffer of 1,000, batches made inside the pipeline (so in the
+workers) and a WebLoader of batch_size=None; persistent workers. Cold, each shard through `pipe:` and a copier that
+writes to standard output. It keeps no state: half an epoch is read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import webdataset as wds
+
+from bench.peers import collate, tars
+from bench.peers.fetched import s5cmd_path
+from bench.peers.peer import Batches, Job, replayed
+
+BUFFER = 1000
+
+
+def write(job: Job) -> None:
+    """Every kind as tars; fixed samples too have one member each."""
+    tars.write(job)
+
+
+def batches(job: Job) -> Batches:
+    """The shards are known by their count: it has no listing of its own."""
+    names = sorted(path.name for path in Path(job.folder).glob("*.tar"))
+    urls = [str(Path(job.folder, name)) for name in names]
+    if job.remote:
+        urls = [f"pipe:{s5cmd_path()} --endpoint-url {job.endpoint} cat {job.remote}{name}" for name in names]
+    made = collate.chosen(job)
+    dtype = {"records": np.uint8, "tokens": np.uint16, "blobs": None}[job.kind]
+
+    def value(sample: dict[str, Any]) -> Any:
+        return sample["bin"] if dtype is None else np.frombuffer(sample["bin"], dtype)
+
+    data = (
+        wds.WebDataset(urls, shardshuffle=len(urls), empty_check=False)
+        .shuffle(BUFFER)
+        .map(value)
+        .batched(job.batch_size, collation_fn=made, partial=True)
+    )
+    more: dict[str, Any] = {"persistent_workers": True, "prefetch_factor": 4} if job.workers else {}
+    return wds.WebLoader(data, batch_size=None, num_workers=job.workers, collate_fn=_as_is, **more)
+
+
+def halfway(job: Job) -> Callable[[], Iterator[Any]]:
+    """Begin anew and throw half away."""
+    return replayed(lambda: batches(job), job.samples // job.batch_size // 2)
+
+
+def _as_is(batch: Any) -> Any:
+    """torch would take tuples apart."""
+    return batch

@@ -1,0 +1,51 @@
+"""The command behind `python -m bench peers`."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from bench import compare, figures
+from tests.servers import SeaweedFS
+
+RESULTS = Path("bench/results")
+
+
+@click.command("peers")
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="Small data, one short run each: does everything work? Figures mean nothing.",
+)
+@click.option("--markdown", is_flag=True, help="Print the tables as README.md has them.")
+@click.option("--peer", "peers", multiple=True, help="Only these, by name, beside ours and the limit.")
+def command(quick: bool, markdown: bool, peers: tuple[str, ...]) -> None:
+    """Measure every loader over the same data. Single runs and a plot go to bench/results."""
+    console, started = Console(width=150), time.monotonic()
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        with SeaweedFS(root / "s3") as s3:
+            scale = compare.QUICK if quick else compare.FULL
+            results = compare.Bench(root, s3, scale, peers or compare.OTHERS).run()
+    (RESULTS / "peers.json").write_text(results.as_json())
+    for grid in figures.grids(results):
+        console.print(grid.markdown() if markdown else grid.rich(), soft_wrap=markdown, markup=not markdown)
+    console.print(f"{time.monotonic() - started:.0f} s; single runs in {RESULTS}/peers.json, {_plot()}")
+
+
+def _plot() -> str:
+    """Drawn where matplotlib is; says where, or why not."""
+    if not shutil.which(compare.PEERS_PYTHON):
+        return f"NO PLOT: no {compare.PEERS_PYTHON}"
+    made = RESULTS / "peers.png"
+    subprocess.run(
+        [compare.PEERS_PYTHON, "-m", "bench.plot", str(RESULTS / "peers.json"), str(made)], check=True
+    )
+    return f"plot in {made}"
