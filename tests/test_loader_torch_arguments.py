@@ -168,7 +168,7 @@ def test_a_worker_that_takes_longer_than_timeout_is_an_error(link: MemoryLink) -
     began = time.monotonic()
     with pytest.raises(RuntimeError, match="timed out"):
         next(iter(loader))
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 60, "it hung"
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["theirs", "ours"])

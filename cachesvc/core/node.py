@@ -94,6 +94,11 @@ class Node:
         self.copies.out = out
         self._now = now
         self._handlers[type(event)](event)
+        for (
+            tier
+        ) in self.policy.tiers.values():  # a budget that shrank under a fill or a lease is met once it ends
+            if tier.free_bytes + tier.evicting_bytes < 0:
+                self._shrink(tier)
         if self.readers.dirty:
             self._feed()
         return out
@@ -277,19 +282,17 @@ class Node:
             if self.copies.find(extent, tier) is None:
                 self.copies.adopt(entry, tier)
                 self.scrub.admit(extent, tier.name)
-        self._shrink(tier)
+        self.readers.dirty = True
 
     def _resized(self, event: ev.Resized) -> None:
         tier = self.policy.tiers[event.tier]
         self.policy.resize(tier, event.budget_bytes)
-        self._shrink(tier)
+        self.readers.dirty = True
 
     def _shrink(self, tier: Tier) -> None:
         """Evict what is too much for the budget, as far as nobody uses or pinned it: the kept last."""
-        victims = self.policy.overflow(tier)
-        for copy in victims:
+        for copy in self.policy.overflow(tier):
             self.copies.evict(copy)
-        self.readers.dirty = True
 
     def _verified(self, event: ev.Verified) -> None:
         copy = self.copies.find(event.extent, self.policy.tiers[event.tier])

@@ -111,7 +111,8 @@ def merged(plans: Sequence[Plan]) -> Plan:
     """Several plans of one dataset and one clock as one, whose epoch after this one is not known."""
     if len(plans) == 1:
         return plans[0]
-    extent, first_step, last_step = (np.concatenate(column) for column in zip(*plans, strict=True))
+    columns = zip(*(plan[:3] for plan in plans), strict=True)
+    extent, first_step, last_step = (np.concatenate(column) for column in columns)
     order = np.argsort(first_step, kind="stable")
     return Plan(extent[order], first_step[order], last_step[order])
 

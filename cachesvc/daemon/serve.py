@@ -194,6 +194,11 @@ def _tiers(settings: Settings) -> tuple[list[Tier], list[TierSpec], list[events.
         tier = open_nvme(TierName(f"nvme{number}"), Path(spec.path))
         found = tuple((r.extent, r.size_bytes) for r in tier.recover())
         budget = budget_bytes(spec, room(Path(spec.path)), sum(size for _, size in found))
+        if budget < settings.extent_bytes and not found:
+            raise OutOfSpace(
+                f"{spec.path} has room for {budget:,} bytes, less than one extent of {settings.extent_bytes:,}; free room"
+                " there, or give --nvme another directory"
+            )
         log.info("cache directory", extra={"dir": spec.path, "extents": len(found), "budget_bytes": budget})
         tiers.append(tier)
         specs.append(TierSpec(tier.name, budget))
