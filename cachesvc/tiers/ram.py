@@ -1,7 +1,8 @@
 """The RAM tier: one sealed memfd an extent, so that no reader can change another's bytes.
 
-Size is sealed at reservation, contents at commit. A granted descriptor is a fresh read-only opening, and
-because of the write seal even a reader that reopens it through /proc cannot write.
+Size is sealed at reservation, contents at commit. What is granted is a duplicate of one read-only opening (its
+file offset is nobody's: readers map or `pread`), and because of the write seal even a reader that reopens it
+through /proc cannot write.
 """
 
 from __future__ import annotations
@@ -61,9 +62,11 @@ class RamTier:
             )
         with translated(self.name, "seal an extent"):
             fcntl.fcntl(own, fcntl.F_ADD_SEALS, _CONTENT_SEALS)
+            readable = os.open(f"/proc/self/fd/{own}", os.O_RDONLY | os.O_CLOEXEC)
         # Visible before it leaves `_filling`: abort and open never see it in neither.
-        self._committed[extent] = (own, checksums)
+        self._committed[extent] = (readable, checksums)
         del self._filling[extent]
+        os.close(own)
 
     def abort(self, extent: ExtentId) -> None:
         """Forget a reservation; unknown extents are ignored."""
@@ -73,14 +76,14 @@ class RamTier:
 
     def open(self, extent: ExtentId) -> tuple[int, Checksums]:
         """A read-only descriptor of a committed extent (the caller closes it) and its checksums."""
-        own, checksums = self._committed[extent]
+        readable, checksums = self._committed[extent]
         with translated(self.name, "open an extent"):
-            return os.open(f"/proc/self/fd/{own}", os.O_RDONLY | os.O_CLOEXEC), checksums
+            return os.dup(readable), checksums
 
     def evict(self, extent: ExtentId) -> None:
         """Close our descriptor of a committed extent."""
-        own, _ = self._committed.pop(extent)
-        os.close(own)
+        readable, _ = self._committed.pop(extent)
+        os.close(readable)
 
     def close(self) -> None:
         """Give everything back. Granted descriptors stay valid."""
