@@ -43,13 +43,14 @@ def main() -> int:
         root = Path(folder)
         with SeaweedFS(root / "s3") as s3:
             s3.create_bucket("bench")
-            results = [
-                {"warm": _warm, "cold": _cold, "latency": _latency, "nvme": _nvme}[part](s3, root)
-                for part in parts
-            ]
-    for table, _ in results:
-        console.print(table)
-    return 0 if all(good for _, good in results) else 1
+            met = True
+            for part in parts:
+                table, good = {"warm": _warm, "cold": _cold, "latency": _latency, "nvme": _nvme}[part](
+                    s3, root
+                )
+                console.print(table)
+                met = met and good
+    return 0 if met else 1
 
 
 def upload(s3: SeaweedFS, folder: Path, prefix: str) -> None:
