@@ -142,7 +142,7 @@ def _make_state_dir(directory: str) -> None:
 @contextmanager
 def _running(settings: Settings, loop: Loop) -> Iterator[Runner]:
     _make_state_dir(settings.state_dir)
-    gc.disable()  # a million extents are a million records, none of them garbage: half of the time of a start
+    gc.disable()  # a million extents are a million records, none of them garbage
     tiers, specs, recovered = _tiers(settings)
     core = NodeSettings(
         max_fills=settings.fillers * settings.fills_per_filler, scrub_bytes_per_s=settings.scrub_rate
