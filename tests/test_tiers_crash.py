@@ -15,7 +15,7 @@ import pytest
 
 from cachesvc.core.errors import CorruptData
 from cachesvc.core.model import ExtentId, TierName
-from cachesvc.tiers.checksum import checksums_of, verify
+from cachesvc.tiers.checksum import Passing, verify
 from cachesvc.tiers.nvme import NvmeTier, open_nvme
 
 NAME = TierName("nvme0")
@@ -34,7 +34,7 @@ def extent(number: int) -> ExtentId:
 def put(tier: NvmeTier, number: int) -> None:
     fd = tier.reserve(extent(number), SIZE)
     os.pwrite(fd, content(number), 0)
-    checksums = checksums_of(fd, SIZE)
+    checksums = Passing(SIZE).checksums(fd)
     os.close(fd)
     tier.commit(extent(number), checksums)
 

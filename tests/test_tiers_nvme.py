@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from cachesvc.core.errors import CorruptData, InvalidInput, OutOfSpace, TierFailed
 from cachesvc.core.model import ExtentId, TierName
-from cachesvc.tiers.checksum import checksums_of, verify
+from cachesvc.tiers.checksum import Passing, verify
 from cachesvc.tiers.nvme import NvmeTier, open_nvme
 from cachesvc.tiers.tier import Resident
 
@@ -32,7 +32,7 @@ def extent(number: int) -> ExtentId:
 def put(tier: NvmeTier, number: int, data: bytes = b"bytes") -> None:
     fd = tier.reserve(extent(number), len(data))
     os.pwrite(fd, data, 0)
-    checksums = checksums_of(fd, len(data))
+    checksums = Passing(len(data)).checksums(fd)
     os.close(fd)
     tier.commit(extent(number), checksums)
 
@@ -85,7 +85,7 @@ def test_an_extent_is_readable_before_its_commit_and_through_it(tmp_path: Path) 
     assert checksums is None
     with pytest.raises(OSError):
         os.pwrite(reader, b"x", 0)
-    tier.commit(extent(1), checksums_of(writer, 4))
+    tier.commit(extent(1), Passing(4).checksums(writer))
     tier.evict(extent(1))
     assert os.pread(reader, 4, 0) == b"data"
     os.close(writer)
@@ -158,7 +158,7 @@ CHILD = """
 import os, signal, sys
 from pathlib import Path
 from cachesvc.core.model import ExtentId, TierName
-from cachesvc.tiers.checksum import checksums_of
+from cachesvc.tiers.checksum import Passing
 from cachesvc.tiers.nvme import open_nvme
 
 def play(directory, die_at):
@@ -167,7 +167,7 @@ def play(directory, die_at):
     def fill(number):
         fd = tier.reserve(ExtentId(bytes([number]) * 16), 5000)
         os.pwrite(fd, bytes([number]) * 5000, 0)
-        sums = checksums_of(fd, 5000)
+        sums = Passing(5000).checksums(fd)
         os.close(fd)
         return sums
     tier.commit(ExtentId(bytes([1]) * 16), fill(1))

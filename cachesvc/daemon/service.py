@@ -23,6 +23,7 @@ from cachesvc.daemon import jobs
 from cachesvc.daemon.datasets import Dataset, unknown
 from cachesvc.daemon.grants import Known
 from cachesvc.daemon.pins import Pins
+from cachesvc.daemon.plans import entries_of, following_of
 from cachesvc.daemon.runner import Runner
 from cachesvc.daemon.tenants import Peer, Tenants, admits
 from cachesvc.identity import TOKEN_KEY
@@ -38,8 +39,6 @@ _Answer = TypeVar("_Answer")
 MAX_FAILURES = 100
 """Named in one progress message; the rest is counted."""
 MAX_URIS = 100_000
-MAX_PLAN = 2_000_000
-"""Entries: 128 TB of extents, and what a message of the largest size can hold."""
 STATUSES: dict[type[CacheError], grpc.StatusCode] = {
     errors.InvalidInput: grpc.StatusCode.INVALID_ARGUMENT,
     errors.NotAllowed: grpc.StatusCode.PERMISSION_DENIED,
@@ -89,7 +88,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
     def SubmitPlan(self, request: pb.SubmitPlanRequest, context: grpc.ServicerContext) -> pb.SubmitPlanReply:
         with _statuses(context):
             reader, known = self._loop.call(lambda: self._dataset_of(request))
-            entries, following = _entries(request, known), _following(request, known)
+            entries, following = entries_of(request, known), following_of(request, known)
             plan = events.Planned(reader, reader, entries, following)
 
             def submit() -> None:
@@ -367,19 +366,6 @@ def _options(given: pb.DatasetOptions, settings: Settings) -> Options:
     return Options(**plain)  # type: ignore[arg-type]
 
 
-def _entries(request: pb.SubmitPlanRequest, known: Known) -> tuple[tuple[ExtentId, int, int], ...]:
-    """A plan's rows, checked; not on the loop's thread, since a plan may have a million of them."""
-    if not len(request.extents) == len(request.first_steps) == len(request.last_steps) <= MAX_PLAN:
-        raise errors.InvalidInput(f"a plan has three columns of one length, at most {MAX_PLAN:,}")
-    if request.extents and max(request.extents) >= len(known.extent_ids):
-        raise errors.InvalidInput(f"the plan names an extent beyond the {len(known.extent_ids)} there are")
-    first_steps = list(request.first_steps)
-    if first_steps != sorted(first_steps):
-        raise errors.InvalidInput("a plan is sorted by the step that needs an extent first")
-    rows = zip(request.extents, first_steps, request.last_steps)
-    return tuple((known.extent_ids[extent], first, last) for extent, first, last in rows)
-
-
 def _describe(dataset: Dataset) -> pb.Dataset:
     catalog = dataset.catalog
     return pb.Dataset(
@@ -391,12 +377,3 @@ def _describe(dataset: Dataset) -> pb.Dataset:
         size_bytes=dataset.size_bytes,
         stored_bytes=catalog.stored_bytes,
     )
-
-
-def _following(request: pb.SubmitPlanRequest, known: Known) -> tuple[ExtentId, ...]:
-    """The order of the epoch after the plan's, checked as its rows are."""
-    if len(request.following) > MAX_PLAN or max(request.following, default=0) >= len(known.extent_ids):
-        raise errors.InvalidInput(
-            f"the epoch after the plan names an extent beyond the {len(known.extent_ids)}"
-        )
-    return tuple(known.extent_ids[extent] for extent in request.following)

@@ -30,14 +30,6 @@ def block_count(size_bytes: int) -> int:
     return -(-size_bytes // CHECKSUM_BLOCK_BYTES)
 
 
-def checksums_of(fd: int, size_bytes: int) -> Checksums:
-    """Read the first `size_bytes` of a descriptor and digest them.
-
-    Raises `CorruptData` when the file is shorter, `TierFailed` when it cannot be read.
-    """
-    return Passing(size_bytes).checksums(fd)
-
-
 class Passing:
     """Digests of an extent's bytes while they pass on their way into it, in any order, from many threads."""
 

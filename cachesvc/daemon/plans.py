@@ -1,0 +1,33 @@
+"""Plans as readers submit them, checked before the core sees them."""
+
+from __future__ import annotations
+
+from cachesvc.core import errors
+from cachesvc.core.model import ExtentId
+from cachesvc.daemon.grants import Known
+from cachesvc.v1 import cachesvc_pb2 as pb
+
+MAX_PLAN = 2_000_000
+"""Entries: 128 TB of extents, and what a message of the largest size can hold."""
+
+
+def entries_of(request: pb.SubmitPlanRequest, known: Known) -> tuple[tuple[ExtentId, int, int], ...]:
+    """A plan's rows, checked; not on the loop's thread, since a plan may have a million of them."""
+    if not len(request.extents) == len(request.first_steps) == len(request.last_steps) <= MAX_PLAN:
+        raise errors.InvalidInput(f"a plan has three columns of one length, at most {MAX_PLAN:,}")
+    if request.extents and max(request.extents) >= len(known.extent_ids):
+        raise errors.InvalidInput(f"the plan names an extent beyond the {len(known.extent_ids)} there are")
+    first_steps = list(request.first_steps)
+    if first_steps != sorted(first_steps):
+        raise errors.InvalidInput("a plan is sorted by the step that needs an extent first")
+    rows = zip(request.extents, first_steps, request.last_steps)
+    return tuple((known.extent_ids[extent], first, last) for extent, first, last in rows)
+
+
+def following_of(request: pb.SubmitPlanRequest, known: Known) -> tuple[ExtentId, ...]:
+    """The order of the epoch after the plan's, checked as its rows are."""
+    if len(request.following) > MAX_PLAN or max(request.following, default=0) >= len(known.extent_ids):
+        raise errors.InvalidInput(
+            f"the epoch after the plan names an extent beyond the {len(known.extent_ids)}"
+        )
+    return tuple(known.extent_ids[extent] for extent in request.following)
