@@ -33,7 +33,7 @@ class Settings:
     """The few numbers that the core's decisions depend on."""
 
     lookahead_bytes: int | None = None
-    """Bytes of the window; None: what plans need, from `WINDOW_SHARE` of the data to an eighth of its tier."""
+    """Bytes of the window; None: what plans need, from `WINDOW_SHARE` of the data to an eighth of all tiers."""
     max_fills: int = 8
     """Fills at once: enough extents to fill 10 Gbit/s from a source of 90 MB/s a connection, each fill
     being several connections."""
@@ -139,7 +139,7 @@ class Policy:
         if self.window is None:
             self.window_bytes = 0
             return
-        self.window_bytes = min(self.window.budget_bytes, self._wanted_bytes(self.window))
+        self.window_bytes = min(self.window.budget_bytes, self._wanted_bytes())
         spill, capacity = (len(works) - 1) * self.largest_bytes, self.capacity_bytes()
         fits = self.claimed_bytes + spill <= capacity
         # where it fits, RAM still gives room to reading ahead of NVMe, if that costs no hit
@@ -149,14 +149,14 @@ class Policy:
             self.window.reserve_bytes = self.window_bytes
         self.streams = not fits
 
-    def _wanted_bytes(self, tier: Tier) -> int:
+    def _wanted_bytes(self) -> int:
         if self.settings.lookahead_bytes is not None:
             return self.settings.lookahead_bytes
         least = WINDOW_EXTENTS * self.largest_bytes
         share = int(WINDOW_SHARE * self.claimed_bytes)
         # beside what is read now and not kept: as much again at least, for the next of it is fetched meanwhile
         wanted = self._open_absent_bytes(1) + max(share, self._open_absent_bytes(1))
-        return min(max(least, wanted), max(least, tier.budget_bytes // 8))
+        return min(max(least, wanted), max(least, self.capacity_bytes() // 8))
 
     def _open_absent_bytes(self, times: int) -> int:
         """What plans read side by side and the node cannot keep, as many times over."""
@@ -200,11 +200,12 @@ class Policy:
         kept = sum(each.kept_bytes for each in self.datasets.values() if each.user == home.user)
         return kept + size <= home.user_quota_bytes
 
-    def room_to_keep(self, entry: Entry) -> bool:
-        """Whether an extent could be kept without anything giving way."""
-        works, size = self.healthy(), entry.size_bytes
-        room = any(tier.free_bytes >= size and tier.kept_bytes + size <= tier.keep_bytes for tier in works)
-        return room and self.within_quota(entry)
+    def room_to_keep(self, entry: Entry, free: bool = True) -> bool:
+        """Whether an extent could be kept without anything giving way; not `free`: without anything kept."""
+        size = entry.size_bytes
+        tiers = (tier for tier in self.tiers.values() if not tier.lost)
+        fits = (tier for tier in tiers if tier.kept_bytes + size <= tier.keep_bytes)
+        return any(tier.free_bytes >= size or not free for tier in fits) and self.within_quota(entry)
 
     def stay(self, copy: Copy) -> Stay:
         """What is kept stays mapped; where part streams, only until its plan has passed it, so that others may be
