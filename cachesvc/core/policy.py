@@ -96,7 +96,7 @@ class Policy:
         """A tier took no more although its budget had room: others fill its disk, or it is broken. What it
         holds is its budget for a while; so it gives up what is unpinned first, then refuses fills."""
         tier.full_until = now + self.settings.full_s
-        tier.budget_bytes = tier.used_bytes + tier.held_bytes
+        tier.budget_bytes = min(tier.given_bytes, tier.used_bytes + tier.held_bytes)
         self.retune()
 
     def resize(self, tier: Tier, budget_bytes: int) -> None:
