@@ -52,7 +52,9 @@ class Lookahead:
         if entries and self._policy.streams:
             self._pace(plan)
             if len(following) >= STRETCHES and shared.retention is None:
-                shared.retention = Retention(following, lambda each: self._keeps(self._copies.entries.get(each)))
+                shared.retention = Retention(
+                    following, lambda each: self._keeps(self._copies.entries.get(each))
+                )
 
     def end(self, number: int) -> None:
         """Give up a plan and what its window protects."""
@@ -212,9 +214,11 @@ class Lookahead:
         entry = self._copies.entries.get(entries[0][0]) if entries else None
         if entry is None or not entry.datasets:
             return None
-        epochs = entry.datasets[0].epochs
+        home = entry.datasets[0]
+        epochs = home.epochs
         if not epochs or number in epochs[-1].plans:
-            epochs.append(EpochTally(epochs[-1].number + 1 if epochs else 0, self._policy.bound()))
+            bound = self._policy.bound_of(home)
+            epochs.append(EpochTally(epochs[-1].number + 1 if epochs else 0, bound))
         epochs[-1].plans.add(number)
         return epochs[-1]
 

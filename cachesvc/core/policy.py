@@ -12,10 +12,12 @@ never below it, so two datasets do not take turns.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from cachesvc.core.bounds import Claimed, bounds
 from cachesvc.core.model import RAM, DatasetId, TierName
 from cachesvc.core.state import Copy, Dataset, Entry, Role, Stay, Tier
 
@@ -182,6 +184,19 @@ class Policy:
         """The best hit rate that any policy can reach: min(1, C/D) over all claimed bytes."""
         return min(1.0, self.capacity_bytes() / self.claimed_bytes) if self.claimed_bytes else 1.0
 
+    def bound_of(self, dataset: Dataset) -> float:
+        """The best hit rate that a dataset can have beside the others, their quotas and what is pinned. O(datasets)."""
+        every = list(self.datasets.values())
+        if dataset not in every or not any(each.pinned or each.limited for each in every):
+            return self.bound()
+        # extents that two datasets share count once, so each counts for a part of its size
+        part = self.claimed_bytes / max(1, sum(each.size_bytes for each in every))
+        of_user: Counter[int] = Counter()
+        for each in every:
+            of_user[each.user] += each.size_bytes
+        claims = [_claimed(each, part, of_user[each.user]) for each in every]
+        return bounds(self.capacity_bytes(), claims)[every.index(dataset)]
+
     def share_bytes(self, dataset: Dataset) -> float:
         """A dataset's part of what can be kept, by size."""
         room = sum(tier.keep_bytes for tier in self.tiers.values() if not tier.lost)
@@ -311,6 +326,16 @@ class Policy:
                     return
                 excess -= copy.entry.size_bytes
                 yield copy
+
+
+def _claimed(dataset: Dataset, part: float, of_user_bytes: int) -> Claimed:
+    size, quota = dataset.size_bytes, float(dataset.size_bytes)
+    if dataset.quota_bytes is not None:
+        quota = min(quota, dataset.quota_bytes)
+    if dataset.user_quota_bytes is not None:
+        quota = min(quota, dataset.user_quota_bytes * size / max(1, of_user_bytes))
+    pinned = dataset.kept_bytes if dataset.pinned else 0
+    return Claimed(part * size, part * quota, part * pinned)
 
 
 def _kept_elsewhere(copy: Copy) -> bool:
