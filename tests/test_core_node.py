@@ -201,6 +201,17 @@ def test_claimed_extents_are_kept_and_the_rest_streams_through_the_window() -> N
     assert node.counters(DATASET).bound == pytest.approx(3 / 5)
 
 
+def test_a_scan_that_nobody_declared_takes_nothing_from_what_is_kept_or_ahead() -> None:
+    node = node_of(ram=4, lookahead_bytes=2 * SIZE)
+    tell(node, declare(A, B, C, D, E), plan(A, B, C, D, E))
+    fill(node, A)
+    tell(node, Demanded(TWO, 1, A), Passed(1, 1))
+    had = {each for each in (A, B, C, D, E) if node.where(each)}
+    for number in range(20):
+        read(node, ExtentId(bytes([100 + number]) * 16))
+    assert had <= {each for each in (A, B, C, D, E) if node.where(each)}
+
+
 def test_claimed_extents_displace_undeclared_ones() -> None:
     node = node_of(ram=2)
     read(node, A, B)

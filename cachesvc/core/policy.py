@@ -301,16 +301,17 @@ class Policy:
             if place := _make_room(tier, size, tier.lru):
                 return place
         for tier in tiers:
-            if place := _make_room(tier, size, self._gives_way(tier, asked, now)):
+            if place := _make_room(tier, size, self._gives_way(entry, tier, asked)):
                 return place
         return None
 
-    def _gives_way(self, tier: Tier, asked: Asked, now: float) -> Iterator[Copy]:
+    def _gives_way(self, entry: Entry, tier: Tier, asked: Asked) -> Iterator[Copy]:
         """All that streaming may displace in a tier: LRU, kept copies beyond the room for them, and for a
-        waiting reader what plans come back to, the longest unused first, and then what they need last."""
+        waiting reader what plans come back to, the longest unused first, and then what they need last. A read
+        that no job declared takes nothing from plans: a scan of other data costs them no fill."""
         yield from tier.lru
         yield from self._overflow(tier)
-        if asked is not Asked.DEMAND:
+        if asked is not Asked.DEMAND or not entry.datasets:
             return
         yield from tier.in_use  # fetched again later; but without it the reader would have nothing
         yield from reversed(tier.ahead)  # last, for its fill would have served nobody

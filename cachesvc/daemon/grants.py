@@ -88,7 +88,7 @@ class GrantsServer:
         path: str,
         mode: int,
         answers: Answers,
-        watch: Callable[[int, Callable[[], None]], None],
+        watch: Callable[[int, Callable[[], object]], None],
         unwatch: Callable[[int], None],
         next_id: Callable[[], int],
     ) -> None:
