@@ -120,18 +120,25 @@ def meet(directory: str, state_dir: str) -> Predecessor | None:
         ) from None
     try:
         return _greeted(channel, process, directory, state_dir)
-    except CacheError:
+    except (CacheError, ConnectionError) as error:
         channel.close()
-        process.close()
-        raise
+        if isinstance(error, CacheError):
+            raise
+        if not process.ended(END_S):
+            raise DaemonUnavailable(
+                f"the daemon in {directory} did not let itself be taken over; its log says why"
+            ) from None
+        log.warning("the old daemon died before it handed over; starting without what it held")
+        return None
 
 
 def _greeted(channel: socket.socket, process: Process, directory: str, state_dir: str) -> Predecessor:
+    """Raises ConnectionError where it died, or ended the connection."""
     offer = pb.TakeoverOffer()
     try:
         send(channel, Word.HELLO, pb.TakeoverHello(protocol=PROTOCOL, version=cachesvc.__version__))
         (lock,) = receive(channel, Word.OFFER, offer)
-    except (OSError, ValueError) as error:
+    except (TimeoutError, ValueError) as error:
         raise DaemonUnavailable(
             f"the daemon in {directory} does not let itself be taken over ({error}); stop it, or see its log"
         ) from None
