@@ -125,7 +125,9 @@ class Takeover:
         receive(channel, Word.HELLO, hello)
         offer = pb.TakeoverOffer(version=cachesvc.__version__, state_dir=self._state_dir)
         if hello.protocol != PROTOCOL:
-            offer.refused = f"it speaks protocol {PROTOCOL} ({cachesvc.__version__}), not {hello.protocol} ({hello.version})"
+            offer.refused = (
+                f"{cachesvc.__version__} speaks protocol {PROTOCOL}, {hello.version} speaks {hello.protocol}"
+            )
         known = self._loop.call(self._runner.datasets.all)
         offer.datasets.extend(dataset.id for dataset in known[-MAX_DATASETS:])
         send(channel, Word.OFFER, offer, [self._lock])
