@@ -59,7 +59,8 @@ class Fills:
     @property
     def under_way(self) -> int:
         """Fills and commits that have begun."""
-        return len(self._filling) - len(self._paused or ()) + len(self._committing)
+        waiting = sum(self._filling.get((each.extent, each.tier)) is each for each in self._paused or ())
+        return len(self._filling) - waiting + len(self._committing)
 
     def tier_lost(self, name: TierName, why: str) -> None:
         """Answer all that waits for the tier."""

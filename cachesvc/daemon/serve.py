@@ -156,7 +156,7 @@ def _running(settings: Settings, loop: Loop, lock: int, before: Predecessor | No
     allowed = allowlist(settings.allow)
     loader = futures.ThreadPoolExecutor(2, thread_name_prefix="catalogs")
     tenants = Tenants(allowed, settings.rules)
-    datasets = Datasets(f"{settings.state_dir}/catalogs", allowed, tenants, loader)
+    datasets = Datasets(f"{settings.state_dir}/catalogs", allowed, tenants, loader, before is None)
     adopted = _adopted(before, datasets)
     gc.disable()  # a million extents are a million records, none of them garbage
     tiers, specs, recovered = _tiers(settings, adopted)

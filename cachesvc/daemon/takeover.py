@@ -165,9 +165,9 @@ class Takeover:
         try:
             send_state(channel, state, descriptors())
             receive(channel, Word.ADOPTED)
-        except ConnectionError:
-            raise  # it ended the connection, and so gave up
-        except (OSError, ValueError, CacheError):
+        except (ConnectionError, CacheError):
+            raise  # it gave up, or cannot have everything
+        except (OSError, ValueError):
             other.kill(KILLED_S)
             raise
         log.info("taken over", extra={"extents": len(state.extents), "readers": len(connections)})
