@@ -384,6 +384,8 @@ def test_either_daemon_killed_at_a_random_moment(tmp_path: Path, own: Node, vict
         Trainer(tmp_path / "rank", records.uri, LOADING | {"num_workers": 2}, env) as trainer,
         ThreadPoolExecutor(1) as pool,
     ):
+        exactly_once(trainer.take(STEPS), records.rows)
+        trainer.said()
         counted = pool.submit(epochs, trainer, records.rows, enough)
         try:
             for _ in range(KILLS):

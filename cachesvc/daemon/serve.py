@@ -209,7 +209,7 @@ def _adopted(before: Predecessor | None, datasets: Datasets) -> Adopted:
 
 def _leave_all(fillers: Fillers) -> None:
     """End this process at once: gRPC would remove the socket file, and tiers and connections are another's."""
-    fillers.stop()
+    fillers.stop(wait=False)
     logging.shutdown()
     os._exit(0)
 
