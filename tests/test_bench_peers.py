@@ -17,7 +17,7 @@ from bench.peers.__main__ import MODULES, Passes, _ledger
 from bench.peers.peer import Job, Kind
 from bench.peers.usage import anonymous_bytes, cpu_s, family
 
-COUNTS: dict[Kind, int] = {"records": 150, "tokens": 130, "blobs": 70}
+COUNTS: dict[Kind, int] = {"records": 150, "varied": 140, "tokens": 130, "blobs": 70, "images": 40}
 HERE = ("limit", "DataLoader, files", "DataLoader, memmap", "DataLoader, LMDB")
 
 
@@ -75,7 +75,7 @@ def test_tables_show_rates_and_failures() -> None:
     measured = {"first_s": 0.01, "runs": runs, "memory_bytes": 2e8}
     broken = {"error": "NOT INSTALLED: no such interpreter"}
     results = Results(
-        sizes={"records": 10**6, "tokens": 10**6, "blobs": 10**6},
+        sizes=dict.fromkeys(corpus.KINDS, 10**6),
         warm={
             f"records/{OURS}/0": measured,
             f"records/{LIMIT}/0": {**measured, "runs": [{**run, "samples_s": 2000.0} for run in runs]},
