@@ -12,7 +12,7 @@ from bench.peers import corpus, limit, ours
 from bench.peers.peer import Job
 from bench.warm import RUNS, Figure, rate
 
-IMAGES = 1_280
+IMAGES = 960
 WORKERS = 2
 ASKED = 0.95
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
+import statistics
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from bench import figures
 from bench.compare import LIMIT, OTHERS, OURS, Results
 from bench.grid import Grid
-from bench.peers import corpus
+from bench.peers import corpus, pictures
 from bench.peers.__main__ import MODULES, Passes, _ledger
 from bench.peers.peer import Job, Kind
 from bench.peers.usage import anonymous_bytes, cpu_s, family
@@ -98,6 +103,33 @@ def test_tables_show_rates_and_failures() -> None:
     assert "| **cachesvc** | 100 (100-200) | 100 (100-300) | 1.0 |" in resume
     widths = {line.count("|") for line in warm.splitlines() if line.startswith("|")}
     assert len(widths) == 1
+
+
+def test_pictures_are_real_jpegs_of_the_size_they_claim() -> None:
+    made, again = (list(pictures.made(np.random.default_rng(7), 40)) for _ in range(2))
+    assert made == again
+    assert len(set(made)) == len(made)
+    assert 100_000 < statistics.mean(map(len, made)) < 120_000
+    assert {Image.open(io.BytesIO(one)).size for one in made} == {(500, 375), (375, 500)}
+    assert pictures.decoded(made[0]).shape == (224, 224, 3)
+
+
+def test_ratios_are_over_the_best_way_of_running_the_limit() -> None:
+    def answer(rate: float) -> dict[str, Any]:
+        run = {"samples_s": rate, "bytes_s": rate, "cpu_s_gb": 0.1}
+        return {"first_s": 0.01, "runs": [run], "memory_bytes": 10**6}
+
+    results = Results(
+        sizes=dict.fromkeys(corpus.KINDS, 10**6),
+        warm={
+            f"images/{OURS}/2": answer(95.0),
+            f"images/{LIMIT}/2": answer(100.0),
+            f"images/{LIMIT}/2 threads": answer(80.0),
+        },
+    )
+    table = next(one.markdown() for one in figures.grids(results) if "JPEG" in one.title)
+    assert "| **cachesvc** | 2 | 95 (95-95) | 0.95 |" in table
+    assert "| *the decoder alone* | 2 threads | 80 (80-80) | 0.80 |" in table
 
 
 def test_a_grid_fills_short_rows() -> None:

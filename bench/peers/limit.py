@@ -97,7 +97,9 @@ class _Decoded:
 
     def __init__(self, job: Job) -> None:
         self._job, self._draw = job, np.random.default_rng(0)
-        self._crew: Executor = (ThreadPoolExecutor if job.threads else ProcessPoolExecutor)(max(1, job.workers))
+        self._crew: Executor = (ThreadPoolExecutor if job.threads else ProcessPoolExecutor)(
+            max(1, job.workers)
+        )
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         order, size = self._draw.permutation(self._job.samples), self._job.batch_size
