@@ -23,15 +23,8 @@ def limits(files: Sequence[Path], read_bytes: int, batch: int) -> dict[str, Call
     program = shutil.which("fio")
     if program is None:
         return {}
-    fixed = [
-        program,
-        "--name=limit",
-        "--output-format=json",
-        "--group_reporting",
-        "--rw=randread",
-        "--direct=0",
-    ]
-    fixed += [f"--bs={read_bytes}", "--file_service_type=random"]
+    fixed = [program, "--name=limit", "--readonly", "--output-format=json", "--group_reporting"]
+    fixed += ["--rw=randread", "--direct=0", f"--bs={read_bytes}", "--file_service_type=random"]
     fixed += ["--filename=" + ":".join(str(path).replace(":", r"\:") for path in files)]
     found = {name: [*fixed, *(one.format(batch=batch) for one in more)] for name, more in PATTERNS.items()}
     return {name: functools.partial(_rate, command) for name, command in found.items() if _runs(command)}

@@ -115,9 +115,8 @@ class Passes:
 
 def _warm(peer: Peer, job: Job) -> dict[str, Any]:
     """Time to the first batch, then runs, then memory."""
-    if (
-        job.kind == "images"
-    ):  # a decoder alone has as many cores, and a trainer beside its workers no further one
+    if job.kind == "images":
+        # Where there are more cores, a trainer beside its workers must not have one more than the decoder alone.
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: job.workers])
     began = _now()
     batches = peer.batches(job)
