@@ -65,6 +65,7 @@ class Node:
             ev.Released: self._released,
             ev.ReaderGone: self._reader_gone,
             ev.Held: self._held,
+            ev.Leased: self._leased,
             ev.Filled: self._filled,
             ev.FillFailed: self._fill_failed,
             ev.Committed: self._committed,
@@ -194,6 +195,9 @@ class Node:
 
     def _held(self, event: ev.Held) -> None:
         self.readers.hold(event.reader, event.extent, event.size_bytes)
+
+    def _leased(self, event: ev.Leased) -> None:
+        self.readers.take_over(event)
 
     # The executor
 
@@ -357,6 +361,7 @@ class Node:
 
     def _planned(self, event: ev.Planned) -> None:
         self.lookahead.begin(event.plan, event.job, event.entries, event.following, self._now)
+        self.lookahead.skip(event.plan, event.passed)
         self.readers.dirty = True
 
     def _plan_ended(self, event: ev.PlanEnded) -> None:

@@ -102,6 +102,17 @@ class Readers:
             change_bytes += size_bytes if holders == 1 else 0
         self._change_held(change_bytes)
 
+    def take_over(self, event: ev.Leased) -> None:
+        """Go on with another daemon's lease; where its copy is not here, with the memory that it holds."""
+        tier = self._policy.tiers.get(event.tier)
+        copy = self._copies.find(event.extent, tier) if tier else None
+        if copy is None or not copy.usable:
+            self.hold(event.reader, event.extent, event.size_bytes if event.tier == RAM else 0)
+            return
+        self._copies.lease(copy)
+        reader = self.readers.setdefault(event.reader, Reader())
+        reader.leases.setdefault(event.extent, []).append(copy)
+
     def _unhold(self, reader: Reader, extent: ExtentId) -> int:
         """The bytes that nobody holds any more."""
         size_bytes = reader.held.pop(extent, 0)
