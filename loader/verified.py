@@ -8,7 +8,10 @@ are the file's own, behind its bytes and sealed (`tiers/footer.py`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.errors import CorruptData, TierFailed
@@ -21,6 +24,8 @@ from loader.leased import ORIGINS, Held
 FOOTER_WAIT_S = 30.0
 """A file is granted when its bytes are right and gets its footer when its turn to be committed comes."""
 FOOTER_PAUSE_S = 0.005
+RUN_BYTES = 1 << 20
+"""Read and digested at once, where parts lie close: it stays in the processor's cache."""
 _FILE = ORIGINS.index("nvme")
 
 
@@ -37,29 +42,22 @@ class Verified:
 
         Raises TierFailed when a file cannot be read.
         """
-        cached = [part for part in parts if held[part.extent].origin == _FILE]
         read_into([part for part in parts if held[part.extent].origin != _FILE])
+        runs = list(_runs([part for part in parts if held[part.extent].origin == _FILE], held))
+        announce([run.blocks for run in runs])
+        scratch = np.empty(max((run.blocks.size_bytes for run in runs), default=0), np.uint8)
         wrong: dict[int, Held] = {}
-        blocks = [_blocks_of(part, held[part.extent].size_bytes) for part in cached]
-        announce(blocks)
-        read, digests = Wanted(-1, 0, 0, [], -1), b""
-        for part, wanted in sorted(zip(cached, blocks), key=lambda pair: (pair[0].extent, pair[0].offset)):
-            copy = held[part.extent]
-            if part.extent in wrong:
+        for run in runs:
+            blocks = run.blocks
+            if blocks.extent in wrong:
                 continue
-            if part.extent != read.extent:
-                digests = self._digests(part.extent, copy)
-            inside = part.extent == read.extent and (
-                wanted.offset + wanted.size_bytes <= read.offset + read.size_bytes
-            )
-            if not inside:
-                read = wanted
-                read.views = [memoryview(bytearray(read.size_bytes))]
-                read_into([read])
-                if not _right(read, digests):
-                    wrong[part.extent] = copy
-                    continue
-            _cut(read, part)
+            digests = self._digests(blocks.extent, held[blocks.extent])
+            blocks.views = [scratch.data[: blocks.size_bytes]]
+            read_into([blocks])
+            if _right(blocks, digests):
+                _cut(run)
+            else:
+                wrong[blocks.extent] = held[blocks.extent]
         return wrong
 
     def _digests(self, extent: int, copy: Held) -> bytes:
@@ -82,11 +80,33 @@ class Verified:
             ) from error
 
 
-def _blocks_of(part: Wanted, extent_bytes: int) -> Wanted:
-    """The whole blocks around a part; cached files begin with their extent."""
-    start = part.offset // CHECKSUM_BLOCK_BYTES * CHECKSUM_BLOCK_BYTES
-    end = -(-(part.offset + part.size_bytes) // CHECKSUM_BLOCK_BYTES) * CHECKSUM_BLOCK_BYTES
-    return Wanted(part.fd, start, min(end, extent_bytes) - start, [], part.extent)
+@dataclass(slots=True)
+class _Run:
+    """Consecutive whole blocks of one file, and the parts to be cut from them."""
+
+    blocks: Wanted
+    parts: list[Wanted]
+
+
+def _runs(parts: Iterable[Wanted], held: Mapping[int, Held]) -> Iterator[_Run]:
+    """The blocks around all parts; cached files begin with their extent."""
+    run: _Run | None = None
+    for part in sorted(parts, key=lambda part: (part.extent, part.offset)):
+        start = part.offset // CHECKSUM_BLOCK_BYTES * CHECKSUM_BLOCK_BYTES
+        end = -(-(part.offset + part.size_bytes) // CHECKSUM_BLOCK_BYTES) * CHECKSUM_BLOCK_BYTES
+        if run is not None and run.blocks.extent == part.extent:
+            blocks = run.blocks
+            end = max(end, blocks.offset + blocks.size_bytes)
+            if start <= blocks.offset + blocks.size_bytes and end - blocks.offset <= RUN_BYTES:
+                blocks.size_bytes = min(end, held[part.extent].size_bytes) - blocks.offset
+                run.parts.append(part)
+                continue
+        if run is not None:
+            yield run
+        size_bytes = min(end, held[part.extent].size_bytes) - start
+        run = _Run(Wanted(part.fd, start, size_bytes, [], part.extent), [part])
+    if run is not None:
+        yield run
 
 
 def _right(read: Wanted, digests: bytes) -> bool:
@@ -99,8 +119,10 @@ def _right(read: Wanted, digests: bytes) -> bool:
     return found == digests[first * DIGEST_BYTES : first * DIGEST_BYTES + len(found)]
 
 
-def _cut(read: Wanted, part: Wanted) -> None:
-    at = part.offset - read.offset
-    for view in part.views:
-        view[:] = read.views[0][at : at + len(view)]
-        at += len(view)
+def _cut(run: _Run) -> None:
+    (memory,) = run.blocks.views
+    for part in run.parts:
+        at = part.offset - run.blocks.offset
+        for view in part.views:
+            view[:] = memory[at : at + len(view)]
+            at += len(view)
