@@ -76,6 +76,16 @@ class Readers:
             if not leases:
                 del reader.leases[extent]
 
+    def detach(self, copy: Copy, now: float) -> None:
+        """End every lease of a copy: its readers keep the file that they opened, unlinked or not."""
+        extent = copy.entry.id
+        for reader in self.readers.values():
+            for lease in [lease for lease in reader.leases.get(extent, ()) if lease is copy]:
+                reader.leases[extent].remove(lease)
+                self._end_lease(lease, now)
+            if not reader.leases.get(extent, True):
+                del reader.leases[extent]
+
     def gone(self, reader_id: ReaderId, now: float) -> None:
         """End all that a connection had out."""
         reader = self.readers.pop(reader_id, None)

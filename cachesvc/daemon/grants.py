@@ -60,6 +60,8 @@ class Answers(Protocol):
 
     def held(self, reader: ReaderId, extent: ExtentId, tier: str) -> None: ...
 
+    def suspected(self, extent: ExtentId) -> None: ...
+
     def waited(self, dataset: DatasetId, report: StallReport) -> None: ...
 
     def passed_or_gone(self, reader: ReaderId, step: int | None) -> None:
@@ -283,6 +285,8 @@ class GrantsServer:
             self._answers.released(reader.id, extent)
         elif message.op is Op.HOLD:
             self._answers.held(reader.id, extent, message.text)
+        elif message.op is Op.SUSPECT:
+            self._answers.suspected(extent)
         else:
             raise InvalidInput(f"{message.op.name} is not for the daemon")
 

@@ -210,6 +210,10 @@ class Runner:
         size_bytes = dataset.sizes[index] if tier == RAM else 0
         self.handle(events.Held(reader, extent, size_bytes))
 
+    def suspected(self, extent: ExtentId) -> None:
+        """SUSPECT."""
+        self.checks.doubt(extent)
+
     def passed_or_gone(self, reader: ReaderId, step: int | None) -> None:
         """PASSED, or the end of a reader: of its leases, its plan and its claim, in this order."""
         if step is not None:
