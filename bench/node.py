@@ -53,7 +53,17 @@ class Daemon:
         return (self.root / "daemon.log").read_text()
 
     def start(self) -> Daemon:
-        """Start and wait until both sockets are there. Raises RuntimeError with the daemon's log."""
+        """Start and wait until it answers. Raises RuntimeError with the daemon's log."""
+        process = self.launch()
+        deadline = time.monotonic() + READY_S
+        while not self.ready():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the daemon did not start:\n{self.log}")
+            time.sleep(0.02)
+        return self
+
+    def launch(self) -> subprocess.Popen[bytes]:
+        """Start, and do not wait."""
         with open(self.root / "daemon.log", "ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "cachesvc", "serve", *self._options],
@@ -61,14 +71,10 @@ class Daemon:
                 stdout=log,
                 stderr=log,
             )
-        deadline = time.monotonic() + READY_S
-        while not self._ready():
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the daemon did not start:\n{self.log}")
-            time.sleep(0.02)
-        return self
+        return self.process
 
-    def _ready(self) -> bool:
+    def ready(self) -> bool:
+        """Whether this very process answers."""
         here = Path(self.socket_dir)
         if not (here / CONTROL_SOCKET).exists() or not (here / GRANTS_SOCKET).exists():
             return False
