@@ -39,7 +39,7 @@ ANY_MOMENT = 0.3
 PAUSE_S = 0.6
 """The longest pause before a kill."""
 TICK_S = 0.01
-STUCK_S = 60.0
+STUCK_S = 120.0
 """Whoever does not serve by then never will."""
 WEIGHTS = {"trainer": 45, "worker": 20, "daemon": 22, "filler": 13}
 
@@ -62,6 +62,7 @@ def drill(root: Path, s3: SeaweedFS, kills: int, seed: int) -> Report:
     temporary, nvme = root / "tmp", root / "nvme"
     for folder in (temporary, nvme):
         folder.mkdir()
+    os.environ |= {"PYTHONWARNINGS": "ignore:resource_tracker"}  # it cleans up behind those that were killed
     os.environ |= {remains.TOKEN: token, "TMPDIR": str(temporary), "AWS_EC2_METADATA_DISABLED": "true"}
     shared_memory = set(os.listdir("/dev/shm"))
     uri, truth = _uploaded(s3, seed)
@@ -182,6 +183,8 @@ class _Stage:
             if reached():
                 return
             if time.monotonic() > deadline:
-                stuck = [run.audit.run for run in self._runs if run.overdue]
-                raise TimeoutError(f"after {STUCK_S:.0f} s: {stuck or self._node.daemon.log[-500:]}")
+                stuck = [
+                    f"{run.kind}: {run.log_end()}" for run in self._runs if not (run.serving or run.ended)
+                ]
+                raise TimeoutError(f"after {STUCK_S:.0f} s: {stuck}\n{self._node.daemon.log[-500:]}")
             time.sleep(TICK_S)

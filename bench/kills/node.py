@@ -7,7 +7,7 @@ import time
 
 import psutil
 
-from bench.kills.clock import START_S, Clock
+from bench.kills.clock import Clock
 from bench.kills.remains import Doomed
 from bench.node import Daemon
 
@@ -35,11 +35,6 @@ class Node:
     def serving(self) -> bool:
         """Whether the present one has answered."""
         return self._since is None
-
-    @property
-    def overdue(self) -> bool:
-        """Whether it should have."""
-        return self._since is not None and time.monotonic() - self._since > START_S
 
     def poll(self) -> None:
         """Ask it, while it starts."""

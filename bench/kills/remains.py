@@ -15,8 +15,9 @@ from cachesvc.core.errors import CacheError
 
 TOKEN = "CACHESVC_KILLS"
 """The environment variable that every process of a drill inherits."""
-OUTLIVE_S = 5.0
+OUTLIVE_S = 15.0
 """A process without the one that it works for ends within this."""
+LOOK_EVERY_S = 0.2
 SETTLE_S = 10.0
 
 
@@ -25,6 +26,7 @@ class Doomed:
 
     def __init__(self) -> None:
         self._dying: list[tuple[psutil.Process, float]] = []
+        self._look_at = 0.0
         self.faults: list[str] = []
 
     def add(self, processes: Iterable[psutil.Process]) -> None:
@@ -35,9 +37,21 @@ class Doomed:
     def poll(self) -> None:
         """Look who has ended."""
         now = time.monotonic()
+        if now < self._look_at:
+            return
+        self._look_at = now + LOOK_EVERY_S
         living = [(process, deadline) for process, deadline in self._dying if _lives(process)]
         self._dying = [(process, deadline) for process, deadline in living if now < deadline]
-        self.faults += [f"{process} outlived its parent" for process, deadline in living if now >= deadline]
+        self.faults += [
+            f"{_described(process)} outlived its parent" for process, until in living if now >= until
+        ]
+
+
+def _described(process: psutil.Process) -> str:
+    try:
+        return f"process {process.pid} ({' '.join(process.cmdline())[:80]})"
+    except psutil.Error:
+        return f"process {process.pid}"
 
 
 def _lives(process: psutil.Process) -> bool:
@@ -53,7 +67,7 @@ def processes(token: str) -> list[str]:
     for process in psutil.process_iter():
         try:
             if process.pid not in own and process.environ().get(TOKEN) == token:
-                found.append(f"process {process.pid} ({' '.join(process.cmdline())[:80]})")
+                found.append(_described(process))
         except psutil.Error:  # ended since it was listed, or somebody else's
             continue
     return found

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from bench.kills.audit import Audit
-from bench.kills.clock import START_S, Clock
+from bench.kills.clock import Clock
 from bench.kills.ledger import Reader
 from bench.kills.remains import Doomed
 from bench.kills.trainer import WORKER_LOST, Life, Workers, train
@@ -57,8 +57,9 @@ class Run:
         )
         self._bereaved = False
         self._awaited = _Awaited(self.kind, time.monotonic(), 1)
-        self._process = self._context.Process(target=train, args=(self._life,))
-        self._process.start()
+        process = self._context.Process(target=train, args=(self._life,))
+        process.start()
+        self._process = process
 
     @property
     def kind(self) -> str:
@@ -74,11 +75,6 @@ class Run:
     def torn(self) -> int:
         """Ledger lines that a kill cut."""
         return self._reader.torn
-
-    @property
-    def overdue(self) -> bool:
-        """Whether they should have."""
-        return self._awaited is not None and time.monotonic() - self._awaited.since > START_S
 
     def poll(self) -> None:
         """Read the ledger; start again what a lost worker has ended."""
