@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import pickle
 import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -16,10 +18,12 @@ import pytest
 
 from bench.kills.audit import Audit, differing
 from bench.kills.ledger import Entry, Reader, Writer
+from bench.node import Daemon
 from cachesvc.config import Settings
-from cachesvc.core.errors import SourceUnavailable
+from cachesvc.core.errors import DaemonUnavailable, SourceUnavailable
 from cachesvc.daemon import jobs
 from cachesvc.daemon.fillers import Fillers
+from loader import open_dataset
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -120,6 +124,26 @@ def test_an_opening_survives_one_death_of_the_builder(tmp_path: Path, deaths: in
         assert (done.code, done.lost) == (code, code != 0), done
     finally:
         fillers.stop()
+
+
+def test_a_worker_that_starts_while_the_daemon_restarts_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/0.bin").write_bytes(bytes(range(256)) * 64)
+    options = ["--ram", "4MiB", "--extent-bytes", "1MiB", "--allow", f"{tmp_path}/data/"]
+    with Daemon(tmp_path / "node", options) as daemon, ThreadPoolExecutor(1) as worker:
+        monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
+        monkeypatch.setenv("CACHESVC", "require")
+        spawned = pickle.dumps(open_dataset(tmp_path / "data", format="records", record_bytes=4096))
+        daemon.kill()
+        copy = worker.submit(pickle.loads, spawned)
+        daemon.start()
+        assert bytes(copy.result(30.0)[3].numpy().tobytes()) == bytes(range(256)) * 16
+        daemon.kill()
+        monkeypatch.setenv("CACHESVC_TIMEOUT_S", "0.3")
+        with pytest.raises(DaemonUnavailable, match="cachesvc serve"):
+            pickle.loads(spawned)
 
 
 LAUNCHER = """

@@ -115,7 +115,9 @@ class _Stage:
             ledger, log = str(root / f"{number}.ledger"), str(root / f"{number}.log")
             life = Life(uri, EXTENT, ledger, log, str(self._stop), 0, "none", False, env)
             audit = Audit(name, truth)
-            self._runs.append(Run(context, life, audit, self._clock, self._doomed, seed * RUNS + number))
+            self._runs.append(
+                Run(context, life, audit, self._node, self._clock, self._doomed, seed * RUNS + number)
+            )
 
     @contextlib.contextmanager
     def playing(self) -> Iterator[None]:

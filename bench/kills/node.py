@@ -24,6 +24,7 @@ class Node:
         self._draw = random.Random(seed)
         self._since: float | None = None
         self._look_at = 0.0
+        self.away_until = 0.0
         self.faults: list[str] = []
 
     def start(self) -> None:
@@ -35,6 +36,10 @@ class Node:
     def serving(self) -> bool:
         """Whether the present one has answered."""
         return self._since is None
+
+    def was_away_since(self, moment: float) -> bool:
+        """Whether there was no daemon at some time since then."""
+        return self._since is not None or self.away_until >= moment
 
     def poll(self) -> None:
         """Ask it, while it starts."""
@@ -50,7 +55,7 @@ class Node:
             self._look_at = now + LOOK_EVERY_S
             if self.daemon.ready():
                 self._clock.served("daemon", time.monotonic() - self._since)
-                self._since = None
+                self._since, self.away_until = None, time.monotonic()
 
     def kill(self) -> None:
         """SIGKILL; fillers and builder are to end by themselves."""

@@ -15,8 +15,9 @@ import psutil
 from bench.kills.audit import Audit
 from bench.kills.clock import Clock
 from bench.kills.ledger import Reader
+from bench.kills.node import Node
 from bench.kills.remains import Doomed
-from bench.kills.trainer import WORKER_LOST, Life, Workers, train
+from bench.kills.trainer import NO_DAEMON, WORKER_LOST, Life, Workers, train
 
 PREFETCHED = 8
 """Batches that may come after a worker died without having been made after it."""
@@ -36,9 +37,17 @@ class Run:
     """Draws how each of its lives works. `faults` are deaths that nobody caused, and starts that never end."""
 
     def __init__(
-        self, context: ForkServerContext, life: Life, audit: Audit, clock: Clock, doomed: Doomed, seed: int
+        self,
+        context: ForkServerContext,
+        life: Life,
+        audit: Audit,
+        node: Node,
+        clock: Clock,
+        doomed: Doomed,
+        seed: int,
     ) -> None:
         self._context, self._life, self._clock, self._doomed = context, life, clock, doomed
+        self._node, self._born = node, 0.0
         self._draw = random.Random(seed)
         self._reader = Reader(Path(life.ledger))
         self._process: BaseProcess | None = None
@@ -48,15 +57,15 @@ class Run:
         self.faults: list[str] = []
         self.ended = False
 
-    def start(self) -> None:
-        """A new life: no clean-up, another kind of workers perhaps."""
+    def start(self, since: float = 0.0) -> None:
+        """A new life: no clean-up, another kind of workers perhaps. `since`: it is the next try of that start."""
         draw = self._draw
         (workers,) = draw.choices(list(WEIGHTS), list(WEIGHTS.values()))
         self._life = replace(
             self._life, workers=workers, forgiving=draw.random() < 0.5, seed=draw.randrange(1 << 30)
         )
-        self._bereaved = False
-        self._awaited = _Awaited(self.kind, time.monotonic(), 1)
+        self._bereaved, self._born = False, time.monotonic()
+        self._awaited = _Awaited(self.kind, since or self._born, 1)
         process = self._context.Process(target=train, args=(self._life,))
         process.start()
         self._process = process
@@ -88,6 +97,9 @@ class Run:
         self._process = None
         if code == 0:
             self.ended = True
+            return
+        if code == NO_DAEMON and self._awaited and self._node.was_away_since(self._born):
+            self.start(self._awaited.since)
             return
         if not (code == WORKER_LOST and self._bereaved):
             self.faults.append(f"{self.audit.run} ended by itself with code {code}: {self.log_end()}")

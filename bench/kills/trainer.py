@@ -21,6 +21,8 @@ STEP_S = 0.02
 """The longest pretended training step: kills hit reads, hand-over and steps alike."""
 WORKER_LOST = 70
 """The exit code of a life that a killed worker ends."""
+NO_DAEMON = 71
+"""The exit code of a life that was to begin while the daemon was away for longer than `require` waits."""
 _LOADING: dict[Workers, dict[str, Any]] = {
     "none": {},
     "thread": {"num_workers": 2, "worker_type": "thread"},
@@ -52,7 +54,13 @@ def train(life: Life) -> None:
     os.dup2(log, 2)
     os.environ.update(life.env)
     ledger = Writer(life.ledger)
-    batches = _loader(life)
+    from cachesvc.core.errors import DaemonUnavailable  # after the log is there
+
+    try:
+        batches = _loader(life)
+    except DaemonUnavailable as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(NO_DAEMON)
     draw, parent = random.Random(life.seed), os.getppid()
     while not (os.path.exists(life.stop) and _between_epochs(ledger)):
         latest = ledger.latest()
