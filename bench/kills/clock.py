@@ -26,10 +26,11 @@ class Row:
 
 @dataclass(slots=True)
 class Clock:
-    """One for the whole drill. Starts that took too long are in `faults`."""
+    """One for the whole drill. What took too long is in `late`: on a machine that is busy with other things, that
+    says nothing."""
 
     rows: dict[str, Row] = field(default_factory=dict)
-    faults: list[str] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)
 
     def row(self, kind: str) -> Row:
         """The row of a kind."""
@@ -45,4 +46,4 @@ class Clock:
         """A party of that kind served so long after its start, or after its worker's death."""
         self.row(kind).starts_s.append(after_s)
         if after_s > START_S:
-            self.faults.append(f"{kind}: served after {after_s:.1f} s")
+            self.late.append(f"{kind}: served after {after_s:.1f} s")

@@ -5,6 +5,7 @@ python -m bench.kills [KILLS] [SEED]
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,7 +41,8 @@ def _table(report: Report, seed: int) -> Table:
     wrong = sum(len(audit.faults) for audit in report.audits)
     table.caption = (
         f"seed {seed}: {kills:,} SIGKILLs in {report.seconds:,.0f} s; {RUNS} runs of {SAMPLES:,} samples in {FILES}"
-        f" extents, RAM {RAM // EXTENT} and NVMe {NVME // EXTENT} of them\n"
+        f" extents, RAM {RAM // EXTENT} and NVMe {NVME // EXTENT} of them; load {os.getloadavg()[1]:.0f} on"
+        f" {os.cpu_count()} cores\n"
         f"ledger: {samples:,} samples in {epochs:,} whole epochs, {wrong} faults, {report.torn} torn lines;"
         f" {len(report.faults)} faults in all, {len(report.left)} things left behind"
     )

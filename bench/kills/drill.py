@@ -6,13 +6,12 @@ keep a ledger. The seed decides who is killed and how each life works; when a ki
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,9 +68,7 @@ def drill(root: Path, s3: SeaweedFS, kills: int, seed: int) -> Report:
     options = ["--ram", str(RAM), "--nvme", f"{nvme}={NVME}", "--extent-bytes", str(EXTENT)]
     with Daemon(root / "node", [*options, "--allow", uri, "--fillers", "2"], s3.env()) as daemon:
         stage = _Stage(root, daemon, s3, uri, truth, seed)
-        with stage.playing():
-            stage.kill(kills)
-            stage.end()
+        stage.play(kills)
         left = [*remains.in_daemon(daemon)]
         if (code := daemon.stop()) != 0:
             left.append(f"the daemon's exit code is {code}")
@@ -119,19 +116,20 @@ class _Stage:
                 Run(context, life, audit, self._node, self._clock, self._doomed, seed * RUNS + number)
             )
 
-    @contextlib.contextmanager
-    def playing(self) -> Iterator[None]:
-        """Start the runs; end what is left of them afterwards."""
+    def play(self, kills: int) -> None:
+        """Start the runs, kill, let every run end its epoch. Whoever gets stuck is a fault, and ends the drill."""
         try:
             for run in self._runs:
                 run.start()
-            yield
+            self._kill(kills)
+            self._end()
+        except TimeoutError as error:
+            self._faults.append(str(error))
         finally:
             for run in self._runs:
                 run.abandon()
 
-    def kill(self, kills: int) -> None:
-        """So many SIGKILLs, one after the other."""
+    def _kill(self, kills: int) -> None:
         self._until(lambda: all(run.serving for run in self._runs))
         done = 0
         while done < kills:
@@ -139,8 +137,7 @@ class _Stage:
             self._until(lambda ends=pause_ends: time.monotonic() >= ends)
             done += self._kill_one()
 
-    def end(self) -> None:
-        """Let every run end its epoch."""
+    def _end(self) -> None:
         self._stop.touch()
         self._until(lambda: all(run.ended for run in self._runs) and self._node.serving)
         for run in self._runs:

@@ -62,7 +62,15 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def processes(token: str) -> list[str]:
-    """The processes of a drill, by their environment; but for this one, and those that start its trainers."""
+    """The processes of a drill that do not end, by their environment; but for this one, and those that start its
+    trainers."""
+    deadline = time.monotonic() + OUTLIVE_S
+    while (found := _marked(token)) and time.monotonic() < deadline:
+        time.sleep(LOOK_EVERY_S)
+    return found
+
+
+def _marked(token: str) -> list[str]:
     own, found = {os.getpid(), *(child.pid for child in psutil.Process().children())}, []
     for process in psutil.process_iter():
         try:
