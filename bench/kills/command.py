@@ -18,16 +18,17 @@ from tests.servers import SeaweedFS
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the table; 1 when anything was lost, doubled, wrong, late, or left behind."""
+    """Print the table; 1 when anything was lost, doubled, wrong, or left behind, 2 when it was late only."""
     kills = int(arguments[0]) if arguments else 1000
     seed = int(arguments[1]) if len(arguments) > 1 else 1
     with tempfile.TemporaryDirectory(prefix="kills-") as folder, SeaweedFS() as s3:
         report = drill(Path(folder), s3, kills, seed)
     console = Console(width=140)
     console.print(_table(report, seed), highlight=False)
-    for fault in (*report.faults, *report.left):
-        console.print(f"FAULT {fault}", markup=False, highlight=False)
-    return 1 if report.faults or report.left else 0
+    for word, found in (("FAULT", report.faults), ("LEFT", report.left), ("LATE", report.late)):
+        for one in found:
+            console.print(f"{word} {one}", markup=False, highlight=False)
+    return 1 if report.faults or report.left else 2 * bool(report.late)
 
 
 def _table(report: Report, seed: int) -> Table:
@@ -44,6 +45,6 @@ def _table(report: Report, seed: int) -> Table:
         f" extents, RAM {RAM // EXTENT} and NVMe {NVME // EXTENT} of them; load {os.getloadavg()[1]:.0f} on"
         f" {os.cpu_count()} cores\n"
         f"ledger: {samples:,} samples in {epochs:,} whole epochs, {wrong} faults, {report.torn} torn lines;"
-        f" {len(report.faults)} faults in all, {len(report.left)} things left behind"
+        f" {len(report.faults)} faults in all, {len(report.left)} things left behind, {len(report.late)} late"
     )
     return table

@@ -45,13 +45,14 @@ WEIGHTS = {"trainer": 45, "worker": 20, "daemon": 22, "filler": 13}
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a drill has shown. It is passed when there are no faults."""
+    """What a drill has shown. It is passed when nothing is left, at fault, or late."""
 
     clock: Clock
     audits: list[Audit]
     torn: int
     left: list[str]
     faults: list[str]
+    late: list[str]
     seconds: float
 
 
@@ -154,8 +155,9 @@ class _Stage:
             self._clock,
             audits,
             torn,
-            left + self._doomed.faults,
-            found + self._clock.faults + self._faults,
+            left,
+            found + self._faults,
+            self._clock.late + self._doomed.late,
             seconds,
         )
 

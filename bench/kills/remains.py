@@ -16,18 +16,19 @@ from cachesvc.core.errors import CacheError
 TOKEN = "CACHESVC_KILLS"
 """The environment variable that every process of a drill inherits."""
 OUTLIVE_S = 15.0
-"""A process without the one that it works for ends within this."""
+"""A process without the one that it works for ends within this. Most end at once; a filler that is still starting,
+at its low priority, does so when it has started."""
 LOOK_EVERY_S = 0.2
 SETTLE_S = 10.0
 
 
 class Doomed:
-    """Processes that lost the one they work for. Those that live on are in `faults`."""
+    """Processes that lost the one they work for. Those that take long to end are in `late`."""
 
     def __init__(self) -> None:
         self._dying: list[tuple[psutil.Process, float]] = []
         self._look_at = 0.0
-        self.faults: list[str] = []
+        self.late: list[str] = []
 
     def add(self, processes: Iterable[psutil.Process]) -> None:
         """They are to end, from now on."""
@@ -42,7 +43,7 @@ class Doomed:
         self._look_at = now + LOOK_EVERY_S
         living = [(process, deadline) for process, deadline in self._dying if _lives(process)]
         self._dying = [(process, deadline) for process, deadline in living if now < deadline]
-        self.faults += [
+        self.late += [
             f"{_described(process)} outlived its parent" for process, until in living if now >= until
         ]
 
