@@ -127,7 +127,7 @@ class Runner:
 
     def build(self, job: Callable[[int], jobs.Build], answered: Callable[[jobs.Answer], None]) -> None:
         """Resolve URIs in the builder process; `answered` runs on the loop's thread for every answer."""
-        self._fillers.submit(job, (), answered)
+        self._fillers.build(job, answered)
 
     def resident(self, dataset: Dataset) -> list[tuple[ExtentId, TierName]]:
         """A dataset's extents that could be granted now, and from which tier."""
