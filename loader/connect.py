@@ -23,6 +23,8 @@ from loader.local import local_path
 from loader.reader import ACQUIRE_TIMEOUT_S
 
 Policy = Literal["auto", "require", "off"]
+KNOCK_EVERY_S = 0.1
+"""Nobody can tell us when a daemon starts; this paces the knocking."""
 REQUIRE_S = 5.0
 """How long `require` waits for a daemon: a node that starts both at once, not a forgotten daemon."""
 _log = logging.getLogger("cachesvc")
@@ -42,15 +44,12 @@ class Link:
     around: bool = False
 
     def catalog(self) -> Catalog:
-        """Map the catalog. Raises StateMismatch when the file at `path` is another version's."""
+        """Map the catalog. Raises StateMismatch when the file at `path` is another version's, DaemonUnavailable
+        when a daemon that went away is not back in CACHESVC_TIMEOUT_S."""
         if not self.daemon:
             found = Catalog.open(self.path)
         else:
-            asking = DaemonGrants(self.daemon, self.id)
-            try:
-                fd = asking.catalog()
-            finally:
-                asking.close()
+            fd = _granted_catalog(self.daemon, self.id)
             try:
                 found = Catalog.open(f"/proc/self/fd/{fd}")
             finally:
@@ -66,6 +65,27 @@ class Link:
             return _through_daemon(self, around)
         assert around is not None, "a link has a daemon or a way around it"
         return around
+
+
+def _granted_catalog(directory: str, dataset: DatasetId) -> int:
+    """Spawned workers ask for it in every epoch, and the daemon may be starting again just then."""
+    timeout_s, waiting = read_timeout_s(), False
+    deadline = time.monotonic() + timeout_s
+    while True:
+        asking = DaemonGrants(directory, dataset)
+        try:
+            return asking.catalog()
+        except DaemonUnavailable:
+            if time.monotonic() >= deadline:
+                raise
+        finally:
+            asking.close()
+        if not waiting:
+            waiting = True
+            _log.warning(
+                "the daemon is gone: waiting up to %.0f s for it; start it: cachesvc serve", timeout_s
+            )
+        time.sleep(KNOCK_EVERY_S)
 
 
 def _through_daemon(link: Link, around: Access | None) -> Access:
@@ -90,7 +110,8 @@ def _through_daemon(link: Link, around: Access | None) -> Access:
             if not daemon.connect():  # a new connection submits by itself; an old daemon's token is nobody's
                 connected(daemon.token)
 
-    return Access(Failover(daemon, around.grants if around is not None else None), submit, daemon.waited)
+    grants = Failover(daemon, around.grants if around is not None else None)
+    return Access(grants, submit, daemon.waited, daemon.suspect)
 
 
 def policy(world_size: int) -> tuple[Policy, bool]:
@@ -142,7 +163,7 @@ def _open_in_daemon(
                 if required:
                     raise
                 return None
-            time.sleep(0.1)  # a daemon that starts cannot tell us; this paces the knocking
+            time.sleep(KNOCK_EVERY_S)
         except NotAllowed:
             if not optional:
                 raise

@@ -56,6 +56,13 @@ class Lookahead:
                     following, lambda each: self._keeps(self._copies.entries.get(each))
                 )
 
+    def skip(self, number: int, step: int) -> None:
+        """Begin in the middle: what was consumed before is not of this daemon's epoch."""
+        plan = self.plans[number]
+        plan.passed = step
+        for _ in plan.skip_passed():
+            pass
+
     def end(self, number: int) -> None:
         """Give up a plan and what its window protects."""
         plan = self.plans.pop(number, None)

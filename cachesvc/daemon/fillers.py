@@ -32,6 +32,8 @@ SEND_S = 1.0
 DEATH_S = 0.05
 """A killed process dies in a millisecond; the loop waits no longer for one that does not."""
 MAX_HUNG = 8
+BUILD_TRIES = 2
+"""A builder that was killed is no reason to fail an opening; data that ends two builders is."""
 Answered = Callable[[jobs.Answer], None]
 
 
@@ -94,15 +96,26 @@ class Fillers:
         except OSError:
             self._gone(filler)  # before the loop heard of it; answers this job too
 
-    def stop(self) -> None:
-        """End every filler; each notices its closed channel, and is killed if it does not."""
-        for filler in self._living:
+    def build(self, make: Callable[[int], jobs.Build], answered: Answered, tries: int = BUILD_TRIES) -> None:
+        """Send a job to the builder, and to the next one when that ends in mid-job."""
+
+        def heard(answer: jobs.Answer) -> None:
+            if isinstance(answer, jobs.Done) and answer.lost and tries > 1:
+                self.build(make, answered, tries - 1)
+            else:
+                answered(answer)
+
+        self.submit(make, (), heard)
+
+    def stop(self, wait: bool = True) -> None:
+        """End every filler, and wait until it has; without `wait`, whoever inherits them sees their end."""
+        ending, self._living = self._living, []
+        for filler in ending:
             filler.channel.close()
             filler.process.kill()
-        for filler in self._living:
+        for filler in ending if wait else ():
             with suppress(subprocess.TimeoutExpired):  # it hangs in the kernel; it holds nothing of ours
                 filler.process.wait(STOP_S)
-        self._living = []
 
     def _least_busy(self, builds: bool) -> _Filler:
         """Raises OSError when there is none and none can be started."""
@@ -176,4 +189,4 @@ class Fillers:
     @staticmethod
     def _lost(number: int, why: object) -> jobs.Done:
         message = f"the process that was to do it ended ({why}); try again, and see the daemon's log"
-        return jobs.Done(number, SourceUnavailable.code, message, retry=True)
+        return jobs.Done(number, SourceUnavailable.code, message, retry=True, lost=True)

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import ClassVar, TypeAlias
 
 MAX_DATAGRAM_BYTES = 192 << 10
-"""Under the kernel's default socket buffer; checksums of a 1 GiB extent are 11 KB in base64."""
+"""Under the kernel's default socket buffer; checksums of a 1 GiB extent are 175 KB in base64."""
 MAX_DESCRIPTORS = 4
 IN_MEMFD = b"+"
 
@@ -71,7 +71,8 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A job's end. `code` 0 is success; otherwise it is of core/errors.py and `message` is one line."""
+    """A job's end. `code` 0 is success; otherwise it is of core/errors.py and `message` is one line. `lost`: the
+    process that had the job ended without a word."""
 
     kind: ClassVar[str] = "done"
     number: int
@@ -81,6 +82,7 @@ class Done:
     digests: str = ""
     source_bytes: int = 0
     dataset: str = ""
+    lost: bool = False
 
 
 Job: TypeAlias = Fill | Copy | Verify | Build
