@@ -238,6 +238,11 @@ class Dataset:
     user_quota_bytes: int | None = None
     epochs: deque[EpochTally] = field(default_factory=lambda: deque(maxlen=MAX_EPOCHS))
 
+    @property
+    def limited(self) -> bool:
+        """A quota says how much of it may be kept."""
+        return self.quota_bytes is not None or self.user_quota_bytes is not None
+
     def fail(self, extent: ExtentId, code: int, message: str) -> None:
         """Record why an extent is not resident."""
         self.failed[extent] = (code, message)
