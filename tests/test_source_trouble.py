@@ -65,15 +65,17 @@ def test_a_mount_that_hangs_stops_neither_the_daemon_nor_other_data(tmp_path: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("delay_s", [0.0, 1.0])
 def test_two_fillers_settle_at_the_rate_of_a_source_that_throttles(
-    tmp_path: Path, s3_server: SeaweedFS, bucket: str, s3_env: dict[str, str]
+    delay_s: float, tmp_path: Path, s3_server: SeaweedFS, bucket: str, s3_env: dict[str, str]
 ) -> None:
-    rate, count, size = 100.0, 3_600, 4096
+    rate, count, size = 40.0, 1_400, 4096  # few enough for fillers that must share their core
     client = s3_server.client()
     body = os.urandom(size)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda n: client.put_object(Bucket=bucket, Key=f"t/{n:05}.x", Body=body), range(count)))
-    with Proxy(s3_server.endpoint.removeprefix("http://"), gets_per_s=rate) as proxy:
+    target = s3_server.endpoint.removeprefix("http://")
+    with Proxy(target, gets_per_s=rate, delay_s=delay_s) as proxy:
         credentials = {**s3_env, "AWS_ENDPOINT_URL": proxy.endpoint}
         options = [
             "--ram",
@@ -98,7 +100,8 @@ def test_two_fillers_settle_at_the_rate_of_a_source_that_throttles(
     offered, served = len(settled) / span / rate, sum(passed for _, passed in settled) / span / rate
     assert offered <= 1.1, offered
     assert served >= 0.85, served
-    assert len(asked) <= 1.15 * count  # the first seconds, in which the rate is found, included
+    # The first seconds included, in which the rate is found: longer where answers are late.
+    assert len(asked) <= (1.15 + 0.15 * delay_s) * count
 
 
 def test_the_password_in_a_url_shows_nowhere(tmp_path: Path) -> None:
