@@ -48,7 +48,8 @@ class Op(IntEnum):
 @dataclass(frozen=True, slots=True)
 class Message:
     """One datagram. `number` is the request (GET and its answers), MAGIC (HELLO, IDENTIFY) or an error code's
-    request (FAILED); `value` the extent index, step, count, or job (HELLO: a number that its readers have in common, or 0); `size` bytes, error code, or the token (WELCOME)."""
+    request (FAILED); `value` the extent index, step, count, or what a job's readers have in common (HELLO; 0: nothing);
+    `size` bytes, error code, or the token (WELCOME)."""
 
     op: Op
     number: int = 0
