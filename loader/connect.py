@@ -19,6 +19,7 @@ from cachesvc.core.order import Plan
 from cachesvc.leases import DaemonGrants
 from loader.around import Access, compile_here, reads_around
 from loader.failover import Failover
+from loader.launch import job_number
 from loader.local import local_path
 from loader.reader import ACQUIRE_TIMEOUT_S
 
@@ -35,13 +36,14 @@ class Link:
     """Where one dataset version comes from; small, and picklable for workers.
 
     `daemon` is the directory of its sockets, empty without one; `path` the catalog file, empty with one;
-    `around` whether reads may go around a daemon that is gone.
+    `around` whether reads may go around a daemon that is gone; `job` what its readers have in common.
     """
 
     id: DatasetId
     daemon: str = ""
     path: str = ""
     around: bool = False
+    job: int = 0
 
     def catalog(self) -> Catalog:
         """Map the catalog. Raises StateMismatch when the file at `path` is another version's, DaemonUnavailable
@@ -100,7 +102,7 @@ def _through_daemon(link: Link, around: Access | None) -> Access:
             with Control(link.daemon) as control:
                 control.plan(token, link.id, *columns)
 
-    daemon = DaemonGrants(link.daemon, link.id, connected)
+    daemon = DaemonGrants(link.daemon, link.id, connected, link.job)
 
     def submit(plan: Plan) -> None:
         plans[:] = [plan]
@@ -157,7 +159,7 @@ def _open_in_daemon(
         try:
             with Control() as control:
                 found = control.open_dataset(uris, options, version)
-                return Link(found.id, daemon=control.directory, around=around)
+                return Link(found.id, daemon=control.directory, around=around, job=job_number(os.environ))
         except DaemonUnavailable:
             if time.monotonic() >= deadline:
                 if required:

@@ -157,7 +157,7 @@ class Claims:
         )
 
     def _settled(self, entry: Entry) -> bool:
-        return entry.ready or entry.filling() or entry.queued or entry.due_at is not None
+        return entry.ready or entry.filling() or bool(entry.queued) or entry.due_at is not None
 
     def _fill(self, entry: Entry, now: float) -> bool:
         """Start a fill, or know that it finds no room; False when it must wait for a slot or an eviction."""

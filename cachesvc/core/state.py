@@ -159,7 +159,8 @@ class Entry:
     datasets: list[Dataset] = field(default_factory=list)
     needs: int = 0
     """How many plan entries inside their windows name it."""
-    queued: bool = False
+    queued: frozenset[int] = frozenset()
+    """The jobs in whose lines it stands."""
     ready: bool = False
     """Some copy is usable, as last counted in its datasets."""
     due_at: float | None = None
@@ -251,8 +252,9 @@ class Dataset:
 
 @dataclass(slots=True, eq=False)
 class Reader:
-    """What a connection has out. `waiting` counts its unanswered requests an extent."""
+    """What a connection has out. `waiting` counts its unanswered requests an extent; `job` is whose turn they take."""
 
+    job: int = 0
     leases: dict[ExtentId, list[Copy]] = field(default_factory=dict)
     waiting: dict[ExtentId, int] = field(default_factory=dict)
     held: dict[ExtentId, int] = field(default_factory=dict)

@@ -57,7 +57,7 @@ class Answers(Protocol):
         """Load and declare a dataset for a reader."""
         ...
 
-    def demanded(self, reader: ReaderId, request: int, extent: ExtentId) -> None: ...
+    def demanded(self, reader: ReaderId, request: int, extent: ExtentId, job: int) -> None: ...
 
     def released(self, reader: ReaderId, extent: ExtentId) -> None: ...
 
@@ -82,6 +82,7 @@ class _Reader:
     greeted: bool = False
     wanted: DatasetId = NO_DATASET
     dataset: Known | None = None
+    job: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +293,7 @@ class GrantsServer:
             return
         extent = reader.dataset.extent_ids[message.value]
         if message.op is Op.GET:
-            self._answers.demanded(reader.id, message.number, extent)
+            self._answers.demanded(reader.id, message.number, extent, reader.job)
         elif message.op is Op.RELEASE:
             self._answers.released(reader.id, extent)
         elif message.op is Op.HOLD:
@@ -306,6 +307,8 @@ class GrantsServer:
         if message.number != wire.MAGIC or reader.greeted:
             raise InvalidInput("not a greeting of this protocol")
         reader.greeted = True
+        if message.value:
+            reader.job = (reader.peer.uid + 1) << 64 | message.value  # nobody stands in another user's line
         if message.op is Op.IDENTIFY:
             self._write(reader, Message(Op.WELCOME, size=reader.token))
             return

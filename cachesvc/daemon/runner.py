@@ -196,9 +196,9 @@ class Runner:
 
         self.datasets.load(dataset).add_done_callback(lambda f: self.loop.post(lambda: loaded(f)))
 
-    def demanded(self, reader: ReaderId, request: int, extent: ExtentId) -> None:
+    def demanded(self, reader: ReaderId, request: int, extent: ExtentId, job: int) -> None:
         """GET."""
-        self.handle(events.Demanded(reader, request, extent))
+        self.handle(events.Demanded(reader, request, extent, job=job))
 
     def released(self, reader: ReaderId, extent: ExtentId) -> None:
         """RELEASE."""
