@@ -11,7 +11,8 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,9 @@ MAPPABLE = frozenset({"ram", "direct"})
 """Sealed or private memory: a mapping of it cannot fault on a disk."""
 MAX_FILES = 256
 """Descriptors held open for files; the usual limit of a process is 1,024."""
+
+
+NONE: Ints = np.empty(0, np.int64)
 
 
 class Held:
@@ -72,7 +76,8 @@ class Leases:
         self._uses: set[Use] = set()
         self._pressed = False
         self._mapped_bytes = 0
-        self._files = 0
+        self.files = 0
+        """Extents held as open descriptors."""
         self._lock = threading.Lock()
         self._leasing = threading.Lock()
         self._origin_bytes = dict.fromkeys(ORIGINS, 0)
@@ -134,6 +139,21 @@ class Leases:
                     use.extents = frozenset()  # while it waits, another may take the room
         self._settle()
         return not missing
+
+    @contextmanager
+    def kept_files(self, extents: Iterable[int]) -> Iterator[dict[int, Held]]:
+        """Those of `extents` that are held as open descriptors; none of them is closed meanwhile."""
+        use = Use(NONE, NONE)
+        with self._lock:
+            held = {extent: self.held[extent] for extent in extents if extent in self.held}
+            files = {extent: each for extent, each in held.items() if each.fd >= 0}
+            use.extents = frozenset(files)
+            self._uses.add(use)
+        try:
+            yield files
+        finally:
+            with self._lock:
+                self._uses.discard(use)
 
     def count(self, extents: Ints, size_bytes: int) -> None:
         """Attribute bytes to origins; exact while all held extents have one origin, else by share of ranges."""
@@ -214,7 +234,7 @@ class Leases:
             self._mapped_bytes += held.size_bytes
             self.mapped[granted.extent] = True
         else:
-            self._files += 1
+            self.files += 1
 
     def _any_held(self) -> list[Held]:
         """One held extent stands for all while they share an origin."""
@@ -226,7 +246,7 @@ class Leases:
         """Release the least recently used, when this many more would exceed a limit."""
         coming = int(self._sizes[list(missing)].sum()) if missing else 0
         over_bytes = self._mapped_bytes + coming - self._limit
-        over_files = self._files + len(missing) - MAX_FILES
+        over_files = self.files + len(missing) - MAX_FILES
         if over_bytes <= 0 and over_files <= 0:
             return
         busy, drop = self._busy(), list[int]()
@@ -254,7 +274,7 @@ class Leases:
             self._brief.discard(extent)
             if held.fd >= 0:
                 os.close(held.fd)
-                self._files -= 1
+                self.files -= 1
             else:
                 self.mapped[extent] = False
                 self.range.unmap(int(self._starts[extent]), held.size_bytes)
