@@ -64,6 +64,11 @@ class Connection:
             raise no_answer(path, error) from None
         self._channel.setblocking(False)
 
+    @property
+    def outstanding(self) -> int:
+        """Requests that wait for their answers."""
+        return len(self._asked)
+
     def ask(self, op: Op, values: Sequence[int], deadline: float) -> list[Answer]:
         """Send a request for each value and wait for the answers, in the same order. Raises DaemonUnavailable when the
         connection is gone, DeadlineExceeded at `deadline` (monotonic); then what had come is given back."""

@@ -45,6 +45,12 @@ class DaemonGrants:
         self._knock_at = 0.0
         self.token = 0
 
+    @property
+    def outstanding(self) -> int:
+        """Requests that wait for their answers, of all threads."""
+        connection = self._connection
+        return 0 if connection is None else connection.outstanding
+
     def connect(self) -> bool:
         """Be connected to a daemon that lives; True when this made a new connection. Raises DaemonUnavailable."""
         with self._lock:
