@@ -30,6 +30,10 @@ Answer = tuple[Message, int | None]
 """What the daemon said, and the descriptor that came with it, which is the receiver's to close."""
 
 
+def _number(answer: Answer) -> int:
+    return answer[0].number
+
+
 class _Call:
     """The answers that one thread waits for."""
 
@@ -52,6 +56,7 @@ class Connection:
         self._asked: dict[int, _Call] = {}
         self._number = 0
         self._reading = False
+        self._followers = 0
         self._users = 0
         self.over = False
         """It broke, or was closed."""
@@ -63,6 +68,8 @@ class Connection:
             self._channel.close()
             raise no_answer(path, error) from None
         self._channel.setblocking(False)
+        self._readable = select.poll()
+        self._readable.register(self._channel, select.POLLIN)
 
     @property
     def outstanding(self) -> int:
@@ -83,8 +90,7 @@ class Connection:
             raise
         finally:
             self._leave()
-        found = {answer.number: (answer, fd) for answer, fd in call.answers}
-        return [found[number] for number in numbers]
+        return sorted(call.answers, key=_number) if len(numbers) > 1 else call.answers
 
     def greet(self, message: Message, deadline: float) -> Message:
         """Send a greeting, before anything else, and wait for its answer. Raises as `ask`."""
@@ -140,17 +146,21 @@ class Connection:
 
     def _check(self) -> None:
         if self.over:
-            raise DaemonUnavailable(f"the daemon at {self._path} went away; start it again: cachesvc serve")
+            raise self._gone()
 
-    def _enter(self, call: _Call, deadline: float) -> list[int]:
-        with self._changed:
+    def _gone(self) -> DaemonUnavailable:
+        return DaemonUnavailable(f"the daemon at {self._path} went away; start it again: cachesvc serve")
+
+    def _enter(self, call: _Call, deadline: float) -> range:
+        with self._lock:
             while self._asked and len(self._asked) + call.left > MAX_ASKED and not self.over:
-                if not self._changed.wait(deadline - time.monotonic()):
+                if not self._await(deadline):
                     raise self._late()
             self._check()
-            first = self._number
-            self._number = (first + call.left) % MAX_NUMBER
-            numbers = [(first + n) % MAX_NUMBER + 1 for n in range(call.left)]
+            if self._number + call.left > MAX_NUMBER:
+                self._number = 0
+            numbers = range(self._number + 1, self._number + 1 + call.left)
+            self._number += call.left
             for number in numbers:
                 self._asked[number] = call
             self._users += 1
@@ -163,31 +173,53 @@ class Connection:
                 self._channel.close()
 
     def _put(self, message: Message) -> None:
-        data, deadline = wire.encode(message), time.monotonic() + SEND_TIMEOUT_S
-        while True:
+        data = wire.encode(message)
+        try:
+            self._channel.send(data)
+        except BlockingIOError:
+            self._put_later(data)
+        except OSError:
+            self.close()
+            raise self._gone() from None
+
+    def _put_later(self, data: bytes) -> None:
+        """Send when the daemon has read some of what it was sent."""
+        deadline, room = time.monotonic() + SEND_TIMEOUT_S, select.poll()
+        room.register(self._channel, select.POLLOUT)
+        while room.poll(max(0.0, deadline - time.monotonic()) * 1000):
             try:
                 self._channel.send(data)
                 return
             except BlockingIOError:
-                if self._ready(select.POLLOUT, deadline):
-                    continue
+                continue  # another thread was quicker
             except OSError:
-                pass  # told below, as for a daemon that takes nothing
-            self.close()
-            self._check()
+                break
+        self.close()
+        raise self._gone()
 
     def _wait(self, call: _Call, deadline: float) -> None:
         while call.left:
-            with self._changed:
+            with self._lock:
                 while call.left and self._reading and not self.over:
-                    in_time = self._changed.wait(deadline - time.monotonic())
-                    if not in_time and call.left and self._reading:
-                        raise self._late()
+                    self._follow(call, deadline)
                 if not call.left:
                     return
                 self._check()
                 self._reading = True
             self._read_until(call, deadline)
+
+    def _follow(self, call: _Call, deadline: float) -> None:
+        """Wait for what another thread reads."""
+        if not self._await(deadline) and call.left and self._reading:
+            raise self._late()
+
+    def _await(self, deadline: float) -> bool:
+        """Wait for a change, with the lock held; False at the deadline."""
+        self._followers += 1
+        try:
+            return self._changed.wait(deadline - time.monotonic())
+        finally:
+            self._followers -= 1
 
     def _read_until(self, call: _Call, deadline: float) -> None:
         """Read for everybody until this call is whole."""
@@ -197,14 +229,15 @@ class Connection:
                 if late is not None:
                     self._put(late)
         finally:
-            with self._changed:
+            with self._lock:
                 self._reading = False
-                self._changed.notify_all()
+                if self._followers:
+                    self._changed.notify_all()
 
     def _deliver(self, answer: Message, fd: int | None, own: _Call) -> Message | None:
         """Hand an answer to whoever asked. When nobody waits for it any more nobody wants the lease: returns the
         message that gives it back."""
-        with self._changed:
+        with self._lock:
             call = self._asked.pop(answer.number, None)
             if call is not None:
                 call.answers.append((answer, fd))
@@ -218,29 +251,21 @@ class Connection:
         return Message(Op.RELEASE, 0, answer.value)
 
     def _receive(self, deadline: float) -> Answer:
-        while True:
-            try:
-                data, fds, _, _ = socket.recv_fds(
-                    self._channel, wire.MAX_MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC
-                )
-            except BlockingIOError:
-                if self._ready(select.POLLIN, deadline):
-                    continue
-                raise self._late() from None
-            except OSError:
-                data, fds = b"", []
-            try:
-                return wire.decode(data), fds[0] if fds else None
-            except ValueError:  # nothing: the other end is closed. Else no daemon of ours is there
-                for fd in fds:
-                    os.close(fd)
-                self.close()
-            self._check()
-
-    def _ready(self, event: int, deadline: float) -> bool:
-        poll = select.poll()
-        poll.register(self._channel, event)
-        return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
+        if not self._readable.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            raise self._late()
+        try:
+            data, fds, _, _ = socket.recv_fds(
+                self._channel, wire.MAX_MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC
+            )
+        except OSError:
+            data, fds = b"", []
+        try:
+            return wire.decode(data), fds[0] if fds else None
+        except ValueError:  # nothing: the other end is closed. Else no daemon of ours is there
+            for fd in fds:
+                os.close(fd)
+            self.close()
+            raise self._gone() from None
 
     def _withdraw(self, call: _Call, numbers: Sequence[int]) -> None:
         """Nobody waits for these any more; what has come goes back."""

@@ -66,7 +66,9 @@ class DaemonGrants:
         Raises DaemonUnavailable when the connection is gone or cannot be made, DeadlineExceeded after
         `timeout_s`, and the typed error of a fill that failed; CacheError after `close`.
         """
-        connection = self._connect()
+        connection = self._connection
+        if connection is None or connection.over or self._closed:
+            connection = self._connect()
         try:
             found = connection.ask(Op.GET, extents, time.monotonic() + timeout_s)
         except DaemonUnavailable:
