@@ -105,6 +105,12 @@ class DaemonGrants:
                     self._connect()
             self._try_tell([Message(Op.PASSED, 0, step)])
 
+    def suspect(self, extents: Sequence[int]) -> None:
+        """What was granted of these does not match its checksums: the daemon is to check it before it grants it
+        again. To be said before their release."""
+        with self._lock:
+            self._try_tell([Message(Op.SUSPECT, 0, extent) for extent in extents])
+
     def waited(self, report: StallReport) -> None:
         """What this rank's steps waited for; a daemon that is gone need not know."""
         with self._lock:
