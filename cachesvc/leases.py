@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import os
-import select
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from cachesvc.client import no_answer
 from cachesvc.config import GRANTS_SOCKET
+from cachesvc.connection import Answer, Connection, give_back
 from cachesvc.core import wire
-from cachesvc.core.errors import DaemonUnavailable, DeadlineExceeded, from_code
+from cachesvc.core.errors import CacheError, DaemonUnavailable, from_code
 from cachesvc.core.model import DatasetId
 from cachesvc.core.stalls import StallReport
 from cachesvc.core.wire import Message, Op
 from cachesvc.grants import Granted, Refused
 
-SEND_TIMEOUT_S = 30.0
-"""A daemon that is stopped takes no messages; past this it counts as gone."""
-MAX_NUMBER = 1 << 32
 HELLO_TIMEOUT_S = 30.0
 """A restarted daemon loads the catalog before it welcomes anyone."""
 
@@ -31,8 +26,8 @@ KNOCK_EVERY_S = 1.0
 
 class DaemonGrants:
     """One connection to a daemon for one dataset. Made anew by the first call after it broke, and then the
-    extents still leased are held against the new daemon's budget. Safe to share between threads; never
-    across a fork."""
+    extents still leased are held against the new daemon's budget. Safe to share between threads, each of which
+    waits for its own extents alone; never across a fork: a child can only `abandon` it."""
 
     def __init__(
         self,
@@ -47,23 +42,27 @@ class DaemonGrants:
         self._dataset = dataset
         self._connected = connected
         self._job = job
+        self._process = os.getpid()
         self._lock = threading.RLock()
-        self._channel: socket.socket | None = None
+        self._connection: Connection | None = None
+        self._closed = False
         self._leases: dict[int, int] = {}
         self._origins: dict[int, str] = {}
-        self._number = 0
         self._knock_at = 0.0
         self.token = 0
+
+    @property
+    def outstanding(self) -> int:
+        """Requests that wait for their answers, of all threads."""
+        connection = self._connection
+        return 0 if connection is None else connection.outstanding
 
     def connect(self) -> bool:
         """Be connected to a daemon that lives; True when this made a new connection. Raises DaemonUnavailable."""
         with self._lock:
-            if self._channel is not None:
-                gone = select.poll()
-                gone.register(self._channel, select.POLLRDHUP)
-                if not gone.poll(0):
-                    return False
-                self._disconnect()
+            if self._connection is not None and self._connection.lives():
+                return False
+            self._disconnect()
             self._connect()
             return True
 
@@ -71,181 +70,146 @@ class DaemonGrants:
         """One answer for each extent, in the order asked. Every Granted is a lease until `release`.
 
         Raises DaemonUnavailable when the connection is gone or cannot be made, DeadlineExceeded after
-        `timeout_s`, and the typed error of a fill that failed.
+        `timeout_s`, and the typed error of a fill that failed; CacheError after `close`.
         """
-        with self._lock:
-            channel = self._connect()
-            asked: dict[int, int] = {}
-            for extent in extents:
-                self._number = (self._number + 1) % MAX_NUMBER
-                asked[self._number] = extent
-                self._send(channel, Message(Op.GET, self._number, extent))
-            answers: dict[int, Granted | Refused] = {}
-            try:
-                self._collect(channel, asked, answers, time.monotonic() + timeout_s)
-            except BaseException:
-                self._give_back(answers)
-                raise
-            return [answers[extent] for extent in extents]
+        connection = self._connection
+        if connection is None or connection.over or self._closed:
+            connection = self._connect()
+        try:
+            found = connection.ask(Op.GET, extents, time.monotonic() + timeout_s)
+        except DaemonUnavailable:
+            self._check()
+            raise
+        failure = next((answer for answer, _ in found if answer.op is Op.FAILED), None)
+        if failure is not None:
+            give_back(connection, found)
+            raise from_code(failure.size, failure.text)
+        return self._entered(connection, found)
 
     def release(self, extents: Sequence[int]) -> None:
         """Give leases back, after unmapping. Without a daemon there is nothing to give back."""
         with self._lock:
+            given = []
             for extent in extents:
                 count = self._leases.pop(extent, 0)
                 if count > 1:
                     self._leases[extent] = count - 1
                 else:
                     self._origins.pop(extent, None)
-                if count and self._channel is not None:
-                    self._try_send(Message(Op.RELEASE, 0, extent))
+                if count:
+                    given.append(Message(Op.RELEASE, 0, extent))
+            self._try_tell(given)
 
     def passed(self, step: int) -> None:
         """This reader's plan has moved on: everything before `step` has been consumed. A daemon that was started
         again learns here of the plan and of what is still held, though nothing more is asked of it."""
         with self._lock:
-            if self._channel is None and self.token and time.monotonic() >= self._knock_at:
+            gone = self._connection is None or self._connection.over
+            if gone and self.token and not self._closed and time.monotonic() >= self._knock_at:
                 self._knock_at = time.monotonic() + KNOCK_EVERY_S
                 with suppress(DaemonUnavailable):
                     self._connect()
-            if self._channel is not None:
-                self._try_send(Message(Op.PASSED, 0, step))
+            self._try_tell([Message(Op.PASSED, 0, step)])
 
     def suspect(self, extents: Sequence[int]) -> None:
         """What was granted of these does not match its checksums: the daemon is to check it before it grants it
         again. To be said before their release."""
         with self._lock:
-            for extent in extents:
-                self._try_send(Message(Op.SUSPECT, 0, extent))
+            self._try_tell([Message(Op.SUSPECT, 0, extent) for extent in extents])
 
     def waited(self, report: StallReport) -> None:
         """What this rank's steps waited for; a daemon that is gone need not know."""
         with self._lock:
-            self._try_send(Message(Op.WAITED, text=report.encode()))
+            self._try_tell([Message(Op.WAITED, text=report.encode())])
 
     def catalog(self) -> int:
         """A descriptor of the dataset's catalog (sealed, read-only); the caller closes it."""
-        with self._lock:
-            channel = self._connect()
-            self._send(channel, Message(Op.CATALOG))
-            deadline = time.monotonic() + HELLO_TIMEOUT_S
-            while True:
-                answer, fd = self._receive(channel, deadline)
-                if answer.op is Op.CATALOG and fd is not None:
-                    return fd
-                self._decline(answer, fd)
+        connection = self._connect()
+        ((_, fd),) = connection.ask(Op.CATALOG, [0], time.monotonic() + HELLO_TIMEOUT_S)
+        if fd is None:
+            raise DaemonUnavailable(f"the daemon at {self._path} sent no catalog; look at its log")
+        return fd
 
     def close(self) -> None:
-        """End every lease and the claim on the dataset."""
+        """End every lease and the claim on the dataset, for good: who waits for an extent raises CacheError."""
+        if os.getpid() != self._process:
+            self.abandon()
+            return
         with self._lock:
+            self._closed = True
             self._leases.clear()
             self._origins.clear()
             self._disconnect()
 
-    def _connect(self) -> socket.socket:
-        if self._channel is not None:
-            return self._channel
-        channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-        channel.settimeout(SEND_TIMEOUT_S)
-        try:
-            channel.connect(self._path)
-        except OSError as error:
-            channel.close()
-            raise no_answer(self._path, error) from None
-        try:
-            self._send(channel, Message(Op.HELLO, wire.MAGIC, self._job, digest=bytes.fromhex(self._dataset)))
-            answer, _ = self._receive(channel, time.monotonic() + HELLO_TIMEOUT_S)
-            if answer.op is Op.FAILED:
-                raise from_code(answer.size, answer.text)
-        except BaseException:
-            channel.close()
-            raise
-        self._channel = channel
+    def abandon(self) -> None:
+        """In a forked child: close what was inherited; a thread of the parent may have held the lock."""
+        if self._connection is not None:
+            self._connection.forget()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise CacheError("the dataset was closed while its extents were asked for; open it again")
+
+    def _connect(self) -> Connection:
+        with self._lock:
+            self._check()
+            if self._connection is not None and not self._connection.over:
+                return self._connection
+            connection = Connection(self._path)
+            try:
+                self._greet(connection)
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
+            self._leases = dict.fromkeys(self._leases, 1)
+            try:
+                if self._connected is not None:
+                    self._connected(self.token)
+            except BaseException:
+                self._disconnect()  # the next call connects again, and then the plan is not forgotten
+                raise
+            return connection
+
+    def _greet(self, connection: Connection) -> None:
+        hello = Message(Op.HELLO, wire.MAGIC, self._job, digest=bytes.fromhex(self._dataset))
+        answer = connection.greet(hello, time.monotonic() + HELLO_TIMEOUT_S)
+        if answer.op is Op.FAILED:
+            raise from_code(answer.size, answer.text)
         self.token = answer.size
-        for extent in self._leases:
-            self._send(channel, Message(Op.HOLD, 0, extent, text=self._origins.get(extent, "")))
-        self._leases = dict.fromkeys(self._leases, 1)
-        try:
-            if self._connected is not None:
-                self._connected(self.token)
-        except BaseException:
-            self._disconnect()  # the next call connects again, and then the plan is not forgotten
-            raise
-        return channel
+        connection.tell(
+            [Message(Op.HOLD, 0, extent, text=self._origins.get(extent, "")) for extent in self._leases]
+        )
 
     def _disconnect(self) -> None:
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
-    def _collect(
-        self,
-        channel: socket.socket,
-        asked: dict[int, int],
-        answers: dict[int, Granted | Refused],
-        deadline: float,
-    ) -> None:
-        """Fill `answers`, by extent. Raises when one failed, after the others have come."""
-        failure: Exception | None = None
-        while asked:
-            answer, fd = self._receive(channel, deadline)
-            extent = asked.pop(answer.number, None)
-            if extent is None:
-                self._decline(answer, fd)
-            elif answer.op is Op.GRANT and fd is not None:
+    def _entered(self, connection: Connection, found: Sequence[Answer]) -> list[Granted | Refused]:
+        """What was answered, its leases written down: unless another thread has connected anew meanwhile,
+        and told the new daemon what is held without them."""
+        with self._lock:
+            if self._connection is not connection:
+                give_back(connection, found)
+                self._check()
+                raise DaemonUnavailable(f"the daemon at {self._path} was started again meanwhile; ask again")
+            answers: list[Granted | Refused] = []
+            for answer, fd in found:
+                extent = answer.value
+                if fd is None:
+                    answers.append(Refused(extent))
+                    continue
                 tier, _, stay = answer.text.partition(" ")
                 origin = tier.rstrip("0123456789")
                 self._leases[extent] = self._leases.get(extent, 0) + 1
                 self._origins[extent] = origin
                 brief, once = stay != "kept", stay == "once"
-                answers[extent] = Granted(extent, fd, 0, answer.size, origin, brief, once)
-            elif answer.op is Op.REFUSED:
-                answers[extent] = Refused(extent)
-            else:
-                failure = from_code(answer.size, answer.text)
-        if failure is not None:
-            raise failure
+                answers.append(Granted(extent, fd, 0, answer.size, origin, brief, once))
+            return answers
 
-    def _decline(self, late: Message, fd: int | None) -> None:
-        """An answer to a request that ran into its deadline: nobody wants the lease any more."""
-        if fd is not None:
-            os.close(fd)
-            self._try_send(Message(Op.RELEASE, 0, late.value))
-
-    def _give_back(self, answers: dict[int, Granted | Refused]) -> None:
-        given = [answer for answer in answers.values() if isinstance(answer, Granted)]
-        for answer in given:
-            os.close(answer.fd)
-        self.release([answer.extent for answer in given])
-
-    def _receive(self, channel: socket.socket, deadline: float) -> tuple[Message, int | None]:
-        poll = select.poll()
-        poll.register(channel, select.POLLIN)
-        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            raise DeadlineExceeded(f"the daemon at {self._path} did not grant an extent in time")
-        try:
-            data, fds, _, _ = socket.recv_fds(channel, wire.MAX_MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
-        except OSError:
-            data, fds = b"", []
-        if not data:
-            self._disconnect()
-            raise DaemonUnavailable(f"the daemon at {self._path} went away; start it again: cachesvc serve")
-        return wire.decode(data), fds[0] if fds else None
-
-    def _send(self, channel: socket.socket, message: Message) -> None:
-        try:
-            channel.send(wire.encode(message))
-        except OSError:
-            self._disconnect()
-            raise DaemonUnavailable(
-                f"the daemon at {self._path} went away; start it again: cachesvc serve"
-            ) from None
-
-    def _try_send(self, message: Message) -> None:
+    def _try_tell(self, messages: Sequence[Message]) -> None:
         """Send what a daemon that is gone need not hear."""
-        if self._channel is None:
-            return
-        try:
-            self._channel.send(wire.encode(message))
-        except OSError:
-            self._disconnect()
+        if messages and self._connection is not None:
+            with suppress(DaemonUnavailable):
+                self._connection.tell(messages)

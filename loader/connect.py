@@ -19,6 +19,7 @@ from cachesvc.core.order import Plan
 from cachesvc.leases import DaemonGrants
 from loader.around import Access, compile_here, reads_around
 from loader.failover import Failover
+from loader.forks import abandon_in_children
 from loader.launch import job_number
 from loader.local import local_path
 from loader.reader import ACQUIRE_TIMEOUT_S
@@ -103,6 +104,7 @@ def _through_daemon(link: Link, around: Access | None) -> Access:
                 control.plan(token, link.id, *columns)
 
     daemon = DaemonGrants(link.daemon, link.id, connected, link.job)
+    abandon_in_children(daemon)
 
     def submit(plan: Plan) -> None:
         plans[:] = [plan]

@@ -11,11 +11,13 @@ import errno
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from cachesvc.core.errors import TierFailed
 
 MAX_JOINED = 1024
 """Buffers of one preadv: IOV_MAX of Linux."""
+_place = attrgetter("fd", "offset")
 
 
 @dataclass(slots=True)
@@ -30,9 +32,9 @@ class Wanted:
 
 
 def joined(parts: Iterable[Wanted]) -> Iterator[Wanted]:
-    """Sorted parts, neighbours as one."""
+    """Sorted parts, neighbours as one: the first of them grows."""
     run: Wanted | None = None
-    for part in sorted(parts, key=lambda part: (part.fd, part.offset)):
+    for part in sorted(parts, key=_place):
         if (
             run is not None
             and (run.fd, run.offset + run.size_bytes) == (part.fd, part.offset)
@@ -43,7 +45,7 @@ def joined(parts: Iterable[Wanted]) -> Iterator[Wanted]:
             continue
         if run is not None:
             yield run
-        run = Wanted(part.fd, part.offset, part.size_bytes, list(part.views), part.extent)
+        run = part
     if run is not None:
         yield run
 
@@ -55,16 +57,16 @@ def announce(parts: Sequence[Wanted]) -> None:
             os.posix_fadvise(part.fd, part.offset, part.size_bytes, os.POSIX_FADV_WILLNEED)
 
 
-def read_into(parts: Iterable[Wanted]) -> None:
-    """Fill every view. Raises TierFailed for a disk that fails and for a file that ends too early."""
+def read_into(parts: Iterable[Wanted], told: bool = False) -> None:
+    """Fill every view; the parts are used up. `told`: all were announced before. Raises TierFailed for a disk
+    that fails and for a file that ends too early."""
     runs = list(joined(parts))
-    announce(runs)
+    if not told:
+        announce(runs)
     for run in runs:
-        offset, views = run.offset, run.views
-        while views:
-            count = _read(run, offset, views)
-            offset += count
-            views = _rest(views, count)
+        done, views = 0, run.views
+        while (count := _read(run, run.offset + done, views)) < run.size_bytes - done:
+            done, views = done + count, _rest(views, count)
 
 
 def read_bytes(part: Wanted) -> bytes:

@@ -94,6 +94,7 @@ def engine_for(
 ) -> Fetches | None:
     """What fetches for a loader with torch's arguments; None when this process makes each batch as it is asked."""
     workers, mover = loader.num_workers, Mover(device) if device is not None else None
+    feed.apart = max(1, workers)
     if workers and worker_type == "thread":
         threads = ThreadEngine(
             _maker(feed, mover, loader.pin_memory, on_error),

@@ -96,10 +96,11 @@ class Failover:
     def _ask_second(
         self, extents: Sequence[int], timeout_s: float, why: str
     ) -> list[Granted | Refused] | None:
-        if self._second is None:
+        second = self._second  # another thread may find out meanwhile that it has no credentials
+        if second is None:
             return None
         try:
-            answers = self._second.acquire(extents, max(0.0, timeout_s))
+            answers = second.acquire(extents, max(0.0, timeout_s))
         except NotAllowed as refusal:
             _log.warning("%s, and reading directly is not possible: %s", why, refusal)
             self._second = None

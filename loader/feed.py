@@ -120,6 +120,8 @@ class Feed(TorchDataset[Any]):
         """`ready`: a batch of records goes out as it was gathered, without `collate`."""
         self.dataset, self.spec, self.share, self.collate = dataset, spec, share, collate
         self._wants_ready = ready
+        self.apart = 1
+        """How many turns after one batch the next is made here: as many as there are workers."""
         self._prepare()
 
     def _prepare(self) -> None:
@@ -137,10 +139,10 @@ class Feed(TorchDataset[Any]):
         self._slab = _Slab(0, np.empty((0, self.share.batch_size), np.int64), None)
 
     def __getstate__(self) -> tuple[Any, ...]:
-        return self.dataset, self.spec, self.share, self.collate, self._wants_ready
+        return self.dataset, self.spec, self.share, self.collate, self._wants_ready, self.apart
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.dataset, self.spec, self.share, self.collate, self._wants_ready = state
+        self.dataset, self.spec, self.share, self.collate, self._wants_ready, self.apart = state
         self._prepare()
 
     def order(self, epoch: int) -> EpochOrder | RunOrder:
@@ -190,6 +192,8 @@ class Feed(TorchDataset[Any]):
         if self._order is None or self._order.epoch != epoch or not slab.first <= turn < slab.last:
             slab = self._load(epoch, turn)
         row = turn - slab.first
+        if self._view is not None and self._view.opened.on_disk:
+            self._expect(slab, row + self.apart)
         if self.ready and slab.located and self._view is not None and self._samples is not None:
             reader = self._view.opened.reader()
             extents = slab.extents[row]
@@ -199,6 +203,11 @@ class Feed(TorchDataset[Any]):
         if slab.valid is not None and self.spec.last == "short":
             indices = indices[: int(slab.valid[row])]
         return self.fetch(epoch, indices)
+
+    def _expect(self, slab: _Slab, row: int) -> None:
+        """Have the disk work on a later batch while this one is copied; at the end of a slab it rests once."""
+        if self._view is not None and self._samples is not None and row < len(slab.rows):
+            self._samples.expect(self._view.opened.reader(), self._view.ids_of(slab.rows[row]))
 
     def indices(self, epoch: int, turn: int) -> tuple[Ints, int]:
         """A batch's indices in the dataset, and how many of them are real (the first ones)."""

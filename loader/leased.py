@@ -1,8 +1,9 @@
 """Which extents this process holds, where each of them lies, and which reads look at them.
 
-Two locks. `_lock` guards what is held, for moments. `_leasing` is held while the holder of extents is asked, which
-may take minutes: only who needs an extent that is not here yet waits for it. A mapping is removed only while no
-read looks at it: a read says first what it will look at (`begin`), then finds out what of it is here.
+Two locks, held for moments. `_lock` guards what is held. `_giving` is held while what is owed is released: an
+extent's release comes before its next lease. The holder of extents is asked without a lock, which may take minutes:
+what is asked for is `_coming`, and only who needs one of those extents waits for it. A mapping is removed only while
+no read looks at it: a read says first what it will look at (`begin`), then finds out what of it is here.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,9 @@ MAPPABLE = frozenset({"ram", "direct"})
 """Sealed or private memory: a mapping of it cannot fault on a disk."""
 MAX_FILES = 256
 """Descriptors held open for files; the usual limit of a process is 1,024."""
+
+
+NONE: Ints = np.empty(0, np.int64)
 
 
 class Held:
@@ -73,9 +78,13 @@ class Leases:
         self._uses: set[Use] = set()
         self._pressed = False
         self._mapped_bytes = 0
-        self._files = 0
+        self.files = 0
+        """Extents held as open descriptors."""
         self._lock = threading.Lock()
-        self._leasing = threading.Lock()
+        self._came = threading.Condition(self._lock)
+        self._coming: set[int] = set()
+        self._giving = threading.Lock()
+        self._closed = False
         self._origin_bytes = dict.fromkeys(ORIGINS, 0)
         self._one_origin: int | None = None
 
@@ -103,7 +112,8 @@ class Leases:
             used = set() if self._pressed else set(touched(use.first, use.last))
             self._pressed = False
             self._drop(list(self._brief - used))
-        self._settle()
+        if self._owed:
+            self._give_back()
 
     def keep_all(self) -> None:
         """From now on nothing is given back but by `close`: views of the range are out."""
@@ -115,26 +125,38 @@ class Leases:
         looks at these extents alone from now on. False when the holder refused some even after this reader gave
         back all that nobody looks at. Raises what `Grants.acquire` raises."""
         needed = frozenset(extents)
-        with self._lock:
-            use.extents = needed
-            missing = self._missing(extents)
-        if not missing:
-            return True
-        with self._leasing:
-            with self._lock:
-                missing = self._missing(extents)  # another read may have got them meanwhile
-                self._make_room(missing)
-            missing = self._lease(missing)
-            if missing:
-                with self._lock:
-                    self._pressed = True
-                    self._drop(list(self.held))
-                missing = self._lease(missing)
-            if missing:
+        while True:
+            with self._came:
+                use.extents = needed
+                missing = self._missing(extents)
+                mine = [extent for extent in missing if extent not in self._coming]
+                if missing and not mine:
+                    self._came.wait()  # who asked for them ends within the time that a request may take
+                    continue
+                self._coming.update(mine)
+                if mine:
+                    self._make_room(self._coming)
+            if not missing:
+                return True
+            if self._fetch(mine):
                 with self._lock:
                     use.extents = frozenset()  # while it waits, another may take the room
-        self._settle()
-        return not missing
+                return False
+
+    @contextmanager
+    def kept_files(self, extents: Iterable[int]) -> Iterator[dict[int, Held]]:
+        """Those of `extents` that are held as open descriptors; none of them is closed meanwhile."""
+        use = Use(NONE, NONE)
+        with self._lock:
+            held = {extent: self.held[extent] for extent in extents if extent in self.held}
+            files = {extent: each for extent, each in held.items() if each.fd >= 0}
+            use.extents = frozenset(files)
+            self._uses.add(use)
+        try:
+            yield files
+        finally:
+            with self._lock:
+                self._uses.discard(use)
 
     def exchange(self, use: Use, wrong: Mapping[int, Held]) -> bool:
         """Let go of copies that are wrong, so that `ensure` leases these extents anew; until then `use` looks at
@@ -165,11 +187,11 @@ class Leases:
 
     def close(self) -> None:
         """Release every extent and the range. The caller has ended its reads and dropped its views."""
-        with self._leasing:
-            with self._lock:
-                self._uses.clear()
-                self._drop(list(self.held))
-            self._give_back()
+        with self._lock:
+            self._closed = True
+            self._uses.clear()
+            self._drop(list(self.held))
+        self._give_back()
         self.grants.close()
         self.range.close()
 
@@ -193,6 +215,22 @@ class Leases:
                 missing.append(extent)
         return missing
 
+    def _fetch(self, extents: Sequence[int]) -> list[int]:
+        """Lease what this thread has said to be coming; returns what was refused."""
+        try:
+            refused = self._lease(extents)
+            if refused:
+                with self._lock:
+                    self._pressed = True
+                    self._drop(list(self.held))
+                refused = self._lease(refused)
+            return refused
+        finally:
+            with self._came:
+                self._coming.difference_update(extents)
+                self._came.notify_all()
+            self._give_back()
+
     def _lease(self, extents: Sequence[int]) -> list[int]:
         """Acquire; returns what was refused. What is owed goes back first: it may be the room that is needed."""
         self._give_back()
@@ -208,6 +246,9 @@ class Leases:
         return [answer.extent for answer in answers if not isinstance(answer, Granted)]
 
     def _take(self, granted: Granted) -> None:
+        if self._closed:
+            os.close(granted.fd)
+            return
         held = Held(granted)
         self.held[granted.extent] = held
         if granted.brief:
@@ -223,7 +264,7 @@ class Leases:
             self._mapped_bytes += held.size_bytes
             self.mapped[granted.extent] = True
         else:
-            self._files += 1
+            self.files += 1
 
     def _any_held(self) -> list[Held]:
         """One held extent stands for all while they share an origin."""
@@ -231,11 +272,11 @@ class Leases:
             return list(self.held.values())
         return [next(iter(self.held.values()))]
 
-    def _make_room(self, missing: Sequence[int]) -> None:
+    def _make_room(self, missing: Collection[int]) -> None:
         """Release the least recently used, when this many more would exceed a limit."""
-        coming = int(self._sizes[list(missing)].sum()) if missing else 0
+        coming = int(self._sizes[list(missing)].sum())
         over_bytes = self._mapped_bytes + coming - self._limit
-        over_files = self._files + len(missing) - MAX_FILES
+        over_files = self.files + len(missing) - MAX_FILES
         if over_bytes <= 0 and over_files <= 0:
             return
         busy, drop = self._busy(), list[int]()
@@ -263,7 +304,7 @@ class Leases:
             self._brief.discard(extent)
             if held.fd >= 0:
                 os.close(held.fd)
-                self._files -= 1
+                self.files -= 1
             else:
                 self.mapped[extent] = False
                 self.range.unmap(int(self._starts[extent]), held.size_bytes)
@@ -271,19 +312,12 @@ class Leases:
             self._owed.append(extent)
 
     def _give_back(self) -> None:
-        """Release what is owed. The caller holds `_leasing`: an extent's release comes before its next lease."""
-        with self._lock:
-            owed, self._owed = self._owed, []
-        if owed:
-            self.grants.release(owed)
-
-    def _settle(self) -> None:
-        """Release what is owed, unless another thread is asking for extents: it does so when it has them."""
-        while self._owed and self._leasing.acquire(blocking=False):
-            try:
-                self._give_back()
-            finally:
-                self._leasing.release()
+        """Release what is owed; what another thread releases has been released too on return."""
+        with self._giving:
+            with self._lock:
+                owed, self._owed = self._owed, []
+            if owed:
+                self.grants.release(owed)
 
 
 def touched(first: Ints, last: Ints) -> list[int]:

@@ -49,6 +49,11 @@ class Opened:
                 abandon_in_children(self)
             return self._reader
 
+    @property
+    def on_disk(self) -> bool:
+        """Whether this process holds extents that are files: worth telling the kernel of ahead."""
+        return self._reader is not None and self._reader.on_disk
+
     def submit(self, plan: Plan) -> None:
         """Say in which order this rank will touch extents."""
         self.reader()

@@ -37,6 +37,8 @@ REFUSED_PAUSE_S = 0.02
 """Who was refused and has no way around asks again: other readers give room back after each of their reads."""
 REFUSED_WAIT_S = 30.0
 """Room that did not come in this time is not there: other readers' reads take milliseconds."""
+MAX_TOLD = 65_536
+"""Ranges remembered as announced to the kernel; forgetting one costs 2 us, when it is announced again."""
 VERIFY_TRIES = 3
 """A copy that was dropped is right when it is filled again; what is wrong then too is not the disk's doing."""
 MAX_GROUP = 64
@@ -64,6 +66,7 @@ class Reader:
         self.stages = self._leases.stages
         self._verified = Verified(catalog, suspect) if suspect is not None else None
         self._records = self._record_view()
+        self._told: set[int] = set()
         self._open = True
         abandon_in_children(self)
 
@@ -115,6 +118,32 @@ class Reader:
             for at, raw in zip(np.flatnonzero(full).tolist(), found, strict=True):
                 out[at] = raw
         return out
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether extents are held as files: `expect` does something for those alone."""
+        return self._leases.files > 0
+
+    def expect(self, addresses: Ints, lengths: Ints) -> None:
+        """These ranges will be read next: what of them lies in files that are held, the kernel begins to read now.
+        It does not wait, and asks for no extent. A range counts as far as its first extent goes."""
+        began = time.perf_counter()
+        order = np.argsort(addresses)
+        addresses, lengths = addresses[order], lengths[order]
+        first = np.searchsorted(self._starts, addresses, "right") - 1
+        places = zip(self._inside(addresses, first), lengths.tolist(), first.tolist(), strict=True)
+        with self._leases.kept_files(np.unique(first).tolist()) as files:
+            wanted = [
+                Wanted(files[extent].fd, files[extent].offset + inside, size, [], extent)
+                for inside, size, extent in places
+                if extent in files and size > 0
+            ]
+            announce(wanted)
+        if len(wanted) == len(addresses):
+            if len(self._told) > MAX_TOLD:
+                self._told.clear()  # of iterations that were abandoned
+            self._told.update(addresses.tolist())
+        self.stages.read(began)
 
     def array(self) -> Bytes:
         """The whole address space as one flat read-only array, every extent mapped and kept.
@@ -210,12 +239,19 @@ class Reader:
             if len(near):
                 out[near] = self._records[slots[near]]
                 self._leases.count(first[near], len(near) * size)
-            addresses = (slots[far] * layout.stride_bytes).tolist()
-            ranges = [
-                (address, memory[at * size : (at + 1) * size], extent)
-                for at, address, extent in zip(far.tolist(), addresses, first[far].tolist(), strict=True)
-            ]
+            wanted: list[Wanted] = []
+            ranges: list[tuple[int, memoryview, int]] = []
+            addresses = slots[far] * layout.stride_bytes
+            places = zip(far.tolist(), self._inside(addresses, first[far]), first[far].tolist(), strict=True)
+            for at, inside, extent in places:
+                held, into = self._leases.held[extent], memory[at * size : (at + 1) * size]
+                if self._verified is None and held.fd >= 0 and inside + size <= held.size_bytes:
+                    wanted.append(Wanted(held.fd, held.offset + inside, size, [into], extent))
+                else:
+                    ranges.append((inside, into, extent))
+            self._leases.count(first[far], len(far) * size)
             began = time.perf_counter()
+            read_into(wanted, self._was_told(addresses))
             self._fill(use, ranges)
             self.stages.read(began)
         return out
@@ -250,19 +286,21 @@ class Reader:
         alone: list[tuple[int, Wanted]] = []
         spanning: list[tuple[int, bytearray]] = []
         ranges: list[tuple[int, memoryview, int]] = []
-        for at in part[np.argsort(addresses[part])].tolist():
-            address, size, extent = int(addresses[at]), int(lengths[at]), int(use.first[at])
+        part = part[np.argsort(addresses[part])]
+        sizes, extents = lengths[part].tolist(), use.first[part].tolist()
+        insides = self._inside(addresses[part], use.first[part])
+        for at, inside, size, extent in zip(part.tolist(), insides, sizes, extents, strict=True):
             held = self._leases.held[extent]
-            inside = address - int(self._starts[extent])
+            self._leases.count_of(held, size)
             if self._verified is None and held.fd >= 0 and inside + size <= held.size_bytes:
-                self._leases.count_of(held, size)
                 alone.append((at, Wanted(held.fd, held.offset + inside, size, [], extent)))
             else:
                 buffer = bytearray(size)
                 spanning.append((at, buffer))
-                ranges.append((address, memoryview(buffer), extent))
+                ranges.append((inside, memoryview(buffer), extent))
         began = time.perf_counter()
-        announce([each for _, each in alone])
+        if not self._was_told(addresses[part]):
+            announce([each for _, each in alone])
         self._fill(use, ranges)
         for at, each in alone:
             out[at] = read_bytes(each)
@@ -270,8 +308,22 @@ class Reader:
         for at, buffer in spanning:
             out[at] = bytes(buffer)
 
+    def _was_told(self, addresses: Ints) -> bool:
+        """Whether all of these were expected; only once, since a later read may find them forgotten."""
+        numbers = addresses.tolist()
+        told = self._told.issuperset(numbers)
+        self._told.difference_update(numbers)
+        return told
+
+    def _inside(self, addresses: Ints, extents: Ints) -> list[int]:
+        """How far into their extents addresses lie."""
+        inside: list[int] = (addresses - self._starts[extents]).tolist()
+        return inside
+
     def _fill(self, use: Use, ranges: Sequence[tuple[int, memoryview, int]]) -> None:
-        """Fill (address, memory, first extent) from wherever their extents are held, and all these are."""
+        """Fill (place in the first extent, memory, first extent) from wherever these are held, and all of them are."""
+        if not ranges:
+            return
         if self._verified is None:
             read_into([piece for one in ranges for piece in self._pieces(*one)])
             return
@@ -304,17 +356,17 @@ class Reader:
             return mapped[first]
         return mapped[first] & mapped[last] & (last - first <= 1)
 
-    def _pieces(self, address: int, into: memoryview, extent: int) -> Iterator[Wanted]:
-        """One range, over as many consecutive extents as it spans: what is mapped is copied, the rest is wanted."""
+    def _pieces(self, inside: int, into: memoryview, extent: int) -> Iterator[Wanted]:
+        """One range from so far inside an extent, over as many consecutive ones as it spans: what is mapped is
+        copied, the rest is wanted."""
         done, memory = 0, self._leases.range.memory
         while done < len(into):
             held = self._leases.held[extent]
-            inside = address + done - int(self._starts[extent])
             part = into[done : done + held.size_bytes - inside]
             if held.fd < 0:
-                part[:] = memory[address + done : address + done + len(part)]
+                address = int(self._starts[extent]) + inside
+                part[:] = memory[address : address + len(part)]
             else:
                 yield Wanted(held.fd, held.offset + inside, len(part), [part], extent)
-            self._leases.count_of(held, len(part))
             done += len(part)
-            extent += 1
+            inside, extent = 0, extent + 1

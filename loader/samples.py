@@ -96,6 +96,14 @@ class Samples:
             rows = rows.astype(self._out)
         return torch.from_numpy(rows)
 
+    def expect(self, reader: Reader, samples: Ints) -> None:
+        """These samples will be taken next; see `Reader.expect`. Where a table in the extent says where samples
+        lie, nothing is known ahead."""
+        if not isinstance(self._layout, Indirect):
+            addresses, lengths = self._catalog.locate(samples)
+            columns = [column for column in self._columns if column >= 0]
+            reader.expect(addresses[:, columns].ravel(), lengths[:, columns].ravel())
+
     def take(self, reader: Reader, samples: Ints, draw: tuple[int, int]) -> list[Any]:
         """Samples in the order asked."""
         if self.gathered:

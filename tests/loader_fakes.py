@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,7 @@ class MemoryGrants:
     def __init__(self, extent_of: Callable[[int], Extent], origin: str = "ram", room: int = 1 << 30) -> None:
         self._extent_of, self._origin, self._room = extent_of, origin, room
         self.leases: dict[int, int] = {}
+        self._lock = threading.Lock()
         self.calls = 0
         self.steps: list[int] = []
         self.alive = True
@@ -45,6 +47,10 @@ class MemoryGrants:
         self.calls += 1
         if not self.alive:
             raise DaemonUnavailable("the fake daemon is down; start it again")
+        with self._lock:
+            return self._answers(extents)
+
+    def _answers(self, extents: Sequence[int]) -> list[Granted | Refused]:
         answers: list[Granted | Refused] = []
         for index in extents:
             if sum(self.leases.values()) >= self._room:
@@ -58,9 +64,10 @@ class MemoryGrants:
         return answers
 
     def release(self, extents: Sequence[int]) -> None:
-        for index in extents:
-            self.leases[index] -= 1
-            assert self.leases[index] >= 0, "released more often than granted"
+        with self._lock:
+            for index in extents:
+                self.leases[index] -= 1
+                assert self.leases[index] >= 0, "released more often than granted"
 
     def passed(self, step: int) -> None:
         self.steps.append(step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 from pathlib import Path
 
@@ -280,3 +281,26 @@ def test_a_sample_that_does_not_decode_is_named(home: Path) -> None:
     dataset = in_memory(compiled(home / "d", home, format="files"))
     with pytest.raises(CorruptData, match=r"a\.json"):
         list(dataset)
+
+
+@pytest.mark.parametrize("origin", ["ram", "nvme"])
+def test_what_is_expected_is_only_announced_and_changes_no_byte(
+    sequences: tuple[MemoryLink, np.ndarray], origin: str
+) -> None:
+    link, wanted = sequences
+    catalog = link.catalog()
+    grants = MemoryGrants(catalog.extent, origin)
+    reader = Reader(catalog, grants)
+    rng = np.random.default_rng(4)
+    batches = [rng.integers(0, catalog.samples, 32) for _ in range(12)]
+    for samples, following in itertools.pairwise(batches):
+        addresses, lengths = catalog.locate(following)
+        asked = grants.calls
+        reader.expect(addresses[:, 0], lengths[:, 0])
+        assert grants.calls == asked, "what is not held is not asked for ahead"
+        addresses, lengths = catalog.locate(samples)
+        found = reader.read(addresses[:, 0], lengths[:, 0])
+        assert found == [row.tobytes() for row in wanted[samples]]
+    assert reader.on_disk == (origin == "nvme")
+    reader.close()
+    assert not grants.leases

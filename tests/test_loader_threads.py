@@ -238,14 +238,22 @@ def test_who_needs_no_new_extent_does_not_wait_for_one_that_is_filled(link: Memo
     grants = SlowGrants(catalog.extent, origin)
     reader = Reader(catalog, grants)
     assert gathered(reader, catalog, [0, 1]) == [0, 1]
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as again:
         waiting = pool.submit(gathered, reader, catalog, [36])
         assert grants.asked.wait(10)
         assert gathered(reader, catalog, [1, 0]) == [1, 0]
+        assert gathered(reader, catalog, [20, 40]) == [20, 40], (
+            "extents that are elsewhere do not wait either"
+        )
+        same = again.submit(gathered, reader, catalog, [37, 5])
         assert not waiting.done()
+        assert not same.done()
         grants.go.set()
         assert waiting.result(10) == [36]
+        assert same.result(10) == [37, 5]
+    assert max(grants.leases.values()) == 1, "an extent that is on its way is not asked for again"
     reader.close()
+    assert not any(grants.leases.values())
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,13 @@ def restore(adopted: Adopted, runner: Runner) -> None:
             os.close(fd)  # its user is told why when it connects again
             continue
         given = Connection(
-            ReaderId(reader.id), reader.token, fd, reader.greeted, DatasetId(reader.dataset), reader.welcomed
+            ReaderId(reader.id),
+            reader.token,
+            fd,
+            reader.greeted,
+            DatasetId(reader.dataset),
+            reader.welcomed,
+            reader.launch,
         )
         runner.grants.adopt(given, dataset)
         if dataset is not None:

@@ -82,7 +82,12 @@ class _Reader:
     greeted: bool = False
     wanted: DatasetId = NO_DATASET
     dataset: Known | None = None
-    job: int = 0
+    launch: int = 0
+
+    @property
+    def job(self) -> int:
+        """Whose turn its demands take; nobody stands in another user's line. 0: its own."""
+        return (self.peer.uid + 1) << 64 | self.launch if self.launch else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,7 @@ class Connection:
     greeted: bool
     wanted: DatasetId
     welcomed: bool
+    launch: int
 
 
 class GrantsServer:
@@ -136,7 +142,9 @@ class GrantsServer:
     def handed(self) -> tuple[int, list[Connection]]:
         """What another daemon takes over: the listener's descriptor and every connection, all still ours."""
         return self._listener.fileno(), [
-            Connection(r.id, r.token, r.channel.fileno(), r.greeted, r.wanted, r.dataset is not None)
+            Connection(
+                r.id, r.token, r.channel.fileno(), r.greeted, r.wanted, r.dataset is not None, r.launch
+            )
             for r in self._readers.values()
         ]
 
@@ -146,7 +154,14 @@ class GrantsServer:
         channel = socket.socket(fileno=given.descriptor)
         channel.setblocking(False)
         reader = _Reader(
-            given.id, channel, peer_of(channel), given.token, given.greeted, given.wanted, dataset
+            given.id,
+            channel,
+            peer_of(channel),
+            given.token,
+            given.greeted,
+            given.wanted,
+            dataset,
+            given.launch,
         )
         self._enter(reader)
         if given.wanted and dataset is None:
@@ -307,8 +322,7 @@ class GrantsServer:
         if message.number != wire.MAGIC or reader.greeted:
             raise InvalidInput("not a greeting of this protocol")
         reader.greeted = True
-        if message.value:
-            reader.job = (reader.peer.uid + 1) << 64 | message.value  # nobody stands in another user's line
+        reader.launch = message.value
         if message.op is Op.IDENTIFY:
             self._write(reader, Message(Op.WELCOME, size=reader.token))
             return

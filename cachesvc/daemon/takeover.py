@@ -187,6 +187,7 @@ class Takeover:
                 greeted=each.greeted,
                 welcomed=each.welcomed,
                 dataset=each.wanted,
+                launch=each.launch,
             )
         known = {each.id: datasets.known(each.wanted) for each in connections if each.welcomed}
         takeover_state.put(
