@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from cachesvc.core.events import (
     Command,
@@ -120,6 +120,11 @@ class NodeMachine(RuleBasedStateMachine):
         going = [f.extent for f in self.fills if f.tier == command.tier]
         used = sum(SIZES[extent] for extent in [*going, *self.stored[command.tier]])
         assert used <= BUDGETS[command.tier], "a budget exceeded"
+
+    @initialize(held=st.sets(extents, max_size=12))
+    def the_disk_held_extents(self, held: set[ExtentId]) -> None:
+        self.stored[NVME] |= held
+        self.send(Recovered(NVME, {extent: SIZES[extent] for extent in sorted(held)}))
 
     @rule(reader=readers, extent=extents, wait=st.booleans() | st.just(True))
     def demand(self, reader: ReaderId, extent: ExtentId, wait: bool) -> None:
@@ -277,7 +282,7 @@ class NodeMachine(RuleBasedStateMachine):
         for dataset in self.node.policy.datasets.values():
             done = dataset.ready_count + len(dataset.failed) + len(dataset.stuck)
             assert not dataset.prefetched or done == len(dataset.extents), "a prefetch that never ends"
-        self.send(Recovered(NVME, ()))
+        self.send(TierBack(NVME))
         for number in range(1, 4):
             self.send(ReaderGone(ReaderId(number)))
             self.send(JobEnded(number))

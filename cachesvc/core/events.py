@@ -162,10 +162,10 @@ class Evicted:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What an NVMe tier held at start: (extent, size_bytes) of everything committed, oldest first."""
+    """What an NVMe tier held at start: everything committed and its size in bytes, oldest first."""
 
     tier: TierName
-    extents: tuple[tuple[ExtentId, int], ...]
+    extents: dict[ExtentId, int]
 
 
 @dataclass(frozen=True, slots=True)

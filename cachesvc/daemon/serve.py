@@ -142,7 +142,6 @@ def _make_state_dir(directory: str) -> None:
 @contextmanager
 def _running(settings: Settings, loop: Loop) -> Iterator[Runner]:
     _make_state_dir(settings.state_dir)
-    gc.disable()  # a million extents are a million records, none of them garbage
     tiers, specs, recovered = _tiers(settings)
     core = NodeSettings(
         max_fills=settings.fillers * settings.fills_per_filler, scrub_bytes_per_s=settings.scrub_rate
@@ -158,8 +157,6 @@ def _running(settings: Settings, loop: Loop) -> Iterator[Runner]:
     runner.quotas = Quotas(settings.quota)
     for event in recovered:
         runner.recovered(event)
-    gc.freeze()
-    gc.enable()
     fillers.start()  # before any thread
     grants_path = f"{settings.socket_dir}/{GRANTS_SOCKET}"
     runner.grants = GrantsServer(
@@ -192,8 +189,8 @@ def _tiers(settings: Settings) -> tuple[list[Tier], list[TierSpec], list[events.
         specs.append(TierSpec(RAM, settings.ram_bytes))
     for number, spec in enumerate(settings.nvme):
         tier = open_nvme(TierName(f"nvme{number}"), Path(spec.path))
-        found = tuple((r.extent, r.size_bytes) for r in tier.recover())
-        budget = budget_bytes(spec, room(Path(spec.path)), sum(size for _, size in found))
+        found = tier.recover()
+        budget = budget_bytes(spec, room(Path(spec.path)), sum(found.values()))
         if budget < settings.extent_bytes and not found:
             raise OutOfSpace(
                 f"{spec.path} has room for {budget:,} bytes, less than one extent of {settings.extent_bytes:,}; free room"
