@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from cachesvc.v1 import cachesvc_pb2 as pb
 
 CALL_TIMEOUT_S = 30.0
-MAX_MESSAGE_BYTES = 64 << 20
+MAX_MESSAGE_BYTES = 16 << 20
+"""A plan of a million entries; the rest is small. What a caller can make the daemon hold grows with it."""
 """A plan of 10^6 extents is 20 MB."""
 CODE_KEY = "cachesvc-code"
 

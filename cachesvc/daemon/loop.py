@@ -69,7 +69,12 @@ class Loop:
             if self.ended:
                 raise DaemonUnavailable("the daemon is stopping; start it again: cachesvc serve")
             futures.wait([done], ENDED_S)
-        return done.result()
+        try:
+            return done.result()
+        finally:
+            # An error knows this frame, and with it the caller's: known from here, it would be a cycle that holds
+            # the caller's request, of megabytes perhaps, until the next full collection.
+            del done
 
     def run(
         self, next_deadline: Callable[[], float | None], tick: Callable[[], None], clock: Callable[[], float]

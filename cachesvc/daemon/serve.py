@@ -53,6 +53,10 @@ log = logging.getLogger(__name__)
 CONTROL_THREADS = 256
 """A prefetch, verify or opening holds one while it streams: all ranks and workers of a node open at once, and
 the builder they wait for needs one more to submit its plan. Started only when needed."""
+STREAMS_EACH = 64
+"""Calls at once on one connection: a process has a few. With `CONTROL_THREADS` messages being received and
+`PLANS_AT_ONCE` being read, this bounds what callers make the daemon hold: no more than a message a thread, 4 GiB, if
+all of them are hostile and slow."""
 GC_THRESHOLDS = (1000, 2, 5000)
 """A full collection walks every extent's record: 30 ms for 20,000 extents, in the middle of a grant. What the
 core drops is no cycle, so one in millions of allocations is enough."""
@@ -207,6 +211,7 @@ def _control(settings: Settings, service: Service) -> grpc.Server:
     limits = [
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_concurrent_streams", STREAMS_EACH),
         ("grpc.so_reuseport", 0),
     ]
     server = grpc.server(
