@@ -21,9 +21,10 @@ from bench.node import Daemon
 from cachesvc.catalog.build import Options
 from cachesvc.client import MAX_MESSAGE_BYTES, Control
 from cachesvc.core import wire
+from cachesvc.core.errors import CacheError
 from cachesvc.core.model import DatasetId
 from cachesvc.core.wire import Message, Op
-from cachesvc.daemon.serve import CONTROL_THREADS, STREAMS_EACH
+from cachesvc.daemon.serve import CONTROL_THREADS
 from cachesvc.grants import Granted
 from cachesvc.leases import DaemonGrants
 from tests.test_daemon import wait_until
@@ -247,47 +248,37 @@ def test_many_callers_with_the_largest_messages_cost_bounded_memory(daemon: Daem
     assert "Traceback" not in daemon.log
 
 
-def test_streams_beyond_the_limits_wait_or_are_refused_and_go_with_their_callers(
+def test_calls_beyond_the_limits_are_refused_and_go_with_their_callers(
     daemon: Daemon, lives: DaemonGrants
 ) -> None:
-    """640 calls that never end, on 16 connections; 100 on one, which lets 64 through."""
-    address, most = f"unix:{daemon.socket_dir}/cachesvc.sock", 2 * CONTROL_THREADS
-    local = [("grpc.use_local_subchannel_pool", 1)]
-    refused, served = threading.Semaphore(0), threading.Semaphore(0)
+    """640 calls that never end, from 16 connections."""
+    address, local = f"unix:{daemon.socket_dir}/cachesvc.sock", [("grpc.use_local_subchannel_pool", 1)]
+    refused, over = threading.Semaphore(0), threading.Event()
 
-    def watch(channel: grpc.Channel) -> None:
-        def run() -> None:
-            try:
-                for _ in call:
-                    served.release()
-            except grpc.RpcError as error:
-                if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
-                    refused.release()
+    def said_nothing() -> Iterator[bytes]:
+        over.wait()
+        yield from ()
 
-        call = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"")
-        threads.append(threading.Thread(target=run))
-        threads[-1].start()
+    def ended(call: grpc.Call) -> None:
+        if call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            refused.release()
 
-    threads: list[threading.Thread] = []
     with contextlib.ExitStack() as stack:
+        stack.callback(over.set)
         channels = [stack.enter_context(grpc.insecure_channel(address, local)) for _ in range(16)]
-        for number in range(most + 128):
-            watch(channels[number % 16])
+        for number in range(2 * CONTROL_THREADS + 128):
+            method = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+            call = channels[number % 16].stream_stream(method)(said_nothing())
+            call.add_done_callback(ended)
         for _ in range(128):
             assert refused.acquire(timeout=60)
-        for _ in range(most):
-            assert served.acquire(timeout=60)
         read_one(lives, 3)
-    for thread in threads:
-        thread.join(60)
-    threads.clear()
-    with grpc.insecure_channel(address, local) as channel:
-        for _ in range(STREAMS_EACH + 36):
-            watch(channel)
-        for _ in range(STREAMS_EACH):
-            assert served.acquire(timeout=60)
-        assert not served.acquire(timeout=0.2)
+    wait_until(lambda: answers(daemon))
+
+
+def answers(daemon: Daemon) -> bool:
+    try:
         with Control(daemon.socket_dir) as control:
-            assert control.status().pid
-    for thread in threads:
-        thread.join(60)
+            return bool(control.status().pid)
+    except CacheError:
+        return False
