@@ -71,9 +71,9 @@ def _check_tier(node: Node, tier: Tier) -> None:
     assert tier.held_bytes >= 0, "held bytes below zero"
     assert not tier.held_bytes or tier.name == RAM, "held bytes outside RAM"
     if tier.free_bytes < 0:
-        # Only what was there before us (held by readers, or recovered) may exceed a budget.
+        # Only what was there before us (held by readers, or recovered) may exceed a budget, and what nobody can evict.
         over = tier.used_bytes - tier.budget_bytes
-        excused = tier.held_bytes or over <= tier.evicting_bytes or not tier.spare_bytes
+        excused = tier.lost or tier.held_bytes or over <= tier.evicting_bytes or not tier.spare_bytes
         assert excused, "a budget exceeded"
     assert tier.committing == {c for c in mine if not c.committed}, "commits under way"
     shelves: list[Shelf] = [tier.lru, tier.ahead, tier.in_use, *tier.kept.values()]
