@@ -42,26 +42,42 @@ CHILD_S = 120.0
 DELAY_MS, RATE_MB = 20.0, 90.0
 COLD_KIND: Kind = "blobs"
 RESUME_KIND: Kind = "tokens"
+DECODED_KIND: Kind = "images"
 WORKERS = 2
 OPTIONS: dict[Kind, Options] = {
     "records": Options(format="records", record_bytes=corpus.RECORD_BYTES),
     "tokens": Options(format="tokens", dtype="uint16", seq_len=corpus.SEQ_LEN),
+    "varied": Options(format="webdataset"),
     "blobs": Options(format="webdataset"),
+    "images": Options(format="webdataset"),
 }
+IN_PROCESS, IN_WORKERS, IN_THREADS = "0", f"{WORKERS}", f"{WORKERS} threads"
+HOW: dict[Kind, tuple[str, ...]] = {"varied": (IN_PROCESS,), "images": (IN_WORKERS, IN_THREADS)}
+"""Which workers a kind is measured with, where not with all: who decodes has workers."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How much. `counts`: samples of each kind; `seconds`: of a timed run, of which there are `runs`."""
+    """How much. `counts`: samples of each kind; `seconds`: of a timed run, of which there are `runs`; `longer`: of
+    kinds that need more, since a batch takes them long."""
 
     counts: dict[Kind, int]
-    seconds: float
+    longer: dict[Kind, float]
+    seconds: float = 0.6
     runs: int = 3
     thorough: bool = False
 
 
-FULL = Scale({"records": 60_000, "tokens": 50_000, "blobs": 2_000}, 0.6)
-QUICK = Scale({"records": 2_000, "tokens": 2_000, "blobs": 200}, 0.1, 1, thorough=True)
+FULL = Scale(
+    {"records": 60_000, "varied": 40_000, "tokens": 50_000, "blobs": 2_000, "images": 1_280}, {"images": 1.5}
+)
+QUICK = Scale(
+    {"records": 2_000, "varied": 2_000, "tokens": 2_000, "blobs": 200, "images": 160},
+    {},
+    0.1,
+    1,
+    thorough=True,
+)
 
 
 @dataclass
@@ -140,7 +156,7 @@ class Bench:
             str(self.root / peer.replace(" ", "") / kind),
             self.scale.counts[kind],
             corpus.BATCH[kind],
-            seconds=self.scale.seconds,
+            seconds=self.scale.longer.get(kind, self.scale.seconds),
             runs=self.scale.runs,
             thorough=self.scale.thorough,
         )
@@ -219,12 +235,9 @@ class Bench:
 
 def _variants(job: Job) -> dict[str, Job]:
     """By the name of their workers."""
-    if job.peer == LIMIT:
-        return {"0": job}
-    found = {"0": job, f"{WORKERS}": replace(job, workers=WORKERS)}
-    if job.peer == OURS:
-        from bench.peers.ours import can_thread
-
-        if can_thread():
-            found[f"{WORKERS} threads"] = replace(job, workers=WORKERS, threads=True)
-    return found
+    found = {IN_PROCESS: job, IN_WORKERS: replace(job, workers=WORKERS)}
+    if job.peer in (OURS, LIMIT):
+        found[IN_THREADS] = replace(job, workers=WORKERS, threads=True)
+    if job.peer == LIMIT and job.kind != DECODED_KIND:
+        return {IN_PROCESS: job}
+    return {how: one for how, one in found.items() if how in HOW.get(job.kind, found)}

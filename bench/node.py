@@ -59,13 +59,29 @@ class Daemon:
 
     def start(self) -> Daemon:
         """Start and wait until both sockets are there. Raises RuntimeError with the daemon's log."""
+        self.process = self.spawn()
+        return self._wait()
+
+    def take_over(self, *more: str) -> subprocess.Popen[bytes]:
+        """Start a new daemon, with more options, that takes over from the one that runs, and wait until it has; the
+        old one, which is about to end or has ended. Raises RuntimeError with their log."""
+        assert self.process is not None
+        old, self.process = self.process, self.spawn("--takeover", *more)
+        self._wait()
+        return old
+
+    def spawn(self, *more: str) -> subprocess.Popen[bytes]:
+        """Only start it."""
         with open(self.root / "daemon.log", "ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "cachesvc", "serve", *self._options],
+            return subprocess.Popen(
+                [sys.executable, "-m", "cachesvc", "serve", *self._options, *more],
                 env={**os.environ, **self._credentials},
                 stdout=log,
                 stderr=log,
             )
+
+    def _wait(self) -> Daemon:
+        assert self.process is not None
         deadline = time.monotonic() + self._ready_s
         while not self._ready():
             if self.process.poll() is not None or time.monotonic() > deadline:

@@ -1,4 +1,5 @@
-"""Shuffled batches out of the NVMe tier with the page cache cold, against the disk itself in the same order."""
+"""Shuffled batches out of the NVMe tier with the page cache cold, against fio over the same files, or where it is not
+installed, against a plain loop of reads in the same order."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bench import fio
 from loader import DataLoader, open_dataset
 
 RECORD_BYTES = 27 * 4096
@@ -22,8 +24,9 @@ ASKED = 0.9
 
 @dataclass(frozen=True)
 class Cold:
-    """Rates in bytes a second, runs in turn."""
+    """Rates in bytes a second, runs in turn; `against` names the limit."""
 
+    against: str
     ours: list[float]
     limit: list[float]
 
@@ -36,7 +39,7 @@ class Cold:
         """For the table."""
         ratios = [a / b for a, b in zip(self.ours, self.limit)]
         return (
-            "110 KB records, NVMe tier",
+            self.against,
             f"{statistics.median(self.ours) / 1e6:,.0f} MB/s",
             f"{statistics.median(self.limit) / 1e6:,.0f} MB/s",
             f"{self.ratio:.2f} ({min(ratios):.2f}-{max(ratios):.2f})",
@@ -60,33 +63,36 @@ def forget(files: Sequence[Path]) -> None:
         os.close(fd)
 
 
-def measure(uri: str, local: Path, tier: Path) -> Cold:
-    """Epochs of ours and of the limit in turn, each cold. The limit is a loop over the same batches of one file,
-    announced to the kernel in the order of the disk and read with preadv, with nothing else done: what
-    `fio --rw=randread --ioengine=psync` does with as many reads outstanding as a batch has samples."""
+def measure(uri: str, local: Path, tier: Path) -> list[Cold]:
+    """Epochs of ours and of each limit in turn, each cold."""
     dataset = open_dataset(uri, format="records", record_bytes=RECORD_BYTES)
     batches = DataLoader(dataset, batch_size=BATCH, shuffle=True, drop_last=True)
     order: list[np.ndarray] = []
     for _ in batches:
         order.append(batches.indices.copy())
     size = sum(map(len, order)) * RECORD_BYTES
-    ours, limit = [], []
+    extents = [path for path in tier.glob("**/extents/**/*") if path.is_file()]
+    limits = fio.limits(extents, RECORD_BYTES, BATCH) or {"plain preadv loop": lambda: _bare(local, order)}
+    found = {name: Cold(name, [], []) for name in limits}
     for _ in range(RUNS):
         batches.set_epoch(0)
-        forget([path for path in tier.glob("**/extents/**/*") if path.is_file()])
+        forget(extents)
         started = time.perf_counter()
         for _ in batches:
             pass
-        ours.append(size / (time.perf_counter() - started))
-        limit.append(size / _bare(local, order))
+        took = time.perf_counter() - started
+        for name, rate in limits.items():
+            forget([*extents, local])
+            found[name].ours.append(size / took)
+            found[name].limit.append(rate())
     assert batches.stats().bytes_by_origin["nvme"] == size, "the tier did not hold the dataset"
     dataset.close()
-    return Cold(ours, limit)
+    return list(found.values())
 
 
 def _bare(local: Path, order: Sequence[np.ndarray]) -> float:
-    """Seconds to read the same records in the same batches from one file."""
-    forget([local])
+    """Bytes a second of the same records in the same batches from one file, announced to the kernel in the order of
+    the disk and read with preadv, and nothing else."""
     fd = os.open(local, os.O_RDONLY)
     started = time.perf_counter()
     for indices in order:
@@ -98,4 +104,4 @@ def _bare(local: Path, order: Sequence[np.ndarray]) -> float:
             os.preadv(fd, [memory[at * RECORD_BYTES : (at + 1) * RECORD_BYTES]], offset)
     took = time.perf_counter() - started
     os.close(fd)
-    return took
+    return sum(map(len, order)) * RECORD_BYTES / took

@@ -13,14 +13,20 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-TITLES = {"records": "3,072-byte records", "tokens": "2,048 x uint16", "blobs": "blobs of 110 KB"}
+TITLES = {
+    "records": "3,072-byte records",
+    "varied": "records of 1.5 to 4.5 KB",
+    "tokens": "2,048 x uint16",
+    "blobs": "blobs of 110 KB",
+    "images": "decoded JPEGs",
+}
 TOOK = {"0": "#1f6f8b", "2": "#99a8b2", "2 threads": "#e8a33d"}
 
 
 def main() -> None:
     """Horizontal bars, a panel a kind, on a logarithmic axis; lines show the range of the runs."""
     results: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
-    figure, panels = pyplot.subplots(1, len(TITLES), figsize=(15, 6), layout="constrained")
+    figure, panels = pyplot.subplots(1, len(TITLES), figsize=(22, 6), layout="constrained")
     for panel, (kind, title) in zip(panels, TITLES.items()):
         _bars(panel, {k: v for k, v in results["warm"].items() if k.startswith(f"{kind}/") and "runs" in v})
         panel.set_title(f"{title}: samples/s, warm")
@@ -35,7 +41,7 @@ def _bars(panel: Any, answers: dict[str, Any]) -> None:
         middle = statistics.median(rates)
         panel.barh(place, middle, color="#444444" if peer == "limit" else TOOK[workers])
         panel.plot([min(rates), max(rates)], [place, place], color="black", linewidth=1)
-        labels.append("the bare copy" if peer == "limit" else f"{peer}, {workers}")
+        labels.append("the limit" if peer == "limit" else f"{peer}, {workers}")
     panel.set_xscale("log")
     panel.set_yticks(range(len(labels)), labels, fontsize=8)
 

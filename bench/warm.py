@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import statistics
+import tarfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,13 +12,15 @@ from pathlib import Path
 
 import numpy as np
 
-from loader import DataLoader, open_dataset
+from loader import DataLoader, Dataset, open_dataset
 
 BATCH = 64
 RUNS = 3
 RECORD_BYTES = 3072
 SEQ_LEN = 2048
 BLOB_BYTES = 110_000
+VARIED_BYTES = 3_000
+SHARDS = 8
 
 
 @dataclass(frozen=True)
@@ -46,20 +50,21 @@ class Figure:
         )
 
 
-def write_data(folder: Path, samples: int = 150_000, blobs: int = 4_000) -> None:
-    """Fixed 3 KB records, uint16 tokens, and variable blobs of about 110 KB in tar shards."""
-    import io
-    import tarfile
-
+def write_data(folder: Path, samples: int = 150_000, blobs: int = 4_000, varied: int = 60_000) -> None:
+    """Fixed 3 KB records, uint16 tokens, and in tar shards blobs of about 110 KB and records of about 3 KB."""
     rng = np.random.default_rng(0)
-    for name in ("records", "tokens", "blobs"):
+    for name in ("records", "tokens", "blobs", "varied"):
         (folder / name).mkdir(parents=True)
     rng.integers(0, 256, samples * RECORD_BYTES, np.uint8).tofile(folder / "records" / "records.bin")
     rng.integers(0, 50_000, 60_000 * SEQ_LEN, np.uint16).tofile(folder / "tokens" / "tokens.bin")
-    for shard in range(8):
-        with tarfile.open(folder / "blobs" / f"{shard:02d}.tar", "w") as tar:
-            for number in range(blobs // 8):
-                size = int(rng.integers(BLOB_BYTES // 2, BLOB_BYTES * 3 // 2))
+    _write_tars(folder / "blobs", rng, rng.integers(BLOB_BYTES // 2, BLOB_BYTES * 3 // 2, blobs))
+    _write_tars(folder / "varied", rng, rng.integers(VARIED_BYTES // 2, VARIED_BYTES * 3 // 2, varied))
+
+
+def _write_tars(folder: Path, rng: np.random.Generator, sizes: np.ndarray) -> None:
+    for shard, part in enumerate(np.array_split(sizes, SHARDS)):
+        with tarfile.open(folder / f"{shard:02d}.tar", "w") as tar:
+            for number, size in enumerate(part.tolist()):
                 entry = tarfile.TarInfo(f"{shard:02d}{number:06d}.bin")
                 entry.size = size
                 tar.addfile(entry, io.BytesIO(rng.bytes(size)))
@@ -87,7 +92,7 @@ def compare(name: str, asked: float, batches: DataLoader, limit: Callable[[np.nd
 
 
 def measure(bucket: str, folder: Path) -> list[Figure]:
-    """The three kinds."""
+    """The four kinds."""
     common = {"batch_size": BATCH, "shuffle": True, "drop_last": True}
     records = open_dataset(f"{bucket}/records/", format="records", record_bytes=RECORD_BYTES)
     flat = np.memmap(folder / "records" / "records.bin", np.uint8, "r").reshape(-1, RECORD_BYTES)
@@ -101,15 +106,27 @@ def measure(bucket: str, folder: Path) -> list[Figure]:
         "2,048 x uint16", 0.5, DataLoader(tokens, **common), lambda ids: np.take(sequences, ids, axis=0)
     )
 
-    blobs = open_dataset(f"{bucket}/blobs/", decode=None, fields=("bin",))
-    packed = [blobs[i] for i in range(len(blobs))]
-    whole = memoryview(b"".join(p[0] if isinstance(p, tuple) else p for p in packed))
-    ends = np.cumsum([len(p[0] if isinstance(p, tuple) else p) for p in packed])
-    starts = np.concatenate([[0], ends[:-1]])
+    whole, starts, ends = packed(blobs := open_dataset(f"{bucket}/blobs/", decode=None, fields=("bin",)))
 
     def copy(ids: np.ndarray) -> None:
         for i in ids:
             bytes(whole[starts[i] : ends[i]])
 
     third = compare("110 KB blobs", 0.6, DataLoader(blobs, **common), copy)
-    return [first, second, third]
+
+    varied = open_dataset(f"{bucket}/varied/", decode=None)
+    rows, lows, highs = packed(varied)
+
+    def join(ids: np.ndarray) -> None:
+        b"".join([rows[lows[i] : highs[i]] for i in ids.tolist()])
+
+    as_bytes = DataLoader(varied, collate_fn=list, **common)
+    fourth = compare("records of 1.5 to 4.5 KB", 0.4, as_bytes, join)
+    return [first, second, third, fourth]
+
+
+def packed(data: Dataset) -> tuple[memoryview, list[int], list[int]]:
+    """Every sample end to end, and where each begins and ends."""
+    each = [one[0] if isinstance(one, tuple) else one for one in (data[i] for i in range(len(data)))]
+    ends = np.cumsum([len(one) for one in each])
+    return memoryview(b"".join(each)), [0, *ends[:-1].tolist()], ends.tolist()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -27,8 +28,10 @@ if TYPE_CHECKING:
     from cachesvc.v1 import cachesvc_pb2 as pb
 
 CALL_TIMEOUT_S = 30.0
-MAX_MESSAGE_BYTES = 16 << 20
-"""A plan of a million entries; the rest is small. What a caller can make the daemon hold grows with it."""
+TAKEOVER_S = 60.0
+"""How long calls wait for a daemon that takes over from another."""
+AGAIN_S = 0.1
+MAX_MESSAGE_BYTES = 24 << 20
 """A plan of 10^6 extents is 20 MB."""
 CODE_KEY = "cachesvc-code"
 
@@ -73,6 +76,9 @@ class Control:
         limits = [
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.initial_reconnect_backoff_ms", int(AGAIN_S * 1000)),
+            ("grpc.min_reconnect_backoff_ms", int(AGAIN_S * 1000)),
+            ("grpc.max_reconnect_backoff_ms", int(AGAIN_S * 1000)),
         ]
         self._channel = grpc.insecure_channel(f"unix:{os.path.abspath(found)}/{CONTROL_SOCKET}", limits)
         self._stub = cachesvc_pb2_grpc.CacheStub(self._channel)
@@ -99,12 +105,11 @@ class Control:
         """Resolve URIs to one dataset version; `progress(done, total)` in bytes while it is indexed."""
         wanted = self._pb.DatasetOptions(**asdict(options))
         request = self._pb.OpenDatasetRequest(uris=uris, options=wanted, version=version, refresh=refresh)
-        with _typed(self.directory):
-            for reply in self._stub.OpenDataset(request, metadata=self._identity.metadata()):
-                if reply.HasField("dataset"):
-                    return _info(reply.dataset)
-                if progress is not None:
-                    progress(reply.indexed_bytes, reply.total_bytes)
+        for reply in self._stream(self._stub.OpenDataset, request):
+            if reply.HasField("dataset"):
+                return _info(reply.dataset)
+            if progress is not None:
+                progress(reply.indexed_bytes, reply.total_bytes)
         raise CacheError("the daemon ended OpenDataset without an answer; see its log")
 
     def plan(
@@ -125,56 +130,72 @@ class Control:
             last_steps=last_steps,
             following=following,
         )
-        with _typed(self.directory):
-            self._stub.SubmitPlan(request, timeout=CALL_TIMEOUT_S, metadata=self._identity.metadata())
+        self._ask(self._stub.SubmitPlan, request)
 
     def prefetch(self, dataset: DatasetId, dry_run: bool = False) -> Iterator[pb.PrefetchReply]:
         """Fill a dataset; the last reply has `done` set. Closing the iterator stops filling."""
-        with _typed(self.directory):
-            request = self._pb.PrefetchRequest(dataset=dataset, dry_run=dry_run)
-            call = self._stub.Prefetch(request, metadata=self._identity.metadata())
-            try:
-                yield from call
-            finally:
-                call.cancel()
+        yield from self._stream(
+            self._stub.Prefetch, self._pb.PrefetchRequest(dataset=dataset, dry_run=dry_run)
+        )
 
     def verify(self, dataset: DatasetId) -> Iterator[pb.VerifyReply]:
         """Check a dataset's resident extents; the last reply has `done` set."""
-        with _typed(self.directory):
-            request = self._pb.VerifyRequest(dataset=dataset)
-            yield from self._stub.Verify(request, metadata=self._identity.metadata())
+        yield from self._stream(self._stub.Verify, self._pb.VerifyRequest(dataset=dataset))
 
     def status(self) -> pb.StatusReply:
         """Tiers, datasets, readers and counters."""
-        with _typed(self.directory):
-            who = self._identity.metadata()
-            found: pb.StatusReply = self._stub.Status(
-                self._pb.StatusRequest(), timeout=CALL_TIMEOUT_S, metadata=who
-            )
-            return found
+        found: pb.StatusReply = self._ask(self._stub.Status, self._pb.StatusRequest())
+        return found
 
     def list(self) -> Sequence[pb.DatasetStatus]:
         """The datasets that the daemon knows."""
-        with _typed(self.directory):
-            who = self._identity.metadata()
-            found: pb.ListReply = self._stub.List(
-                self._pb.ListRequest(), timeout=CALL_TIMEOUT_S, metadata=who
-            )
-            return found.datasets
+        found: pb.ListReply = self._ask(self._stub.List, self._pb.ListRequest())
+        return found.datasets
 
     def pin(self, dataset: DatasetId, pinned: bool) -> None:
         """Pin or unpin a dataset."""
-        with _typed(self.directory):
-            request = self._pb.PinRequest(dataset=dataset, pinned=pinned)
-            self._stub.Pin(request, timeout=CALL_TIMEOUT_S, metadata=self._identity.metadata())
+        self._ask(self._stub.Pin, self._pb.PinRequest(dataset=dataset, pinned=pinned))
 
     def evict(self, dataset: DatasetId) -> pb.EvictReply:
         """Drop a dataset from every tier."""
-        with _typed(self.directory):
-            request = self._pb.EvictRequest(dataset=dataset)
-            who = self._identity.metadata()
-            found: pb.EvictReply = self._stub.Evict(request, timeout=CALL_TIMEOUT_S, metadata=who)
-            return found
+        found: pb.EvictReply = self._ask(self._stub.Evict, self._pb.EvictRequest(dataset=dataset))
+        return found
+
+    def _ask(self, method: Any, request: Any) -> Any:
+        """One call with one answer."""
+
+        def call() -> Iterator[Any]:
+            yield method(request, timeout=CALL_TIMEOUT_S, metadata=self._identity.metadata())
+
+        return next(self._again(call))
+
+    def _stream(self, method: Any, request: Any) -> Iterator[Any]:
+        """One call with many answers; from the beginning again where a daemon took over. Closing the iterator ends
+        the call."""
+
+        def call() -> Iterator[Any]:
+            answers = method(request, metadata=self._identity.metadata())
+            try:
+                yield from answers
+            finally:
+                answers.cancel()
+
+        return self._again(call)
+
+    def _again(self, call: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Ask anew while the call breaks off and our connection to the grants socket does not: it outlives a daemon
+        only where another one took over."""
+        deadline = None
+        while True:
+            try:
+                with _typed(self.directory):
+                    yield from call()
+                return
+            except DaemonUnavailable:
+                deadline = deadline or time.monotonic() + TAKEOVER_S
+                if not self._identity.lives() or time.monotonic() >= deadline:
+                    raise
+            time.sleep(AGAIN_S)  # the other binds its socket by and by; this paces the knocking
 
 
 @contextmanager

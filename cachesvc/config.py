@@ -91,6 +91,8 @@ class Settings:
     log_format: str = "text"
     rules: tuple[Rule, ...] = ()
     quota: tuple[QuotaSpec, ...] = ()
+    takeover: bool = False
+    """Take over from the daemon that serves `socket_dir`, if one does."""
 
 
 def parse_size(text: str) -> int:

@@ -29,7 +29,7 @@ class Identity:
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """gRPC metadata for one call; empty where the grants socket does not answer, and then the call itself
         finds out what is wrong. Raises DeadlineExceeded."""
-        if self._channel is not None and not self._lives():
+        if not self.lives():
             self.close()
         if self._channel is None:
             self._connect()
@@ -41,8 +41,10 @@ class Identity:
             self._channel.close()
             self._channel = None
 
-    def _lives(self) -> bool:
-        assert self._channel is not None
+    def lives(self) -> bool:
+        """Whether there is a connection whose other end is held by a daemon: by the one that took over, perhaps."""
+        if self._channel is None:
+            return False
         gone = select.poll()
         gone.register(self._channel, select.POLLRDHUP)
         return not gone.poll(0)

@@ -105,6 +105,13 @@ class DaemonGrants:
             if self._channel is not None:
                 self._try_send(Message(Op.PASSED, 0, step))
 
+    def suspect(self, extents: Sequence[int]) -> None:
+        """What was granted of these does not match its checksums: the daemon is to check it before it grants it
+        again. To be said before their release."""
+        with self._lock:
+            for extent in extents:
+                self._try_send(Message(Op.SUSPECT, 0, extent))
+
     def waited(self, report: StallReport) -> None:
         """What this rank's steps waited for; a daemon that is gone need not know."""
         with self._lock:

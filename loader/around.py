@@ -29,13 +29,19 @@ def _untold(report: StallReport) -> None:
     """Nobody keeps metrics here."""
 
 
+def _unasked(extents: Sequence[int]) -> None:
+    """Nothing here is cached in files."""
+
+
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Extents for one process, and the places to say in which order they will be needed and what steps waited for."""
+    """Extents for one process, and the places to say in which order they will be needed, what steps waited for, and
+    which extents were granted wrong."""
 
     grants: Grants
     submit: Callable[[Plan], None]
     report: Callable[[StallReport], None] = _untold
+    suspect: Callable[[Sequence[int]], None] = _unasked
 
 
 def reads_around(catalog: Catalog) -> Access:

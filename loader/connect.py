@@ -90,7 +90,8 @@ def _through_daemon(link: Link, around: Access | None) -> Access:
             if not daemon.connect():  # a new connection submits by itself; an old daemon's token is nobody's
                 connected(daemon.token)
 
-    return Access(Failover(daemon, around.grants if around is not None else None), submit, daemon.waited)
+    grants = Failover(daemon, around.grants if around is not None else None)
+    return Access(grants, submit, daemon.waited, daemon.suspect)
 
 
 def policy(world_size: int) -> tuple[Policy, bool]:

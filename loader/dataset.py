@@ -31,6 +31,7 @@ def open_dataset(
     decode: Literal["auto"] | Callable[..., Any] | None = "auto",
     transform: Callable[..., Any] | None = None,
     version: str | None = None,
+    verify: bool = False,
     dtype: str = "",
     seq_len: int = 0,
     overlap: int = 0,
@@ -45,8 +46,9 @@ def open_dataset(
     tuple; None gives (value, class index) for a folder of classes, the value of a single field, else a dict.
     `decode`: by extension or column; None for bytes; or callable(sample[, rng]). `transform`:
     callable(sample[, rng]); `rng` is a numpy Generator keyed by (seed, epoch, sample). `version`: pins an
-    earlier answer's `ds.version`. `dtype`, `seq_len`, `overlap` (in tokens), `out` (the dtype to convert to),
-    `record_bytes`, `labels`: see the formats in the README.
+    earlier answer's `ds.version`. `verify`: check every read of a cached file against its checksums. `dtype`,
+    `seq_len`, `overlap` (in tokens), `out` (the dtype to convert to), `record_bytes`, `labels`: see the formats in
+    the README.
 
     Raises InvalidInput, NotFound, NotAllowed, CorruptData, SourceUnavailable, SourceChanged, and
     DaemonUnavailable where CACHESVC requires a daemon.
@@ -63,7 +65,7 @@ def open_dataset(
     )
     link = connect([canonical(one) for one in uris], options, version or "", resolve().world_size)
     form = Form(tuple(fields) if fields is not None else None, decode, transform, out)
-    return Dataset(Opened(link), form)
+    return Dataset(Opened(link, verify), form)
 
 
 class Dataset(TorchDataset[Any]):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from cachesvc.core.errors import DeadlineExceeded
 from cachesvc.core.model import Extent
 from cachesvc.grants import Granted, Refused
+from cachesvc.tiers.huge import in_huge_pages
 from loader.forks import abandon_in_children
 
 DIRECT_BYTES = 2 << 30
@@ -124,6 +125,7 @@ class DirectGrants:
         return copy
 
     def _run(self, extent: Extent, fd: int) -> None:
+        in_huge_pages(fd, extent.size_bytes)
         self._fill(extent, fd)
         self.bytes_read += extent.stored_bytes
 

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,11 +34,12 @@ MAX_FILES = 256
 class Held:
     """A leased extent; `fd` is -1 once it is mapped."""
 
-    __slots__ = ("fd", "offset", "origin", "size_bytes")
+    __slots__ = ("digests", "fd", "offset", "origin", "size_bytes")
 
     def __init__(self, granted: Granted) -> None:
         self.fd, self.offset, self.size_bytes = granted.fd, granted.offset, granted.size_bytes
         self.origin = ORIGINS.index(granted.origin)
+        self.digests: bytes | None = None
 
 
 class Use:
@@ -134,6 +135,14 @@ class Leases:
                     use.extents = frozenset()  # while it waits, another may take the room
         self._settle()
         return not missing
+
+    def exchange(self, use: Use, wrong: Mapping[int, Held]) -> bool:
+        """Let go of copies that are wrong, so that `ensure` leases these extents anew; until then `use` looks at
+        nothing. False while another read looks at one of them."""
+        with self._lock:
+            use.extents = frozenset()
+            self._drop([extent for extent, held in wrong.items() if self.held.get(extent) is held])
+            return not any(self.held.get(extent) is held for extent, held in wrong.items())
 
     def count(self, extents: Ints, size_bytes: int) -> None:
         """Attribute bytes to origins; exact while all held extents have one origin, else by share of ranges."""

@@ -18,20 +18,21 @@ class Opened:
     """The catalog, and a reader that is connected at its first use. Picklable: the copy opens the same version
     again. A forked child connects by itself."""
 
-    def __init__(self, link: Link) -> None:
-        """Raises what mapping the catalog raises."""
+    def __init__(self, link: Link, verify: bool = False) -> None:
+        """`verify`: check reads of cached files. Raises what mapping the catalog raises."""
         self.link = link
+        self._verify = verify
         self.catalog: Catalog = link.catalog()
         self._reader: Reader | None = None
         self._access: Access | None = None
         self._connecting = threading.Lock()
         abandon_in_children(self)
 
-    def __getstate__(self) -> Link:
-        return self.link
+    def __getstate__(self) -> tuple[Link, bool]:
+        return self.link, self._verify
 
-    def __setstate__(self, link: Link) -> None:
-        self.__init__(link)  # type: ignore[misc]
+    def __setstate__(self, state: tuple[Link, bool]) -> None:
+        self.__init__(*state)  # type: ignore[misc]
 
     def reader(self) -> Reader:
         """This process's reader; threads share it."""
@@ -41,7 +42,10 @@ class Opened:
         with self._connecting:
             if self._reader is None:
                 self._access = self.link.access(self.catalog)
-                self._reader = Reader(self.catalog, self._access.grants, timeout_s=read_timeout_s())
+                suspect = self._access.suspect if self._verify else None
+                self._reader = Reader(
+                    self.catalog, self._access.grants, timeout_s=read_timeout_s(), suspect=suspect
+                )
                 abandon_in_children(self)
             return self._reader
 

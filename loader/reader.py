@@ -6,25 +6,28 @@ looks at it: a gather runs without the interpreter lock.
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.layout import Fixed
-from cachesvc.core.errors import OutOfSpace
+from cachesvc.core.errors import CorruptData, DeadlineExceeded, OutOfSpace
 from cachesvc.grants import Grants
 from loader.disk import Wanted, announce, read_bytes, read_into
 from loader.forks import abandon_in_children
 from loader.heap import keep_freed_memory
-from loader.leased import ORIGINS, Ints, Leases, Use, touched
+from loader.leased import ORIGINS, Held, Ints, Leases, Use, touched
 from loader.spans import Bytes
+from loader.verified import Verified
 
 __all__ = ["ORIGINS", "Ints", "Reader", "Records"]
 
 Records = np.ndarray[Any, np.dtype[np.void]]
+_log = logging.getLogger("cachesvc")
 
 MAPPED_BYTES = 1 << 40
 """Mapping costs page tables (2 MiB a GiB), not memory: the tier holds the bytes once for everybody."""
@@ -34,6 +37,8 @@ REFUSED_PAUSE_S = 0.02
 """Who was refused and has no way around asks again: other readers give room back after each of their reads."""
 REFUSED_WAIT_S = 30.0
 """Room that did not come in this time is not there: other readers' reads take milliseconds."""
+VERIFY_TRIES = 3
+"""A copy that was dropped is right when it is filled again; what is wrong then too is not the disk's doing."""
 MAX_GROUP = 64
 """Extents asked for at once; one read that touches more goes through them in groups."""
 
@@ -47,14 +52,17 @@ class Reader:
         grants: Grants,
         mapped_bytes: int = MAPPED_BYTES,
         timeout_s: float = ACQUIRE_TIMEOUT_S,
+        suspect: Callable[[Sequence[int]], None] | None = None,
     ) -> None:
-        """`timeout_s`: how long one read may wait for its extents."""
+        """`timeout_s`: how long one read may wait for its extents. With `suspect`, reads of cached files are
+        checked, and it is told of extents whose bytes are wrong."""
         keep_freed_memory()
         self._catalog = catalog
         self._timeout_s = timeout_s
         self._starts, self._ends = catalog.extent_starts, catalog.extent_starts + catalog.extent_sizes
         self._leases = Leases(catalog, grants, mapped_bytes, timeout_s)
         self.stages = self._leases.stages
+        self._verified = Verified(catalog, suspect) if suspect is not None else None
         self._records = self._record_view()
         self._open = True
         abandon_in_children(self)
@@ -202,12 +210,13 @@ class Reader:
             if len(near):
                 out[near] = self._records[slots[near]]
                 self._leases.count(first[near], len(near) * size)
-            wanted: list[Wanted] = []
             addresses = (slots[far] * layout.stride_bytes).tolist()
-            for at, address, extent in zip(far.tolist(), addresses, first[far].tolist(), strict=True):
-                wanted += self._pieces(address, memory[at * size : (at + 1) * size], extent)
+            ranges = [
+                (address, memory[at * size : (at + 1) * size], extent)
+                for at, address, extent in zip(far.tolist(), addresses, first[far].tolist(), strict=True)
+            ]
             began = time.perf_counter()
-            read_into(wanted)
+            self._fill(use, ranges)
             self.stages.read(began)
         return out
 
@@ -240,26 +249,53 @@ class Reader:
         """What lies in files, or spans them: in the order of the disk, all announced before the first is read."""
         alone: list[tuple[int, Wanted]] = []
         spanning: list[tuple[int, bytearray]] = []
-        wanted: list[Wanted] = []
+        ranges: list[tuple[int, memoryview, int]] = []
         for at in part[np.argsort(addresses[part])].tolist():
             address, size, extent = int(addresses[at]), int(lengths[at]), int(use.first[at])
             held = self._leases.held[extent]
             inside = address - int(self._starts[extent])
-            if held.fd >= 0 and inside + size <= held.size_bytes:
+            if self._verified is None and held.fd >= 0 and inside + size <= held.size_bytes:
                 self._leases.count_of(held, size)
                 alone.append((at, Wanted(held.fd, held.offset + inside, size, [], extent)))
             else:
                 buffer = bytearray(size)
                 spanning.append((at, buffer))
-                wanted += self._pieces(address, memoryview(buffer), extent)
+                ranges.append((address, memoryview(buffer), extent))
         began = time.perf_counter()
         announce([each for _, each in alone])
-        read_into(wanted)
+        self._fill(use, ranges)
         for at, each in alone:
             out[at] = read_bytes(each)
         self.stages.read(began)
         for at, buffer in spanning:
             out[at] = bytes(buffer)
+
+    def _fill(self, use: Use, ranges: Sequence[tuple[int, memoryview, int]]) -> None:
+        """Fill (address, memory, first extent) from wherever their extents are held, and all these are."""
+        if self._verified is None:
+            read_into([piece for one in ranges for piece in self._pieces(*one)])
+            return
+        needed = sorted(use.extents or ())
+        for _ in range(VERIFY_TRIES):
+            wanted = [piece for one in ranges for piece in self._pieces(*one)]
+            wrong = self._verified.read(wanted, self._leases.held)
+            if not wrong:
+                return
+            _log.warning("cached bytes do not match their checksums: asking again for extents %s", [*wrong])
+            self._verified.suspect([*wrong])
+            self._exchange(use, wrong)
+            self._wait_for(use, needed)
+        raise CorruptData(
+            f"extents {[*wrong]} did not match their checksums in {VERIFY_TRIES} reads, though the daemon found or "
+            "made them right; look at this node's memory and disks"
+        )
+
+    def _exchange(self, use: Use, wrong: dict[int, Held]) -> None:
+        deadline = time.monotonic() + self._timeout_s
+        while not self._leases.exchange(use, wrong):
+            if time.monotonic() >= deadline:
+                raise DeadlineExceeded(f"extents {[*wrong]} are wrong, and other reads do not let go of them")
+            time.sleep(REFUSED_PAUSE_S)
 
     def _lies_mapped(self, first: Ints, last: Ints) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Which ranges can be read from the mapping; what spans three extents or more is left to the slow way."""

@@ -41,7 +41,7 @@ class Fault:
     status: answer `status` (with S3's error `code` and Retry-After when given) without asking the server;
     cut: close the connection after `after_bytes` of the body, reset: the same by RST; length: announce one byte
     more than there is, and close; stall: say no more after them, until the proxy
-    stops; flip: invert the byte at that offset; ignore-range and ignore-if-match: hide that header from the
+    stops; flip: invert one bit of the byte at that offset; ignore-range and ignore-if-match: hide that header from the
     server; slow: wait `after_s` first.
     """
 
@@ -305,7 +305,7 @@ class _Exchange:
             raise _Hangup
         while not self.server.ahead:
             self.server._more()
-        self.server.ahead = bytes([self.server.ahead[0] ^ 0xFF]) + self.server.ahead[1:]
+        self.server.ahead = bytes([self.server.ahead[0] ^ 1 << fault.after_bytes % 8]) + self.server.ahead[1:]
         self._paced(left)
 
     def _paced(self, size: int) -> None:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
+import statistics
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from bench import figures
 from bench.compare import LIMIT, OTHERS, OURS, Results
 from bench.grid import Grid
-from bench.peers import corpus
+from bench.peers import corpus, pictures
 from bench.peers.__main__ import MODULES, Passes, _ledger
 from bench.peers.peer import Job, Kind
 from bench.peers.usage import anonymous_bytes, cpu_s, family
 
-COUNTS: dict[Kind, int] = {"records": 150, "tokens": 130, "blobs": 70}
+COUNTS: dict[Kind, int] = {"records": 150, "varied": 140, "tokens": 130, "blobs": 70, "images": 40}
 HERE = ("limit", "DataLoader, files", "DataLoader, memmap", "DataLoader, LMDB")
 
 
@@ -75,7 +80,7 @@ def test_tables_show_rates_and_failures() -> None:
     measured = {"first_s": 0.01, "runs": runs, "memory_bytes": 2e8}
     broken = {"error": "NOT INSTALLED: no such interpreter"}
     results = Results(
-        sizes={"records": 10**6, "tokens": 10**6, "blobs": 10**6},
+        sizes=dict.fromkeys(corpus.KINDS, 10**6),
         warm={
             f"records/{OURS}/0": measured,
             f"records/{LIMIT}/0": {**measured, "runs": [{**run, "samples_s": 2000.0} for run in runs]},
@@ -98,6 +103,33 @@ def test_tables_show_rates_and_failures() -> None:
     assert "| **cachesvc** | 100 (100-200) | 100 (100-300) | 1.0 |" in resume
     widths = {line.count("|") for line in warm.splitlines() if line.startswith("|")}
     assert len(widths) == 1
+
+
+def test_pictures_are_real_jpegs_of_the_size_they_claim() -> None:
+    made, again = (list(pictures.made(np.random.default_rng(7), 40)) for _ in range(2))
+    assert made == again
+    assert len(set(made)) == len(made)
+    assert 100_000 < statistics.mean(map(len, made)) < 120_000
+    assert {Image.open(io.BytesIO(one)).size for one in made} == {(500, 375), (375, 500)}
+    assert pictures.decoded(made[0]).shape == (224, 224, 3)
+
+
+def test_ratios_are_over_the_best_way_of_running_the_limit() -> None:
+    def answer(rate: float) -> dict[str, Any]:
+        run = {"samples_s": rate, "bytes_s": rate, "cpu_s_gb": 0.1}
+        return {"first_s": 0.01, "runs": [run], "memory_bytes": 10**6}
+
+    results = Results(
+        sizes=dict.fromkeys(corpus.KINDS, 10**6),
+        warm={
+            f"images/{OURS}/2": answer(95.0),
+            f"images/{LIMIT}/2": answer(100.0),
+            f"images/{LIMIT}/2 threads": answer(80.0),
+        },
+    )
+    table = next(one.markdown() for one in figures.grids(results) if "JPEG" in one.title)
+    assert "| **cachesvc** | 2 | 95 (95-95) | 0.95 |" in table
+    assert "| *the decoder alone* | 2 threads | 80 (80-80) | 0.80 |" in table
 
 
 def test_a_grid_fills_short_rows() -> None:

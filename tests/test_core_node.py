@@ -402,6 +402,17 @@ def test_a_corrupt_copy_is_not_granted_again_and_is_filled_again_when_wanted() -
     assert tell(node, Evicted(A, RAM)) == [StartFill(A, RAM)]
 
 
+def test_a_corrupt_file_goes_and_is_filled_again_though_it_is_leased() -> None:
+    node = node_of(nvme=2)
+    tell(node, declare(A), Demanded(ONE, 1, A), Demanded(TWO, 2, A))
+    fill(node, A, tier=NVME)
+    assert tell(node, Corrupt(A, NVME)) == [Evict(A, NVME)]
+    assert tell(node, Released(ONE, A), Demanded(ONE, 3, A)) == []
+    assert tell(node, Evicted(A, NVME)) == [StartFill(A, NVME)]
+    assert tell(node, Filled(A, NVME), Committed(A, NVME)) == [Grant(ONE, 3, A, NVME)]
+    assert tell(node, Released(TWO, A), ReaderGone(TWO)) == []
+
+
 def test_a_lost_tier_is_neither_filled_nor_granted_from_until_it_is_back() -> None:
     node = node_of(ram=2, nvme=2)
     read(node, A)

@@ -199,6 +199,8 @@ def test_hostile_readers_end_only_their_own_connection(daemon: Daemon, data: byt
         Message(Op.GET, 1, EXTENTS),
         Message(Op.GET, 2**32 - 1, huge),
         Message(Op.HOLD, 0, huge),
+        Message(Op.SUSPECT, 0, huge),
+        Message(Op.SUSPECT, 0, 3),
         Message(Op.RELEASE, 0, huge),
         Message(Op.WELCOME, 1, 1),
         Message(Op.CATALOG, 0, huge),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import product
-from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order import EpochOrder, Last, OrderSpec
 from loader import DataLoader
+from loader.engines import WORKER_TYPES
 from tests import datasets
 from tests.loader_fakes import MemoryLink, compiled, in_memory
 
@@ -86,13 +86,15 @@ def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
     return compiled(root / "d", root, format="records")
 
 
-def check(link: MemoryLink, world: int, workers: int, last: str) -> None:
+def check(link: MemoryLink, world: int, workers: int, last: str, kind: str) -> None:
     """One epoch of real loaders, rank after rank."""
     size = BATCH * world
     seen: Counter[int] = Counter()
     steps, missed = set(), 0
     dataset = in_memory(link) if last != "error" else in_memory(link).take(TOTAL - TOTAL % size)
-    more: dict[str, Any] = {"multiprocessing_context": "fork"} if workers else {}
+    more: dict[str, Any] = {"worker_type": kind}
+    if workers and kind == "process":
+        more["multiprocessing_context"] = "fork"
     for rank in range(world):
         loader = DataLoader(
             dataset,
@@ -120,50 +122,28 @@ def check(link: MemoryLink, world: int, workers: int, last: str) -> None:
     assert missed == (steps.pop() * size - TOTAL if last == "pad" else 0)
 
 
-SAMPLE = [(1, 4, "pad"), (2, 1, "drop"), (3, 0, "pad"), (8, 0, "pad"), (3, 1, "error"), (8, 0, "drop")]
+SAMPLE = [
+    (1, 4, "pad", "process"),
+    (2, 1, "drop", "process"),
+    (3, 0, "pad", "process"),
+    (8, 0, "drop", "process"),
+    (3, 1, "error", "thread"),
+    (2, 4, "pad", "thread"),
+    (8, 4, "drop", "thread"),
+]
+GRID = [each for each in product(WORLDS, WORKERS, ENDS, WORKER_TYPES) if each[1] or each[3] == "process"]
 
 
-@pytest.mark.parametrize(("world", "workers", "last"), SAMPLE)
+@pytest.mark.parametrize(("world", "workers", "last", "kind"), SAMPLE)
 def test_real_loaders_hand_over_every_sample_once(
-    link: MemoryLink, world: int, workers: int, last: str
+    link: MemoryLink, world: int, workers: int, last: str, kind: str
 ) -> None:
-    check(link, world, workers, last)
+    check(link, world, workers, last, kind)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("world", "workers", "last"), list(product(WORLDS, WORKERS, ENDS)))
+@pytest.mark.parametrize(("world", "workers", "last", "kind"), GRID)
 def test_real_loaders_hand_over_every_sample_once_in_the_whole_grid(
-    link: MemoryLink, world: int, workers: int, last: str
+    link: MemoryLink, world: int, workers: int, last: str, kind: str
 ) -> None:
-    check(link, world, workers, last)
-
-
-def test_error_refuses_what_does_not_divide_before_the_first_batch(link: MemoryLink) -> None:
-    for rank in range(2):
-        loader = DataLoader(in_memory(link), BATCH, rank=rank, world_size=2, last="error")
-        with pytest.raises(InvalidInput, match="drop"):
-            iter(loader)
-
-
-def test_one_rank_alone_sees_everything(link: MemoryLink, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
-        monkeypatch.setenv(name, value)
-    sharded = DataLoader(in_memory(link), BATCH)
-    alone = DataLoader(in_memory(link), BATCH, shard=False)
-    assert len(sharded) == -(-TOTAL // (2 * BATCH))
-    assert [n for batch in alone for n in batch[:, 0].tolist()] == list(range(TOTAL))
-
-
-def test_a_dataset_smaller_than_one_global_batch_still_gives_each_rank_one_step(
-    tmp_path: Path,
-) -> None:
-    datasets.array_file(tmp_path / "d" / "0.npy", np.arange(3, dtype="<i8")[:, None])
-    link = compiled(tmp_path / "d", tmp_path, format="records")
-    found: list[int] = []
-    for rank in range(8):
-        loader = DataLoader(in_memory(link), 4, rank=rank, world_size=8, shuffle=True)
-        for batch in loader:
-            assert len(batch) == 4
-            found += batch[: loader.valid, 0].tolist()
-        assert len(loader) == 1
-    assert sorted(found) == [0, 1, 2]
+    check(link, world, workers, last, kind)

@@ -6,6 +6,7 @@ Run by `bench.compare`, in the virtual environment where the peer is installed. 
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
 import sys
@@ -61,25 +62,27 @@ def _first_values(batch: Any) -> int:
     if isinstance(batch, tuple):
         starts = [sum(batch[1][:number]) for number in range(len(batch[1]))]
         return int(batch[0].numpy()[starts].astype(int).sum())
-    return int(batch.numpy()[:, 0].astype(int).sum())
+    return int(batch.numpy().reshape(len(batch), -1)[:, 0].astype(int).sum())
 
 
 class Passes:
-    """Epoch after epoch; a timed run goes on where the last one stopped."""
+    """Epoch after epoch; a timed run goes on where the last one stopped. `workers` make their first batches at one
+    time, so that the clock of an epoch begins when all of these are there."""
 
-    def __init__(self, batches: Batches) -> None:
-        self._batches = batches
+    def __init__(self, batches: Batches, workers: int = 0) -> None:
+        self._batches, self._first = batches, max(1, workers)
         self._at: Iterator[Any] | None = None
 
     def run(self, seconds: float, watched: tuple[int, ...]) -> dict[str, float]:
-        """Rates over `seconds` of batches, from each epoch's first batch on; CPU over all of it."""
+        """Rates over `seconds` of batches, from each epoch's first ones on; CPU over all of it."""
         pids = [*family(os.getpid()), *watched]
         busy, began, spent = cpu_s(pids), _now(), 0.0
         timed, all_of_it = Seen(), Seen()
         while spent < seconds and _now() - began < WALL_FACTOR * seconds:
             if self._at is None:
                 self._at = iter(self._batches)
-                all_of_it.add(next(self._at))
+                for batch in itertools.islice(self._at, self._first):
+                    all_of_it.add(batch)
                 pids = [*family(os.getpid()), *watched]
             started = _now()
             for batch in self._at:
@@ -112,11 +115,14 @@ class Passes:
 
 def _warm(peer: Peer, job: Job) -> dict[str, Any]:
     """Time to the first batch, then runs, then memory."""
+    if job.kind == "images":
+        # Where there are more cores, a trainer beside its workers must not have one more than the decoder alone.
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: job.workers])
     began = _now()
     batches = peer.batches(job)
     next(iter(batches))
     first_s = _now() - began
-    passes = Passes(batches)
+    passes = Passes(batches, job.workers)
     passes.run(job.seconds / 2, job.watched)  # not counted: pages are mapped, allocators grown
     runs = [passes.run(job.seconds, job.watched) for _ in range(job.runs)]
     memory = passes.memory(job.samples // job.batch_size)

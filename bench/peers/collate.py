@@ -1,8 +1,8 @@
 """The same collation for every peer that lets us choose one, so that loaders are compared and not their glue.
 
-The fastest that we know: fixed samples are stacked by numpy (torch's own stack is slower); blobs stay bytes while
-they stay in the process, and become one flat tensor before they cross to another, because torch hands tensors over
-in shared memory and everything else through a pipe.
+The fastest that we know: fixed samples are stacked by numpy (torch's own stack is slower); uneven ones stay bytes
+while they stay in the process, and become one flat tensor before they cross to another, because torch hands tensors
+over in shared memory and everything else through a pipe. Images are decoded here: it is run where samples are made.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bench.peers import corpus, pictures
 from bench.peers.peer import Job
 
 
@@ -26,8 +27,15 @@ def joined(samples: Sequence[bytes]) -> tuple[torch.Tensor, list[int]]:
     return torch.frombuffer(bytearray().join(samples), dtype=torch.uint8), [len(one) for one in samples]
 
 
+def developed(samples: Sequence[bytes]) -> torch.Tensor:
+    """JPEGs -> uint8[n, 224, 224, 3]."""
+    return stacked([pictures.decoded(one) for one in samples])
+
+
 def chosen(job: Job) -> Callable[[Sequence[Any]], Any]:
     """What this job's batches are made by."""
-    if job.kind != "blobs":
+    if job.kind in corpus.DTYPE:
         return stacked
+    if job.kind == "images":
+        return developed
     return joined if job.workers and not job.threads else list

@@ -1,8 +1,10 @@
-"""The data that every peer gets, made once: three kinds, from a seed.
+"""The data that every peer gets, made once: five kinds, from a seed.
 
 records   3,072 random bytes each: small images, rows of features
+varied    1.5 to 4.5 KB, 3 KB in the mean: rows of text, compressed small images
 tokens    2,048 x uint16: sequences for a language model
-blobs     55 to 165 KB, 110 KB in the mean: JPEGs at ImageNet size
+blobs     55 to 165 KB, 110 KB in the mean: as large as JPEGs at ImageNet size
+images    JPEGs of 500 x 375, to be decoded
 """
 
 from __future__ import annotations
@@ -14,46 +16,56 @@ from typing import Any
 
 import numpy as np
 
+from bench.peers import pictures
 from bench.peers.peer import Job, Kind
 
 RECORD_BYTES = 3072
 SEQ_LEN = 2048
-BLOB_BYTES = 110_000
-KINDS: tuple[Kind, ...] = ("records", "tokens", "blobs")
-BATCH: dict[Kind, int] = {"records": 64, "tokens": 64, "blobs": 32}
+KINDS: tuple[Kind, ...] = ("records", "varied", "tokens", "blobs", "images")
+BATCH: dict[Kind, int] = {"records": 64, "varied": 64, "tokens": 64, "blobs": 32, "images": 32}
+DTYPE = {"records": np.uint8, "tokens": np.uint16}
+"""Of the kinds whose samples are arrays of one size; of the others they are bytes."""
+WIDTH = {"records": RECORD_BYTES, "tokens": SEQ_LEN}
+HIGHEST = {"records": 256, "tokens": 50_000}
+MEAN_BYTES = {"varied": 3_000, "blobs": 110_000}
 
 Array = np.ndarray[Any, Any]
 
 
 def write(folder: Path, counts: dict[Kind, int]) -> None:
-    """`records.bin`, `tokens.bin`, and `blobs.bin` with the bounds of each blob in `bounds.npy`."""
-    draw = np.random.default_rng(0)
+    """`KIND.bin`, samples end to end; of uneven ones the bounds of each too, in `KIND.npy`."""
     folder.mkdir(parents=True, exist_ok=True)
-    draw.integers(0, 256, counts["records"] * RECORD_BYTES, np.uint8).tofile(folder / "records.bin")
-    draw.integers(0, 50_000, counts["tokens"] * SEQ_LEN, np.uint16).tofile(folder / "tokens.bin")
-    sizes = draw.integers(BLOB_BYTES // 2, BLOB_BYTES * 3 // 2, counts["blobs"])
-    bounds = np.concatenate(([0], np.cumsum(sizes)))
-    np.save(folder / "bounds.npy", bounds)
-    (folder / "blobs.bin").write_bytes(draw.bytes(int(bounds[-1])))
+    for kind, count in counts.items():
+        draw = np.random.default_rng(KINDS.index(kind))
+        if kind in DTYPE:
+            draw.integers(0, HIGHEST[kind], count * WIDTH[kind], DTYPE[kind]).tofile(folder / f"{kind}.bin")
+            continue
+        if kind == "images":
+            images = list(pictures.made(draw, count))
+            sizes, body = np.array([len(image) for image in images]), b"".join(images)
+        else:
+            sizes = draw.integers(MEAN_BYTES[kind] // 2, MEAN_BYTES[kind] * 3 // 2, count)
+            body = draw.bytes(int(sizes.sum()))
+        np.save(folder / f"{kind}.npy", np.concatenate(([0], np.cumsum(sizes))))
+        (folder / f"{kind}.bin").write_bytes(body)
 
 
 def fixed(corpus: str, kind: Kind) -> Array:
     """Records uint8[n, 3072] or sequences uint16[n, 2048], mapped."""
-    dtype, width = (np.uint8, RECORD_BYTES) if kind == "records" else (np.uint16, SEQ_LEN)
-    return np.memmap(Path(corpus, f"{kind}.bin"), dtype, "r").reshape(-1, width)
+    return np.memmap(Path(corpus, f"{kind}.bin"), DTYPE[kind], "r").reshape(-1, WIDTH[kind])
 
 
-def blobs(corpus: str) -> tuple[Array, Array]:
-    """All blobs end to end uint8[bytes], mapped, and their bounds int64[n + 1]."""
-    return np.memmap(Path(corpus, "blobs.bin"), np.uint8, "r"), np.load(Path(corpus, "bounds.npy"))
+def uneven(corpus: str, kind: Kind) -> tuple[Array, Array]:
+    """All samples end to end uint8[bytes], mapped, and their bounds int64[n + 1]."""
+    return np.memmap(Path(corpus, f"{kind}.bin"), np.uint8, "r"), np.load(Path(corpus, f"{kind}.npy"))
 
 
 def each(job: Job) -> Iterator[Array]:
     """Every sample of the job's kind, in order."""
-    if job.kind != "blobs":
+    if job.kind in DTYPE:
         yield from fixed(job.corpus, job.kind)
         return
-    flat, bounds = blobs(job.corpus)
+    flat, bounds = uneven(job.corpus, job.kind)
     for low, high in itertools.pairwise(bounds):
         yield flat[low:high]
 
@@ -65,4 +77,6 @@ def size_bytes(corpus: Path, kind: Kind) -> int:
 
 def first_bytes(job: Job) -> int:
     """The sum of the first value of every sample: an epoch that has each once has the same."""
+    if job.kind == "images":
+        return sum(int(pictures.decoded(sample)[0, 0, 0]) for sample in each(job))
     return sum(int(sample[0]) for sample in each(job))

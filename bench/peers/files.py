@@ -38,7 +38,7 @@ class _Files(Dataset[Any]):
         self._paths = np.array(
             [str(path) for path in sorted(folder.rglob("*.bin"))]
         )  # no object a path to refcount
-        self._dtype = {"records": np.uint8, "tokens": np.uint16, "blobs": None}[job.kind]
+        self._dtype = corpus.DTYPE.get(job.kind)
 
     def __len__(self) -> int:
         return len(self._paths)

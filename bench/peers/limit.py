@@ -1,21 +1,25 @@
 """What no loader can beat: the same samples in a random order out of the page cache, and nothing else.
 
-Fixed samples by one numpy gather a batch; blobs by a plain loop of copies. Cold: `s5cmd cp` to memory alone.
+Fixed samples by one numpy gather a batch; varied ones by a join of slices, blobs by a plain loop of copies. Images
+are decoded and dropped, in a process or thread for each worker. Cold: `s5cmd cp` to memory alone.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from bench.peers import corpus
+from bench.peers import corpus, pictures
 from bench.peers.fetched import s5cmd
-from bench.peers.peer import Batches, Job, replayed
+from bench.peers.peer import Batches, Job, Kind, replayed
 
 
 def write(job: Job) -> None:
@@ -27,7 +31,8 @@ def batches(job: Job) -> Batches:
     """A new order each epoch."""
     if job.remote:
         return _Copied(job)
-    return _Gathered(job) if job.kind != "blobs" else _Looped(job)
+    made: dict[Kind, Callable[[Job], Batches]] = {"varied": _Joined, "blobs": _Looped, "images": _Decoded}
+    return made.get(job.kind, _Gathered)(job)
 
 
 def halfway(job: Job) -> Callable[[], Iterator[Any]]:
@@ -45,14 +50,31 @@ class _Gathered:
             yield torch.from_numpy(np.take(self._flat, order[start : start + size], axis=0))
 
 
+class _Joined:
+    """A copy into memory of its own a batch."""
+
+    def __init__(self, job: Job) -> None:
+        flat, bounds = corpus.uneven(job.corpus, job.kind)
+        self._memory, self._bounds, self._sizes = memoryview(flat), bounds.tolist(), np.diff(bounds)
+        self._job, self._draw = job, np.random.default_rng(0)
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, list[int]]]:
+        order, size = self._draw.permutation(self._job.samples), self._job.batch_size
+        memory, bounds = self._memory, self._bounds
+        for start in range(0, len(order), size):
+            chosen = order[start : start + size]
+            joined = bytearray().join([memory[bounds[one] : bounds[one + 1]] for one in chosen.tolist()])
+            yield torch.frombuffer(joined, dtype=torch.uint8), self._sizes[chosen].tolist()
+
+
 class _Looped:
     """Into one buffer that every batch reuses, which no loader may do."""
 
     def __init__(self, job: Job) -> None:
-        flat, bounds = corpus.blobs(job.corpus)
+        flat, bounds = corpus.uneven(job.corpus, job.kind)
         self._flat, self._bounds, self._job = np.asarray(flat), bounds.tolist(), job
         self._draw = np.random.default_rng(0)
-        self._buffer = np.empty(job.batch_size * 2 * corpus.BLOB_BYTES, np.uint8)
+        self._buffer = np.empty(job.batch_size * 2 * corpus.MEAN_BYTES[job.kind], np.uint8)
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, list[int]]]:
         order, size = self._draw.permutation(self._job.samples).tolist(), self._job.batch_size
@@ -67,6 +89,37 @@ class _Looped:
             at += high - low
             sizes.append(high - low)
         return torch.from_numpy(buffer[:at]), sizes
+
+
+class _Decoded:
+    """The decoder alone, out of memory, on so many cores. One value of each image comes back, shown as a batch of
+    the shape that a loader would hand over."""
+
+    def __init__(self, job: Job) -> None:
+        self._job, self._draw = job, np.random.default_rng(0)
+        self._crew: Executor = (ThreadPoolExecutor if job.threads else ProcessPoolExecutor)(
+            max(1, job.workers)
+        )
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        order, size = self._draw.permutation(self._job.samples), self._job.batch_size
+        shares = [order[start : start + size] for start in range(0, len(order), size)]
+        for firsts in self._crew.map(_first_values, itertools.repeat(self._job), shares):
+            shape = (-1, pictures.CUT, pictures.CUT, 3)
+            yield torch.from_numpy(firsts).reshape(-1, 1, 1, 1).expand(shape)
+
+
+def _first_values(job: Job, chosen: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Decodes these images."""
+    flat, bounds = _images(job)
+    images = (pictures.decoded(flat[bounds[one] : bounds[one + 1]]) for one in chosen)
+    return np.array([image[0, 0, 0] for image in images], np.uint8)
+
+
+@functools.cache
+def _images(job: Job) -> tuple[corpus.Array, corpus.Array]:
+    """Once a process."""
+    return corpus.uneven(job.corpus, job.kind)
 
 
 class _Copied:

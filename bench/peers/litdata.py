@@ -70,7 +70,7 @@ class _Made:
                 yield torch.from_numpy(np.array(flat[start : start + CHUNK_SEQUENCES]).reshape(-1))
             return
         for sample in corpus.each(job):
-            yield sample.tobytes() if job.kind == "blobs" else np.array(sample)
+            yield np.array(sample) if job.kind in corpus.DTYPE else sample.tobytes()
 
 
 def _stacked(samples: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -78,9 +78,9 @@ def _stacked(samples: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _decoded_together(job: Job) -> int | str:
-    """Its default decodes 256 neighbours at once: good for small samples in one process, bad for blobs and for
-    workers, which decode the same neighbours again."""
-    return 1 if job.kind == "blobs" or job.workers else "auto"
+    """Its default decodes 256 neighbours at once: good for small samples in one process, bad for large ones and
+    for workers, which decode the same neighbours again."""
+    return 1 if job.kind in ("blobs", "images") or job.workers else "auto"
 
 
 def _loader(job: Job) -> Any:

@@ -58,7 +58,7 @@ def _opened(path: str, pid: int) -> Any:
 class _Values(Dataset[Any]):
     def __init__(self, path: Path, job: Job) -> None:
         self._path, self._samples = str(path), job.samples
-        self._dtype = {"records": np.uint8, "tokens": np.uint16, "blobs": None}[job.kind]
+        self._dtype = corpus.DTYPE.get(job.kind)
         self._transaction: Any = None
 
     def __len__(self) -> int:

@@ -17,14 +17,14 @@ from bench.peers.peer import Batches, Job
 
 def write(job: Job) -> None:
     """The corpus itself."""
-    for name in [f"{job.kind}.bin"] + (["bounds.npy"] if job.kind == "blobs" else []):
-        os.link(Path(job.corpus, name), Path(job.folder, name))
+    for path in Path(job.corpus).glob(f"{job.kind}.*"):
+        os.link(path, Path(job.folder, path.name))
 
 
 def batches(job: Job) -> Batches:
     """The mapping is made before workers fork, and shared by them."""
     folder = str(local(job))
-    return plain.loader(job, _Blobs(folder) if job.kind == "blobs" else _Fixed(folder, job))
+    return plain.loader(job, _Fixed(folder, job) if job.kind in corpus.DTYPE else _Uneven(folder, job))
 
 
 def halfway(job: Job) -> Callable[[], Iterator[Any]]:
@@ -45,9 +45,9 @@ class _Fixed(Dataset[Any]):
         return self._flat[index]
 
 
-class _Blobs(Dataset[Any]):
-    def __init__(self, folder: str) -> None:
-        flat, bounds = corpus.blobs(folder)
+class _Uneven(Dataset[Any]):
+    def __init__(self, folder: str, job: Job) -> None:
+        flat, bounds = corpus.uneven(folder, job.kind)
         self._view, self._bounds = np.asarray(flat), bounds
 
     def __len__(self) -> int:

@@ -34,15 +34,17 @@ if torch.version.cuda is None:
 from streaming import MDSWriter, StreamingDataLoader, StreamingDataset  # noqa: E402
 from streaming.base.util import clean_stale_shared_memory  # noqa: E402
 
-COLUMN = {"records": f"ndarray:uint8:{RECORD_BYTES}", "tokens": f"ndarray:uint16:{SEQ_LEN}", "blobs": "bytes"}
+COLUMN = {"records": f"ndarray:uint8:{RECORD_BYTES}", "tokens": f"ndarray:uint16:{SEQ_LEN}"}
 SHARD_BYTES = 64_000_000
 
 
 def write(job: Job) -> None:
     """One column, x."""
-    with MDSWriter(out=job.folder, columns={"x": COLUMN[job.kind]}, size_limit=SHARD_BYTES) as writer:
+    with MDSWriter(
+        out=job.folder, columns={"x": COLUMN.get(job.kind, "bytes")}, size_limit=SHARD_BYTES
+    ) as writer:
         for sample in corpus.each(job):
-            writer.write({"x": sample.tobytes() if job.kind == "blobs" else sample})
+            writer.write({"x": sample if job.kind in COLUMN else sample.tobytes()})
 
 
 def batches(job: Job) -> Batches:

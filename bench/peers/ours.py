@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.peers import collate, tars
-from bench.peers.corpus import RECORD_BYTES, SEQ_LEN
+from bench.peers import collate, pictures, tars
+from bench.peers.corpus import DTYPE, RECORD_BYTES, SEQ_LEN
 from bench.peers.peer import Batches, Job
 from loader import DataLoader, open_dataset
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "records": {"format": "records", "record_bytes": RECORD_BYTES},
     "tokens": {"format": "tokens", "dtype": "uint16", "seq_len": SEQ_LEN},
+    "varied": {"format": "webdataset", "decode": None},
     "blobs": {"format": "webdataset", "decode": None},
+    "images": {"format": "webdataset", "decode": pictures.decoded},
 }
 
 
 def write(job: Job) -> None:
-    """The raw files as they are; blobs in tars."""
-    if job.kind == "blobs":
-        tars.write(job)
-    else:
+    """The raw files as they are; uneven samples in tars."""
+    if job.kind in DTYPE:
         os.link(Path(job.corpus, f"{job.kind}.bin"), Path(job.folder, f"{job.kind}.bin"))
+    else:
+        tars.write(job)
 
 
 def batches(job: Job) -> Batches:
-    """Fixed samples come as gathered tensors; blobs as bytes, collated as for everybody."""
+    """Fixed samples come as gathered tensors; uneven ones as bytes or pixels, collated as for everybody."""
     return _loader(job)
 
 
@@ -47,14 +48,11 @@ def halfway(job: Job) -> Callable[[], Iterator[Any]]:
     return go_on
 
 
-def can_thread() -> bool:
-    """Whether the loader has workers that are threads."""
-    return "worker_type" in inspect.signature(DataLoader).parameters
-
-
 def _loader(job: Job) -> DataLoader:
     data = open_dataset(job.remote, **OPTIONS[job.kind])
-    more: dict[str, Any] = {"collate_fn": collate.chosen(job)} if job.kind == "blobs" else {}
+    more: dict[str, Any] = {}
+    if job.kind not in DTYPE:  # images are decoded by then
+        more["collate_fn"] = collate.stacked if job.kind == "images" else collate.chosen(job)
     if job.threads:
         more["worker_type"] = "thread"
     return DataLoader(

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol
 
-Kind = Literal["records", "tokens", "blobs"]
+Kind = Literal["records", "varied", "tokens", "blobs", "images"]
 Batches = Iterable[Any]
-"""May be iterated again for the next epoch. A batch is one tensor [n, ...] of fixed samples; of blobs a list of n
-bytes, or where they cross a process (one flat tensor, their n sizes): see `collate.joined`."""
+"""May be iterated again for the next epoch. A batch is one tensor [n, ...] of fixed samples or of decoded images; of
+other uneven samples a list of n bytes, or where they cross a process (one flat tensor, their n sizes): see
+`collate.joined`."""
 
 
 @dataclass(frozen=True)

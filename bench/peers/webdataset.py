@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import webdataset as wds
 
-from bench.peers import collate, tars
+from bench.peers import collate, corpus, tars
 from bench.peers.fetched import s5cmd_path
 from bench.peers.peer import Batches, Job, replayed
 
@@ -33,7 +33,7 @@ def batches(job: Job) -> Batches:
     if job.remote:
         urls = [f"pipe:{s5cmd_path()} --endpoint-url {job.endpoint} cat {job.remote}{name}" for name in names]
     made = collate.chosen(job)
-    dtype = {"records": np.uint8, "tokens": np.uint16, "blobs": None}[job.kind]
+    dtype = corpus.DTYPE.get(job.kind)
 
     def value(sample: dict[str, Any]) -> Any:
         return sample["bin"] if dtype is None else np.frombuffer(sample["bin"], dtype)

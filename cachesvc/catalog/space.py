@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from math import lcm
 
 import numpy as np
 
 from cachesvc.catalog.columns import Array, ints
-from cachesvc.core.model import PAGE_BYTES, Extent, ObjectVersion, Piece, extent_of
+from cachesvc.core.model import HUGE_BYTES, PAGE_BYTES, Extent, ObjectVersion, Piece, extent_of
 
 CODECS = ("", "zstd")
 
@@ -16,6 +17,12 @@ CODECS = ("", "zstd")
 def aligned(address: int, multiple: int) -> int:
     """The next multiple at or after an address."""
     return -(-address // multiple) * multiple
+
+
+def unit(record_bytes: int, limit_bytes: int) -> int:
+    """The bytes after which records and pages begin together: huge pages where that is within the limit."""
+    huge = lcm(record_bytes, HUGE_BYTES)
+    return huge if huge <= limit_bytes else lcm(record_bytes, PAGE_BYTES)
 
 
 class Space:
@@ -32,27 +39,38 @@ class Space:
         return len(self.sizes)
 
     def add(self, pieces: Iterable[tuple[int, int, int]], codec: str = "") -> int:
-        """One extent of (object index, offset, length) pieces at the next page; its start address."""
+        """One extent of (object index, offset, length) pieces; its start address, at the next huge page where it
+        fills one, else at the next page."""
         size = 0
         for index, offset, length in pieces:
-            self._piece_object.append(index)
-            self._piece_offset.append(offset)
-            self._piece_length.append(length)
-            self._piece_codec.append(CODECS.index(codec))
+            self._piece(index, offset, length, codec)
             size += length
-        start = aligned(self.end, PAGE_BYTES)
+        self.end = aligned(self.end, unit(1, size))
+        return self._extent(size)
+
+    def add_run(self, index: int, offset: int, length: int, cut: int, stride: int = 1) -> int:
+        """Bytes [offset, offset + length) of an object as consecutive extents of `cut` bytes (a multiple of
+        the page), contiguous from where a record of `stride` bytes and a page begin together; the start address."""
+        self.end = start = aligned(self.end, unit(stride, length))
+        for begin in range(0, length, cut):
+            size = min(cut, length - begin)
+            self._piece(index, offset + begin, size, "")
+            self._extent(size)
+        return start
+
+    def _piece(self, index: int, offset: int, length: int, codec: str) -> None:
+        self._piece_object.append(index)
+        self._piece_offset.append(offset)
+        self._piece_length.append(length)
+        self._piece_codec.append(CODECS.index(codec))
+
+    def _extent(self, size: int) -> int:
+        """The latest pieces, at `end`."""
+        start = self.end
         self._extent_piece.append(len(self._piece_object))
         self.starts.append(start)
         self.sizes.append(size)
         self.end = start + size
-        return start
-
-    def add_run(self, index: int, offset: int, length: int, cut: int, alignment: int = PAGE_BYTES) -> int:
-        """Bytes [offset, offset + length) of an object as consecutive extents of `cut` bytes (a multiple of
-        the page), contiguous from a multiple of `alignment`; the start address."""
-        self.end = start = aligned(self.end, alignment)
-        for begin in range(0, length, cut):
-            self.add([(index, offset + begin, min(cut, length - begin))])
         return start
 
     def extents(self) -> Iterator[Extent]:

@@ -51,6 +51,13 @@ from cachesvc.core.errors import InvalidInput
     help="Keep no more of a dataset below a prefix, or for a client user (user=SIZE, user:UID=SIZE); repeatable.",
 )
 @click.option(
+    "--takeover",
+    is_flag=True,
+    envvar="CACHESVC_TAKEOVER",
+    help="Take over from the daemon that serves these sockets, with what it holds in RAM; no reader notices. Where"
+    " there is none, start as always.",
+)
+@click.option(
     "--log-format", type=click.Choice(["text", "json"]), envvar="CACHESVC_LOG_FORMAT", help="Log lines."
 )
 @click.option("--json", is_flag=True, help="The same as --log-format json.")

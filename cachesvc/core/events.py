@@ -42,13 +42,15 @@ class Planned:
     """A rank's order: (extent, first_step, last_step) sorted by first_step; replaces that plan's number.
 
     `following` is the order of the extents in the epoch after it, where that is known: what is kept of a dataset
-    that does not fit is chosen to lie evenly in it.
+    that does not fit is chosen to lie evenly in it. `passed` is the step before which a daemon that we took over
+    from saw everything consumed.
     """
 
     plan: int
     job: int
     entries: tuple[tuple[ExtentId, int, int], ...]
     following: tuple[ExtentId, ...] = ()
+    passed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,17 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
+class Leased:
+    """A reader was granted an extent from a tier by the daemon that we took over from: a lease of the copy that
+    came with it, or, where none did, `Held`."""
+
+    reader: ReaderId
+    extent: ExtentId
+    tier: TierName
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Filled:
     """A fill is complete and its bytes are verified."""
 
@@ -162,7 +175,7 @@ class Evicted:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What an NVMe tier held at start: everything committed and its size in bytes, oldest first."""
+    """What a tier held at start: everything committed and its size in bytes, oldest first."""
 
     tier: TierName
     extents: dict[ExtentId, int]
@@ -303,6 +316,7 @@ Event: TypeAlias = (
     | Released
     | ReaderGone
     | Held
+    | Leased
     | Filled
     | FillFailed
     | Committed

@@ -54,6 +54,13 @@ class Lookahead:
             if len(following) >= STRETCHES and shared.retention is None:
                 shared.retention = Retention(following, self._keeps)
 
+    def skip(self, number: int, step: int) -> None:
+        """Begin in the middle: what was consumed before is not of this daemon's epoch."""
+        plan = self.plans[number]
+        plan.passed = step
+        for _ in plan.skip_passed():
+            pass
+
     def end(self, number: int) -> None:
         """Give up a plan and what its window protects."""
         plan = self.plans.pop(number, None)

@@ -24,6 +24,8 @@ RAM = TierName("ram")
 EXTENT_BYTES = 64 << 20
 """64 MiB: long enough to amortise a request (20 ms at 90 MB/s is 1.8 MB), short enough for a window."""
 PAGE_BYTES = 4096
+HUGE_BYTES = 2 << 20
+"""A huge page: what lies at a multiple of it in the address space and in memory can be mapped as one."""
 
 
 @dataclass(frozen=True, slots=True)

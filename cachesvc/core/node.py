@@ -10,7 +10,8 @@ A copy is an extent's bytes in one tier. An extent has one copy, or two while RA
     RESIDENT   Demanded                   RESIDENT   Grant: the lease begins here, in one step
     RESIDENT   Released, ReaderGone       RESIDENT   the lease ends; unused, it goes on its shelf
     RESIDENT   room is needed             EVICTING   Evict, only from a shelf
-    RESIDENT   Corrupt, CommitFailed      RESIDENT   doomed: never granted, evicted once unused
+    RESIDENT   Corrupt, CommitFailed      RESIDENT   doomed: never granted, evicted once unused; leases of a
+                                                     corrupt file end here
     EVICTING   Evicted                    (absent)   bytes free
 
 What is on a shelf is used by nobody: not leased, not filled from, not being committed, not pinned. Only
@@ -38,7 +39,7 @@ from cachesvc.core.claims import Claims
 from cachesvc.core.copies import UNDECLARED, Copies
 from cachesvc.core.errors import OutOfSpace, TierFailed
 from cachesvc.core.lookahead import Lookahead
-from cachesvc.core.model import DatasetId, ExtentId, TierName
+from cachesvc.core.model import RAM, DatasetId, ExtentId, TierName
 from cachesvc.core.pacing import Alarms, backoff_s
 from cachesvc.core.policy import Policy, Settings, TierSpec
 from cachesvc.core.readers import Readers
@@ -65,6 +66,7 @@ class Node:
             ev.Released: self._released,
             ev.ReaderGone: self._reader_gone,
             ev.Held: self._held,
+            ev.Leased: self._leased,
             ev.Filled: self._filled,
             ev.FillFailed: self._fill_failed,
             ev.Committed: self._committed,
@@ -198,6 +200,9 @@ class Node:
     def _held(self, event: ev.Held) -> None:
         self.readers.hold(event.reader, event.extent, event.size_bytes)
 
+    def _leased(self, event: ev.Leased) -> None:
+        self.readers.take_over(event)
+
     # The executor
 
     def _copy(self, extent: ExtentId, tier: TierName, phase: Phase) -> Copy:
@@ -264,6 +269,8 @@ class Node:
         if copy and copy.phase is Phase.RESIDENT:
             copy.tier.corrupt_count += not copy.doomed
             self._doom(copy)
+            if copy.tier.name != RAM:  # a file can go while it is open: its repair waits for no reader
+                self.readers.detach(copy, self._now)
             if copy.entry.datasets:
                 self.copies.refills[copy.entry.id] = None
 
@@ -354,6 +361,7 @@ class Node:
 
     def _planned(self, event: ev.Planned) -> None:
         self.lookahead.begin(event.plan, event.job, event.entries, event.following, self._now)
+        self.lookahead.skip(event.plan, event.passed)
         self.readers.dirty = True
 
     def _plan_ended(self, event: ev.PlanEnded) -> None:

@@ -76,6 +76,16 @@ class Readers:
             if not leases:
                 del reader.leases[extent]
 
+    def detach(self, copy: Copy, now: float) -> None:
+        """End every lease of a copy: its readers keep the file that they opened, unlinked or not."""
+        extent = copy.entry.id
+        for reader in self.readers.values():
+            for lease in [lease for lease in reader.leases.get(extent, ()) if lease is copy]:
+                reader.leases[extent].remove(lease)
+                self._end_lease(lease, now)
+            if not reader.leases.get(extent, True):
+                del reader.leases[extent]
+
     def gone(self, reader_id: ReaderId, now: float) -> None:
         """End all that a connection had out."""
         reader = self.readers.pop(reader_id, None)
@@ -101,6 +111,17 @@ class Readers:
             holders = self._holders[extent] = self._holders.get(extent, 0) + 1
             change_bytes += size_bytes if holders == 1 else 0
         self._change_held(change_bytes)
+
+    def take_over(self, event: ev.Leased) -> None:
+        """Go on with another daemon's lease; where its copy is not here, with the memory that it holds."""
+        tier = self._policy.tiers.get(event.tier)
+        copy = self._copies.find(event.extent, tier) if tier else None
+        if copy is None or not copy.usable:
+            self.hold(event.reader, event.extent, event.size_bytes if event.tier == RAM else 0)
+            return
+        self._copies.lease(copy)
+        reader = self.readers.setdefault(event.reader, Reader())
+        reader.leases.setdefault(event.extent, []).append(copy)
 
     def _unhold(self, reader: Reader, extent: ExtentId) -> int:
         """The bytes that nobody holds any more."""

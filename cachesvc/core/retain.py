@@ -27,7 +27,7 @@ class Retention:
     """Counts what is kept in each stretch of the next order. An extent takes part once it was passed."""
 
     def __init__(self, following: Sequence[ExtentId], kept: Callable[[ExtentId], bool]) -> None:
-        order = tuple(dict.fromkeys(following))
+        self.following = order = tuple(dict.fromkeys(following))
         stretches = STRETCHES
         self._stretch = {extent: at * stretches // len(order) for at, extent in enumerate(order)}
         self._counted = {extent for extent in order if kept(extent)}

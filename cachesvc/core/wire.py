@@ -12,6 +12,7 @@ Both ends import this file. A message that does not parse is a protocol error an
     HOLD    extent index, tier: "I still hold this from before your restart"
     IDENTIFY: "I read nothing"                 WELCOME  the connection's token
     PASSED  step of the reader's plan: everything before `step` has been consumed
+    SUSPECT extent index: "what I was granted does not match its checksums"
     WAITED  a StallReport (core/stalls.py), every few seconds
 """
 
@@ -39,6 +40,7 @@ class Op(IntEnum):
     PASSED = 6
     IDENTIFY = 7
     WAITED = 8
+    SUSPECT = 9
     WELCOME = 17
     GRANT = 18
     REFUSED = 19

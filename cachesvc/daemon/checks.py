@@ -117,6 +117,13 @@ class Checks:
         if isinstance(error, TierFailed) and not short_of_descriptors(error):
             self._failing(tier)
 
+    def doubt(self, extent: ExtentId) -> None:
+        """A reader found wrong bytes in a file: what disks hold of the extent is checked before its next grant."""
+        for tier in self._openers:
+            copy = self._node.copies.find(extent, self._node.policy.tiers[tier])
+            if copy is not None and copy.usable:
+                self.unverified[tier].add(extent)
+
     def came_back(self, tier: TierName) -> None:
         """A disk that was in trouble: everything on it is checked again before its next grant."""
         self.unverified[tier] = self._node.resident_in(tier)

@@ -46,7 +46,10 @@ class Dataset:
 class Datasets:
     """Catalogs live in `directory` as `<id>.lmdb` and survive the daemon; `load` runs off the event loop."""
 
-    def __init__(self, directory: str, allowlist: Allowlist, tenants: Tenants, executor: Executor) -> None:
+    def __init__(
+        self, directory: str, allowlist: Allowlist, tenants: Tenants, executor: Executor, alone: bool = True
+    ) -> None:
+        """Tidies the directory, unless another daemon is known to work there (not `alone`)."""
         self.directory = directory
         self._allowlist = allowlist
         self._tenants = tenants
@@ -56,7 +59,7 @@ class Datasets:
         self._lock = threading.Lock()
         self._home: dict[ExtentId, Dataset] = {}
         Path(directory).mkdir(parents=True, exist_ok=True)
-        self._claim = tidied(directory)
+        self._claim = tidied(directory, alone)
 
     def load(self, wanted: DatasetId) -> Future[Dataset]:
         """The dataset with that id, read once however many ask. Raises NotFound when no catalog is here,
@@ -145,14 +148,15 @@ def _folder(catalog: Catalog) -> str:
     return catalog.uri_prefix.rpartition("/")[0] + "/"
 
 
-def tidied(directory: str) -> int:
-    """Remove what a daemon that was killed left among the catalogs, unless another daemon works there:
-    unfinished files, catalogs without samples (of datasets being indexed), damaged ones. Returns a descriptor
-    that claims the directory while it is open."""
+def tidied(directory: str, alone: bool = True) -> int:
+    """Remove what a daemon that was killed left among the catalogs, unless another daemon works there (known to
+    where not `alone`): unfinished files, catalogs without samples (of datasets being indexed), damaged ones.
+    Returns a descriptor that claims the directory while it is open."""
     claim = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for name in os.listdir(directory):
+        if alone:
+            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for name in os.listdir(directory) if alone else ():
             if not _whole(f"{directory}/{name}"):
                 log.info("an unfinished catalog is removed", extra={"file": name})
                 os.unlink(f"{directory}/{name}")

@@ -28,12 +28,14 @@ from cachesvc.core.errors import CacheError, CorruptData, SourceUnavailable
 from cachesvc.daemon import jobs
 from cachesvc.daemon.cached_bytes import CachedBytes
 from cachesvc.daemon.logs import configure_logging
+from cachesvc.sources import s3 as _s3  # noqa: F401  before the first job, which would else wait for boto3
 from cachesvc.sources.fetch import Fetcher
 from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.sources.uri import allowlist
 from cachesvc.sources.watched import HUNG_S, Calls
 from cachesvc.tiers.checksum import Passing, verify
 from cachesvc.tiers.failures import tier_error
+from cachesvc.tiers.huge import in_huge_pages, in_memory
 from cachesvc.tiers.tier import Checksums
 
 log = logging.getLogger(__name__)
@@ -135,12 +137,16 @@ class Filler:
         extent = self._catalog(job.dataset, catalog).extent(job.index)
         if not hasattr(self._own, "fetcher"):
             self._own.fetcher = Fetcher(self._sources, self._settings.filler_threads)
+        if in_memory(target):
+            in_huge_pages(target, extent.size_bytes)
         passing = Passing(extent.size_bytes)
         self._own.fetcher.fetch(extent, target, passing.add)
         digests = passing.checksums(target).digests
         return jobs.Done(job.number, digests=jobs.pack_digests(digests), source_bytes=extent.stored_bytes)
 
     def _copy(self, job: jobs.Copy, target: int, origin: int) -> jobs.Done:
+        if in_memory(target):
+            in_huge_pages(target, job.size_bytes)
         offset = 0
         while offset < job.size_bytes:
             copied = os.sendfile(target, origin, offset, job.size_bytes - offset)

@@ -94,15 +94,15 @@ class Fillers:
         except OSError:
             self._gone(filler)  # before the loop heard of it; answers this job too
 
-    def stop(self) -> None:
-        """End every filler; each notices its closed channel, and is killed if it does not."""
-        for filler in self._living:
+    def stop(self, wait: bool = True) -> None:
+        """End every filler, and wait until it has; without `wait`, whoever inherits them sees their end."""
+        ending, self._living = self._living, []
+        for filler in ending:
             filler.channel.close()
             filler.process.kill()
-        for filler in self._living:
+        for filler in ending if wait else ():
             with suppress(subprocess.TimeoutExpired):  # it hangs in the kernel; it holds nothing of ours
                 filler.process.wait(STOP_S)
-        self._living = []
 
     def _least_busy(self, builds: bool) -> _Filler:
         """Raises OSError when there is none and none can be started."""

@@ -43,6 +43,24 @@ class Fills:
         self.source_bytes: dict[DatasetId, int] = {}
         self._filling: dict[tuple[ExtentId, TierName], events.StartFill] = {}
         self._committing: set[tuple[ExtentId, TierName]] = set()
+        self._paused: list[events.StartFill] | None = None
+
+    def pause(self) -> None:
+        """Begin no fill until `resume`; what is commanded meanwhile waits."""
+        self._paused = self._paused or []
+
+    def resume(self) -> None:
+        """Begin what waited."""
+        waited, self._paused = self._paused or [], None
+        for command in waited:
+            if self._filling.get((command.extent, command.tier)) is command:
+                self._reserve(command)
+
+    @property
+    def under_way(self) -> int:
+        """Fills and commits that have begun."""
+        waiting = sum(self._filling.get((each.extent, each.tier)) is each for each in self._paused or ())
+        return len(self._filling) - waiting + len(self._committing)
 
     def tier_lost(self, name: TierName, why: str) -> None:
         """Answer all that waits for the tier."""
@@ -58,9 +76,15 @@ class Fills:
 
     def start(self, command: events.StartFill) -> None:
         """Begin a fill; `Filled` or `FillFailed` follows, and for a disk `Committed` or `CommitFailed`."""
+        self._filling[(command.extent, command.tier)] = command
+        if self._paused is None:
+            self._reserve(command)
+        else:
+            self._paused.append(command)
+
+    def _reserve(self, command: events.StartFill) -> None:
         dataset, index = self._datasets.home(command.extent)
         size = dataset.sizes[index]
-        self._filling[(command.extent, command.tier)] = command
         self._lanes[command.tier].submit(
             lambda: self._tiers[command.tier].reserve(command.extent, size),
             lambda target: self._send_fill(command, dataset, index, target),

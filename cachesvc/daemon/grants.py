@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 BACKLOG = 1024
 MAX_READERS = 8192
 """Or half the limit of open files, where that is less: one descriptor each, the rest are extents."""
+NO_DATASET = DatasetId("")
 
 
 class Known(Protocol):
@@ -59,6 +60,8 @@ class Answers(Protocol):
 
     def held(self, reader: ReaderId, extent: ExtentId, tier: str) -> None: ...
 
+    def suspected(self, extent: ExtentId) -> None: ...
+
     def waited(self, dataset: DatasetId, report: StallReport) -> None: ...
 
     def passed_or_gone(self, reader: ReaderId, step: int | None) -> None:
@@ -74,7 +77,20 @@ class _Reader:
     token: int
     """Says who calls the control API; known to this connection alone, so never logged."""
     greeted: bool = False
+    wanted: DatasetId = NO_DATASET
     dataset: Known | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A reader's connection as one daemon gives it to another. `wanted` is empty where it reads nothing."""
+
+    id: ReaderId
+    token: int
+    descriptor: int
+    greeted: bool
+    wanted: DatasetId
+    welcomed: bool
 
 
 class GrantsServer:
@@ -88,7 +104,9 @@ class GrantsServer:
         watch: Callable[[int, Callable[[], None]], None],
         unwatch: Callable[[int], None],
         next_id: Callable[[], int],
+        listener: socket.socket | None = None,
     ) -> None:
+        """`listener`: one that another daemon has bound to `path`, with whoever knocks there."""
         open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._max_readers = MAX_READERS if open_files < 0 else min(MAX_READERS, open_files // 2)
         self._answers = answers
@@ -98,7 +116,7 @@ class GrantsServer:
         self._readers: dict[ReaderId, _Reader] = {}
         self._tokens: dict[int, _Reader] = {}
         self._path = path
-        self._listener = bind(path, mode)
+        self._listener = listener or bind(path, mode)
         self._spare = _spare()
         watch(self._listener.fileno(), self._accept)
 
@@ -110,6 +128,25 @@ class GrantsServer:
         self._listener.close()
         os.close(self._spare)
         os.unlink(self._path)
+
+    def handed(self) -> tuple[int, list[Connection]]:
+        """What another daemon takes over: the listener's descriptor and every connection, all still ours."""
+        return self._listener.fileno(), [
+            Connection(r.id, r.token, r.channel.fileno(), r.greeted, r.wanted, r.dataset is not None)
+            for r in self._readers.values()
+        ]
+
+    def adopt(self, given: Connection, dataset: Known | None) -> None:
+        """Go on with a connection of another daemon, whose descriptor is ours from here on. One that waits for its
+        welcome has no dataset yet, and is welcomed by and by."""
+        channel = socket.socket(fileno=given.descriptor)
+        channel.setblocking(False)
+        reader = _Reader(
+            given.id, channel, peer_of(channel), given.token, given.greeted, given.wanted, dataset
+        )
+        self._enter(reader)
+        if given.wanted and dataset is None:
+            self._welcome(reader)
 
     def here(self, reader: ReaderId) -> bool:
         """Whether the reader is still connected."""
@@ -186,9 +223,12 @@ class GrantsServer:
             channel.close()
             return
         reader = _Reader(ReaderId(self._next_id()), channel, peer, secrets.randbits(64))
-        self._readers[reader.id] = self._tokens[reader.token] = reader
-        self._watch(channel.fileno(), lambda: self._read(reader))
+        self._enter(reader)
         log.debug("reader connected", extra={"reader": reader.id, "peer_uid": peer.uid})
+
+    def _enter(self, reader: _Reader) -> None:
+        self._readers[reader.id] = self._tokens[reader.token] = reader
+        self._watch(reader.channel.fileno(), lambda: self._read(reader))
 
     def _crowds_out(self, peer: Peer) -> bool:
         """Another user than the daemon's gets half of all places at most. Counted only when half are taken."""
@@ -245,6 +285,8 @@ class GrantsServer:
             self._answers.released(reader.id, extent)
         elif message.op is Op.HOLD:
             self._answers.held(reader.id, extent, message.text)
+        elif message.op is Op.SUSPECT:
+            self._answers.suspected(extent)
         else:
             raise InvalidInput(f"{message.op.name} is not for the daemon")
 
@@ -255,7 +297,10 @@ class GrantsServer:
         if message.op is Op.IDENTIFY:
             self._write(reader, Message(Op.WELCOME, size=reader.token))
             return
+        reader.wanted = DatasetId(message.digest.hex())
+        self._welcome(reader)
 
+    def _welcome(self, reader: _Reader) -> None:
         def welcome(found: Known | CacheError) -> None:
             if reader.id not in self._readers:
                 return
@@ -265,7 +310,7 @@ class GrantsServer:
             reader.dataset = found
             self._write(reader, Message(Op.WELCOME, 0, len(found.extent_ids), reader.token))
 
-        self._answers.connected(reader.id, DatasetId(message.digest.hex()), welcome)
+        self._answers.connected(reader.id, reader.wanted, welcome)
 
     def _drop(self, reader: _Reader) -> None:
         if self._readers.pop(reader.id, None) is None:

@@ -31,9 +31,12 @@ class Pins:
         return dataset in self._claims
 
     def restore(self) -> None:
-        """Pin again what the file names; what cannot be loaded is said once, and stays in the file unless its
-        catalog is gone."""
+        """Pin again what the file names, at once where it is loaded; what cannot be loaded is said once, and stays in
+        the file unless its catalog is gone."""
         for wanted in self._stored():
+            if (known := self._runner.datasets.known(wanted)) is not None:
+                self._claim(known, True)
+                continue
             self._runner.datasets.load(wanted).add_done_callback(partial(self._restored, wanted))
 
     def pin(self, dataset: Dataset, pinned: bool) -> None:

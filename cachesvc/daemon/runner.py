@@ -85,14 +85,24 @@ class Runner:
         """A number for a job, reader or plan, never used before."""
         return next(self._ids)
 
+    def count_from(self, first: int) -> None:
+        """Never give a number below `first`: another daemon used them."""
+        self._ids = itertools.count(first)
+
+    def unsent(self) -> list[events.Grant]:
+        """Grants whose descriptors are being opened."""
+        return list(self._granting.values())
+
     def handle(self, event: Event) -> None:
         """Give an event to the core and carry out its commands."""
         for command in self.node.handle(event, self._clock()):
             self._execute[type(command)](command)
 
     def recovered(self, event: events.Recovered) -> None:
-        """What a tier held at start; each extent is verified before its first grant."""
-        self.checks.unverified[event.tier].update(event.extents)
+        """What a tier held at start; what is on a disk is verified before its first grant. Nobody can have changed
+        sealed memory."""
+        if event.tier != RAM:
+            self.checks.unverified[event.tier].update(event.extents)
         self.handle(event)
 
     def tick(self) -> None:
@@ -199,6 +209,10 @@ class Runner:
         dataset, index = self.datasets.home(extent)
         size_bytes = dataset.sizes[index] if tier == RAM else 0
         self.handle(events.Held(reader, extent, size_bytes))
+
+    def suspected(self, extent: ExtentId) -> None:
+        """SUSPECT."""
+        self.checks.doubt(extent)
 
     def passed_or_gone(self, reader: ReaderId, step: int | None) -> None:
         """PASSED, or the end of a reader: of its leases, its plan and its claim, in this order."""

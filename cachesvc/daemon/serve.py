@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from concurrent import futures
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -30,6 +31,7 @@ from cachesvc.core.model import RAM, TierName
 from cachesvc.core.node import Node
 from cachesvc.core.policy import Settings as NodeSettings
 from cachesvc.core.policy import TierSpec
+from cachesvc.daemon.adoption import Adopted, Predecessor, fill_ram, meet, restore
 from cachesvc.daemon.budgets import Budgets, budget_bytes
 from cachesvc.daemon.datasets import Datasets
 from cachesvc.daemon.fillers import Fillers
@@ -41,6 +43,7 @@ from cachesvc.daemon.pins import Pins
 from cachesvc.daemon.quotas import Quotas
 from cachesvc.daemon.runner import Runner
 from cachesvc.daemon.service import Service
+from cachesvc.daemon.takeover import Takeover
 from cachesvc.daemon.tenants import Tenants
 from cachesvc.sources.uri import allowlist
 from cachesvc.tiers.nvme import open_nvme
@@ -55,7 +58,7 @@ CONTROL_THREADS = 256
 the builder they wait for needs one more to submit its plan. Started only when needed."""
 STREAMS_EACH = 64
 """Calls at once on one connection: a process has a few. With `CONTROL_THREADS` messages being received and
-`PLANS_AT_ONCE` being read, this bounds what callers make the daemon hold: no more than a message a thread, 4 GiB, if
+`PLANS_AT_ONCE` being read, this bounds what callers make the daemon hold: no more than a message a thread, 6 GiB, if
 all of them are hostile and slow."""
 GC_THRESHOLDS = (1000, 2, 5000)
 """A full collection walks every extent's record: 30 ms for 20,000 extents, in the middle of a grant. What the
@@ -81,7 +84,8 @@ def serve(settings: Settings) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: loop.stop())
     signal.set_wakeup_fd(loop.wake_fd, warn_on_full_buffer=False)
-    with _only_one(settings.socket_dir), _running(settings, loop) as runner:
+    before = meet(settings.socket_dir, settings.state_dir) if settings.takeover else None
+    with _only_one(settings.socket_dir, before) as lock, _running(settings, loop, lock, before) as runner:
         if open_files < NEEDED_OPEN_FILES:
             log.warning(
                 "few open files are allowed", extra={"limit": open_files, "advised": NEEDED_OPEN_FILES}
@@ -104,9 +108,17 @@ def raise_open_files() -> int:
 
 
 @contextmanager
-def _only_one(directory: str) -> Iterator[None]:
+def _only_one(directory: str, before: Predecessor | None) -> Iterator[int]:
     """Hold the socket directory's lock: the socket file alone cannot tell a live daemon from a dead one
-    without a race."""
+    without a race. A daemon that is taken over from shares its own."""
+    lock = _locked(directory) if before is None else before.lock
+    try:
+        yield lock
+    finally:
+        os.close(lock)
+
+
+def _locked(directory: str) -> int:
     try:
         Path(directory).mkdir(parents=True, exist_ok=True)
         lock = os.open(f"{directory}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -119,12 +131,9 @@ def _only_one(directory: str) -> Iterator[None]:
     except BlockingIOError:
         os.close(lock)
         raise InvalidInput(
-            f"a daemon already serves {directory}; stop it, or give --socket another directory"
+            f"a daemon already serves {directory}; stop it, give --takeover, or give --socket another directory"
         ) from None
-    try:
-        yield
-    finally:
-        os.close(lock)
+    return lock
 
 
 def _make_state_dir(directory: str) -> None:
@@ -144,30 +153,36 @@ def _make_state_dir(directory: str) -> None:
 
 
 @contextmanager
-def _running(settings: Settings, loop: Loop) -> Iterator[Runner]:
+def _running(settings: Settings, loop: Loop, lock: int, before: Predecessor | None) -> Iterator[Runner]:
     _make_state_dir(settings.state_dir)
-    tiers, specs, recovered = _tiers(settings)
+    fillers = Fillers(settings, loop.watch, loop.unwatch)
+    fillers.start()  # before any thread
+    allowed = allowlist(settings.allow)
+    loader = futures.ThreadPoolExecutor(2, thread_name_prefix="catalogs")
+    tenants = Tenants(allowed, settings.rules)
+    datasets = Datasets(f"{settings.state_dir}/catalogs", allowed, tenants, loader, before is None)
+    adopted = _adopted(before, datasets)
+    tiers, specs, recovered = _tiers(settings, adopted)
+    if before is not None:
+        before.adopted()
     core = NodeSettings(
         max_fills=settings.fillers * settings.fills_per_filler, scrub_bytes_per_s=settings.scrub_rate
     )
     node = Node(specs, core)
-    fillers = Fillers(settings, loop.watch, loop.unwatch)
-    allowed = allowlist(settings.allow)
-    loader = futures.ThreadPoolExecutor(2, thread_name_prefix="catalogs")
-    tenants = Tenants(allowed, settings.rules)
-    datasets = Datasets(f"{settings.state_dir}/catalogs", allowed, tenants, loader)
     budgets = Budgets({TierName(f"nvme{number}"): spec for number, spec in enumerate(settings.nvme)})
     runner = Runner(node, tiers, datasets, fillers, loop, time.monotonic, budgets)
     runner.quotas = Quotas(settings.quota)
+    runner.count_from(max(1, adopted.state.next_id))
     for event in recovered:
         runner.recovered(event)
-    fillers.start()  # before any thread
     grants_path = f"{settings.socket_dir}/{GRANTS_SOCKET}"
     runner.grants = GrantsServer(
-        grants_path, settings.socket_mode, runner, loop.watch, loop.unwatch, runner.next_id
+        grants_path, settings.socket_mode, runner, loop.watch, loop.unwatch, runner.next_id, adopted.listener
     )
     pins = Pins(f"{settings.state_dir}/pins.json", runner)
     pins.restore()
+    restore(adopted, runner)
+    takeover = Takeover(settings, lock, tiers, runner, partial(_leave_all, fillers))
     server = _control(settings, Service(runner, pins, settings, tenants, time.monotonic()))
     if settings.metrics:
         Metrics(runner).register()
@@ -175,6 +190,7 @@ def _running(settings: Settings, loop: Loop) -> Iterator[Runner]:
     try:
         yield runner
     finally:
+        takeover.close()
         server.stop(STOP_GRACE_S)
         runner.grants.close()
         fillers.stop()
@@ -184,15 +200,33 @@ def _running(settings: Settings, loop: Loop) -> Iterator[Runner]:
         Path(settings.socket_dir, CONTROL_SOCKET).unlink(missing_ok=True)
 
 
-def _tiers(settings: Settings) -> tuple[list[Tier], list[TierSpec], list[events.Recovered]]:
+def _adopted(before: Predecessor | None, datasets: Datasets) -> Adopted:
+    """What comes from the daemon that served before us; readers wait from here until the loop runs."""
+    if before is None:
+        return Adopted()
+    before.prepare(datasets)
+    return before.hand_over()
+
+
+def _leave_all(fillers: Fillers) -> None:
+    """End this process at once: gRPC would remove the socket file, and tiers and connections are another's."""
+    fillers.stop(wait=False)
+    logging.shutdown()
+    os._exit(0)
+
+
+def _tiers(settings: Settings, adopted: Adopted) -> tuple[list[Tier], list[TierSpec], list[events.Recovered]]:
     tiers: list[Tier] = []
     specs: list[TierSpec] = []
     recovered: list[events.Recovered] = []
+    ram = RamTier()
+    in_ram = fill_ram(ram, settings.ram_bytes, adopted)
     if settings.ram_bytes:
-        tiers.append(RamTier())
+        tiers.append(ram)
         specs.append(TierSpec(RAM, settings.ram_bytes))
+        recovered.append(in_ram)
     for number, spec in enumerate(settings.nvme):
-        tier = open_nvme(TierName(f"nvme{number}"), Path(spec.path))
+        tier = open_nvme(TierName(f"nvme{number}"), Path(spec.path), locks=adopted.locks)
         found = tier.recover()
         budget = budget_bytes(spec, room(Path(spec.path)), sum(found.values()))
         if budget < settings.extent_bytes and not found:
@@ -204,6 +238,8 @@ def _tiers(settings: Settings) -> tuple[list[Tier], list[TierSpec], list[events.
         tiers.append(tier)
         specs.append(TierSpec(tier.name, budget))
         recovered.append(events.Recovered(tier.name, found))
+    for fd in adopted.locks:
+        os.close(fd)
     return tiers, specs, recovered
 
 

@@ -28,7 +28,7 @@ from cachesvc.daemon.plans import entries_of, following_of
 from cachesvc.daemon.runner import Runner
 from cachesvc.daemon.tenants import Peer, Tenants, admits
 from cachesvc.identity import TOKEN_KEY
-from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES, Checksums
+from cachesvc.tiers.tier import Checksums
 from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import cachesvc_pb2_grpc
 
@@ -36,6 +36,8 @@ PROGRESS_S = 0.2
 ANSWER_S = 0.2
 """How often a call that waits for a job looks whether caller and daemon are still there."""
 STOPPING = "the daemon is stopping; start it again: cachesvc serve"
+READ_BYTES = 1 << 20
+"""One message of `Read`."""
 _Answer = TypeVar("_Answer")
 MAX_FAILURES = 100
 """Named in one progress message; the rest is counted."""
@@ -181,7 +183,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
                 offset = request.offset
                 first = pb.ReadReply(digests=checksums.digests, size_bytes=size)
                 while offset < end:
-                    first.data = os.pread(fd, min(CHECKSUM_BLOCK_BYTES, end - offset), offset)
+                    first.data = os.pread(fd, min(READ_BYTES, end - offset), offset)
                     if not first.data:
                         raise errors.TierFailed(f"extent {request.extent.hex()} ends at byte {offset:,}")
                     offset += len(first.data)

@@ -9,9 +9,7 @@ from pathlib import Path
 from cachesvc.core.errors import InvalidInput
 from cachesvc.sources.files import FilesSource
 from cachesvc.sources.metadata import EXPIRY_S, CachedMetadata
-from cachesvc.sources.remote import open_fsspec
 from cachesvc.sources.resilient import Resilience, Resilient
-from cachesvc.sources.s3 import S3Settings, open_s3
 from cachesvc.sources.source import Source
 from cachesvc.sources.uri import expand, glob, has_glob
 from cachesvc.sources.watched import Calls, Watched
@@ -25,7 +23,6 @@ class SourceSettings:
     must lie under (`Allowlist.roots`); empty allows all.
     """
 
-    s3: S3Settings = field(default_factory=S3Settings)
     resilience: Resilience = field(default_factory=Resilience)
     roots: tuple[str, ...] = ()
     metadata_directory: Path | None = None
@@ -44,10 +41,17 @@ def open_reader(uri: str, settings: SourceSettings | None = None, calls: Calls |
     if not mark or scheme == "file":
         backend = Watched(FilesSource(chosen.roots), calls or Calls())
     elif scheme == "s3":
-        backend = open_s3(chosen.s3)
+        from cachesvc.sources.s3 import (  # boto3: 9 MB and 0.2 s, which a trainer seldom needs
+            S3Settings,
+            open_s3,
+        )
+
+        backend = open_s3(S3Settings())
     elif scheme in ("http", "https"):
         raise InvalidInput(f"{uri}: plain web servers cannot be listed; give the storage's own URL")
     else:
+        from cachesvc.sources.remote import open_fsspec
+
         backend = open_fsspec(uri)
     return Resilient(backend, chosen.resilience)
 

@@ -1,4 +1,4 @@
-"""Checksums of extents: xxh3-64 of every MiB, computed while filling and checked before bytes are trusted.
+"""Checksums of extents: xxh3-64 of every 64 KiB, computed while filling and checked before bytes are trusted.
 
 A fill digests bytes as they pass (`Passing`). Stored blocks are read by `preadv` into one buffer that stays
 in the processor's cache: it releases the interpreter lock and raises on a disk error, where a page fault on a

@@ -34,6 +34,11 @@ def encode(extent: ExtentId, checksums: Checksums) -> bytes:
     return sealed + _SEAL.pack(xxh3_64_intdigest(sealed))
 
 
+def is_there(fd: int, size_bytes: int) -> bool:
+    """Whether anything has been written behind an extent of `size_bytes`. Raises OSError."""
+    return any(os.pread(fd, footer_bytes(size_bytes), size_bytes))
+
+
 def read(fd: int, extent: ExtentId, size_bytes: int) -> Checksums:
     """The checksums that a file keeps of its extent. Raises `CorruptData` when it is not this extent, whole,
     and OSError."""

@@ -15,7 +15,7 @@ import errno
 import fcntl
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -48,7 +48,8 @@ class NvmeTier:
         self.name = name
         self._root = root
         self._where = f"{name} ({root.parent.parent})"
-        self._lock = lock
+        self.lock = lock
+        """Descriptor of the locked directory. Whoever has a duplicate has the lock too."""
         self._sync = sync
         self._sizes: dict[ExtentId, int] = {}
         self._filling: dict[ExtentId, int] = {}
@@ -159,7 +160,7 @@ class NvmeTier:
         """Give back descriptors and the directory's lock; reservations are dropped."""
         for extent in list(self._filling):
             self.abort(extent)
-        os.close(self._lock)
+        os.close(self.lock)
 
     def _temporary(self, extent: ExtentId) -> Path:
         return self._root / "tmp" / extent.hex()
@@ -169,8 +170,8 @@ class NvmeTier:
         return self._root / "extents" / text[:2] / f"{text}.{self._sizes[extent]}"
 
 
-def open_nvme(name: TierName, directory: Path, sync: Sync = os.fsync) -> NvmeTier:
-    """Lock a directory for this daemon and open what is in it.
+def open_nvme(name: TierName, directory: Path, sync: Sync = os.fsync, locks: Sequence[int] = ()) -> NvmeTier:
+    """Lock a directory for this daemon and open what is in it; `locks` are those that another daemon shares.
 
     Raises `InvalidInput` (missing, or used by another daemon), `NotAllowed`, `OutOfSpace`, `TierFailed`.
     """
@@ -179,7 +180,8 @@ def open_nvme(name: TierName, directory: Path, sync: Sync = os.fsync) -> NvmeTie
     root = directory.resolve() / "cachesvc" / "v1"
     try:
         root.parent.mkdir(mode=0o700, exist_ok=True)
-        lock = _locked(root.parent)
+        shared = _shared(root.parent, locks)
+        lock = _locked(root.parent) if shared is None else shared
     except PermissionError as error:
         raise NotAllowed(
             f"{directory} is not writable: give it to the daemon's user, or name another"
@@ -193,6 +195,11 @@ def open_nvme(name: TierName, directory: Path, sync: Sync = os.fsync) -> NvmeTie
     except CacheError:
         os.close(lock)
         raise
+
+
+def _shared(directory: Path, locks: Sequence[int]) -> int | None:
+    here = os.stat(directory)
+    return next((os.dup(fd) for fd in locks if os.path.samestat(os.fstat(fd), here)), None)
 
 
 def _locked(directory: Path) -> int:

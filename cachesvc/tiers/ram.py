@@ -68,6 +68,13 @@ class RamTier:
         del self._filling[extent]
         os.close(own)
 
+    def adopt(self, extent: ExtentId, readable: int, checksums: Checksums) -> None:
+        """Take what another daemon sealed; `readable` is ours from here on. Raises `TierFailed` for another size."""
+        assert extent not in self._committed, "adopted twice"
+        if os.fstat(readable).st_size != checksums.size_bytes:
+            raise TierFailed(f"{self.name}: extent {extent.hex()} came with another size than it should have")
+        self._committed[extent] = (readable, checksums)
+
     def abort(self, extent: ExtentId) -> None:
         """Forget a reservation; unknown extents are ignored."""
         own = self._filling.pop(extent, None)
@@ -79,6 +86,10 @@ class RamTier:
         readable, checksums = self._committed[extent]
         with translated(self.name, "open an extent"):
             return os.dup(readable), checksums
+
+    def checksums(self, extent: ExtentId) -> Checksums:
+        """Of a committed extent."""
+        return self._committed[extent][1]
 
     def evict(self, extent: ExtentId) -> None:
         """Close our descriptor of a committed extent."""

@@ -12,10 +12,12 @@ def generate(into: Path) -> None:
     """Write the stubs below `into`, in the package's own layout. Raises RuntimeError when protoc does."""
     from grpc_tools import protoc  # not there in production
 
-    outs = [f"--{kind}_out={into}" for kind in ("python", "pyi", "grpc_python")]
-    code = protoc.main(["protoc", f"-I{ROOT / 'proto'}", *outs, "cachesvc/v1/cachesvc.proto"])
-    if code:
-        raise RuntimeError(f"protoc ended with {code}")
+    messages, services = ("python", "pyi"), ("python", "pyi", "grpc_python")
+    for name, kinds in (("cachesvc", services), ("takeover", messages)):
+        outs = [f"--{kind}_out={into}" for kind in kinds]
+        code = protoc.main(["protoc", f"-I{ROOT / 'proto'}", *outs, f"cachesvc/v1/{name}.proto"])
+        if code:
+            raise RuntimeError(f"protoc ended with {code}")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import io
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import lcm
 from tokenize import TokenError
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 from cachesvc.catalog.columns import ints
 from cachesvc.catalog.inputs import Draft, Entry, Inputs
 from cachesvc.catalog.layout import Field
-from cachesvc.catalog.space import Space
+from cachesvc.catalog.space import Space, unit
 from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import PAGE_BYTES
 
@@ -101,7 +100,7 @@ def compile_records(inputs: Inputs) -> Draft:
     record = int(np.prod(shape, dtype=np.int64)) * first.dtype.itemsize
     if record <= 0:
         raise InvalidInput(f"{inputs.uri}: a record of {record} bytes; give record_bytes or dtype")
-    common = lcm(record, PAGE_BYTES)
+    common = unit(record, inputs.options.extent_bytes)
     multiple = common if common <= inputs.options.extent_bytes else PAGE_BYTES
     cut = Cut(record, record, inputs.options.extent_bytes // multiple * multiple, False)
     return lay_out(inputs, payloads, cut, "record", shape)
@@ -128,7 +127,7 @@ def _record_payload(inputs: Inputs, index: int) -> Payload:
 def lay_out(
     inputs: Inputs, payloads: Sequence[Payload], cut: Cut, field: str, shape: tuple[int, ...]
 ) -> Draft:
-    """Files one after another, each at a multiple of lcm(stride, page)."""
+    """Files one after another, each from where a stride and a page begin together."""
     space, notes = Space([entry.object for entry in inputs.entries]), []
     runs_first, runs_slot, runs_object, firsts, samples = array("q"), array("q"), array("q"), array("q"), 0
     for done, payload in enumerate(payloads):
@@ -140,9 +139,7 @@ def lay_out(
         if not count:
             continue
         kept = payload.length if cut.whole_payload else used
-        start = space.add_run(
-            payload.object, payload.offset, kept, cut.extent_bytes, lcm(cut.stride, PAGE_BYTES)
-        )
+        start = space.add_run(payload.object, payload.offset, kept, cut.extent_bytes, cut.stride)
         runs_first.append(samples)
         runs_slot.append(start // cut.stride)
         runs_object.append(payload.object)

@@ -1,0 +1,40 @@
+"""What `fio` reads from the same files: the limit of reading from a disk, where the program is installed."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+PATTERNS = {
+    "fio, one read at a time": ["--ioengine=psync"],
+    "fio, two jobs": ["--ioengine=psync", "--numjobs=2", "--size=50%", "--offset_increment=50%"],
+    "fio, a batch at a time": ["--ioengine=io_uring", "--iodepth={batch}"],
+}
+"""By the reads that are outstanding. Our reader announces a whole batch at once."""
+
+
+def limits(files: Sequence[Path], read_bytes: int, batch: int) -> dict[str, Callable[[], float]]:
+    """Bytes a second of one pass over `files`, by pattern: reads of `read_bytes`, at random, each place once, through
+    the page cache. Empty without fio; without the patterns that this kernel refuses (io_uring, in most containers)."""
+    program = shutil.which("fio")
+    if program is None:
+        return {}
+    fixed = [program, "--name=limit", "--readonly", "--output-format=json", "--group_reporting"]
+    fixed += ["--rw=randread", "--direct=0", f"--bs={read_bytes}", "--file_service_type=random"]
+    fixed += ["--filename=" + ":".join(str(path).replace(":", r"\:") for path in files)]
+    found = {name: [*fixed, *(one.format(batch=batch) for one in more)] for name, more in PATTERNS.items()}
+    return {name: functools.partial(_rate, command) for name, command in found.items() if _runs(command)}
+
+
+def _runs(command: Sequence[str]) -> bool:
+    return subprocess.run([*command, "--number_ios=1"], capture_output=True).returncode == 0
+
+
+def _rate(command: Sequence[str]) -> float:
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    (job,) = json.loads(said[said.index("{") :])["jobs"]  # warnings may stand before it
+    return float(job["read"]["bw_bytes"])

@@ -1,0 +1,63 @@
+"""A node told as events, so that another daemon's core can go on where this one stops.
+
+What the other must have been told before: its tiers (`Recovered`) and its readers' datasets (`DatasetDeclared`).
+Fills under way are not told: whoever waits for one asks again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from cachesvc.core.events import Demanded, Event, Grant, Held, Leased, Planned
+from cachesvc.core.model import ExtentId, TierName
+from cachesvc.core.node import Node
+from cachesvc.core.state import Copy, Role
+
+
+def best_first(node: Node, tier: TierName) -> list[tuple[ExtentId, int]]:
+    """(extent, size_bytes) of what may be granted from a tier: leased, then kept, then by recent use. A smaller
+    budget takes as much from the front as it holds."""
+    copies = [copy for entry in node.copies.entries.values() for copy in entry.copies]
+    usable = [copy for copy in copies if copy.tier.name == tier and copy.usable]
+    return [(copy.entry.id, copy.entry.size_bytes) for copy in sorted(usable, key=_worth, reverse=True)]
+
+
+def _worth(copy: Copy) -> tuple[bool, bool, float]:
+    return copy.leases > 0, copy.role is Role.KEPT, copy.used_at
+
+
+def replay(node: Node, unsent: Iterable[Grant]) -> list[Event]:
+    """Leases, holds, plans and demands, in the order in which they are to be told. `unsent` are the grants that
+    their readers have not received: to the other daemon they are still demands."""
+    grants = list(unsent)
+    return [*_leases(node, grants), *_plans(node), *_demands(node, grants)]
+
+
+def _leases(node: Node, unsent: list[Grant]) -> Iterable[Event]:
+    owed = Counter((grant.reader, grant.extent, grant.tier) for grant in unsent)
+    for name, reader in node.readers.readers.items():
+        for copy in (copy for leases in reader.leases.values() for copy in leases):
+            key = (name, copy.entry.id, copy.tier.name)
+            if owed[key]:
+                owed[key] -= 1
+            else:
+                yield Leased(*key, copy.entry.size_bytes)
+        for extent, size_bytes in reader.held.items():
+            yield Held(name, extent, size_bytes)
+
+
+def _plans(node: Node) -> Iterable[Event]:
+    for plan in node.lookahead.plans.values():
+        retention = plan.shared.retention
+        following = retention.following if retention is not None else ()
+        yield Planned(plan.number, plan.job, plan.entries, following, plan.passed)
+
+
+def _demands(node: Node, unsent: list[Grant]) -> Iterable[Event]:
+    for grant in unsent:
+        entry = node.copies.entries[grant.extent]
+        yield Demanded(grant.reader, grant.request, grant.extent, size_bytes=entry.size_bytes)
+    for entry in node.copies.entries.values():
+        for reader, request in entry.waiters:
+            yield Demanded(reader, request, entry.id, size_bytes=entry.size_bytes)

@@ -1,0 +1,82 @@
+"""The core's events as takeover.proto has them, both ways. A plan's extents travel as indices into its dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from cachesvc.core.events import Demanded, Event, Held, Leased, Planned
+from cachesvc.core.model import ExtentId, ReaderId, TierName
+from cachesvc.daemon.grants import Known
+from cachesvc.daemon.plans import entries_of, following_of
+from cachesvc.v1 import cachesvc_pb2, takeover_pb2
+
+KnownOf = Callable[[int], Known | None]
+"""The dataset that a reader has been welcomed to."""
+
+
+def put(state: Any, events: Iterable[Event], known_of: KnownOf) -> None:
+    """Write events into a TakeoverState. A plan whose reader has no dataset is left out: its reader is gone."""
+    for event in events:
+        if isinstance(event, Planned):
+            known = known_of(event.job)
+            if known is not None:
+                state.plans.append(_plan(event, known))
+        else:
+            state.leases.append(_lease(event))
+
+
+def taken(state: Any, known_of: KnownOf) -> Iterator[Event]:
+    """The events of a TakeoverState, in the order in which the core is to be told: what protects copies first.
+    Raises InvalidInput for a plan that does not fit its dataset."""
+    pb = takeover_pb2.TakeoverLease
+    for each in sorted(state.leases, key=lambda lease: lease.kind == pb.DEMANDED):
+        reader, extent = ReaderId(each.reader), ExtentId(each.extent)
+        if known_of(reader) is None:
+            continue
+        if each.kind == pb.LEASED:
+            yield Leased(reader, extent, TierName(each.tier), each.size_bytes)
+        elif each.kind == pb.HELD:
+            yield Held(reader, extent, each.size_bytes)
+        elif each.kind == pb.DEMANDED:
+            yield Demanded(reader, each.request, extent, size_bytes=each.size_bytes)
+    for each in state.plans:
+        number, known = each.plan.reader, known_of(each.plan.reader)
+        if known is not None:
+            entries, following = entries_of(each.plan, known), following_of(each.plan, known)
+            yield Planned(number, number, entries, following, each.passed)
+
+
+def _lease(event: Event) -> Any:
+    pb = takeover_pb2.TakeoverLease
+    if isinstance(event, Leased):
+        return pb(
+            kind=pb.LEASED,
+            reader=event.reader,
+            extent=event.extent,
+            size_bytes=event.size_bytes,
+            tier=event.tier,
+        )
+    if isinstance(event, Held):
+        return pb(kind=pb.HELD, reader=event.reader, extent=event.extent, size_bytes=event.size_bytes)
+    assert isinstance(event, Demanded)
+    return pb(
+        kind=pb.DEMANDED,
+        reader=event.reader,
+        extent=event.extent,
+        size_bytes=event.size_bytes,
+        request=event.request,
+    )
+
+
+def _plan(event: Planned, known: Known) -> Any:
+    index_of = known.index_of
+    rows = cachesvc_pb2.SubmitPlanRequest(
+        reader=event.job,
+        dataset=known.id,
+        extents=[index_of[extent] for extent, _, _ in event.entries],
+        first_steps=[first for _, first, _ in event.entries],
+        last_steps=[last for _, _, last in event.entries],
+        following=[index_of[extent] for extent in event.following],
+    )
+    return takeover_pb2.TakeoverPlan(plan=rows, passed=event.passed)
