@@ -1,7 +1,7 @@
-# make demo | test | lint | proto | bench | chaos | soak | fuzz
+# make demo | test | lint | proto | bench | chaos | kills | soak | fuzz
 VENV ?= .venv
 PY := $(VENV)/bin/python
-.PHONY: demo test lint proto bench chaos soak fuzz clean
+.PHONY: demo test lint proto bench chaos kills soak fuzz clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	python3 -m venv $(VENV)
@@ -38,6 +38,10 @@ bench: $(VENV)/.ready .venv-peers/.ready
 # SECONDS=1800 readers for half an hour; SECONDS=60 a fuzz target
 soak: $(VENV)/.ready
 	$(PY) -m bench.soak $(or $(SECONDS),1800)
+
+# who is killed follows SEED, when is chance: trainers, their workers, fillers, the daemon
+kills: $(VENV)/.ready
+	$(PY) -m bench.kills $(or $(KILLS),1000) $(or $(SEED),1)
 
 fuzz: $(VENV)/.ready
 	$(PY) -m pip install -q --disable-pip-version-check atheris

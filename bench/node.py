@@ -59,8 +59,12 @@ class Daemon:
 
     def start(self) -> Daemon:
         """Start and wait until both sockets are there. Raises RuntimeError with the daemon's log."""
-        self.process = self.spawn()
+        self.launch()
         return self._wait()
+
+    def launch(self) -> None:
+        """Start it, and do not wait."""
+        self.process = self.spawn()
 
     def take_over(self, *more: str) -> subprocess.Popen[bytes]:
         """Start a new daemon, with more options, that takes over from the one that runs, and wait until it has; the
@@ -71,7 +75,7 @@ class Daemon:
         return old
 
     def spawn(self, *more: str) -> subprocess.Popen[bytes]:
-        """Only start it."""
+        """A new daemon of these options; which one is ours, the caller says."""
         with open(self.root / "daemon.log", "ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "cachesvc", "serve", *self._options, *more],
@@ -83,13 +87,14 @@ class Daemon:
     def _wait(self) -> Daemon:
         assert self.process is not None
         deadline = time.monotonic() + self._ready_s
-        while not self._ready():
+        while not self.ready():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the daemon did not start:\n{self.log}")
             time.sleep(0.02)
         return self
 
-    def _ready(self) -> bool:
+    def ready(self) -> bool:
+        """Whether this very process answers."""
         here = Path(self.socket_dir)
         if not (here / CONTROL_SOCKET).exists() or not (here / GRANTS_SOCKET).exists():
             return False

@@ -35,12 +35,18 @@ class DaemonGrants:
     across a fork."""
 
     def __init__(
-        self, directory: str, dataset: DatasetId, connected: Callable[[int], None] | None = None
+        self,
+        directory: str,
+        dataset: DatasetId,
+        connected: Callable[[int], None] | None = None,
+        job: int = 0,
     ) -> None:
-        """`connected(reader token)` is called after every (re)connection: the place to submit a plan."""
+        """`connected(reader token)` is called after every (re)connection: the place to submit a plan. Readers of
+        one `job` have one share of the fills; 0: this connection has a share of its own."""
         self._path = f"{directory}/{GRANTS_SOCKET}"
         self._dataset = dataset
         self._connected = connected
+        self._job = job
         self._lock = threading.RLock()
         self._channel: socket.socket | None = None
         self._leases: dict[int, int] = {}
@@ -147,7 +153,7 @@ class DaemonGrants:
             channel.close()
             raise no_answer(self._path, error) from None
         try:
-            self._send(channel, Message(Op.HELLO, wire.MAGIC, digest=bytes.fromhex(self._dataset)))
+            self._send(channel, Message(Op.HELLO, wire.MAGIC, self._job, digest=bytes.fromhex(self._dataset)))
             answer, _ = self._receive(channel, time.monotonic() + HELLO_TIMEOUT_S)
             if answer.op is Op.FAILED:
                 raise from_code(answer.size, answer.text)

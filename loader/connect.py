@@ -19,10 +19,13 @@ from cachesvc.core.order import Plan
 from cachesvc.leases import DaemonGrants
 from loader.around import Access, compile_here, reads_around
 from loader.failover import Failover
+from loader.launch import job_number
 from loader.local import local_path
 from loader.reader import ACQUIRE_TIMEOUT_S
 
 Policy = Literal["auto", "require", "off"]
+KNOCK_EVERY_S = 0.1
+"""Nobody can tell us when a daemon starts; this paces the knocking."""
 REQUIRE_S = 5.0
 """How long `require` waits for a daemon: a node that starts both at once, not a forgotten daemon."""
 _log = logging.getLogger("cachesvc")
@@ -33,24 +36,22 @@ class Link:
     """Where one dataset version comes from; small, and picklable for workers.
 
     `daemon` is the directory of its sockets, empty without one; `path` the catalog file, empty with one;
-    `around` whether reads may go around a daemon that is gone.
+    `around` whether reads may go around a daemon that is gone; `job` what its readers have in common.
     """
 
     id: DatasetId
     daemon: str = ""
     path: str = ""
     around: bool = False
+    job: int = 0
 
     def catalog(self) -> Catalog:
-        """Map the catalog. Raises StateMismatch when the file at `path` is another version's."""
+        """Map the catalog. Raises StateMismatch when the file at `path` is another version's, DaemonUnavailable
+        when a daemon that went away is not back in CACHESVC_TIMEOUT_S."""
         if not self.daemon:
             found = Catalog.open(self.path)
         else:
-            asking = DaemonGrants(self.daemon, self.id)
-            try:
-                fd = asking.catalog()
-            finally:
-                asking.close()
+            fd = _granted_catalog(self.daemon, self.id)
             try:
                 found = Catalog.open(f"/proc/self/fd/{fd}")
             finally:
@@ -68,6 +69,27 @@ class Link:
         return around
 
 
+def _granted_catalog(directory: str, dataset: DatasetId) -> int:
+    """Spawned workers ask for it in every epoch, and the daemon may be starting again just then."""
+    timeout_s, waiting = read_timeout_s(), False
+    deadline = time.monotonic() + timeout_s
+    while True:
+        asking = DaemonGrants(directory, dataset)
+        try:
+            return asking.catalog()
+        except DaemonUnavailable:
+            if time.monotonic() >= deadline:
+                raise
+        finally:
+            asking.close()
+        if not waiting:
+            waiting = True
+            _log.warning(
+                "the daemon is gone: waiting up to %.0f s for it; start it: cachesvc serve", timeout_s
+            )
+        time.sleep(KNOCK_EVERY_S)
+
+
 def _through_daemon(link: Link, around: Access | None) -> Access:
     """The plan is kept, and submitted again to a daemon that was restarted."""
     plans: list[Plan] = []
@@ -80,7 +102,7 @@ def _through_daemon(link: Link, around: Access | None) -> Access:
             with Control(link.daemon) as control:
                 control.plan(token, link.id, *columns)
 
-    daemon = DaemonGrants(link.daemon, link.id, connected)
+    daemon = DaemonGrants(link.daemon, link.id, connected, link.job)
 
     def submit(plan: Plan) -> None:
         plans[:] = [plan]
@@ -137,13 +159,13 @@ def _open_in_daemon(
         try:
             with Control() as control:
                 found = control.open_dataset(uris, options, version)
-                return Link(found.id, daemon=control.directory, around=around)
+                return Link(found.id, daemon=control.directory, around=around, job=job_number(os.environ))
         except DaemonUnavailable:
             if time.monotonic() >= deadline:
                 if required:
                     raise
                 return None
-            time.sleep(0.1)  # a daemon that starts cannot tell us; this paces the knocking
+            time.sleep(KNOCK_EVERY_S)
         except NotAllowed:
             if not optional:
                 raise

@@ -378,6 +378,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             yield batch
             if progress is not self._progress:
                 return  # set_epoch or load_state_dict in mid-epoch ends this iteration
+        feed.passed(turns + share.accumulate)
         progress.finish()
         account.end(self._where().rank, epoch, self.log_stats)
 

@@ -9,7 +9,6 @@ import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.util import get_temp_dir
 
 ORPHANED = 1
 
@@ -33,20 +32,25 @@ def end_with_parent() -> None:
     try:
         watched = os.pidfd_open(parent.pid or 0)
     except ProcessLookupError:
-        _end()
+        os._exit(ORPHANED)
     except OSError:  # a kernel before 5.3, or one that forbids it: torch's look remains
         return
-    threading.Thread(target=_watch, args=(watched,), daemon=True, name="cachesvc-orphan").start()
+    inherited = _temporary_folder()
+    threading.Thread(target=_watch, args=(watched, inherited), daemon=True, name="cachesvc-orphan").start()
 
 
-def _watch(pidfd: int) -> None:
+def _watch(pidfd: int, inherited: str | None) -> None:
     ended = select.poll()
     ended.register(pidfd, select.POLLIN)
     ended.poll()
-    _end()
-
-
-def _end() -> None:
-    """At once: nobody is left to take batches, and torch's queues could wait for a reader for ever."""
-    shutil.rmtree(get_temp_dir(), ignore_errors=True)  # sockets that hand tensors over
+    # At once: nobody is left to take batches, and torch's queues could wait for a reader for ever.
+    own = _temporary_folder()
+    if own is not None and own != inherited:
+        shutil.rmtree(own, ignore_errors=True)  # sockets that hand tensors over
     os._exit(ORPHANED)
+
+
+def _temporary_folder() -> str | None:
+    """multiprocessing's, where one was made: by this process, or inherited, and then in use by whoever made it."""
+    config: dict[str, str | None] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    return config.get("tempdir")

@@ -138,7 +138,7 @@ class NodeMachine(RuleBasedStateMachine):
         if self.checks:
             check = self.checks.pop(pick % len(self.checks))
             if not good:
-                self.send(Corrupt(check.extent, check.tier))
+                self.corrupt(check.extent, check.tier)
             self.send(Verified(check.extent, check.tier))
 
     @rule(budget_bytes=st.integers(0, BUDGETS[NVME]))
@@ -236,6 +236,8 @@ class NodeMachine(RuleBasedStateMachine):
 
     @rule(extent=extents, tier=st.sampled_from([RAM, NVME]))
     def corrupt(self, extent: ExtentId, tier: TierName) -> None:
+        if tier != RAM:  # a file can go while it is open: its leases end here
+            self.leases = [lease for lease in self.leases if lease[1:] != (extent, tier)]
         self.send(Corrupt(extent, tier))
 
     @rule(tier=st.sampled_from([RAM, NVME]))

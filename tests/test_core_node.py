@@ -149,6 +149,14 @@ def test_a_full_tier_sends_the_fill_to_another_one_and_is_tried_again_later() ->
     assert tell(node, Demanded(ONE, 3, C), now=60.0) == [StartFill(C, RAM)]
 
 
+def test_a_tier_that_was_full_never_takes_more_than_it_was_given() -> None:
+    node = node_of(ram=2)
+    tell(node, declare(A, B, C), Demanded(ONE, 1, A), Held(TWO, E, 5 * SIZE))
+    tell(node, FillFailed(A, RAM, OutOfSpace.code, "no memory"))
+    tell(node, ReaderGone(TWO), Prefetched(1, DATASET))
+    assert node.status().tiers[0].budget_bytes <= 2 * SIZE
+
+
 def test_a_full_disk_refuses_what_it_cannot_take_and_keeps_what_it_has() -> None:
     node = node_of(nvme=3)
     tell(node, declare(A, B), Demanded(ONE, 1, A), Filled(A, NVME), Committed(A, NVME))
@@ -191,6 +199,17 @@ def test_claimed_extents_are_kept_and_the_rest_streams_through_the_window() -> N
     read(node, D, C)
     assert node.where(A) == node.where(B) == RAM
     assert node.counters(DATASET).bound == pytest.approx(3 / 5)
+
+
+def test_a_scan_that_nobody_declared_takes_nothing_from_what_is_kept_or_ahead() -> None:
+    node = node_of(ram=4, lookahead_bytes=2 * SIZE)
+    tell(node, declare(A, B, C, D, E), plan(A, B, C, D, E))
+    fill(node, A)
+    tell(node, Demanded(TWO, 1, A), Passed(1, 1))
+    had = {each for each in (A, B, C, D, E) if node.where(each)}
+    for number in range(20):
+        read(node, ExtentId(bytes([100 + number]) * 16))
+    assert had <= {each for each in (A, B, C, D, E) if node.where(each)}
 
 
 def test_claimed_extents_displace_undeclared_ones() -> None:

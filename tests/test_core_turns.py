@@ -3,42 +3,63 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from functools import partial
+from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachesvc.core.events import DatasetDeclared, Demanded, Event, Filled, Prefetched, StartFill
+from cachesvc.core.events import (
+    DatasetDeclared,
+    Demanded,
+    Event,
+    Evict,
+    Evicted,
+    Filled,
+    Grant,
+    Prefetched,
+    Refuse,
+    Released,
+    StartFill,
+)
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId
 from cachesvc.core.node import Node
 from cachesvc.core.policy import Settings, TierSpec
 from cachesvc.core.turns import Turns
+from cachesvc.simulate.clock import Clock
+from cachesvc.simulate.source import Source, SourceSpec
 
 SIZE = 10
 
 
-@given(st.lists(st.integers(0, 4) | st.none(), max_size=60))
-def test_owners_take_turns_and_each_is_served_in_its_own_order(moves: list[int | None]) -> None:
-    """A number: that owner asks; None: one is served."""
+@given(st.lists(st.integers(0, 4) | st.sampled_from(["serve", "drop"]), max_size=60))
+def test_owners_take_turns_and_each_is_served_in_its_own_order(moves: list[int | str]) -> None:
+    """A number: that owner asks; else one is served, or is there for nothing."""
     turns: Turns[tuple[int, int]] = Turns()
-    asked, served, passed_over = Counter[int](), Counter[int](), defaultdict[int, Counter[int]](Counter)
+    asked, done, passed_over = Counter[int](), Counter[int](), defaultdict[int, Counter[int]](Counter)
     for move in moves:
-        if move is not None:
+        if isinstance(move, int):
             turns.append(move, (move, asked[move]))
             asked[move] += 1
             continue
         if not len(turns):
             continue
-        owner, number = turns.first
-        assert turns.first == (owner, number)
-        turns.pass_on()
-        assert number == served[owner]
-        served[owner] += 1
+        owner, (_, number) = turns.first
+        assert turns.first == (owner, (owner, number))
+        turns.served() if move == "serve" else turns.drop()
+        assert number == done[owner]
+        done[owner] += 1
+        if move == "drop":
+            if asked[owner] == done[owner]:  # who asks again later comes behind the others
+                passed_over.pop(owner, None)
+            continue
         passed_over.pop(owner, None)
         for other in asked:
-            if asked[other] > served[other] and other != owner:
+            if asked[other] > done[other] and other != owner:
                 passed_over[other][owner] += 1
                 assert passed_over[other][owner] <= 1, "served twice while another waited"
-    assert len(turns) == sum(asked.values()) - sum(served.values()) == len(list(turns))
+    assert len(turns) == sum(asked.values()) - sum(done.values()) == len(list(turns))
 
 
 def fills_in_order(node: Node, start: list[Event]) -> list[int]:
@@ -63,17 +84,139 @@ def jobs(counts: list[int]) -> list[tuple[tuple[ExtentId, int], ...]]:
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.integers(1, 3), st.lists(st.integers(1, 8), min_size=1, max_size=3))
-def test_a_scan_of_three_hundred_demands_delays_others_by_their_share(slots: int, small: list[int]) -> None:
+@given(
+    st.integers(1, 3),
+    st.lists(st.integers(1, 8), min_size=1, max_size=3),
+    st.lists(st.integers(0, 2), min_size=4, max_size=4),
+    st.integers(1, 5),
+)
+def test_a_scan_of_three_hundred_demands_delays_other_jobs_by_their_share(
+    slots: int, small: list[int], dataset_of: list[int], readers: int
+) -> None:
+    """Whatever datasets the jobs read, and however many readers the scan has."""
     extents = jobs([300, *small])
     node = Node([TierSpec(RAM, SIZE * 1000)], Settings(max_fills=slots))
-    start: list[Event] = [DatasetDeclared(j, DatasetId(str(j)), each) for j, each in enumerate(extents)]
-    start += [Demanded(ReaderId(j), k, e) for j, each in enumerate(extents) for k, (e, _) in enumerate(each)]
+    start: list[Event] = []
+    for name in set(dataset_of[: len(extents)]):
+        owned = [each for j, each in enumerate(extents) if dataset_of[j] == name]
+        start.append(DatasetDeclared(name, DatasetId(str(name)), tuple(e for each in owned for e in each)))
+    for j, each in enumerate(extents):
+        start += [
+            Demanded(ReaderId(100 * j + k % readers), k, extent, job=1000 + j)
+            for k, (extent, _) in enumerate(each)
+        ]
     order = fills_in_order(node, start)
     assert Counter(order) == Counter({j: len(each) for j, each in enumerate(extents)})
     for job, count in enumerate(small, start=1):
         last = max(at for at, who in enumerate(order) if who == job)
         assert last < slots + 1 + (count + 1) * len(extents), order[:40]
+
+
+def test_readers_that_name_no_job_are_jobs_of_their_own() -> None:
+    (extents,) = jobs([40])
+    node = Node([TierSpec(RAM, SIZE * 100)], Settings(max_fills=1))
+    start: list[Event] = [DatasetDeclared(1, DatasetId("d"), extents)]
+    start += [Demanded(ReaderId(1), k, extent) for k, (extent, _) in enumerate(extents[:39])]
+    start += [Demanded(ReaderId(2), 0, extents[39][0])]
+    started = [c for event in start for c in node.handle(event, 0.0) if isinstance(c, StartFill)]
+    assert [c.extent for c in started] == [extents[0][0]]
+    node.handle(Filled(extents[0][0], RAM), 0.0)
+    assert node.copies.find(extents[39][0], node.policy.tiers[RAM]) or node.copies.find(
+        extents[1][0], node.policy.tiers[RAM]
+    )
+    node.handle(Filled(extents[1][0], RAM), 0.0)
+    assert node.copies.find(extents[39][0], node.policy.tiers[RAM])
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 3), st.integers(1, 20), st.randoms(use_true_random=False))
+def test_what_two_jobs_wait_for_is_filled_once_when_the_first_has_its_turn(
+    slots: int, count: int, chance: Random
+) -> None:
+    (extents,) = jobs([200])
+    node = Node([TierSpec(RAM, SIZE * 300)], Settings(max_fills=slots))
+    shared = chance.sample(range(100, 200), count)
+    start: list[Event] = [DatasetDeclared(1, DatasetId("d"), extents)]
+    start += [Demanded(ReaderId(1), k, extent, job=1) for k, (extent, _) in enumerate(extents)]
+    start += [Demanded(ReaderId(2), k, extents[k][0], job=2) for k in shared]
+    granted: list[tuple[int, ExtentId]] = []
+    filled: list[ExtentId] = []
+    waiting = [command for event in start for command in node.handle(event, 0.0)]
+    while waiting:
+        command = waiting.pop(0)
+        if isinstance(command, Grant):
+            granted.append((command.reader, command.extent))
+        if isinstance(command, StartFill):
+            filled.append(command.extent)
+            waiting += node.handle(Filled(command.extent, command.tier), 0.0)
+        if len(waiting) % 10 == 0:
+            node.check()
+    assert sorted(filled) == sorted(extent for extent, _ in extents), "each once"
+    assert Counter(who for who, _ in granted) == {1: len(extents), 2: count}
+    last = max(at for at, extent in enumerate(filled) if extent in {extents[k][0] for k in shared})
+    assert last < slots + 1 + 2 * (count + 1)
+
+
+def shares(jobs_of: dict[int, tuple[int, int]], until: int) -> dict[int, int]:
+    """Under a virtual clock: how many extents each job got that it had to wait for. `jobs_of`: job -> (dataset,
+    readers); each reader reads its dataset in an order of its own, eight extents at once, and keeps none."""
+    node = Node([TierSpec(RAM, SIZE * 120)], Settings(max_fills=4, lookahead_bytes=SIZE * 60))
+    clock, source = Clock(), Source(SourceSpec(), seed=1)
+    catalogs = {d: each for d, each in enumerate(jobs([4000] * (1 + max(d for d, _ in jobs_of.values()))))}
+    job_of, order, asked_at = dict[int, int](), dict[int, list[ExtentId]](), dict[tuple[int, int], float]()
+    got: Counter[int] = Counter()
+
+    def handle(event: Event) -> None:
+        for command in node.handle(event, clock.now):
+            if isinstance(command, StartFill):
+                delay_s, _ = source.fetch(SIZE << 20, clock.now)
+                clock.after(delay_s, partial(handle, Filled(command.extent, command.tier)))
+            elif isinstance(command, Evict):
+                clock.after(0, partial(handle, Evicted(command.extent, command.tier)))
+            elif isinstance(command, Grant):
+                got[job_of[command.reader]] += asked_at[command.reader, command.request] < clock.now
+                clock.after(0, partial(next_of, command.reader, command.extent))
+            elif isinstance(command, Refuse):
+                clock.after(0.1, partial(ask, command.reader, command.extent))
+
+    def next_of(reader: int, extent: ExtentId) -> None:
+        handle(Released(ReaderId(reader), extent))
+        ask(reader, order[reader].pop())
+
+    def ask(reader: int, extent: ExtentId) -> None:
+        number = len(asked_at)
+        asked_at[reader, number] = clock.now
+        handle(Demanded(ReaderId(reader), number, extent, job=job_of[reader]))
+
+    for number, extents in catalogs.items():
+        handle(DatasetDeclared(number + 1, DatasetId(str(number)), extents))
+    for job, (dataset, readers) in jobs_of.items():
+        for k in range(readers):
+            reader = 100 * job + k
+            job_of[reader] = job
+            shuffled = [extent for extent, _ in catalogs[dataset]]
+            Random(reader).shuffle(shuffled)
+            order[reader] = shuffled
+            for _ in range(8):
+                ask(reader, shuffled.pop())
+    while sum(got.values()) < until:
+        clock.step()
+    node.check()
+    return dict(got)
+
+
+@pytest.mark.parametrize(
+    "jobs_of",
+    [
+        {1: (0, 1), 2: (0, 1), 3: (1, 1)},  # two on one dataset, one on another
+        {1: (0, 6), 2: (0, 1), 3: (1, 1)},  # one of them with six times the readers
+        {1: (0, 6), 2: (0, 1)},
+    ],
+)
+def test_each_job_gets_its_share_of_the_source(jobs_of: dict[int, tuple[int, int]]) -> None:
+    got = shares(jobs_of, 1500)
+    fair = sum(got.values()) / len(jobs_of)
+    assert all(abs(each - fair) <= 0.1 * fair for each in got.values()), got
 
 
 def test_prefetches_take_turns() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.node import Daemon
+from cachesvc.__main__ import run
 from cachesvc.client import Control
 from cachesvc.simulate.compare import simulate
 from cachesvc.simulate.engine import NodeSpec, tiers_of
@@ -26,14 +27,23 @@ def _shards(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("f", [0.35, 0.8])
+@pytest.mark.parametrize(("f", "ram"), [(0.35, 1.0), (0.8, 1.0), (0.5, 0.3), (0.8, 0.1)])
 def test_the_daemon_hits_as_often_as_the_simulated_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, f: float
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    f: float,
+    ram: float,
 ) -> None:
+    """`ram`: the part of the cache that is RAM; the rest is NVMe."""
     data = tmp_path / "data"
     _shards(data)
     capacity = int(f * WORK.size_bytes)
-    options = ["--ram", str(capacity), "--extent-bytes", str(SHARD_BYTES), "--allow", f"{data}/"]
+    in_ram = int(ram * capacity)
+    options = ["--ram", str(in_ram), "--extent-bytes", str(SHARD_BYTES), "--allow", f"{data}/"]
+    if ram < 1:
+        (tmp_path / "nvme").mkdir()
+        options += ["--nvme", f"{tmp_path / 'nvme'}={capacity - in_ram}"]
     with Daemon(tmp_path / "node", options) as node:
         monkeypatch.setenv("CACHESVC_SOCKET", node.socket_dir)
         monkeypatch.setenv("CACHESVC", "require")
@@ -43,10 +53,14 @@ def test_the_daemon_hits_as_often_as_the_simulated_node(
             assert sum(1 for _ in batches) == WORK.shards * SAMPLES // 64
         with Control(node.socket_dir) as control:
             (found,) = control.status().datasets
-    simulated = simulate("keep", NodeSpec(tiers_of(capacity)), WORK)
+        assert run(["status", "--socket", node.socket_dir]) == 0
+    simulated = simulate("keep", NodeSpec(tiers_of(in_ram, capacity - in_ram)), WORK)
+    told = capsys.readouterr().out
     rates = [epoch.hit_rate for epoch in found.epochs]
     print(f"f = {f}: daemon {rates}, simulated {[epoch.hit_rate for epoch in simulated.epochs]}")
     assert [epoch.number for epoch in found.epochs] == [0, 1, 2]
+    assert [epoch.touched for epoch in found.epochs] == [WORK.shards] * 3, "the last of each epoch included"
+    assert all(f"{100 * rate:.1f}" in told for rate in rates), "the table tells each epoch"
     for epoch, expected in zip(found.epochs, simulated.epochs, strict=True):
         assert abs(epoch.hit_rate - expected.hit_rate) <= 0.02
         assert epoch.bound == pytest.approx(f, abs=0.01)

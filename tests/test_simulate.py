@@ -24,8 +24,10 @@ FRACTIONS = (0.1, 0.35, 0.5, 0.8)
 FULL = Workload(shards=2000, epochs=8)
 
 
-def spec_of(work: Workload, f: float) -> NodeSpec:
-    return NodeSpec(tiers_of(int(f * work.size_bytes)))
+def spec_of(work: Workload, f: float, ram: float = 1.0) -> NodeSpec:
+    """A node that can hold `f` of the data, a part `ram` of that in RAM and the rest on NVMe."""
+    capacity = int(f * work.size_bytes)
+    return NodeSpec(tiers_of(int(ram * capacity), capacity - int(ram * capacity)))
 
 
 def held_to_the_promise(result: Result, work: Workload, f: float) -> None:
@@ -37,17 +39,35 @@ def held_to_the_promise(result: Result, work: Workload, f: float) -> None:
     assert result.peak_ratio <= 1.25
 
 
-def test_two_thousand_shards_are_kept_at_the_bound_with_an_even_source_rate() -> None:
+@pytest.mark.parametrize(("f", "ram"), [(0.5, 1.0), (0.8, 0.2)])
+def test_two_thousand_shards_are_kept_at_the_bound_with_an_even_source_rate(f: float, ram: float) -> None:
     work = replace(FULL, epochs=4)
-    held_to_the_promise(simulate("keep", spec_of(work, 0.5), work), work, 0.5)
+    held_to_the_promise(simulate("keep", spec_of(work, f, ram), work), work, f)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("f", FRACTIONS)
+@pytest.mark.parametrize("ram", [1.0, 0.5, 0.2, 0.05])
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_eight_epochs_at_each_size_of_cache_hold_the_promise(f: float, seed: int) -> None:
+def test_eight_epochs_at_each_size_and_split_of_the_cache_hold_the_promise(
+    f: float, ram: float, seed: int
+) -> None:
     work = replace(FULL, seed=seed)
-    held_to_the_promise(simulate("keep", spec_of(work, f), work), work, f)
+    held_to_the_promise(simulate("keep", spec_of(work, f, ram), work), work, f)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_places_change_under_faults_with_every_invariant_intact(seed: int) -> None:
+    """What is kept moves between tiers only by being fetched, and stays as much as it was."""
+    work = Workload(shards=240, samples_per_shard=4, shard_bytes=1000, batch=4, epochs=4, seed=seed)
+    spec = replace(spec_of(work, 0.7, 0.3), source=SourceSpec(fault_rate=0.1), check_every=5)
+    engine = Engine(spec, work)
+    engine.log = []
+    results = engine.run()
+    assert all(abs(epoch.hit_rate - 0.7) <= 0.04 for epoch in results[1:])
+    began = [at for at, command in engine.log if isinstance(command, ev.StartFill)][work.shards]
+    later = [command for at, command in engine.log if at > began and isinstance(command, ev.StartFill)]
+    assert {command.tier for command in later if command.from_tier is None} == {"ram", "nvme0"}
 
 
 @pytest.mark.slow

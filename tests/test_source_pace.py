@@ -5,8 +5,10 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 
 import pytest
 from hypothesis import given
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from cachesvc.core.backoff import Breaker, Pace, full_jitter_s
 from cachesvc.core.errors import SourceUnavailable
 from cachesvc.core.model import ObjectVersion
-from cachesvc.sources.resilient import Resilience, Resilient
+from cachesvc.sources.resilient import LINE_LOOK_S, Resilience, Resilient
 from tests.test_sources_resilient import Clock
 
 
@@ -40,66 +42,158 @@ class Bucket:
         return True
 
 
+@dataclass
+class Process:
+    """A client: its pace, and when it has a core (always, or the first `runs_s` of every `of_s` seconds)."""
+
+    runs_s: float
+    of_s: float
+    pace: Pace = field(default_factory=Pace)
+
+    def awake(self, at: float) -> float:
+        return at if at % self.of_s < self.runs_s else at - at % self.of_s + self.of_s
+
+
 def simulate(
-    bucket: Bucket, clients: int, threads: int, seconds: float, latency_s: float, seed: int
+    bucket: Bucket,
+    clients: int,
+    threads: int,
+    seconds: float,
+    latency_s: float,
+    seed: int = 1,
+    runs: tuple[float, float] = (1.0, 1.0),
 ) -> tuple[list[float], list[float]]:
-    """When requests came to the source, and when it served one: closed loops with the retries of `Resilient`."""
+    """When requests came to the source, and when it served one: closed loops with the line and the retries of
+    `Resilient`; `runs` as `Process`. Answers are refused or not when they are sent, and known later."""
     chance = random.Random(seed)
-    paces = [Pace() for _ in range(clients)]
+    processes = [Process(*runs) for _ in range(clients)]
     asked: list[float] = []
     served: list[float] = []
-    events = [(chance.random() / 100, n, n % clients, 0, False) for n in range(clients * threads)]
-    heapq.heapify(events)
-    number = len(events)
-    while events and (event := heapq.heappop(events))[0] < seconds:
-        now, _, client, attempt, going = event
-        number += 1
-        if not going:
-            heapq.heappush(events, (paces[client].reserve(now), number, client, attempt, True))
-            continue
-        if paces[client].paused_s(now):
-            heapq.heappush(events, (now + paces[client].paused_s(now), number, client, attempt, True))
-            continue
+    events: list[tuple[float, int, Callable[[float], None]]] = []
+
+    def later(process: Process, at: float, do: Callable[[float], None]) -> None:
+        heapq.heappush(events, (process.awake(at), next(numbers), do))
+
+    def join(process: Process, attempt: int, now: float) -> None:
+        stand(process, attempt, process.pace.join(now), now)
+
+    def stand(process: Process, attempt: int, place: float, now: float) -> None:
+        if wait_s := process.pace.wait_s(place, now):
+            return later(process, now + min(wait_s, LINE_LOOK_S), partial(stand, process, attempt, place))
         asked.append(now)
         back = now + latency_s * (0.5 + chance.random())
         if bucket.allows(now):
             served.append(now)
-            paces[client].accepted(back)
-            heapq.heappush(events, (back, number, client, 0, False))
-        else:
-            paces[client].refused(back, 0.0)
-            wait = full_jitter_s(attempt, chance.random())
-            heapq.heappush(events, (back + wait, number, client, attempt + 1, False))
+            return later(process, back, partial(accepted, process, now))
+        later(process, back, partial(refused, process, attempt, now))
+
+    def accepted(process: Process, sent_at: float, now: float) -> None:
+        process.pace.accepted(sent_at, now)
+        join(process, 0, now)
+
+    def refused(process: Process, attempt: int, sent_at: float, now: float) -> None:
+        process.pace.refused(sent_at, now, 0.0)
+        later(process, now + full_jitter_s(attempt, chance.random()), partial(join, process, attempt + 1))
+
+    numbers = count()
+    for number in range(clients * threads):
+        process = processes[number % clients]
+        later(process, chance.random() / 100, partial(join, process, 0))
+    while events and events[0][0] < seconds:
+        now, _, do = heapq.heappop(events)
+        do(now)
     return asked, served
+
+
+def share(times: list[float], start: float, end: float, rate: float) -> float:
+    """Of `rate`, between two moments."""
+    return sum(start <= at < end for at in times) / (end - start) / rate
 
 
 @pytest.mark.parametrize(
     ("rate", "burst", "clients", "threads", "latency_s"),
-    [(100, 10, 2, 64, 0.002), (3500, 350, 16, 64, 0.03), (150, 15, 2, 64, 0.005), (1000, 100, 1, 64, 0.01)],
+    [
+        (100, 10, 2, 64, 0.002),
+        (100, 10, 2, 256, 0.002),
+        (3500, 350, 16, 64, 0.03),
+        (150, 15, 2, 64, 0.005),
+        (1000, 100, 1, 64, 0.01),
+    ],
 )
 def test_clients_settle_at_what_the_source_allows(
     rate: int, burst: int, clients: int, threads: int, latency_s: float
 ) -> None:
-    asked, served = simulate(Bucket(rate, burst), clients, threads, 60, latency_s, seed=1)
+    asked, served = simulate(Bucket(rate, burst), clients, threads, 60, latency_s)
     for start in (10, 20, 30, 40, 50):
-        assert sum(start <= at < start + 10 for at in asked) / 10 / rate <= 1.1, start
-        assert sum(start <= at < start + 10 for at in served) / 10 / rate >= 0.85, start
-    assert len(asked) <= 1.1 * rate * 60
+        assert share(asked, start, start + 10, rate) <= 1.1, start
+        assert share(served, start, start + 10, rate) >= 0.85, start
+    assert len(asked) <= 1.15 * rate * 60
+
+
+@pytest.mark.parametrize("latency_s", [0.1, 0.5, 1.0, 2.0, 5.0])
+@pytest.mark.parametrize("threads", [64, 256])
+def test_late_answers_do_not_cut_the_rate_down_to_nothing(latency_s: float, threads: int) -> None:
+    """A refusal that comes late says nothing of the rate since: once each of them cut it, down to a fiftieth."""
+    rate = 100
+    possible = min(1.0, 2 * threads / latency_s / rate)
+    asked, served = simulate(Bucket(rate, 10), 2, threads, 120, latency_s)
+    assert share(asked, 20, 120, rate) <= 1.1
+    assert share(served, 20, 120, rate) >= 0.85 * possible
+
+
+@pytest.mark.parametrize("runs", [(0.05, 0.5), (0.1, 1.0), (0.2, 2.0), (0.5, 5.0)])
+def test_processes_that_seldom_have_a_core_still_get_on(runs: tuple[float, float]) -> None:
+    """They ask in bursts whenever they have one: what the source allows at once is served each time."""
+    rate, burst = 100, 10
+    asked, served = simulate(Bucket(rate, burst), 2, 64, 180, 0.01, runs=runs)
+    for start in range(20, 180, 40):
+        assert share(served, start, start + 40, burst / runs[1]) >= 0.9, start
+        assert share(asked, start, start + 40, rate) <= 1.1, start
+
+
+def test_a_cut_holds_up_all_who_stand_in_line() -> None:
+    pace = Pace()
+    for number in range(100):
+        pace.accepted(0.0, number / 100)
+    pace.refused(0.0, 1.0, 0.0)
+    assert pace.rate(1.0) == pytest.approx(100)
+    places = [pace.join(1.0) for _ in range(500)]
+    waited_s = pace.wait_s(places[-1], 1.0)
+    for number in range(300):  # from here on everything is refused
+        pace.refused(1.0 + number / 100, 1.01 + number / 100, 0.0)
+    assert pace.rate(4.0) < 60
+    assert pace.wait_s(places[-1], 4.0) > waited_s - 3 + 1
+
+
+@given(st.floats(0.001, 100), st.integers(1, 64), st.data())
+def test_everybody_in_line_gets_a_turn_in_bounded_time(served: float, line: int, data: st.DataObject) -> None:
+    """Whatever is answered meanwhile, the last place is due after a place's worth of the least rate each."""
+    pace = Pace()
+    pace.accepted(0.0, served)
+    pace.refused(0.0, 0.1 + served, 0.0)
+    pace.refused(0.0, 0.4 + served, 0.0)
+    now = start = 0.4 + served
+    place = [pace.join(now) for _ in range(line)][-1]
+    while wait_s := pace.wait_s(place, now):
+        now += min(wait_s, LINE_LOOK_S)
+        if data.draw(st.booleans()):
+            pace.refused(now - 0.01, now, 0.0)
+        assert now - start <= 2 + line / pace.LEAST_RATE
 
 
 def test_a_source_with_a_second_of_burst_is_asked_too_much_only_while_that_lasts() -> None:
-    asked, served = simulate(Bucket(100, 100), 2, 64, 100, 0.02, seed=1)
-    assert len(asked) <= 1.1 * 100 * 100 + 100
+    asked, served = simulate(Bucket(100, 100), 2, 64, 100, 0.02)
+    assert len(asked) <= 1.15 * 100 * 100
     assert sum(at >= 20 for at in asked) <= 1.1 * 100 * 80
     assert sum(at >= 20 for at in served) >= 0.85 * 100 * 80
 
 
 def test_without_refusals_there_is_no_limit_and_after_a_minute_it_is_forgotten() -> None:
     pace = Pace()
-    assert [pace.reserve(1.0) for _ in range(3)] == [1.0] * 3
+    assert [pace.wait_s(pace.join(1.0), 1.0) for _ in range(3)] == [0.0] * 3
     for number in range(60):
-        pace.accepted(1 + number / 100)
-    pace.refused(1.6, 0.0)
+        pace.accepted(1.0, 1 + number / 100)
+    pace.refused(1.0, 1.6, 0.0)
     assert pace.rate(1.6) == pytest.approx(100)
     assert pace.rate(2.6) == pytest.approx(200)  # a first guess doubles
     assert pace.rate(1.6 + pace.FORGET_S + 1) == math.inf
@@ -107,8 +201,8 @@ def test_without_refusals_there_is_no_limit_and_after_a_minute_it_is_forgotten()
 
 def test_retry_after_stops_everybody() -> None:
     pace = Pace()
-    pace.refused(5.0, 30.0)
-    assert pace.reserve(6.0) == 35.0
+    pace.refused(4.0, 5.0, 30.0)
+    assert pace.wait_s(pace.join(6.0), 6.0) == 29.0
     assert pace.paused_s(15.0) == 20.0
 
 
@@ -117,9 +211,9 @@ def test_the_rate_stays_a_rate(answers: list[tuple[bool, float]]) -> None:
     pace, now = Pace(), 0.0
     for fine, later in answers:
         now += later
-        pace.accepted(now) if fine else pace.refused(now, 0.0)
+        pace.accepted(now, now) if fine else pace.refused(now, now, 0.0)
         assert pace.rate(now) >= pace.LEAST_RATE
-        assert pace.reserve(now) >= now
+        assert pace.wait_s(pace.join(now), now) >= 0
 
 
 def test_a_source_that_is_down_costs_one_probe_an_interval() -> None:

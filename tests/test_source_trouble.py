@@ -20,6 +20,8 @@ from tests.servers import Proxy, SeaweedFS, free_ports
 from tests.test_daemon import wait_until
 
 EXTENT = 1 << 20
+STARVED = 3
+"""Seconds in wait of a core for each second on one; fillers are nice, and wait behind all others."""
 RECORDS = Options(format="records", record_bytes=4096)
 needs_fuse = pytest.mark.skipif(bool(FaultyMount.why_not()), reason=FaultyMount.why_not())
 
@@ -64,16 +66,29 @@ def test_a_mount_that_hangs_stops_neither_the_daemon_nor_other_data(tmp_path: Pa
         assert got == [data[::-1]]
 
 
+def starved(daemon: Daemon) -> bool:
+    """Whether the daemon's children spent most of their life in wait of a core: then it is others who set their pace."""
+    assert daemon.process is not None
+    root = daemon.process.pid
+    children = Path(f"/proc/{root}/task/{root}/children").read_text().split()
+    lives = [path.read_text() for pid in children for path in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    ran_ns, waited_ns = (sum(int(life.split()[field]) for life in lives) for field in (0, 1))
+    return waited_ns > STARVED * ran_ns
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("delay_s", [0.0, 1.0])
 def test_two_fillers_settle_at_the_rate_of_a_source_that_throttles(
-    tmp_path: Path, s3_server: SeaweedFS, bucket: str, s3_env: dict[str, str]
+    delay_s: float, tmp_path: Path, s3_server: SeaweedFS, bucket: str, s3_env: dict[str, str]
 ) -> None:
-    rate, count, size = 100.0, 3_600, 4096
+    rate, count, size = 40.0, 1_400, 4096  # few enough for fillers that must share their core
     client = s3_server.client()
     body = os.urandom(size)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda n: client.put_object(Bucket=bucket, Key=f"t/{n:05}.x", Body=body), range(count)))
-    with Proxy(s3_server.endpoint.removeprefix("http://"), gets_per_s=rate) as proxy:
+    target = s3_server.endpoint.removeprefix("http://")
+    with Proxy(target, gets_per_s=rate, delay_s=delay_s) as proxy:
         credentials = {**s3_env, "AWS_ENDPOINT_URL": proxy.endpoint}
         options = [
             "--ram",
@@ -91,14 +106,17 @@ def test_two_fillers_settle_at_the_rate_of_a_source_that_throttles(
                 *_, last = control.prefetch(dataset)
             assert last.done
             assert last.resident_extents == last.extents
+            hungry = starved(daemon)
         asked = list(proxy.gets)
     start = asked[0][0]
-    settled = [(at - start, passed) for at, passed in asked if 5 <= at - start <= 30]
+    found_s = 5 + 5 * delay_s
+    settled = [(at - start, passed) for at, passed in asked if found_s <= at - start <= 30]
     span = settled[-1][0] - settled[0][0]
     offered, served = len(settled) / span / rate, sum(passed for _, passed in settled) / span / rate
     assert offered <= 1.1, offered
-    assert served >= 0.85, served
-    assert len(asked) <= 1.15 * count  # the first seconds, in which the rate is found, included
+    assert hungry or served >= 0.85, served
+    # The first seconds included, in which the rate is found: longer where answers are late.
+    assert len(asked) <= (1.15 + 0.35 * delay_s) * count
 
 
 def test_the_password_in_a_url_shows_nowhere(tmp_path: Path) -> None:

@@ -12,6 +12,9 @@ from cachesvc.client import Control
 if TYPE_CHECKING:
     from cachesvc.v1 import cachesvc_pb2 as pb
 
+EPOCHS = 3
+"""Epochs of a dataset that the table shows, the one under way included; `--json` tells all that are remembered."""
+
 
 @click.command()
 @options.daemon
@@ -42,6 +45,8 @@ def status(socket: str | None, json: bool) -> int:
             "source>",
         ]
         output.table([*heads, "", "uri"], [_dataset(d) for d in reply.datasets])
+    if epochs := [_epoch(d, epoch) for d in reply.datasets for epoch in d.epochs[-EPOCHS:]]:
+        output.table(["dataset", "epoch>", "touched>", "hits>", "bound>", "of bound>"], epochs)
     return 0
 
 
@@ -72,4 +77,15 @@ def _dataset(row: pb.DatasetStatus) -> list[str]:
         output.size(row.source_bytes),
         "pinned" if row.pinned else "",
         row.dataset.uri,
+    ]
+
+
+def _epoch(row: pb.DatasetStatus, epoch: pb.EpochStatus) -> list[str]:
+    return [
+        row.dataset.id[:12],
+        f"{epoch.number}",
+        f"{epoch.touched:,}",
+        output.share(epoch.hit_rate, 1.0),
+        output.share(epoch.bound, 1.0),
+        output.share(epoch.of_bound, 1.0),
     ]

@@ -56,9 +56,14 @@ class Pace:
 
     A limit on concurrency alone cannot settle there: where an answer takes 1 ms, one request at a time is a
     thousand a second. So a refusal cuts the rate by the share of requests that were refused, by 5 % at least
-    and by half at most, once per `SETTLE_S` (what is on its way is refused together). From there it grows as
-    in `rate`: slowly around the limit just found, then ever faster, for the limit itself may have moved (the
-    idea of CUBIC, Ha et al., 2008). Each process does so by itself; its refusals tell it of the others.
+    and by half at most. From there it grows as in `rate`: slowly around the limit just found, then ever faster,
+    for the limit itself may have moved (the idea of CUBIC, Ha et al., 2008). Each process does so by itself; its
+    refusals tell it of the others.
+
+    A cut must be seen to work before the next, however long answers take (a slow source, a process without a
+    core): (1) places in the line are handed out at the rate as it is, not as it was when somebody joined; (2) only
+    answers to requests sent since the last cut count, `SETTLE_S` of them at least. Otherwise each late refusal
+    of what was sent before would cut again, down to nothing.
     """
 
     SETTLE_S = 1.0
@@ -72,8 +77,12 @@ class Pace:
     _base: float = math.inf
     _guessed: bool = False
     _cut_at: float = -math.inf
-    _next: float = -math.inf
     _paused_until: float = -math.inf
+    _last: float = 0.0
+    """The place at the end of the line."""
+    _due: float = 0.0
+    """Places up to this one may go; it moves with the rate."""
+    _due_at: float = -math.inf
     _seen: deque[_Window] = field(default_factory=lambda: deque(maxlen=2))
 
     def rate(self, now: float) -> float:
@@ -87,30 +96,36 @@ class Pace:
             return self._base * math.pow(2.0, quiet_s)
         return self._base * math.exp(0.01 * quiet_s * (1 + (quiet_s / 10) ** 2)) + quiet_s / 20
 
-    def free_at(self, now: float) -> float:
-        """When the next request may go."""
-        return max(now, self._next, self._paused_until)
+    def join(self, now: float) -> float:
+        """Stand in line for the next request; the place there, for `wait_s`. Who leaves early wastes a place."""
+        if math.isinf(self.rate(now)):
+            return self._due
+        self._move(now)
+        self._last += 1
+        return self._last
 
-    def reserve(self, now: float) -> float:
-        """Take the place of the next request; answers `free_at`."""
-        at = self.free_at(now)
-        self._next = at + 1 / self.rate(now)
-        return at
+    def wait_s(self, place: float, now: float) -> float:
+        """Seconds until that place may ask, as far as is known now; 0: go. Look again before they are over:
+        the rate changes."""
+        self._move(now)
+        return self.paused_s(now) + max(0.0, place - self._due) / self.rate(now)
 
     def paused_s(self, now: float) -> float:
         """Seconds for which the source asked to be left alone."""
         return max(0.0, self._paused_until - now)
 
-    def accepted(self, now: float) -> None:
-        """The source answered; that an object is missing is an answer too."""
-        self._window(now).accepted += 1
+    def accepted(self, sent_at: float, now: float) -> None:
+        """The source answered what was sent then; that an object is missing is an answer too."""
+        if sent_at >= self._cut_at:
+            self._window(now).accepted += 1
 
-    def refused(self, now: float, retry_after_s: float) -> None:
+    def refused(self, sent_at: float, now: float, retry_after_s: float) -> None:
         """The source said 429 or 503, and perhaps until when."""
+        self._move(now)
         self._paused_until = max(self._paused_until, now + retry_after_s)
-        self._window(now).refused += 1
-        if now - self._cut_at < self.SETTLE_S:
+        if sent_at < self._cut_at:
             return
+        self._window(now).refused += 1
         accepted = sum(window.accepted for window in self._seen)
         refused = sum(window.refused for window in self._seen)
         span_s = now - self._seen[0].since
@@ -118,7 +133,9 @@ class Pace:
             if span_s < self.FIRST_S:  # too early to tell, and no reason to go on like that
                 self._paused_until = max(self._paused_until, self._seen[0].since + self.FIRST_S)
                 return
-            self._base, self._guessed = accepted / span_s, True
+            self._base, self._guessed, self._due = accepted / span_s, True, self._last
+        elif span_s < self.SETTLE_S:
+            return
         else:
             kept = accepted / (accepted + refused)
             self._base = self.rate(now) * min(self.CUT_LEAST, max(self.CUT_MOST, kept))
@@ -126,6 +143,13 @@ class Pace:
         self._base = max(self.LEAST_RATE, self._base)
         self._cut_at = now
         self._seen.clear()
+
+    def _move(self, now: float) -> None:
+        """Bring the line up to now; of places that nobody took while it was empty, one is left."""
+        rate, since = self.rate(now), max(self._due_at, min(now, self._paused_until))
+        if math.isfinite(rate) and math.isfinite(since):
+            self._due = min(self._last + 1, self._due + rate * (now - since))
+        self._due_at = now
 
     def _window(self, now: float) -> _Window:
         """The counts of this second; those of the one before are kept too."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from cachesvc.core.model import RAM, ExtentId
@@ -14,8 +14,14 @@ if TYPE_CHECKING:
 
 def check(node: Node) -> None:
     """Assert that every account agrees with what it counts. O(extents)."""
+    queued: defaultdict[ExtentId, set[int]] = defaultdict(set)
+    for job, entry in node.readers.queue:
+        assert job not in queued[entry.id], "twice in one line"
+        queued[entry.id].add(job)
     for entry in node.copies.entries.values():
-        _check_entry(node, entry)
+        assert entry.queued == queued.pop(entry.id, set()), "queue membership"
+        _check_entry(entry)
+    assert not queued, "queued without a record"
     for tier in node.policy.tiers.values():
         _check_tier(node, tier)
     _check_readers(node)
@@ -30,10 +36,9 @@ def _copies(node: Node) -> list[Copy]:
     return [copy for entry in node.copies.entries.values() for copy in entry.copies]
 
 
-def _check_entry(node: Node, entry: Entry) -> None:
+def _check_entry(entry: Entry) -> None:
     tiers = [copy.tier.name for copy in entry.copies]
     assert len(set(tiers)) == len(tiers), "two copies in one tier"
-    assert entry.queued == (entry in node.readers.queue), "queue membership"
     assert entry.ready == (entry.best() is not None), "readiness"
     if entry.waiters:
         assert not entry.ready, "a waiter on a resident extent"
@@ -71,9 +76,9 @@ def _check_tier(node: Node, tier: Tier) -> None:
     assert tier.held_bytes >= 0, "held bytes below zero"
     assert not tier.held_bytes or tier.name == RAM, "held bytes outside RAM"
     if tier.free_bytes < 0:
-        # Only what was there before us (held by readers, or recovered) may exceed a budget, and what nobody can evict.
+        # Only what was there before us (held by readers, or recovered) may exceed a budget, or lie in a lost tier.
         over = tier.used_bytes - tier.budget_bytes
-        excused = tier.lost or tier.held_bytes or over <= tier.evicting_bytes or not tier.spare_bytes
+        excused = tier.held_bytes or tier.lost or over <= tier.evicting_bytes or not tier.spare_bytes
         assert excused, "a budget exceeded"
     assert tier.committing == {c for c in mine if not c.committed}, "commits under way"
     shelves: list[Shelf] = [tier.lru, tier.ahead, tier.in_use, *tier.kept.values()]

@@ -149,7 +149,7 @@ class Claims:
             kept_bytes=dataset.kept_bytes if dataset else 0,
             resident_bytes=dataset.ready_bytes if dataset else 0,
             total_bytes=dataset.size_bytes if dataset else 0,
-            bound=self._policy.bound(),
+            bound=self._policy.bound_of(dataset) if dataset else self._policy.bound(),
             epochs=tuple(
                 EpochCounters(each.number, each.touched, each.hits, each.bound)
                 for each in (dataset.epochs if dataset else ())
@@ -157,7 +157,7 @@ class Claims:
         )
 
     def _settled(self, entry: Entry) -> bool:
-        return entry.ready or entry.filling() or entry.queued or entry.due_at is not None
+        return entry.ready or entry.filling() or bool(entry.queued) or entry.due_at is not None
 
     def _fill(self, entry: Entry, now: float) -> bool:
         """Start a fill, or know that it finds no room; False when it must wait for a slot or an eviction."""

@@ -259,14 +259,6 @@ class Copies:
             home.kept_bytes += size
         copy.role, copy.home = role, home
 
-    def exchange(self, kept: Copy, streamed: Copy) -> None:
-        """Keep one copy in the stead of another of the same tier, which nobody uses."""
-        for copy, role in ((kept, Role.LRU), (streamed, Role.KEPT)):
-            self._unshelve(copy)
-            self._set_role(copy, role)
-        self.settle(streamed)
-        self.settle(kept, spent=True)
-
     def resettle(self, entry: Entry) -> None:
         """Judge all copies of an extent anew after its claims changed."""
         for copy in tuple(entry.copies):

@@ -81,7 +81,8 @@ class Demanded:
     """A reader needs an extent. Answered by exactly one `Grant`, `Refuse` or `Fail`, unless the reader goes.
 
     `wait=False` is answered at once and starts nothing: `Grant` when resident, else `Refuse`.
-    `size_bytes` is needed only for an extent that no job has declared.
+    `size_bytes` is needed only for an extent that no job has declared. Readers of one `job` wait in one line; 0: what the
+    reader said before, or else a job of its own.
     """
 
     reader: ReaderId
@@ -89,6 +90,7 @@ class Demanded:
     extent: ExtentId
     wait: bool = True
     size_bytes: int = 0
+    job: int = 0
 
 
 @dataclass(frozen=True, slots=True)

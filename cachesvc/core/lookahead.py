@@ -52,7 +52,9 @@ class Lookahead:
         if entries and self._policy.streams:
             self._pace(plan)
             if len(following) >= STRETCHES and shared.retention is None:
-                shared.retention = Retention(following, self._keeps)
+                shared.retention = Retention(
+                    following, lambda each: self._keeps(self._copies.entries.get(each))
+                )
 
     def skip(self, number: int, step: int) -> None:
         """Begin in the middle: what was consumed before is not of this daemon's epoch."""
@@ -118,9 +120,8 @@ class Lookahead:
         return not urgent
 
     def _enter(self, plan: Plan, entry: Entry) -> None:
-        in_ram = any(copy.role is Role.KEPT and copy.tier.name == RAM for copy in entry.copies)
         # a schedule bounds how far a plan goes over what stays where it is
-        free = plan.schedule is not None and in_ram and entry.ready
+        free = plan.schedule is not None and entry.ready and self._keeps(entry)
         plan.enter(0 if free else entry.size_bytes)
         entry.needs += 1
         if entry.needs == 1:
@@ -141,7 +142,7 @@ class Lookahead:
 
     def _fill(self, plan: Plan, entry: Entry, now: float) -> bool:
         """Start a fill from the source; False when it must wait for a slot or for room."""
-        if self._copies.slots <= 0:
+        if self._copies.slots <= 0 or self._yield_to(plan, entry):
             return False
         place = self._policy.place(entry, Asked.PLAN, now)
         for victim in place.victims:
@@ -153,9 +154,12 @@ class Lookahead:
         return entry.size_bytes > max(budgets, default=0)
 
     def _promote(self, entry: Entry) -> bool:
-        """Start a fill from NVMe into RAM where that is free; False when it must wait for an eviction."""
+        """Start a fill from NVMe into RAM where that is free; False when it must wait for an eviction. Where part
+        streams, the room of the window is for what is absent, and what lies on NVMe is read there."""
         copy = entry.best()
-        if copy is None or not copy.committed or copy.tier.name == RAM or self._copies.slots <= 0:
+        if self._policy.streams or copy is None or not copy.committed or copy.tier.name == RAM:
+            return True
+        if self._copies.slots <= 0:
             return True
         place = self._policy.promote(entry)
         for victim in place.victims:
@@ -172,7 +176,8 @@ class Lookahead:
                 self._copies.not_ahead(copy)
             self._resettle(entry, spent=bool(entry.datasets))
             if done and plan.shared.retention is not None:
-                self._retain(plan.shared.retention, entry)
+                kept = next((copy for copy in entry.copies if copy.role is Role.KEPT), None)
+                plan.shared.retention.passed(extent, kept)
             self._copies.forget(entry)
 
     def _resettle(self, entry: Entry, spent: bool) -> None:
@@ -182,19 +187,18 @@ class Lookahead:
 
     # Pacing, keeping, and what is told of epochs
 
-    def _keeps(self, extent: ExtentId) -> bool:
-        entry = self._copies.entries.get(extent)
+    def _keeps(self, entry: Entry | None) -> bool:
         return entry is not None and any(copy.role is Role.KEPT for copy in entry.copies)
 
-    def _retain(self, retention: Retention, entry: Entry) -> None:
-        for copy in entry.copies:
-            if copy.role is Role.KEPT:
-                retention.stays(copy)
-            elif _may_stay(copy) and not self._keeps(entry.id):
-                kept = retention.instead_of(copy, _gives_place)
-                if kept is not None:
-                    self._copies.exchange(kept, copy)
-                return
+    def _yield_to(self, plan: Plan, entry: Entry) -> bool:
+        """Whether a kept copy goes so that an absent extent may be kept in its place."""
+        retention = plan.shared.retention
+        if retention is None or self._policy.room_to_keep(entry, free=False):
+            return False
+        kept = retention.instead_of(entry, _gives_place)
+        if kept is not None:
+            self._copies.evict(kept)
+        return kept is not None
 
     def _pace(self, plan: Plan) -> None:
         """Find out what a plan reads side by side and what of it is absent, and schedule that."""
@@ -217,9 +221,11 @@ class Lookahead:
         entry = self._copies.entries.get(entries[0][0]) if entries else None
         if entry is None or not entry.datasets:
             return None
-        epochs = entry.datasets[0].epochs
+        home = entry.datasets[0]
+        epochs = home.epochs
         if not epochs or number in epochs[-1].plans:
-            epochs.append(EpochTally(epochs[-1].number + 1 if epochs else 0, self._policy.bound()))
+            bound = self._policy.bound_of(home)
+            epochs.append(EpochTally(epochs[-1].number + 1 if epochs else 0, bound))
         epochs[-1].plans.add(number)
         return epochs[-1]
 
@@ -236,14 +242,10 @@ def _absent(entry: Entry) -> bool:
     return not (entry.ready or entry.failed or on_its_way)
 
 
-def _may_stay(copy: Copy) -> bool:
-    """A streamed copy that could be kept; readers may still have it."""
-    return copy.usable and not copy.entry.needs and bool(copy.entry.datasets)
-
-
 def _gives_place(copy: Copy) -> bool:
     """A kept copy that nobody uses, needs or pins."""
-    return copy.role is Role.KEPT and copy.idle and not copy.entry.needs and not copy.entry.pinned
+    unused = copy.usable and copy.idle and not copy.entry.needs
+    return copy.role is Role.KEPT and unused and not copy.entry.pinned
 
 
 def _cost(entry: Entry | None) -> int:

@@ -12,11 +12,13 @@ never below it, so two datasets do not take turns.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import chain
 
+from cachesvc.core.bounds import Claimed, bounds
 from cachesvc.core.model import RAM, DatasetId, TierName
 from cachesvc.core.state import Copy, Dataset, Entry, Role, Stay, Tier
 
@@ -34,7 +36,7 @@ class Settings:
     """The few numbers that the core's decisions depend on."""
 
     lookahead_bytes: int | None = None
-    """Bytes of the window; None: what plans need, from `WINDOW_SHARE` of the data to an eighth of its tier."""
+    """Bytes of the window; None: what plans need, from `WINDOW_SHARE` of the data to an eighth of all tiers."""
     max_fills: int = 8
     """Fills at once: enough extents to fill 10 Gbit/s from a source of 90 MB/s a connection, each fill
     being several connections."""
@@ -97,7 +99,7 @@ class Policy:
         """A tier took no more although its budget had room: others fill its disk, or it is broken. What it
         holds is its budget for a while; so it gives up what is unpinned first, then refuses fills."""
         tier.full_until = now + self.settings.full_s
-        tier.budget_bytes = tier.used_bytes + tier.held_bytes
+        tier.budget_bytes = min(tier.given_bytes, tier.used_bytes + tier.held_bytes)
         self.retune()
 
     def resize(self, tier: Tier, budget_bytes: int) -> None:
@@ -136,7 +138,7 @@ class Policy:
         if self.window is None:
             self.window_bytes = 0
             return
-        self.window_bytes = min(self.window.budget_bytes, self._wanted_bytes(self.window))
+        self.window_bytes = min(self.window.budget_bytes, self._wanted_bytes())
         spill, capacity = (len(works) - 1) * self.largest_bytes, self.capacity_bytes()
         fits = self.claimed_bytes + spill <= capacity
         # where it fits, RAM still gives room to reading ahead of NVMe, if that costs no hit
@@ -146,14 +148,14 @@ class Policy:
             self.window.reserve_bytes = self.window_bytes
         self.streams = not fits
 
-    def _wanted_bytes(self, tier: Tier) -> int:
+    def _wanted_bytes(self) -> int:
         if self.settings.lookahead_bytes is not None:
             return self.settings.lookahead_bytes
         least = WINDOW_EXTENTS * self.largest_bytes
         share = int(WINDOW_SHARE * self.claimed_bytes)
         # beside what is read now and not kept: as much again at least, for the next of it is fetched meanwhile
         wanted = self._open_absent_bytes(1) + max(share, self._open_absent_bytes(1))
-        return min(max(least, wanted), max(least, tier.budget_bytes // 8))
+        return min(max(least, wanted), max(least, self.capacity_bytes() // 8))
 
     def _open_absent_bytes(self, times: int) -> int:
         """What plans read side by side and the node cannot keep, as many times over."""
@@ -179,6 +181,19 @@ class Policy:
         """The best hit rate that any policy can reach: min(1, C/D) over all claimed bytes."""
         return min(1.0, self.capacity_bytes() / self.claimed_bytes) if self.claimed_bytes else 1.0
 
+    def bound_of(self, dataset: Dataset) -> float:
+        """The best hit rate that a dataset can have beside the others, their quotas and what is pinned. O(datasets)."""
+        every = list(self.datasets.values())
+        if dataset not in every or not any(each.pinned or each.limited for each in every):
+            return self.bound()
+        # extents that two datasets share count once, so each counts for a part of its size
+        part = self.claimed_bytes / max(1, sum(each.size_bytes for each in every))
+        of_user: Counter[int] = Counter()
+        for each in every:
+            of_user[each.user] += each.size_bytes
+        claims = [_claimed(each, part, of_user[each.user]) for each in every]
+        return bounds(self.capacity_bytes(), claims)[every.index(dataset)]
+
     def share_bytes(self, dataset: Dataset) -> float:
         """A dataset's part of what can be kept, by size."""
         room = sum(tier.keep_bytes for tier in self.tiers.values() if not tier.lost)
@@ -197,11 +212,12 @@ class Policy:
         kept = sum(each.kept_bytes for each in self.datasets.values() if each.user == home.user)
         return kept + size <= home.user_quota_bytes
 
-    def room_to_keep(self, entry: Entry) -> bool:
-        """Whether an extent could be kept without anything giving way."""
-        works, size = self.healthy(), entry.size_bytes
-        room = any(tier.free_bytes >= size and tier.kept_bytes + size <= tier.keep_bytes for tier in works)
-        return room and self.within_quota(entry)
+    def room_to_keep(self, entry: Entry, free: bool = True) -> bool:
+        """Whether an extent could be kept without anything giving way; not `free`: without anything kept."""
+        size = entry.size_bytes
+        tiers = (tier for tier in self.tiers.values() if not tier.lost)
+        fits = (tier for tier in tiers if tier.kept_bytes + size <= tier.keep_bytes)
+        return any(tier.free_bytes >= size or not free for tier in fits) and self.within_quota(entry)
 
     def stay(self, copy: Copy) -> Stay:
         """What is kept stays mapped; where part streams, only until its plan has passed it, so that others may be
@@ -282,16 +298,17 @@ class Policy:
             if place := _make_room(tier, size):
                 return place
         for tier in tiers:
-            if place := _make_room(tier, size, self._gives_way(tier, asked, now)):
+            if place := _make_room(tier, size, self._gives_way(entry, tier, asked)):
                 return place
         return None
 
-    def _gives_way(self, tier: Tier, asked: Asked, now: float) -> Iterator[Copy]:
+    def _gives_way(self, entry: Entry, tier: Tier, asked: Asked) -> Iterator[Copy]:
         """All that streaming may displace in a tier: LRU, kept copies beyond the room for them, and for a
-        waiting reader what plans come back to, the longest unused first, and then what they need last."""
+        waiting reader what plans come back to, the longest unused first, and then what they need last. A read
+        that no job declared takes nothing from plans: a scan of other data costs them no fill."""
         yield from tier.spare()
         yield from self._overflow(tier)
-        if asked is not Asked.DEMAND:
+        if asked is not Asked.DEMAND or not entry.datasets:
             return
         yield from tier.in_use  # fetched again later; but without it the reader would have nothing
         yield from reversed(tier.ahead)  # last, for its fill would have served nobody
@@ -307,6 +324,16 @@ class Policy:
                     return
                 excess -= copy.entry.size_bytes
                 yield copy
+
+
+def _claimed(dataset: Dataset, part: float, of_user_bytes: int) -> Claimed:
+    size, quota = dataset.size_bytes, float(dataset.size_bytes)
+    if dataset.quota_bytes is not None:
+        quota = min(quota, dataset.quota_bytes)
+    if dataset.user_quota_bytes is not None:
+        quota = min(quota, dataset.user_quota_bytes * size / max(1, of_user_bytes))
+    pinned = dataset.kept_bytes if dataset.pinned else 0
+    return Claimed(part * size, part * quota, part * pinned)
 
 
 def _kept_elsewhere(copy: Copy) -> bool:

@@ -1,11 +1,14 @@
 """Readers: their leases, their waits, and the queue of extents that somebody waits for.
 
-An extent with waiters is filling, queued here, or due for a retry. Datasets
-take turns in the queue. Its head starts when it has a slot and room, waits while room is on its way by
-itself, and is refused when only readers could free it.
+An extent with waiters is filling, queued here, or due for a retry. Jobs take turns in the queue. An extent that
+several jobs wait for stands in the line of each; it is filled once, when the first of them has its turn, and
+costs the others none. The head starts when it has a slot and room, waits while room is on its way by itself,
+and is refused when only readers could free it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from cachesvc.core import events as ev
 from cachesvc.core.copies import Copies
@@ -20,7 +23,7 @@ MAX_WAITS = 1024
 
 
 class Readers:
-    """Readers by connection. The queue holds an extent once, so it is no longer than all waits together."""
+    """Readers by connection. The queue holds an extent once a job, so it is no longer than all waits together."""
 
     def __init__(self, copies: Copies) -> None:
         self._copies = copies
@@ -54,6 +57,7 @@ class Readers:
                 return
             entry = self._copies.know(event.extent, event.size_bytes)
         reader = self.readers.setdefault(event.reader, Reader())
+        reader.job = event.job or reader.job or event.reader
         if not event.wait or sum(reader.waiting.values()) >= MAX_WAITS:
             self._copies.tally(entry).refused += 1
             self._copies.out.append(ev.Refuse(event.reader, event.request, event.extent))
@@ -62,7 +66,7 @@ class Readers:
         self._copies.tally(entry).misses += 1
         entry.waiters.append((event.reader, event.request))
         reader.waiting[entry.id] = reader.waiting.get(entry.id, 0) + 1
-        self.want(entry)
+        self._line_up(entry, (reader.job,))
 
     def release(self, reader_id: ReaderId, extent: ExtentId, now: float) -> None:
         """End one lease, or the hold from before a restart; what the reader does not have is ignored."""
@@ -161,11 +165,16 @@ class Readers:
 
     def want(self, entry: Entry) -> None:
         """See to it that an extent with waiters is filling, queued or due."""
+        self._line_up(entry, (self.readers[reader].job for reader, _ in entry.waiters))
+
+    def _line_up(self, entry: Entry, jobs: Iterable[int]) -> None:
         self.dirty = True
-        idle = not entry.filling() and not entry.queued and entry.due_at is None
-        if entry.waiters and idle:
-            entry.queued = True
-            self.queue.append(entry.datasets[0].id if entry.datasets else None, entry)
+        if entry.filling() or entry.due_at is not None:
+            return
+        for job in jobs:
+            if job not in entry.queued:
+                entry.queued |= {job}
+                self.queue.append(job, entry)
 
     def _take_waiters(self, entry: Entry) -> list[tuple[ReaderId, int]]:
         waiters, entry.waiters = entry.waiters, []
@@ -196,12 +205,15 @@ class Readers:
     def feed(self, now: float) -> bool:
         """Start what readers wait for, in turn; False when the first in line must wait."""
         while self.queue:
-            entry = self.queue.first
+            job, entry = self.queue.first
             waits = entry.waiters and not entry.filling() and entry.best() is None
             if waits and (self._copies.slots <= 0 or not self._start(entry, now)):
                 return False
-            self.queue.pass_on()
-            entry.queued = False
+            entry.queued -= {job}
+            if waits:
+                self.queue.served()
+            else:
+                self.queue.drop()
             if entry.waiters and not entry.filling():
                 self.answer(entry)
             self._copies.forget(entry)

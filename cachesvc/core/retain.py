@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from cachesvc.core.model import ExtentId
-from cachesvc.core.state import Copy
+from cachesvc.core.state import Copy, Entry
 
 STRETCHES = 100
 """Parts of the next order that should keep alike: five in the 5 % of an epoch over which a rate is judged."""
@@ -36,21 +36,18 @@ class Retention:
             self._kept[self._stretch[extent]] += 1
         self._passed: list[list[Copy]] = [[] for _ in range(stretches)]
 
-    def stays(self, copy: Copy) -> None:
-        """A kept copy was passed: it may give its place away."""
-        extent = copy.entry.id
-        stretch = self._stretch.get(extent)
-        if stretch is None:
+    def passed(self, extent: ExtentId, kept: Copy | None) -> None:
+        """The epoch is done with an extent: where a copy is kept, it may give its place away."""
+        if extent not in self._stretch:
             return
-        if extent not in self._counted:  # there was room to keep it meanwhile
-            self._counted.add(extent)
-            self._kept[stretch] += 1
-        self._passed[stretch].append(copy)
+        self._count(extent, kept is not None)
+        if kept is not None:
+            self._passed[self._stretch[extent]].append(kept)
 
-    def instead_of(self, copy: Copy, may_go: Callable[[Copy], bool]) -> Copy | None:
-        """A streamed copy was passed: the kept one that should give way to it, from where most is kept."""
-        here = self._stretch.get(copy.entry.id)
-        if here is None:
+    def instead_of(self, entry: Entry, may_go: Callable[[Copy], bool]) -> Copy | None:
+        """An extent is to be fetched: the kept copy that should give its place to it, from where most is kept."""
+        here = self._stretch.get(entry.id)
+        if here is None or entry.id in self._counted:
             return None
         excess = np.convolve(self._kept - self._kept.mean(), AROUND, "same")
         for stretch in np.argsort(-excess).tolist():
@@ -59,10 +56,13 @@ class Retention:
             passed: list[Copy] = self._passed[int(stretch)]
             while passed:
                 victim = passed.pop()
-                if may_go(victim) and victim.tier is copy.tier:
-                    self._kept[stretch] -= 1
-                    self._kept[here] += 1
-                    self._counted.add(copy.entry.id)
-                    self._passed[here].append(copy)
+                if may_go(victim) and victim.entry.size_bytes >= entry.size_bytes:
+                    self._count(victim.entry.id, False)
+                    self._count(entry.id, True)
                     return victim
         return None
+
+    def _count(self, extent: ExtentId, kept: bool) -> None:
+        if kept != (extent in self._counted):
+            self._kept[self._stretch[extent]] += 1 if kept else -1
+            (self._counted.add if kept else self._counted.discard)(extent)

@@ -175,7 +175,8 @@ class Entry:
     datasets: list[Dataset] = field(default_factory=list)
     needs: int = 0
     """How many plan entries inside their windows name it."""
-    queued: bool = False
+    queued: frozenset[int] = frozenset()
+    """The jobs in whose lines it stands."""
     ready: bool = False
     """Some copy is usable, as last counted in its datasets."""
     due_at: float | None = None
@@ -254,6 +255,11 @@ class Dataset:
     user_quota_bytes: int | None = None
     epochs: deque[EpochTally] = field(default_factory=lambda: deque(maxlen=MAX_EPOCHS))
 
+    @property
+    def limited(self) -> bool:
+        """A quota says how much of it may be kept."""
+        return self.quota_bytes is not None or self.user_quota_bytes is not None
+
     def fail(self, extent: ExtentId, code: int, message: str) -> None:
         """Record why an extent is not resident."""
         self.failed[extent] = (code, message)
@@ -262,8 +268,9 @@ class Dataset:
 
 @dataclass(slots=True, eq=False)
 class Reader:
-    """What a connection has out. `waiting` counts its unanswered requests an extent."""
+    """What a connection has out. `waiting` counts its unanswered requests an extent; `job` is whose turn they take."""
 
+    job: int = 0
     leases: dict[ExtentId, list[Copy]] = field(default_factory=dict)
     waiting: dict[ExtentId, int] = field(default_factory=dict)
     held: dict[ExtentId, int] = field(default_factory=dict)

@@ -1,10 +1,10 @@
-"""A queue in which datasets take turns: a scan that asks for a thousand extents stands before another job's
+"""A queue in which jobs take turns: a scan that asks for a thousand extents stands before another job's
 first by one extent, not by a thousand."""
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 _T = TypeVar("_T")
@@ -15,31 +15,38 @@ class Turns(Generic[_T]):
     O(1). The bound is its user's."""
 
     def __init__(self) -> None:
-        self._lines: OrderedDict[Hashable, deque[_T]] = OrderedDict()
+        self._lines: OrderedDict[int, deque[_T]] = OrderedDict()
         self._size = 0
 
     def __len__(self) -> int:
         return self._size
 
-    def __iter__(self) -> Iterator[_T]:
-        return (item for line in self._lines.values() for item in line)
+    def __iter__(self) -> Iterator[tuple[int, _T]]:
+        return ((owner, item) for owner, line in self._lines.items() for item in line)
 
-    def append(self, owner: Hashable, item: _T) -> None:
+    def append(self, owner: int, item: _T) -> None:
         """Stand in the owner's line, which joins behind the others when it is new."""
         self._lines.setdefault(owner, deque()).append(item)
         self._size += 1
 
     @property
-    def first(self) -> _T:
-        """Whose turn it is; the same until `pass_on`. Raises StopIteration where nobody waits."""
-        return next(iter(self._lines.values()))[0]
+    def first(self) -> tuple[int, _T]:
+        """Whose turn it is, and for what; the same until `served` or `drop`. Raises StopIteration where nobody
+        waits."""
+        owner, line = next(iter(self._lines.items()))
+        return owner, line[0]
 
-    def pass_on(self) -> None:
-        """The first is done: the next owner's turn."""
+    def served(self) -> None:
+        """The first got what it waited for: the next owner's turn."""
+        owner, _ = self.first
+        self.drop()
+        if owner in self._lines:
+            self._lines.move_to_end(owner)
+
+    def drop(self) -> None:
+        """The first needs nothing any more, which costs its owner no turn."""
         owner, line = next(iter(self._lines.items()))
         line.popleft()
         self._size -= 1
-        if line:
-            self._lines.move_to_end(owner)
-        else:
+        if not line:
             del self._lines[owner]

@@ -3,7 +3,7 @@
 Both ends import this file. A message that does not parse is a protocol error and closes the connection.
 
     reader -> daemon                           daemon -> reader
-    HELLO   magic, dataset (16 bytes)          WELCOME  the connection's token, extents in the dataset
+    HELLO   magic, dataset (16 bytes), job     WELCOME  the connection's token, extents in the dataset
     CATALOG                                    CATALOG  + descriptor (sealed memfd)
     GET     request, extent index              GRANT    request, extent, size, "TIER kept|brief" + descriptor (read-only)
                                                REFUSED  request, extent: read it elsewhere
@@ -50,7 +50,8 @@ class Op(IntEnum):
 @dataclass(frozen=True, slots=True)
 class Message:
     """One datagram. `number` is the request (GET and its answers), MAGIC (HELLO, IDENTIFY) or an error code's
-    request (FAILED); `value` the extent index, step, or count; `size` bytes, error code, or the token (WELCOME)."""
+    request (FAILED); `value` the extent index, step, count, or what a job's readers have in common (HELLO; 0: nothing);
+    `size` bytes, error code, or the token (WELCOME)."""
 
     op: Op
     number: int = 0

@@ -32,6 +32,8 @@ SEND_S = 1.0
 DEATH_S = 0.05
 """A killed process dies in a millisecond; the loop waits no longer for one that does not."""
 MAX_HUNG = 8
+BUILD_TRIES = 2
+"""A builder that was killed is no reason to fail an opening; data that ends two builders is."""
 Answered = Callable[[jobs.Answer], None]
 
 
@@ -93,6 +95,17 @@ class Fillers:
             jobs.send(filler.channel, job, descriptors)
         except OSError:
             self._gone(filler)  # before the loop heard of it; answers this job too
+
+    def build(self, make: Callable[[int], jobs.Build], answered: Answered, tries: int = BUILD_TRIES) -> None:
+        """Send a job to the builder, and to the next one when that ends in mid-job."""
+
+        def heard(answer: jobs.Answer) -> None:
+            if isinstance(answer, jobs.Done) and answer.lost and tries > 1:
+                self.build(make, answered, tries - 1)
+            else:
+                answered(answer)
+
+        self.submit(make, (), heard)
 
     def stop(self, wait: bool = True) -> None:
         """End every filler, and wait until it has; without `wait`, whoever inherits them sees their end."""
@@ -176,4 +189,4 @@ class Fillers:
     @staticmethod
     def _lost(number: int, why: object) -> jobs.Done:
         message = f"the process that was to do it ended ({why}); try again, and see the daemon's log"
-        return jobs.Done(number, SourceUnavailable.code, message, retry=True)
+        return jobs.Done(number, SourceUnavailable.code, message, retry=True, lost=True)

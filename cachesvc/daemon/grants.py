@@ -28,6 +28,9 @@ MAX_READERS = 8192
 """Or half the limit of open files, where that is less: one descriptor each, the rest are extents."""
 NO_DATASET = DatasetId("")
 
+MAX_HEEDED = 4096
+"""Messages taken in at once before a plan: more than a socket's buffer holds."""
+
 
 class Known(Protocol):
     """A dataset as the grants socket sees it."""
@@ -54,7 +57,7 @@ class Answers(Protocol):
         """Load and declare a dataset for a reader."""
         ...
 
-    def demanded(self, reader: ReaderId, request: int, extent: ExtentId) -> None: ...
+    def demanded(self, reader: ReaderId, request: int, extent: ExtentId, job: int) -> None: ...
 
     def released(self, reader: ReaderId, extent: ExtentId) -> None: ...
 
@@ -79,6 +82,7 @@ class _Reader:
     greeted: bool = False
     wanted: DatasetId = NO_DATASET
     dataset: Known | None = None
+    job: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,7 @@ class GrantsServer:
         path: str,
         mode: int,
         answers: Answers,
-        watch: Callable[[int, Callable[[], None]], None],
+        watch: Callable[[int, Callable[[], object]], None],
         unwatch: Callable[[int], None],
         next_id: Callable[[], int],
         listener: socket.socket | None = None,
@@ -247,21 +251,30 @@ class GrantsServer:
             pass
         self._spare = _spare()
 
-    def _read(self, reader: _Reader) -> None:
+    def heed(self, to: ReaderId) -> None:
+        """Take in what a reader has written so far: what it says by gRPC comes after that."""
+        reader = self._readers.get(to)
+        for _ in range(MAX_HEEDED):
+            if reader is None or not self._read(reader):
+                return
+
+    def _read(self, reader: _Reader) -> bool:
+        """Take in one message; whether there was one, and there may be more."""
         try:
             datagram = reader.channel.recv(wire.MAX_MESSAGE_BYTES + 1)  # so that a longer one is seen to be
         except (BlockingIOError, InterruptedError):
-            return
+            return False
         except OSError:
             datagram = b""
         if not datagram:
             self._drop(reader)
-            return
+            return False
         try:
             self._dispatch(reader, wire.decode(datagram))
         except (ValueError, IndexError) as error:
             log.warning("a reader broke the protocol", extra={"reader": reader.id, "error": str(error)})
             self._drop(reader)
+        return reader.id in self._readers
 
     def _dispatch(self, reader: _Reader, message: Message) -> None:
         if message.op in (Op.HELLO, Op.IDENTIFY):
@@ -280,7 +293,7 @@ class GrantsServer:
             return
         extent = reader.dataset.extent_ids[message.value]
         if message.op is Op.GET:
-            self._answers.demanded(reader.id, message.number, extent)
+            self._answers.demanded(reader.id, message.number, extent, reader.job)
         elif message.op is Op.RELEASE:
             self._answers.released(reader.id, extent)
         elif message.op is Op.HOLD:
@@ -294,6 +307,8 @@ class GrantsServer:
         if message.number != wire.MAGIC or reader.greeted:
             raise InvalidInput("not a greeting of this protocol")
         reader.greeted = True
+        if message.value:
+            reader.job = (reader.peer.uid + 1) << 64 | message.value  # nobody stands in another user's line
         if message.op is Op.IDENTIFY:
             self._write(reader, Message(Op.WELCOME, size=reader.token))
             return

@@ -71,7 +71,8 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A job's end. `code` 0 is success; otherwise it is of core/errors.py and `message` is one line."""
+    """A job's end. `code` 0 is success; otherwise it is of core/errors.py and `message` is one line. `lost`: the
+    process that had the job ended without a word."""
 
     kind: ClassVar[str] = "done"
     number: int
@@ -81,6 +82,7 @@ class Done:
     digests: str = ""
     source_bytes: int = 0
     dataset: str = ""
+    lost: bool = False
 
 
 Job: TypeAlias = Fill | Copy | Verify | Build

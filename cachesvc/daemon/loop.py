@@ -35,7 +35,7 @@ class Loop:
         self._thread = 0
         self.watch(self._woken, self._drain)
 
-    def watch(self, fd: int, ready: Callable[[], None]) -> None:
+    def watch(self, fd: int, ready: Callable[[], object]) -> None:
         """Call `ready` whenever `fd` can be read."""
         self._selector.register(fd, selectors.EVENT_READ, ready)
 

@@ -127,7 +127,7 @@ class Runner:
 
     def build(self, job: Callable[[int], jobs.Build], answered: Callable[[jobs.Answer], None]) -> None:
         """Resolve URIs in the builder process; `answered` runs on the loop's thread for every answer."""
-        self._fillers.submit(job, (), answered)
+        self._fillers.build(job, answered)
 
     def resident(self, dataset: Dataset) -> list[tuple[ExtentId, TierName]]:
         """A dataset's extents that could be granted now, and from which tier."""
@@ -196,9 +196,9 @@ class Runner:
 
         self.datasets.load(dataset).add_done_callback(lambda f: self.loop.post(lambda: loaded(f)))
 
-    def demanded(self, reader: ReaderId, request: int, extent: ExtentId) -> None:
+    def demanded(self, reader: ReaderId, request: int, extent: ExtentId, job: int) -> None:
         """GET."""
-        self.handle(events.Demanded(reader, request, extent))
+        self.handle(events.Demanded(reader, request, extent, job=job))
 
     def released(self, reader: ReaderId, extent: ExtentId) -> None:
         """RELEASE."""

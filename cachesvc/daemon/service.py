@@ -99,6 +99,8 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
             plan = events.Planned(reader, reader, entries, following)
 
             def submit() -> None:
+                if self._runner.grants is not None:
+                    self._runner.grants.heed(reader)  # how far it came in the plan before this one
                 self._dataset_of(request)  # a reader that went away meanwhile has no plan
                 self._runner.handle(plan)
 

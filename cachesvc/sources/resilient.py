@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar, runtime_checkable
 
@@ -28,12 +27,15 @@ T = TypeVar("T")
 HEDGE_THREADS = 4
 LOOK_S = 0.25
 """How often one who waits for a source that is down looks whether it is back."""
+LINE_LOOK_S = 1.0
+"""How often one who stands in line for a source that throttles looks how fast the line moves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resilience:
-    """How patient. `deadline_s` covers all tries of one call; no new try starts after it. `attempts` are those that
-    failed while the source was up: waiting for one that throttles or is down ends with the deadline alone."""
+    """How patient. `deadline_s` covers all tries of one call; no new try starts after it. What a call stands in line
+    for a source that throttles is not counted, as long as the source serves those before it. `attempts` are tries
+    that failed while the source was up: waiting for one that throttles or is down ends with the deadline alone."""
 
     deadline_s: float = 120.0
     attempts: int = 8
@@ -61,10 +63,6 @@ class Interruptible(Protocol):
     def interrupt(self, thread: int) -> None:
         """Make the read that runs in that thread fail now."""
         ...
-
-
-class _NotAsked(SourceUnavailable):
-    """The call ended before the source was asked: it says nothing new about the source."""
 
 
 @dataclass(slots=True)
@@ -98,6 +96,7 @@ class Resilient:
         self._under_way = threading.Semaphore(self._resilience.concurrency)
         self._pace = Pace()
         self._breaker = Breaker()
+        self._served_at = -math.inf
         self._last = ""
         self._tail = LatencyTail()
         self._hedger = _Hedger(self._hedge, clock)
@@ -140,13 +139,14 @@ class Resilient:
         until = self._clock() + self._resilience.deadline_s
         attempt = failures = 0
         while True:
+            self._wait_while_down(until)
+            until += self._stand_in_line(until)
             try:
-                with self._turn(until):
+                with self._under_way:
+                    sent_at = self._clock()
                     answer = call()
             except SourceUnavailable as error:
-                if isinstance(error, _NotAsked):
-                    raise
-                failures += self._failed(error)
+                failures += self._failed(error, sent_at)
                 # Jitter on top, or all who were turned away come back in one instant.
                 wait_s = max(
                     full_jitter_s(attempt, self._chance()),
@@ -159,18 +159,19 @@ class Resilient:
                     self._counters.retries += 1
                 self._sleep(wait_s)
             except CacheError:
-                self._answered()
+                self._answered(sent_at)
                 raise
             else:
-                self._answered()
+                self._answered(sent_at)
                 return answer
 
-    def _answered(self) -> None:
+    def _answered(self, sent_at: float) -> None:
         with self._changed:
-            self._pace.accepted(self._clock())
+            self._served_at = self._clock()
+            self._pace.accepted(sent_at, self._served_at)
             self._breaker.succeeded()
 
-    def _failed(self, error: SourceUnavailable) -> int:
+    def _failed(self, error: SourceUnavailable, sent_at: float) -> int:
         """1 for a failure that counts against `attempts`, else 0."""
         with self._changed:
             now = self._clock()
@@ -178,19 +179,11 @@ class Resilient:
             self._breaker.failed(now)
             if error.throttled:
                 self._counters.throttled += 1
-                self._pace.refused(now, error.retry_after_s)
+                self._pace.refused(sent_at, now, error.retry_after_s)
             return int(not error.throttled and not self._breaker.open)
 
-    @contextmanager
-    def _turn(self, until: float) -> Iterator[None]:
-        """Wait while the source is down, then for a place in its rate. Raises SourceUnavailable at `until`, and at
-        once for a source that has been down for longer than any call waits."""
-        self._wait_while_down(until)
-        self._wait_for_place(until)
-        with self._under_way:
-            yield
-
     def _wait_while_down(self, until: float) -> None:
+        """Raises SourceUnavailable at `until`, and at once where it has been down for longer than any call waits."""
         while True:
             with self._changed:
                 now = self._clock()
@@ -199,22 +192,25 @@ class Resilient:
             if not wait_s:
                 return
             if now + wait_s >= until or down_s >= self._resilience.deadline_s:
-                raise _NotAsked(f"the source has been down for {down_s:.0f} s: {self._last}")
+                raise SourceUnavailable(f"the source has been down for {down_s:.0f} s: {self._last}")
             self._sleep(min(wait_s, LOOK_S))
 
-    def _wait_for_place(self, until: float) -> None:
+    def _stand_in_line(self, until: float) -> float:
+        """Wait for a place in the rate of a source that throttles; answers for how long, in seconds. Raises
+        SourceUnavailable at `until`, once the source has served nobody for as long as a call waits."""
         with self._changed:
-            now = self._clock()
-            if self._pace.free_at(now) >= until:
-                raise _NotAsked(f"the source throttles and has no room before the deadline: {self._last}")
-            wait_s = self._pace.reserve(now) - now
-        while wait_s > 0:
-            self._sleep(wait_s)
-            with self._changed:  # meanwhile it may have asked for more patience
+            joined_at = self._clock()
+            place = self._pace.join(joined_at)
+        while True:
+            with self._changed:
                 now = self._clock()
-                wait_s = self._pace.paused_s(now)
-            if now + wait_s >= until:
-                raise _NotAsked(f"the source throttles beyond the deadline: {self._last}")
+                wait_s, paused_s = self._pace.wait_s(place, now), self._pace.paused_s(now)
+                patient_until = max(until, self._served_at + self._resilience.deadline_s)
+            if not wait_s:
+                return now - joined_at
+            if now + paused_s >= patient_until:
+                raise SourceUnavailable(f"the source throttles beyond the deadline: {self._last}")
+            self._sleep(min(wait_s, LINE_LOOK_S))
 
     def _timed(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
         started = self._clock()

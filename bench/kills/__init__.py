@@ -1,0 +1,1 @@
+"""`make kills`: trainers, workers, fillers and the daemon, killed at random moments, over and over."""

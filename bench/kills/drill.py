@@ -1,0 +1,191 @@
+"""The drill: some training runs over one daemon, one of the parties killed at a time, or two, at random moments.
+
+Everything is real: an S3 server, a daemon whose RAM and NVMe tiers together are smaller than the data, trainers that
+keep a ledger. The seed decides who is killed and how each life works; when a kill strikes is the machine's own matter.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.kills import remains
+from bench.kills.audit import Audit, differing
+from bench.kills.clock import Clock
+from bench.kills.ledger import digest
+from bench.kills.node import Node
+from bench.kills.remains import Doomed
+from bench.kills.run import Run
+from bench.kills.trainer import RECORD, Life
+from bench.node import Daemon
+from tests.servers import SeaweedFS
+
+PER_EXTENT = 32
+EXTENT = PER_EXTENT * RECORD
+FILES = 40
+SAMPLES = FILES * PER_EXTENT - 7
+RUNS = 4
+RAM, NVME = 12 * EXTENT, 12 * EXTENT
+"""Of 40 extents: each epoch streams some 40 % of its bytes from the source."""
+ANY_MOMENT = 0.3
+"""The share of kills that do not wait until the victim serves."""
+PAUSE_S = 0.6
+"""The longest pause before a kill."""
+TICK_S = 0.01
+STUCK_S = 120.0
+"""Whoever does not serve by then never will."""
+WEIGHTS = {"trainer": 45, "worker": 20, "daemon": 22, "filler": 13}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a drill has shown. It is passed when nothing is left, at fault, or late."""
+
+    clock: Clock
+    audits: list[Audit]
+    torn: int
+    left: list[str]
+    faults: list[str]
+    late: list[str]
+    seconds: float
+
+
+def drill(root: Path, s3: SeaweedFS, kills: int, seed: int) -> Report:
+    """Kill so often, end every run at the end of an epoch, then look what is left. `root` becomes the drill's."""
+    started, token = time.monotonic(), secrets.token_hex(8)
+    temporary, nvme = root / "tmp", root / "nvme"
+    for folder in (temporary, nvme):
+        folder.mkdir()
+    os.environ |= {"PYTHONWARNINGS": "ignore:resource_tracker"}  # it cleans up behind those that were killed
+    os.environ |= {remains.TOKEN: token, "TMPDIR": str(temporary), "AWS_EC2_METADATA_DISABLED": "true"}
+    shared_memory = set(os.listdir("/dev/shm"))
+    uri, truth = _uploaded(s3, seed)
+    options = ["--ram", str(RAM), "--nvme", f"{nvme}={NVME}", "--extent-bytes", str(EXTENT)]
+    with Daemon(root / "node", [*options, "--allow", uri, "--fillers", "2"], s3.env()) as daemon:
+        stage = _Stage(root, daemon, s3, uri, truth, seed)
+        stage.play(kills)
+        left = [*remains.in_daemon(daemon)]
+        if (code := daemon.stop()) != 0:
+            left.append(f"the daemon's exit code is {code}")
+        left += [*remains.files(daemon, nvme, temporary, shared_memory), *remains.processes(token)]
+    return stage.report(left, time.monotonic() - started)
+
+
+def _uploaded(s3: SeaweedFS, seed: int) -> tuple[str, list[str]]:
+    """The dataset's URI, and the digest of each sample."""
+    body = random.Random(seed).randbytes(SAMPLES * RECORD)
+    bucket = s3.create_bucket(f"kills-{secrets.token_hex(4)}")
+    client = s3.client()
+    for number in range(FILES):
+        part = body[number * EXTENT : (number + 1) * EXTENT]
+        client.put_object(Bucket=bucket, Key=f"data/{number:02d}.bin", Body=part)
+    truth = [digest(body[at : at + RECORD]) for at in range(0, len(body), RECORD)]
+    return f"s3://{bucket}/data/", truth
+
+
+class _Stage:
+    """The parties of one drill."""
+
+    def __init__(
+        self, root: Path, daemon: Daemon, s3: SeaweedFS, uri: str, truth: list[str], seed: int
+    ) -> None:
+        self._draw = random.Random(seed)
+        self._clock, self._doomed = Clock(), Doomed()
+        self._stop, self._faults = root / "stop", list[str]()
+        self._node = Node(daemon, self._clock, self._doomed, seed)
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["loader", "bench.kills.trainer"])
+        first = context.Process(target=int)  # when it has ended, torch is imported
+        first.start()
+        first.join()
+        self._runs = []
+        for number in range(RUNS):
+            around = number % 2 == 1  # half of the runs may read past a dead daemon, half must wait for it
+            env = {**daemon.env, "CACHESVC": "auto" if around else "require", "CACHESVC_TIMEOUT_S": "60"}
+            env |= {"XDG_CACHE_HOME": str(root / f"cache{number}")} | (s3.env() if around else {})
+            name = f"run {number}"
+            ledger, log = str(root / f"{number}.ledger"), str(root / f"{number}.log")
+            life = Life(uri, EXTENT, ledger, log, str(self._stop), 0, "none", False, env)
+            audit = Audit(name, truth)
+            self._runs.append(
+                Run(context, life, audit, self._node, self._clock, self._doomed, seed * RUNS + number)
+            )
+
+    def play(self, kills: int) -> None:
+        """Start the runs, kill, let every run end its epoch. Whoever gets stuck is a fault, and ends the drill."""
+        try:
+            for run in self._runs:
+                run.start()
+            self._kill(kills)
+            self._end()
+        except TimeoutError as error:
+            self._faults.append(str(error))
+        finally:
+            for run in self._runs:
+                run.abandon()
+
+    def _kill(self, kills: int) -> None:
+        self._until(lambda: all(run.serving for run in self._runs))
+        done = 0
+        while done < kills:
+            pause_ends = time.monotonic() + self._draw.uniform(0, PAUSE_S)
+            self._until(lambda ends=pause_ends: time.monotonic() >= ends)
+            done += self._kill_one()
+
+    def _end(self) -> None:
+        self._stop.touch()
+        self._until(lambda: all(run.ended for run in self._runs) and self._node.serving)
+        for run in self._runs:
+            if not run.audit.between_epochs:
+                self._faults.append(f"{run.audit.run} ended in mid-epoch")
+
+    def report(self, left: list[str], seconds: float) -> Report:
+        """What was found."""
+        audits = [run.audit for run in self._runs]
+        torn = sum(run.torn for run in self._runs)
+        found = [fault for each in (*self._runs, self._node) for fault in each.faults]
+        found += [fault for audit in audits for fault in audit.faults] + differing(audits)
+        return Report(
+            self._clock,
+            audits,
+            torn,
+            left,
+            found + self._faults,
+            self._clock.late + self._doomed.late,
+            seconds,
+        )
+
+    def _kill_one(self) -> bool:
+        (kind,) = self._draw.choices(list(WEIGHTS), list(WEIGHTS.values()))
+        run, now = self._draw.choice(self._runs), self._draw.random() < ANY_MOMENT
+        if kind == "worker":
+            run = next((each for each in self._runs if each.workers()), run)
+        party = run if kind in ("trainer", "worker") else self._node
+        self._until(lambda: now or party.serving)
+        if kind == "worker":
+            return run.kill_worker()
+        if kind == "filler":
+            return self._node.kill_filler()
+        party.kill()
+        return True
+
+    def _until(self, reached: Callable[[], bool]) -> None:
+        """Go on until then; raises TimeoutError for whoever is stuck."""
+        deadline = time.monotonic() + STUCK_S
+        while True:
+            for party in (*self._runs, self._node, self._doomed):
+                party.poll()
+            if reached():
+                return
+            if time.monotonic() > deadline:
+                stuck = [
+                    f"{run.kind}: {run.log_end()}" for run in self._runs if not (run.serving or run.ended)
+                ]
+                raise TimeoutError(f"after {STUCK_S:.0f} s: {stuck}\n{self._node.daemon.log[-500:]}")
+            time.sleep(TICK_S)

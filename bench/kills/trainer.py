@@ -1,0 +1,102 @@
+"""One life of a training run: goes on where its ledger ends, until it is killed or told to stop.
+
+Forked from a process that has imported torch, so that a start costs what it costs a job, and not the import.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from bench.kills.ledger import Entry, Writer, digest
+
+Workers = Literal["none", "thread", "fork", "spawn"]
+RECORD = 4096
+BATCH = 16
+STEP_S = 0.02
+"""The longest pretended training step: kills hit reads, hand-over and steps alike."""
+WORKER_LOST = 70
+"""The exit code of a life that a killed worker ends."""
+NO_DAEMON = 71
+"""The exit code of a life that was to begin while the daemon was away for longer than `require` waits."""
+_LOADING: dict[Workers, dict[str, Any]] = {
+    "none": {},
+    "thread": {"num_workers": 2, "worker_type": "thread"},
+    "fork": {"num_workers": 2, "multiprocessing_context": "fork"},
+    "spawn": {"num_workers": 2, "multiprocessing_context": "spawn"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """What a trainer is given. `forgiving`: it goes on by itself when a worker died. A file named `stop` ends the
+    run after its epoch."""
+
+    uri: str
+    extent_bytes: int
+    ledger: str
+    log: str
+    stop: str
+    seed: int
+    workers: Workers
+    forgiving: bool
+    env: dict[str, str] = field(default_factory=dict)
+
+
+def train(life: Life) -> None:
+    """Run epochs; exits with `WORKER_LOST`, or with a traceback in the log."""
+    log = os.open(life.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.environ.update(life.env)
+    ledger = Writer(life.ledger)
+    from cachesvc.core.errors import DaemonUnavailable  # after the log is there
+
+    try:
+        batches = _loader(life)
+    except DaemonUnavailable as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(NO_DAEMON)
+    draw, parent = random.Random(life.seed), os.getppid()
+    while not (os.path.exists(life.stop) and _between_epochs(ledger)):
+        latest = ledger.latest()
+        if latest is not None:
+            batches.load_state_dict(latest.state)
+        try:
+            _epoch(batches, ledger, draw, parent)
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            if not life.forgiving:
+                sys.exit(WORKER_LOST)
+
+
+def _loader(life: Life) -> Any:
+    import torch  # here: whoever starts trainers needs no torch
+
+    from loader import DataLoader, open_dataset
+
+    torch.set_num_threads(1)
+    data = open_dataset(life.uri, format="records", record_bytes=RECORD, extent_bytes=life.extent_bytes)
+    return DataLoader(
+        data, batch_size=BATCH, shuffle=True, seed=1, window=2 * life.extent_bytes, **_LOADING[life.workers]
+    )
+
+
+def _epoch(batches: Any, ledger: Writer, draw: random.Random, parent: int) -> None:
+    for batch in batches:
+        digests = [digest(row.numpy().tobytes()) for row in batch]
+        state = batches.state_dict()
+        ledger.commit(Entry(batches.epoch, batches.indices.tolist(), digests, state))
+        if os.getppid() != parent:
+            sys.exit("nobody is left to read the ledger")
+        time.sleep(draw.uniform(0, STEP_S))
+
+
+def _between_epochs(ledger: Writer) -> bool:
+    latest = ledger.latest()
+    return latest is None or bool(latest.state["step"] >= latest.state["steps"])

@@ -1,0 +1,89 @@
+"""Which processes are one job, and that a daemon gives each job its turn."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from bench.node import Daemon
+from cachesvc.catalog.build import Options
+from cachesvc.client import Control
+from cachesvc.leases import DaemonGrants
+from loader.launch import job_number
+from tests.servers import Proxy, SeaweedFS
+from tests.test_daemon import wait_until
+
+EXTENT = 4096
+EXTENTS = 50
+SLURM = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize("told", [SLURM, TORCHRUN, {}])
+def test_ranks_of_one_job_have_one_number(told: dict[str, str]) -> None:
+    assert job_number(told | {"RANK": "0"}) == job_number(told | {"RANK": "7"})
+    assert 0 < job_number(told) < 1 << 64
+
+
+def test_jobs_differ() -> None:
+    told = [SLURM, SLURM | {"SLURM_STEP_ID": "1"}, TORCHRUN, TORCHRUN | {"MASTER_PORT": "29501"}, {}]
+    assert len({job_number(each) for each in told}) == len(told)
+
+
+def test_without_a_launcher_a_process_group_is_a_job() -> None:
+    mine = job_number({})
+
+    def same_in_a_child(alone: bool) -> bool:
+        child = os.fork()
+        if not child:
+            if alone:
+                os.setsid()
+            os._exit(job_number({}) == mine)
+        return bool(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    assert same_in_a_child(alone=False)
+    assert not same_in_a_child(alone=True)
+
+
+def test_a_job_of_four_readers_delays_another_by_its_share(
+    tmp_path: Path, s3_server: SeaweedFS, bucket: str, s3_env: dict[str, str]
+) -> None:
+    """Two slots, 40 extents asked for by four readers of one job, then five by another's: those come as if each job
+    had asked through one reader."""
+    s3_server.client().put_object(Bucket=bucket, Key="f/0.bin", Body=os.urandom(EXTENTS * EXTENT))
+    options = [
+        "--ram",
+        "16MiB",
+        "--allow",
+        f"s3://{bucket}/",
+        "--extent-bytes",
+        str(EXTENT),
+        "--fillers",
+        "1",
+    ]
+    with Proxy(s3_server.endpoint.removeprefix("http://"), delay_s=0.1) as proxy:
+        credentials = {**s3_env, "AWS_ENDPOINT_URL": proxy.endpoint}
+        with Daemon(tmp_path / "node", options, credentials) as daemon, Control(daemon.socket_dir) as control:
+            uri = f"s3://{bucket}/f/"
+            dataset = control.open_dataset([uri], Options(format="records", record_bytes=EXTENT)).id
+            jobs = [5, 5, 5, 5, 6]
+            readers = [DaemonGrants(daemon.socket_dir, dataset, job=job) for job in jobs]
+
+            def ask(number: int, extents: range) -> None:
+                for answer in readers[number].acquire(extents, 60.0):
+                    os.close(answer.fd)  # type: ignore[union-attr]
+
+            scans = [threading.Thread(target=ask, args=(n, range(10 * n, 10 * n + 10))) for n in range(4)]
+            for scan in scans:
+                scan.start()
+            wait_until(lambda: control.list()[0].resident_extents >= 1)
+            before = control.list()[0].resident_extents
+            ask(4, range(40, 45))
+            assert control.list()[0].resident_extents - before <= 5 + 5 + 2 * 2 + 2
+            for scan in scans:
+                scan.join()
+            for reader in readers:
+                reader.close()
