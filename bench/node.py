@@ -22,9 +22,14 @@ class Daemon:
     `start` again at will. `env` is what its clients need; `credentials` only it gets."""
 
     def __init__(
-        self, root: Path, options: Sequence[str], credentials: Mapping[str, str] | None = None
+        self,
+        root: Path,
+        options: Sequence[str],
+        credentials: Mapping[str, str] | None = None,
+        ready_s: float = READY_S,
     ) -> None:
         self.root = root
+        self._ready_s = ready_s
         # A socket's path ends at 107 characters; temporary folders can be deeper.
         self._sockets = tempfile.TemporaryDirectory(prefix="cs-")
         self.socket_dir = self._sockets.name
@@ -81,7 +86,7 @@ class Daemon:
 
     def _wait(self) -> Daemon:
         assert self.process is not None
-        deadline = time.monotonic() + READY_S
+        deadline = time.monotonic() + self._ready_s
         while not self.ready():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the daemon did not start:\n{self.log}")

@@ -31,7 +31,7 @@ CALL_TIMEOUT_S = 30.0
 TAKEOVER_S = 60.0
 """How long calls wait for a daemon that takes over from another."""
 AGAIN_S = 0.1
-MAX_MESSAGE_BYTES = 64 << 20
+MAX_MESSAGE_BYTES = 24 << 20
 """A plan of 10^6 extents is 20 MB."""
 CODE_KEY = "cachesvc-code"
 

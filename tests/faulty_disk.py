@@ -1,6 +1,7 @@
 """A disk that misbehaves on demand: a FUSE pass-through, `python -m tests.faulty_disk BACKING MOUNT FAULT`.
 
-The file FAULT holds what every call does first: nothing (empty), `eio`, or a number of seconds to wait.
+The file FAULT holds what every call does first: nothing (empty), `eio`, a number of seconds to wait, or
+`hang`: it waits until the file says something else.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ def serve(backing: str, mount: str, fault: str) -> None:
     import mfusepy  # type: ignore[import-not-found]
 
     def misbehave() -> None:
-        kind = Path(fault).read_text()
+        while (kind := Path(fault).read_text()) == "hang":
+            time.sleep(0.05)
         if kind == "eio":
             raise mfusepy.FuseOSError(errno.EIO)
         if kind:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from cachesvc.core.events import (
     Command,
@@ -121,6 +121,11 @@ class NodeMachine(RuleBasedStateMachine):
         used = sum(SIZES[extent] for extent in [*going, *self.stored[command.tier]])
         assert used <= BUDGETS[command.tier], "a budget exceeded"
 
+    @initialize(held=st.sets(extents, max_size=12))
+    def the_disk_held_extents(self, held: set[ExtentId]) -> None:
+        self.stored[NVME] |= held
+        self.send(Recovered(NVME, {extent: SIZES[extent] for extent in sorted(held)}))
+
     @rule(reader=readers, extent=extents, wait=st.booleans() | st.just(True))
     def demand(self, reader: ReaderId, extent: ExtentId, wait: bool) -> None:
         self.request += 1
@@ -133,7 +138,7 @@ class NodeMachine(RuleBasedStateMachine):
         if self.checks:
             check = self.checks.pop(pick % len(self.checks))
             if not good:
-                self.send(Corrupt(check.extent, check.tier))
+                self.corrupt(check.extent, check.tier)
             self.send(Verified(check.extent, check.tier))
 
     @rule(budget_bytes=st.integers(0, BUDGETS[NVME]))
@@ -231,6 +236,8 @@ class NodeMachine(RuleBasedStateMachine):
 
     @rule(extent=extents, tier=st.sampled_from([RAM, NVME]))
     def corrupt(self, extent: ExtentId, tier: TierName) -> None:
+        if tier != RAM:  # a file can go while it is open: its leases end here
+            self.leases = [lease for lease in self.leases if lease[1:] != (extent, tier)]
         self.send(Corrupt(extent, tier))
 
     @rule(tier=st.sampled_from([RAM, NVME]))
@@ -277,7 +284,7 @@ class NodeMachine(RuleBasedStateMachine):
         for dataset in self.node.policy.datasets.values():
             done = dataset.ready_count + len(dataset.failed) + len(dataset.stuck)
             assert not dataset.prefetched or done == len(dataset.extents), "a prefetch that never ends"
-        self.send(Recovered(NVME, ()))
+        self.send(TierBack(NVME))
         for number in range(1, 4):
             self.send(ReaderGone(ReaderId(number)))
             self.send(JobEnded(number))

@@ -312,7 +312,7 @@ def test_a_reader_holds_for_one_read_only_what_competes_for_the_window() -> None
 
 def test_look_ahead_promotes_from_nvme_and_the_lower_copy_stays() -> None:
     node = node_of(ram=1, nvme=2)
-    tell(node, Recovered(NVME, ((A, SIZE), (B, SIZE))))
+    tell(node, Recovered(NVME, {A: SIZE, B: SIZE}))
     assert tell(node, declare(A, B), plan(A, B)) == [StartFill(A, RAM, NVME)]
     assert tell(node, EvictAsked(DATASET)) == [Evict(B, NVME)], "what is read from stays"
     fill(node, A)
@@ -351,9 +351,30 @@ def test_prefetches_that_displace_each_other_come_to_an_end() -> None:
 
 def test_recovered_extents_are_granted_and_what_exceeds_the_budget_goes() -> None:
     node = node_of(nvme=2)
-    assert tell(node, Recovered(NVME, ((A, SIZE), (B, SIZE), (C, SIZE)))) == [Evict(A, NVME)]
+    assert tell(node, Recovered(NVME, {A: SIZE, B: SIZE, C: SIZE})) == [Evict(A, NVME)]
     tell(node, Evicted(A, NVME))
     assert tell(node, Demanded(ONE, 1, B)) == [Grant(ONE, 1, B, NVME)]
+
+
+def test_what_was_found_costs_no_record_until_it_is_named_and_goes_first() -> None:
+    node = node_of(nvme=4)
+    tell(node, Recovered(NVME, {A: SIZE, B: SIZE, C: SIZE}))
+    assert [node.where(each) for each in (A, B, C, D)] == [NVME, NVME, NVME, None]
+    assert not node.copies.entries
+    assert node.status().tiers[0].used_bytes == 3 * SIZE
+    tell(node, Demanded(ONE, 1, C), Released(ONE, C))
+    assert set(node.copies.entries) == {C}
+    assert tell(node, Demanded(ONE, 2, D, True, SIZE)) == [StartFill(D, NVME)]
+    assert tell(node, Demanded(ONE, 3, E, True, SIZE)) == [Evict(A, NVME)], "before what was used since"
+    assert set(node.copies.entries) == {A, C, D, E}
+    tell(node, TierLost(NVME))
+    assert node.where(B) is None
+
+
+def test_one_extent_found_in_two_tiers_is_one_extent_with_two_copies() -> None:
+    node = node_of(nvme=4, ram=4)
+    tell(node, Recovered(NVME, {A: SIZE}), Recovered(RAM, {A: SIZE}))
+    assert tell(node, EvictAsked(DATASET, (A,))) == [Evict(A, RAM), Evict(A, NVME)]
 
 
 def test_bytes_held_from_before_a_restart_count_until_released() -> None:

@@ -56,8 +56,8 @@ class ChangingHands(NodeMachine):
         self.node = Node(
             specs, Settings(lookahead_bytes=4, max_fills=3, max_attempts=2, scrub_bytes_per_s=200)
         )
-        self.send(ev.Recovered(NVME, tuple((extent, SIZES[extent]) for extent in sorted(self.stored[NVME]))))
-        self.send(ev.Recovered(RAM, tuple(reversed(found))))
+        self.send(ev.Recovered(NVME, {extent: SIZES[extent] for extent in sorted(self.stored[NVME])}))
+        self.send(ev.Recovered(RAM, dict(reversed(found))))
         for name, dataset in old.policy.datasets.items():
             for job in sorted(dataset.jobs):
                 self.send(ev.DatasetDeclared(job, name, DATASETS[name]))
@@ -116,7 +116,7 @@ def test_a_lease_is_told_as_a_lease_and_holds_its_copy() -> None:
     old = filled((A,))
     old.handle(ev.Demanded(READER, 9, A), 9.0)
     new = node()
-    new.handle(ev.Recovered(RAM, ((A, 10),)), 0.0)
+    new.handle(ev.Recovered(RAM, {A: 10}), 0.0)
     for event in replay(old, ()):
         assert new.handle(event, 1.0) == []
     new.handle(ev.EvictAsked(DATASET, (A,)), 2.0)
@@ -141,7 +141,7 @@ def test_a_grant_that_was_not_sent_is_granted_again() -> None:
     (unsent,) = old.handle(ev.Demanded(READER, 9, A), 9.0)
     assert isinstance(unsent, ev.Grant)
     new = node()
-    new.handle(ev.Recovered(RAM, ((A, 10),)), 0.0)
+    new.handle(ev.Recovered(RAM, {A: 10}), 0.0)
     answers = [command for event in replay(old, [unsent]) for command in new.handle(event, 1.0)]
     assert answers == [unsent]
     assert new.readers.readers[READER].leases.keys() == {A}

@@ -43,11 +43,11 @@ def sound(tier: NvmeTier) -> set[int]:
     """What recovery found and the check before the first grant lets through: every byte of it must be right."""
     good = set()
     for resident in tier.recover():
-        number = int.from_bytes(resident.extent, "big")
+        number = int.from_bytes(resident, "big")
         try:
-            fd, checksums = tier.open(resident.extent)
+            fd, checksums = tier.open(resident)
         except CorruptData:
-            tier.evict(resident.extent)
+            tier.evict(resident)
             continue
         assert checksums is not None
         try:
@@ -55,7 +55,7 @@ def sound(tier: NvmeTier) -> set[int]:
             assert os.pread(fd, SIZE + 1, 0)[:SIZE] == content(number), "a wrong byte passed"
             good.add(number)
         except CorruptData:
-            tier.evict(resident.extent)
+            tier.evict(resident)
         finally:
             os.close(fd)
     return good

@@ -20,7 +20,6 @@ from cachesvc.core.errors import CorruptData, InvalidInput, OutOfSpace, TierFail
 from cachesvc.core.model import ExtentId, TierName
 from cachesvc.tiers.checksum import Passing, verify
 from cachesvc.tiers.nvme import NvmeTier, open_nvme
-from cachesvc.tiers.tier import Resident
 
 NAME = TierName("nvme0")
 
@@ -37,9 +36,9 @@ def put(tier: NvmeTier, number: int, data: bytes = b"bytes") -> None:
     tier.commit(extent(number), checksums)
 
 
-def reopened(directory: Path) -> tuple[NvmeTier, set[Resident]]:
+def reopened(directory: Path) -> tuple[NvmeTier, dict[ExtentId, int]]:
     tier = open_nvme(NAME, directory)
-    return tier, set(tier.recover())
+    return tier, dict(tier.recover())
 
 
 def files(directory: Path) -> list[str]:
@@ -66,7 +65,7 @@ def test_commits_survive_and_garbage_does_not(tmp_path: Path) -> None:
     final(tmp_path, 1).unlink()
     os.truncate(final(tmp_path, 2), 3)
     tier, found = reopened(tmp_path)
-    assert found == {Resident(extent(n), 5) for n in (2, 3, 4, 5)}
+    assert found == {extent(n): 5 for n in (2, 3, 4, 5)}
     assert files(tmp_path) == [extent(n).hex() for n in (2, 3, 4, 5)]
     with pytest.raises(CorruptData, match="filled again"):
         tier.open(extent(2))
@@ -163,7 +162,7 @@ from cachesvc.tiers.nvme import open_nvme
 
 def play(directory, die_at):
     tier = open_nvme(TierName("nvme0"), Path(directory))
-    list(tier.recover())
+    tier.recover()
     def fill(number):
         fd = tier.reserve(ExtentId(bytes([number]) * 16), 5000)
         os.pwrite(fd, bytes([number]) * 5000, 0)
@@ -219,16 +218,16 @@ def survivors(directory: Path) -> tuple[int, ...]:
     """What recovery kept, each checked to the byte; the disk holds exactly that."""
     tier, found = reopened(directory)
     for resident in found:
-        fd, checksums = tier.open(resident.extent)
+        fd, checksums = tier.open(resident)
         assert checksums is not None
         verify(fd, checksums)
-        assert os.pread(fd, 5000, 0) == resident.extent[:1] * 5000
+        assert os.pread(fd, 5000, 0) == resident[:1] * 5000
         os.close(fd)
-    assert files(directory) == sorted(resident.extent.hex() for resident in found)
+    assert files(directory) == sorted(resident.hex() for resident in found)
     for resident in found:
-        tier.evict(resident.extent)
+        tier.evict(resident)
     tier.close()
-    return tuple(sorted(resident.extent[0] for resident in found))
+    return tuple(sorted(resident[0] for resident in found))
 
 
 @pytest.fixture
@@ -285,19 +284,19 @@ def test_whatever_byte_changes_the_tier_starts_and_no_wrong_byte_passes(
     path.chmod(0o600)
     path.write_bytes(content[: data.draw(st.integers(0, len(content)))] + data.draw(st.binary(max_size=50)))
     tier, found = reopened(directory)
-    assert {resident.extent for resident in found} >= {extent(0), extent(2)}
+    assert {resident for resident in found} >= {extent(0), extent(2)}
     for resident in found:
         try:
-            fd, checksums = tier.open(resident.extent)
+            fd, checksums = tier.open(resident)
         except CorruptData:
-            assert resident.extent == extent(1)
+            assert resident == extent(1)
             continue
         assert checksums is not None
         try:
             verify(fd, checksums)
-            assert os.pread(fd, checksums.size_bytes, 0) == resident.extent[-1:] * 300
+            assert os.pread(fd, checksums.size_bytes, 0) == resident[-1:] * 300
         except CorruptData:
-            assert resident.extent == extent(1)
+            assert resident == extent(1)
         finally:
             os.close(fd)
     tier.close()
@@ -336,7 +335,7 @@ def test_commits_beside_evictions_and_reads_lose_nothing(tmp_path: Path) -> None
     committing.join()
     tier.close()
     tier, found = reopened(tmp_path)
-    assert found == {Resident(extent(number), 5) for number in range(0, 300, 3)}
+    assert found == {extent(number): 5 for number in range(0, 300, 3)}
     tier.close()
 
 

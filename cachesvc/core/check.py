@@ -67,7 +67,9 @@ def _check_copy(copy: Copy) -> None:
 def _check_tier(node: Node, tier: Tier) -> None:
     mine = [copy for copy in _copies(node) if copy.tier is tier]
     sizes = {phase: sum(c.entry.size_bytes for c in mine if c.phase is phase) for phase in Phase}
-    assert tier.used_bytes == sum(sizes.values()), "used bytes"
+    found = [extent for extent in tier.found if extent in node.copies.entries]
+    assert not found, "found, and yet with a record"
+    assert tier.used_bytes == sum(sizes.values()) + tier.found.size_bytes, "used bytes"
     assert tier.evicting_bytes == sizes[Phase.EVICTING], "evicting bytes"
     assert tier.kept_bytes == sum(c.entry.size_bytes for c in mine if c.role is Role.KEPT), "kept bytes"
     assert min(tier.corrupt_count, tier.scrubbed_bytes) >= 0, "counts below zero"
@@ -76,7 +78,7 @@ def _check_tier(node: Node, tier: Tier) -> None:
     if tier.free_bytes < 0:
         # Only what was there before us (held by readers, or recovered) may exceed a budget, or lie in a lost tier.
         over = tier.used_bytes - tier.budget_bytes
-        excused = tier.held_bytes or tier.lost or over <= tier.evicting_bytes or not len(tier.lru)
+        excused = tier.held_bytes or tier.lost or over <= tier.evicting_bytes or not tier.spare_bytes
         assert excused, "a budget exceeded"
     assert tier.committing == {c for c in mine if not c.committed}, "commits under way"
     shelves: list[Shelf] = [tier.lru, tier.ahead, tier.in_use, *tier.kept.values()]

@@ -67,7 +67,7 @@ class Claims:
             dataset.prefetched = False
         named = [extent for extent, _ in dataset.extents] if dataset else list(extents)
         for extent in named:
-            entry = self._copies.entries.get(extent)
+            entry = self._copies.entry(extent)
             if entry is None or entry.pinned:
                 continue
             for copy in tuple(entry.copies):

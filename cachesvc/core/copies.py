@@ -7,6 +7,7 @@ shelves and the datasets' counts cannot disagree. Decisions are `policy.py`'s, a
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import partial
 
 from cachesvc.core.events import Command, Evict, StartFill
 from cachesvc.core.model import RAM, DatasetId, ExtentId
@@ -37,10 +38,21 @@ class Copies:
 
     def know(self, extent: ExtentId, size_bytes: int) -> Entry:
         """The entry of an extent, made where there is none."""
-        entry = self.entries.get(extent)
+        entry = self.entry(extent)
         if entry is None:
             entry = self.entries[extent] = Entry(extent, size_bytes)
         return entry
+
+    def entry(self, extent: ExtentId) -> Entry | None:
+        """The entry of an extent, made where a tier brought it through a restart; None of one unknown."""
+        entry = self.entries.get(extent)
+        if entry is not None:
+            return entry
+        for tier in self.policy.tiers.values():
+            size_bytes = tier.found.take(extent)
+            if size_bytes is not None:
+                return self._awaken(tier, extent, size_bytes).entry
+        return None
 
     def tally(self, entry: Entry) -> Tally:
         """Where this extent's reads and fills are counted."""
@@ -54,20 +66,33 @@ class Copies:
 
     def find(self, extent: ExtentId, tier: Tier) -> Copy | None:
         """The copy of an extent in a tier, in any phase."""
-        entry = self.entries.get(extent)
+        entry = self.entry(extent)
         return next((copy for copy in entry.copies if copy.tier is tier), None) if entry else None
 
-    def adopt(self, entry: Entry, tier: Tier) -> Copy:
-        """A copy that a tier brought through a restart."""
+    def found(self, tier: Tier, extents: dict[ExtentId, int]) -> None:
+        """What a tier brought through a restart. Comes once a tier, before anything names these extents."""
+        assert not extents.keys() & self.entries.keys(), "found after it was named"
+        tier.found.add(extents, partial(self._awaken, tier))
+        tier.used_bytes += tier.found.size_bytes
+
+    def _awaken(self, tier: Tier, extent: ExtentId, size_bytes: int) -> Copy:
+        """Make the records of an extent that was just taken from those found in a tier."""
+        entry = self.entries[extent] = Entry(extent, size_bytes)
+        copy = self._adopt(entry, tier)
+        for other in self.policy.tiers.values():
+            if other.found.take(extent) is not None:
+                self._adopt(entry, other)
+        return copy
+
+    def _adopt(self, entry: Entry, tier: Tier) -> Copy:
         copy = Copy(entry, tier, Phase.RESIDENT)
         entry.copies.append(copy)
-        tier.used_bytes += entry.size_bytes
         if len(entry.copies) == 1 and not entry.datasets and not entry.needs and not tier.lost:
             entry.ready, copy.shelf = True, tier.lru  # what follows would do the same: a million extents wait
-            tier.lru.add(copy)
+            tier.lru.add(copy, first=True)
             return copy
         self.note(entry)
-        self.settle(copy)
+        self.settle(copy, spent=True)
         return copy
 
     def start(

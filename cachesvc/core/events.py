@@ -177,10 +177,10 @@ class Evicted:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What a tier held at start: (extent, size_bytes) of everything committed, oldest first."""
+    """What a tier held at start: everything committed and its size in bytes, oldest first."""
 
     tier: TierName
-    extents: tuple[tuple[ExtentId, int], ...]
+    extents: dict[ExtentId, int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,7 @@ class Lookahead:
             if not urgent:
                 return True
             plan = self.plans[heapq.heappop(urgent)[1]]
-            entry = self._copies.entries.get(plan.entries[plan.next][0])
+            entry = self._copies.entry(plan.entries[plan.next][0])
             if entry is None:
                 plan.next += 1
             elif not _absent(entry):
@@ -202,7 +202,7 @@ class Lookahead:
 
     def _pace(self, plan: Plan) -> None:
         """Find out what a plan reads side by side and what of it is absent, and schedule that."""
-        known = [self._copies.entries.get(extent) for extent, _, _ in plan.entries]
+        known = [self._copies.entry(extent) for extent, _, _ in plan.entries]
         sizes = np.array([entry.size_bytes if entry else 0 for entry in known], np.int64)
         costs = np.array([_cost(entry) for entry in known], np.int64)
         first = np.array([min(step, MAX_STEP) for _, step, _ in plan.entries], np.int64)
@@ -230,7 +230,7 @@ class Lookahead:
         return epochs[-1]
 
     def _count(self, plan: Plan, extent: ExtentId) -> None:
-        entry = self._copies.entries.get(extent)
+        entry = self._copies.entry(extent)
         if plan.tally is not None and entry is not None:
             plan.tally.touched += 1
             plan.tally.hits += entry.sourced_at < plan.began_at

@@ -157,15 +157,18 @@ class Node:
 
     def where(self, extent: ExtentId) -> TierName | None:
         """The tier that a demand would be granted from now; None where it is not resident."""
+        for tier in self.policy.tiers.values():
+            if extent in tier.found and not tier.lost:
+                return tier.name
         entry = self.copies.entries.get(extent)
         copy = entry.best() if entry else None
         return copy.tier.name if copy else None
 
-    def resident_in(self, tier: TierName) -> list[tuple[ExtentId, int]]:
-        """(extent, size_bytes) of every resident copy in a tier. O(extents)."""
-        entries = self.copies.entries.values()
-        copies = ((entry, copy) for entry in entries for copy in entry.copies if copy.tier.name == tier)
-        return [(entry.id, entry.size_bytes) for entry, copy in copies if copy.phase is Phase.RESIDENT]
+    def resident_in(self, tier: TierName) -> set[ExtentId]:
+        """The extents with a resident copy in a tier. O(extents)."""
+        copies = (copy for entry in self.copies.entries.values() for copy in entry.copies)
+        mine = {c.entry.id for c in copies if c.tier.name == tier and c.phase is Phase.RESIDENT}
+        return mine.union(self.policy.tiers[tier].found)
 
     def check(self) -> None:
         """Assert every invariant. O(extents): for tests and simulation."""
@@ -213,7 +216,7 @@ class Node:
         self.copies.filled(copy, self._now)
         self.readers.answer(copy.entry)
         self.copies.settle(copy)
-        self.scrub.admit(event.extent, event.tier)
+        self.scrub.admit((event.extent,), event.tier)
         self.readers.dirty = True
 
     def _fill_failed(self, event: ev.FillFailed) -> None:
@@ -283,12 +286,8 @@ class Node:
         self.copies.forget(copy.entry)
 
     def _recovered(self, event: ev.Recovered) -> None:
-        tier = self.policy.tiers[event.tier]
-        for extent, size_bytes in event.extents:
-            entry = self.copies.know(extent, size_bytes)
-            if self.copies.find(extent, tier) is None:
-                self.copies.adopt(entry, tier)
-                self.scrub.admit(extent, tier.name)
+        self.copies.found(self.policy.tiers[event.tier], event.extents)
+        self.scrub.admit(event.extents, event.tier)
         self.readers.dirty = True
 
     def _resized(self, event: ev.Resized) -> None:
@@ -302,9 +301,7 @@ class Node:
             self.copies.evict(copy)
 
     def _verified(self, event: ev.Verified) -> None:
-        copy = self.copies.find(event.extent, self.policy.tiers[event.tier])
-        if self.scrub.done(event.extent, event.tier) and copy is not None:
-            copy.tier.scrubbed_bytes += copy.entry.size_bytes
+        self.policy.tiers[event.tier].scrubbed_bytes += self.scrub.done(event.extent, event.tier)
 
     def _tier_lost(self, event: ev.TierLost) -> None:
         tier = self.policy.tiers[event.tier]
@@ -336,8 +333,8 @@ class Node:
         self.readers.dirty = True
 
     def _tick(self, _: ev.Tick) -> None:
-        if copy := self.scrub.next(self._now):
-            self.copies.out.append(ev.Verify(copy.entry.id, copy.tier.name))
+        if place := self.scrub.next(self._now):
+            self.copies.out.append(ev.Verify(*place))
         self.readers.dirty |= self._more
         for extent in self.alarms.ring(self._now):
             entry = self.copies.entries.get(extent)

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
 
 from cachesvc.core.bounds import Claimed, bounds
 from cachesvc.core.model import RAM, DatasetId, TierName
@@ -110,14 +111,10 @@ class Policy:
     def overflow(self, tier: Tier) -> tuple[Copy, ...]:
         """What goes when a tier holds more than its budget: LRU, then windows, then what is kept."""
         short_bytes = -tier.free_bytes - tier.evicting_bytes
-        victims: list[Copy] = []
-        for shelf in () if tier.lost else (tier.lru, tier.in_use, tier.ahead, *tier.kept.values()):
-            for copy in shelf:
-                if short_bytes <= 0:
-                    return tuple(victims)
-                victims.append(copy)
-                short_bytes -= copy.entry.size_bytes
-        return tuple(victims)
+        if tier.lost:
+            return ()
+        shelves: tuple[Iterable[Copy], ...] = (tier.spare(), tier.in_use, tier.ahead, *tier.kept.values())
+        return _take(chain.from_iterable(shelves), short_bytes)[0]
 
     def reopen(self, now: float) -> None:
         """Try tiers again that were full."""
@@ -261,7 +258,7 @@ class Policy:
             return NOWHERE
         if ram.free_bytes >= entry.size_bytes:
             return Place(ram, Role.AHEAD)
-        return _make_room(ram, entry.size_bytes, ram.lru) or NOWHERE
+        return _make_room(ram, entry.size_bytes) or NOWHERE
 
     def _keep(self, entry: Entry, tiers: Sequence[Tier]) -> Place | None:
         size = entry.size_bytes
@@ -270,7 +267,7 @@ class Policy:
             if tier.free_bytes >= size:
                 return Place(tier, Role.KEPT)
         for tier in fits:
-            if place := _make_room(tier, size, tier.lru):
+            if place := _make_room(tier, size):
                 return place
         return None
 
@@ -285,9 +282,9 @@ class Policy:
             for other in self.datasets.values():
                 if other is home or other.id not in tier.kept:
                     continue
-                victims = _take(reversed(tier.kept[other.id]), short)
-                left = other.kept_bytes - sum(copy.entry.size_bytes for copy in victims or ())
-                if victims and left >= self.share_bytes(other):
+                victims, enough = _take(reversed(tier.kept[other.id]), short)
+                left = other.kept_bytes - sum(copy.entry.size_bytes for copy in victims)
+                if victims and enough and left >= self.share_bytes(other):
                     return Place(victims=victims)
         return None
 
@@ -298,7 +295,7 @@ class Policy:
             if tier.free_bytes >= size:
                 return Place(tier, role)
         for tier in sorted(tiers, key=_oldest):
-            if place := _make_room(tier, size, tier.lru):
+            if place := _make_room(tier, size):
                 return place
         for tier in tiers:
             if place := _make_room(tier, size, self._gives_way(entry, tier, asked)):
@@ -309,7 +306,7 @@ class Policy:
         """All that streaming may displace in a tier: LRU, kept copies beyond the room for them, and for a
         waiting reader what plans come back to, the longest unused first, and then what they need last. A read
         that no job declared takes nothing from plans: a scan of other data costs them no fill."""
-        yield from tier.lru
+        yield from tier.spare()
         yield from self._overflow(tier)
         if asked is not Asked.DEMAND or not entry.datasets:
             return
@@ -345,26 +342,29 @@ def _kept_elsewhere(copy: Copy) -> bool:
 
 
 def _oldest(tier: Tier) -> float:
+    if tier.found:
+        return 0.0
     first = next(iter(tier.lru), None)
     return first.used_at if first else float("inf")
 
 
-def _make_room(tier: Tier, size_bytes: int, candidates: Iterable[Copy]) -> Place | None:
-    """Victims for `size_bytes` in a tier, counting what is being evicted; None where they do not suffice."""
+def _make_room(tier: Tier, size_bytes: int, candidates: Iterable[Copy] | None = None) -> Place | None:
+    """Victims for `size_bytes` in a tier, counting what is being evicted; None where they do not suffice. They
+    come of what is spare unless others are named."""
     short = size_bytes - tier.free_bytes - tier.evicting_bytes
     if short <= 0:
         return SOON
-    if candidates is tier.lru and tier.lru.size_bytes < short:
+    if candidates is None and tier.spare_bytes < short:
         return None
-    victims = _take(candidates, short)
-    return Place(victims=victims) if victims else None
+    victims, enough = _take(tier.spare() if candidates is None else candidates, short)
+    return Place(victims=victims) if enough else None
 
 
-def _take(candidates: Iterable[Copy], short_bytes: int) -> tuple[Copy, ...] | None:
-    victims = []
-    for copy in candidates:
-        if short_bytes <= 0:
-            break
+def _take(candidates: Iterable[Copy], short_bytes: int) -> tuple[tuple[Copy, ...], bool]:
+    """As many as it takes, no more, for to be looked at some get records first; and whether they suffice."""
+    victims: list[Copy] = []
+    candidates = iter(candidates)
+    while short_bytes > 0 and (copy := next(candidates, None)) is not None:
         victims.append(copy)
         short_bytes -= copy.entry.size_bytes
-    return tuple(victims) if short_bytes <= 0 else None
+    return tuple(victims), short_bytes <= 0

@@ -36,7 +36,7 @@ class Readers:
 
     def demand(self, event: ev.Demanded) -> None:
         """Grant what is resident, in the same step; otherwise see to it and answer later."""
-        entry = self._copies.entries.get(event.extent)
+        entry = self._copies.entry(event.extent)
         copy = entry.best() if entry else None
         if entry is not None and copy is not None:
             tally = self._copies.tally(entry)

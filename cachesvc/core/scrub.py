@@ -7,60 +7,85 @@ as its bytes take at that rate. RAM is left out: its bytes do not rest long enou
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from cachesvc.core.copies import Copies
 from cachesvc.core.model import RAM, ExtentId, TierName
-from cachesvc.core.state import Copy, Phase
+from cachesvc.core.state import Phase, Tier
 
 LOOKS = 64
 """Places in the round looked at in one step; those whose copy has gone are skipped and dropped."""
 
 
+@dataclass(slots=True)
+class _Round:
+    tier: Tier
+    waiting: deque[ExtentId] = field(default_factory=deque)
+    listed: set[ExtentId] = field(default_factory=set)
+
+
 class Scrub:
-    """The round of copies, and the one being verified."""
+    """The round of each tier's copies, and the one being verified. Tiers take turns."""
 
     def __init__(self, copies: Copies, bytes_per_s: int) -> None:
         self._copies = copies
         self._bytes_per_s = bytes_per_s
-        self._round: deque[tuple[ExtentId, TierName]] = deque()
-        self._listed: set[tuple[ExtentId, TierName]] = set()
+        tiers = copies.policy.tiers.values() if bytes_per_s else ()
+        self._rounds = deque(_Round(tier) for tier in tiers if tier.name != RAM)
         self._due_at = 0.0
+        self._size_bytes = 0
         self.checking: tuple[ExtentId, TierName] | None = None
 
-    def admit(self, extent: ExtentId, tier: TierName) -> None:
-        """A copy became resident: it is verified after all that are waiting."""
-        if self._bytes_per_s and tier != RAM and (extent, tier) not in self._listed:
-            self._listed.add((extent, tier))
-            self._round.append((extent, tier))
+    def admit(self, extents: Iterable[ExtentId], tier: TierName) -> None:
+        """Copies became resident: they are verified after all that are waiting."""
+        for each in self._rounds:
+            if each.tier.name == tier:
+                new = [extent for extent in extents if extent not in each.listed]
+                each.listed.update(new)
+                each.waiting.extend(new)
 
     def next_deadline(self) -> float | None:
         """When the next copy is due; None while there is none or one is being verified."""
-        return self._due_at if self._round and self.checking is None else None
+        return self._due_at if self.checking is None and any(each.waiting for each in self._rounds) else None
 
-    def next(self, now: float) -> Copy | None:
+    def next(self, now: float) -> tuple[ExtentId, TierName] | None:
         """The copy to verify now."""
         if self.checking is not None or now < self._due_at:
             return None
-        for _ in range(min(LOOKS, len(self._round))):
-            place = self._round.popleft()
-            copy = self._copies.find(place[0], self._copies.policy.tiers[place[1]])
-            if copy is None or copy.phase is not Phase.RESIDENT or copy.doomed:
-                self._listed.remove(place)
-                continue
-            self._round.append(place)
-            if copy.committed and not copy.tier.lost:
-                self.checking = place
-                self._due_at = now + copy.entry.size_bytes / self._bytes_per_s
-                return copy
+        for _ in range(len(self._rounds)):
+            self._rounds.rotate(-1)
+            tier = self._rounds[-1].tier
+            extent = self._pick(self._rounds[-1])
+            if extent is not None:
+                self.checking = extent, tier.name
+                self._due_at = now + self._size_bytes / self._bytes_per_s
+                return self.checking
         self._due_at = now + 1.0  # nothing that can be verified: look again, without turning in a circle
         return None
 
-    def done(self, extent: ExtentId, tier: TierName) -> bool:
-        """A check ended; False for one that is not (or no longer) ours."""
+    def _pick(self, each: _Round) -> ExtentId | None:
+        for _ in range(min(LOOKS, len(each.waiting))):
+            extent = each.waiting.popleft()
+            size_bytes = each.tier.found.get(extent)
+            if size_bytes is None:
+                copy = self._copies.find(extent, each.tier)
+                if copy is None or copy.phase is not Phase.RESIDENT or copy.doomed:
+                    each.listed.remove(extent)
+                    continue
+                size_bytes = copy.entry.size_bytes if copy.committed else None
+            each.waiting.append(extent)
+            if size_bytes is not None and not each.tier.lost:
+                self._size_bytes = size_bytes
+                return extent
+        return None
+
+    def done(self, extent: ExtentId, tier: TierName) -> int:
+        """A check ended; the bytes that it read, 0 for one that is not (or no longer) ours."""
         if self.checking != (extent, tier):
-            return False
+            return 0
         self.checking = None
-        return True
+        return self._size_bytes
 
     def lost(self, tier: TierName) -> None:
         """Wait no longer for a check in a tier that is lost."""

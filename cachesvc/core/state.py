@@ -7,8 +7,10 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 from typing import TYPE_CHECKING
 
+from cachesvc.core.found import Found
 from cachesvc.core.model import DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.schedule import Schedule
 
@@ -95,6 +97,7 @@ class Tier:
     held_bytes: int = 0
     reserve_bytes: int = 0
     """What the keep leaves to the look-ahead window, set by the policy."""
+    found: Found = field(default_factory=Found)
     lru: Shelf = field(default_factory=Shelf)
     ahead: Shelf = field(default_factory=Shelf)
     """Filled for a plan and not yet touched, in order of need."""
@@ -107,6 +110,19 @@ class Tier:
     def free_bytes(self) -> int:
         """Bytes that can be reserved now; negative when readers hold more than the budget."""
         return self.budget_bytes - self.held_bytes - self.used_bytes
+
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes of `spare`."""
+        return self.found.size_bytes + self.lru.size_bytes
+
+    def spare(self) -> Iterator[Copy]:
+        """What nobody claims or needs, the longest unused first."""
+        made = 0
+        for copy in self.found.records():
+            made += 1
+            yield copy
+        yield from islice(self.lru, made, None)  # the records just made came in front
 
     @property
     def keep_bytes(self) -> int:

@@ -167,7 +167,7 @@ def fill_ram(tier: RamTier, budget_bytes: int, adopted: Adopted) -> events.Recov
             continue
         budget_bytes -= extent.size_bytes
         fitting.append((ExtentId(extent.extent), extent.size_bytes))
-    return events.Recovered(tier.name, tuple(reversed(fitting)))  # the core wants the oldest first
+    return events.Recovered(tier.name, dict(reversed(fitting)))  # the core wants the oldest first
 
 
 def restore(adopted: Adopted, runner: Runner) -> None:

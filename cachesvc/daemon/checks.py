@@ -40,7 +40,7 @@ class Checks:
         self._fillers = fillers
         self._handle = handle
         self._failing = failing
-        self.unverified: set[tuple[ExtentId, TierName]] = set()
+        self.unverified: dict[TierName, set[ExtentId]] = {tier: set() for tier in tiers}
         """Copies whose bytes somebody else may have changed since we checked them: from before our start, or
         from before their disk's trouble."""
         self._checking: dict[tuple[ExtentId, TierName], list[Callable[[bool], None]]] = {}
@@ -92,7 +92,7 @@ class Checks:
             if answer.code:
                 self.failed(extent, tier, answer.code)
             else:
-                self.unverified.discard((extent, tier))
+                self.unverified[tier].discard(extent)
             done(answer.code == 0)
 
         def not_opened(error: CacheError) -> None:
@@ -122,11 +122,11 @@ class Checks:
         for tier in self._openers:
             copy = self._node.copies.find(extent, self._node.policy.tiers[tier])
             if copy is not None and copy.usable:
-                self.unverified.add((extent, tier))
+                self.unverified[tier].add(extent)
 
     def came_back(self, tier: TierName) -> None:
         """A disk that was in trouble: everything on it is checked again before its next grant."""
-        self.unverified.update((extent, tier) for extent, _ in self._node.resident_in(tier))
+        self.unverified[tier] = self._node.resident_in(tier)
 
 
 def short_of_descriptors(error: CacheError) -> bool:

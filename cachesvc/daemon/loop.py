@@ -10,7 +10,6 @@ import selectors
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent import futures
 from contextlib import suppress
 from typing import TypeVar
 
@@ -54,22 +53,29 @@ class Loop:
         loop has ended: nobody may wait for what nobody will run."""
         if threading.get_ident() == self._thread:
             return work()
-        done: futures.Future[_T] = futures.Future()
+        results: list[_T] = []
+        errors: list[Exception] = []
+        answered = threading.Event()
 
         def run() -> None:
             try:
-                done.set_result(work())
+                results.append(work())
             except Exception as error:
-                done.set_exception(error)
+                errors.append(error)
                 if not isinstance(error, (CacheError, OSError, ValueError)):
                     raise
+            finally:
+                answered.set()
 
         self.post(run)
-        while not done.done():
+        while not answered.wait(ENDED_S):
             if self.ended:
                 raise DaemonUnavailable("the daemon is stopping; start it again: cachesvc serve")
-            futures.wait([done], ENDED_S)
-        return done.result()
+        if errors:
+            # Popped: an error knows these frames and the caller's. Known from them too, it would hold what they
+            # hold, a request of megabytes perhaps, until the next full collection of garbage.
+            raise errors.pop()
+        return results.pop()
 
     def run(
         self, next_deadline: Callable[[], float | None], tick: Callable[[], None], clock: Callable[[], float]

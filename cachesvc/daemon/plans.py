@@ -7,8 +7,8 @@ from cachesvc.core.model import ExtentId
 from cachesvc.daemon.grants import Known
 from cachesvc.v1 import cachesvc_pb2 as pb
 
-MAX_PLAN = 2_000_000
-"""Entries: 128 TB of extents, and what a message of the largest size can hold."""
+MAX_PLAN = 1_000_000
+"""Entries: 64 TB of extents, and what a message of the largest size can hold."""
 
 
 def entries_of(request: pb.SubmitPlanRequest, known: Known) -> tuple[tuple[ExtentId, int, int], ...]:

@@ -102,7 +102,7 @@ class Runner:
         """What a tier held at start; what is on a disk is verified before its first grant. Nobody can have changed
         sealed memory."""
         if event.tier != RAM:
-            self.checks.unverified.update((extent, event.tier) for extent, _ in event.extents)
+            self.checks.unverified[event.tier].update(event.extents)
         self.handle(event)
 
     def tick(self) -> None:
@@ -232,7 +232,7 @@ class Runner:
     def _grant(self, command: events.Grant) -> None:
         number = self.next_id()
         self._granting[number] = command
-        if (command.extent, command.tier) not in self.checks.unverified:
+        if command.extent not in self.checks.unverified[command.tier]:
             self._open_grant(number)
             return
 
@@ -287,7 +287,7 @@ class Runner:
 
     def _evict(self, command: events.Evict) -> None:
         def evicted(_: object) -> None:
-            self.checks.unverified.discard((command.extent, command.tier))
+            self.checks.unverified[command.tier].discard(command.extent)
             self.handle(events.Evicted(command.extent, command.tier))
 
         def failed(

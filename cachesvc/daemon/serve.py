@@ -56,6 +56,10 @@ log = logging.getLogger(__name__)
 CONTROL_THREADS = 256
 """A prefetch, verify or opening holds one while it streams: all ranks and workers of a node open at once, and
 the builder they wait for needs one more to submit its plan. Started only when needed."""
+STREAMS_EACH = 64
+"""Calls at once on one connection: a process has a few. With `CONTROL_THREADS` messages being received and
+`PLANS_AT_ONCE` being read, this bounds what callers make the daemon hold: no more than a message a thread, 6 GiB, if
+all of them are hostile and slow."""
 GC_THRESHOLDS = (1000, 2, 5000)
 """A full collection walks every extent's record: 30 ms for 20,000 extents, in the middle of a grant. What the
 core drops is no cycle, so one in millions of allocations is enough."""
@@ -158,7 +162,6 @@ def _running(settings: Settings, loop: Loop, lock: int, before: Predecessor | No
     tenants = Tenants(allowed, settings.rules)
     datasets = Datasets(f"{settings.state_dir}/catalogs", allowed, tenants, loader, before is None)
     adopted = _adopted(before, datasets)
-    gc.disable()  # a million extents are a million records, none of them garbage
     tiers, specs, recovered = _tiers(settings, adopted)
     if before is not None:
         before.adopted()
@@ -172,8 +175,6 @@ def _running(settings: Settings, loop: Loop, lock: int, before: Predecessor | No
     runner.count_from(max(1, adopted.state.next_id))
     for event in recovered:
         runner.recovered(event)
-    gc.freeze()
-    gc.enable()
     grants_path = f"{settings.socket_dir}/{GRANTS_SOCKET}"
     runner.grants = GrantsServer(
         grants_path, settings.socket_mode, runner, loop.watch, loop.unwatch, runner.next_id, adopted.listener
@@ -226,8 +227,8 @@ def _tiers(settings: Settings, adopted: Adopted) -> tuple[list[Tier], list[TierS
         recovered.append(in_ram)
     for number, spec in enumerate(settings.nvme):
         tier = open_nvme(TierName(f"nvme{number}"), Path(spec.path), locks=adopted.locks)
-        found = tuple((r.extent, r.size_bytes) for r in tier.recover())
-        budget = budget_bytes(spec, room(Path(spec.path)), sum(size for _, size in found))
+        found = tier.recover()
+        budget = budget_bytes(spec, room(Path(spec.path)), sum(found.values()))
         if budget < settings.extent_bytes and not found:
             raise OutOfSpace(
                 f"{spec.path} has room for {budget:,} bytes, less than one extent of {settings.extent_bytes:,}; free room"
@@ -246,6 +247,7 @@ def _control(settings: Settings, service: Service) -> grpc.Server:
     limits = [
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_concurrent_streams", STREAMS_EACH),
         ("grpc.so_reuseport", 0),
     ]
     server = grpc.server(

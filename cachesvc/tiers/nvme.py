@@ -24,7 +24,7 @@ from cachesvc.core.model import ExtentId, TierName
 from cachesvc.tiers import footer
 from cachesvc.tiers.failures import tier_error, translated
 from cachesvc.tiers.probe import Room, probe
-from cachesvc.tiers.tier import Checksums, Resident
+from cachesvc.tiers.tier import Checksums
 
 Sync = Callable[[int], None]
 """Makes a file or a directory durable, given a descriptor; raises OSError."""
@@ -139,8 +139,8 @@ class NvmeTier:
         with translated(self._where, "remove an extent"), suppress(FileNotFoundError):
             os.unlink(path)
 
-    def recover(self) -> Iterator[Resident]:
-        """Every committed extent, once garbage is dropped; eager, so that the disk is clean on return.
+    def recover(self) -> dict[ExtentId, int]:
+        """Every committed extent and its size in bytes, once garbage is dropped.
 
         The names are all that is read, so that a million extents take seconds: verify each before its first
         grant. Raises `TierFailed`.
@@ -150,7 +150,7 @@ class NvmeTier:
                 os.unlink(entry.path)
             for shelf in _shelves(self._root):
                 self._sizes.update(_named(shelf))
-        return iter([Resident(extent, size_bytes) for extent, size_bytes in self._sizes.items()])
+        return dict(self._sizes)
 
     def probe(self, thorough: bool) -> Room:
         """Whether the directory works, and the room on its disk; from any thread. Raises `TierFailed`."""
@@ -238,18 +238,29 @@ def _sync_directory(directory: Path, sync: Sync) -> None:
 
 def _named(shelf: Path) -> Iterator[tuple[ExtentId, int]]:
     """The extents that the names of a directory's files say; other files are removed."""
+    sizes: dict[str, int] = {}  # few differ: each is read once, and one number kept of it
     for name in os.listdir(shelf):
-        text, _, size = name.partition(".")
+        text, size = name[:32], name[32:]
         try:
+            size_bytes = sizes.get(size)
+            if size_bytes is None:
+                size_bytes = sizes[size] = _suffix(size)
             extent = ExtentId(bytes.fromhex(text))
-            size_bytes = int(size)
         except ValueError:
             extent, size_bytes = ExtentId(b""), 0
-        if len(extent) == 16 and name == f"{extent.hex()}.{size_bytes}":
+        if extent.hex() == text and len(text) == 32:
             yield extent, size_bytes
         else:
             with suppress(IsADirectoryError):  # somebody else's
                 os.unlink(shelf / name)
+
+
+def _suffix(text: str) -> int:
+    """The size in a name's end. Raises ValueError for any end that `NvmeTier` does not write."""
+    size_bytes = int(text[1:])
+    if text != f".{size_bytes}":
+        raise ValueError(text)
+    return size_bytes
 
 
 def _unlink_quietly(path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,14 +17,6 @@ class Checksums:
 
     size_bytes: int
     digests: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Resident:
-    """What a tier found at start: a committed extent."""
-
-    extent: ExtentId
-    size_bytes: int
 
 
 class Tier(Protocol):
@@ -66,6 +57,7 @@ class Tier(Protocol):
 class Recovering(Protocol):
     """A tier that survives the daemon."""
 
-    def recover(self) -> Iterator[Resident]:
-        """Every committed extent, after garbage (temporary files, files that can be no extent's) was dropped."""
+    def recover(self) -> dict[ExtentId, int]:
+        """Every committed extent and its size in bytes, after garbage (temporary files, files that can be no
+        extent's) was dropped."""
         ...

@@ -1,0 +1,45 @@
+"""The daemon's loop as other threads see it."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+
+import pytest
+
+from cachesvc.core.errors import DaemonUnavailable, NotFound
+from cachesvc.daemon.loop import Loop
+
+
+class Request:
+    """Something that a call holds."""
+
+
+def fail() -> None:
+    raise NotFound("not here")
+
+
+def test_an_error_lets_go_of_what_its_caller_held_at_once() -> None:
+    loop = Loop()
+    thread = threading.Thread(target=loop.run, args=(lambda: None, lambda: None, time.monotonic))
+
+    def ask() -> weakref.ref[Request]:
+        request = Request()
+        with pytest.raises(NotFound):
+            loop.call(fail)
+        return weakref.ref(request)
+
+    thread.start()
+    gc.disable()
+    try:
+        assert loop.call(lambda: 17) == 17
+        assert ask()() is None
+    finally:
+        gc.enable()
+        loop.stop()
+        thread.join()
+    with pytest.raises(DaemonUnavailable):
+        loop.call(fail)
+    loop.close()
