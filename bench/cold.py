@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.memory import settle
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
 from cachesvc.client import Control
@@ -26,7 +27,9 @@ MEMORY = "/dev/shm"
 _EPOCH = """
 import json, sys, time
 import grpc
+from bench.memory import settle
 from loader import DataLoader, open_dataset
+settle()
 imported = time.perf_counter()
 options = json.loads(sys.argv[2])
 loader_options = json.loads(sys.argv[3])
@@ -78,6 +81,7 @@ def s5cmd(endpoint: str, s3: SeaweedFS, prefix: str) -> float:
     """Seconds that `s5cmd cp` takes for everything below a prefix, into memory."""
     binary = shutil.which("s5cmd", path=str(Path(sys.executable).parent)) or "s5cmd"
     with tempfile.TemporaryDirectory(dir=MEMORY) as target:
+        settle()
         started = time.perf_counter()
         subprocess.run(
             [binary, "--endpoint-url", endpoint, "cp", f"{prefix}*", f"{target}/"],
@@ -161,6 +165,7 @@ def _opened(s3: SeaweedFS, counted: ProxyProcess, prefix: str, options: Options)
             Daemon(Path(folder), serve, s3.env(counted.endpoint)) as daemon,
             Control(daemon.socket_dir) as control,
         ):
+            settle()
             started = time.perf_counter()
             found = control.open_dataset([prefix], options)
             for _ in control.prefetch(found.id):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from bench.memory import settle
 from bench.peers import corpus
 from bench.peers.peer import Batches, Job, Peer
 from bench.peers.usage import anonymous_bytes, cpu_s, family
@@ -142,6 +143,7 @@ def _ledger(batches: Batches, job: Job) -> dict[str, Any]:
 
 def _cold(peer: Peer, job: Job) -> dict[str, Any]:
     """One whole epoch from the opening on."""
+    settle()
     began, first_s, seen = _now(), 0.0, Seen()
     for batch in peer.batches(job):
         first_s = first_s or _now() - began

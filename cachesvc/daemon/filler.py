@@ -26,6 +26,7 @@ from cachesvc.catalog.catalog import Catalog
 from cachesvc.config import Settings
 from cachesvc.core.errors import CacheError, CorruptData, SourceUnavailable
 from cachesvc.daemon import jobs
+from cachesvc.daemon.background import run_in_background
 from cachesvc.daemon.cached_bytes import CachedBytes
 from cachesvc.daemon.logs import configure_logging
 from cachesvc.sources import s3 as _s3  # noqa: F401  before the first job, which would else wait for boto3
@@ -45,8 +46,6 @@ MAX_JOBS = 16
 """Side by side: fills are fewer, builds of other datasets must not wait for one that takes minutes."""
 PROGRESS_S = 0.2
 WATCH_S = 1.0
-FILLER_NICE = 15
-"""Grants come first when cores are scarce."""
 
 
 class Filler:
@@ -223,7 +222,7 @@ def _report(ended: Future[None]) -> None:
 def main() -> None:
     """The process's whole life."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's to answer
-    os.nice(FILLER_NICE)
+    run_in_background()
     fields = json.loads(os.environ.pop("CACHESVC_FILLER"))
     channel = socket.socket(fileno=int(sys.argv[1]))
     fields |= {"nvme": (), "tls": None, "rules": (), "quota": (), "allow": tuple(fields["allow"])}
