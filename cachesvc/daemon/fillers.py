@@ -32,8 +32,8 @@ SEND_S = 1.0
 DEATH_S = 0.05
 """A killed process dies in a millisecond; the loop waits no longer for one that does not."""
 MAX_HUNG = 8
-BUILD_TRIES = 2
-"""A builder that was killed is no reason to fail an opening; data that ends two builders is."""
+BUILD_TRIES = 4
+"""A builder that was killed is no reason to fail an opening, nor are two; data that ends four is."""
 Answered = Callable[[jobs.Answer], None]
 
 
