@@ -21,6 +21,7 @@ from typing import Any
 
 from bench.node import Daemon
 from bench.peers import corpus
+from bench.peers.collate import UNTUNED
 from bench.peers.peer import Job, Kind
 from bench.peers.usage import anonymous_bytes, family
 from cachesvc.catalog.build import Options
@@ -34,6 +35,7 @@ OTHERS = (
     "WebDataset",
     "DataLoader, files",
     "DataLoader, memmap",
+    UNTUNED,
     "DataLoader, LMDB",
 )
 PEERS_PYTHON = ".venv-peers/bin/python"

@@ -17,6 +17,7 @@ from typing import Any
 
 from bench.memory import settle
 from bench.peers import corpus
+from bench.peers.collate import UNTUNED
 from bench.peers.peer import Batches, Job, Peer
 from bench.peers.usage import anonymous_bytes, cpu_s, family
 
@@ -28,6 +29,7 @@ MODULES = {
     "WebDataset": "webdataset",
     "DataLoader, files": "files",
     "DataLoader, memmap": "memmap",
+    UNTUNED: "memmap",
     "DataLoader, LMDB": "lmdb",
 }
 WALL_FACTOR = 2.5

@@ -12,9 +12,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import default_collate
 
 from bench.peers import corpus, pictures
 from bench.peers.peer import Job
+
+UNTUNED = "DataLoader, memmap, default collate"
+"""As most people write it: fixed samples go through torch's own stack, one tensor each."""
 
 
 def stacked(samples: Sequence[np.ndarray[Any, Any]]) -> torch.Tensor:
@@ -35,7 +39,7 @@ def developed(samples: Sequence[bytes]) -> torch.Tensor:
 def chosen(job: Job) -> Callable[[Sequence[Any]], Any]:
     """What this job's batches are made by."""
     if job.kind in corpus.DTYPE:
-        return stacked
+        return default_collate if job.peer == UNTUNED else stacked
     if job.kind == "images":
         return developed
     return joined if job.workers and not job.threads else list
