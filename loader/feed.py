@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import ConcatDataset, Subset, default_collate
 from torch.utils.data import Dataset as TorchDataset
 
 from cachesvc.core.order import EpochOrder, OrderSpec, Plan, merged
@@ -25,6 +25,7 @@ from loader.opened import Opened
 from loader.packs import Packed
 from loader.reader import Ints
 from loader.spans import Bytes
+from loader.stacked import default_collate_into
 from loader.stages import READING
 
 SLAB = 65_536
@@ -270,7 +271,7 @@ class Feed(TorchDataset[Any]):
         if self._composed is not None:
             if self._wants_ready:
                 return self._composed.whole(indices, self.spec, epoch)
-            return self.collate(self._composed.take(indices, self.spec, epoch))
+            return self._collated(self._composed.take(indices, self.spec, epoch))
         draw = (self.spec.seed, epoch)
         if self._view is not None:
             view = self._view
@@ -279,14 +280,19 @@ class Feed(TorchDataset[Any]):
                 reader = view.opened.reader()
                 ids = view.ids_of(indices)
                 return self._samples.tensor(reader, self._samples.locate(reader, ids), self.empty)
-            return self.collate(view.take_ids(view.ids_of(indices)))
+            return self._collated(view.take_ids(view.ids_of(indices)))
         if self._core is not None:
             self._core.draw = draw
         outer: Any = self.dataset
         numbers = indices.tolist()
         if hasattr(outer, "__getitems__"):
-            return self.collate(outer.__getitems__(numbers))
-        return self.collate([outer[number] for number in numbers])
+            return self._collated(outer.__getitems__(numbers))
+        return self._collated([outer[number] for number in numbers])
+
+    def _collated(self, samples: list[Any]) -> Any:
+        if self.collate is default_collate:
+            return default_collate_into(self.empty, samples)
+        return self.collate(samples)
 
     def _load(self, epoch: int, turn: int) -> _Slab:
         order, share = self.order(epoch), self.share

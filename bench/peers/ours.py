@@ -30,7 +30,7 @@ def write(job: Job) -> None:
 
 
 def batches(job: Job) -> Batches:
-    """Fixed samples come as gathered tensors; uneven ones as bytes or pixels, collated as for everybody."""
+    """Fixed samples come as gathered tensors; bytes are collated as for everybody, pixels by default."""
     return _loader(job)
 
 
@@ -51,8 +51,8 @@ def halfway(job: Job) -> Callable[[], Iterator[Any]]:
 def _loader(job: Job) -> DataLoader:
     data = open_dataset(job.remote, **OPTIONS[job.kind])
     more: dict[str, Any] = {}
-    if job.kind not in DTYPE:  # images are decoded by then
-        more["collate_fn"] = collate.stacked if job.kind == "images" else collate.chosen(job)
+    if job.kind not in (*DTYPE, "images"):
+        more["collate_fn"] = collate.chosen(job)
     if job.threads:
         more["worker_type"] = "thread"
     return DataLoader(

@@ -1,0 +1,101 @@
+"""Default collation into given memory is torch's default collation."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import default_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+from loader.spans import Bytes
+from loader.stacked import default_collate_into
+
+Pair = namedtuple("Pair", "image label")
+
+SAMPLES: dict[str, list[Any]] = {
+    "arrays": [np.full((2, 3), n, np.uint16) for n in range(4)],
+    "arrays of no dimension": [np.array(n, np.float32) for n in range(4)],
+    "arrays of two types": [np.zeros(2, np.float32), np.zeros(2, np.float64)],
+    "empty arrays": [np.zeros((0, 3), np.int64)] * 2,
+    "tensors": [torch.full((2, 3), n) for n in range(4)],
+    "tensors of two types": [torch.zeros(2), torch.zeros(2, dtype=torch.float64)],
+    "tensors with gradients": [torch.ones(2, requires_grad=True), torch.ones(2)],
+    "tensors of no dimension": [torch.tensor(n) for n in range(4)],
+    "transposed": [torch.arange(6).reshape(2, 3).T, torch.arange(6).reshape(2, 3).T],
+    "one": [np.arange(3)],
+    "tuples with labels": [(np.full(3, n, np.uint8), n, str(n)) for n in range(3)],
+    "named": [Pair(torch.ones(2) * n, n) for n in range(3)],
+    "dicts": [{"x": np.ones(2) * n, "y": {"z": torch.ones(1)}, "b": b"raw"} for n in range(3)],
+    "numbers": [1.5, 2.5],
+    "scalars": [np.float32(1), np.float32(2)],
+    "bytes": [b"a", b"bc"],
+}
+
+
+def given(made: list[Bytes]) -> Callable[[int], Bytes]:
+    def empty(size_bytes: int) -> Bytes:
+        made.append(np.full(size_bytes, 0xEE, np.uint8))
+        return made[-1]
+
+    return empty
+
+
+def flat(batch: Any) -> list[Any]:
+    if isinstance(batch, dict):
+        return [batch.keys(), *(each for value in batch.values() for each in flat(value))]
+    if isinstance(batch, (list, tuple)):
+        return [type(batch), *(each for value in batch for each in flat(value))]
+    return [batch]
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("into", [True, False])
+def test_batches_are_torchs(name: str, into: bool) -> None:
+    made: list[Bytes] = []
+    expected = flat(default_collate(SAMPLES[name]))
+    found = flat(default_collate_into(given(made) if into else None, SAMPLES[name]))
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected):
+        if isinstance(other, torch.Tensor):
+            assert one.dtype == other.dtype
+            assert torch.equal(one, other)
+        else:
+            assert one == other
+
+
+@pytest.mark.parametrize("name", ["arrays", "tensors", "transposed", "one", "named", "dicts"])
+def test_numbers_lie_in_the_memory_given(name: str) -> None:
+    made: list[Bytes] = []
+    batch = flat(default_collate_into(given(made), SAMPLES[name]))
+    places = {room.ctypes.data for room in made}
+    assert {each.data_ptr() for each in batch if isinstance(each, torch.Tensor) and each.dim() > 1} <= places
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [np.zeros(2), np.zeros(3)],
+        [torch.zeros(2), torch.zeros(3)],
+        [np.array(["a"]), np.array(["b"])],
+        [object(), object()],
+    ],
+)
+def test_what_torch_refuses_is_refused_with_its_words(samples: list[Any]) -> None:
+    with pytest.raises((RuntimeError, TypeError)) as theirs:
+        default_collate(samples)
+    with pytest.raises(theirs.type) as mine:
+        default_collate_into(given([]), samples)
+    assert str(mine.value) == str(theirs.value)
+
+
+def test_what_the_user_registered_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def listed(batch: Any, *, collate_fn_map: Any = None) -> Any:
+        return list(batch)
+
+    monkeypatch.setitem(default_collate_fn_map, np.ndarray, listed)
+    assert type(default_collate_into(given([]), [np.zeros(2)])) is list
