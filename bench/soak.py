@@ -80,7 +80,9 @@ class Readers:
     def __init__(self, directory: str, dataset: DatasetId, count: int) -> None:
         self._directory, self._dataset = directory, dataset
         self._ended = threading.Event()
-        self.reads = self.reconnects = self.errors = 0
+        self.reads = self.reconnects = 0
+        self.errors: list[str] = []
+        """Each ends its reader."""
         self._threads = [threading.Thread(target=self._run, args=(seed,)) for seed in range(count)]
 
     def start(self) -> None:
@@ -95,25 +97,29 @@ class Readers:
             thread.join()
 
     def _run(self, seed: int) -> None:
-        draw, grants = random.Random(seed), DaemonGrants(self._directory, self._dataset)
+        draw = random.Random(seed)
         while not self._ended.is_set():
+            grants = DaemonGrants(self._directory, self._dataset)
             try:
-                self._step(draw, grants)
-            except CacheError:
-                self.errors += 1
-        grants.close()
+                while not self._ended.is_set() and draw.random() >= RECONNECT:
+                    self._step(draw, grants)
+                self._step(draw, grants, releases=draw.random() < 0.5)
+            except CacheError as error:
+                self.errors.append(str(error))
+                return
+            finally:
+                grants.close()
+            self.reconnects += 1
 
-    def _step(self, draw: random.Random, grants: DaemonGrants) -> None:
+    def _step(self, draw: random.Random, grants: DaemonGrants, releases: bool = True) -> None:
         wanted = draw.sample(range(EXTENTS), draw.randint(1, 4))
         answers = [answer for answer in grants.acquire(wanted, 60.0) if isinstance(answer, Granted)]
         for answer in answers:
             assert os.pread(answer.fd, 2, 0) == answer.extent.to_bytes(2, "little")
             os.close(answer.fd)
         self.reads += len(answers)
-        if draw.random() < RECONNECT:
-            self.reconnects += 1
-            grants.close()
-        grants.release([answer.extent for answer in answers])
+        if releases:
+            grants.release([answer.extent for answer in answers])
 
 
 def soak(root: Path, seconds: float, readers: int) -> tuple[Table, bool]:
@@ -169,7 +175,8 @@ def _judged(found: Sequence[Held], end: Held, crowd: Readers) -> tuple[Table, bo
         good = good and met
         row = (first, last, min(values), max(values), getattr(end, name))
         table.add_row(name, *(f"{value:,}" for value in row), asked, "yes" if met else "NO")
-    table.caption = f"{crowd.reads:,} reads, {crowd.reconnects:,} reconnects, {crowd.errors:,} errors"
+    said = f"{len(crowd.errors)} errors {crowd.errors[:1]}" if crowd.errors else "no error"
+    table.caption = f"{crowd.reads:,} reads, {crowd.reconnects:,} reconnects, {said}"
     return table, good and not crowd.errors
 
 
