@@ -20,6 +20,7 @@ from cachesvc.sources.fetch import Fetcher
 from cachesvc.sources.open import Sources, SourceSettings
 from loader.direct import DirectGrants
 from loader.local import LocalGrants
+from loader.shared_rate import direct_rate
 
 DIRECT_THREADS = 8
 """Connections of one of the few fills at once of a process; the fillers of a daemon use more."""
@@ -54,7 +55,7 @@ def reads_around(catalog: Catalog) -> Access:
             own.fetcher = Fetcher(sources, DIRECT_THREADS)  # one serves one thread
         own.fetcher.fetch(extent, fd)
 
-    direct = DirectGrants(catalog.extent, fill)
+    direct = DirectGrants(catalog.extent, fill, take=direct_rate().take)
 
     def submit(plan: Plan) -> None:
         direct.plan(plan.extent.tolist())

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
-from cachesvc.core.errors import DeadlineExceeded
+from cachesvc.core.errors import CacheError, DeadlineExceeded
 from cachesvc.core.model import Extent
 from cachesvc.grants import Granted, Refused
 from cachesvc.tiers.huge import in_huge_pages
@@ -19,6 +19,10 @@ DIRECT_BYTES = 2 << 30
 """Private memory of one process: eight windows of 256 MiB. A daemon shares memory; this does not."""
 AHEAD = 4
 """Extents filled ahead of the plan's cursor: enough to hide a source's latency behind the reading of one."""
+
+
+def _at_once(size_bytes: int) -> float:
+    return 0.0
 
 
 @dataclass(slots=True)
@@ -40,9 +44,12 @@ class DirectGrants:
         extent_of: Callable[[int], Extent],
         fill: Callable[[Extent, int], None],
         budget_bytes: int = DIRECT_BYTES,
+        take: Callable[[int], float] = _at_once,
     ) -> None:
-        """`fill(extent, descriptor)` writes all of an extent's bytes, or raises a typed error."""
-        self._extent_of, self._fill, self._budget = extent_of, fill, budget_bytes
+        """`fill(extent, descriptor)` writes all of an extent's bytes, or raises a typed error. `take(bytes)`: the
+        seconds to wait before so many are fetched."""
+        self._extent_of, self._fill, self._budget, self._take = extent_of, fill, budget_bytes, take
+        self._closing = threading.Event()
         self._copies: OrderedDict[int, _Copy] = OrderedDict()
         self._used = 0
         self._lock = threading.Lock()
@@ -88,6 +95,7 @@ class DirectGrants:
 
     def close(self) -> None:
         """Drop every copy, after the fills in flight have ended."""
+        self._closing.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
         with self._lock:
             for copy in self._copies.values():
@@ -126,6 +134,8 @@ class DirectGrants:
 
     def _run(self, extent: Extent, fd: int) -> None:
         in_huge_pages(fd, extent.size_bytes)
+        if self._closing.wait(self._take(extent.stored_bytes)):
+            raise CacheError("the dataset was closed while its extents were read")
         self._fill(extent, fd)
         self.bytes_read += extent.stored_bytes
 

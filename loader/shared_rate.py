@@ -1,0 +1,62 @@
+"""One rate for all processes of a user on a node that read around the daemon: 64 ranks must not be 64 times one.
+
+Virtual scheduling (the generic cell rate algorithm, ITU-T I.371, annex A): one number, the moment until which what
+was given out is used up, in a file that everybody locks to move it on. Nobody serves it, and who dies owes nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from cachesvc.config import parse_size
+from cachesvc.core.errors import InvalidInput, NotAllowed
+
+DEFAULT = "1GiB"
+VARIABLE = "CACHESVC_DIRECT_RATE"
+BURST_S = 0.25
+"""What was not used for so long may be used at once."""
+_UNTIL = struct.Struct("<d")
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class SharedRate:
+    """Gives out bytes at a rate to all that name the same file; for many threads."""
+
+    def __init__(self, path: str, bytes_per_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: one that all processes share."""
+        self._path, self._bytes_per_s, self._clock = path, bytes_per_s, clock
+
+    def take(self, size_bytes: int) -> float:
+        """Seconds to wait before these bytes are fetched: they are given out, and others wait behind them."""
+        # Opened each time: a lock belongs to an opening, which threads and forked children would share.
+        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            held, now = os.pread(file, _UNTIL.size, 0), self._clock()
+            until = _UNTIL.unpack(held)[0] if len(held) == _UNTIL.size else 0.0
+            until = max(until, now - BURST_S) + size_bytes / self._bytes_per_s
+            os.pwrite(file, _UNTIL.pack(until), 0)
+        finally:
+            os.close(file)
+        return max(0.0, until - now)
+
+
+def direct_rate() -> SharedRate:
+    """This user's on this node, of CACHESVC_DIRECT_RATE bytes a second. Raises InvalidInput for what is no rate,
+    NotAllowed where its folder is another user's."""
+    given = os.environ.get(VARIABLE) or DEFAULT
+    bytes_per_s = parse_size(given)
+    if not bytes_per_s:
+        raise InvalidInput(f"{VARIABLE}={given!r} would read nothing; CACHESVC=require never reads directly")
+    folder = f"{tempfile.gettempdir()}/cachesvc-{os.getuid()}"
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    if os.stat(folder).st_uid != os.getuid():
+        raise NotAllowed(f"{folder} belongs to another user; remove it, or set TMPDIR")
+    boot = _BOOT_ID.read_text().strip()  # the clock begins anew with each boot
+    return SharedRate(f"{folder}/direct-rate-{boot}", bytes_per_s)
