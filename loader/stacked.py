@@ -11,12 +11,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data._utils.collate import collate, default_collate_fn_map
+from torch.utils.data._utils.collate import (
+    collate,
+    collate_numpy_array_fn,
+    collate_tensor_fn,
+    default_collate_fn_map,
+)
 
 from loader.spans import Bytes
 
 Empty = Callable[[int], Bytes]
-_TORCHS = {kind: default_collate_fn_map[kind] for kind in (torch.Tensor, np.ndarray)}
+_TORCHS = {torch.Tensor: collate_tensor_fn, np.ndarray: collate_numpy_array_fn}
 _NUMBERS = "biufc"
 
 
@@ -45,7 +50,7 @@ def _tensors(empty: Empty) -> Callable[..., Any]:
                 return torch.stack(tuple(batch), out=room.view(first.dtype).view(len(batch), *first.shape))
             except (RuntimeError, TypeError):  # of several shapes, sparse, with gradients, not on this device
                 pass
-        return _TORCHS[torch.Tensor](batch, collate_fn_map=collate_fn_map)
+        return collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
 
     return stack
 
@@ -59,6 +64,6 @@ def _arrays(empty: Empty) -> Callable[..., Any]:
             return torch.from_numpy(
                 np.stack(batch, out=room.view(first.dtype).reshape(len(batch), *first.shape))
             )
-        return _TORCHS[np.ndarray](batch, collate_fn_map=collate_fn_map)
+        return collate_numpy_array_fn(batch, collate_fn_map=collate_fn_map)
 
     return stack
