@@ -47,7 +47,8 @@ class Access:
 
 def reads_around(catalog: Catalog) -> Access:
     """Local files as they are, all else filled into this process's memory, in the order of the plan."""
-    settings = SourceSettings(metadata_directory=Path(_home()) / "metadata")
+    home = _home()
+    settings = SourceSettings(metadata_directory=Path(home) / "metadata")
     sources, own = Sources(settings), threading.local()
 
     def fill(extent: Extent, fd: int) -> None:
@@ -55,7 +56,7 @@ def reads_around(catalog: Catalog) -> Access:
             own.fetcher = Fetcher(sources, DIRECT_THREADS)  # one serves one thread
         own.fetcher.fetch(extent, fd)
 
-    direct = DirectGrants(catalog.extent, fill, take=direct_rate().take)
+    direct = DirectGrants(catalog.extent, fill, take=direct_rate(home).take)
 
     def submit(plan: Plan) -> None:
         direct.plan(plan.extent.tolist())

@@ -7,21 +7,22 @@ was given out is used up, in a file that everybody locks to move it on. Nobody s
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import struct
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from cachesvc.config import parse_size
-from cachesvc.core.errors import InvalidInput, NotAllowed
+from cachesvc.core.errors import InvalidInput
 
 DEFAULT = "1GiB"
 VARIABLE = "CACHESVC_DIRECT_RATE"
 BURST_S = 0.25
 """What was not used for so long may be used at once."""
 _UNTIL = struct.Struct("<d")
+_log = logging.getLogger("cachesvc")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -34,29 +35,35 @@ class SharedRate:
 
     def take(self, size_bytes: int) -> float:
         """Seconds to wait before these bytes are fetched: they are given out, and others wait behind them."""
+        alone_s = size_bytes / self._bytes_per_s
+        try:
+            return self._moved_on(alone_s)
+        except OSError as error:  # a full disk, or one without locks
+            _log.warning(
+                "each process keeps its own rate of direct reads: %s: %s", self._path, error.strerror
+            )
+            return alone_s
+
+    def _moved_on(self, by_s: float) -> float:
         # Opened each time: a lock belongs to an opening, which threads and forked children would share.
         file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
             held, now = os.pread(file, _UNTIL.size, 0), self._clock()
             until = _UNTIL.unpack(held)[0] if len(held) == _UNTIL.size else 0.0
-            until = max(until, now - BURST_S) + size_bytes / self._bytes_per_s
+            until = max(until, now - BURST_S) + by_s
             os.pwrite(file, _UNTIL.pack(until), 0)
         finally:
             os.close(file)
         return max(0.0, until - now)
 
 
-def direct_rate() -> SharedRate:
-    """This user's on this node, of CACHESVC_DIRECT_RATE bytes a second. Raises InvalidInput for what is no rate,
-    NotAllowed where its folder is another user's."""
+def direct_rate(folder: str) -> SharedRate:
+    """This user's on this node, of CACHESVC_DIRECT_RATE bytes a second, kept in the user's own folder, which nodes
+    may share. Raises InvalidInput for what is no rate."""
     given = os.environ.get(VARIABLE) or DEFAULT
     bytes_per_s = parse_size(given)
     if not bytes_per_s:
         raise InvalidInput(f"{VARIABLE}={given!r} would read nothing; CACHESVC=require never reads directly")
-    folder = f"{tempfile.gettempdir()}/cachesvc-{os.getuid()}"
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    if os.stat(folder).st_uid != os.getuid():
-        raise NotAllowed(f"{folder} belongs to another user; remove it, or set TMPDIR")
-    boot = _BOOT_ID.read_text().strip()  # the clock begins anew with each boot
+    boot = _BOOT_ID.read_text().strip()  # of this node, and of the clock, which begins anew with each boot
     return SharedRate(f"{folder}/direct-rate-{boot}", bytes_per_s)

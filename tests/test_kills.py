@@ -102,8 +102,8 @@ class Loop:
                 self._callbacks[fd]()
 
 
-@pytest.mark.parametrize(("deaths", "code"), [(1, 0), (2, SourceUnavailable.code)])
-def test_an_opening_survives_one_death_of_the_builder(tmp_path: Path, deaths: int, code: int) -> None:
+@pytest.mark.parametrize(("deaths", "code"), [(1, 0), (3, 0), (4, SourceUnavailable.code)])
+def test_an_opening_survives_three_deaths_of_the_builder(tmp_path: Path, deaths: int, code: int) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data/0.bin").write_bytes(bytes(4096))
     (tmp_path / "catalogs").mkdir()

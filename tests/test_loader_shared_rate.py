@@ -60,7 +60,15 @@ def test_real_processes_share_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", ["0", "fast", "-1"])
-def test_what_is_no_rate_is_said(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+def test_what_is_no_rate_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
     monkeypatch.setenv(VARIABLE, given)
     with pytest.raises(InvalidInput):
-        direct_rate()
+        direct_rate(str(tmp_path))
+
+
+def test_without_a_file_each_process_keeps_the_rate_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rate = SharedRate(str(tmp_path / "gone" / "rate"), RATE)
+    assert rate.take(500) == 0.5
+    assert "each process keeps its own rate" in caplog.text
