@@ -21,8 +21,7 @@ from typing import Any
 
 from bench.node import Daemon
 from bench.peers import corpus
-from bench.peers.collate import UNTUNED
-from bench.peers.peer import Job, Kind
+from bench.peers.peer import UNTUNED, Job, Kind
 from bench.peers.usage import anonymous_bytes, family
 from cachesvc.catalog.build import Options
 from cachesvc.client import Control

@@ -56,7 +56,7 @@ def reads_around(catalog: Catalog) -> Access:
             own.fetcher = Fetcher(sources, DIRECT_THREADS)  # one serves one thread
         own.fetcher.fetch(extent, fd)
 
-    direct = DirectGrants(catalog.extent, fill, take=direct_rate(home).take)
+    direct = DirectGrants(catalog.extent, fill, direct_rate(home).take)
 
     def submit(plan: Plan) -> None:
         direct.plan(plan.extent.tolist())

@@ -21,10 +21,6 @@ AHEAD = 4
 """Extents filled ahead of the plan's cursor: enough to hide a source's latency behind the reading of one."""
 
 
-def _at_once(size_bytes: int) -> float:
-    return 0.0
-
-
 @dataclass(slots=True)
 class _Copy:
     """One extent in a private memfd; `leases` of them are out."""
@@ -43,8 +39,8 @@ class DirectGrants:
         self,
         extent_of: Callable[[int], Extent],
         fill: Callable[[Extent, int], None],
+        take: Callable[[int], float],
         budget_bytes: int = DIRECT_BYTES,
-        take: Callable[[int], float] = _at_once,
     ) -> None:
         """`fill(extent, descriptor)` writes all of an extent's bytes, or raises a typed error. `take(bytes)`: the
         seconds to wait before so many are fetched."""

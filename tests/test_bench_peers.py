@@ -19,8 +19,7 @@ from bench.compare import LIMIT, OTHERS, OURS, Results
 from bench.grid import Grid
 from bench.peers import corpus, pictures
 from bench.peers.__main__ import MODULES, Passes, _ledger
-from bench.peers.collate import UNTUNED
-from bench.peers.peer import Job, Kind
+from bench.peers.peer import UNTUNED, Job, Kind
 from bench.peers.usage import anonymous_bytes, cpu_s, family
 
 COUNTS: dict[Kind, int] = {"records": 150, "varied": 140, "tokens": 130, "blobs": 70, "images": 40}

@@ -35,10 +35,7 @@ RECORDS = Options(format="records", record_bytes=4096)
 
 @pytest.fixture
 def data(tmp_path: Path) -> bytes:
-    body = os.urandom(EXTENTS * EXTENT)
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/0.bin").write_bytes(body)
-    return body
+    return written(tmp_path)
 
 
 @pytest.fixture
@@ -49,6 +46,13 @@ def daemon(tmp_path: Path, data: bytes) -> Iterator[Daemon]:
         assert found.process.poll() is None, found.log
         assert found.stop() == 0
         assert "Traceback" not in found.log
+
+
+def written(tmp_path: Path) -> bytes:
+    body = os.urandom(EXTENTS * EXTENT)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/0.bin").write_bytes(body)
+    return body
 
 
 def options(tmp_path: Path, *more: str) -> list[str]:

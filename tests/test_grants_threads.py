@@ -22,7 +22,7 @@ from cachesvc.core.wire import Message, Op
 from cachesvc.grants import Granted, Refused
 from cachesvc.leases import DaemonGrants
 from tests.test_daemon import held_memory, wait_until
-from tests.test_daemon_faults import EXTENT, EXTENTS, children, opened, options
+from tests.test_daemon_faults import EXTENT, EXTENTS, children, opened, options, written
 
 RESIDENT = 2
 COLD = 5
@@ -31,10 +31,7 @@ THREADS = 6
 
 @pytest.fixture
 def data(tmp_path: Path) -> bytes:
-    body = os.urandom(EXTENTS * EXTENT)
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/0.bin").write_bytes(body)
-    return body
+    return written(tmp_path)
 
 
 @pytest.fixture

@@ -170,7 +170,7 @@ def filled(catalog: Catalog, budget: int, failures: int = 0) -> DirectGrants:
             raise SourceUnavailable("the source is busy; try again")
         os.pwrite(fd, extent_bytes(extent), 0)
 
-    return DirectGrants(catalog.extent, fill, budget)
+    return DirectGrants(catalog.extent, fill, lambda _: 0.0, budget)
 
 
 def test_direct_reads_stay_within_their_budget(sequences: tuple[MemoryLink, np.ndarray]) -> None:

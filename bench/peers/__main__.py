@@ -17,8 +17,7 @@ from typing import Any
 
 from bench.memory import settle
 from bench.peers import corpus
-from bench.peers.collate import UNTUNED
-from bench.peers.peer import Batches, Job, Peer
+from bench.peers.peer import UNTUNED, Batches, Job, Peer
 from bench.peers.usage import anonymous_bytes, cpu_s, family
 
 MODULES = {

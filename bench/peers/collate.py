@@ -15,10 +15,7 @@ import torch
 from torch.utils.data import default_collate
 
 from bench.peers import corpus, pictures
-from bench.peers.peer import Job
-
-UNTUNED = "DataLoader, memmap, default collate"
-"""As most people write it: fixed samples go through torch's own stack, one tensor each."""
+from bench.peers.peer import UNTUNED, Job
 
 
 def stacked(samples: Sequence[np.ndarray[Any, Any]]) -> torch.Tensor:
