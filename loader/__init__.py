@@ -2,8 +2,20 @@
 
 from loader.dataloader import DataLoader
 from loader.dataset import Dataset, open_dataset
+from loader.jagged import Jagged, jagged
 from loader.mixture import Mixture, mix
 from loader.packs import Packed, pack
 from loader.stats import Stats
 
-__all__ = ["DataLoader", "Dataset", "Mixture", "Packed", "Stats", "mix", "open_dataset", "pack"]
+__all__ = [
+    "DataLoader",
+    "Dataset",
+    "Jagged",
+    "Mixture",
+    "Packed",
+    "Stats",
+    "jagged",
+    "mix",
+    "open_dataset",
+    "pack",
+]

@@ -27,6 +27,7 @@ from loader.reader import Ints
 from loader.spans import Bytes
 from loader.stacked import default_collate_into
 from loader.stages import READING
+from loader.whole import Located, whole
 
 SLAB = 65_536
 """Positions of the order computed at once: 40 ns each, against 5 us in slabs of 64; 2 MiB."""
@@ -98,13 +99,12 @@ class Geometry:
 class _Slab:
     """Consecutive turns, located. Rows are turns."""
 
-    __slots__ = ("extents", "first", "last", "lasts", "located", "rows", "slots", "valid")
+    __slots__ = ("first", "last", "located", "rows", "valid")
 
     def __init__(self, first: int, rows: Ints, valid: Ints | None) -> None:
         self.first, self.last = first, first + len(rows)
         self.rows, self.valid = rows, valid
-        self.located = False
-        self.slots = self.extents = self.lasts = rows
+        self.located: Located | None = None
 
 
 class Feed(TorchDataset[Any]):
@@ -132,7 +132,7 @@ class Feed(TorchDataset[Any]):
         self._core = core if isinstance(core, Dataset) else None
         self._opened: list[Opened] = [] if core is None else [leaf.opened for leaf in core.leaves]
         self._samples = self._view.samples if self._view is not None else None
-        self.ready = self._wants_ready and self._samples is not None and self._samples.ready
+        self._whole = whole(self._samples, self.collate, self._wants_ready) if self._samples else None
         self.geometry = Geometry(self.dataset, self._view, self.spec.shuffle)
         self.empty: Callable[[int], Bytes] | None = None
         """Where gathered batches are built: bytes for a size; new memory when None."""
@@ -195,11 +195,8 @@ class Feed(TorchDataset[Any]):
         row = turn - slab.first
         if self._view is not None and self._view.opened.on_disk:
             self._expect(slab, row + self.apart)
-        if self.ready and slab.located and self._view is not None and self._samples is not None:
-            reader = self._view.opened.reader()
-            extents = slab.extents[row]
-            lasts = extents if slab.lasts is slab.extents else slab.lasts[row]
-            return self._samples.tensor(reader, (slab.slots[row], extents, lasts), self.empty)
+        if slab.located is not None and self._view is not None:
+            return slab.located.batch(self._view.opened.reader(), row, self.empty)
         indices = slab.rows[row]
         if slab.valid is not None and self.spec.last == "short":
             indices = indices[: int(slab.valid[row])]
@@ -276,10 +273,9 @@ class Feed(TorchDataset[Any]):
         if self._view is not None:
             view = self._view
             view.draw = draw
-            if self.ready and self._samples is not None:
+            if self._whole is not None:
                 reader = view.opened.reader()
-                ids = view.ids_of(indices)
-                return self._samples.tensor(reader, self._samples.locate(reader, ids), self.empty)
+                return self._whole.make(reader, self._whole.locate(reader, view.ids_of(indices)), self.empty)
             return self._collated(view.take_ids(view.ids_of(indices)))
         if self._core is not None:
             self._core.draw = draw
@@ -304,8 +300,8 @@ class Feed(TorchDataset[Any]):
             last = min(order.full_steps, step + max(1, SLAB // width))
             found = order.slots(step, last, share.low, share.high)
             slab = _Slab(step * share.accumulate, self._arranged(found.reshape(-1, share.batch_size)), None)
-            if self.ready:
-                self._locate(slab)
+            if self._whole is not None and self._view is not None:
+                slab.located = Located(self._whole, self._view.opened.reader(), self._view.ids_of(slab.rows))
         self._slab = slab
         return slab
 
@@ -320,14 +316,3 @@ class Feed(TorchDataset[Any]):
 
     def _arranged(self, ordinals: Ints) -> Ints:
         return ordinals if self.geometry.arrange is None else self.geometry.arrange[ordinals]
-
-    def _locate(self, slab: _Slab) -> None:
-        """Find every record's slot and extents once for the slab; a batch then only indexes."""
-        assert self._view is not None
-        assert self._samples is not None
-        reader = self._view.opened.reader()
-        slots, first, last = self._samples.locate(reader, self._view.ids_of(slab.rows.reshape(-1)))
-        shape = slab.rows.shape
-        slab.slots, slab.extents = slots.reshape(shape), first.reshape(shape)
-        slab.lasts = slab.extents if last is first else last.reshape(shape)
-        slab.located = True

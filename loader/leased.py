@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from cachesvc.catalog.catalog import Catalog
+from cachesvc.core.errors import OutOfSpace
 from cachesvc.core.model import PAGE_BYTES
 from cachesvc.grants import Granted, Grants
 from loader.spans import AddressRange
@@ -29,6 +30,10 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 ORIGINS = ("ram", "nvme", "direct", "local")
 MAPPABLE = frozenset({"ram", "direct"})
 """Sealed or private memory: a mapping of it cannot fault on a disk."""
+REFUSED_PAUSE_S = 0.02
+"""Who was refused and has no way around asks again: other readers give room back after each of their reads."""
+REFUSED_WAIT_S = 30.0
+"""Room that did not come in this time is not there: other readers' reads take milliseconds."""
 MAX_FILES = 256
 """Descriptors held open for files; the usual limit of a process is 1,024."""
 
@@ -72,6 +77,7 @@ class Leases:
         self._starts, self._sizes = catalog.extent_starts, catalog.extent_sizes
         self._limit, self._timeout_s = mapped_bytes, timeout_s
         self.mapped = np.zeros(len(self._starts), bool)
+        self._unmapped = len(self._starts)
         self.held: OrderedDict[int, Held] = OrderedDict()
         self._brief: set[int] = set()
         self._owed: list[int] = []
@@ -92,15 +98,22 @@ class Leases:
 
     def begin(self, first: Ints, last: Ints) -> tuple[Use, bool]:
         """A read of ranges over extents begins; True when all of them are mapped: it may look at once."""
-        use, mapped = Use(first, last), self.mapped
+        use = Use(first, last)
         with self._lock:
             self._uses.add(use)
-            ready = bool(
-                mapped[first].all() and (last is first or (mapped[last].all() and (last - first <= 1).all()))
-            )
+            ready = self.all_mapped(first, last)
             if not ready:
                 use.extents = frozenset()  # nothing yet: `ensure` says what, part by part
         return use, ready
+
+    def all_mapped(self, first: Ints, last: Ints) -> bool:
+        """Whether ranges over these extents lie in the mapping; what spans three extents or more is not looked for."""
+        mapped = self.mapped
+        if not self._unmapped and last is first:  # 2 us less a batch
+            return True
+        return bool(
+            mapped[first].all() and (last is first or (mapped[last].all() and (last - first <= 1).all()))
+        )
 
     def end(self, use: Use) -> None:
         """It is over. Of what streams by only this read's extents stay leased; nothing where room was refused:
@@ -142,6 +155,17 @@ class Leases:
                 with self._lock:
                     use.extents = frozenset()  # while it waits, another may take the room
                 return False
+
+    def wait_for(self, use: Use, needed: list[int]) -> None:
+        """Lease the extents of one sample, when other readers have made room for them."""
+        deadline = time.monotonic() + min(self._timeout_s, REFUSED_WAIT_S)
+        while not self.ensure(use, needed):
+            if time.monotonic() >= deadline:
+                raise OutOfSpace(
+                    f"no room for the {len(needed)} extents of one sample, and reading directly is off; give the "
+                    "daemon more --ram or --nvme, or allow direct reads with CACHESVC=auto"
+                )
+            time.sleep(REFUSED_PAUSE_S)
 
     @contextmanager
     def kept_files(self, extents: Iterable[int]) -> Iterator[dict[int, Held]]:
@@ -263,6 +287,7 @@ class Leases:
             held.fd = -1
             self._mapped_bytes += held.size_bytes
             self.mapped[granted.extent] = True
+            self._unmapped -= 1
         else:
             self.files += 1
 
@@ -307,6 +332,7 @@ class Leases:
                 self.files -= 1
             else:
                 self.mapped[extent] = False
+                self._unmapped += 1
                 self.range.unmap(int(self._starts[extent]), held.size_bytes)
                 self._mapped_bytes -= held.size_bytes
             self._owed.append(extent)

@@ -6,8 +6,7 @@ looks at it: a gather runs without the interpreter lock.
 
 from __future__ import annotations
 
-import logging
-import time
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,32 +14,22 @@ import numpy as np
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.layout import Fixed
-from cachesvc.core.errors import CorruptData, DeadlineExceeded, OutOfSpace
+from cachesvc.core.errors import OutOfSpace
 from cachesvc.grants import Grants
-from loader.disk import Wanted, announce, read_bytes, read_into
+from loader.far import Far
 from loader.forks import abandon_in_children
 from loader.heap import keep_freed_memory
-from loader.leased import ORIGINS, Held, Ints, Leases, Use, touched
+from loader.leased import ORIGINS, Ints, Leases, Use, touched
 from loader.spans import Bytes
-from loader.verified import Verified
 
 __all__ = ["ORIGINS", "Ints", "Reader", "Records"]
 
 Records = np.ndarray[Any, np.dtype[np.void]]
-_log = logging.getLogger("cachesvc")
 
 MAPPED_BYTES = 1 << 40
 """Mapping costs page tables (2 MiB a GiB), not memory: the tier holds the bytes once for everybody."""
 ACQUIRE_TIMEOUT_S = 300.0
 """A cold extent behind a throttled source takes minutes at worst; past this somebody should know."""
-REFUSED_PAUSE_S = 0.02
-"""Who was refused and has no way around asks again: other readers give room back after each of their reads."""
-REFUSED_WAIT_S = 30.0
-"""Room that did not come in this time is not there: other readers' reads take milliseconds."""
-MAX_TOLD = 65_536
-"""Ranges remembered as announced to the kernel; forgetting one costs 2 us, when it is announced again."""
-VERIFY_TRIES = 3
-"""A copy that was dropped is right when it is filled again; what is wrong then too is not the disk's doing."""
 MAX_GROUP = 64
 """Extents asked for at once; one read that touches more goes through them in groups."""
 
@@ -64,9 +53,8 @@ class Reader:
         self._starts, self._ends = catalog.extent_starts, catalog.extent_starts + catalog.extent_sizes
         self._leases = Leases(catalog, grants, mapped_bytes, timeout_s)
         self.stages = self._leases.stages
-        self._verified = Verified(catalog, suspect) if suspect is not None else None
+        self._far = Far(catalog, self._leases, timeout_s, suspect)
         self._records = self._record_view()
-        self._told: set[int] = set()
         self._open = True
         abandon_in_children(self)
 
@@ -107,6 +95,35 @@ class Reader:
         finally:
             self._leases.end(use)
 
+    def join(
+        self,
+        addresses: Ints,
+        ends: Ints,
+        first: Ints,
+        last: Ints,
+        empty: Callable[[int], Bytes] | None = None,
+    ) -> Bytes:
+        """Ranges of bytes one behind the other; `first`, `last` are their `spans`. In new memory, or in what `empty`
+        gives for a size in bytes. Raises as `gather`."""
+        memory = self._leases.range.memory
+        use, ready = self._leases.begin(first, last)
+        try:
+            if not ready:
+                return self._join_mixed(use, addresses, ends, empty)
+            views = [memory[at:end] for at, end in zip(addresses.tolist(), ends.tolist(), strict=True)]
+            if empty is None:
+                out = np.frombuffer(bytearray().join(views), np.uint8)
+                self._leases.count(first, len(out))
+                return out
+            lengths = ends - addresses
+            out = empty(int(lengths.sum()))
+            for into, view in zip(_parts(out, lengths), views, strict=True):
+                into[:] = view
+            self._leases.count(first, len(out))
+            return out
+        finally:
+            self._leases.end(use)
+
     def read(self, addresses: Ints, lengths: Ints) -> list[bytes | None]:
         """The bytes of each range, in order; None where the length is negative (an absent field)."""
         full = lengths > 0
@@ -125,25 +142,8 @@ class Reader:
         return self._leases.files > 0
 
     def expect(self, addresses: Ints, lengths: Ints) -> None:
-        """These ranges will be read next: what of them lies in files that are held, the kernel begins to read now.
-        It does not wait, and asks for no extent. A range counts as far as its first extent goes."""
-        began = time.perf_counter()
-        order = np.argsort(addresses)
-        addresses, lengths = addresses[order], lengths[order]
-        first = np.searchsorted(self._starts, addresses, "right") - 1
-        places = zip(self._inside(addresses, first), lengths.tolist(), first.tolist(), strict=True)
-        with self._leases.kept_files(np.unique(first).tolist()) as files:
-            wanted = [
-                Wanted(files[extent].fd, files[extent].offset + inside, size, [], extent)
-                for inside, size, extent in places
-                if extent in files and size > 0
-            ]
-            announce(wanted)
-        if len(wanted) == len(addresses):
-            if len(self._told) > MAX_TOLD:
-                self._told.clear()  # of iterations that were abandoned
-            self._told.update(addresses.tolist())
-        self.stages.read(began)
+        """These ranges will be read next; see `Far.expect`."""
+        self._far.expect(addresses, lengths)
 
     def array(self) -> Bytes:
         """The whole address space as one flat read-only array, every extent mapped and kept.
@@ -214,19 +214,8 @@ class Reader:
                 half = len(part) // 2
                 waiting += [part[half:], part[:half]]
             else:
-                self._wait_for(use, needed)
+                self._leases.wait_for(use, needed)
                 yield part
-
-    def _wait_for(self, use: Use, needed: list[int]) -> None:
-        """Lease the extents of one sample, when other readers have made room for them."""
-        deadline = time.monotonic() + min(self._timeout_s, REFUSED_WAIT_S)
-        while not self._leases.ensure(use, needed):
-            if time.monotonic() >= deadline:
-                raise OutOfSpace(
-                    f"no room for the {len(needed)} extents of one sample, and reading directly is off; give the "
-                    "daemon more --ram or --nvme, or allow direct reads with CACHESVC=auto"
-                )
-            time.sleep(REFUSED_PAUSE_S)
 
     def _gather_mixed(self, use: Use, slots: Ints, out: Records) -> Records:
         layout, first, last = self._catalog.layout, use.first, use.last
@@ -239,21 +228,26 @@ class Reader:
             if len(near):
                 out[near] = self._records[slots[near]]
                 self._leases.count(first[near], len(near) * size)
-            wanted: list[Wanted] = []
-            ranges: list[tuple[int, memoryview, int]] = []
-            addresses = slots[far] * layout.stride_bytes
-            places = zip(far.tolist(), self._inside(addresses, first[far]), first[far].tolist(), strict=True)
-            for at, inside, extent in places:
-                held, into = self._leases.held[extent], memory[at * size : (at + 1) * size]
-                if self._verified is None and held.fd >= 0 and inside + size <= held.size_bytes:
-                    wanted.append(Wanted(held.fd, held.offset + inside, size, [into], extent))
-                else:
-                    ranges.append((inside, into, extent))
             self._leases.count(first[far], len(far) * size)
-            began = time.perf_counter()
-            read_into(wanted, self._was_told(addresses))
-            self._fill(use, ranges)
-            self.stages.read(began)
+            into = [memory[at * size : (at + 1) * size] for at in far.tolist()]
+            self._far.read_into(use, slots[far] * layout.stride_bytes, first[far], into)
+        return out
+
+    def _join_mixed(
+        self, use: Use, addresses: Ints, ends: Ints, empty: Callable[[int], Bytes] | None
+    ) -> Bytes:
+        lengths, memory = ends - addresses, self._leases.range.memory
+        size = int(lengths.sum())
+        out = np.empty(size, np.uint8) if empty is None else empty(size)
+        places = _parts(out, lengths)
+        for part in self._passes(use, use.first, use.last):
+            part = part[lengths[part] > 0]
+            whole = self._lies_mapped(use.first[part], use.last[part])
+            near, far = part[whole], part[~whole]
+            for at in near.tolist():
+                places[at][:] = memory[addresses[at] : ends[at]]
+            self._leases.count(use.first[part], int(lengths[part].sum()))
+            self._far.read_into(use, addresses[far], use.first[far], [places[at] for at in far.tolist()])
         return out
 
     def _read_all(self, addresses: Ints, lengths: Ints) -> list[bytes | None]:
@@ -274,80 +268,10 @@ class Reader:
                 for at in part[near].tolist():
                     out[at] = bytes(memory[addresses[at] : ends[at]])
                 self._leases.count(first[part[near]], int(lengths[part[near]].sum()))
-                self._read_far(part[~near], use, addresses, lengths, out)
+                self._far.read(part[~near], use, addresses, lengths, out)
             return out
         finally:
             self._leases.end(use)
-
-    def _read_far(
-        self, part: Ints, use: Use, addresses: Ints, lengths: Ints, out: list[bytes | None]
-    ) -> None:
-        """What lies in files, or spans them: in the order of the disk, all announced before the first is read."""
-        alone: list[tuple[int, Wanted]] = []
-        spanning: list[tuple[int, bytearray]] = []
-        ranges: list[tuple[int, memoryview, int]] = []
-        part = part[np.argsort(addresses[part])]
-        sizes, extents = lengths[part].tolist(), use.first[part].tolist()
-        insides = self._inside(addresses[part], use.first[part])
-        for at, inside, size, extent in zip(part.tolist(), insides, sizes, extents, strict=True):
-            held = self._leases.held[extent]
-            self._leases.count_of(held, size)
-            if self._verified is None and held.fd >= 0 and inside + size <= held.size_bytes:
-                alone.append((at, Wanted(held.fd, held.offset + inside, size, [], extent)))
-            else:
-                buffer = bytearray(size)
-                spanning.append((at, buffer))
-                ranges.append((inside, memoryview(buffer), extent))
-        began = time.perf_counter()
-        if not self._was_told(addresses[part]):
-            announce([each for _, each in alone])
-        self._fill(use, ranges)
-        for at, each in alone:
-            out[at] = read_bytes(each)
-        self.stages.read(began)
-        for at, buffer in spanning:
-            out[at] = bytes(buffer)
-
-    def _was_told(self, addresses: Ints) -> bool:
-        """Whether all of these were expected; only once, since a later read may find them forgotten."""
-        numbers = addresses.tolist()
-        told = self._told.issuperset(numbers)
-        self._told.difference_update(numbers)
-        return told
-
-    def _inside(self, addresses: Ints, extents: Ints) -> list[int]:
-        """How far into their extents addresses lie."""
-        inside: list[int] = (addresses - self._starts[extents]).tolist()
-        return inside
-
-    def _fill(self, use: Use, ranges: Sequence[tuple[int, memoryview, int]]) -> None:
-        """Fill (place in the first extent, memory, first extent) from wherever these are held, and all of them are."""
-        if not ranges:
-            return
-        if self._verified is None:
-            read_into([piece for one in ranges for piece in self._pieces(*one)])
-            return
-        needed = sorted(use.extents or ())
-        for _ in range(VERIFY_TRIES):
-            wanted = [piece for one in ranges for piece in self._pieces(*one)]
-            wrong = self._verified.read(wanted, self._leases.held)
-            if not wrong:
-                return
-            _log.warning("cached bytes do not match their checksums: asking again for extents %s", [*wrong])
-            self._verified.suspect([*wrong])
-            self._exchange(use, wrong)
-            self._wait_for(use, needed)
-        raise CorruptData(
-            f"extents {[*wrong]} did not match their checksums in {VERIFY_TRIES} reads, though the daemon found or "
-            "made them right; look at this node's memory and disks"
-        )
-
-    def _exchange(self, use: Use, wrong: dict[int, Held]) -> None:
-        deadline = time.monotonic() + self._timeout_s
-        while not self._leases.exchange(use, wrong):
-            if time.monotonic() >= deadline:
-                raise DeadlineExceeded(f"extents {[*wrong]} are wrong, and other reads do not let go of them")
-            time.sleep(REFUSED_PAUSE_S)
 
     def _lies_mapped(self, first: Ints, last: Ints) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Which ranges can be read from the mapping; what spans three extents or more is left to the slow way."""
@@ -356,17 +280,8 @@ class Reader:
             return mapped[first]
         return mapped[first] & mapped[last] & (last - first <= 1)
 
-    def _pieces(self, inside: int, into: memoryview, extent: int) -> Iterator[Wanted]:
-        """One range from so far inside an extent, over as many consecutive ones as it spans: what is mapped is
-        copied, the rest is wanted."""
-        done, memory = 0, self._leases.range.memory
-        while done < len(into):
-            held = self._leases.held[extent]
-            part = into[done : done + held.size_bytes - inside]
-            if held.fd < 0:
-                address = int(self._starts[extent]) + inside
-                part[:] = memory[address : address + len(part)]
-            else:
-                yield Wanted(held.fd, held.offset + inside, len(part), [part], extent)
-            done += len(part)
-            inside, extent = 0, extent + 1
+
+def _parts(memory: Bytes, sizes: Ints) -> list[memoryview]:
+    """Memory in consecutive parts."""
+    bounds = [0, *np.cumsum(sizes).tolist()]
+    return [memory.data[low:high] for low, high in itertools.pairwise(bounds)]

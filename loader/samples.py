@@ -15,6 +15,7 @@ from cachesvc.catalog.layout import Fixed, Indirect
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order import sample_key
 from loader.decode import Decoder, decoded, decoder
+from loader.jagged import Jagged, offsets_of
 from loader.reader import Ints, Reader
 from loader.spans import Bytes
 
@@ -52,6 +53,9 @@ class Samples:
         """Samples are rows of one tensor."""
         self.ready = self.gathered and form.transform is None and form.fields is None and not self._with_label
         """A batch needs no Python per sample."""
+        plain = self._single and form.decode is None and form.transform is None
+        self.stays_bytes = plain and not isinstance(self._layout, (Fixed, Indirect))
+        """A sample is one range of bytes, and handed out as it is."""
         if isinstance(self._layout, Fixed):
             self._dtype = np.dtype(self._layout.dtype)
             self._shape = self._layout.shape
@@ -95,6 +99,28 @@ class Samples:
         elif self._out is not None:
             rows = rows.astype(self._out)
         return torch.from_numpy(rows)
+
+    @property
+    def record_bytes(self) -> int:
+        """Of a sample, where all are of one size."""
+        assert isinstance(self._layout, Fixed), "only records of one size have it"
+        return self._layout.record_bytes
+
+    def ranges(self, reader: Reader, samples: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+        """Of samples that stay bytes: where they begin and end, and the extents they lie in. What `jagged` takes."""
+        addresses, lengths = (array[:, 0] for array in self._catalog.locate(samples))
+        lengths = np.maximum(lengths, 0)  # absent: nothing
+        return addresses, addresses + lengths, *reader.spans(addresses, lengths)
+
+    def jagged(
+        self,
+        reader: Reader,
+        ranges: tuple[Ints, Ints, Ints, Ints],
+        empty: Callable[[int], Bytes] | None = None,
+    ) -> Jagged:
+        """Samples that stay bytes, one behind the other, in new memory or in what `empty` gives."""
+        values = torch.from_numpy(reader.join(*ranges, empty))
+        return Jagged(values, torch.from_numpy(offsets_of(ranges[1] - ranges[0])))
 
     def expect(self, reader: Reader, samples: Ints) -> None:
         """These samples will be taken next; see `Reader.expect`. Where a table in the extent says where samples

@@ -14,7 +14,8 @@ from cachesvc.core.model import Extent
 from cachesvc.grants import Granted
 from cachesvc.tiers import footer
 from cachesvc.tiers.checksum import Passing
-from loader.reader import VERIFY_TRIES, Reader
+from loader.far import VERIFY_TRIES
+from loader.reader import Reader
 from tests import datasets
 from tests.loader_fakes import MemoryLink, compiled, extent_bytes
 

@@ -46,11 +46,8 @@ class Seen:
 
     def add(self, batch: Any) -> None:
         """Count one, in the forms that `peer.Batches` names."""
-        if isinstance(batch, list):
-            self.samples += len(batch)
-            self.bytes += sum(map(len, batch))
-        elif isinstance(batch, tuple):
-            self.samples += len(batch[1])
+        if isinstance(batch, tuple):
+            self.samples += len(batch[1]) - 1
             self.bytes += batch[0].nbytes
         else:
             self.samples += len(batch)
@@ -59,11 +56,8 @@ class Seen:
 
 def _first_values(batch: Any) -> int:
     """The sum of the first value of each sample."""
-    if isinstance(batch, list):
-        return sum(one[0] for one in batch)
     if isinstance(batch, tuple):
-        starts = [sum(batch[1][:number]) for number in range(len(batch[1]))]
-        return int(batch[0].numpy()[starts].astype(int).sum())
+        return int(batch[0].numpy()[batch[1].numpy()[:-1]].astype(int).sum())
     return int(batch.numpy().reshape(len(batch), -1)[:, 0].astype(int).sum())
 
 

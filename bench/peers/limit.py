@@ -55,16 +55,19 @@ class _Joined:
 
     def __init__(self, job: Job) -> None:
         flat, bounds = corpus.uneven(job.corpus, job.kind)
-        self._memory, self._bounds, self._sizes = memoryview(flat), bounds.tolist(), np.diff(bounds)
+        self._memory, self._bounds, self._sizes = memoryview(flat), bounds, np.diff(bounds)
         self._job, self._draw = job, np.random.default_rng(0)
 
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, list[int]]]:
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         order, size = self._draw.permutation(self._job.samples), self._job.batch_size
         memory, bounds = self._memory, self._bounds
         for start in range(0, len(order), size):
             chosen = order[start : start + size]
-            joined = bytearray().join([memory[bounds[one] : bounds[one + 1]] for one in chosen.tolist()])
-            yield torch.frombuffer(joined, dtype=torch.uint8), self._sizes[chosen].tolist()
+            lows, sizes = bounds[chosen], self._sizes[chosen]
+            places = zip(lows.tolist(), (lows + sizes).tolist(), strict=True)
+            joined = bytearray().join([memory[low:high] for low, high in places])
+            ends = np.concatenate([[0], np.cumsum(sizes)])
+            yield torch.frombuffer(joined, dtype=torch.uint8), torch.from_numpy(ends)
 
 
 class _Looped:
@@ -76,19 +79,19 @@ class _Looped:
         self._draw = np.random.default_rng(0)
         self._buffer = np.empty(job.batch_size * 2 * corpus.MEAN_BYTES[job.kind], np.uint8)
 
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, list[int]]]:
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         order, size = self._draw.permutation(self._job.samples).tolist(), self._job.batch_size
         for start in range(0, len(order), size):
             yield self._copied(order[start : start + size])
 
-    def _copied(self, chosen: list[int]) -> tuple[torch.Tensor, list[int]]:
-        flat, bounds, buffer, at, sizes = self._flat, self._bounds, self._buffer, 0, []
+    def _copied(self, chosen: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        flat, bounds, buffer, at, ends = self._flat, self._bounds, self._buffer, 0, [0]
         for one in chosen:
             low, high = bounds[one], bounds[one + 1]
             buffer[at : at + high - low] = flat[low:high]
             at += high - low
-            sizes.append(high - low)
-        return torch.from_numpy(buffer[:at]), sizes
+            ends.append(at)
+        return torch.from_numpy(buffer[:at]), torch.tensor(ends)
 
 
 class _Decoded:
@@ -128,7 +131,7 @@ class _Copied:
     def __init__(self, job: Job) -> None:
         self._job = job
 
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, list[int]]]:
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         folder = s5cmd(self._job)
         body = np.fromfile(folder / f"{self._job.kind}.bin", np.uint8)
-        yield torch.from_numpy(body), [1] * self._job.samples
+        yield torch.from_numpy(body), torch.zeros(self._job.samples + 1, dtype=torch.int64)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.peers import collate, pictures, tars
+from bench.peers import pictures, tars
 from bench.peers.corpus import DTYPE, RECORD_BYTES, SEQ_LEN
 from bench.peers.peer import Batches, Job
-from loader import DataLoader, open_dataset
+from loader import DataLoader, jagged, open_dataset
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "records": {"format": "records", "record_bytes": RECORD_BYTES},
@@ -30,7 +30,7 @@ def write(job: Job) -> None:
 
 
 def batches(job: Job) -> Batches:
-    """Fixed samples come as gathered tensors; bytes are collated as for everybody, pixels by default."""
+    """Fixed samples come as gathered tensors, bytes as jagged ones; pixels are collated by default."""
     return _loader(job)
 
 
@@ -52,7 +52,7 @@ def _loader(job: Job) -> DataLoader:
     data = open_dataset(job.remote, **OPTIONS[job.kind])
     more: dict[str, Any] = {}
     if job.kind not in (*DTYPE, "images"):
-        more["collate_fn"] = collate.chosen(job)
+        more["collate_fn"] = jagged
     if job.threads:
         more["worker_type"] = "thread"
     return DataLoader(

@@ -10,8 +10,7 @@ from typing import Any, Literal, Protocol
 Kind = Literal["records", "varied", "tokens", "blobs", "images"]
 Batches = Iterable[Any]
 """May be iterated again for the next epoch. A batch is one tensor [n, ...] of fixed samples or of decoded images; of
-other uneven samples a list of n bytes, or where they cross a process (one flat tensor, their n sizes): see
-`collate.joined`."""
+other uneven samples one flat tensor and the n + 1 bounds in it: see `collate.joined`."""
 UNTUNED = "DataLoader, memmap, default collate"
 """As most people write it: fixed samples go through torch's own stack, one tensor each."""
 

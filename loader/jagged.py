@@ -1,0 +1,69 @@
+"""Samples of uneven size as one tensor: values one behind the other, and where each begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from cachesvc.core.errors import InvalidInput
+
+_NUMBERS = "biufc"
+
+
+class Jagged(NamedTuple):
+    """A batch of n samples of uneven size, in torch's jagged layout (`torch.nested`).
+
+    `values`: [sum of sizes, ...], uint8 for bytes. `offsets`: int64 [n + 1]; sample i is
+    `values[offsets[i]:offsets[i + 1]]`. In int32, `offsets` of tokens are the `cu_seqlens` of variable-length attention.
+    """
+
+    values: torch.Tensor
+    offsets: torch.Tensor
+
+    def unbind(self) -> tuple[torch.Tensor, ...]:
+        """One view of `values` for each sample, as `torchvision.io.decode_jpeg` takes them."""
+        views: tuple[torch.Tensor, ...] = self.values.split(self.offsets.diff().tolist())
+        return views
+
+    def nested(self) -> torch.Tensor:
+        """The same as a `torch.nested` tensor of layout `torch.jagged`; no copy."""
+        found: torch.Tensor = torch.nested.nested_tensor_from_jagged(self.values, self.offsets)
+        return found
+
+
+def jagged(samples: Sequence[Any]) -> Jagged:
+    """A `collate_fn` for bytes, and for arrays or tensors that differ in their first dimension alone.
+
+    Samples of ours that stay bytes (`open_dataset(..., decode=None)`) are copied once, from the cache into the batch.
+    Raises InvalidInput for samples of another kind.
+    """
+    kinds = {type(sample) for sample in samples}
+    if kinds <= {bytes, bytearray, memoryview}:
+        values = torch.from_numpy(np.frombuffer(bytearray().join(samples), np.uint8))
+    elif kinds == {torch.Tensor} and _alike(samples):
+        values = torch.cat(tuple(samples))
+    elif kinds == {np.ndarray} and _alike(samples) and samples[0].dtype.kind in _NUMBERS:
+        values = torch.from_numpy(np.concatenate(samples))
+    else:
+        raise InvalidInput(
+            "collate_fn=jagged takes bytes, or arrays or tensors of one type of numbers that differ in their first "
+            f"dimension alone, not {', '.join(sorted(kind.__name__ for kind in kinds))}; choose with fields= or "
+            "decode=, or use another collate_fn"
+        )
+    sizes = np.asarray([len(sample) for sample in samples], np.int64)
+    return Jagged(values, torch.from_numpy(offsets_of(sizes)))
+
+
+def offsets_of(sizes: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Where each of n parts begins when they lie one behind the other, and where the last ends: [n + 1]."""
+    offsets = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    return offsets
+
+
+def _alike(samples: Sequence[Any]) -> bool:
+    """Of one type, with a first dimension, and of one shape behind it."""
+    return all(sample.ndim for sample in samples) and len({(s.dtype, s.shape[1:]) for s in samples}) == 1

@@ -1,0 +1,143 @@
+"""Uneven samples as one tensor: the same bytes whoever makes the batch and wherever the extents lie."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader as TorchDataLoader
+
+from cachesvc.core.errors import InvalidInput
+from loader import DataLoader, Jagged, jagged, mix
+from loader.opened import Opened
+from loader.reader import Reader
+from loader.samples import Form, Samples
+from tests import datasets
+from tests.loader_fakes import MemoryGrants, MemoryLink, compiled, in_memory
+
+Blobs = tuple[MemoryLink, dict[str, bytes]]
+
+
+@pytest.fixture(scope="module")
+def blobs(tmp_path_factory: pytest.TempPathFactory) -> Blobs:
+    """Files of 0 to 20 KB in extents of 8 KB: some span several extents, some are empty."""
+    root = tmp_path_factory.mktemp("jagged")
+    rng = np.random.default_rng(1)
+    files = {f"{n:03d}.bin": rng.bytes(int(rng.integers(0, 20_000)) if n % 9 else 0) for n in range(61)}
+    datasets.write_files(root / "data", files)
+    return compiled(root / "data", root, format="files", extent_bytes=8192), files
+
+
+def parts(batch: Jagged) -> list[bytes]:
+    assert type(batch) is Jagged
+    assert batch.values.dtype == torch.uint8
+    assert batch.offsets.dtype == torch.int64
+    return [view.numpy().tobytes() for view in batch.unbind()]
+
+
+def wanted(blobs: Blobs, loader: DataLoader) -> list[bytes]:
+    link, files = blobs
+    catalog = link.catalog()
+    return [files[catalog.key(int(n))] for n in loader.indices]
+
+
+@pytest.mark.parametrize("origin", ["ram", "nvme"])
+@pytest.mark.parametrize(("limit", "room"), [(1 << 30, 999), (20_000, 999), (9000, 4), (0, 4)])
+def test_ranges_are_joined_however_their_extents_are_held(
+    blobs: Blobs, origin: str, limit: int, room: int
+) -> None:
+    link, files = blobs
+    opened = Opened(link)
+    catalog = opened.catalog
+    grants = MemoryGrants(catalog.extent, origin, room)
+    reader = Reader(catalog, grants, limit)
+    samples = Samples(catalog, Form(decode=None))
+    memory = np.full(1 << 21, 7, np.uint8)
+    rng = np.random.default_rng(3)
+    read = 0
+    for count in (1, 5, 40, 200):
+        ids = rng.integers(0, catalog.samples, count)
+        expected = [files[catalog.key(int(n))] for n in ids]
+        for empty in (None, lambda size: memory[:size]):
+            assert parts(samples.jagged(reader, samples.ranges(reader, ids), empty)) == expected
+            read += sum(map(len, expected))
+    assert sum(reader.origin_bytes().values()) == reader.origin_bytes()[origin] == read
+    reader.close()
+    assert not grants.leases
+
+
+@pytest.mark.parametrize("form", [{"decode": None}, {"decode": None, "transform": bytes}])
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 2}, {"num_workers": 2, "worker_type": "thread"}])
+@pytest.mark.parametrize("last", ["drop", "pad", "short"])
+def test_batches_are_the_same_with_any_workers(
+    blobs: Blobs, form: dict[str, Any], workers: dict[str, Any], last: str
+) -> None:
+    ends = {"drop": {"last": "drop"}, "pad": {"rank": 0, "world_size": 1, "last": "pad"}, "short": {}}[last]
+    loader = DataLoader(in_memory(blobs[0], **form), 8, shuffle=True, collate_fn=jagged, **ends, **workers)
+    seen: list[int] = []
+    for batch in loader:
+        assert parts(batch) == wanted(blobs, loader)
+        seen += loader.indices[: loader.valid].tolist()
+    assert len(set(seen)) == len(seen) == (56 if last == "drop" else 61)
+
+
+def test_torchs_own_loader_collates_the_same(blobs: Blobs) -> None:
+    link, files = blobs
+    dataset = in_memory(link, decode=None)
+    keys = [dataset.catalog.key(n) for n in range(len(dataset))]
+    found = [part for batch in TorchDataLoader(dataset, 7, collate_fn=jagged) for part in parts(batch)]
+    assert found == [files[key] for key in keys]
+
+
+def test_a_mixture_and_a_subset_are_joined_too(blobs: Blobs) -> None:
+    dataset = in_memory(blobs[0], decode=None)
+    some = DataLoader(dataset.take(20), 4, shuffle=True, collate_fn=jagged)
+    assert [len(wanted(blobs, some)) for batch in some if parts(batch) == wanted(blobs, some)] == [4] * 5
+    both = mix({dataset.take(30): 0.5, dataset.select(range(30, 60)): 0.5})
+    sizes = {len(file) for file in blobs[1].values()}
+    assert {len(part) for batch in DataLoader(both, 6, collate_fn=jagged) for part in parts(batch)} <= sizes
+
+
+@given(
+    st.lists(st.integers(0, 5), max_size=8),
+    st.sampled_from(["bytes", "int32", "float64", "bfloat16"]),
+    st.sampled_from([(), (3,)]),
+)
+def test_the_collation_alone(sizes: list[int], kind: str, rest: tuple[int, ...]) -> None:
+    if kind == "bytes":
+        samples: list[Any] = [bytes(range(size)) for size in sizes]
+        tensors = [torch.tensor(list(sample), dtype=torch.uint8) for sample in samples]
+    elif kind == "bfloat16":
+        samples = tensors = [torch.ones((size, *rest), dtype=torch.bfloat16) for size in sizes]
+    else:
+        samples = [np.arange(size * int(np.prod(rest))).astype(kind).reshape(size, *rest) for size in sizes]
+        tensors = [torch.from_numpy(sample) for sample in samples]
+    found = jagged(samples)
+    assert found.offsets.tolist() == [0, *np.cumsum(sizes).tolist()]
+    for view, tensor in zip(found.unbind(), tensors, strict=True):
+        assert view.dtype == tensor.dtype
+        assert torch.equal(view, tensor)
+    if sizes and sum(sizes):
+        assert [part.shape for part in found.nested().unbind()] == [tensor.shape for tensor in tensors]
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [3, 4],
+        ["a"],
+        [{"x": b""}],
+        [np.zeros(())],
+        [np.zeros((2, 3)), np.zeros(2)],
+        [np.zeros(2), np.zeros(2, int)],
+        [b"a", np.zeros(1)],
+        [np.array(["a"])],
+    ],
+)
+def test_what_cannot_be_joined_is_said(samples: list[Any]) -> None:
+    with pytest.raises(InvalidInput, match="collate_fn=jagged takes"):
+        jagged(samples)
