@@ -15,6 +15,7 @@ from loader.feed import Feed
 from loader.made import Made, Maker
 from loader.mend import OnError
 from loader.orphans import EndsWithTrainer
+from loader.recycled import Recycled
 from loader.threads import Make, ThreadEngine
 from loader.workers import Engine
 
@@ -96,10 +97,11 @@ def engine_for(
     workers, mover = loader.num_workers, Mover(device) if device is not None else None
     feed.apart = max(1, workers)
     if workers and worker_type == "thread":
+        ahead = workers * (loader.prefetch_factor or 1)
         threads = ThreadEngine(
-            _maker(feed, mover, loader.pin_memory, on_error),
+            _maker(feed, mover, loader.pin_memory, on_error, Recycled(ahead + workers)),
             workers,
-            workers * (loader.prefetch_factor or 1),
+            ahead,
             loader.timeout,
             loader.persistent_workers,
             loader.worker_init_fn,
@@ -124,7 +126,9 @@ def _with_batch(made: Made, change: Callable[[Any], Any]) -> Made:
     return made if made.report.failure is not None else made._replace(batch=change(made.batch))
 
 
-def _maker(feed: Feed, mover: Mover | None, pinned: bool, on_error: OnError) -> Callable[[], Make]:
+def _maker(
+    feed: Feed, mover: Mover | None, pinned: bool, on_error: OnError, recycled: Recycled | None = None
+) -> Callable[[], Make]:
     """What gives each thread a place of its own in the order; dataset and reader are shared."""
 
     def maker() -> Make:
@@ -133,6 +137,7 @@ def _maker(feed: Feed, mover: Mover | None, pinned: bool, on_error: OnError) -> 
         if mover is not None:
             send, own.empty = mover.send, mover.empty
             return lambda turn: _with_batch(make(turn), send)
+        own.empty = recycled.empty if recycled is not None else None
         if pinned and torch.cuda.is_available():
             return lambda turn: _with_batch(make(turn), pin_memory)
         return make
