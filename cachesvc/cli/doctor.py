@@ -12,6 +12,7 @@ from cachesvc import config
 from cachesvc.cli import checks, options, output
 from cachesvc.cli.checks import Finding, Level
 from cachesvc.core.model import EXTENT_BYTES
+from cachesvc.memory import allowed_bytes
 
 _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 
@@ -53,7 +54,7 @@ def _examine(
     from cachesvc.client import find_daemon
 
     yield checks.kernel()
-    yield checks.memory(ram_bytes)
+    yield checks.memory(ram_bytes, allowed_bytes())
     yield checks.open_files(ram_bytes, EXTENT_BYTES)
     for spec in nvme:
         yield from checks.disk(spec)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -15,7 +16,7 @@ from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.node import Node
 from cachesvc.core.stalls import StallReport, Stalls
 from cachesvc.daemon import jobs
-from cachesvc.daemon.budgets import Budgets
+from cachesvc.daemon.budgets import MEASURE_EVERY_S, Budgets, RamBudget
 from cachesvc.daemon.checks import Checks, short_of_descriptors
 from cachesvc.daemon.datasets import Dataset, Datasets, unknown
 from cachesvc.daemon.fillers import Fillers
@@ -26,6 +27,7 @@ from cachesvc.daemon.loop import Loop
 from cachesvc.daemon.quotas import Quotas
 from cachesvc.daemon.tenants import admits
 from cachesvc.daemon.watch import Watch
+from cachesvc.memory import memories
 from cachesvc.tiers.nvme import NvmeTier
 from cachesvc.tiers.probe import Room
 from cachesvc.tiers.tier import Checksums, Tier
@@ -61,6 +63,9 @@ class Runner:
         self._lanes = {tier.name: self._lane(f"tier-{tier.name}", clock) for tier in tiers}
         self._openers = {tier.name: self._lane(f"open-{tier.name}", clock) for tier in disks}
         self._budgets = budgets
+        ram = node.policy.tiers.get(RAM)
+        self._ram_budget = RamBudget(ram.given_bytes if ram else 0)
+        self._measure_at = clock() if ram else math.inf
         self.watch = Watch(
             self._tier_lost, self._tier_back, self._measured, lambda name: self._lane(name, clock), clock
         )
@@ -110,12 +115,15 @@ class Runner:
         now = self._clock()
         if (due := self.watch.next_deadline()) is not None and due <= now:
             self.watch.tick()
+        if self._measure_at <= now:
+            self._measure_at = now + MEASURE_EVERY_S
+            self._measure_memory(now)
         if (due := self.node.next_deadline()) is not None and due <= now:
             self.handle(events.Tick())
 
     def next_deadline(self) -> float | None:
-        """When the core or the watch over the disks wants to be called, in seconds of the clock."""
-        due = (self.node.next_deadline(), self.watch.next_deadline())
+        """When the core or a watch wants to be called, in seconds of the clock."""
+        due = (self.node.next_deadline(), self.watch.next_deadline(), self._measure_at)
         return min((at for at in due if at is not None), default=None)
 
     def declare(self, job: int, dataset: Dataset) -> None:
@@ -327,6 +335,19 @@ class Runner:
         budget_bytes = self._budgets.measured(name, room, tier.used_bytes)
         if budget_bytes != tier.given_bytes:
             self.handle(events.Resized(name, budget_bytes))
+
+    def _measure_memory(self, now: float) -> None:
+        """Trainers come first: what they need, the RAM tier gives back."""
+        tier = self.node.policy.tiers[RAM]
+        before = tier.given_bytes
+        budget_bytes = self._ram_budget.measured(memories(), tier.used_bytes + tier.held_bytes, now)
+        if budget_bytes == before:
+            return
+        if budget_bytes < before:
+            log.warning("memory is short: the RAM tier shrinks", extra={"from": before, "to": budget_bytes})
+        else:
+            log.info("memory is free: the RAM tier grows", extra={"from": before, "to": budget_bytes})
+        self.handle(events.Resized(RAM, budget_bytes))
 
     def _lane(self, name: str, clock: Callable[[], float]) -> Lane:
         return Lane(name, self.loop.post, clock)
