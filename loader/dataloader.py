@@ -6,13 +6,14 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, Sampler, default_collate
 
+from cachesvc.core.arguments import whole_number
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order import Last, OrderSpec
 from loader.account import Account
@@ -25,7 +26,17 @@ from loader.packs import Packed
 from loader.peers import PEER_FAILURE_S, PeerWatch, watch_for, watched
 from loader.progress import STATE_VERSION, Progress, State, parsed
 from loader.reader import Ints
-from loader.setup import Window, check_data, ending, resumed, share_of, window_extents
+from loader.setup import (
+    MAX_COUNT,
+    MAX_SEED,
+    Window,
+    check_arguments,
+    check_data,
+    ending,
+    resumed,
+    share_of,
+    window_extents,
+)
 from loader.stats import Stats
 from loader.topology import Topology, agree, job_store, resolve
 
@@ -111,23 +122,15 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             pin_memory_device=pin_memory_device,
             **later,
         )
-        if on_error not in get_args(OnError):
-            raise InvalidInput(f"on_error={on_error!r} is none of {', '.join(get_args(OnError))}")
-        if epochs is not None and epochs < 1:
-            raise InvalidInput(f"epochs={epochs}: give 1 or more, or None for no end")
-        self.in_order, self.shuffle, self.seed, self.epochs, self.last = (
-            in_order,
-            bool(shuffle),
-            seed,
-            epochs,
-            last,
+        check_arguments(last, window, epochs, rank, world_size, on_error, peer_failure_s)
+        self.in_order, self.shuffle, self.epochs, self.last = in_order, bool(shuffle), epochs, last
+        self.seed = whole_number("seed", seed, 0, MAX_SEED)
+        self.global_batch_size = (
+            None
+            if global_batch_size is None
+            else whole_number("global_batch_size", global_batch_size, 1, MAX_COUNT)
         )
-        self.global_batch_size, self.window, self.mesh, self.dp_dims = (
-            global_batch_size,
-            window,
-            mesh,
-            dp_dims,
-        )
+        self.window, self.mesh, self.dp_dims = window, mesh, dp_dims
         self.rank, self.world_size, self.shard, self.on_error = rank, world_size, shard, on_error
         self.peer_failure_s, self.log_stats = peer_failure_s, log_stats
         self.device, self.worker_type = device, worker_type

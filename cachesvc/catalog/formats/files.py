@@ -45,10 +45,12 @@ def select(entries: Sequence[Entry]) -> list[Entry]:
 
 def compile_files(inputs: Inputs) -> Draft:
     """Compile a folder. Raises NotFound where there is not one byte of data, InvalidInput for a label file
-    that is not there, CorruptData for one that does not parse."""
+    that is not there or labels nothing, CorruptData for one that does not parse."""
     tables, rest = sidecars.tables(inputs)
+    if not rest:
+        raise NotFound(f"{inputs.uri} holds no data: nothing but {inputs.options.table!r}")
     samples = _group([inputs.entries[at] for at in rest])
-    if not rest or not samples.size.sum():
+    if not samples.size.sum():
         raise NotFound(f"{inputs.uri} holds no data: every file is empty")
     order, firsts, space, address = _lay_out(inputs, rest, samples)
     number = np.empty(len(order), np.int64)

@@ -6,7 +6,7 @@ Reading a sidecar costs one GET when the catalog is built, 16 at a time, and non
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -15,8 +15,9 @@ import numpy as np
 from cachesvc.catalog.columns import Ints
 from cachesvc.catalog.inputs import Draft, Inputs
 from cachesvc.catalog.layout import Field
-from cachesvc.catalog.tags import SIDECAR_BYTES, SIDECARS, Tags, table_rows
-from cachesvc.core.errors import InvalidInput
+from cachesvc.catalog.tables import Table, parsed_table
+from cachesvc.catalog.tags import SIDECAR_BYTES, SIDECARS, Tags
+from cachesvc.core.errors import CorruptData, InvalidInput
 
 __all__ = ["SIDECARS", "Files", "annotate", "tables"]
 
@@ -39,47 +40,75 @@ class Files:
     samples: int
 
 
+@dataclass(slots=True)
+class _Read:
+    """What a table turned out to hold: `strangers` are rows that name no file, `labels` those that give one."""
+
+    rows: int = 0
+    strangers: int = 0
+    stranger: str = ""
+    labels: int = 0
+
+
 def tables(inputs: Inputs) -> tuple[list[int], list[int]]:
-    """Entries that may be tables about the other files, and the other entries. A table lies directly below
-    the URI: `labels.*`, `metadata.*`, any `.csv`, or the one that `options.labels` names."""
-    asked = inputs.options.labels if inputs.options.labels not in ("", "folder", "none") else ""
-    found = [at for at, entry in enumerate(inputs.entries) if _may_be_table(entry.path, asked)]
-    if asked and not any(inputs.entries[at].path == asked for at in found):
+    """Entries that are tables about the other files, and the other entries. The one that `options.labels` names
+    always is; else those directly below the URI that name files. Raises InvalidInput where the named one is not
+    there or lacks a column, CorruptData where it does not parse."""
+    asked = inputs.options.table
+    named = [at for at, entry in enumerate(inputs.entries) if asked and entry.path == asked]
+    if asked and not named:
         raise InvalidInput(
-            f"{inputs.uri} has no label file {asked!r} (labels: folder, none, or a .csv/.jsonl)"
+            f"{inputs.uri} has no label file {asked!r} (labels: folder, none, or a .csv, .tsv or .jsonl)"
         )
+    for at in named:
+        _parsed(inputs, at).check_labels()
+    found = [at for at, entry in enumerate(inputs.entries) if at not in named and _may_be_table(entry.path)]
     kept = [at for at in found if _names_files(inputs, at)] if len(found) <= _MAX_TABLES else []
-    if len(kept) == len(inputs.entries):
+    if len(kept) + len(named) == len(inputs.entries):
         kept = []
-    taken = set(kept)
-    return kept, [at for at in range(len(inputs.entries)) if at not in taken]
+    taken = {*named, *kept}
+    return sorted(taken), [at for at in range(len(inputs.entries)) if at not in taken]
 
 
-def _may_be_table(path: str, asked: str) -> bool:
+def _may_be_table(path: str) -> bool:
     stem, _, extension = path.rpartition(".")
-    known = extension == "csv" or (extension == "jsonl" and stem in ("labels", "metadata"))
-    return path == asked or (known and "/" not in path)
+    known = extension in ("csv", "tsv") or (extension == "jsonl" and stem in ("labels", "metadata"))
+    return known and "/" not in path
 
 
 def _names_files(inputs: Inputs, at: int) -> bool:
+    """Whether a file that nobody named is a table. One of separated values may as well be data of any kind."""
+    entry = inputs.entries[at]
+    if entry.object.size_bytes > _TABLE_BYTES:
+        return False
+    try:
+        return _parsed(inputs, at).file is not None
+    except CorruptData:
+        if entry.name.endswith(".jsonl"):
+            raise
+        return False
+
+
+def _parsed(inputs: Inputs, at: int) -> Table:
     version = inputs.entries[at].object
     if version.size_bytes > _TABLE_BYTES:
-        return False
-    body = inputs.fetch(version, 0, version.size_bytes)
-    return table_rows(inputs.entries[at].name, body) is not None
+        raise InvalidInput(
+            f"{version.uri} has {version.size_bytes:,} bytes: tables of {_TABLE_BYTES:,} are read"
+        )
+    return parsed_table(version.uri, inputs.fetch(version, 0, version.size_bytes))
 
 
 def annotate(inputs: Inputs, draft: Draft, files: Files, table_entries: Sequence[int]) -> None:
     """Give a draft its labels and tags: tables first, then `.cls` sidecars, then class folders. The first of
-    these that labels anything decides."""
+    these that labels anything decides, unless `options.labels` does. Raises InvalidInput where that labels nothing."""
     tags, wanted = Tags(), inputs.options.labels
-    _read_tables(inputs, files, table_entries, tags)
-    _read_sidecars(inputs, draft, files, tags, skip_labels=wanted == "folder")
+    draft.notes += _read_tables(inputs, files, table_entries, tags)
+    _read_sidecars(inputs, draft, files, tags, skip_labels=wanted == "folder" or tags.labelled)
     labelled = tags.take_labels(files.samples)
     if wanted in ("", "folder") and (labelled is None or wanted == "folder"):
         labelled = _folders(inputs, files)
     if labelled is not None and wanted != "none":
-        draft.classes, draft.columns["label"] = labelled
+        draft.label(*labelled)
     draft.tags = tags.columns(files.samples)
     if tags.dropped:
         draft.notes.append(f"{len(tags.dropped)} tags beyond the first ones are not searchable")
@@ -88,34 +117,84 @@ def annotate(inputs: Inputs, draft: Draft, files: Files, table_entries: Sequence
 def _folders(
     inputs: Inputs, files: Files
 ) -> tuple[tuple[str, ...], np.ndarray[tuple[int], np.dtype[np.int32]]] | None:
-    """Classes from the first folder below the URI, where every file lies in one and there are two or more."""
-    parts = [inputs.entries[at].path.partition("/") for at in files.entry]
-    classes = sorted({folder for folder, _, _ in parts})
-    if len(classes) < 2 or not all(slash for _, slash, _ in parts):
+    """Classes from the first folder below the URI, where every file lies in one, and in two or more unless folders
+    are asked for."""
+    asked = inputs.options.labels == "folder"
+    paths = [inputs.entries[at].path for at in files.entry]
+    outside = next((path for path in paths if "/" not in path), None)
+    classes = sorted({path.partition("/")[0] for path in paths})
+    if outside is not None and asked:
+        raise InvalidInput(
+            f"labels='folder': {outside!r} lies in no folder below {inputs.uri}; labels='' finds out"
+        )
+    if outside is not None or (len(classes) < 2 and not asked):
         return None
     numbers = {name: number for number, name in enumerate(classes)}
     labels = np.full(files.samples, -1, np.int32)
-    labels[files.sample] = [numbers[folder] for folder, _, _ in parts]
+    labels[files.sample] = [numbers[path.partition("/")[0]] for path in paths]
     return tuple(classes), labels
 
 
-def _read_tables(inputs: Inputs, files: Files, table_entries: Sequence[int], tags: Tags) -> None:
+def _read_tables(inputs: Inputs, files: Files, table_entries: Sequence[int], tags: Tags) -> list[str]:
+    """What the tables say of the files into `tags`; notes for people. A row names a file by its path below the URI,
+    with or without its extension, or by its whole URI or path."""
     if not table_entries:
-        return
+        return []
     sample_of: dict[str, int] = {}
     for at, sample in zip(files.entry, files.sample.tolist(), strict=True):
         path = inputs.entries[at].path
         sample_of[path] = sample
         sample_of.setdefault(path.rpartition(".")[0], sample)
+    notes = []
     for at in table_entries:
-        version = inputs.entries[at].object
-        body = inputs.fetch(version, 0, version.size_bytes)
-        for file, values in table_rows(inputs.entries[at].name, body) or ():
-            sample = sample_of.get(file.removeprefix("./"))
-            if sample is None:
-                continue
-            for name, value in values.items():
+        asked = inputs.entries[at].path == inputs.options.table
+        read = _read_table(inputs, at, sample_of, tags, labels=asked or not inputs.options.table)
+        if asked:
+            _check_read(inputs, at, read, inputs.entries[files.entry[0]].path)
+        if read.strangers:
+            uri = inputs.entries[at].object.uri
+            notes.append(
+                f"{uri}: {read.strangers:,} of {read.rows:,} rows name no file here, {read.stranger!r} is the first"
+            )
+    return notes
+
+
+def _read_table(inputs: Inputs, at: int, sample_of: Mapping[str, int], tags: Tags, labels: bool) -> _Read:
+    entry, read = inputs.entries[at], _Read()
+    root = entry.object.uri.removesuffix(entry.path)
+    for file, values in _parsed(inputs, at).rows():
+        read.rows += 1
+        sample = sample_of.get(file.removeprefix("./").removeprefix(root).removeprefix(_path(root)))
+        if sample is None:
+            read.strangers += 1
+            read.stranger = read.stranger or file
+            continue
+        for name, value in values.items():
+            if name != "label" or labels:
                 tags.add(sample, name, value)
+                read.labels += name == "label" and value not in ("", None)
+    return read
+
+
+def _path(uri: str) -> str:
+    """How people write the URI of a local file."""
+    return uri.removeprefix("file://")
+
+
+def _check_read(inputs: Inputs, at: int, read: _Read, example: str) -> None:
+    """Raises InvalidInput for a table that was to label the files and labels none."""
+    uri = inputs.entries[at].object.uri
+    if not read.rows:
+        raise InvalidInput(f"{uri} has no rows: it labels none of the files")
+    if read.strangers == read.rows:
+        raise InvalidInput(
+            f"{uri} labels none of the files: it names {read.stranger!r} where the data has {example!r}; name files "
+            "by their path below the URI"
+        )
+    if not read.labels:
+        raise InvalidInput(
+            f"{uri} labels none of the files: no row of a file has a label that is text or a number"
+        )
 
 
 def _read_sidecars(inputs: Inputs, draft: Draft, files: Files, tags: Tags, skip_labels: bool) -> None:
