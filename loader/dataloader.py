@@ -13,10 +13,10 @@ import torch
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, Sampler, default_collate
 
-from cachesvc.core.arguments import whole_number
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order import Last, OrderSpec
 from loader.account import Account
+from loader.arguments import check_arguments, checked_numbers
 from loader.dataset import Dataset
 from loader.engines import Fetches, WorkerType, checked, engine_for
 from loader.feed import Feed, flattened, ours
@@ -26,17 +26,7 @@ from loader.packs import Packed
 from loader.peers import PEER_FAILURE_S, PeerWatch, watch_for, watched
 from loader.progress import STATE_VERSION, Progress, State, parsed
 from loader.reader import Ints
-from loader.setup import (
-    MAX_COUNT,
-    MAX_SEED,
-    Window,
-    check_arguments,
-    check_data,
-    ending,
-    resumed,
-    share_of,
-    window_extents,
-)
+from loader.setup import Window, check_data, ending, resumed, share_of, window_extents
 from loader.stats import Stats
 from loader.topology import Topology, agree, job_store, resolve
 
@@ -122,14 +112,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             pin_memory_device=pin_memory_device,
             **later,
         )
-        check_arguments(last, window, epochs, rank, world_size, on_error, peer_failure_s)
-        self.in_order, self.shuffle, self.epochs, self.last = in_order, bool(shuffle), epochs, last
-        self.seed = whole_number("seed", seed, 0, MAX_SEED)
-        self.global_batch_size = (
-            None
-            if global_batch_size is None
-            else whole_number("global_batch_size", global_batch_size, 1, MAX_COUNT)
-        )
+        check_arguments(last, window, rank, world_size, on_error, peer_failure_s)
+        self.seed, self.epochs, self.global_batch_size = checked_numbers(seed, epochs, global_batch_size)
+        self.in_order, self.shuffle, self.last = in_order, bool(shuffle), last
         self.window, self.mesh, self.dp_dims = window, mesh, dp_dims
         self.rank, self.world_size, self.shard, self.on_error = rank, world_size, shard, on_error
         self.peer_failure_s, self.log_stats = peer_failure_s, log_stats

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
@@ -10,39 +10,13 @@ from cachesvc.core.arguments import whole_number
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order import Last, OrderSpec
 from loader.feed import Share
-from loader.mend import OnError
 from loader.mixture import begun
 from loader.progress import State
-from loader.topology import Topology, stated
+from loader.topology import Topology
 
 WINDOW_BYTES = 256 << 20
 """Four extents of 64 MiB: mixes well, and the first batch waits for no more than this."""
 Window = Literal["auto", "all"] | int
-MAX_COUNT = 2**63 - 1
-MAX_SEED = 2**64 - 1
-"""OrderSpec's: its keys are of 64 bits, without a sign."""
-
-
-def check_arguments(
-    last: Last | None,
-    window: Window,
-    epochs: int | None,
-    rank: int | None,
-    world_size: int | None,
-    on_error: OnError,
-    peer_failure_s: float,
-) -> None:
-    """What can be said of a loader's arguments before its rank and its data are known. Raises InvalidInput."""
-    if on_error not in get_args(OnError):
-        raise InvalidInput(f"on_error={on_error!r} is none of {', '.join(get_args(OnError))}")
-    if last is not None and last not in get_args(Last):
-        raise InvalidInput(f"last={last!r} is none of {', '.join(get_args(Last))}")
-    if not isinstance(peer_failure_s, (int, float)) or not peer_failure_s > 0:
-        raise InvalidInput(f"peer_failure_s={peer_failure_s!r} is no number of seconds above 0")
-    if epochs is not None:
-        whole_number("epochs", epochs, 1, MAX_COUNT)
-    window_bytes(window)
-    stated(rank, world_size)
 
 
 def window_bytes(window: Window) -> int:
@@ -51,7 +25,7 @@ def window_bytes(window: Window) -> int:
         if window not in ("auto", "all"):
             raise InvalidInput(f"window={window!r} is neither a size in bytes, 'auto' nor 'all'")
         return WINDOW_BYTES if window == "auto" else 0
-    return whole_number("window", window, 1, MAX_COUNT)
+    return whole_number("window", window, 1, 2**63 - 1)
 
 
 def window_extents(window: Window, extent_sizes: np.ndarray[Any, np.dtype[np.int64]]) -> int:

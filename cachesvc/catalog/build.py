@@ -20,6 +20,7 @@ from cachesvc.catalog.inputs import Draft, Entry, ExtentBytes, Inputs, Options
 from cachesvc.catalog.space import Space
 from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, NotFound
 from cachesvc.core.model import EXTENT_BYTES, PAGE_BYTES, DatasetId, Extent, ObjectVersion
+from cachesvc.core.secrets import redacted
 from cachesvc.sources.source import Source
 
 __all__ = ["DirectBytes", "ExtentBytes", "Options", "Survey", "build", "provisional", "survey"]
@@ -114,7 +115,7 @@ def build(
     if not draft.extent_first[-1]:
         raise NotFound(f"{survey.uri} holds no whole sample")
     _write(survey, draft, into)
-    return tuple(draft.notes)
+    return tuple(redacted(note) for note in draft.notes)
 
 
 def provisional(survey: Survey, extents: Sequence[Extent], directory: str) -> DatasetId:

@@ -216,7 +216,7 @@ def _catalog(columns: Columns) -> Catalog:
         classes=tuple(head["classes"]),
         labels=_optional(columns, "label"),
         documents=_optional(columns, "documents"),
-        notes=tuple(head["notes"]),
+        notes=tuple(redacted(note) for note in head["notes"]),
         extent_sizes=sizes,
         extent_starts=starts,
         extent_first=first,

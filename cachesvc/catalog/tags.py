@@ -46,7 +46,7 @@ class Tags:
         if not isinstance(value, (str, int, float)) or not 0 < _chars(value) <= MAX_VALUE_CHARS:
             return
         name = raw_name if raw_name == "label" else tag_name(raw_name)
-        if name not in self._values and len(self._values) >= MAX_TAGS:
+        if name not in self._values and name != "label" and len(self._values) >= MAX_TAGS:
             self.dropped.add(name)
             return
         self._samples.setdefault(name, array("q")).append(sample)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cachesvc.catalog.columns import Ints, TextColumn, ints
-from cachesvc.catalog.formats import sidecars
+from cachesvc.catalog.formats import labels, sidecars
 from cachesvc.catalog.inputs import Draft, Entry, Inputs
 from cachesvc.catalog.layout import Field
 from cachesvc.catalog.space import Space
@@ -46,7 +46,8 @@ def select(entries: Sequence[Entry]) -> list[Entry]:
 def compile_files(inputs: Inputs) -> Draft:
     """Compile a folder. Raises NotFound where there is not one byte of data, InvalidInput for a label file
     that is not there or labels nothing, CorruptData for one that does not parse."""
-    tables, rest = sidecars.tables(inputs)
+    told = labels.told_apart(inputs)
+    rest = told.rest
     if not rest:
         raise NotFound(f"{inputs.uri} holds no data: nothing but {inputs.options.table!r}")
     samples = _group([inputs.entries[at] for at in rest])
@@ -62,9 +63,10 @@ def compile_files(inputs: Inputs) -> Draft:
     lengths[rows, samples.field] = samples.size
     draft = Draft("rows", space, samples.fields, firsts)
     draft.columns = {"row.address": addresses.reshape(-1), "row.length": lengths.reshape(-1)}
+    draft.notes += told.notes
     draft.keys = TextColumn(samples.names[sample] for sample in order)
     files = sidecars.Files(rest, rows, samples.field, samples.fields, len(order))
-    sidecars.annotate(inputs, draft, files, tables)
+    sidecars.annotate(inputs, draft, files, told.tables)
     return draft
 
 
