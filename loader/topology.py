@@ -131,8 +131,11 @@ def stated(rank: int | None, world_size: int | None) -> _Place | None:
         return None
     if rank is None or world_size is None:
         raise InvalidInput(f"rank={rank}, world_size={world_size}: give both or neither")
-    size = whole_number("world_size", world_size, 1, _MAX_RANKS)
-    return _Place(whole_number("rank", rank, 0, size - 1), size, "arguments")
+    numbers = [
+        whole_number(name, given, -_MAX_RANKS, _MAX_RANKS)
+        for name, given in (("rank", rank), ("world_size", world_size))
+    ]
+    return _Place(numbers[0], numbers[1], "arguments").check()
 
 
 def job_store() -> Store | None:

@@ -47,6 +47,11 @@ def test_columns_have_their_usual_names_in_upper_and_lower_case(
     assert is_labelled(opened(tmp_path, separated(file, label)))
 
 
+def test_the_columns_are_documented() -> None:
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    assert [name for name in FILE_COLUMNS + LABEL_COLUMNS if f"`{name}`" not in readme] == []
+
+
 @pytest.mark.parametrize("separator", [",", ";", "\t", ", "])
 @pytest.mark.parametrize("name", ["labels.csv", "labels.tsv", "folds.txt"])
 def test_cells_are_separated_by_what_the_first_line_is_separated_by(
