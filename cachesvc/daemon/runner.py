@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import os
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -16,7 +15,7 @@ from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.node import Node
 from cachesvc.core.stalls import StallReport, Stalls
 from cachesvc.daemon import jobs
-from cachesvc.daemon.budgets import MEASURE_EVERY_S, Budgets, RamBudget
+from cachesvc.daemon.budgets import CALM_S, MEASURE_EVERY_S, Budgets, RamBudget
 from cachesvc.daemon.checks import Checks, short_of_descriptors
 from cachesvc.daemon.datasets import Dataset, Datasets, unknown
 from cachesvc.daemon.fillers import Fillers
@@ -27,7 +26,7 @@ from cachesvc.daemon.loop import Loop
 from cachesvc.daemon.quotas import Quotas
 from cachesvc.daemon.tenants import admits
 from cachesvc.daemon.watch import Watch
-from cachesvc.memory import memories
+from cachesvc.memory import Memory, memories
 from cachesvc.tiers.nvme import NvmeTier
 from cachesvc.tiers.probe import Room
 from cachesvc.tiers.tier import Checksums, Tier
@@ -65,7 +64,8 @@ class Runner:
         self._budgets = budgets
         ram = node.policy.tiers.get(RAM)
         self._ram_budget = RamBudget(ram.given_bytes if ram else 0)
-        self._measure_at = clock() if ram else math.inf
+        self._measure_at = clock() if ram else None
+        self._memory = self._lane("memory", clock)
         self.watch = Watch(
             self._tier_lost, self._tier_back, self._measured, lambda name: self._lane(name, clock), clock
         )
@@ -115,9 +115,9 @@ class Runner:
         now = self._clock()
         if (due := self.watch.next_deadline()) is not None and due <= now:
             self.watch.tick()
-        if self._measure_at <= now:
-            self._measure_at = now + MEASURE_EVERY_S
-            self._measure_memory(now)
+        if self._measure_at is not None and self._measure_at <= now:
+            self._measure_at = None  # until this one is answered: a busy kernel may take its time
+            self._memory.submit(memories, self._measured_memory, self._not_measured)
         if (due := self.node.next_deadline()) is not None and due <= now:
             self.handle(events.Tick())
 
@@ -167,6 +167,7 @@ class Runner:
     def close(self) -> None:
         """Finish what the tiers' threads are doing, not what they were to do next, and close the tiers."""
         self.watch.close(0.0)
+        self._memory.close(0.0)
         for opener in self._openers.values():
             opener.close(0.0)
         for name, tier in self._tiers.items():
@@ -336,11 +337,13 @@ class Runner:
         if budget_bytes != tier.given_bytes:
             self.handle(events.Resized(name, budget_bytes))
 
-    def _measure_memory(self, now: float) -> None:
+    def _measured_memory(self, found: list[Memory]) -> None:
         """Trainers come first: what they need, the RAM tier gives back."""
+        now = self._clock()
+        self._measure_at = now + MEASURE_EVERY_S
         tier = self.node.policy.tiers[RAM]
         before = tier.given_bytes
-        budget_bytes = self._ram_budget.measured(memories(), tier.used_bytes + tier.held_bytes, now)
+        budget_bytes = self._ram_budget.measured(found, tier.used_bytes + tier.held_bytes, now)
         if budget_bytes == before:
             return
         if budget_bytes < before:
@@ -348,6 +351,10 @@ class Runner:
         else:
             log.info("memory is free: the RAM tier grows", extra={"from": before, "to": budget_bytes})
         self.handle(events.Resized(RAM, budget_bytes))
+
+    def _not_measured(self, error: CacheError) -> None:
+        log.warning("free memory cannot be measured", extra={"error": str(error)})
+        self._measure_at = self._clock() + CALM_S
 
     def _lane(self, name: str, clock: Callable[[], float]) -> Lane:
         return Lane(name, self.loop.post, clock)
