@@ -24,6 +24,8 @@ from loader.reader import Ints
 from loader.samples import Form, Samples
 from loader.topology import resolve
 
+NOTES_SAID = 8
+"""Of what was left out or found odd, at each opening: a thousand files may have a thousand tails."""
 _log = logging.getLogger("cachesvc")
 
 
@@ -52,7 +54,7 @@ def open_dataset(
     callable(sample[, rng]); `rng` is a numpy Generator keyed by (seed, epoch, sample). `version`: pins an
     earlier answer's `ds.version`. `verify`: check every read of a cached file against its checksums. `dtype`,
     `seq_len`, `overlap` (in tokens), `out` (the dtype to convert to), `record_bytes`, `labels`: see the formats in
-    the README.
+    the README. What was left out or has no label is logged by rank 0.
 
     Raises InvalidInput, NotFound, NotAllowed, CorruptData, SourceUnavailable, SourceChanged, and
     DaemonUnavailable where CACHESVC requires a daemon.
@@ -72,9 +74,15 @@ def open_dataset(
     form = Form(tuple(fields) if fields is not None else None, decode, transform, out)
     dataset = Dataset(Opened(link, verify), form)
     if place.rank == 0:
-        for note in dataset.catalog.notes:
-            _log.warning("%s", note)
+        _say(dataset.catalog.notes)
     return dataset
+
+
+def _say(notes: Sequence[str]) -> None:
+    for note in notes[:NOTES_SAID]:
+        _log.warning("%s", note)
+    if len(notes) > NOTES_SAID:
+        _log.warning("and %d notes more, in ds.catalog.notes", len(notes) - NOTES_SAID)
 
 
 class Dataset(TorchDataset[Any]):

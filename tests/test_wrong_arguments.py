@@ -14,13 +14,15 @@ from torch.utils.data import TensorDataset
 from bench.node import Daemon
 from cachesvc.core.errors import InvalidInput
 from loader import DataLoader, Dataset, mix, open_dataset, pack
+from loader.dataset import NOTES_SAID
 from tests import datasets
 from tests.loader_fakes import compiled, in_memory
 
 RECORDS = 12
+RECORD: dict[str, Any] = {"format": "records", "record_bytes": 4096}
 OPENINGS: dict[str, dict[str, Any]] = {
     "record_bytes": {"format": "records"},
-    "extent_bytes": {"format": "records", "record_bytes": 4096},
+    "extent_bytes": RECORD,
     "seq_len": {"format": "tokens", "dtype": "uint16"},
     "overlap": {"format": "tokens", "dtype": "uint16", "seq_len": 64},
 }
@@ -73,6 +75,20 @@ def test_numpys_integers_are_sizes_and_text_must_be_text(data: Path) -> None:
     assert len(open_dataset(data, format="records", record_bytes=np.int64(4096))) == RECORDS  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match=r"dtype=.*as text"):
         open_dataset(data, format="records", dtype=np.uint16)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("way")
+def test_what_is_left_out_is_said_at_each_opening_and_briefly(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(NOTES_SAID + 2):
+        datasets.write_files(tmp_path / "tails", {f"{number:02d}.bin": bytes(4097)})
+    for _ in range(2):
+        caplog.clear()
+        assert len(open_dataset(tmp_path / "tails", **RECORD)) == NOTES_SAID + 2
+        said = [record.getMessage() for record in caplog.records if record.name == "cachesvc"]
+        assert [f"{number:02d}.bin" in said[number] for number in range(NOTES_SAID)] == [True] * NOTES_SAID
+        assert said[NOTES_SAID:] == ["and 2 notes more, in ds.catalog.notes"]
 
 
 @pytest.fixture(scope="module")
