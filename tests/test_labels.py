@@ -156,6 +156,17 @@ def test_files_without_a_row_and_rows_without_a_file_are_said_at_each_opening(
         assert sorted(label for _, label in found.where("label >= 0")) == [0, 1]
 
 
+def test_the_first_rows_of_jsonl_may_lack_a_label_and_the_last_of_two_counts(tmp_path: Path) -> None:
+    rows = [{"file": f"{n}.dat"} for n in range(4)]
+    rows += [{"file": "0.dat", "label": "ox"}]
+    rows += [{"file": f"{n}.dat", "label": kind} for n, kind in enumerate(KINDS)]
+    catalog = opened(tmp_path, "".join(json.dumps(row) + "\n" for row in rows), "labels.jsonl")
+    assert dict(_labels(catalog)) == dict(zip(FILES, KINDS, strict=True))
+    assert [note.partition(":")[0] for note in catalog.notes] == [
+        "1 rows give a file another label than before"
+    ]
+
+
 def test_a_file_called_labels_that_is_no_table_is_said_to_be_a_sample(tmp_path: Path) -> None:
     catalog = opened(tmp_path, "id|what\n0|cat\n", labels="")
     assert catalog.samples == 5

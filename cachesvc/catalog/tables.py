@@ -1,4 +1,4 @@
-"""Tables about files: CSV (with `,`, `;` or tabs) and JSONL, whose first line or row names the columns."""
+"""Tables about files: CSV (with `,`, `;` or tabs) and JSONL, whose first line or rows name the columns."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from cachesvc.core.errors import CorruptData, InvalidInput
@@ -16,12 +17,14 @@ FILE_COLUMNS = ("file_name", "filename", "path", "image_path", "file", "image", 
 LABEL_COLUMNS = ("label", "class", "cls", "target")
 SEPARATORS = (",", ";", "\t")
 _HEADER_CHARS = 64 << 10
+_HEADER_ROWS = 100
+"""Rows of JSONL whose keys are its columns: the first ones may lack a label."""
 _SHOWN_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table whose first line has been read. `file`, `label`: those columns, as they are spelled there."""
+    """A table of which the columns are known. `separator`: "" for JSONL."""
 
     uri: str
     text: str
@@ -43,7 +46,7 @@ class Table:
         if self.file is None or self.label is None:
             found = ", ".join(map(repr, self.columns))[:_SHOWN_CHARS] or "nothing"
             raise InvalidInput(
-                f"{self.uri} has the columns {found}: its first line must name one for the file "
+                f"{self.uri} has the columns {found}: it must name one for the file "
                 f"({', '.join(FILE_COLUMNS)}) and one for the label ({', '.join(LABEL_COLUMNS)})"
             )
 
@@ -68,8 +71,8 @@ def parsed_table(uri: str, body: bytes) -> Table:
             f"{uri} is no UTF-8 text ({error.reason} at byte {error.start}): save it as UTF-8"
         ) from error
     if uri.endswith((".jsonl", ".ndjson", ".json")):
-        first: Mapping[str, Any] = next(_json_rows(uri, text), {})
-        return Table(uri, text, "", tuple(first))
+        rows = islice(_json_rows(uri, text), _HEADER_ROWS)
+        return Table(uri, text, "", tuple(dict.fromkeys(name for row in rows for name in row)))
     headers = {separator: _header(uri, text, separator) for separator in SEPARATORS}
     fitting = [separator for separator, header in headers.items() if _first(header, FILE_COLUMNS) is not None]
     # no sniffing: it guesses by frequencies, and takes a letter of the names where a table has one column

@@ -73,6 +73,12 @@ class Tags:
         """Whether any sample has a label."""
         return "label" in self._values
 
+    def conflicting(self) -> int:
+        """How many labels differ from the first one of the same sample."""
+        firsts: dict[int, Value] = {}
+        given = zip(self._samples.get("label", ()), self._values.get("label", ()), strict=True)
+        return sum(firsts.setdefault(sample, value) != value for sample, value in given)
+
     def take_labels(self, samples: int) -> tuple[tuple[str, ...], Array] | None:
         """Remove the tag `label` and encode it: class names and int32[samples], -1 for none."""
         if "label" not in self._values:

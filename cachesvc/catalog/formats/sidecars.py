@@ -44,6 +44,10 @@ def annotate(inputs: Inputs, draft: Draft, files: Files, table_entries: Sequence
     tags, wanted = Tags(), inputs.options.labels
     if table_entries:
         draft.notes += read_tables(inputs, table_entries, _by_path(inputs, files), tags)
+        if conflicting := tags.conflicting():
+            draft.notes.append(
+                f"{conflicting:,} rows give a file another label than before: the last one counts"
+            )
     _read_sidecars(inputs, draft, files, tags, skip_labels=wanted == "folder" or tags.labelled)
     labelled = tags.take_labels(files.samples)
     if wanted in ("", "folder") and (labelled is None or wanted == "folder"):
