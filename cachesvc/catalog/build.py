@@ -44,6 +44,13 @@ _COMPILE: dict[str, Callable[[Inputs], Draft]] = {
     "records": fixed.compile_records,
     "tokens": tokens.compile_tokens,
 }
+_MEANT_FOR = {
+    "dtype": ("records", "tokens"),
+    "seq_len": ("tokens",),
+    "overlap": ("tokens",),
+    "record_bytes": ("records",),
+    "labels": ("files",),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +84,19 @@ def survey(uris: Sequence[str], options: Options, sources: _Sources) -> Survey:
     if not entries:
         raise NotFound(f"{uri} holds no {resolved.format} data among its {len(listed.entries)} objects")
     check_all_chosen(uris, listed, entries, resolved.format)
-    if resolved.labels not in ("", "none") and resolved.format != "files":
-        raise InvalidInput(
-            f"labels={resolved.labels!r}: only the format files has labels from folders and tables, {uri} is read as "
-            f"{resolved.format}"
-        )
+    _check_options(uri, resolved)
     return Survey(_digest(resolved, entries), uri, resolved, entries, listed.beside)
+
+
+def _check_options(uri: str, options: Options) -> None:
+    """Raises InvalidInput for an option that says nothing of data of this format: what was meant did not happen, and it
+    would be another dataset version."""
+    for name, formats in _MEANT_FOR.items():
+        given = getattr(options, name)
+        if given and given != "none" and options.format not in formats:
+            raise InvalidInput(
+                f"{name}={given!r} is for {' and '.join(formats)}, and {uri} is read as {options.format}"
+            )
 
 
 def _digest(options: Options, entries: Sequence[Entry]) -> DatasetId:
