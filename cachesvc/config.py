@@ -7,10 +7,10 @@ import os
 import pwd
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import EXTENT_BYTES
+from cachesvc.memory import allowed_bytes
 
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgtp", start=1):
@@ -164,11 +164,8 @@ def parse_quota(text: str) -> QuotaSpec:
 
 
 def default_ram_bytes() -> int:
-    """10 % of what this process's cgroup (or the machine) may use."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text().strip() if limit.exists() else "max"
-    return (min(total, int(text)) if text.isdigit() else total) // 10
+    """10 % of what this process's cgroups (or the machine) allow."""
+    return allowed_bytes() // 10
 
 
 def default_state_dir() -> str:
@@ -203,6 +200,16 @@ def check_socket_dir(directory: str) -> None:
         raise InvalidInput(
             f"a socket's path ends at {SOCKET_PATH_BYTES} bytes, and {path} has {size_bytes}; give --socket (or"
             " CACHESVC_SOCKET) a shorter directory"
+        )
+
+
+def check_ram(ram_bytes: int, allowed: int) -> None:
+    """Raise InvalidInput for a budget above the `allowed` bytes of this machine and this cgroup: it would be filled
+    until the kernel kills somebody."""
+    if ram_bytes > allowed:
+        raise InvalidInput(
+            f"a RAM budget of {ram_bytes:,} bytes is more than the {allowed:,} that this machine or cgroup allows;"
+            " lower --ram"
         )
 
 

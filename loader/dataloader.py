@@ -159,7 +159,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if not self._job:
             self._agree_and_say(feed)
         self._progress.begin(feed.turns(self._progress.epoch))
-        return self._run(feed)
+        self._iteration = mine = object()
+        return self._run(feed, mine)
 
     def __len__(self) -> int:
         if self._ours is None:
@@ -340,21 +341,20 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """The job's, where this loader is one of several."""
         return job_store() if self.shard and self._where().processes > 1 else None
 
-    def _run(self, feed: Feed) -> Iterator[Any]:
+    def _run(self, feed: Feed, mine: object) -> Iterator[Any]:
         self._iterations += 1
-        name, done, mine = f"{self._job}/{self._iterations}", 0, object()
-        self._iteration = mine
+        name, done = f"{self._job}/{self._iterations}", 0
         watch = watch_for(self._store(), self._where(), name, self.peer_failure_s)
         with watched(watch, lambda: self._progress.place(feed.share.accumulate)):
             try:
                 while self.epochs is None or done < self.epochs:
-                    yield from self._epoch(feed, watch)
+                    yield from self._epoch(feed, watch, mine)
                     done += 1
             finally:  # at its end, and when it is abandoned; unless another has taken over
                 if self._iteration is mine and self._engine is not None:
                     self._engine.rest()
 
-    def _epoch(self, feed: Feed, watch: PeerWatch | None) -> Iterator[Any]:
+    def _epoch(self, feed: Feed, watch: PeerWatch | None, mine: object) -> Iterator[Any]:
         progress, share = self._progress, feed.share
         epoch, turns = progress.epoch, feed.turns(progress.epoch)
         consumed = feed.submit(epoch)
@@ -364,6 +364,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         full = feed.order(epoch).full_steps * share.accumulate
         now, tell_at = time.perf_counter, 0.0
         while (turn := progress.turn) < turns:
+            if self._iteration is not mine:
+                raise InvalidInput(
+                    "a newer iteration of this DataLoader has begun, and it has one place in the data: make a DataLoader "
+                    "for each that runs at the same time"
+                )
             asked = now()
             step = turn // share.accumulate
             if step in consumed or asked >= tell_at:

@@ -242,3 +242,16 @@ def test_a_bucket_is_read_without_a_daemon(
     stats = loader.stats()
     assert (stats.samples, stats.bytes_by_origin["direct"]) == (300, 300_000)
     dataset.close()
+
+
+@pytest.mark.parametrize("more", [{}, {"num_workers": 2}, {"num_workers": 1, "worker_type": "thread"}])
+def test_of_two_iterations_at_once_the_older_one_says_so(link: MemoryLink, more: dict[str, Any]) -> None:
+    loader = DataLoader(in_memory(link), batch_size=10, **more)
+    first = iter(loader)
+    next(first)
+    assert len(list(loader)) == 10
+    with pytest.raises(InvalidInput, match="a newer iteration"):
+        next(first)
+    with pytest.raises(InvalidInput, match="a newer iteration"):
+        list(zip(loader, loader, strict=True))
+    assert len(list(loader)) == 10

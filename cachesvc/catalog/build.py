@@ -14,7 +14,7 @@ import numpy as np
 
 from cachesvc.catalog.catalog import BUILDER_VERSION, Catalog
 from cachesvc.catalog.columns import TextColumn, ints, verify_digest, write_columns
-from cachesvc.catalog.detect import format_of, listing, name_of
+from cachesvc.catalog.detect import check_all_chosen, format_of, listing, name_of
 from cachesvc.catalog.formats import files, fixed, mds, tokens, webdataset
 from cachesvc.catalog.inputs import Draft, Entry, ExtentBytes, Inputs, Options
 from cachesvc.catalog.space import Space
@@ -64,17 +64,19 @@ class Survey:
 
 def survey(uris: Sequence[str], options: Options, sources: _Sources) -> Survey:
     """List, find the format, compute the version's digest; reads no data. Raises NotFound for an empty
-    dataset, InvalidInput for unknown or ambiguous formats, and what the source raises."""
+    dataset or an empty part of it, InvalidInput for unknown, ambiguous or several formats, and what the source raises.
+    """
     options = replace(options, extent_bytes=options.extent_bytes or EXTENT_BYTES)
     if not uris or options.extent_bytes < PAGE_BYTES or options.extent_bytes % PAGE_BYTES:
         raise InvalidInput(f"a dataset needs a URI, and extent_bytes in multiples of {PAGE_BYTES}")
     uri = name_of(uris)
-    listed, beside = listing(uris, sources)
-    resolved = replace(options, format=format_of(uri, listed, options))
-    entries = tuple(_SELECT[resolved.format](listed))
+    listed = listing(uris, sources)
+    resolved = replace(options, format=format_of(uri, listed.entries, options))
+    entries = tuple(_SELECT[resolved.format](listed.entries))
     if not entries:
-        raise NotFound(f"{uri} holds no {resolved.format} data among its {len(listed)} objects")
-    return Survey(_digest(resolved, entries), uri, resolved, entries, beside)
+        raise NotFound(f"{uri} holds no {resolved.format} data among its {len(listed.entries)} objects")
+    check_all_chosen(uris, listed, entries, resolved.format)
+    return Survey(_digest(resolved, entries), uri, resolved, entries, listed.beside)
 
 
 def _digest(options: Options, entries: Sequence[Entry]) -> DatasetId:

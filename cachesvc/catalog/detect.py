@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from cachesvc.catalog.inputs import Entry, Options
 from cachesvc.core.errors import InvalidInput, NotFound
@@ -14,15 +15,22 @@ BESIDE = ".cachesvc-catalog.lmdb"
 """A built catalog that was left beside the data."""
 
 
-def listing(
-    uris: Sequence[str], sources: Callable[[str], Source]
-) -> tuple[list[Entry], ObjectVersion | None]:
+@dataclass(frozen=True, slots=True)
+class Listing:
     """Every object below the URIs, each once, in listing order, and the catalog beside them if there is one.
-    Hidden files, folder markers and `_SUCCESS` are no data. Raises NotFound where nothing is left."""
+    `below`: the objects' URIs below each of the URIs."""
+
+    entries: list[Entry]
+    beside: ObjectVersion | None
+    below: list[list[str]]
+
+
+def listing(uris: Sequence[str], sources: Callable[[str], Source]) -> Listing:
+    """Hidden files, folder markers and `_SUCCESS` are no data. Raises NotFound where nothing is left, of any URI."""
     entries: dict[str, Entry] = {}
-    beside = None
+    beside, below = None, []
     for uri in uris:
-        root = uri.rstrip("/")
+        root, mine = uri.rstrip("/"), []
         for found in sources(uri).list(uri):
             path = found.uri[len(root) + 1 :] if found.uri.startswith(root + "/") else ""
             path = path or found.uri.rpartition("/")[2]
@@ -30,9 +38,22 @@ def listing(
                 beside = found
             if not _ignored(path):
                 entries.setdefault(found.uri, Entry(found, path))
-    if not entries:
-        raise NotFound(f"{name_of(uris)} holds no data: check the prefix and the credentials' view of it")
-    return list(entries.values()), beside
+                mine.append(found.uri)
+        below.append(mine)
+    absent = [uri for uri, mine in zip(uris, below, strict=True) if not mine]
+    if absent:
+        raise NotFound(f"{name_of(absent)} holds no data: check the prefix and the credentials' view of it")
+    return Listing(list(entries.values()), beside, below)
+
+
+def check_all_chosen(uris: Sequence[str], listed: Listing, chosen: Sequence[Entry], format: str) -> None:
+    """Raises InvalidInput for a URI of several whose objects the format leaves out."""
+    taken = {entry.object.uri for entry in chosen}
+    for uri, mine in zip(uris, listed.below, strict=True):
+        if taken.isdisjoint(mine):
+            raise InvalidInput(
+                f"{uri} holds no {format} data, unlike the other URIs: open it apart, mix() what was opened, or say format="
+            )
 
 
 def name_of(uris: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ from cachesvc.cli import checks, options, output
 from cachesvc.cli.checks import Finding, Level
 from cachesvc.cli.serve import settings_of
 from cachesvc.client import find_daemon
+from cachesvc.memory import allowed_bytes
 
 _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 
@@ -43,7 +44,7 @@ def doctor(endpoint: str | None, socket: str | None, json: bool, **given: Any) -
 def _examine(settings: config.Settings, endpoint: str) -> Iterator[Finding]:
     yield checks.kernel()
     yield checks.settings(settings)
-    yield checks.memory(settings.ram_bytes)
+    yield checks.memory(settings.ram_bytes, allowed_bytes())
     yield checks.open_files(settings.ram_bytes, settings.extent_bytes)
     for spec in settings.nvme:
         yield from checks.disk(spec)

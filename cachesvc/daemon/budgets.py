@@ -1,12 +1,13 @@
-"""What an NVMe directory may hold: its share, but never the room that other people's files take."""
+"""What a tier may hold: its share, but never the room that other people's files, or trainers' memory, take."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from cachesvc.config import NvmeSpec
 from cachesvc.core.model import TierName
+from cachesvc.memory import Memory
 from cachesvc.tiers.probe import Room
 
 SHARE_SPARE = 0.05
@@ -38,3 +39,31 @@ class Budgets:
         last = self._last[tier]
         last.append(budget_bytes(self._specs[tier], room, ours_bytes))
         return max(last)
+
+
+MEMORY_SPARE = 0.05
+"""Of a machine's or a cgroup's memory: left free for what trainers take between two measurements."""
+MEASURE_EVERY_S = 1.0
+CALM_S = 60.0
+"""The RAM tier takes memory back when it has been free for so long: what a trainer uses comes and goes."""
+
+
+class RamBudget:
+    """The RAM tier's budget as the memory around it fills and empties."""
+
+    def __init__(self, given_bytes: int) -> None:
+        """`given_bytes`: the most that it may ever be."""
+        self._given_bytes = given_bytes
+        self._low: deque[tuple[float, int]] = deque()
+
+    def measured(self, memories: Sequence[Memory], ours_bytes: int, now: float) -> int:
+        """The budget now, in bytes, of a tier that takes `ours_bytes`: the least of the last `CALM_S`."""
+        rooms = (one.free_bytes + ours_bytes - int(one.total_bytes * MEMORY_SPARE) for one in memories)
+        found = max(0, min(self._given_bytes, *rooms))
+        low = self._low  # budgets that may be the least: later ones are larger
+        while low and low[-1][1] >= found:
+            low.pop()
+        low.append((now, found))
+        while low[0][0] < now - CALM_S:
+            low.popleft()
+        return low[0][1]

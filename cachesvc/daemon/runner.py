@@ -15,7 +15,7 @@ from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.node import Node
 from cachesvc.core.stalls import StallReport, Stalls
 from cachesvc.daemon import jobs
-from cachesvc.daemon.budgets import Budgets
+from cachesvc.daemon.budgets import CALM_S, MEASURE_EVERY_S, Budgets, RamBudget
 from cachesvc.daemon.checks import Checks, short_of_descriptors
 from cachesvc.daemon.datasets import Dataset, Datasets, unknown
 from cachesvc.daemon.fillers import Fillers
@@ -26,6 +26,7 @@ from cachesvc.daemon.loop import Loop
 from cachesvc.daemon.quotas import Quotas
 from cachesvc.daemon.tenants import admits
 from cachesvc.daemon.watch import Watch
+from cachesvc.memory import Memory, memories
 from cachesvc.tiers.nvme import NvmeTier
 from cachesvc.tiers.probe import Room
 from cachesvc.tiers.tier import Checksums, Tier
@@ -61,6 +62,10 @@ class Runner:
         self._lanes = {tier.name: self._lane(f"tier-{tier.name}", clock) for tier in tiers}
         self._openers = {tier.name: self._lane(f"open-{tier.name}", clock) for tier in disks}
         self._budgets = budgets
+        ram = node.policy.tiers.get(RAM)
+        self._ram_budget = RamBudget(ram.given_bytes if ram else 0)
+        self._measure_at = clock() if ram else None
+        self._memory = self._lane("memory", clock)
         self.watch = Watch(
             self._tier_lost, self._tier_back, self._measured, lambda name: self._lane(name, clock), clock
         )
@@ -110,12 +115,15 @@ class Runner:
         now = self._clock()
         if (due := self.watch.next_deadline()) is not None and due <= now:
             self.watch.tick()
+        if self._measure_at is not None and self._measure_at <= now:
+            self._measure_at = None  # until this one is answered: a busy kernel may take its time
+            self._memory.submit(memories, self._measured_memory, self._not_measured)
         if (due := self.node.next_deadline()) is not None and due <= now:
             self.handle(events.Tick())
 
     def next_deadline(self) -> float | None:
-        """When the core or the watch over the disks wants to be called, in seconds of the clock."""
-        due = (self.node.next_deadline(), self.watch.next_deadline())
+        """When the core or a watch wants to be called, in seconds of the clock."""
+        due = (self.node.next_deadline(), self.watch.next_deadline(), self._measure_at)
         return min((at for at in due if at is not None), default=None)
 
     def declare(self, job: int, dataset: Dataset) -> None:
@@ -168,6 +176,7 @@ class Runner:
     def close(self) -> None:
         """Finish what the tiers' threads are doing, not what they were to do next, and close the tiers."""
         self.watch.close(0.0)
+        self._memory.close(0.0)
         for opener in self._openers.values():
             opener.close(0.0)
         for name, tier in self._tiers.items():
@@ -336,6 +345,25 @@ class Runner:
         budget_bytes = self._budgets.measured(name, room, tier.used_bytes)
         if budget_bytes != tier.given_bytes:
             self.handle(events.Resized(name, budget_bytes))
+
+    def _measured_memory(self, found: list[Memory]) -> None:
+        """Trainers come first: what they need, the RAM tier gives back."""
+        now = self._clock()
+        self._measure_at = now + MEASURE_EVERY_S
+        tier = self.node.policy.tiers[RAM]
+        before = tier.given_bytes
+        budget_bytes = self._ram_budget.measured(found, tier.used_bytes + tier.held_bytes, now)
+        if budget_bytes == before:
+            return
+        if budget_bytes < before:
+            log.warning("memory is short: the RAM tier shrinks", extra={"from": before, "to": budget_bytes})
+        else:
+            log.info("memory is free: the RAM tier grows", extra={"from": before, "to": budget_bytes})
+        self.handle(events.Resized(RAM, budget_bytes))
+
+    def _not_measured(self, error: CacheError) -> None:
+        log.warning("free memory cannot be measured", extra={"error": str(error)})
+        self._measure_at = self._clock() + CALM_S
 
     def _lane(self, name: str, clock: Callable[[], float]) -> Lane:
         return Lane(name, self.loop.post, clock)

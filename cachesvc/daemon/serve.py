@@ -29,6 +29,7 @@ from cachesvc.config import (
     GRANTS_SOCKET,
     Settings,
     Tls,
+    check_ram,
     check_socket_dir,
     open_files_advised,
     validate,
@@ -53,6 +54,7 @@ from cachesvc.daemon.runner import Runner
 from cachesvc.daemon.service import Service
 from cachesvc.daemon.takeover import Takeover
 from cachesvc.daemon.tenants import Tenants
+from cachesvc.memory import allowed_bytes
 from cachesvc.sources.uri import Allowlist, allowlist
 from cachesvc.tiers.nvme import open_nvme
 from cachesvc.tiers.probe import room
@@ -83,6 +85,7 @@ def serve(settings: Settings) -> int:
     start: sockets in use, budgets that make no sense, a cache directory that cannot be used."""
     validate(settings)
     check_socket_dir(settings.socket_dir)
+    check_ram(settings.ram_bytes, allowed_bytes())
     allowed = allowlist(settings.allow)
     configure_logging(settings.log_format)
     wanted = open_files_advised(settings.ram_bytes, settings.extent_bytes)

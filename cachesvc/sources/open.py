@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cachesvc.core.errors import InvalidInput
+from cachesvc.core.errors import InvalidInput, NotFound
 from cachesvc.sources.files import FilesSource
 from cachesvc.sources.metadata import EXPIRY_S, CachedMetadata
 from cachesvc.sources.resilient import Resilience, Resilient
@@ -83,10 +83,13 @@ class Sources:
             return self._open[place]
 
     def spelled_out(self, uri: str) -> list[str]:
-        """Brace ranges and globs -> the URIs that they stand for."""
+        """Brace ranges and globs -> the URIs that they stand for. Raises NotFound for a glob that matches nothing."""
         found: list[str] = []
         for one in expand(uri):
-            found += [version.uri for version in glob(self(one), one)] if has_glob(one) else [one]
+            matches = [version.uri for version in glob(self(one), one)] if has_glob(one) else [one]
+            if not matches:
+                raise NotFound(f"{one} matches no object")
+            found += matches
         return found
 
     def forget(self, uri: str) -> None:

@@ -1,0 +1,74 @@
+"""How much memory there is: the machine's, and what the cgroups of this process allow it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """`free_bytes`: what can be had without taking any from others; file caches count as free, memfds do not."""
+
+    total_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """Files of a memory cgroup, and keys of its `memory.stat`."""
+
+    limit: str
+    usage: str
+    cache: str
+    shared: str
+
+
+_V2 = _Names("memory.max", "memory.current", "file", "shmem")
+_V1 = _Names("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache", "total_shmem")
+
+
+def memories(proc: Path = PROC, cgroups: Path = CGROUPS) -> list[Memory]:
+    """The machine's memory, then that of each cgroup above this process that has a limit."""
+    fields = _fields(proc / "meminfo")
+    machine = Memory(fields["MemTotal:"] << 10, fields["MemAvailable:"] << 10)
+    found = (_memory_of(folder, names) for folder, names in _groups(proc, cgroups))
+    return [machine, *(one for one in found if one is not None and one.total_bytes < machine.total_bytes)]
+
+
+def allowed_bytes() -> int:
+    """What this process may use at most."""
+    return min(one.total_bytes for one in memories())
+
+
+def _groups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, _Names]]:
+    """A container sees its own cgroup as the root, whatever /proc/self/cgroup calls it: that is looked at too."""
+    own = proc / "self/cgroup"
+    for line in own.read_text().splitlines() if own.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root, names = (cgroups / "memory", _V1) if controllers else (cgroups, _V2)
+        folder = root / path.lstrip("/")
+        while folder != root:
+            yield folder, names
+            folder = folder.parent
+        yield root, names
+
+
+def _memory_of(folder: Path, names: _Names) -> Memory | None:
+    """None without a limit, or where there is no such cgroup."""
+    with suppress(OSError, KeyError, ValueError):
+        limit, usage = (int((folder / name).read_text()) for name in (names.limit, names.usage))
+        stat = _fields(folder / "memory.stat")
+        return Memory(limit, max(0, limit - usage + stat[names.cache] - stat[names.shared]))
+    return None
+
+
+def _fields(path: Path) -> dict[str, int]:
+    lines = (line.split() for line in path.read_text().splitlines())
+    return {words[0]: int(words[1]) for words in lines if len(words) > 1}

@@ -1,0 +1,58 @@
+"""Several URIs are one dataset: all of them have a part in it, or the opening says which has none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cachesvc.catalog.build import Options, survey
+from cachesvc.core.errors import CacheError, InvalidInput, NotFound
+from cachesvc.sources.open import Sources, SourceSettings
+from cachesvc.sources.uri import canonical
+from tests import datasets
+
+SOURCES = Sources(SourceSettings())
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    datasets.write_files(tmp_path / "pets", {f"cat/{n}.jpg": b"x" * 99 for n in range(3)})
+    datasets.tar_shards(tmp_path / "tar", 3, 2, 300)
+    datasets.mds_shards(tmp_path / "mds", {"x": "bytes"}, [{"x": b"1"}, {"x": b"2"}], 2)
+    datasets.write_files(tmp_path / "none", {"_SUCCESS": b"", ".hidden/a": b"1"})
+    (tmp_path / "raw").mkdir()
+    datasets.records(tmp_path / "raw" / "a.bin", 4, 64)
+    return tmp_path
+
+
+def entries(here: Path, *names: str, **options: object) -> list[str]:
+    uris = [one for name in names for one in SOURCES.spelled_out(canonical(f"{here}/{name}"))]
+    found = survey(uris, Options(**options), SOURCES)  # type: ignore[arg-type]
+    return [entry.object.uri.removeprefix(f"file://{here}/") for entry in found.entries]
+
+
+def test_each_has_its_part(here: Path) -> None:
+    assert entries(here, "tar/000000.tar", "tar/000002.tar") == ["tar/000000.tar", "tar/000002.tar"]
+    assert len(entries(here, "tar/", "tar/000001.tar")) == 3  # named twice, there once
+    assert len(entries(here, "pets/", "tar/", format="files")) == 6
+
+
+@pytest.mark.parametrize(
+    ("names", "error", "match"),
+    [
+        (("pets/", "tar/"), InvalidInput, "pets/ holds no webdataset data"),
+        (("tar/", "raw/"), InvalidInput, "raw/ holds no webdataset data"),
+        (("mds/", "pets/"), InvalidInput, "pets/ holds no mds data"),
+        (("tar/", "none/"), NotFound, "none/ holds no data"),
+        (("tar/", "nowhere/"), NotFound, "nowhere"),
+        (("tar/000000.tar", "tar/000077.tar"), NotFound, "000077.tar"),
+        (("tar/{000000..000009}.tar",), NotFound, "000003.tar"),
+        (("tar/*.tar", "pets/*.tar"), NotFound, r"pets/\*.tar matches no object"),
+    ],
+)
+def test_who_has_none_is_named(
+    here: Path, names: tuple[str, ...], error: type[CacheError], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        entries(here, *names)

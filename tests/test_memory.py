@@ -1,0 +1,192 @@
+"""The RAM tier gives memory back before a trainer is killed for it, and takes it again when it is free."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.node import Daemon
+from cachesvc.catalog.build import Options
+from cachesvc.client import Control
+from cachesvc.core.model import RAM
+from cachesvc.daemon.budgets import CALM_S, MEMORY_SPARE, RamBudget
+from cachesvc.grants import Granted
+from cachesvc.leases import DaemonGrants
+from cachesvc.memory import CGROUPS, Memory, memories
+from tests import datasets
+from tests.test_daemon import wait_until
+
+MIB = 1 << 20
+MEMINFO = (
+    "MemTotal:       16384 kB\nMemFree:         1024 kB\nMemAvailable:    8192 kB\nHugePages_Total:       0\n"
+)
+NEVER = 9223372036854771712
+
+
+def tree(root: Path, files: dict[str, object]) -> list[Memory]:
+    datasets.write_files(root, {name: str(body).encode() for name, body in files.items()})
+    return memories(root / "proc", root / "cg")
+
+
+def test_without_limits_there_is_the_machine(tmp_path: Path) -> None:
+    plain = {"proc/meminfo": MEMINFO, "proc/self/cgroup": "0::/\n", "cg/cgroup.procs": ""}
+    assert tree(tmp_path, plain) == [Memory(16 * MIB, 8 * MIB)]
+
+
+def test_each_cgroup_above_counts_and_clean_caches_are_free(tmp_path: Path) -> None:
+    found = tree(
+        tmp_path,
+        {
+            "proc/meminfo": MEMINFO,
+            "proc/self/cgroup": "0::/system.slice/cachesvc.service\n",
+            "cg/system.slice/memory.max": "max\n",
+            "cg/system.slice/cachesvc.service/memory.max": f"{4 * MIB}\n",
+            "cg/system.slice/cachesvc.service/memory.current": f"{3 * MIB}\n",
+            "cg/system.slice/cachesvc.service/memory.stat": f"anon 9\nfile {2 * MIB}\nshmem {MIB}\n",
+        },
+    )
+    assert found == [Memory(16 * MIB, 8 * MIB), Memory(4 * MIB, 2 * MIB)]
+
+
+def test_the_first_version_and_a_containers_view_of_it(tmp_path: Path) -> None:
+    """/proc/self/cgroup names a folder that the container does not see; its own is the root."""
+    found = tree(
+        tmp_path,
+        {
+            "proc/meminfo": MEMINFO,
+            "proc/self/cgroup": "5:cpu:/x\n4:memory:/docker/abc\n0::/\n",
+            "cg/memory/memory.limit_in_bytes": 2 * MIB,
+            "cg/memory/memory.usage_in_bytes": 2 * MIB,
+            "cg/memory/memory.stat": "cache 5\ntotal_cache 0\ntotal_shmem 0\n",
+        },
+    )
+    assert found == [Memory(16 * MIB, 8 * MIB), Memory(2 * MIB, 0)]
+
+
+@given(
+    st.integers(0, 10_000),
+    st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 10_000), st.integers(0, 90)), min_size=1),
+)
+def test_a_budget_is_what_was_free_all_the_time(given_bytes: int, seen: list[tuple[int, int, int]]) -> None:
+    budget, now, past = RamBudget(given_bytes), 0.0, []
+    for free, ours, later in seen:
+        now += later
+        room = max(0, min(given_bytes, free + ours - int(10_000 * MEMORY_SPARE)))
+        past.append((now, room))
+        found = budget.measured([Memory(20_000, 20_000), Memory(10_000, free)], ours, now)
+        assert found == min(room for at, room in past if at >= now - CALM_S)
+        assert 0 <= found <= given_bytes
+
+
+STEP, STEPS = 25 * MIB, 8
+HOG = """
+import sys, time
+held = []
+for _ in range(int(sys.argv[2])):
+    held.append(b"x" * int(sys.argv[1]))
+    time.sleep(1.2)
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+class Cage:
+    """A memory cgroup with a limit, of either version."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        second = (CGROUPS / "cgroup.controllers").exists()
+        own = next(
+            line.split(":", 2)[2]
+            for line in Path("/proc/self/cgroup").read_text().splitlines()
+            if (line.startswith("0::") if second else ":memory:" in line)
+        )
+        root = CGROUPS if second else CGROUPS / "memory"
+        inside = root / own.lstrip("/")
+        self.folder = (inside if inside.exists() else root) / f"cachesvc-test-{os.getpid()}"
+        self.folder.mkdir()
+        try:
+            (self.folder / ("memory.max" if second else "memory.limit_in_bytes")).write_text(str(limit_bytes))
+        except OSError:
+            self.folder.rmdir()
+            raise
+
+    def enter(self) -> None:
+        (self.folder / "cgroup.procs").write_text(str(os.getpid()))
+
+    def open(self) -> None:
+        wait_until(lambda: not (self.folder / "cgroup.procs").read_text())
+        self.folder.rmdir()
+
+
+@pytest.fixture
+def cage() -> Iterator[Cage]:
+    try:
+        found = Cage(640 * MIB)
+    except (OSError, StopIteration) as error:
+        pytest.skip(f"NO MEMORY CGROUP OF OUR OWN HERE, so no memory that runs short: {error}")
+    yield found
+    found.open()
+
+
+class Caged(Daemon):
+    """A daemon that is born in it."""
+
+    cage: Cage
+
+    def spawn(self, *more: str) -> subprocess.Popen[bytes]:
+        with open(self.root / "daemon.log", "ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "cachesvc", "serve", *self._options, *more],
+                stdout=log,
+                stderr=log,
+                preexec_fn=self.cage.enter,
+            )
+
+
+@pytest.mark.slow
+def test_a_trainer_that_grows_is_not_killed(tmp_path: Path, cage: Cage) -> None:
+    """400 MiB of cache in 640 MiB; then a trainer takes 200 MiB, each second less than what is left free."""
+    (tmp_path / "data").mkdir()
+    body = os.urandom(MIB) * 4
+    for number in range(100):
+        (tmp_path / f"data/{number:03d}.bin").write_bytes(body)
+    daemon = Caged(tmp_path / "node", ["--ram", "450MiB", "--allow", f"{tmp_path}/"])
+    daemon.cage = cage
+    with daemon, Control(daemon.socket_dir) as control:
+        options = Options(format="records", record_bytes=4096, extent_bytes=4 * MIB)
+        dataset = control.open_dataset([f"{tmp_path}/data/"], options).id
+
+        def ram(name: str) -> int:
+            tier = next(tier for tier in control.status().tiers if tier.name == RAM)
+            return int(getattr(tier, name))
+
+        *_, filled = control.prefetch(dataset)
+        before = ram("used_bytes")
+        assert before == filled.resident_bytes == 400 * MIB
+        hog = subprocess.Popen(
+            [sys.executable, "-c", HOG, str(STEP), str(STEPS)], preexec_fn=cage.enter, stdout=subprocess.PIPE
+        )
+        try:
+            assert hog.stdout
+            assert hog.stdout.readline() == b"held\n"
+            assert ram("used_bytes") < before - STEP * STEPS // 2
+            assert "the RAM tier shrinks" in daemon.log
+        finally:
+            hog.kill()
+            hog.wait()
+            hog.stdout.close()
+        assert daemon.process
+        assert daemon.process.poll() is None
+        grants = DaemonGrants(daemon.socket_dir, dataset)
+        (answer,) = grants.acquire([0], 10.0)
+        assert isinstance(answer, Granted)
+        assert os.pread(answer.fd, 4096, 0) == body[:4096]
+        os.close(answer.fd)
+        grants.close()
