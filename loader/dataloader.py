@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch.utils.data import IterableDataset, Sampler, default_collate
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order import Last, OrderSpec
 from loader.account import Account
+from loader.arguments import check_arguments, checked_numbers
 from loader.dataset import Dataset
 from loader.engines import Fetches, WorkerType, checked, engine_for
 from loader.feed import Feed, flattened, ours
@@ -111,23 +112,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             pin_memory_device=pin_memory_device,
             **later,
         )
-        if on_error not in get_args(OnError):
-            raise InvalidInput(f"on_error={on_error!r} is none of {', '.join(get_args(OnError))}")
-        if epochs is not None and epochs < 1:
-            raise InvalidInput(f"epochs={epochs}: give 1 or more, or None for no end")
-        self.in_order, self.shuffle, self.seed, self.epochs, self.last = (
-            in_order,
-            bool(shuffle),
-            seed,
-            epochs,
-            last,
-        )
-        self.global_batch_size, self.window, self.mesh, self.dp_dims = (
-            global_batch_size,
-            window,
-            mesh,
-            dp_dims,
-        )
+        check_arguments(last, window, rank, world_size, on_error, peer_failure_s)
+        self.seed, self.epochs, self.global_batch_size = checked_numbers(seed, epochs, global_batch_size)
+        self.in_order, self.shuffle, self.last = in_order, bool(shuffle), last
+        self.window, self.mesh, self.dp_dims = window, mesh, dp_dims
         self.rank, self.world_size, self.shard, self.on_error = rank, world_size, shard, on_error
         self.peer_failure_s, self.log_stats = peer_failure_s, log_stats
         self.device, self.worker_type = device, worker_type

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from torch.utils.data import Dataset as TorchDataset
 from cachesvc.catalog.build import Options
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.layout import Fixed
+from cachesvc.core.arguments import place_of, whole_number
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.permute import permute
 from cachesvc.sources.uri import canonical
@@ -21,6 +23,10 @@ from loader.opened import Opened
 from loader.reader import Ints
 from loader.samples import Form, Samples
 from loader.topology import resolve
+
+NOTES_SAID = 8
+"""Of what was left out or found odd, at each opening: a thousand files may have a thousand tails."""
+_log = logging.getLogger("cachesvc")
 
 
 def open_dataset(
@@ -48,7 +54,7 @@ def open_dataset(
     callable(sample[, rng]); `rng` is a numpy Generator keyed by (seed, epoch, sample). `version`: pins an
     earlier answer's `ds.version`. `verify`: check every read of a cached file against its checksums. `dtype`,
     `seq_len`, `overlap` (in tokens), `out` (the dtype to convert to), `record_bytes`, `labels`: see the formats in
-    the README.
+    the README. What was left out or has no label is logged by rank 0.
 
     Raises InvalidInput, NotFound, NotAllowed, CorruptData, SourceUnavailable, SourceChanged, and
     DaemonUnavailable where CACHESVC requires a daemon.
@@ -63,9 +69,20 @@ def open_dataset(
         record_bytes=record_bytes,
         labels=labels,
     )
-    link = connect([canonical(one) for one in uris], options, version or "", resolve().world_size)
+    place = resolve()
+    link = connect([canonical(one) for one in uris], options, version or "", place.world_size)
     form = Form(tuple(fields) if fields is not None else None, decode, transform, out)
-    return Dataset(Opened(link, verify), form)
+    dataset = Dataset(Opened(link, verify), form)
+    if place.rank == 0:
+        _say(dataset.catalog.notes)
+    return dataset
+
+
+def _say(notes: Sequence[str]) -> None:
+    for note in notes[:NOTES_SAID]:
+        _log.warning("%s", note)
+    if len(notes) > NOTES_SAID:
+        _log.warning("and %d notes more, in ds.catalog.notes", len(notes) - NOTES_SAID)
 
 
 class Dataset(TorchDataset[Any]):
@@ -85,10 +102,9 @@ class Dataset(TorchDataset[Any]):
         return self._catalog.samples if self._ids is None else len(self._ids)
 
     def __getitem__(self, index: int) -> Any:
-        """One sample. Raises IndexError, and what reading raises."""
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"sample {index} of {len(self)}")
-        return self.__getitems__([index % len(self)])[0]
+        """One sample. Raises IndexError, TypeError for what is no whole number (a slice would be samples, or a
+        dataset: `select` and `take` say which), and what reading raises."""
+        return self.__getitems__([place_of(index, len(self), "sample")])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Samples in the order asked, read in one pass."""
@@ -150,14 +166,19 @@ class Dataset(TorchDataset[Any]):
 
     def select(self, ids: Sequence[int] | Ints) -> Dataset:
         """The samples of these indices, in that order. Raises InvalidInput for one that does not exist."""
-        wanted = np.asarray(ids, np.int64).reshape(-1)
-        if len(wanted) and not (wanted.min() >= 0 and wanted.max() < len(self)):
-            raise InvalidInput(f"sample {int(wanted.max())} of {len(self)} does not exist")
-        return self._subset(self.ids_of(wanted))
+        given = np.asarray(ids).reshape(-1)
+        if len(given) and given.dtype.kind not in "iu":
+            raise InvalidInput(
+                f"select() takes indices, not {given.dtype}; np.flatnonzero(mask) makes them of a mask"
+            )
+        wrong = given[(given < 0) | (given >= len(self))]
+        if len(wrong):
+            raise InvalidInput(f"sample {int(wrong[0])} of {len(self)} does not exist")
+        return self._subset(self.ids_of(given.astype(np.int64)))
 
     def take(self, count: int) -> Dataset:
         """The first `count` samples, or all where there are fewer."""
-        return self.select(np.arange(min(count, len(self))))
+        return self.select(np.arange(min(whole_number("take", count, 0, 2**63 - 1), len(self))))
 
     def split(self, fractions: Mapping[str, float], seed: int = 0) -> dict[str, Dataset]:
         """Disjoint random parts; fractions of at most 1 in total. The same for every process and run."""

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset as TorchDataset
 
+from cachesvc.core.arguments import place_of
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.mixture import (
     MAX_PERIOD,
@@ -97,9 +98,7 @@ class Mixture(TorchDataset[Any]):
         return self._phases[0].slots
 
     def __getitem__(self, index: int) -> Any:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"sample {index} of {len(self)}")
-        slot = np.asarray([index % len(self)], np.int64)
+        slot = np.asarray([place_of(index, len(self), "sample")], np.int64)
         return self.take(self.run(IN_ORDER, 0).at(slot), IN_ORDER, 0)[0]
 
     def __repr__(self) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset as TorchDataset
 
+from cachesvc.core.arguments import place_of
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order import EpochOrder, OrderSpec
 from cachesvc.core.packing import PackRun
@@ -64,9 +65,7 @@ class Packed(TorchDataset[Any]):
         return self._documents.tokens // self.seq_len
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"pack {index} of {len(self)}")
-        return self.take(np.asarray([index % len(self)], np.int64), _IN_ORDER, 0)[0]
+        return self.take(np.asarray([place_of(index, len(self), "pack")], np.int64), _IN_ORDER, 0)[0]
 
     def __repr__(self) -> str:
         return f"Packed({self.leaf!r}, {len(self):,} packs of {self.seq_len})"

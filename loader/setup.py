@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from cachesvc.core.arguments import whole_number
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order import Last, OrderSpec
 from loader.feed import Share
@@ -18,13 +19,20 @@ WINDOW_BYTES = 256 << 20
 Window = Literal["auto", "all"] | int
 
 
+def window_bytes(window: Window) -> int:
+    """A window in bytes; 0 means everything. Raises InvalidInput."""
+    if isinstance(window, str):
+        if window not in ("auto", "all"):
+            raise InvalidInput(f"window={window!r} is neither a size in bytes, 'auto' nor 'all'")
+        return WINDOW_BYTES if window == "auto" else 0
+    return whole_number("window", window, 1, 2**63 - 1)
+
+
 def window_extents(window: Window, extent_sizes: np.ndarray[Any, np.dtype[np.int64]]) -> int:
     """A window in bytes, "auto" (256 MiB) or "all" -> extents; 0 means everything. Raises InvalidInput."""
-    if window == "all":
+    size = window_bytes(window)
+    if not size:
         return 0
-    size = WINDOW_BYTES if window == "auto" else window
-    if not isinstance(size, int) or size < 1:
-        raise InvalidInput(f"window={window!r} is neither a size in bytes, 'auto' nor 'all'")
     mean = float(extent_sizes.mean()) if len(extent_sizes) else 1.0
     return max(1, round(size / max(1.0, mean)))
 

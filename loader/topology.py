@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
+from cachesvc.core.arguments import whole_number
 from cachesvc.core.errors import DeadlineExceeded, InvalidInput, StateMismatch
 
 AGREE_TIMEOUT_S = 300.0
@@ -33,6 +34,7 @@ _LAUNCHERS = (
     ("mpi", "PMI_RANK", "PMI_SIZE", ""),
 )
 _NAMED_MOST = 8
+_MAX_RANKS = 1 << 31
 
 
 class Mesh(Protocol):
@@ -99,7 +101,7 @@ def resolve(
     if group and launched and launched.source == "torchrun":
         _must_equal(group, launched)
     processes = group or launched
-    data = _arguments(rank, world_size)
+    data = stated(rank, world_size)
     if mesh is not None:
         meshed = _mesh(mesh, dp_dims)
         if data:
@@ -121,6 +123,19 @@ def resolve(
         processes.size,
         within,
     )
+
+
+def stated(rank: int | None, world_size: int | None) -> _Place | None:
+    """The place that arguments say, None where they say none. Raises `InvalidInput`."""
+    if rank is None and world_size is None:
+        return None
+    if rank is None or world_size is None:
+        raise InvalidInput(f"rank={rank}, world_size={world_size}: give both or neither")
+    numbers = [
+        whole_number(name, given, -_MAX_RANKS, _MAX_RANKS)
+        for name, given in (("rank", rank), ("world_size", world_size))
+    ]
+    return _Place(numbers[0], numbers[1], "arguments").check()
 
 
 def job_store() -> Store | None:
@@ -200,14 +215,6 @@ def _wait(store: Store, key: str, timeout_s: float, otherwise: str) -> None:
         raise DeadlineExceeded(
             f"{otherwise} within {timeout_s:.0f} s: look for its own error, or raise the time-out"
         ) from error
-
-
-def _arguments(rank: int | None, world_size: int | None) -> _Place | None:
-    if rank is None and world_size is None:
-        return None
-    if rank is None or world_size is None:
-        raise InvalidInput(f"rank={rank}, world_size={world_size}: give both or neither")
-    return _Place(rank, world_size, "arguments").check()
 
 
 def _mesh(mesh: Mesh, dp_dims: Sequence[str]) -> _Place:

@@ -20,6 +20,7 @@ from cachesvc.catalog.inputs import Draft, Entry, ExtentBytes, Inputs, Options
 from cachesvc.catalog.space import Space
 from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, NotFound
 from cachesvc.core.model import EXTENT_BYTES, PAGE_BYTES, DatasetId, Extent, ObjectVersion
+from cachesvc.core.secrets import redacted
 from cachesvc.sources.source import Source
 
 __all__ = ["DirectBytes", "ExtentBytes", "Options", "Survey", "build", "provisional", "survey"]
@@ -76,6 +77,11 @@ def survey(uris: Sequence[str], options: Options, sources: _Sources) -> Survey:
     if not entries:
         raise NotFound(f"{uri} holds no {resolved.format} data among its {len(listed.entries)} objects")
     check_all_chosen(uris, listed, entries, resolved.format)
+    if resolved.labels not in ("", "none") and resolved.format != "files":
+        raise InvalidInput(
+            f"labels={resolved.labels!r}: only the format files has labels from folders and tables, {uri} is read as "
+            f"{resolved.format}"
+        )
     return Survey(_digest(resolved, entries), uri, resolved, entries, listed.beside)
 
 
@@ -91,11 +97,12 @@ def _digest(options: Options, entries: Sequence[Entry]) -> DatasetId:
 
 def build(
     survey: Survey, into: str, sources: _Sources, data: ExtentBytes, progress: Callable[[int, int], None]
-) -> DatasetId:
+) -> tuple[str, ...]:
     """Write the catalog at `into` (temporary name, fsync, rename); `progress(done, total)` counts what the
-    format counts (bytes of tar, else files). Raises what the format's compiler and the source raise."""
+    format counts (bytes of tar, else files). The catalog's notes, for somebody to read. Raises what the format's
+    compiler and the source raise."""
     if survey.beside is not None and _adopt(survey, survey.beside, into, sources):
-        return survey.id
+        return ()
 
     def fetch(version: ObjectVersion, offset: int, length: int) -> bytes:
         buffer = bytearray(length)
@@ -107,10 +114,8 @@ def build(
     draft = _COMPILE[survey.format](inputs)
     if not draft.extent_first[-1]:
         raise NotFound(f"{survey.uri} holds no whole sample")
-    for note in draft.notes:
-        _log.warning("%s", note)
     _write(survey, draft, into)
-    return survey.id
+    return tuple(redacted(note) for note in draft.notes)
 
 
 def provisional(survey: Survey, extents: Sequence[Extent], directory: str) -> DatasetId:

@@ -15,7 +15,7 @@ from cachesvc.core.errors import CorruptData
 from cachesvc.core.model import PAGE_BYTES, DatasetId, Extent, ExtentId, ObjectVersion, Piece, extent_of
 from cachesvc.core.secrets import redacted
 
-BUILDER_VERSION = 2
+BUILDER_VERSION = 3
 """Part of every dataset's digest: raised when the same listing would compile to something else."""
 
 
@@ -216,7 +216,7 @@ def _catalog(columns: Columns) -> Catalog:
         classes=tuple(head["classes"]),
         labels=_optional(columns, "label"),
         documents=_optional(columns, "documents"),
-        notes=tuple(head["notes"]),
+        notes=tuple(redacted(note) for note in head["notes"]),
         extent_sizes=sizes,
         extent_starts=starts,
         extent_first=first,

@@ -49,6 +49,10 @@ class TextColumn:
     def __len__(self) -> int:
         return len(self.ends)
 
+    def __getitem__(self, index: int) -> str:
+        begin = self.ends[index - 1] if index else 0
+        return self.text[begin : self.ends[index]].decode("utf-8", "surrogateescape")
+
     def append(self, text: str) -> None:
         """Add a row."""
         self.text += text.encode("utf-8", "surrogateescape")

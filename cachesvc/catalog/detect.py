@@ -76,7 +76,9 @@ def format_of(uri: str, entries: Sequence[Entry], options: Options) -> str:
     names = [entry.name for entry in entries]
     arrays = any(name.endswith((".bin", ".npy")) for name in names)
     fits = {
-        "mds": any(name.endswith(".mds") or ".mds." in name for name in names),
+        # nothing but an index: its shards are lost, which mds says
+        "mds": any(name.endswith(".mds") or ".mds." in name for name in names)
+        or set(names) == {"index.json"},
         "webdataset": any(name.endswith(".tar") for name in names),
         "tokens": arrays and bool(options.seq_len or any(name.endswith(".idx") for name in names)),
         "records": arrays and bool(options.record_bytes or all(name.endswith(".npy") for name in names)),

@@ -6,10 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
 from cachesvc.catalog.columns import Array, Ints, TextColumn
 from cachesvc.catalog.layout import Field
 from cachesvc.catalog.space import Space
+from cachesvc.core.arguments import whole_number
+from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import Extent, ObjectVersion
+
+Labels = np.ndarray[tuple[int], np.dtype[np.int32]]
+MAX_NUMBER = 1 << 40
+"""Of bytes and tokens a sample or extent: more than memory holds, and far from where sums of int64 overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +28,8 @@ class Options:
     daemon's, else 64 MiB. `dtype`: a numpy dtype, with a shape where
     records have one ("(3,32,32)u1"). `seq_len`, `overlap`: in tokens. `labels`: "" finds out, "folder",
     "none", or the name of a CSV/JSONL file beside the data.
+
+    Raises InvalidInput for numbers that no dataset has, and for what is no text.
     """
 
     format: str = ""
@@ -29,6 +39,19 @@ class Options:
     overlap: int = 0
     record_bytes: int = 0
     labels: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("format", "dtype", "labels"):
+            if not isinstance(getattr(self, name), str):
+                raise InvalidInput(f"{name}={getattr(self, name)!r}: give it as text")
+        for name in ("extent_bytes", "seq_len", "overlap", "record_bytes"):
+            given = whole_number(name, getattr(self, name), 0, MAX_NUMBER)
+            object.__setattr__(self, name, given)  # numpy's integers have no JSON
+
+    @property
+    def table(self) -> str:
+        """The file of labels that is asked for, "" for none."""
+        return "" if self.labels in ("folder", "none") else self.labels
 
 
 class ExtentBytes(Protocol):
@@ -83,3 +106,13 @@ class Draft:
     classes: tuple[str, ...] = ()
     tags: dict[str, Array | tuple[Array, TextColumn]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+    def label(self, classes: tuple[str, ...], labels: Labels) -> None:
+        """Set what was found; samples without a label (-1) are noted."""
+        self.classes, self.columns["label"] = classes, labels
+        without = np.flatnonzero(labels < 0)
+        if len(without) and self.keys is not None:
+            self.notes.append(
+                f"{len(without):,} of {len(labels):,} samples have no label, {self.keys[int(without[0])]!r} is the "
+                'first: theirs is -1; where("label >= 0") leaves them out'
+            )

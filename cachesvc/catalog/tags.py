@@ -1,20 +1,16 @@
-"""Searchable values while they are collected: from sidecars, CSV, JSONL."""
+"""Searchable values while they are collected: from sidecars and tables."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import keyword
 import re
 from array import array
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from cachesvc.catalog.columns import Array, TextColumn, ints
-from cachesvc.core.errors import CorruptData
 
 SIDECARS = ("cls", "json", "txt")
 SIDECAR_BYTES = 64 << 10
@@ -50,7 +46,7 @@ class Tags:
         if not isinstance(value, (str, int, float)) or not 0 < _chars(value) <= MAX_VALUE_CHARS:
             return
         name = raw_name if raw_name == "label" else tag_name(raw_name)
-        if name not in self._values and len(self._values) >= MAX_TAGS:
+        if name not in self._values and name != "label" and len(self._values) >= MAX_TAGS:
             self.dropped.add(name)
             return
         self._samples.setdefault(name, array("q")).append(sample)
@@ -71,6 +67,17 @@ class Tags:
         if isinstance(value, dict):
             for name, item in value.items():
                 self.add(sample, "label" if name == "label" else str(name), item)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether any sample has a label."""
+        return "label" in self._values
+
+    def conflicting(self) -> int:
+        """How many labels differ from the first one of the same sample."""
+        firsts: dict[int, Value] = {}
+        given = zip(self._samples.get("label", ()), self._values.get("label", ()), strict=True)
+        return sum(firsts.setdefault(sample, value) != value for sample, value in given)
 
     def take_labels(self, samples: int) -> tuple[tuple[str, ...], Array] | None:
         """Remove the tag `label` and encode it: class names and int32[samples], -1 for none."""
@@ -126,58 +133,3 @@ def _classes(values: Sequence[str]) -> tuple[str, ...]:
         if max(indices) < MAX_CLASSES and [str(index) for index in indices] == list(values):
             return tuple(str(index) for index in range(max(indices) + 1))
     return tuple(sorted(set(values)))
-
-
-FILE_COLUMNS = ("file_name", "filename", "path", "key")
-LABEL_COLUMNS = ("label", "class", "cls")
-
-
-def table_rows(name: str, body: bytes) -> Iterator[tuple[str, Mapping[str, Any]]] | None:
-    """(file, other columns) of a CSV or JSONL that names files; None where it names none. A label's column is
-    called `label`. Raises CorruptData for a JSONL that does not parse."""
-    try:
-        text = body.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        return None
-    columns: Collection[str]
-    if name.endswith(".csv"):
-        reader = csv.DictReader(io.StringIO(text, newline=""))
-        columns, rows = reader.fieldnames or (), _csv_rows(name, reader)
-    else:
-        lines = [line for line in text.splitlines() if line.strip()]
-        columns, rows = _json_line(name, 1, lines[0]).keys() if lines else (), _json_rows(name, lines)
-    file = next((column for column in FILE_COLUMNS if column in columns), None)
-    label = next((column for column in LABEL_COLUMNS if column in columns), None)
-    return None if file is None else _named(rows, file, label)
-
-
-def _csv_rows(name: str, reader: csv.DictReader[str]) -> Iterator[Mapping[str, Any]]:
-    try:
-        yield from reader
-    except csv.Error as error:
-        raise CorruptData(f"{name} line {reader.line_num}: {error}") from error
-
-
-def _json_rows(name: str, lines: Sequence[str]) -> Iterator[Mapping[str, Any]]:
-    for number, line in enumerate(lines, 1):
-        yield _json_line(name, number, line)
-
-
-def _json_line(name: str, number: int, line: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise CorruptData(f"{name} line {number} is no JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise CorruptData(f"{name} line {number} is no JSON object")
-    return row
-
-
-def _named(
-    rows: Iterator[Mapping[str, Any]], file: str, label: str | None
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for row in rows:
-        rest = {name: value for name, value in row.items() if name not in (file, label, None)}
-        if label is not None:
-            rest["label"] = row[label]
-        yield str(row.get(file, "")), rest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from cachesvc.core.model import DatasetId
 from cachesvc.leases import DaemonGrants
 from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.sources.uri import canonical
+
+_log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -63,5 +66,7 @@ def _built(name: str, options: Options, as_json: bool) -> Iterator[tuple[Dataset
         found = survey(uris, options, sources)
         path = f"{directory}/{found.id}.lmdb"
         with Feedback("index", as_json) as feedback:
-            dataset = build(found, path, sources, DirectBytes(sources), feedback.update)
-        yield dataset, path
+            notes = build(found, path, sources, DirectBytes(sources), feedback.update)
+        for note in notes:
+            _log.warning("%s", note)
+        yield found.id, path

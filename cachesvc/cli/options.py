@@ -126,7 +126,9 @@ def daemon(verb: _F) -> _F:
 def dataset(verb: _F) -> _F:
     """How bytes become samples; passed as the fields of `catalog.build.Options`."""
     for option in (
-        click.option("--labels", default="", help="CSV or JSONL file of labels beside the data."),
+        click.option(
+            "--labels", default="", help="folder, none, or a CSV, TSV or JSONL file beside the data."
+        ),
         click.option("--record-bytes", type=SIZE, default=0, help="Bytes of one record (records)."),
         click.option(
             "--overlap", type=click.IntRange(0), default=0, help="Tokens shared with the next sample."

@@ -169,7 +169,9 @@ class Filler:
         with self._one_build(found.id):
             if not os.path.exists(path):
                 with CachedBytes(self._settings.socket_dir, job.catalogs, found) as data:
-                    build(found, path, self._sources, data, self._progress(job.number))
+                    notes = build(found, path, self._sources, data, self._progress(job.number))
+                for note in notes:
+                    log.warning("%s", note)
         return jobs.Done(job.number, dataset=found.id)
 
     @contextmanager

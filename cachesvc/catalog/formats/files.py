@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cachesvc.catalog.columns import Ints, TextColumn, ints
-from cachesvc.catalog.formats import sidecars
+from cachesvc.catalog.formats import labels, sidecars
 from cachesvc.catalog.inputs import Draft, Entry, Inputs
 from cachesvc.catalog.layout import Field
 from cachesvc.catalog.space import Space
@@ -45,10 +45,13 @@ def select(entries: Sequence[Entry]) -> list[Entry]:
 
 def compile_files(inputs: Inputs) -> Draft:
     """Compile a folder. Raises NotFound where there is not one byte of data, InvalidInput for a label file
-    that is not there, CorruptData for one that does not parse."""
-    tables, rest = sidecars.tables(inputs)
+    that is not there or labels nothing, CorruptData for one that does not parse."""
+    told = labels.told_apart(inputs)
+    rest = told.rest
+    if not rest:
+        raise NotFound(f"{inputs.uri} holds no data: nothing but {inputs.options.table!r}")
     samples = _group([inputs.entries[at] for at in rest])
-    if not rest or not samples.size.sum():
+    if not samples.size.sum():
         raise NotFound(f"{inputs.uri} holds no data: every file is empty")
     order, firsts, space, address = _lay_out(inputs, rest, samples)
     number = np.empty(len(order), np.int64)
@@ -60,9 +63,10 @@ def compile_files(inputs: Inputs) -> Draft:
     lengths[rows, samples.field] = samples.size
     draft = Draft("rows", space, samples.fields, firsts)
     draft.columns = {"row.address": addresses.reshape(-1), "row.length": lengths.reshape(-1)}
+    draft.notes += told.notes
     draft.keys = TextColumn(samples.names[sample] for sample in order)
     files = sidecars.Files(rest, rows, samples.field, samples.fields, len(order))
-    sidecars.annotate(inputs, draft, files, tables)
+    sidecars.annotate(inputs, draft, files, told.tables)
     return draft
 
 

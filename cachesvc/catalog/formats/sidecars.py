@@ -13,17 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from cachesvc.catalog.columns import Ints
+from cachesvc.catalog.formats.labels import read_tables
 from cachesvc.catalog.inputs import Draft, Inputs
 from cachesvc.catalog.layout import Field
-from cachesvc.catalog.tags import SIDECAR_BYTES, SIDECARS, Tags, table_rows
+from cachesvc.catalog.tags import SIDECAR_BYTES, SIDECARS, Tags
 from cachesvc.core.errors import InvalidInput
 
-__all__ = ["SIDECARS", "Files", "annotate", "tables"]
+__all__ = ["SIDECARS", "Files", "annotate"]
 
 MAX_SIDECARS = 200_000
 """Sidecars read at most; with more, none is (a partial index would search wrongly) and a note says so."""
-_MAX_TABLES = 16
-_TABLE_BYTES = 256 << 20
 _THREADS = 16
 _BATCH = 1024
 
@@ -39,83 +38,55 @@ class Files:
     samples: int
 
 
-def tables(inputs: Inputs) -> tuple[list[int], list[int]]:
-    """Entries that may be tables about the other files, and the other entries. A table lies directly below
-    the URI: `labels.*`, `metadata.*`, any `.csv`, or the one that `options.labels` names."""
-    asked = inputs.options.labels if inputs.options.labels not in ("", "folder", "none") else ""
-    found = [at for at, entry in enumerate(inputs.entries) if _may_be_table(entry.path, asked)]
-    if asked and not any(inputs.entries[at].path == asked for at in found):
-        raise InvalidInput(
-            f"{inputs.uri} has no label file {asked!r} (labels: folder, none, or a .csv/.jsonl)"
-        )
-    kept = [at for at in found if _names_files(inputs, at)] if len(found) <= _MAX_TABLES else []
-    if len(kept) == len(inputs.entries):
-        kept = []
-    taken = set(kept)
-    return kept, [at for at in range(len(inputs.entries)) if at not in taken]
-
-
-def _may_be_table(path: str, asked: str) -> bool:
-    stem, _, extension = path.rpartition(".")
-    known = extension == "csv" or (extension == "jsonl" and stem in ("labels", "metadata"))
-    return path == asked or (known and "/" not in path)
-
-
-def _names_files(inputs: Inputs, at: int) -> bool:
-    version = inputs.entries[at].object
-    if version.size_bytes > _TABLE_BYTES:
-        return False
-    body = inputs.fetch(version, 0, version.size_bytes)
-    return table_rows(inputs.entries[at].name, body) is not None
-
-
 def annotate(inputs: Inputs, draft: Draft, files: Files, table_entries: Sequence[int]) -> None:
     """Give a draft its labels and tags: tables first, then `.cls` sidecars, then class folders. The first of
-    these that labels anything decides."""
+    these that labels anything decides, unless `options.labels` does. Raises InvalidInput where that labels nothing."""
     tags, wanted = Tags(), inputs.options.labels
-    _read_tables(inputs, files, table_entries, tags)
-    _read_sidecars(inputs, draft, files, tags, skip_labels=wanted == "folder")
+    if table_entries:
+        draft.notes += read_tables(inputs, table_entries, _by_path(inputs, files), tags)
+        if conflicting := tags.conflicting():
+            draft.notes.append(
+                f"{conflicting:,} rows give a file another label than before: the last one counts"
+            )
+    _read_sidecars(inputs, draft, files, tags, skip_labels=wanted == "folder" or tags.labelled)
     labelled = tags.take_labels(files.samples)
     if wanted in ("", "folder") and (labelled is None or wanted == "folder"):
         labelled = _folders(inputs, files)
     if labelled is not None and wanted != "none":
-        draft.classes, draft.columns["label"] = labelled
+        draft.label(*labelled)
     draft.tags = tags.columns(files.samples)
     if tags.dropped:
         draft.notes.append(f"{len(tags.dropped)} tags beyond the first ones are not searchable")
 
 
-def _folders(
-    inputs: Inputs, files: Files
-) -> tuple[tuple[str, ...], np.ndarray[tuple[int], np.dtype[np.int32]]] | None:
-    """Classes from the first folder below the URI, where every file lies in one and there are two or more."""
-    parts = [inputs.entries[at].path.partition("/") for at in files.entry]
-    classes = sorted({folder for folder, _, _ in parts})
-    if len(classes) < 2 or not all(slash for _, slash, _ in parts):
-        return None
-    numbers = {name: number for number, name in enumerate(classes)}
-    labels = np.full(files.samples, -1, np.int32)
-    labels[files.sample] = [numbers[folder] for folder, _, _ in parts]
-    return tuple(classes), labels
-
-
-def _read_tables(inputs: Inputs, files: Files, table_entries: Sequence[int], tags: Tags) -> None:
-    if not table_entries:
-        return
+def _by_path(inputs: Inputs, files: Files) -> dict[str, int]:
     sample_of: dict[str, int] = {}
     for at, sample in zip(files.entry, files.sample.tolist(), strict=True):
         path = inputs.entries[at].path
         sample_of[path] = sample
         sample_of.setdefault(path.rpartition(".")[0], sample)
-    for at in table_entries:
-        version = inputs.entries[at].object
-        body = inputs.fetch(version, 0, version.size_bytes)
-        for file, values in table_rows(inputs.entries[at].name, body) or ():
-            sample = sample_of.get(file.removeprefix("./"))
-            if sample is None:
-                continue
-            for name, value in values.items():
-                tags.add(sample, name, value)
+    return sample_of
+
+
+def _folders(
+    inputs: Inputs, files: Files
+) -> tuple[tuple[str, ...], np.ndarray[tuple[int], np.dtype[np.int32]]] | None:
+    """Classes from the first folder below the URI, where every file lies in one, and in two or more unless folders
+    are asked for."""
+    asked = inputs.options.labels == "folder"
+    paths = [inputs.entries[at].path for at in files.entry]
+    outside = next((path for path in paths if "/" not in path), None)
+    classes = sorted({path.partition("/")[0] for path in paths})
+    if outside is not None and asked:
+        raise InvalidInput(
+            f"labels='folder': {outside!r} lies in no folder below {inputs.uri}; labels='' finds out"
+        )
+    if outside is not None or (len(classes) < 2 and not asked):
+        return None
+    numbers = {name: number for number, name in enumerate(classes)}
+    labels = np.full(files.samples, -1, np.int32)
+    labels[files.sample] = [numbers[path.partition("/")[0]] for path in paths]
+    return tuple(classes), labels
 
 
 def _read_sidecars(inputs: Inputs, draft: Draft, files: Files, tags: Tags, skip_labels: bool) -> None:

@@ -155,7 +155,7 @@ class _Collector:
         draft.keys = self._keys
         labelled = self._tags.take_labels(count)
         if labelled is not None and inputs.options.labels != "none":
-            draft.classes, draft.columns["label"] = labelled
+            draft.label(*labelled)
         draft.tags = self._tags.columns(count)
         if self._tags.dropped:
             draft.notes.append(f"{len(self._tags.dropped)} tags beyond the first ones are not searchable")

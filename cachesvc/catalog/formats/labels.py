@@ -1,0 +1,147 @@
+"""Which of the files are tables about the others, and what those say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cachesvc.catalog.inputs import Inputs
+from cachesvc.catalog.tables import FILE_COLUMNS, Table, parsed_table
+from cachesvc.catalog.tags import Tags
+from cachesvc.core.errors import CorruptData, InvalidInput
+
+_MEANT = ("labels", "metadata")
+"""Names that only a table has, where other data is beside it."""
+_MAX_TABLES = 16
+_TABLE_BYTES = 256 << 20
+
+
+@dataclass(slots=True)
+class _Read:
+    """What a table turned out to hold: `strangers` are rows that name no file."""
+
+    rows: int = 0
+    strangers: int = 0
+    stranger: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """`tables`: entries that are tables about the others; `rest`: the others; `notes`: for people."""
+
+    tables: list[int]
+    rest: list[int]
+    notes: list[str]
+
+
+def told_apart(inputs: Inputs) -> Told:
+    """Find the tables. The one that `options.labels` names always is one; else those directly below the URI that name
+    files. Raises InvalidInput where the named one is not there or lacks a column, CorruptData where it does not
+    parse."""
+    asked = inputs.options.table
+    named = [at for at, entry in enumerate(inputs.entries) if asked and entry.path == asked]
+    if asked and not named:
+        raise InvalidInput(
+            f"{inputs.uri} has no label file {asked!r} (labels: folder, none, or a .csv, .tsv or .jsonl)"
+        )
+    for at in named:
+        _parsed(inputs, at).check_labels()
+    found = [at for at, entry in enumerate(inputs.entries) if at not in named and _may_be_table(entry.path)]
+    kept = [at for at in found if _names_files(inputs, at)] if len(found) <= _MAX_TABLES else []
+    if len(kept) + len(named) == len(inputs.entries):
+        kept = []
+    taken = {*named, *kept}
+    rest = [at for at in range(len(inputs.entries)) if at not in taken]
+    samples = [inputs.entries[at] for at in found if at not in taken]
+    notes = [
+        f"{entry.object.uri} is taken for a sample: as a table its first line would name a column for the file "
+        f"({', '.join(FILE_COLUMNS)})"
+        for entry in samples
+        if entry.path.partition(".")[0] in _MEANT and len(samples) < len(rest)
+    ]
+    return Told(sorted(taken), rest, notes)
+
+
+def _may_be_table(path: str) -> bool:
+    stem, _, extension = path.rpartition(".")
+    known = extension in ("csv", "tsv") or (extension == "jsonl" and stem in _MEANT)
+    return known and "/" not in path
+
+
+def _names_files(inputs: Inputs, at: int) -> bool:
+    """Whether a file that nobody named is a table. One of separated values may as well be data of any kind."""
+    entry = inputs.entries[at]
+    if entry.object.size_bytes > _TABLE_BYTES:
+        return False
+    try:
+        return _parsed(inputs, at).file is not None
+    except CorruptData:
+        if entry.name.endswith(".jsonl"):
+            raise
+        return False
+
+
+def _parsed(inputs: Inputs, at: int) -> Table:
+    version = inputs.entries[at].object
+    if version.size_bytes > _TABLE_BYTES:
+        raise InvalidInput(
+            f"{version.uri} has {version.size_bytes:,} bytes: tables of {_TABLE_BYTES:,} are read"
+        )
+    return parsed_table(version.uri, inputs.fetch(version, 0, version.size_bytes))
+
+
+def read_tables(
+    inputs: Inputs, table_entries: Sequence[int], sample_of: Mapping[str, int], tags: Tags
+) -> list[str]:
+    """What the tables say of the files into `tags`; notes for people. `sample_of`: by path below the URI, with and
+    without its extension; a row names a file so, or by its whole URI or path. Raises InvalidInput where the table that
+    `options.labels` names labels nothing, CorruptData where one does not parse."""
+    notes = []
+    for at in table_entries:
+        asked = inputs.entries[at].path == inputs.options.table
+        read = _read_table(inputs, at, sample_of, tags, labels=asked or not inputs.options.table)
+        if asked:
+            _check_read(inputs, at, read, tags.labelled, next(iter(sample_of)))
+        if read.strangers:
+            uri = inputs.entries[at].object.uri
+            notes.append(
+                f"{uri}: {read.strangers:,} of {read.rows:,} rows name no file here, {read.stranger!r} is the first"
+            )
+    return notes
+
+
+def _read_table(inputs: Inputs, at: int, sample_of: Mapping[str, int], tags: Tags, labels: bool) -> _Read:
+    entry, read = inputs.entries[at], _Read()
+    root = entry.object.uri.removesuffix(entry.path)
+    for file, values in _parsed(inputs, at).rows():
+        read.rows += 1
+        sample = sample_of.get(file.removeprefix("./").removeprefix(root).removeprefix(_path(root)))
+        if sample is None:
+            read.strangers += 1
+            read.stranger = read.stranger or file
+            continue
+        for name, value in values.items():
+            if name != "label" or labels:
+                tags.add(sample, name, value)
+    return read
+
+
+def _path(uri: str) -> str:
+    """How people write the URI of a local file."""
+    return uri.removeprefix("file://")
+
+
+def _check_read(inputs: Inputs, at: int, read: _Read, labelled: bool, example: str) -> None:
+    """Raises InvalidInput for a table that was to label the files and labels none."""
+    uri = inputs.entries[at].object.uri
+    if not read.rows:
+        raise InvalidInput(f"{uri} has no rows: it labels none of the files")
+    if read.strangers == read.rows:
+        raise InvalidInput(
+            f"{uri} labels none of the files: it names {read.stranger!r} where the data has {example!r}; name files "
+            "by their path below the URI"
+        )
+    if not labelled:
+        raise InvalidInput(
+            f"{uri} labels none of the files: no row of a file has a label that is text or a number"
+        )

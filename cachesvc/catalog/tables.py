@@ -1,0 +1,117 @@
+"""Tables about files: CSV (with `,`, `;` or tabs) and JSONL, whose first line or rows name the columns."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from cachesvc.core.errors import CorruptData, InvalidInput
+
+FILE_COLUMNS = ("file_name", "filename", "path", "image_path", "file", "image", "key")
+"""Columns that name a file, the first that is there, in upper or lower case."""
+LABEL_COLUMNS = ("label", "class", "cls", "target")
+SEPARATORS = (",", ";", "\t")
+_HEADER_CHARS = 64 << 10
+_HEADER_ROWS = 100
+"""Rows of JSONL whose keys are its columns: the first ones may lack a label."""
+_SHOWN_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of which the columns are known. `separator`: "" for JSONL."""
+
+    uri: str
+    text: str
+    separator: str
+    columns: tuple[str, ...]
+
+    @property
+    def file(self) -> str | None:
+        """The column that names files, None for none."""
+        return _first(self.columns, FILE_COLUMNS)
+
+    @property
+    def label(self) -> str | None:
+        """The column of labels, None for none."""
+        return _first(self.columns, LABEL_COLUMNS)
+
+    def check_labels(self) -> None:
+        """Raises InvalidInput, with the columns that are there, unless files and labels have one each."""
+        if self.file is None or self.label is None:
+            found = ", ".join(map(repr, self.columns))[:_SHOWN_CHARS] or "nothing"
+            raise InvalidInput(
+                f"{self.uri} has the columns {found}: it must name one for the file "
+                f"({', '.join(FILE_COLUMNS)}) and one for the label ({', '.join(LABEL_COLUMNS)})"
+            )
+
+    def rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """(file, other columns), where the label's is called `label`. Raises CorruptData for what does not
+        parse."""
+        file, label = self.file, self.label
+        for row in _separated(self) if self.separator else _json_rows(self.uri, self.text):
+            rest = {name: value for name, value in row.items() if name not in (file, label)}
+            if label is not None:
+                rest["label"] = row.get(label)
+            yield str(row.get(file or "", "")).strip(), rest
+
+
+def parsed_table(uri: str, body: bytes) -> Table:
+    """A table by the extension of its name: JSONL, else separated values. Raises CorruptData for what is no
+    UTF-8 text, and for a first line that does not parse."""
+    try:
+        text = body.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise CorruptData(
+            f"{uri} is no UTF-8 text ({error.reason} at byte {error.start}): save it as UTF-8"
+        ) from error
+    if uri.endswith((".jsonl", ".ndjson", ".json")):
+        rows = islice(_json_rows(uri, text), _HEADER_ROWS)
+        return Table(uri, text, "", tuple(dict.fromkeys(name for row in rows for name in row)))
+    headers = {separator: _header(uri, text, separator) for separator in SEPARATORS}
+    fitting = [separator for separator, header in headers.items() if _first(header, FILE_COLUMNS) is not None]
+    # no sniffing: it guesses by frequencies, and takes a letter of the names where a table has one column
+    chosen = fitting[0] if fitting else max(headers, key=lambda separator: len(headers[separator]))
+    return Table(uri, text, chosen, headers[chosen])
+
+
+def _first(columns: Sequence[str], wanted: Sequence[str]) -> str | None:
+    spelled = {column.lower(): column for column in reversed(columns)}
+    return next((spelled[name] for name in wanted if name in spelled), None)
+
+
+def _lines(uri: str, text: str, separator: str) -> Iterator[list[str]]:
+    """The lines that hold something, as cells."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True)
+    try:
+        yield from (cells for cells in reader if cells)
+    except csv.Error as error:
+        raise CorruptData(f"{uri} line {reader.line_num}: {error}") from error
+
+
+def _header(uri: str, text: str, separator: str) -> tuple[str, ...]:
+    return tuple(cell.strip() for cell in next(_lines(uri, text[:_HEADER_CHARS], separator), []))
+
+
+def _separated(table: Table) -> Iterator[Mapping[str, Any]]:
+    lines = _lines(table.uri, table.text, table.separator)
+    next(lines, None)
+    return (dict(zip(table.columns, cells, strict=False)) for cells in lines)
+
+
+def _json_rows(uri: str, text: str) -> Iterator[Mapping[str, Any]]:
+    for number, line in enumerate(text.split("\n"), 1):  # a JSON text may hold what else splits lines
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise CorruptData(f"{uri} line {number} is no JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise CorruptData(f"{uri} line {number} is no JSON object: JSONL holds one a line")
+        yield row

@@ -1,0 +1,40 @@
+"""Numbers that a caller gives, checked where they are given."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, SupportsIndex
+
+from cachesvc.core.errors import InvalidInput
+
+
+def whole_number(name: str, given: Any, low: int, high: int) -> int:
+    """An argument as an int, numpy's integers included. Raises InvalidInput for anything else, also for a bool,
+    and for a number outside [low, high]."""
+    try:
+        number = None if isinstance(given, bool) else operator.index(given)
+    except TypeError:
+        number = None
+    if number is None or not low <= number <= high:
+        raise InvalidInput(f"{name}={_short(given)}: give a whole number from {low:,} to {high:,}")
+    return number
+
+
+def place_of(index: SupportsIndex, count: int, noun: str) -> int:
+    """An index into `count` things, negative ones from the end, as 0 <= place < count. Raises TypeError and
+    IndexError, as lists do."""
+    try:
+        number = operator.index(index)
+    except TypeError:
+        raise TypeError(
+            f"the index of a {noun} is a whole number, not {type(index).__name__}: take(n) gives the first ones of a "
+            "dataset, select(ids) any"
+        ) from None
+    if not -count <= number < count:
+        raise IndexError(f"{noun} {number} of {count}")
+    return number % count
+
+
+def _short(given: Any) -> str:
+    """On one line, whatever it is."""
+    return " ".join(repr(given).split())[:80]

@@ -1,0 +1,48 @@
+"""A DataLoader's own arguments, as far as they can be checked before its rank and its data are known."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from cachesvc.core.arguments import whole_number
+from cachesvc.core.errors import InvalidInput
+from cachesvc.core.order import Last
+from loader.mend import OnError
+from loader.setup import Window, window_bytes
+from loader.topology import stated
+
+_MAX_COUNT = 2**63 - 1
+_MAX_SEED = 2**64 - 1
+"""The order's keys are of 64 bits, without a sign."""
+
+
+def check_arguments(
+    last: Last | None,
+    window: Window,
+    rank: int | None,
+    world_size: int | None,
+    on_error: OnError,
+    peer_failure_s: float,
+) -> None:
+    """What is wrong whatever the rank and the data are. Raises InvalidInput."""
+    if on_error not in get_args(OnError):
+        raise InvalidInput(f"on_error={on_error!r} is none of {', '.join(get_args(OnError))}")
+    if last is not None and last not in get_args(Last):
+        raise InvalidInput(f"last={last!r} is none of {', '.join(get_args(Last))}")
+    if not isinstance(peer_failure_s, (int, float)) or not peer_failure_s > 0:
+        raise InvalidInput(f"peer_failure_s={peer_failure_s!r} is no number of seconds above 0")
+    window_bytes(window)
+    stated(rank, world_size)
+
+
+def checked_numbers(
+    seed: int, epochs: int | None, global_batch_size: int | None
+) -> tuple[int, int | None, int | None]:
+    """The numbers that a saved state holds, as plain ints. Raises InvalidInput."""
+    return (
+        whole_number("seed", seed, 0, _MAX_SEED),
+        None if epochs is None else whole_number("epochs", epochs, 1, _MAX_COUNT),
+        None
+        if global_batch_size is None
+        else whole_number("global_batch_size", global_batch_size, 1, _MAX_COUNT),
+    )

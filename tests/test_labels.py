@@ -1,0 +1,201 @@
+"""Labels out of a table: the one that is named is the table, whatever its looks, or one line says why it cannot be."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from cachesvc.catalog.build import Options
+from cachesvc.catalog.catalog import Catalog
+from cachesvc.catalog.tables import FILE_COLUMNS, LABEL_COLUMNS
+from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, NotFound
+from loader import open_dataset
+from tests.catalog_reader import compiled
+from tests.datasets import tar_shards, write_files
+
+FILES = {f"{n}.dat": bytes([n]) * 9 for n in range(4)}
+KINDS = ["cat", "dog", "cat", "dog"]
+
+
+def opened(root: Path, table: str | bytes, name: str = "labels.csv", labels: str | None = None) -> Catalog:
+    """Four files with a table beside them, which `labels` names unless it is given."""
+    body = table if isinstance(table, bytes) else table.encode()
+    write_files(root / "d", FILES | {name: body})
+    return compiled(root / "d", Options(labels=name if labels is None else labels))
+
+
+def separated(file: str, label: str, separator: str = ",", end: str = "\n") -> str:
+    rows = [(file, label), *((f"{n}.dat", kind) for n, kind in enumerate(KINDS))]
+    return "".join(separator.join(row) + end for row in rows)
+
+
+def is_labelled(catalog: Catalog) -> bool:
+    assert catalog.classes == ("cat", "dog")
+    assert catalog.labels is not None
+    found = {catalog.key(n): catalog.classes[catalog.labels[n]] for n in range(catalog.samples)}
+    return found == dict(zip(FILES, KINDS, strict=True))
+
+
+@pytest.mark.parametrize("file", [*FILE_COLUMNS, "File_Name", "IMAGE"])
+@pytest.mark.parametrize("label", [*LABEL_COLUMNS, "Label"])
+def test_columns_have_their_usual_names_in_upper_and_lower_case(
+    tmp_path: Path, file: str, label: str
+) -> None:
+    assert is_labelled(opened(tmp_path, separated(file, label)))
+
+
+def test_the_columns_are_documented() -> None:
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    assert [name for name in FILE_COLUMNS + LABEL_COLUMNS if f"`{name}`" not in readme] == []
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", ", "])
+@pytest.mark.parametrize("name", ["labels.csv", "labels.tsv", "folds.txt"])
+def test_cells_are_separated_by_what_the_first_line_is_separated_by(
+    tmp_path: Path, separator: str, name: str
+) -> None:
+    assert is_labelled(opened(tmp_path, separated("file_name", "label", separator, "\r\n"), name))
+
+
+@pytest.mark.parametrize("name", ["labels.csv", "labels.tsv"])
+def test_a_table_of_tabs_or_semicolons_is_found_without_being_named(tmp_path: Path, name: str) -> None:
+    separator = "\t" if name.endswith("tsv") else ";"
+    assert is_labelled(opened(tmp_path, "\n" + separated("image", "target", separator), name, labels=""))
+
+
+def test_a_byte_order_mark_quotes_and_a_line_separator_in_json_are_no_matter(tmp_path: Path) -> None:
+    quoted = '"file";"a;b";"label"\n' + "".join(f'"{n}.dat";"x,y";"{k}"\n' for n, k in enumerate(KINDS))
+    assert is_labelled(opened(tmp_path / "csv", b"\xef\xbb\xbf" + quoted.encode()))
+    rows = [{"file": f"{n}.dat", "said": "a\u2028b", "label": kind} for n, kind in enumerate(KINDS)]
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    assert is_labelled(opened(tmp_path / "jsonl", lines, "labels.jsonl"))
+
+
+@pytest.mark.parametrize("named", ["{root}/{file}", "file://{root}/{file}", "./{file}", "{stem}"])
+def test_files_are_named_by_path_uri_or_stem(
+    tmp_path: Path, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CACHESVC", "off")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    root = tmp_path / "d"
+    lines = [
+        f"{named.format(root=root, file=file, stem=file[:-4])},{kind}\n"
+        for file, kind in zip(FILES, KINDS, strict=True)
+    ]
+    write_files(root, FILES | {"labels.csv": ("path,class\n" + "".join(lines)).encode()})
+    assert is_labelled(open_dataset(root, labels="labels.csv").catalog)
+
+
+@pytest.mark.parametrize(
+    ("table", "name", "error", "says"),
+    [
+        ("", "labels.csv", InvalidInput, "the columns nothing"),
+        ("0.dat,cat\n1.dat,dog\n", "labels.csv", InvalidInput, "'0.dat', 'cat'.*file_name.*target"),
+        ("file_name;size\n0.dat;3\n", "labels.csv", InvalidInput, "'file_name', 'size'.*label, class"),
+        ("id|label\n0.dat|cat\n", "labels.csv", InvalidInput, r"'id\|label'"),
+        ("file,label\n", "labels.csv", InvalidInput, "no rows"),
+        ("file,label\n0.jpg,cat\n", "labels.csv", InvalidInput, r"'0.jpg' where the data has '\d.dat'"),
+        ("file,label\n/elsewhere/0.dat,cat\n", "labels.csv", InvalidInput, "'/elsewhere/0.dat'"),
+        ("file,label\n0.dat,\n", "labels.csv", InvalidInput, "no row of a file has a label"),
+        ('{"file": "0.dat", "label": ["cat"]}\n', "l.jsonl", InvalidInput, "no row of a file has a label"),
+        ('{"image": "0.dat"}\n', "l.jsonl", InvalidInput, "'image'"),
+        ("file,label\n0.dat,cat\n", "l.jsonl", CorruptData, "line 1 is no JSON"),
+        ('[{"file": "0.dat", "label": 1}]', "l.json", CorruptData, "one a line"),
+        ("file,label\n0.dat,kätzchen\n".encode("latin-1"), "labels.csv", CorruptData, "UTF-8"),
+        ("file,label\n0.dat," + "x" * 200_000, "labels.csv", CorruptData, "line 2: field larger"),
+    ],
+)
+def test_a_named_table_that_labels_nothing_is_refused_in_one_line(
+    tmp_path: Path, table: str | bytes, name: str, error: type[CacheError], says: str
+) -> None:
+    with pytest.raises(error, match=says) as caught:
+        opened(tmp_path, table, name)
+    assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_named_table_is_never_a_sample_and_the_only_one_that_labels(tmp_path: Path) -> None:
+    wrong = "file,label\n" + "".join(f"{name},wrong\n" for name in FILES)
+    tables = {"meta/truth.csv": separated("file", "label").encode(), "labels.csv": wrong.encode()}
+    sidecars = {f"{n}.cls": b"7" for n in range(4)}
+    write_files(tmp_path / "d", FILES | tables | sidecars | {"notes.md": b"read me"})
+    found = dict(_labels(compiled(tmp_path / "d", Options(labels="meta/truth.csv"))))
+    assert found == {"0": "cat", "1": "dog", "2": "cat", "3": "dog", "notes": "none"}
+
+
+def _labels(catalog: Catalog) -> list[tuple[str, str]]:
+    assert catalog.labels is not None
+    names = [*catalog.classes, "none"]
+    return [(catalog.key(n), names[catalog.labels[n]]) for n in range(catalog.samples)]
+
+
+def test_a_table_and_nothing_else_is_no_dataset(tmp_path: Path) -> None:
+    write_files(tmp_path / "d", {"labels.csv": separated("file", "label").encode()})
+    with pytest.raises(NotFound, match=r"nothing but 'labels\.csv'"):
+        compiled(tmp_path / "d", Options(labels="labels.csv"))
+
+
+def test_files_without_a_row_and_rows_without_a_file_are_said_at_each_opening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CACHESVC", "off")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    table = "file,label\n0.dat,cat\n1.dat,dog\n2.dat,\n8.dat,dog\n9.dat,dog\n"
+    write_files(tmp_path / "d", FILES | {"labels.csv": table.encode()})
+    for _ in range(2):  # compiled, and found compiled
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            found = open_dataset(tmp_path / "d", labels="labels.csv", decode=None)
+        strangers, without = (record.getMessage() for record in caplog.records)
+        assert "2 of 5 rows name no file here, '8.dat'" in strangers
+        assert "2 of 4 samples have no label" in without
+        assert sorted(found[n][1] for n in range(4)) == [-1, -1, 0, 1]
+        assert sorted(label for _, label in found.where("label >= 0")) == [0, 1]
+
+
+def test_the_first_rows_of_jsonl_may_lack_a_label_and_the_last_of_two_counts(tmp_path: Path) -> None:
+    rows = [{"file": f"{n}.dat"} for n in range(4)]
+    rows += [{"file": "0.dat", "label": "ox"}]
+    rows += [{"file": f"{n}.dat", "label": kind} for n, kind in enumerate(KINDS)]
+    catalog = opened(tmp_path, "".join(json.dumps(row) + "\n" for row in rows), "labels.jsonl")
+    assert dict(_labels(catalog)) == dict(zip(FILES, KINDS, strict=True))
+    assert [note.partition(":")[0] for note in catalog.notes] == [
+        "1 rows give a file another label than before"
+    ]
+
+
+def test_a_file_called_labels_that_is_no_table_is_said_to_be_a_sample(tmp_path: Path) -> None:
+    catalog = opened(tmp_path, "id|what\n0|cat\n", labels="")
+    assert catalog.samples == 5
+    assert [("labels.csv" in note, "sample" in note) for note in catalog.notes] == [(True, True)]
+
+
+def test_folders_that_are_asked_for_give_classes_or_the_file_outside(tmp_path: Path) -> None:
+    write_files(tmp_path / "d", {"cat/0.dat": b"x", "cat/1.dat": b"y"})
+    assert compiled(tmp_path / "d").classes == ()
+    assert compiled(tmp_path / "d", Options(labels="folder")).classes == ("cat",)
+    write_files(tmp_path / "d", {"top.dat": b"z"})
+    with pytest.raises(InvalidInput, match=r"'top\.dat' lies in no folder"):
+        compiled(tmp_path / "d", Options(labels="folder"))
+
+
+def test_a_format_that_takes_no_labels_refuses_them(tmp_path: Path) -> None:
+    tar_shards(tmp_path / "d", 1, 3, 100)
+    write_files(tmp_path / "d", {"labels.csv": b"file,label\n000-00000,cat\n"})
+    with pytest.raises(InvalidInput, match="read as webdataset"):
+        compiled(tmp_path / "d", Options(labels="labels.csv"))
+    assert compiled(tmp_path / "d", Options(labels="none")).classes == ()
+
+
+def test_an_index_without_its_shards_is_corrupt_as_if_its_format_were_given(tmp_path: Path) -> None:
+    source = Path(__file__).parent / "data" / "mds-plain" / "index.json"
+    write_files(tmp_path / "d", {"index.json": source.read_bytes()})
+    told = []
+    for format in ("", "mds"):
+        with pytest.raises(CorruptData, match="which is not there") as caught:
+            compiled(tmp_path / "d", Options(format=format))
+        told.append(str(caught.value))
+    assert told[0] == told[1]
