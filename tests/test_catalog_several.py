@@ -10,6 +10,7 @@ from cachesvc.catalog.build import Options, survey
 from cachesvc.core.errors import CacheError, InvalidInput, NotFound
 from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.sources.uri import canonical
+from loader import open_dataset
 from tests import datasets
 
 SOURCES = Sources(SourceSettings())
@@ -56,3 +57,25 @@ def test_who_has_none_is_named(
 ) -> None:
     with pytest.raises(error, match=match):
         entries(here, *names)
+
+
+def test_equal_paths_below_several_are_several_samples(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        datasets.write_files(tmp_path / name, {f"{n}.txt": f"{name}{n}".encode() for n in range(3)})
+    data = open_dataset([str(tmp_path / "a"), str(tmp_path / "b")], decode=None, labels="none")
+    assert sorted(data[n] for n in range(len(data))) == [b"a0", b"a1", b"a2", b"b0", b"b1", b"b2"]
+    assert sorted(data.catalog.key(n) for n in range(6)) == [
+        "a/0.txt",
+        "a/1.txt",
+        "a/2.txt",
+        "b/0.txt",
+        "b/1.txt",
+        "b/2.txt",
+    ]
+
+
+def test_each_has_its_own_mds_index(tmp_path: Path) -> None:
+    for folder, body in (("a", b"1"), ("b/train", b"2")):
+        datasets.mds_shards(tmp_path / folder, {"x": "bytes"}, [{"x": body}] * 3, 2)
+    data = open_dataset([str(tmp_path / "a"), str(tmp_path / "b")], decode=None)
+    assert sorted(data[n] for n in range(len(data))) == [b"1"] * 3 + [b"2"] * 3

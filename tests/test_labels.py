@@ -199,3 +199,22 @@ def test_an_index_without_its_shards_is_corrupt_as_if_its_format_were_given(tmp_
             compiled(tmp_path / "d", Options(format=format))
         told.append(str(caught.value))
     assert told[0] == told[1]
+
+
+def test_of_two_folders_each_table_speaks_of_its_own(tmp_path: Path) -> None:
+    """Both hold files of the same names."""
+    for name, kinds in (("a", ["cat", "dog"]), ("b", ["dog", "cat"])):
+        rows = "".join(f"{n}.dat,{kind}\n" for n, kind in enumerate(kinds))
+        files = {f"{n}.dat": kind.encode() for n, kind in enumerate(kinds)}
+        write_files(tmp_path / name, files | {"labels.csv": b"file,label\n" + rows.encode()})
+    data = open_dataset([tmp_path / "a", tmp_path / "b"], labels="labels.csv", decode=None)  # type: ignore[list-item]
+    samples = [data[n] for n in range(len(data))]
+    assert [data.classes[label].encode() for _, label in samples] == [body for body, _ in samples]
+    assert sorted(body for body, _ in samples) == [b"cat", b"cat", b"dog", b"dog"]
+
+
+def test_a_table_in_the_folder_above_names_files_from_there(tmp_path: Path) -> None:
+    rows = b"path,class\ntrain/0.dat,cat\ntrain/1.dat,dog\n"
+    write_files(tmp_path, {"train/0.dat": b"x", "train/1.dat": b"y", "all.csv": rows})
+    catalog = compiled([str(tmp_path / "train"), str(tmp_path / "all.csv")], Options(labels="all.csv"))
+    assert catalog.classes == ("cat", "dog")

@@ -8,6 +8,7 @@ its own. Samples are numbered in the order of extents.
 from __future__ import annotations
 
 import hashlib
+import os
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -78,7 +79,8 @@ def _split(path: str) -> tuple[str, str]:
 
 
 def _group(entries: Sequence[Entry]) -> _Samples:
-    split = [_split(entry.path) for entry in entries]
+    names = _names(entries)
+    split = [_split(name) for name in names]
     extensions = sorted({extension for _, extension in split}, key=_data_first)
     alone = len(extensions) > _MAX_FIELDS or len({stem for stem, _ in split}) == len(entries)
     size = ints(array("q", [entry.object.size_bytes for entry in entries]))
@@ -87,12 +89,22 @@ def _group(entries: Sequence[Entry]) -> _Samples:
         name = one.pop() if len(one) == 1 else ""
         only = (Field(name or "file", name),)
         numbers = np.arange(len(entries))
-        return _Samples([entry.path for entry in entries], numbers, np.zeros_like(numbers), only, size)
+        return _Samples(names, numbers, np.zeros_like(numbers), only, size)
     index: dict[str, int] = {}
     sample = ints(array("q", [index.setdefault(stem, len(index)) for stem, _ in split]))
     at = {extension: number for number, extension in enumerate(extensions)}
     fields = tuple(Field(extension or "file", extension.lower()) for extension in extensions)
     return _Samples(list(index), sample, ints([at[extension] for _, extension in split]), fields, size)
+
+
+def _names(entries: Sequence[Entry]) -> list[str]:
+    """Paths below the URI; where several URIs hold the same one, below the folder of all of them."""
+    paths = [entry.path for entry in entries]
+    if len(set(paths)) == len(paths):
+        return paths
+    uris = [entry.object.uri for entry in entries]
+    common = os.path.commonprefix(uris).rpartition("/")[0]  # noqa: RUF071
+    return [uri[len(common) + 1 :] for uri in uris]
 
 
 def _data_first(extension: str) -> tuple[bool, str]:

@@ -91,11 +91,11 @@ def _parsed(inputs: Inputs, at: int) -> Table:
 
 
 def read_tables(
-    inputs: Inputs, table_entries: Sequence[int], sample_of: Mapping[str, int], tags: Tags
+    inputs: Inputs, table_entries: Sequence[int], sample_of: Mapping[str, int | None], tags: Tags
 ) -> list[str]:
-    """What the tables say of the files into `tags`; notes for people. `sample_of`: by path below the URI, with and
-    without its extension; a row names a file so, or by its whole URI or path. Raises InvalidInput where the table that
-    `options.labels` names labels nothing, CorruptData where one does not parse."""
+    """What the tables say of the files into `tags`; notes for people. `sample_of`: by path below its URI and by URI,
+    with and without extension; a row names a file so, or by its path from the table's folder. Raises InvalidInput where
+    the table that `options.labels` names labels nothing, CorruptData where one does not parse."""
     notes = []
     for at in table_entries:
         asked = inputs.entries[at].path == inputs.options.table
@@ -110,12 +110,15 @@ def read_tables(
     return notes
 
 
-def _read_table(inputs: Inputs, at: int, sample_of: Mapping[str, int], tags: Tags, labels: bool) -> _Read:
+def _read_table(
+    inputs: Inputs, at: int, sample_of: Mapping[str, int | None], tags: Tags, labels: bool
+) -> _Read:
     entry, read = inputs.entries[at], _Read()
     root = entry.object.uri.removesuffix(entry.path)
     for file, values in _parsed(inputs, at).rows():
         read.rows += 1
-        sample = sample_of.get(file.removeprefix("./").removeprefix(root).removeprefix(_path(root)))
+        name = file.removeprefix("./").removeprefix(root).removeprefix(_path(root))
+        sample = sample_of.get(root + name, sample_of.get(name))
         if sample is None:
             read.strangers += 1
             read.stranger = read.stranger or file

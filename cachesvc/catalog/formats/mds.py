@@ -70,15 +70,22 @@ def compile_mds(inputs: Inputs) -> Draft:
 
 
 def _indices(inputs: Inputs) -> list[Entry]:
-    """The index of each URI: the one directly below it (a merged index lists its subfolders' shards)."""
-    found = [entry for entry in inputs.entries if entry.name == "index.json"]
-    top = [entry for entry in found if entry.path == "index.json"]
-    if not found:
+    """The index of each URI: the one directly below it (a merged index lists its subfolders' shards), else its only
+    one."""
+    below: dict[str, list[Entry]] = {}
+    for entry in inputs.entries:
+        if entry.name == "index.json":
+            below.setdefault(entry.object.uri.removesuffix(entry.path), []).append(entry)
+    if not below:
         raise InvalidInput(f"{inputs.uri} has MDS shards but no index.json")
-    if not top and len(found) > 1:
-        paths = ", ".join(entry.path for entry in found[:4])
-        raise InvalidInput(f"{inputs.uri} holds {len(found)} MDS datasets ({paths}): open one of them")
-    return top or found
+    chosen = []
+    for root, found in below.items():
+        top = [entry for entry in found if entry.path == "index.json"]
+        if not top and len(found) > 1:
+            paths = ", ".join(entry.path for entry in found[:4])
+            raise InvalidInput(f"{root} holds {len(found)} MDS datasets ({paths}): open one of them")
+        chosen += top or found
+    return chosen
 
 
 def _shards(inputs: Inputs, index: Entry) -> list[_Shard]:

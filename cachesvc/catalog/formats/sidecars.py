@@ -43,7 +43,7 @@ def annotate(inputs: Inputs, draft: Draft, files: Files, table_entries: Sequence
     these that labels anything decides, unless `options.labels` does. Raises InvalidInput where that labels nothing."""
     tags, wanted = Tags(), inputs.options.labels
     if table_entries:
-        draft.notes += read_tables(inputs, table_entries, _by_path(inputs, files), tags)
+        draft.notes += read_tables(inputs, table_entries, _by_name(inputs, files), tags)
         if conflicting := tags.conflicting():
             draft.notes.append(
                 f"{conflicting:,} rows give a file another label than before: the last one counts"
@@ -59,12 +59,15 @@ def annotate(inputs: Inputs, draft: Draft, files: Files, table_entries: Sequence
         draft.notes.append(f"{len(tags.dropped)} tags beyond the first ones are not searchable")
 
 
-def _by_path(inputs: Inputs, files: Files) -> dict[str, int]:
-    sample_of: dict[str, int] = {}
+def _by_name(inputs: Inputs, files: Files) -> dict[str, int | None]:
+    """Samples by path and by URI, with and without extension; None where several URIs hold such a path."""
+    sample_of: dict[str, int | None] = {}
     for at, sample in zip(files.entry, files.sample.tolist(), strict=True):
-        path = inputs.entries[at].path
-        sample_of[path] = sample
-        sample_of.setdefault(path.rpartition(".")[0], sample)
+        entry = inputs.entries[at]
+        for name in (entry.path, entry.path.rpartition(".")[0]):
+            sample_of[name] = sample if sample_of.get(name, sample) == sample else None
+        sample_of[entry.object.uri] = sample
+        sample_of.setdefault(entry.object.uri.rpartition(".")[0], sample)
     return sample_of
 
 
