@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from itertools import takewhile
 
-import click
-
-from cachesvc.cli import cli, output
-from cachesvc.cli.exits import INTERRUPTED
-from cachesvc.core.errors import CacheError
+from cachesvc.core.errors import INTERRUPTED, CacheError
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """One command line (the process's own unless given) -> its exit code."""
+    import click
+
+    from cachesvc.cli import cli, output
+
+    given = sys.argv[1:] if arguments is None else arguments
+    as_json = "--json" in takewhile(lambda word: word != "--", given)  # what follows is another's command
     try:
         code = cli.main(args=arguments, prog_name="cachesvc", standalone_mode=False)
     except CacheError as error:
-        output.complain(error)
+        output.complain(error, as_json)
         return error.code
     except click.ClickException as error:
-        error.show()
+        if as_json:
+            output.emit({"error": error.format_message(), "code": error.exit_code}, to_stderr=True)
+        else:
+            error.show()
         return error.exit_code
     except click.Abort:
         return INTERRUPTED
@@ -29,7 +35,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def main() -> None:
     """The console script."""
-    sys.exit(run())
+    try:
+        sys.exit(run())
+    except KeyboardInterrupt:  # Ctrl-C while the verbs are imported
+        sys.exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

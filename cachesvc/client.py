@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from cachesvc.config import CONTROL_SOCKET, socket_dirs
+from cachesvc.config import CONTROL_SOCKET, check_socket_dir, socket_dirs
 from cachesvc.core.errors import (
     CacheError,
     DaemonUnavailable,
@@ -55,8 +55,8 @@ def find_daemon() -> str | None:
 
 
 class Control:
-    """One gRPC channel. Close it before forking; errors are those of core/errors.py, and DaemonUnavailable
-    when nobody answers."""
+    """One gRPC channel. Close it before forking; errors are those of core/errors.py, DaemonUnavailable when
+    nobody answers, InvalidInput for a directory whose path is too long for sockets."""
 
     def __init__(self, directory: str | None = None) -> None:
         found = directory or find_daemon()
@@ -64,6 +64,7 @@ class Control:
             raise DaemonUnavailable(
                 f"no daemon is listening in {' or '.join(socket_dirs())}; start one: cachesvc serve"
             )
+        check_socket_dir(found)
         # grpc costs 0.15 s to import, and its fork support a log line for every DataLoader worker.
         os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
         import grpc

@@ -20,6 +20,12 @@ _RULE = re.compile(r"(.+)=((?:uid|gid):[^,:=/]+(?:,(?:uid|gid):[^,:=/]+)*)")
 
 CONTROL_SOCKET = "cachesvc.sock"
 GRANTS_SOCKET = "grants.sock"
+SOCKET_PATH_BYTES = 107
+"""The longest path of a Unix socket: `sockaddr_un` has 108 bytes, the last of them a zero."""
+OPEN_FILES = 65_536
+"""What a daemon wants however small its RAM tier: readers' connections, grants, catalogs, connections to the source."""
+OPEN_FILES_SPARE = 4096
+"""Of those, beside the extents in RAM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +127,11 @@ def parse_nvme(text: str) -> NvmeSpec:
 
 def parse_allow(text: str) -> tuple[str, Rule | None]:
     """`PREFIX` or `PREFIX=uid:1001,gid:ml` -> the prefix, and who may use it; names are looked up here.
-    Raises InvalidInput for a user or group that does not exist."""
+    Raises InvalidInput for what is no prefix, and for a user or group that does not exist."""
+    if "://" not in text and not text.startswith("/"):
+        raise InvalidInput(
+            f"--allow {text} is neither a URI nor an absolute path; write s3://bucket/prefix/ or /path/"
+        )
     match = _RULE.fullmatch(text)
     if match is None:
         return text, None
@@ -182,15 +192,41 @@ def default_socket_dir() -> str:
     return named[0] if os.environ.get("CACHESVC_SOCKET") or os.geteuid() == 0 else named[-1]
 
 
+def check_socket_dir(directory: str) -> None:
+    """Raise InvalidInput for a directory whose sockets nobody could bind or connect to."""
+    path = f"{os.path.abspath(directory)}/{max(CONTROL_SOCKET, GRANTS_SOCKET, key=len)}"
+    size_bytes = len(os.fsencode(path))
+    if size_bytes > SOCKET_PATH_BYTES:
+        raise InvalidInput(
+            f"a socket's path ends at {SOCKET_PATH_BYTES} bytes, and {path} has {size_bytes}; give --socket (or"
+            " CACHESVC_SOCKET) a shorter directory"
+        )
+
+
+def check_ram(ram_bytes: int, allowed: int) -> None:
+    """Raise InvalidInput for a budget above the `allowed` bytes of this machine and this cgroup: it would be filled
+    until the kernel kills somebody."""
+    if ram_bytes > allowed:
+        raise InvalidInput(
+            f"a RAM budget of {ram_bytes:,} bytes is more than the {allowed:,} that this machine or cgroup allows;"
+            " lower --ram"
+        )
+
+
+def open_files_advised(ram_bytes: int, extent_bytes: int) -> int:
+    """Descriptors that a daemon should be allowed: every resident RAM extent is one."""
+    return max(OPEN_FILES, ram_bytes // extent_bytes + OPEN_FILES_SPARE)
+
+
 def validate(settings: Settings) -> None:
     """Raise InvalidInput for settings that cannot work together; one line that says the mend."""
+    if settings.extent_bytes < 4096 or settings.extent_bytes % 4096:
+        raise InvalidInput(f"--extent-bytes {settings.extent_bytes} is not a multiple of 4096")
     if settings.ram_bytes < settings.extent_bytes and not settings.nvme:
         raise InvalidInput(
             f"the RAM budget of {settings.ram_bytes:,} bytes cannot hold one extent of"
             f" {settings.extent_bytes:,}; raise --ram, add --nvme, or lower --extent-bytes"
         )
-    if settings.extent_bytes < 4096 or settings.extent_bytes % 4096:
-        raise InvalidInput(f"--extent-bytes {settings.extent_bytes} is not a multiple of 4096")
     if settings.socket_mode & 0o077 and not settings.allow:
         raise InvalidInput(
             "a socket for other users needs --allow: they would read with this daemon's rights"

@@ -159,7 +159,7 @@ def test_a_path_that_is_not_there_is_4(daemon: Daemon, tmp_path: Path, capsys: A
 
 
 def test_doctor_sees_the_daemon(daemon: Daemon, capsys: Any) -> None:
-    assert run(["doctor", "--ram", "1MiB", "--json"]) == 0
+    assert run(["doctor", "--ram", "1MiB", "--extent-bytes", "1MiB", "--json"]) == 0
     found = {row["check"]: row for row in rows(capsys.readouterr().out)}
     assert found["daemon"]["level"] == "ok"
     assert f"pid {daemon.process.pid if daemon.process else 0}" in found["daemon"]["text"]

@@ -70,7 +70,7 @@ def test_a_failed_check_is_exit_1(no_cloud: None, capsys: Any) -> None:
 def test_secrets_are_never_shown(no_cloud: None, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAVISIBLE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
-    assert run(["doctor", "--ram", "1MiB"]) == 0
+    assert run(["doctor", "--ram", "1MiB", "--extent-bytes", "1MiB"]) == 0
     out = capsys.readouterr().out
     assert "ok    credentials: S3 credentials from env" in out
     assert "AKIA" not in out
@@ -79,7 +79,7 @@ def test_secrets_are_never_shown(no_cloud: None, capsys: Any, monkeypatch: pytes
 
 def test_a_socket_nobody_answers_fails(no_cloud: None, capsys: Any, tmp_path: Path) -> None:
     (tmp_path / "cachesvc.sock").touch()
-    assert run(["doctor", "--ram", "1MiB", "--socket", str(tmp_path)]) == 1
+    assert run(["doctor", "--ram", "1MiB", "--extent-bytes", "1MiB", "--socket", str(tmp_path)]) == 1
     assert "dead daemon" in capsys.readouterr().out
 
 

@@ -109,7 +109,7 @@ def test_exit_codes_are_documented_where_people_look(capsys: Any) -> None:
     assert {kind.code: kind.__name__ for kind in kinds} == table
     assert run(["--help"]) == 0
     listed = {int(code) for code in re.findall(r"^ +(\d+)  \w", capsys.readouterr().out, re.M)}
-    assert listed == {0, exits.INTERRUPTED, *table}
+    assert listed == {0, errors.INTERRUPTED, *table}
 
 
 def test_the_command_line_starts_without_what_only_the_daemon_needs() -> None:

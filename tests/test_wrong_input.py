@@ -113,13 +113,23 @@ def around(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pla
     return place
 
 
-def one_line(capfd: Any, says: str) -> None:
+def one_line(capfd: Any, error: type[CacheError], says: str) -> None:
+    """stderr is exactly one JSON object that names what is wrong, with its code."""
+    told = capfd.readouterr().err
+    assert told.count("\n") == 1, told
+    found = json.loads(told)
+    assert found["code"] == error.code
+    assert says in found["error"]
+    assert "\n" not in found["error"]
+    assert "Traceback" not in told
+
+
+def plain_line(capfd: Any, says: str) -> None:
     """stderr is exactly one line, of us, that names what is wrong."""
     told = capfd.readouterr().err
     assert told.startswith("cachesvc: "), told
     assert told.count("\n") == 1, told
     assert says in told
-    assert "Traceback" not in told
 
 
 def arguments(opening: dict[str, Any]) -> list[str]:
@@ -131,7 +141,7 @@ def test_prefetch_says_what_is_wrong_in_one_line(through: Place, capfd: Any, nam
     case = CASES[name]
     uri = case.uri.format(bucket=through.bucket)
     assert run(["prefetch", "--json", *arguments(case.opening), uri]) == case.error.code
-    one_line(capfd, case.says)
+    one_line(capfd, case.error, case.says)
     assert "Traceback" not in through.daemon.log
 
 
@@ -169,7 +179,7 @@ def test_wrong_credentials_in_the_daemon_are_not_allowed(
         monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
         monkeypatch.setenv("CACHESVC", "require")
         assert run(["prefetch", "--json", *arguments(RECORDS), uri]) == NotAllowed.code
-        one_line(capfd, place.bucket)
+        one_line(capfd, NotAllowed, place.bucket)
         with pytest.raises(NotAllowed, match=place.bucket):
             open_dataset(uri, **RECORDS)
 
@@ -180,8 +190,7 @@ def test_a_dataset_that_fits_nowhere_is_said_by_prefetch_and_streamed_to_a_train
     uri = f"s3://{through.bucket}/records/"
     assert run(["prefetch", "--json", *arguments(RECORDS), uri]) == OutOfSpace.code
     out = capfd.readouterr()
-    assert [line for line in out.err.splitlines() if not line.startswith("{")] == [out.err.splitlines()[-1]]
-    assert "does not fit" in out.err
+    assert "does not fit" in json.loads(out.err)["error"]
     assert json.loads(out.out.splitlines()[-1])["fits"] is False
     for workers, window in ((0, EXTENT), (2, EXTENT), (0, 4 * EXTENT)):  # also one beyond all room
         found = open_dataset(uri, **RECORDS)
@@ -195,7 +204,7 @@ def test_no_daemon_is_said_with_the_mend(tmp_path: Path, capfd: Any, monkeypatch
     monkeypatch.setenv("CACHESVC_SOCKET", str(tmp_path))
     monkeypatch.setenv("CACHESVC", "require")
     assert run(["prefetch", "s3://bucket/data/"]) == DaemonUnavailable.code
-    one_line(capfd, "cachesvc serve")
+    plain_line(capfd, "cachesvc serve")
     with pytest.raises(DaemonUnavailable, match="cachesvc serve"):
         open_dataset("s3://bucket/data/")
 

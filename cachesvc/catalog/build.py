@@ -140,13 +140,18 @@ def provisional(survey: Survey, extents: Sequence[Extent], directory: str) -> Da
     space = Space(versions)
     for extent in extents:
         space.add((index[piece.object], piece.offset, piece.length) for piece in extent.pieces)
-    name = DatasetId(hashlib.blake2b(f"provisional {survey.id}".encode(), digest_size=16).hexdigest())
+    name = provisional_id(survey.id)
     entries = tuple(Entry(version, version.uri) for version in versions)
     none = np.zeros(0, np.int64)
     rows = {"row.address": none, "row.length": none}
     draft = Draft("rows", space, (), np.zeros(len(extents) + 1, np.int64), columns=rows)
     _write(replace(survey, id=name, entries=entries), draft, f"{directory}/{name}.lmdb")
     return name
+
+
+def provisional_id(dataset: str) -> DatasetId:
+    """The id that a dataset's extents have while it is indexed."""
+    return DatasetId(hashlib.blake2b(f"provisional {dataset}".encode(), digest_size=16).hexdigest())
 
 
 def _write(survey: Survey, draft: Draft, into: str) -> None:

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from cachesvc import config
 from cachesvc.client import Control
-from cachesvc.core.errors import CacheError, DaemonUnavailable
+from cachesvc.core.errors import CacheError, DaemonUnavailable, InvalidInput
+from cachesvc.sources.uri import allowlist
 
 PROBE_S = 5.0
 """A server that says nothing for longer is as good as gone."""
@@ -25,8 +26,6 @@ SKEW_WARN_S = 60.0
 SKEW_FAIL_S = 840.0
 """S3 refuses signatures that are 15 minutes off; a minute is spared for the request itself."""
 DISK_SPARE = 0.05
-OPEN_FILES_SPARE = 4096
-"""Readers' connections, grants on their way, connections to the source."""
 _SHARED_OR_VOLATILE = {
     "tmpfs": "is RAM: bytes there count as memory and are gone after a reboot",
     "ramfs": "is RAM: bytes there count as memory and are gone after a reboot",
@@ -57,9 +56,26 @@ class Finding:
     mend: str = ""
 
 
+def settings(given: config.Settings) -> Finding:
+    """Whether a daemon would start with them at all."""
+    try:
+        config.validate(given)
+        allowlist(given.allow)
+    except InvalidInput as error:
+        what, _, mend = str(error).rpartition("; ")
+        return Finding("settings", Level.FAIL, what or mend, mend if what else "")
+    return Finding("settings", Level.OK, f"serves {' '.join(given.allow) or 'what its user may read'}")
+
+
 def socket(directory: str) -> Iterator[Finding]:
     """The socket directory and the daemon behind it."""
     control = f"{directory}/{config.CONTROL_SOCKET}"
+    try:
+        config.check_socket_dir(directory)
+    except InvalidInput as error:
+        what, _, mend = str(error).rpartition("; ")
+        yield Finding("socket", Level.FAIL, what, mend)
+        return
     if not os.path.isdir(directory):
         yield Finding("socket", Level.WARN, f"{directory} does not exist", "start a daemon: cachesvc serve")
         return
@@ -152,9 +168,9 @@ def file_system(path: str, mounts: str) -> str:
 
 
 def open_files(ram_bytes: int, extent_bytes: int) -> Finding:
-    """Every resident RAM extent is a descriptor."""
+    """The hard limit against what a daemon wants."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = ram_bytes // extent_bytes + OPEN_FILES_SPARE
+    needed = config.open_files_advised(ram_bytes, extent_bytes)
     text = f"{'unlimited' if hard == resource.RLIM_INFINITY else f'{hard:,}'} allowed, {needed:,} advised"
     if hard != resource.RLIM_INFINITY and hard < needed:
         return Finding("open files", Level.WARN, text, "raise the hard limit (ulimit -Hn, LimitNOFILE=)")

@@ -8,6 +8,7 @@ import click
 
 from cachesvc.cli import options, output, target
 from cachesvc.client import Control
+from cachesvc.core.errors import CacheError
 
 
 @click.command("ls")
@@ -69,8 +70,9 @@ def unpin(name: str, socket: str | None, json: bool, **given: Any) -> int:
 def evict(name: str, socket: str | None, json: bool, **given: Any) -> int:
     """Drop a dataset from every tier; every known version of a URI.
 
-    What readers lease, and what is pinned, stays and is reported. The source is never touched.
+    What readers lease, and what is pinned, stays and is reported; the exit code is then 1. The source is never touched.
     """
+    stayed_bytes = 0
     with Control(socket) as control:
         for dataset in target.versions(control, name, options.dataset_options(given)):
             reply = control.evict(dataset)
@@ -86,6 +88,11 @@ def evict(name: str, socket: str | None, json: bool, **given: Any) -> int:
                 evicted_bytes=reply.evicted_bytes,
                 busy_bytes=reply.busy_bytes,
             )
+            stayed_bytes += reply.busy_bytes
+    if stayed_bytes:
+        raise CacheError(
+            f"{output.size(stayed_bytes)} of {name} stay; unpin it, or wait until its readers have gone, and evict it again"
+        )
     return 0
 
 

@@ -3,7 +3,7 @@
 | code | error | meaning |
 |---|---|---|
 | 0 | | done, and all of it |
-| 1 | CacheError | anything else that went wrong; `doctor`: a check failed |
+| 1 | CacheError | anything else that went wrong; `doctor`: a check failed; `evict`: some of it stayed |
 | 2 | InvalidInput | arguments, URI, format or budgets make no sense |
 | 3 | NotAllowed | allowlist, socket owner or the source's credentials forbid it |
 | 4 | NotFound | bucket, prefix, object or dataset does not exist, or holds nothing |
@@ -23,14 +23,13 @@
 
 from __future__ import annotations
 
-INTERRUPTED = 130
-"""128 + SIGINT, as shells have it."""
+from cachesvc.core.errors import INTERRUPTED
 
 HELP = "\b\nExit codes:\n" + "\n".join(
     f"  {code:>3}  {meaning}"
     for code, meaning in [
         (0, "done, and all of it"),
-        (1, "another failure; doctor: a check failed"),
+        (1, "another failure; doctor: a check failed; evict: some of it stayed"),
         (2, "invalid argument, URI, format or budget"),
         (3, "not allowed: allowlist, socket or credentials"),
         (4, "not found, or empty"),
@@ -43,7 +42,7 @@ HELP = "\b\nExit codes:\n" + "\n".join(
         (11, "deadline exceeded"),
         (12, "state mismatch"),
         (13, "another rank failed"),
-        (130, "interrupted"),
+        (INTERRUPTED, "interrupted"),
     ]
 )
 """The epilog of `cachesvc --help`; a test holds it and the table above to core/errors.py."""

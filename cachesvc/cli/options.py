@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,6 +21,7 @@ else:
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _MAX_BYTES = 1 << 62
+ID_DIGITS = 32
 
 
 class Size(_Param):
@@ -149,46 +151,52 @@ def dataset_options(given: dict[str, Any]) -> Options:
 
 
 def is_dataset_id(text: str) -> bool:
-    """Whether an argument is a dataset id (32 hex digits) instead of a URI."""
-    return re.fullmatch(r"[0-9a-f]{32}", text) is not None
+    """Whether an argument is a dataset id (32 hex digits), or the first 8 or more of one, instead of a URI. A path
+    that is there is a path, unless it has all 32."""
+    if re.fullmatch(r"[0-9a-f]{8,32}", text) is None:
+        return False
+    return len(text) == ID_DIGITS or not os.path.exists(text)
+
+
+_SIZED = (
+    click.option(
+        "--ram", type=SIZE, envvar="CACHESVC_RAM", help="RAM budget.  [default: 10 % of this cgroup's]"
+    ),
+    click.option(
+        "--nvme",
+        type=NVME,
+        multiple=True,
+        envvar="CACHESVC_NVME",
+        metavar="DIR=SIZE",
+        help="Cache directory and its budget in bytes or as a share of its disk (80%); repeatable.",
+    ),
+    click.option(
+        "--allow",
+        multiple=True,
+        envvar="CACHESVC_ALLOW",
+        metavar="PREFIX",
+        help="Serve only sources below this prefix, to these users only where it ends in"
+        " =uid:ID,gid:ID,...; repeatable.",
+    ),
+    click.option("--extent-bytes", type=SIZE, envvar="CACHESVC_EXTENT_BYTES", help="Size of an extent."),
+)
+_KEPT = (
+    click.option("--state-dir", metavar="DIR", envvar="CACHESVC_STATE_DIR", help="Catalogs and metadata."),
+    click.option(
+        "--fillers", type=click.IntRange(1, 64), envvar="CACHESVC_FILLERS", help="Filler processes."
+    ),
+)
+
+
+def sized(verb: _F) -> _F:
+    """What a daemon needs of its node and may serve: `doctor` looks at it, with the variables of `serve`."""
+    for option in reversed(_SIZED):
+        verb = option(verb)
+    return verb
 
 
 def serving(verb: _F) -> _F:
     """The options of a daemon: `serve` takes them, `run` hands them on. Each has a CACHESVC_* variable."""
-    for option in reversed(
-        (
-            click.option(
-                "--ram",
-                type=SIZE,
-                envvar="CACHESVC_RAM",
-                help="RAM budget.  [default: 10 % of this cgroup's]",
-            ),
-            click.option(
-                "--nvme",
-                type=NVME,
-                multiple=True,
-                envvar="CACHESVC_NVME",
-                metavar="DIR=SIZE",
-                help="Cache directory and its budget in bytes or as a share of its disk (80%); repeatable.",
-            ),
-            click.option(
-                "--allow",
-                multiple=True,
-                envvar="CACHESVC_ALLOW",
-                metavar="PREFIX",
-                help="Serve only sources below this prefix, to these users only where it ends in"
-                " =uid:ID,gid:ID,...; repeatable.",
-            ),
-            click.option(
-                "--extent-bytes", type=SIZE, envvar="CACHESVC_EXTENT_BYTES", help="Size of an extent."
-            ),
-            click.option(
-                "--state-dir", metavar="DIR", envvar="CACHESVC_STATE_DIR", help="Catalogs and metadata."
-            ),
-            click.option(
-                "--fillers", type=click.IntRange(1, 64), envvar="CACHESVC_FILLERS", help="Filler processes."
-            ),
-        )
-    ):
+    for option in reversed(_KEPT):
         verb = option(verb)
-    return verb
+    return sized(verb)

@@ -28,8 +28,11 @@ def say(text: str) -> None:
     console().print(text, markup=False, soft_wrap=True)
 
 
-def complain(error: CacheError) -> None:
-    """An error's one line on stderr."""
+def complain(error: CacheError, as_json: bool = False) -> None:
+    """An error's one line on stderr; as JSON, `{"error": its text, "code": its exit code}`."""
+    if as_json:
+        emit({"error": " ".join(str(error).split()), "code": error.code}, to_stderr=True)
+        return
     sys.stderr.write(f"cachesvc: {' '.join(str(error).split())}\n")
     sys.stderr.flush()
 

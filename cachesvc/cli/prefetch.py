@@ -47,7 +47,7 @@ def prefetch(
     with Control(socket) as control:
         for group in groups:
             if options.is_dataset_id(group[0]) and len(group) == 1:
-                dataset, name = DatasetId(group[0]), group[0]
+                dataset, name = target.identified(control, group[0]), group[0]
             else:
                 info = target.opened(control, group, wanted, json, refresh)
                 dataset, name = (
@@ -63,7 +63,7 @@ def prefetch(
             except CacheError as error:
                 # The other datasets are worth filling all the same; the first failure gives the exit code.
                 if failure is not None:
-                    output.complain(error)
+                    output.complain(error, json)
                 failure = failure or error
     if failure is not None:
         raise failure

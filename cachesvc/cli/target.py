@@ -6,9 +6,9 @@ import os
 from typing import TYPE_CHECKING
 
 from cachesvc.cli.feedback import Feedback
-from cachesvc.cli.options import is_dataset_id
+from cachesvc.cli.options import ID_DIGITS, is_dataset_id
 from cachesvc.client import Control, DatasetInfo
-from cachesvc.core.errors import InvalidInput
+from cachesvc.core.errors import InvalidInput, NotFound
 from cachesvc.core.model import DatasetId
 from cachesvc.core.secrets import redacted
 
@@ -17,10 +17,24 @@ if TYPE_CHECKING:
 
 
 def current(control: Control, target: str, options: Options, as_json: bool = False) -> DatasetId:
-    """The dataset that a URI holds now, its catalog built if need be; an id is taken as it is."""
+    """The dataset that a URI holds now, its catalog built if need be; or that an id names."""
     if is_dataset_id(target):
-        return DatasetId(target)
+        return identified(control, target)
     return opened(control, [target], options, as_json).id
+
+
+def identified(control: Control, digits: str) -> DatasetId:
+    """The dataset of an id, or the open one whose id begins so. Raises NotFound, InvalidInput where several do."""
+    if len(digits) == ID_DIGITS:
+        return DatasetId(digits)
+    found = sorted({row.dataset.id for row in control.list() if row.dataset.id.startswith(digits)})
+    if not found:
+        raise NotFound(
+            f"no open dataset has an id that begins with {digits} (cachesvc ls shows them), and no path has that name"
+        )
+    if len(found) > 1:
+        raise InvalidInput(f"{digits} begins the ids of {' and '.join(found)}; give more digits")
+    return DatasetId(found[0])
 
 
 def opened(
@@ -39,7 +53,7 @@ def opened(
 def versions(control: Control, target: str, options: Options) -> list[DatasetId]:
     """Every version of a URI that the daemon knows, old ones too; where it knows none, the current one."""
     if is_dataset_id(target):
-        return [DatasetId(target)]
+        return [identified(control, target)]
     wanted = _bare(redacted(absolute(target)))
     known = [DatasetId(row.dataset.id) for row in control.list() if _bare(row.dataset.uri) == wanted]
     return known or [current(control, target, options)]

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from cachesvc.core.secrets import redacted
 
+INTERRUPTED = 130
+"""The exit code of Ctrl-C: 128 + SIGINT, as shells have it."""
+
 
 class CacheError(Exception):
     """Root. The message is one line: what happened, to what, and the mend; without the secrets of its URLs."""

@@ -38,6 +38,11 @@ class Dataset:
     """Of its objects' prefixes: only a peer that all of them admit may learn that the dataset exists."""
 
     @property
+    def provisional(self) -> bool:
+        """Extents without samples: of a dataset that is being indexed, or of what was one."""
+        return not self.catalog.samples
+
+    @property
     def size_bytes(self) -> int:
         """Decoded bytes of all extents."""
         return sum(self.sizes)
@@ -84,7 +89,10 @@ class Datasets:
             self._loaded[dataset.id] = dataset
             self._loading.pop(dataset.id, None)
         for extent in dataset.extent_ids:
-            self._home.setdefault(extent, dataset)
+            if self._home.setdefault(
+                extent, dataset
+            ).provisional:  # indexed by now: fills count for the dataset itself
+                self._home[extent] = dataset
         return dataset
 
     def home(self, extent: ExtentId) -> tuple[Dataset, int]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
 import socket
 import sys
 import threading
@@ -223,7 +222,6 @@ def _report(ended: Future[None]) -> None:
 
 def main() -> None:
     """The process's whole life."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's to answer
     run_in_background()
     fields = json.loads(os.environ.pop("CACHESVC_FILLER"))
     channel = socket.socket(fileno=int(sys.argv[1]))

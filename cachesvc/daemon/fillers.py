@@ -13,6 +13,7 @@ import errno
 import json
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -146,6 +147,8 @@ class Fillers:
             for end in (ours, theirs):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * jobs.MAX_DATAGRAM_BYTES)
             ours.settimeout(SEND_S)
+            # Ctrl-C is the daemon's to answer: what is blocked here stays so in the child, from its first instruction.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
                 process = subprocess.Popen(
                     [sys.executable, "-m", "cachesvc.daemon.filler", str(theirs.fileno())],
@@ -155,6 +158,8 @@ class Fillers:
             except OSError:
                 ours.close()
                 raise
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return _Filler(process, ours, builds)
 
     def _read(self, filler: _Filler) -> None:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from cachesvc.catalog.build import provisional_id
 from cachesvc.core import events
 from cachesvc.core.errors import CacheError, CorruptData, SourceUnavailable, TierFailed
 from cachesvc.core.model import DatasetId, ExtentId, TierName
@@ -40,7 +41,7 @@ class Fills:
         self._fillers = fillers
         self._checks = checks
         self._handle = handle
-        self.source_bytes: dict[DatasetId, int] = {}
+        self._source_bytes: dict[DatasetId, int] = {}
         self._filling: dict[tuple[ExtentId, TierName], events.StartFill] = {}
         self._committing: set[tuple[ExtentId, TierName]] = set()
         self._paused: list[events.StartFill] | None = None
@@ -55,6 +56,10 @@ class Fills:
         for command in waited:
             if self._filling.get((command.extent, command.tier)) is command:
                 self._reserve(command)
+
+    def source_bytes(self, dataset: DatasetId) -> int:
+        """Bytes fetched from the source, those by which it was indexed included."""
+        return sum(self._source_bytes.get(each, 0) for each in (dataset, provisional_id(dataset)))
 
     @property
     def under_way(self) -> int:
@@ -133,8 +138,8 @@ class Fills:
         assert isinstance(answer, jobs.Done)
         dataset, index = self._datasets.home(command.extent)
         if command.from_tier is None:
-            so_far = self.source_bytes.get(dataset.id, 0)
-            self.source_bytes[dataset.id] = so_far + answer.source_bytes
+            so_far = self._source_bytes.get(dataset.id, 0)
+            self._source_bytes[dataset.id] = so_far + answer.source_bytes
         if answer.code:
             self._fill_ended_badly(command, answer)
             return

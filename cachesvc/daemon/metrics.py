@@ -62,12 +62,12 @@ class Metrics:
         of_bound = GaugeMetricFamily(
             "cachesvc_epoch_hits_of_bound", "Hit rate of the latest epoch over its bound.", labels=["dataset"]
         )
-        for dataset in self._runner.datasets.all():
+        for dataset in self._runner.listed():
             counters = self._runner.node.counters(dataset.id)
             resident.add_metric([dataset.id], resident_bytes.get(dataset.id, 0))
             hits.add_metric([dataset.id], counters.hits)
             misses.add_metric([dataset.id], counters.misses)
-            source.add_metric([dataset.id], self._runner.fills.source_bytes.get(dataset.id, 0))
+            source.add_metric([dataset.id], self._runner.fills.source_bytes(dataset.id))
             bound.add_metric([dataset.id], counters.bound)
             if counters.epochs:
                 of_bound.add_metric([dataset.id], counters.epochs[-1].of_bound)

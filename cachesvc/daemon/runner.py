@@ -137,6 +137,15 @@ class Runner:
         """Resolve URIs in the builder process; `answered` runs on the loop's thread for every answer."""
         self._fillers.build(job, answered)
 
+    def listed(self) -> list[Dataset]:
+        """The datasets to tell of: without those that are only read to be indexed, once that is over. On the loop's
+        thread."""
+        return [
+            each
+            for each in self.datasets.all()
+            if not each.provisional or (self.grants is not None and self.grants.readers_of(each.id))
+        ]
+
     def resident(self, dataset: Dataset) -> list[tuple[ExtentId, TierName]]:
         """A dataset's extents that could be granted now, and from which tier."""
         found = ((extent, self.node.where(extent)) for extent in dataset.extent_ids)

@@ -24,7 +24,16 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import start_http_server
 
 from cachesvc.client import MAX_MESSAGE_BYTES
-from cachesvc.config import CONTROL_SOCKET, GRANTS_SOCKET, Settings, Tls, validate
+from cachesvc.config import (
+    CONTROL_SOCKET,
+    GRANTS_SOCKET,
+    Settings,
+    Tls,
+    check_ram,
+    check_socket_dir,
+    open_files_advised,
+    validate,
+)
 from cachesvc.core import events
 from cachesvc.core.errors import InvalidInput, NotAllowed, OutOfSpace
 from cachesvc.core.model import RAM, TierName
@@ -45,7 +54,8 @@ from cachesvc.daemon.runner import Runner
 from cachesvc.daemon.service import Service
 from cachesvc.daemon.takeover import Takeover
 from cachesvc.daemon.tenants import Tenants
-from cachesvc.sources.uri import allowlist
+from cachesvc.memory import allowed_bytes
+from cachesvc.sources.uri import Allowlist, allowlist
 from cachesvc.tiers.nvme import open_nvme
 from cachesvc.tiers.probe import room
 from cachesvc.tiers.ram import RamTier
@@ -66,7 +76,6 @@ core drops is no cycle, so one in millions of allocations is enough."""
 STOP_GRACE_S = 2.0
 SWITCH_INTERVAL_S = 0.0002
 """Python's own 5 ms is how long a gRPC thread may keep the event loop, and so a grant, waiting."""
-NEEDED_OPEN_FILES = 65_536
 STATE_BYTES = 8 << 20
 """The least that catalogs and the metadata cache need at start."""
 
@@ -75,8 +84,12 @@ def serve(settings: Settings) -> int:
     """Run the daemon until SIGTERM or SIGINT; returns the exit code. Raises CacheError when it cannot
     start: sockets in use, budgets that make no sense, a cache directory that cannot be used."""
     validate(settings)
+    check_socket_dir(settings.socket_dir)
+    check_ram(settings.ram_bytes, allowed_bytes())
+    allowed = allowlist(settings.allow)
     configure_logging(settings.log_format)
-    open_files = raise_open_files()
+    wanted = open_files_advised(settings.ram_bytes, settings.extent_bytes)
+    open_files = raise_open_files(wanted)
     gc.set_threshold(*GC_THRESHOLDS)
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -85,11 +98,13 @@ def serve(settings: Settings) -> int:
         signal.signal(number, lambda *_: loop.stop())
     signal.set_wakeup_fd(loop.wake_fd, warn_on_full_buffer=False)
     before = meet(settings.socket_dir, settings.state_dir) if settings.takeover else None
-    with _only_one(settings.socket_dir, before) as lock, _running(settings, loop, lock, before) as runner:
-        if open_files < NEEDED_OPEN_FILES:
-            log.warning(
-                "few open files are allowed", extra={"limit": open_files, "advised": NEEDED_OPEN_FILES}
-            )
+    with (
+        _only_one(settings.socket_dir, before) as lock,
+        _filling(settings, loop) as fillers,
+        _running(settings, allowed, fillers, loop, lock, before) as runner,
+    ):
+        if open_files < wanted:
+            log.warning("few open files are allowed", extra={"limit": open_files, "advised": wanted})
         log.info(
             "serving", extra={"socket": settings.socket_dir, "allow": settings.allow, "pid": os.getpid()}
         )
@@ -98,10 +113,10 @@ def serve(settings: Settings) -> int:
     return 0
 
 
-def raise_open_files() -> int:
+def raise_open_files(wanted: int) -> int:
     """Every grant and connection is a descriptor: take what the hard limit gives; returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = NEEDED_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, NEEDED_OPEN_FILES)
+    wanted = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
     if soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return max(soft, wanted)
@@ -153,11 +168,26 @@ def _make_state_dir(directory: str) -> None:
 
 
 @contextmanager
-def _running(settings: Settings, loop: Loop, lock: int, before: Predecessor | None) -> Iterator[Runner]:
+def _filling(settings: Settings, loop: Loop) -> Iterator[Fillers]:
+    """Fillers, which end with the daemon, and with one that cannot start."""
     _make_state_dir(settings.state_dir)
     fillers = Fillers(settings, loop.watch, loop.unwatch)
     fillers.start()  # before any thread
-    allowed = allowlist(settings.allow)
+    try:
+        yield fillers
+    finally:
+        fillers.stop()
+
+
+@contextmanager
+def _running(
+    settings: Settings,
+    allowed: Allowlist,
+    fillers: Fillers,
+    loop: Loop,
+    lock: int,
+    before: Predecessor | None,
+) -> Iterator[Runner]:
     loader = futures.ThreadPoolExecutor(2, thread_name_prefix="catalogs")
     tenants = Tenants(allowed, settings.rules)
     datasets = Datasets(f"{settings.state_dir}/catalogs", allowed, tenants, loader, before is None)
@@ -268,7 +298,7 @@ def _control(settings: Settings, service: Service) -> grpc.Server:
     try:
         server.add_insecure_port(f"unix:{path}")
     except RuntimeError as error:
-        raise InvalidInput(f"{path} cannot be bound ({error}); socket paths end at 107 characters") from None
+        raise InvalidInput(f"{path} cannot be bound ({error}); give --socket another directory") from None
     finally:
         os.umask(before)
     if settings.listen:

@@ -246,7 +246,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
             resident_extents=progress.resident_extents,
             size_bytes=dataset.size_bytes,
             resident_bytes=progress.resident_bytes,
-            source_bytes=self._runner.fills.source_bytes.get(dataset.id, 0),
+            source_bytes=self._runner.fills.source_bytes(dataset.id),
             unfit_bytes=progress.stuck_bytes,
             failures=failures,
             done=progress.finished,
@@ -306,7 +306,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
         )
 
     def _datasets(self, caller: Peer | None) -> list[pb.DatasetStatus]:
-        seen = (each for each in self._runner.datasets.all() if admits(each.rules, caller))
+        seen = (each for each in self._loop.call(self._runner.listed) if admits(each.rules, caller))
         return [self._dataset_status(dataset) for dataset in seen]
 
     def _dataset_status(self, dataset: Dataset) -> pb.DatasetStatus:
@@ -328,7 +328,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
             ahead=counters.ahead,
             misses=counters.misses,
             refused=counters.refused,
-            source_bytes=self._runner.fills.source_bytes.get(dataset.id, 0),
+            source_bytes=self._runner.fills.source_bytes(dataset.id),
             bound=counters.bound,
             kept_bytes=counters.kept_bytes,
             epochs=[

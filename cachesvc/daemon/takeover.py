@@ -128,7 +128,7 @@ class Takeover:
             offer.refused = (
                 f"{cachesvc.__version__} speaks protocol {PROTOCOL}, {hello.version} speaks {hello.protocol}"
             )
-        known = self._loop.call(self._runner.datasets.all)
+        known = self._loop.call(self._runner.listed)
         offer.datasets.extend(dataset.id for dataset in known[-MAX_DATASETS:])
         send(channel, Word.OFFER, offer, [self._lock])
         if offer.refused:
