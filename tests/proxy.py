@@ -309,21 +309,22 @@ class _Exchange:
         self._paced(left)
 
     def _paced(self, size: int) -> None:
-        """Body bytes to the client, no faster than the rate."""
+        """Body bytes to the client, no faster than the rate; counted before the client has them, or it would look first."""
         rate, step = self.proxy.rate, 256 << 10
         if not rate:
+            self.proxy.count_bytes(size)
             self._copy(self.server, self.client, size)
         else:
             left = size
             while left:
                 part = min(left, step)
+                self.proxy.count_bytes(part)
                 self._copy(self.server, self.client, part)
                 left -= part
                 now = time.monotonic()
                 self.free_at = max(self.free_at, now - 0.002) + part / rate
                 if self.free_at - now > 0.001:
                     time.sleep(self.free_at - now)
-        self.proxy.count_bytes(size)
 
     def _copy(self, source: _Wire, sink: _Wire, size: int) -> None:
         """`size` bytes: first what was read ahead, then through the pipe without touching them."""
@@ -344,8 +345,8 @@ class _Exchange:
             line = source.line()
             sink.sock.sendall(line)
             size = int(line.split(b";")[0], 16)
-            self._copy(source, sink, size + 2)
             self.proxy.count_bytes(size)
+            self._copy(source, sink, size + 2)
             if not size:
                 return
 
