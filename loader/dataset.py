@@ -14,7 +14,7 @@ from torch.utils.data import Dataset as TorchDataset
 from cachesvc.catalog.build import Options
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.layout import Fixed
-from cachesvc.core.arguments import place_of, whole_number
+from cachesvc.core.arguments import place_of, places_of, whole_number
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.permute import permute
 from cachesvc.sources.uri import canonical
@@ -104,11 +104,12 @@ class Dataset(TorchDataset[Any]):
     def __getitem__(self, index: int) -> Any:
         """One sample. Raises IndexError, TypeError for what is no whole number (a slice would be samples, or a
         dataset: `select` and `take` say which), and what reading raises."""
-        return self.__getitems__([place_of(index, len(self), "sample")])[0]
+        place = place_of(index, len(self), "sample")
+        return self.take_ids(self.ids_of(np.asarray([place], np.int64)))[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Samples in the order asked, read in one pass."""
-        return self.take_ids(self.ids_of(np.asarray(indices, np.int64)))
+        """Samples in the order asked, read in one pass. Raises as `[]` does."""
+        return self.take_ids(self.ids_of(places_of(indices, len(self), "sample")))
 
     def __getstate__(self) -> tuple[Opened, Form, Ints | None, tuple[int, int]]:
         return self.opened, self._form, self._ids, self.draw

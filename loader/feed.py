@@ -15,6 +15,7 @@ import numpy as np
 from torch.utils.data import ConcatDataset, Subset, default_collate
 from torch.utils.data import Dataset as TorchDataset
 
+from cachesvc.core.arguments import places_of
 from cachesvc.core.order import EpochOrder, OrderSpec, Plan, merged
 from cachesvc.core.run import RunOrder
 from cachesvc.core.stalls import StallReport
@@ -78,7 +79,7 @@ def flattened(dataset: object) -> Dataset | None:
         return dataset
     if type(dataset) is Subset:
         inner = flattened(dataset.dataset)
-        return inner.select(np.asarray(dataset.indices, np.int64)) if inner is not None else None
+        return inner.select(places_of(dataset.indices, len(inner), "sample")) if inner is not None else None
     return None
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import operator
 from typing import Any, SupportsIndex
 
+import numpy as np
+import numpy.typing as npt
+
 from cachesvc.core.errors import InvalidInput
 
 
@@ -33,6 +36,20 @@ def place_of(index: SupportsIndex, count: int, noun: str) -> int:
     if not -count <= number < count:
         raise IndexError(f"{noun} {number} of {count}")
     return number % count
+
+
+def places_of(indices: npt.ArrayLike, count: int, noun: str) -> npt.NDArray[np.int64]:
+    """`place_of` for many at once. Raises TypeError for what holds no whole numbers, and IndexError."""
+    given = np.asarray(indices)
+    if not given.size:
+        return np.empty(0, np.int64)
+    if given.dtype.kind not in "iu":
+        raise TypeError(f"indices of {noun}s are whole numbers, not {given.dtype}")
+    low, high = int(given.min()), int(given.max())
+    if low < -count or high >= count:
+        raise IndexError(f"{noun} {high if high >= count else low} of {count}")
+    places = given.astype(np.int64, copy=False)
+    return np.where(places < 0, places + count, places) if low < 0 else places
 
 
 def _short(given: Any) -> str:
