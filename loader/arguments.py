@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 from cachesvc.core.arguments import whole_number
 from cachesvc.core.errors import InvalidInput
@@ -46,3 +46,29 @@ def checked_numbers(
         if global_batch_size is None
         else whole_number("global_batch_size", global_batch_size, 1, _MAX_COUNT),
     )
+
+
+def refuse_unused(
+    rank: int | None,
+    world_size: int | None,
+    mesh: Any,
+    global_batch_size: int | None,
+    epochs: int | None,
+    last: Last | None,
+) -> None:
+    """For a loader that torch alone runs, without a sampler: every rank would see everything. Raises InvalidInput
+    for what it would ignore."""
+    given = {
+        "rank": rank is not None,
+        "world_size": world_size is not None,
+        "mesh": mesh is not None,
+        "global_batch_size": global_batch_size is not None,
+        "epochs": epochs != 1,
+        "last": last is not None,
+    }
+    unused = [f"{name}=" for name, is_given in given.items() if is_given]
+    if unused:
+        raise InvalidInput(
+            f"{', '.join(unused)} would be ignored: torch alone runs this loader; give a map-style dataset of "
+            "open_dataset and a batch_size, or a sampler (torch's DistributedSampler, say) that does it"
+        )

@@ -16,13 +16,11 @@ from torch.utils.data import IterableDataset, Sampler, default_collate
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order import Last, OrderSpec
 from loader.account import Account
-from loader.arguments import check_arguments, checked_numbers
-from loader.dataset import Dataset
+from loader.arguments import check_arguments, checked_numbers, refuse_unused
 from loader.engines import Fetches, WorkerType, checked, engine_for
-from loader.feed import Feed, flattened, ours
+from loader.feed import Feed
+from loader.inside import Core, flattened, ours
 from loader.mend import BadSample, Mender, OnError
-from loader.mixture import Mixture
-from loader.packs import Packed
 from loader.peers import PEER_FAILURE_S, PeerWatch, watch_for, watched
 from loader.progress import STATE_VERSION, Progress, State, parsed
 from loader.reader import Ints
@@ -122,6 +120,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._device = checked(worker_type, device)
         own = sampler is None and batch_sampler is None and batch_size is not None
         self._ours = ours(dataset) if own and not isinstance(dataset, IterableDataset) else None
+        if self._ours is None and sampler is None and batch_sampler is None:
+            refuse_unused(rank, world_size, mesh, self.global_batch_size, self.epochs, last)
         self._progress = Progress()
         self._loaded: State | None = None
         self._topology: Topology | None = None
@@ -249,7 +249,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         view = flattened(self.dataset)
         return (view or self._core()).identity
 
-    def _core(self) -> Dataset | Mixture | Packed:
+    def _core(self) -> Core:
         if self._ours is None:
             raise StateMismatch(
                 "this loader runs as torch's own (a sampler, or another dataset): it keeps no state"

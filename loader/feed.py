@@ -7,20 +7,20 @@ the samples themselves: the order is a function.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch.utils.data import ConcatDataset, Subset, default_collate
 from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import default_collate
 
-from cachesvc.core.arguments import places_of
 from cachesvc.core.order import EpochOrder, OrderSpec, Plan, merged
 from cachesvc.core.run import RunOrder
 from cachesvc.core.stalls import StallReport
 from loader.composed import spread_of
 from loader.dataset import Dataset
+from loader.inside import Inside, flattened, ours
 from loader.mixture import Mixture
 from loader.opened import Opened
 from loader.packs import Packed
@@ -32,8 +32,6 @@ from loader.whole import Located, whole
 
 SLAB = 65_536
 """Positions of the order computed at once: 40 ns each, against 5 us in slabs of 64; 2 MiB."""
-MAX_DEPTH = 8
-"""Wrappers looked through for a dataset of ours."""
 NOT_READ = (0.0,) * len(READING)
 
 
@@ -58,43 +56,21 @@ class Share:
         return (self.high - self.low) // self.batch_size
 
 
-def ours(dataset: object) -> Dataset | Mixture | Packed | None:
-    """Our dataset: itself, or a plain one inside Subset, ConcatDataset, or what holds it in `.dataset`."""
-    return dataset if isinstance(dataset, (Mixture, Packed)) else _plain(dataset)
-
-
-def _plain(dataset: object) -> Dataset | None:
-    for _ in range(MAX_DEPTH):
-        if isinstance(dataset, Dataset):
-            return dataset
-        if isinstance(dataset, ConcatDataset):
-            return next((found for found in map(_plain, dataset.datasets) if found is not None), None)
-        dataset = getattr(dataset, "dataset", None)
-    return None
-
-
-def flattened(dataset: object) -> Dataset | None:
-    """The dataset as a view of ours, where it is one: ours, or torch's own Subset of it."""
-    if isinstance(dataset, Dataset):
-        return dataset
-    if type(dataset) is Subset:
-        inner = flattened(dataset.dataset)
-        return inner.select(places_of(dataset.indices, len(inner), "sample")) if inner is not None else None
-    return None
-
-
 class Geometry:
     """How an outer dataset's indices lie in extents: `extent_first`, and the index of each ordinal."""
 
-    def __init__(self, dataset: TorchDataset[Any], view: Dataset | None, shuffle: bool) -> None:
-        core = view or _plain(dataset)
+    def __init__(
+        self, dataset: TorchDataset[Any], view: Dataset | None, inner: Sequence[Dataset], shuffle: bool
+    ) -> None:
         count = len(dataset)  # type: ignore[arg-type]
         self.arrange: Ints | None = None
-        self.planned = core is not None and (view is not None or len(core) == count)
-        if core is None or not self.planned:
+        if view is None and len(inner) == 1 and len(inner[0]) == count:
+            view = inner[0]
+        self.planned = view is not None
+        if view is None:
             self.extent_first = np.asarray([0, count], np.int64)  # nothing is known: one extent
             return
-        self.extent_first, self.arrange, self.planned = spread_of(core, shuffle)
+        self.extent_first, self.arrange, self.planned = spread_of(view, shuffle)
 
 
 class _Slab:
@@ -130,11 +106,11 @@ class Feed(TorchDataset[Any]):
         self._view = flattened(self.dataset)
         core = ours(self.dataset)
         self._composed = core if isinstance(core, (Mixture, Packed)) else None
-        self._core = core if isinstance(core, Dataset) else None
+        self._inner = core.leaves if isinstance(core, Inside) else ()
         self._opened: list[Opened] = [] if core is None else [leaf.opened for leaf in core.leaves]
         self._samples = self._view.samples if self._view is not None else None
         self._whole = whole(self._samples, self.collate, self._wants_ready) if self._samples else None
-        self.geometry = Geometry(self.dataset, self._view, self.spec.shuffle)
+        self.geometry = Geometry(self.dataset, self._view, self._inner, self.spec.shuffle)
         self.empty: Callable[[int], Bytes] | None = None
         """Where gathered batches are built: bytes for a size; new memory when None."""
         self._order: EpochOrder | RunOrder | None = None
@@ -278,8 +254,8 @@ class Feed(TorchDataset[Any]):
                 reader = view.opened.reader()
                 return self._whole.make(reader, self._whole.locate(reader, view.ids_of(indices)), self.empty)
             return self._collated(view.take_ids(view.ids_of(indices)))
-        if self._core is not None:
-            self._core.draw = draw
+        for inner in self._inner:
+            inner.draw = draw
         outer: Any = self.dataset
         numbers = indices.tolist()
         if hasattr(outer, "__getitems__"):

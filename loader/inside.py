@@ -1,0 +1,94 @@
+"""Our datasets inside what torch and users put around them: Subset, ConcatDataset, or what holds one in `.dataset`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from torch.utils.data import ConcatDataset, Subset
+
+from cachesvc.core.arguments import places_of
+from cachesvc.core.errors import InvalidInput
+from loader.dataset import Dataset
+from loader.mixture import Mixture
+from loader.packs import Packed
+
+MAX_DEPTH = 8
+"""Layers looked through for a dataset of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """Plain datasets of ours in `outer`, which indexes them its own way."""
+
+    outer: object
+    leaves: tuple[Dataset, ...]
+    """In the order in which they lie there, each once."""
+
+    @property
+    def identity(self) -> str:
+        """Which data this is: all parts, in order."""
+        return _identity(self.outer, MAX_DEPTH)
+
+
+Core = Dataset | Mixture | Packed | Inside
+
+
+def ours(dataset: object) -> Core | None:
+    """What is ours of a dataset: itself, or what is inside; None for nothing. Raises InvalidInput for a mixture or
+    packs inside another dataset: their samples are drawn anew each epoch, so no index from outside names one."""
+    if isinstance(dataset, (Dataset, Mixture, Packed)):
+        return dataset
+    leaves: dict[Dataset, None] = {}
+    for found in _inside(dataset, MAX_DEPTH):
+        if not isinstance(found, Dataset):
+            made = "mix" if isinstance(found, Mixture) else "pack"
+            raise InvalidInput(
+                f"a {type(found).__name__} inside a {type(dataset).__name__} has no order to share between ranks: split(), "
+                f"take() or where() the datasets first, then {made}() the parts"
+            )
+        leaves[found] = None
+    return Inside(dataset, tuple(leaves)) if leaves else None
+
+
+def flattened(dataset: object) -> Dataset | None:
+    """The dataset as a view of ours, where it is one: ours, or torch's own Subset of it. Raises IndexError."""
+    if isinstance(dataset, Dataset):
+        return dataset
+    if type(dataset) is Subset:
+        inner = flattened(dataset.dataset)
+        return inner.select(places_of(dataset.indices, len(inner), "sample")) if inner is not None else None
+    return None
+
+
+def _inside(dataset: object, depth: int) -> Iterator[Dataset | Mixture | Packed]:
+    if isinstance(dataset, (Dataset, Mixture, Packed)):
+        yield dataset
+    elif dataset is not None and depth:
+        parts = (
+            dataset.datasets if isinstance(dataset, ConcatDataset) else [getattr(dataset, "dataset", None)]
+        )
+        for part in parts:
+            yield from _inside(part, depth - 1)
+
+
+def _identity(dataset: object, depth: int) -> str:
+    """Of a view its own; of parts or of chosen indices a digest; of what only holds a dataset, that dataset's."""
+    view = flattened(dataset)
+    if view is not None:
+        return view.identity
+    if dataset is None or not depth:
+        return ""
+    if isinstance(dataset, ConcatDataset):
+        parts = [f"{len(part)}:{_identity(part, depth - 1)}" for part in dataset.datasets]  # type: ignore[arg-type]
+        return _digest("\n".join(parts).encode())
+    inner = _identity(getattr(dataset, "dataset", None), depth - 1)
+    if type(dataset) is Subset:
+        return f"{inner}:{_digest(np.asarray(dataset.indices, np.int64).tobytes())}"
+    return inner
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=8).hexdigest()

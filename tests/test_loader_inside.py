@@ -1,0 +1,163 @@
+"""Datasets of ours inside others: all parts count, in the generators and in what a state belongs to; and what would
+be ignored or seen twice is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset, random_split
+from torch.utils.data import Dataset as TorchDataset
+
+from cachesvc.core.errors import InvalidInput, StateMismatch
+from loader import DataLoader, Dataset, mix, pack
+from tests import datasets
+from tests.loader_fakes import MemoryLink, compiled, in_memory
+
+COUNT = 40
+
+
+@pytest.fixture(scope="module")
+def links(tmp_path_factory: pytest.TempPathFactory) -> list[MemoryLink]:
+    """Record n of dataset i holds 1000 i + n."""
+    root = tmp_path_factory.mktemp("inside")
+    for number in range(3):
+        rows = np.arange(COUNT, dtype="<i8").reshape(COUNT, 1) + 1000 * number
+        datasets.array_file(root / f"{number}.bin", rows)
+    return [compiled(root / f"{n}.bin", root, format="records", dtype="(1,)i8") for n in range(3)]
+
+
+def drawn(record: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+    return torch.tensor([int(record[0]), int(rng.integers(0, 1 << 40))])
+
+
+class Holds(TorchDataset[Any]):
+    """A user's dataset around another."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index]
+
+
+class Rows(IterableDataset[int]):
+    """A user's iterable dataset."""
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter(range(5))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_every_part_draws_anew_in_each_epoch_and_for_each_seed(links: list[MemoryLink], workers: int) -> None:
+    def draws(seed: int) -> list[dict[int, int]]:
+        parts = [in_memory(link, transform=drawn) for link in links]
+        both = ConcatDataset([parts[0], Holds(Subset(parts[1], range(COUNT))), parts[2].take(COUNT)])
+        loader = DataLoader(both, batch_size=30, shuffle=True, seed=seed, epochs=2, num_workers=workers)
+        pairs = torch.cat(list(loader)).reshape(2, 3 * COUNT, 2).tolist()
+        return [dict(epoch) for epoch in pairs]
+
+    first, second = draws(0)
+    other = draws(1)[0]
+    assert draws(0) == [first, second]
+    assert len(first) == 3 * COUNT
+    assert not [n for n in first if first[n] in (second[n], other[n])]
+
+
+OTHERS: dict[str, Callable[[Dataset, Dataset, Dataset], Any]] = {
+    "another second part": lambda a, b, c: ConcatDataset([a, c]),
+    "another order": lambda a, b, c: ConcatDataset([b, a]),
+    "other samples of a part": lambda a, b, c: ConcatDataset([a, Subset(b, [*range(1, COUNT), 0])]),
+    "another cut": lambda a, b, c: ConcatDataset(
+        [a.take(COUNT // 2), ConcatDataset([b, b.take(COUNT // 2)])]
+    ),
+    "a choice of it": lambda a, b, c: Subset(ConcatDataset([a, b]), range(2 * COUNT)),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_state_belongs_to_all_parts_in_order(links: list[MemoryLink], other: str) -> None:
+    a, b, c = map(in_memory, links)
+    loader = DataLoader(ConcatDataset([a, b]), batch_size=8, shuffle=True)
+    next(iter(loader))
+    state = loader.state_dict()
+    again = DataLoader(ConcatDataset([in_memory(links[0]), in_memory(links[1])]), batch_size=8, shuffle=True)
+    again.load_state_dict(state)
+    assert len(list(again)) == len(loader) - 1
+    with pytest.raises(StateMismatch, match="belongs to"):
+        DataLoader(OTHERS[other](a, b, c), batch_size=8, shuffle=True).load_state_dict(state)
+
+
+def test_a_plain_dataset_keeps_its_identity_however_it_is_held(links: list[MemoryLink]) -> None:
+    dataset = in_memory(links[0])
+    part = Subset(dataset, range(1, COUNT))
+    for given, identity in [
+        (dataset, dataset.version),
+        (Holds(dataset), dataset.version),
+        (part, dataset.select(range(1, COUNT)).identity),
+    ]:
+        assert DataLoader(given, batch_size=8).state_dict()["dataset"] == identity
+
+
+def test_choices_from_a_concatenation_are_told_apart(links: list[MemoryLink]) -> None:
+    whole = ConcatDataset([in_memory(links[0]), in_memory(links[1])])
+    halves = random_split(whole, [COUNT, COUNT], torch.Generator().manual_seed(0))
+    states = [DataLoader(half, batch_size=8).state_dict() for half in halves]
+    with pytest.raises(StateMismatch):
+        DataLoader(halves[1], batch_size=8).load_state_dict(states[0])
+
+
+def test_stats_count_every_part(links: list[MemoryLink]) -> None:
+    loader = DataLoader(ConcatDataset([in_memory(link) for link in links]), batch_size=30)
+    list(loader)
+    assert sum(loader.stats().bytes_by_origin.values()) == 3 * COUNT * 8
+
+
+HELD: dict[str, Callable[[Any], Any]] = {
+    "Subset": lambda made: Subset(made, [0, 1]),
+    "random_split": lambda made: random_split(made, [0.5, 0.5])[0],
+    "ConcatDataset": lambda made: ConcatDataset([TensorDataset(torch.arange(3)), made]),
+    "Holds": Holds,
+}
+
+
+@pytest.mark.parametrize("held", HELD)
+@pytest.mark.parametrize("made", ["Mixture", "Packed"])
+def test_mixtures_and_packs_inside_others_are_refused(links: list[MemoryLink], held: str, made: str) -> None:
+    data = in_memory(links[0])
+    given = HELD[held](mix({data: 1.0}) if made == "Mixture" else pack(data, 5))
+    with pytest.raises(InvalidInput, match=rf"{made} inside .*(split|take)") as raised:
+        DataLoader(given, batch_size=2)
+    assert "\n" not in str(raised.value)
+    DataLoader(given, batch_size=2, sampler=[0, 1])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"rank": 0, "world_size": 2},
+        {"mesh": object()},
+        {"global_batch_size": 8},
+        {"epochs": 3},
+        {"epochs": None},
+        {"last": "drop"},
+    ],
+)
+def test_what_torchs_own_loader_would_ignore_is_refused(
+    links: list[MemoryLink], given: dict[str, Any]
+) -> None:
+    ours = in_memory(links[0])
+    others: list[tuple[Any, int | None]] = [(TensorDataset(torch.arange(9)), 2), (Rows(), 2), (ours, None)]
+    for dataset, batch_size in others:
+        with pytest.raises(InvalidInput, match=f"^{next(iter(given))}=.* ignored") as raised:
+            DataLoader(dataset, batch_size, **given)
+        assert "\n" not in str(raised.value)
+        assert len(list(DataLoader(dataset, batch_size))) > 0
+    assert len(DataLoader(others[0][0], 2, sampler=[1, 2, 3], **given)) == 2
+    assert len(DataLoader(ours, batch_sampler=[[1, 2], [3]], **given)) == 2
