@@ -74,7 +74,7 @@ class PeerWatch:
         """Tell all ranks that this one cannot go on, and return what they all raise: the first failure."""
         self._over.set()
         code = error.code if isinstance(error, CacheError) else CacheError.code
-        kind, text = type(error).__name__, str(error).partition("\n")[0]
+        kind, text = _cause(error)
         told = json.dumps([self._topology.rank, where, kind, code, text])
         try:
             if self._store.add(f"{self._key}/claims", 1) == 1:
@@ -158,6 +158,20 @@ def watched(watch: PeerWatch | None, where: Callable[[], str]) -> Iterator[None]
         raise
     finally:
         watch.finish()
+
+
+def _cause(error: Exception) -> tuple[str, str]:
+    """Its type and the first line that it says. What a worker raised arrives as torch's "Caught ..." around the
+    worker's traceback: then those of the exception that this ends with."""
+    text = str(error).strip()
+    if not text.startswith("Caught ") or "\nOriginal Traceback" not in text:
+        return type(error).__name__, text.partition("\n")[0]
+    lines = [line for line in text.splitlines() if line.strip()]
+    frames = [number for number, line in enumerate(lines) if line.startswith('  File "')]
+    after = lines[frames[-1] + 1 :] if frames else lines
+    line = next((line for line in after if not line.startswith(" ")), lines[-1])
+    kind, _, said = line.partition(": ")
+    return kind.rpartition(".")[2], said
 
 
 def _failure(told: str) -> PeerRankFailed:

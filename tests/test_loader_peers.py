@@ -15,12 +15,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 
 from cachesvc.core.errors import NotFound, PeerRankFailed
+from loader import DataLoader
 from loader.peers import BLOCKED_EXIT, PeerWatch, watched
 from loader.topology import Topology
 from tests import datasets
+from tests.loader_fakes import compiled, in_memory
 from tests.rank import PER_FILE
 from tests.servers import free_ports
 
@@ -148,6 +151,41 @@ def test_a_users_own_exception_stays_what_it_is_and_is_told(store: dist.TCPStore
             raise ZeroDivisionError("in a transform\nand more")
         with pytest.raises(PeerRankFailed, match=r"rank 0 .* ZeroDivisionError: in a transform$"):
             second.raise_failure()
+    until(lambda: not listening())
+
+
+class Spoilt(ValueError):
+    """A user's own, whose message has several lines."""
+
+
+def explode(record: torch.Tensor) -> torch.Tensor:
+    try:
+        raise KeyError("lost")
+    except KeyError as error:
+        raise Spoilt(f"record {int(record[0])} is spoilt\nand more: of it") from error
+
+
+def say_nothing(record: torch.Tensor) -> torch.Tensor:
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("workers", ["process", "thread"])
+@pytest.mark.parametrize(
+    ("transform", "told"), [(explode, "Spoilt: record 0 is spoilt"), (say_nothing, "ZeroDivisionError: ")]
+)
+def test_what_a_worker_raised_is_told_as_the_worker_said_it(
+    store: dist.TCPStore, tmp_path: Path, workers: Any, transform: Any, told: str
+) -> None:
+    datasets.array_file(tmp_path / "r.bin", np.arange(8, dtype="<i8").reshape(8, 1))
+    link = compiled(tmp_path / "r.bin", tmp_path, format="records", dtype="(1,)i8")
+    loader = DataLoader(in_memory(link, transform=transform), num_workers=1, worker_type=workers)
+    first, second = watches(store, f"worker-{workers}-{told}")
+    with watched(second, lambda: ""):
+        with pytest.raises((Spoilt, ZeroDivisionError), match="Caught"), watched(first, lambda: "step 0"):
+            next(iter(loader))
+        with pytest.raises(PeerRankFailed) as raised:
+            second.raise_failure()
+    assert str(raised.value) == f"rank 0 cannot go on at step 0: {told}"
     until(lambda: not listening())
 
 
