@@ -7,6 +7,11 @@ import threading
 import weakref
 from typing import Protocol
 
+CHILD_SAYS = (
+    "this iteration of the DataLoader began in the process that forked this one, and its workers serve that process; "
+    "begin one of its own here"
+)
+
 
 class Abandoned(Protocol):
     """Something with descriptors that a child must not keep."""

@@ -13,8 +13,9 @@ from typing import Any
 
 from torch._utils import ExceptionWrapper
 
-from cachesvc.core.errors import CacheError
+from cachesvc.core.errors import CacheError, InvalidInput
 from loader.feed import Turn
+from loader.forks import CHILD_SAYS
 
 Make = Callable[[Turn], Any]
 
@@ -183,19 +184,23 @@ class ThreadEngine:
     ) -> None:
         """`maker()` gives each thread what makes its batches; `init(number)` runs first in each. `timeout_s`: how
         long a batch is waited for, 0 for ever, as in torch."""
-        self._crew = _Crew(maker, workers, persistent, init)
+        self._crew_of: Callable[[], _Crew] = lambda: _Crew(maker, workers, persistent, init)
         self._ahead, self._timeout_s = ahead, timeout_s
         self._line: _Line | None = None
-        weakref.finalize(self, self._crew.close)
+        self._begin()
 
     def start(self, epoch: int, first: int, last: int) -> None:
         """Begin to fetch the turns [first, last) of an epoch."""
+        if self._process != os.getpid():
+            self._begin()
         self._crew.rest()
         self._line = _Line(epoch, first, last, self._ahead)
         self._crew.work(self._line)
 
     def fetch(self, key: tuple[int, int]) -> Any:
         """The batch of a turn. Raises what making it raised, as torch does it; RuntimeError after the timeout."""
+        if self._process != os.getpid():
+            raise InvalidInput(CHILD_SAYS)
         assert self._line is not None, "start comes first"
         try:
             batch = self._line.fetch(key[1], self._timeout_s or None)
@@ -207,5 +212,12 @@ class ThreadEngine:
 
     def rest(self) -> None:
         """The iteration has ended, or was abandoned."""
-        self._line = None
-        self._crew.rest()
+        if (
+            self._process == os.getpid()
+        ):  # a forked child has no threads, and perhaps locks that one of them held
+            self._line = None
+            self._crew.rest()
+
+    def _begin(self) -> None:
+        self._process, self._crew, self._line = os.getpid(), self._crew_of(), None
+        weakref.finalize(self, self._crew.close)

@@ -10,8 +10,9 @@ import torch
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import Sampler, get_worker_info
 
-from cachesvc.core.errors import CacheError
+from cachesvc.core.errors import CacheError, InvalidInput
 from loader.feed import Turn
+from loader.forks import CHILD_SAYS, abandon_in_children
 from loader.handover import Arena, Handed, packed
 from loader.made import Made, Maker
 
@@ -78,21 +79,27 @@ def _as_is(batch: Any) -> Any:
     return batch
 
 
+_of_parents: list[object] = []
+"""In a forked child: iterators of torch's over its parent's workers. Dropping one would end them."""
+
+
 class Engine:
-    """Fetches turns in order through a torch DataLoader with `settings` (its keyword arguments)."""
+    """Fetches turns in order through a torch DataLoader with `settings` (its keyword arguments). A forked child
+    leaves its parent's workers alone, and has its own from the next `start` on."""
 
     def __init__(self, maker: Maker, settings: dict[str, Any]) -> None:
         self._turns = _Turns()
         self._made_by = _Counted(maker)
-        self._loader = torch.utils.data.DataLoader(
-            self._made_by, batch_size=None, sampler=self._turns, collate_fn=_as_is, **settings
-        )
+        self._settings = settings
+        self._loader: torch.utils.data.DataLoader[Any] | None = self._opened()
         self._batches: Iterator[Any] = iter(())
         self._next = Turn(0, 0)
 
     def start(self, epoch: int, first: int, last: int) -> None:
         """Begin to fetch the turns [first, last) of an epoch."""
         self.rest()
+        if self._loader is None:
+            self._loader, self._made_by.arena = self._opened(), None
         loader, turns = self._loader, self._turns
         if loader.num_workers and (self._made_by.arena is None or not loader.persistent_workers):
             # New workers get new slots: nothing that is left of the old ones can write into these.
@@ -103,9 +110,11 @@ class Engine:
 
     def fetch(self, key: tuple[int, int]) -> Made:
         """The batch of a turn; earlier ones that were prefetched and skipped are dropped."""
+        if self._loader is None:
+            raise InvalidInput(CHILD_SAYS)
         while True:
             reached = self._next
-            made: Made | None = next(self._batches, None)
+            made = self._arrived()
             if made is None:
                 raise CacheError(
                     f"the workers ended before batch {key[1]} of epoch {key[0]}; look at their log"
@@ -116,6 +125,24 @@ class Engine:
             if reached == key:
                 return made
 
+    def _arrived(self) -> Made | None:
+        try:
+            return next(self._batches, None)
+        except Exception as error:  # noqa: BLE001
+            # Without torch's frames: they would keep the workers for as long as anybody keeps the error.
+            raise error.with_traceback(None)  # noqa: B904
+
     def rest(self) -> None:
         """The iteration has ended, or was abandoned: workers end, unless they persist."""
         self._batches = iter(())
+
+    def abandon(self) -> None:
+        """In a forked child, also in a worker: see `_of_parents`."""
+        _of_parents.extend((self._loader, self._batches))
+        self._loader, self._batches = None, iter(())
+
+    def _opened(self) -> torch.utils.data.DataLoader[Any]:
+        abandon_in_children(self)
+        return torch.utils.data.DataLoader(
+            self._made_by, batch_size=None, sampler=self._turns, collate_fn=_as_is, **self._settings
+        )
