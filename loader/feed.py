@@ -242,25 +242,32 @@ class Feed(TorchDataset[Any]):
 
     def fetch(self, epoch: int, indices: Ints) -> Any:
         """A batch of these indices."""
+        if self._composed is not None and self._wants_ready:
+            return self._composed.whole(indices, self.spec, epoch)
+        if self._whole is not None and self._view is not None:
+            reader = self._view.opened.reader()
+            return self._whole.make(
+                reader, self._whole.locate(reader, self._view.ids_of(indices)), self.empty
+            )
+        return self._collated(self.take(epoch, indices))
+
+    def take(self, epoch: int, indices: Ints) -> list[Any]:
+        """The samples of these indices, before they are made a batch."""
         if self._composed is not None:
-            if self._wants_ready:
-                return self._composed.whole(indices, self.spec, epoch)
-            return self._collated(self._composed.take(indices, self.spec, epoch))
+            return self._composed.take(indices, self.spec, epoch)
         draw = (self.spec.seed, epoch)
         if self._view is not None:
             view = self._view
             view.draw = draw
-            if self._whole is not None:
-                reader = view.opened.reader()
-                return self._whole.make(reader, self._whole.locate(reader, view.ids_of(indices)), self.empty)
-            return self._collated(view.take_ids(view.ids_of(indices)))
+            return view.take_ids(view.ids_of(indices))
         for inner in self._inner:
             inner.draw = draw
         outer: Any = self.dataset
         numbers = indices.tolist()
         if hasattr(outer, "__getitems__"):
-            return self._collated(outer.__getitems__(numbers))
-        return self._collated([outer[number] for number in numbers])
+            samples: list[Any] = outer.__getitems__(numbers)
+            return samples
+        return [outer[number] for number in numbers]
 
     def _collated(self, samples: list[Any]) -> Any:
         if self.collate is default_collate:

@@ -1,7 +1,8 @@
 """Bad samples: those whose bytes cannot be had for good, do not decode, or whose transform raises.
 
 A bad sample is found when its batch fails, by halving the batch, so good batches pay nothing. What cannot be
-read is an extent: where its object is gone or corrupt, each of its samples is bad.
+read is an extent: where its object is gone or corrupt, each of its samples is bad. What a `collate_fn` raises over
+samples that are good is raised as it is.
 
 - `skip` leaves it out: the batch is shorter and `valid` counts what is left. A batch of which nothing is left
   holds one substitute and `valid` is 0, so the number of steps stays the same and no shape is empty;
@@ -77,7 +78,9 @@ class Mender:
     def _mended(self, epoch: int, turn: int, error: Exception) -> tuple[Any, Repair]:
         indices, valid = self._feed.indices(epoch, turn)
         bad: dict[int, Exception] = {}
-        self._narrow(epoch, indices, list(range(len(indices))), error, bad)
+        whole = self._error_of(epoch, indices)
+        if whole is not None:
+            self._narrow(epoch, indices, list(range(len(indices))), whole, bad)
         kept = [at for at in range(len(indices)) if at not in bad]
         real = sum(at < valid for at in kept)
         rows = indices.copy()
@@ -107,7 +110,7 @@ class Mender:
 
     def _error_of(self, epoch: int, indices: Ints) -> Exception | None:
         try:
-            self._feed.fetch(epoch, indices)
+            self._feed.take(epoch, indices)  # without collation: what fails there is no sample's fault
         except Exception as error:
             if not is_bad_sample(error):
                 raise

@@ -233,3 +233,41 @@ def test_an_object_deleted_at_the_source_is_skipped_through_the_daemon(
         with pytest.raises(NotFound, match=r"d/1\.bin"):
             list(DataLoader(dataset, batch_size=8))
         dataset.close()
+
+
+def spoilt_batch(samples: list[int]) -> torch.Tensor:
+    """A collate_fn of a user that has a fault of its own."""
+    if COUNT - 1 in samples:
+        raise ValueError("the batch is spoilt")
+    return torch.tensor(samples)
+
+
+def never(samples: list[int]) -> torch.Tensor:
+    raise ValueError("the batch is spoilt")
+
+
+@pytest.mark.parametrize("on_error", ["skip", "substitute"])
+@pytest.mark.parametrize("collate_fn", [spoilt_batch, never])
+@pytest.mark.parametrize(("batch_size", "workers"), [(1, 0), (8, 0), (8, 1)])
+def test_a_collate_fn_that_raises_over_good_samples_is_not_the_datas_fault(
+    link: MemoryLink, on_error: str, collate_fn: Any, batch_size: int, workers: int
+) -> None:
+    given = {"batch_size": batch_size, "on_error": on_error, "collate_fn": collate_fn, "num_workers": workers}
+    loader = ranks(link, 1, BAD - {COUNT - 1}, **given)[0]
+    with pytest.raises(ValueError, match="the batch is spoilt"):
+        list(loader)
+    assert not {bad.sample for bad in loader.bad_samples} - BAD
+
+
+def of_several(samples: list[int]) -> torch.Tensor:
+    """A collate_fn that takes no batch of fewer than four."""
+    if len(samples) < 4:
+        raise ValueError("too few")
+    return torch.tensor(samples)
+
+
+def test_only_bad_samples_are_left_out_whatever_the_collate_fn_thinks_of_few(link: MemoryLink) -> None:
+    given = {"batch_size": 20, "on_error": "skip", "collate_fn": of_several, "last": "drop"}
+    loader = ranks(link, 1, frozenset({3, 4, 9}), shuffle=False, **given)[0]
+    assert next(iter(loader)).tolist() == sorted(set(range(20)) - {3, 4, 9})
+    assert [bad.sample for bad in loader.bad_samples] == [3, 4, 9]
