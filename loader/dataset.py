@@ -14,7 +14,7 @@ from torch.utils.data import Dataset as TorchDataset
 from cachesvc.catalog.build import Options
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.layout import Fixed
-from cachesvc.core.arguments import place_of, places_of, whole_number
+from cachesvc.core.arguments import place_of, places_of, shares, whole_number
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.permute import permute
 from cachesvc.sources.uri import canonical
@@ -33,7 +33,7 @@ def open_dataset(
     uri: str | os.PathLike[str] | Sequence[str],
     *,
     format: str | None = None,
-    fields: Sequence[str] | None = None,
+    fields: str | Sequence[str] | None = None,
     decode: Literal["auto"] | Callable[..., Any] | None = "auto",
     transform: Callable[..., Any] | None = None,
     version: str | None = None,
@@ -49,7 +49,7 @@ def open_dataset(
     """Open a prefix, file, glob, brace range, or a list of them, as one pinned dataset version.
 
     `format`: found out, or "files" | "webdataset" | "mds" | "records" | "tokens". `fields`: their values as a
-    tuple; None gives (value, class index) for a folder of classes, the value of a single field, else a dict.
+    tuple (also of one); None gives (value, class index) for a folder of classes, the value of a single field, else a dict.
     `decode`: by extension or column; None for bytes; or callable(sample[, rng]). `transform`:
     callable(sample[, rng]); `rng` is a numpy Generator keyed by (seed, epoch, sample). `version`: pins an
     earlier answer's `ds.version`. `verify`: check every read of a cached file against its checksums. `dtype`,
@@ -71,6 +71,8 @@ def open_dataset(
     )
     place = resolve()
     link = connect([canonical(one) for one in uris], options, version or "", place.world_size)
+    if isinstance(fields, str):
+        fields = (fields,)
     form = Form(tuple(fields) if fields is not None else None, decode, transform, out)
     dataset = Dataset(Opened(link, verify), form)
     if place.rank == 0:
@@ -159,6 +161,8 @@ class Dataset(TorchDataset[Any]):
 
         Raises InvalidInput for a bad expression or one that selects nothing.
         """
+        if not isinstance(expression, str):
+            raise InvalidInput(f"where() takes an expression as text, not {type(expression).__name__}")
         found = np.asarray(self._catalog.find(expression), np.int64)
         ids = found if self._ids is None else self._ids[np.isin(self._ids, found)]
         if not len(ids):
@@ -183,10 +187,11 @@ class Dataset(TorchDataset[Any]):
 
     def split(self, fractions: Mapping[str, float], seed: int = 0) -> dict[str, Dataset]:
         """Disjoint random parts; fractions of at most 1 in total. The same for every process and run."""
-        if not fractions or min(fractions.values()) < 0 or sum(fractions.values()) > 1 + 1e-9:
+        given = shares("fractions", fractions)
+        if not given or sum(given) > 1 + 1e-9:
             raise InvalidInput(f"fractions {dict(fractions)} are not shares of 1")
         shuffled = permute(np.arange(len(self)), len(self), seed).astype(np.int64)
-        bounds = [round(share * len(self)) for share in np.cumsum([0.0, *fractions.values()]).tolist()]
+        bounds = [round(share * len(self)) for share in np.cumsum([0.0, *given]).tolist()]
         return {
             name: self.select(np.sort(shuffled[low:high]))
             for name, low, high in zip(fractions, bounds, bounds[1:], strict=False)

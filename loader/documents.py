@@ -36,18 +36,18 @@ class Documents:
 def documents_of(dataset: Dataset, dtype: str | None) -> Documents:
     """Megatron's documents; else records of integers; else the one chosen field of a sample as raw `dtype`. Raises
     InvalidInput where lengths are not known without reading, or samples are no integers."""
-    catalog = dataset.catalog
+    catalog, asked = dataset.catalog, None if dtype is None else _type(dtype)
     if isinstance(catalog.layout, Indirect):
         raise InvalidInput(
             f"{catalog.uri}: lengths of MDS rows are not in the catalog; pack token files or raw files"
         )
     if not isinstance(catalog.layout, Fixed):
-        return _of_rows(dataset, dtype)
+        return _of_rows(dataset, asked)
     found = np.dtype(catalog.layout.dtype)
-    if found.kind not in "iu" or len(catalog.layout.shape) != 1 or (dtype and np.dtype(dtype) != found):
+    if found.kind not in "iu" or len(catalog.layout.shape) != 1 or asked not in (None, found):
         shape = catalog.layout.shape
         raise InvalidInput(
-            f"{catalog.uri} holds {found} of shape {shape}, not documents of {dtype or 'integers'}"
+            f"{catalog.uri} holds {found} of shape {shape}, not documents of {asked or 'integers'}"
         )
     if catalog.documents is not None:
         return _of_megatron(dataset, catalog.documents, found)
@@ -70,16 +70,23 @@ def _of_records(dataset: Dataset, layout: Fixed, dtype: np.dtype[Any]) -> Docume
     )
 
 
-def _of_rows(dataset: Dataset, dtype: str | None) -> Documents:
+def _type(dtype: str) -> np.dtype[Any]:
+    try:
+        return np.dtype(dtype)
+    except (TypeError, ValueError):
+        raise InvalidInput(f"dtype={dtype!r} is no type of numpy: give 'uint16', say") from None
+
+
+def _of_rows(dataset: Dataset, dtype: np.dtype[Any] | None) -> Documents:
     catalog = dataset.catalog
     names = [field.name for field in catalog.fields]
     wanted = [name for name in dataset.form.fields or names if name in names]
-    if len(wanted) != 1 or dtype is None or np.dtype(dtype).kind not in "iu":
+    if len(wanted) != 1 or dtype is None or dtype.kind not in "iu":
         raise InvalidInput(
             f"{catalog.uri} has fields {', '.join(names)}: to pack one of them as raw integers, open it with "
             "fields=(NAME,) and give pack(..., dtype='uint16'), say"
         )
-    column, width, ids = names.index(wanted[0]), np.dtype(dtype).itemsize, _ascending(dataset)
+    column, width, ids = names.index(wanted[0]), dtype.itemsize, _ascending(dataset)
     addresses, lengths = (
         array[:, column] for array in catalog.locate(np.arange(catalog.samples) if ids is None else ids)
     )
@@ -89,7 +96,7 @@ def _of_rows(dataset: Dataset, dtype: str | None) -> Documents:
         raise InvalidInput(
             f"{catalog.key(sample)} in {catalog.uri} holds {lengths[odd[0]]} bytes, no whole {dtype}"
         )
-    return _laid_out(np.dtype(dtype), _first(catalog, ids), addresses, lengths // width)
+    return _laid_out(dtype, _first(catalog, ids), addresses, lengths // width)
 
 
 def _of_megatron(dataset: Dataset, bounds: Ints, dtype: np.dtype[Any]) -> Documents:

@@ -35,11 +35,14 @@ class Jagged(NamedTuple):
 
 
 def jagged(samples: Sequence[Any]) -> Jagged:
-    """A `collate_fn` for bytes, and for arrays or tensors that differ in their first dimension alone.
+    """A `collate_fn` for bytes, and for arrays or tensors that differ in their first dimension alone; also for tuples
+    of one such value. A named field that a sample has not is empty.
 
     Samples of ours that stay bytes (`open_dataset(..., decode=None)`) are copied once, from the cache into the batch.
     Raises InvalidInput for samples of another kind.
     """
+    if all(type(sample) is tuple and len(sample) == 1 for sample in samples):
+        samples = [b"" if sample[0] is None else sample[0] for sample in samples]
     kinds = {type(sample) for sample in samples}
     if kinds <= {bytes, bytearray, memoryview}:
         values = torch.from_numpy(np.frombuffer(bytearray().join(samples), np.uint8))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset as TorchDataset
 
-from cachesvc.core.arguments import place_of
+from cachesvc.core.arguments import place_of, shares
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.mixture import (
     MAX_PERIOD,
@@ -53,6 +53,7 @@ def mix(weights: Mapping[Dataset | Packed, float], *, by: By = "proportion", siz
 
     Raises InvalidInput for weights below zero or all zero, an empty dataset, and samples that do not look alike.
     """
+    given = shares("weights", weights)
     components = tuple(weights)
     parts = [_component(one) for one in components]
     if not parts:
@@ -67,7 +68,7 @@ def mix(weights: Mapping[Dataset | Packed, float], *, by: By = "proportion", siz
             f"components {first} and {second} of the mixture differ: {one} and {other}; open them with the same "
             "fields, or with a transform that makes them alike"
         )
-    return Mixture(components, by, size, ((0, tuple(float(one) for one in weights.values())),))
+    return Mixture(components, by, size, ((0, tuple(given)),))
 
 
 class Mixture(TorchDataset[Any]):
@@ -121,12 +122,13 @@ class Mixture(TorchDataset[Any]):
     def reweighed(self, weights: Mapping[Dataset | Packed, float], epoch: int) -> Mixture:
         """The same mixture with other weights from the beginning of `epoch` on. A state saved before that continues
         in a loader over it. Raises InvalidInput for other datasets, or an epoch not after the latest change."""
+        given = dict(zip(weights, shares("weights", weights), strict=True))
         if set(weights) != set(self.components) or epoch <= self._phases[-1].first:
             raise InvalidInput(
                 f"weights for {len(weights)} datasets from epoch {epoch}: give one for each of the "
                 f"{len(self.components)} mixed ones, from an epoch after {self._phases[-1].first}"
             )
-        ordered = tuple(float(weights[one]) for one in self.components)
+        ordered = tuple(given[one] for one in self.components)
         return Mixture(self.components, self._by, self._size, (*self._schedule, (epoch, ordered)))
 
     def locate(self, indices: Ints) -> tuple[Ints, Ints, Ints]:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset as TorchDataset
 
-from cachesvc.core.arguments import place_of
+from cachesvc.core.arguments import place_of, whole_number
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order import EpochOrder, OrderSpec
 from cachesvc.core.packing import PackRun
@@ -44,11 +44,14 @@ class Packed(TorchDataset[Any]):
 
     def __init__(self, dataset: Dataset, seq_len: int, dtype: str | None) -> None:
         """Raises InvalidInput."""
+        if not isinstance(dataset, Dataset):
+            raise InvalidInput(f"pack() takes a dataset of open_dataset, not {type(dataset).__name__}")
+        seq_len = whole_number("seq_len", seq_len, 1, 2**63 - 1)
         self.leaf, self.seq_len, self._dtype = dataset, seq_len, dtype
         if dataset.form.transform is not None:
             raise InvalidInput("pack() takes tokens as they are stored: open the dataset without a transform")
         self._documents: Documents = documents_of(dataset, dtype)
-        if not 1 <= seq_len <= self._documents.tokens:
+        if seq_len > self._documents.tokens:
             raise InvalidInput(
                 f"packs of {seq_len} tokens out of {self._documents.tokens}: give seq_len from 1 to what there is"
             )

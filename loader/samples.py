@@ -53,9 +53,10 @@ class Samples:
         """Samples are rows of one tensor."""
         self.ready = self.gathered and form.transform is None and form.fields is None and not self._with_label
         """A batch needs no Python per sample."""
-        plain = self._single and form.decode is None and form.transform is None
+        one = len(self._columns) == 1 and self._columns[0] >= 0 and not self._with_label
+        plain = one and form.decode is None and form.transform is None
         self.stays_bytes = plain and not isinstance(self._layout, (Fixed, Indirect))
-        """A sample is one range of bytes, and handed out as it is."""
+        """A sample is one range of bytes, and handed out as it is, alone or in a tuple of one."""
         if isinstance(self._layout, Fixed):
             self._dtype = np.dtype(self._layout.dtype)
             self._shape = self._layout.shape
@@ -108,7 +109,7 @@ class Samples:
 
     def ranges(self, reader: Reader, samples: Ints) -> tuple[Ints, Ints, Ints, Ints]:
         """Of samples that stay bytes: where they begin and end, and the extents they lie in. What `jagged` takes."""
-        addresses, lengths = (array[:, 0] for array in self._catalog.locate(samples))
+        addresses, lengths = (array[:, self._columns[0]] for array in self._catalog.locate(samples))
         lengths = np.maximum(lengths, 0)  # absent: nothing
         return addresses, addresses + lengths, *reader.spans(addresses, lengths)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import ConcatDataset
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from cachesvc.core.errors import InvalidInput
@@ -85,6 +87,27 @@ def test_batches_are_the_same_with_any_workers(
     assert len(set(seen)) == len(seen) == (56 if last == "drop" else 61)
 
 
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 1}])
+def test_one_named_field_is_joined_and_where_a_sample_has_none_it_is_empty(
+    tmp_path: Path, workers: dict[str, Any]
+) -> None:
+    samples = {
+        f"{n:02d}": {"cls": b"7", "jpg": b"%02d" % n * n} if n % 4 else {"cls": b"7"} for n in range(20)
+    }
+    datasets.write_files(tmp_path / "tars", {"0.tar": datasets.tar_bytes(samples)})
+    link = compiled(tmp_path / "tars", tmp_path, format="webdataset")
+    dataset = in_memory(link, fields=("jpg",), decode=None)
+    joined = [samples[dataset.catalog.key(n)].get("jpg", b"") for n in range(20)]
+    assert dataset[1] == (joined[1],)
+    assert dataset.samples.stays_bytes
+    assert not in_memory(link, fields=("jpg", "cls"), decode=None).samples.stays_bytes
+    twice = ConcatDataset([dataset, dataset])
+    loaders = [DataLoader(given, 6, collate_fn=jagged, **workers) for given in (dataset, twice)]
+    loaders += [TorchDataLoader(dataset, 6, collate_fn=jagged, **workers)]  # type: ignore[list-item]
+    for loader, wanted in zip(loaders, (joined, joined * 2, joined), strict=True):
+        assert [part for batch in loader for part in parts(batch)] == wanted
+
+
 def test_torchs_own_loader_collates_the_same(blobs: Blobs) -> None:
     link, files = blobs
     dataset = in_memory(link, decode=None)
@@ -135,6 +158,9 @@ def test_the_collation_alone(sizes: list[int], kind: str, rest: tuple[int, ...])
         [np.zeros((2, 3)), np.zeros(2)],
         [np.zeros(2), np.zeros(2, int)],
         [b"a", np.zeros(1)],
+        [(b"a",), b"b"],
+        [(b"a", b"b")],
+        [None, b"a"],
         [np.array(["a"])],
     ],
 )

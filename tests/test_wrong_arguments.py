@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -185,3 +185,39 @@ def test_a_selection_of_none_and_a_part_are_what_they_say(numbers: Dataset) -> N
     assert [int(numbers.take(np.int64(2))[at]) for at in (0, 1)] == [0, 1]  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="take=-1"):
         numbers.take(-1)
+
+
+WRONG: dict[str, Callable[[Dataset], object]] = {
+    r"fractions['x']=nan": lambda data: data.split({"x": float("nan")}),
+    r"fractions['x']='y'": lambda data: data.split({"x": "y"}),  # type: ignore[dict-item]
+    r"fractions['x']=None": lambda data: data.split({"x": None}),  # type: ignore[dict-item]
+    r"fractions['x']=-0.5": lambda data: data.split({"x": -0.5}),
+    r"fractions=[0.5, 0.5]": lambda data: data.split([0.5, 0.5]),  # type: ignore[arg-type]
+    "are not shares of 1": lambda data: data.split({"x": 0.7, "y": 0.7}),
+    "]='x': give a number": lambda data: mix({data: "x"}),  # type: ignore[dict-item]
+    "]=inf: give a number": lambda data: mix({data: 1e999}),
+    "]=-1: give a number": lambda data: mix({data: -1}),
+    "weights=[Dataset(": lambda data: mix([data, data]),  # type: ignore[arg-type]
+    "weights=None": lambda data: mix({data: 1}).reweighed(None, 1),  # type: ignore[arg-type]
+    "]='y': give a number": lambda data: mix({data: 1}).reweighed({data: "y"}, 1),  # type: ignore[dict-item]
+    "seq_len=2.5": lambda data: pack(data, 2.5),  # type: ignore[arg-type]
+    "seq_len=0": lambda data: pack(data, 0),
+    "packs of 99 tokens": lambda data: pack(data, 99),
+    "dtype='zz'": lambda data: pack(data, 2, dtype="zz"),
+    "not documents of int16": lambda data: pack(data, 2, dtype="int16"),
+    "not list": lambda data: pack([data], 2),  # type: ignore[arg-type]
+    "not NoneType": lambda data: data.where(None),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("says", WRONG)
+def test_shares_lengths_and_types_that_are_none_are_refused(numbers: Dataset, says: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        WRONG[says](numbers)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_numpys_and_torchs_numbers_are_shares(numbers: Dataset) -> None:
+    assert len(numbers.split({"x": np.float32(0.5)})["x"]) == RECORDS // 2  # type: ignore[dict-item]
+    assert len(mix({numbers: torch.tensor(2.0)})) == RECORDS  # type: ignore[dict-item]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import operator
+from collections.abc import Mapping
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -20,6 +22,17 @@ def whole_number(name: str, given: Any, low: int, high: int) -> int:
         number = None
     if number is None or not low <= number <= high:
         raise InvalidInput(f"{name}={_short(given)}: give a whole number from {low:,} to {high:,}")
+    return number
+
+
+def share(name: str, given: Any) -> float:
+    """An argument as a number of at least 0, numpy's included. Raises InvalidInput for text, NaN and infinity too."""
+    try:
+        number = math.nan if isinstance(given, (str, bytes)) else float(given)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not (math.isfinite(number) and number >= 0):
+        raise InvalidInput(f"{name}={_short(given)}: give a number of at least 0")
     return number
 
 
@@ -50,6 +63,13 @@ def places_of(indices: npt.ArrayLike, count: int, noun: str) -> npt.NDArray[np.i
         raise IndexError(f"{noun} {high if high >= count else low} of {count}")
     places = given.astype(np.int64, copy=False)
     return np.where(places < 0, places + count, places) if low < 0 else places
+
+
+def shares(name: str, given: Any) -> list[float]:
+    """The values of a mapping, each a `share`. Raises InvalidInput, also for what is no mapping."""
+    if not isinstance(given, Mapping):
+        raise InvalidInput(f"{name}={_short(given)}: give a mapping to numbers of at least 0")
+    return [share(f"{name}[{_short(key)}]", value) for key, value in given.items()]
 
 
 def _short(given: Any) -> str:
