@@ -11,7 +11,7 @@ from loader.mend import OnError
 from loader.setup import Window, window_bytes
 from loader.topology import stated
 
-_MAX_COUNT = 2**63 - 1
+MAX_COUNT = 2**63 - 1
 _MAX_SEED = 2**64 - 1
 """The order's keys are of 64 bits, without a sign."""
 
@@ -41,10 +41,10 @@ def checked_numbers(
     """The numbers that a saved state holds, as plain ints. Raises InvalidInput."""
     return (
         whole_number("seed", seed, 0, _MAX_SEED),
-        None if epochs is None else whole_number("epochs", epochs, 1, _MAX_COUNT),
+        None if epochs is None else whole_number("epochs", epochs, 1, MAX_COUNT),
         None
         if global_batch_size is None
-        else whole_number("global_batch_size", global_batch_size, 1, _MAX_COUNT),
+        else whole_number("global_batch_size", global_batch_size, 1, MAX_COUNT),
     )
 
 

@@ -13,10 +13,11 @@ import torch
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, Sampler, default_collate
 
+from cachesvc.core.arguments import whole_number
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order import Last, OrderSpec
 from loader.account import Account
-from loader.arguments import check_arguments, checked_numbers, refuse_unused
+from loader.arguments import MAX_COUNT, check_arguments, checked_numbers, refuse_unused
 from loader.engines import Fetches, WorkerType, checked, engine_for
 from loader.feed import Feed
 from loader.inside import Core, flattened, ours
@@ -24,7 +25,7 @@ from loader.mend import BadSample, Mender, OnError
 from loader.peers import PEER_FAILURE_S, PeerWatch, watch_for, watched
 from loader.progress import STATE_VERSION, Progress, State, parsed
 from loader.reader import Ints
-from loader.setup import Window, check_data, ending, resumed, share_of, window_extents
+from loader.setup import Window, check_data, check_inside, ending, resumed, share_of, window_extents
 from loader.stats import Stats
 from loader.topology import Topology, agree, job_store, resolve
 
@@ -144,9 +145,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 )
             return super().__iter__()
         feed = self._prepared()
+        self._progress.begin(feed.turns)
         if not self._job:
             self._agree_and_say(feed)
-        self._progress.begin(feed.turns(self._progress.epoch))
         self._iteration = mine = object()
         return self._run(feed, mine)
 
@@ -160,11 +161,15 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     @property
     def epoch(self) -> int:
         """The epoch that the next `iter()` runs."""
-        return self._progress.epoch
+        progress = self._progress
+        return progress.place_in(self._prepared().turns)[0] if progress.resume else progress.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin this epoch at the next `iter()`."""
-        self._progress = Progress(epoch=epoch)
+        """Begin this epoch at the next `iter()`. Of the epoch that a loaded state or a skip stands in it changes nothing:
+        scripts say it at each epoch's beginning, the resumed one's too. Raises InvalidInput."""
+        wanted = whole_number("epoch", epoch, 0, MAX_COUNT)
+        if not (self._progress.resume and wanted == self.epoch):
+            self._progress = Progress(epoch=wanted)
 
     @property
     def accumulate(self) -> int:
@@ -192,10 +197,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return tuple(self._account.found.kept)
 
     def skip(self, batches: int) -> None:
-        """Leave out the next `batches` batches of this rank, into the next epochs if need be."""
-        if batches < 0:
-            raise InvalidInput(f"skip({batches}): give 0 or more")
-        self._progress.turn += batches
+        """Leave out the next `batches` batches of this rank, into the next epochs if need be. Raises InvalidInput."""
+        self._progress.turn += whole_number("skip", batches, 0, MAX_COUNT)
         self._progress.resume = True
 
     def stats(self) -> Stats:
@@ -206,18 +209,20 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """Where the run stands, in plain numbers: batches handed over, not those prefetched. The same on every
         rank. Raises StateMismatch for a loader that torch alone runs (it has no state to save)."""
         feed = self._prepared()
-        progress, spec = self._progress, feed.spec
-        step, micro = divmod(progress.turn, feed.share.accumulate)
+        spec, (epoch, turn) = feed.spec, self._progress.place_in(feed.turns)
+        step, micro = divmod(turn, feed.share.accumulate)
         return State(
             version=STATE_VERSION,
             dataset=self._identity,
             samples=len(self.dataset),  # type: ignore[arg-type]
-            epoch=progress.epoch,
+            epoch=epoch,
             step=step,
             micro=micro,
-            steps=feed.order(progress.epoch).steps,
+            steps=feed.steps(epoch),
             seed=spec.seed,
             global_batch=spec.global_batch,
+            batch_size=feed.share.batch_size if micro else 0,
+            world_size=self._where().world_size if micro else 0,
             window_extents=spec.window_extents,
             canonical_nodes=spec.canonical_nodes,
             shuffle=spec.shuffle,
@@ -229,14 +234,16 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         batch. Raises StateMismatch for a state of another dataset, version, seed, or batch."""
         found = parsed(state)
         check_data(found, self._identity, len(self.dataset))  # type: ignore[arg-type]
+        over = found.steps > 0 and found.step >= found.steps
+        before = self._loaded, self._feed, self._engine, self._progress
         self._loaded, self._feed, self._engine = found, None, None
-        over = found.step >= found.steps
         self._progress = Progress(epoch=found.epoch + over)
-        feed = self._prepared()
-        if found.micro and found.global_batch // (feed.share.high - feed.share.low) != (self._world()):
-            raise StateMismatch(
-                f"the state stands inside step {found.step}, after {found.micro} micro-batches"
-            )
+        try:
+            feed = self._prepared()
+            check_inside(found, feed.share.batch_size, self._where().world_size)
+        except BaseException:
+            self._loaded, self._feed, self._engine, self._progress = before
+            raise
         if not over:
             self._progress.turn = found.step * feed.share.accumulate + found.micro
             self._progress.resume = True
@@ -255,9 +262,6 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 "this loader runs as torch's own (a sampler, or another dataset): it keeps no state"
             )
         return self._ours
-
-    def _world(self) -> int:
-        return self._where().world_size
 
     def _where(self) -> Topology:
         if self._topology is None:
@@ -299,8 +303,14 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         facts: dict[str, str | int] = {
             "version": self._identity,
             "seed": spec.seed,
+            "shuffle": spec.shuffle,
+            "batch_size": feed.share.batch_size,
             "global_batch": spec.global_batch,
             "window_extents": spec.window_extents,
+            "canonical_nodes": spec.canonical_nodes,
+            "last": spec.last,
+            "epoch": self._progress.epoch,
+            "batches already consumed": self._progress.turn,
             "steps": steps,
         }
         store, job = self._store(), "alone"
@@ -345,9 +355,14 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _epoch(self, feed: Feed, watch: PeerWatch | None, mine: object) -> Iterator[Any]:
         progress, share = self._progress, feed.share
         epoch, turns = progress.epoch, feed.turns(progress.epoch)
-        consumed = feed.submit(epoch)
+        if not turns and self.epochs is None:
+            raise InvalidInput(
+                f"{len(self.dataset)} samples are less than one batch, and epochs=None never ends"  # type: ignore[arg-type]
+            )
         account = self._account
         account.begin(feed)
+        began = time.perf_counter()
+        consumed = feed.submit(epoch)
         fetch = self._fetcher(feed, epoch, turns)
         full = feed.order(epoch).full_steps * share.accumulate
         now, tell_at = time.perf_counter, 0.0
@@ -357,7 +372,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                     "a newer iteration of this DataLoader has begun, and it has one place in the data: make a DataLoader "
                     "for each that runs at the same time"
                 )
-            asked = now()
+            asked, began = began or now(), 0.0  # the first step waits for the plan and the workers' start too
             step = turn // share.accumulate
             if step in consumed or asked >= tell_at:
                 feed.passed_step(step)
@@ -372,7 +387,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             if progress is not self._progress:
                 return  # set_epoch or load_state_dict in mid-epoch ends this iteration
         feed.passed(turns + share.accumulate)
-        progress.finish()
+        progress.finish(turns)
         account.end(self._where().rank, epoch, self.log_stats)
 
     def _fetcher(self, feed: Feed, epoch: int, turns: int) -> Callable[[tuple[int, int]], Any]:

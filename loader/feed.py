@@ -124,18 +124,29 @@ class Feed(TorchDataset[Any]):
         self._prepare()
 
     def order(self, epoch: int) -> EpochOrder | RunOrder:
-        """The order of an epoch."""
+        """The order of an epoch, from which batches are made next."""
         if self._order is None or self._order.epoch != epoch:
-            if self._composed is not None:
-                self._order = RunOrder(self.spec, self._composed.run(self.spec, epoch), epoch)
-            else:
-                self._order = EpochOrder(self.spec, self.geometry.extent_first, epoch)
+            self._order = self._order_of(epoch)
             self._slab = _Slab(0, np.empty((0, self.share.batch_size), np.int64), None)
         return self._order
 
+    def _order_of(self, epoch: int) -> EpochOrder | RunOrder:
+        """The same, and batches go on to be made from another."""
+        if self._order is not None and self._order.epoch == epoch:
+            return self._order
+        if self._composed is not None:
+            return RunOrder(self.spec, self._composed.run(self.spec, epoch), epoch)
+        return EpochOrder(self.spec, self.geometry.extent_first, epoch)
+
+    def steps(self, epoch: int) -> int:
+        """Steps of an epoch; a mixture's may have other weights than the last."""
+        if self._composed is None and self._order is not None:
+            return self._order.steps
+        return self._order_of(epoch).steps
+
     def turns(self, epoch: int) -> int:
         """Batches of this rank in an epoch; a short last step has fewer micro-batches."""
-        order = self.order(epoch)
+        order = self._order if self._composed is None and self._order is not None else self._order_of(epoch)
         full = order.full_steps * self.share.accumulate
         if not order.has_tail:
             return full

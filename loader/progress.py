@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from cachesvc.core.errors import StateMismatch
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 
 
 @dataclass(slots=True)
@@ -25,23 +25,30 @@ class Progress:
         """For messages."""
         return f"epoch {self.epoch}, step {self.turn // accumulate}"
 
-    def begin(self, turns: int) -> None:
-        """An iteration starts: an abandoned epoch begins anew, a loaded state continues."""
+    def begin(self, turns_of: Callable[[int], int]) -> None:
+        """An iteration starts: an abandoned epoch begins anew, a loaded state or a skip continues."""
         if not self.resume:
             self.turn = 0
         self.resume = False
-        while turns and self.turn >= turns:
-            self.epoch, self.turn = self.epoch + 1, self.turn - turns
+        self.epoch, self.turn = self.place_in(turns_of)
 
-    def finish(self) -> None:
-        """An iteration reached the end of its epoch."""
-        self.epoch, self.turn, self.resume = self.epoch + 1, 0, False
+    def place_in(self, turns_of: Callable[[int], int]) -> tuple[int, int]:
+        """Epoch and turn of the next batch; turns beyond an epoch's (`turns_of` it) are those of the next."""
+        epoch, turn = self.epoch, self.turn
+        while (turns := turns_of(epoch)) and turn >= turns:
+            epoch, turn = epoch + 1, turn - turns
+        return epoch, turn
+
+    def finish(self, turns: int) -> None:
+        """An iteration reached the end of an epoch of so many turns; what was skipped beyond it is the next one's."""
+        self.epoch, self.turn = self.epoch + 1, max(0, self.turn - turns)
+        self.resume = self.turn > 0
 
 
 @dataclass(frozen=True, slots=True)
 class State:
     """All that a resumed run keeps. `step` of `steps` global batches of `epoch` are consumed, and `micro`
-    micro-batches of the next."""
+    micro-batches of the next, by each of `world_size` ranks in batches of `batch_size` (0 between steps)."""
 
     version: int
     dataset: str
@@ -52,6 +59,8 @@ class State:
     steps: int
     seed: int
     global_batch: int
+    batch_size: int
+    world_size: int
     window_extents: int
     canonical_nodes: int
     shuffle: bool
@@ -75,4 +84,6 @@ def parsed(state: Mapping[str, Any]) -> State:
         kind = str if name in texts else bool if name in flags else int
         if not isinstance(state[name], kind):
             raise StateMismatch(f"the state's {name} is {state[name]!r}, not {kind.__name__}")
+        if kind is int and state[name] < 0:
+            raise StateMismatch(f"the state's {name} is {state[name]}: no state says so")
     return State(**state)

@@ -74,6 +74,16 @@ def check_data(state: State, identity: str, samples: int) -> None:
         )
 
 
+def check_inside(state: State, batch_size: int, world_size: int) -> None:
+    """Raises StateMismatch where a state stands between the micro-batches of a step that is cut differently now."""
+    if state.micro and (state.batch_size, state.world_size) != (batch_size, world_size):
+        raise StateMismatch(
+            f"the state stands inside step {state.step}, after {state.micro} batches of {state.batch_size} on each of "
+            f"{state.world_size} ranks; go on with as many and as large, not {world_size} x {batch_size}, or save "
+            "after a whole step"
+        )
+
+
 def resumed(state: State, spec: OrderSpec, given_batch: bool, world_size: int) -> OrderSpec:
     """The spec that a saved run continues with: its own. Raises StateMismatch with the numbers where what was
     asked contradicts it; the global batch may change at an epoch's beginning."""

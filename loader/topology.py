@@ -271,7 +271,9 @@ def _launched(env: Mapping[str, str]) -> _Place | None:
 
 
 def _nodes(processes: int, env: Mapping[str, str]) -> int:
-    """Nodes of the job: processes over processes per node, as far as the launcher tells."""
+    """Nodes of the job: processes over processes per node, as far as the launcher tells; the same on all of them."""
+    if env.get("WORLD_SIZE") == str(processes) and "GROUP_WORLD_SIZE" in env:
+        return max(1, _number(env, "GROUP_WORLD_SIZE"))  # torchrun's agents: nodes may run unequal numbers
     for _, _, size, local in _LAUNCHERS:
         if local in env and env.get(size) == str(processes):
             each = _number(env, local)

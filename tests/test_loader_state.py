@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+from cachesvc.core.errors import InvalidInput, StateMismatch
 from loader import DataLoader
 from tests import datasets
 from tests.loader_fakes import MemoryLink, compiled, in_memory
@@ -78,3 +80,90 @@ def test_torch_checkpoints_hold_it(link: MemoryLink, tmp_path: Path) -> None:
     second = loader(link)
     dcp.load({"model": model.state_dict(), "batches": second}, checkpoint_id=tmp_path / "step-9")
     assert head + rows(second) == whole
+
+
+def small(link: MemoryLink, **more: Any) -> DataLoader:
+    return DataLoader(in_memory(link).take(100), shuffle=True, seed=5, **more)
+
+
+def rest(run: DataLoader) -> list[list[int]]:
+    return [run.indices.tolist() for _ in run]
+
+
+def test_inside_a_step_a_run_goes_on_only_as_it_was_cut(link: MemoryLink) -> None:
+    """After two of four micro-batches: other ranks or sizes would cut the step elsewhere, and lose or repeat samples."""
+    first = small(link, batch_size=4, global_batch_size=16)
+    batches = iter(first)
+    next(batches), next(batches)
+    state = json.loads(json.dumps(first.state_dict()))
+    assert (state["micro"], state["batch_size"], state["world_size"]) == (2, 4, 1)
+    following = [first.indices.tolist() for _ in batches]
+    for other in ({"batch_size": 2}, {"batch_size": 8}, {"batch_size": 4, "rank": 0, "world_size": 2}):
+        run = small(link, **{"global_batch_size": 16, "last": "pad"} | other)
+        before = rest(run)
+        with pytest.raises(StateMismatch, match="inside step 0"):
+            run.load_state_dict(state)
+        run.set_epoch(0)
+        assert rest(run) == before  # as it was
+    again = small(link, batch_size=4, global_batch_size=16)
+    again.load_state_dict(state)
+    assert rest(again) == following
+
+
+@pytest.mark.parametrize("skipped", [1, 9, 10, 11, 23, 40])
+@pytest.mark.parametrize("consumed", [0, 5, 10])
+def test_a_skip_leads_to_the_same_place_by_every_way(link: MemoryLink, skipped: int, consumed: int) -> None:
+    """Into next epochs, in mid-iteration, through a state, and to an epoch that set_epoch names."""
+    straight = small(link, batch_size=10, epochs=6)
+    wanted = [straight.indices.tolist() for _ in straight][consumed + skipped :]
+
+    def begun() -> tuple[DataLoader, Any]:
+        run = small(link, batch_size=10, epochs=6)
+        batches = iter(run)
+        for _ in range(consumed):
+            next(batches)
+        run.skip(skipped)
+        return run, batches
+
+    run, batches = begun()
+    assert [run.indices.tolist() for _ in batches] == wanted
+    run, _ = begun()
+    epoch, turn = divmod(consumed + skipped, 10)
+    state = run.state_dict()
+    assert (state["epoch"], state["step"], run.epoch) == (epoch, turn, epoch)
+    resumed = small(link, batch_size=10, epochs=6 - epoch)
+    resumed.load_state_dict(state)
+    resumed.set_epoch(resumed.epoch)  # as scripts do at each epoch's beginning
+    assert rest(resumed) == wanted
+
+
+def test_the_last_batch_of_an_epoch_is_the_next_ones_beginning(link: MemoryLink) -> None:
+    run = small(link, batch_size=10)
+    for _ in run:
+        state = run.state_dict()
+    assert (state["epoch"], state["step"], state["micro"]) == (1, 0, 0)
+    other = small(link, batch_size=20, global_batch_size=20)
+    other.load_state_dict(state)
+    assert (other.epoch, len(rest(other))) == (1, 5)
+
+
+@pytest.mark.parametrize("wrong", [{"epoch": -3}, {"micro": -1}, {"step": -(10**9)}])
+def test_a_state_that_no_loader_saved_is_refused(link: MemoryLink, wrong: dict[str, int]) -> None:
+    run = small(link, batch_size=10)
+    with pytest.raises(StateMismatch, match="no state says so"):
+        run.load_state_dict(run.state_dict() | wrong)
+
+
+def test_data_that_never_fills_a_batch_does_not_spin(link: MemoryLink) -> None:
+    run = DataLoader(in_memory(link), batch_size=10**6, drop_last=True, epochs=None)
+    with pytest.raises(InvalidInput, match="epochs=None never ends"):
+        next(iter(run))
+    assert list(DataLoader(in_memory(link), batch_size=10**6, drop_last=True)) == []
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, "1"])
+def test_epochs_and_skips_are_whole_numbers(link: MemoryLink, wrong: Any) -> None:
+    run = small(link, batch_size=10)
+    for method in (run.set_epoch, run.skip):
+        with pytest.raises(InvalidInput):
+            method(wrong)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cachesvc.core.errors import DeadlineExceeded, InvalidInput, StateMismatch
@@ -49,6 +50,10 @@ def test_arguments_come_first() -> None:
         (
             {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2"},
             Topology(3, 4, "srun", 1, 2, 3, 4),
+        ),
+        (  # nodes with one process and with three: as many nodes on all of them
+            {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "3", "GROUP_WORLD_SIZE": "2"},
+            Topology(1, 4, "torchrun", 0, 2, 1, 4),
         ),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, Topology(0, 1, "single process")),
         ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, Topology(0, 1, "single process")),
@@ -113,7 +118,34 @@ def test_without_a_process_group_there_is_no_store() -> None:
     assert job_store() is None
 
 
-def _rank(rank: int, rendezvous: str, answers: multiprocessing.Queue[tuple[int, dict[str, str]]]) -> None:
+def _loaders(rank: int, data: str) -> dict[str, str]:
+    """What loaders say at their first iteration where the ranks differ in something that chooses samples."""
+    from loader import DataLoader, open_dataset
+
+    records = open_dataset(data)
+    made = {
+        "shuffle": DataLoader(records, 4, shuffle=bool(rank), last="pad"),
+        "batch_size": DataLoader(records, 4 + 4 * rank, global_batch_size=16, last="pad"),
+        "epoch": DataLoader(records, 4, last="pad"),
+        "batches already consumed": DataLoader(records, 4, last="pad"),
+    }
+    made["epoch"].set_epoch(rank)
+    if rank == 0:
+        ahead = DataLoader(records, 4, last="pad")
+        ahead.skip(2)
+        made["batches already consumed"].load_state_dict(ahead.state_dict())
+    found = {}
+    for name, loader in made.items():
+        try:
+            next(iter(loader))
+        except StateMismatch as error:
+            found[name] = str(error)
+    return found
+
+
+def _rank(
+    rank: int, rendezvous: str, data: str, answers: multiprocessing.Queue[tuple[int, dict[str, str]]]
+) -> None:
     """One real rank: joins the group, resolves, and tries every kind of agreement."""
     os.environ.update(GLOO_SOCKET_IFNAME="lo", MASTER_ADDR="127.0.0.1")
     import torch.distributed as distributed
@@ -141,6 +173,7 @@ def _rank(rank: int, rendezvous: str, answers: multiprocessing.Queue[tuple[int, 
             agree(topology, {"seed": 0}, store, "alone", 0.2)
         except DeadlineExceeded as error:
             found["late"] = str(error)
+    found |= _loaders(rank, data)
     answers.put((rank, found))
     distributed.barrier()
     distributed.destroy_process_group()
@@ -149,8 +182,10 @@ def _rank(rank: int, rendezvous: str, answers: multiprocessing.Queue[tuple[int, 
 def test_two_real_ranks_resolve_agree_and_disagree(tmp_path: Path) -> None:
     spawn = multiprocessing.get_context("spawn")
     answers: multiprocessing.Queue[tuple[int, dict[str, str]]] = spawn.Queue()
+    np.save(tmp_path / "data.npy", np.arange(400).reshape(100, 4))
+    data = str(tmp_path / "data.npy")
     ranks = [
-        spawn.Process(target=_rank, args=(rank, str(tmp_path / "rendezvous"), answers), daemon=True)
+        spawn.Process(target=_rank, args=(rank, str(tmp_path / "rendezvous"), data, answers), daemon=True)
         for rank in range(2)
     ]
     for process in ranks:
@@ -165,4 +200,6 @@ def test_two_real_ranks_resolve_agree_and_disagree(tmp_path: Path) -> None:
         assert "contradicts" in found[rank]["contradiction"]
         assert "seed is 0 on process 0 and 1 on process 1" in found[rank]["mismatch"]
         assert "version" not in found[rank]["mismatch"]
+        for fact in ("shuffle", "batch_size", "epoch", "batches already consumed"):
+            assert f"{fact} is " in found[rank][fact]
     assert "process 1 of 2 did not report" in found[0]["late"]
