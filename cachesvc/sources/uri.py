@@ -15,6 +15,7 @@ from cachesvc.core.errors import InvalidInput, NotAllowed
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.files import under
 from cachesvc.sources.source import Source
+from cachesvc.sources.wildcards import Wildcards
 
 MAX_URI_BYTES = 4096
 MAX_EXPANDED = 100_000
@@ -128,22 +129,9 @@ def glob(source: Source, pattern: str) -> Iterator[ObjectVersion]:
     """Objects whose URI matches, in key order; lists from the last folder before the first wildcard."""
     start = min(pattern.find(mark) for mark in "*?[" if mark in pattern)
     root = pattern[: pattern.rindex("/", 0, start) + 1]
-    wanted = _pattern(pattern)
-    return (found for found in source.list(root) if wanted.fullmatch(found.uri))
-
-
-def _pattern(pattern: str) -> re.Pattern[str]:
-    """A regular expression in which only `**/` crosses slashes."""
-    parts = ["(?:.*/)?" if part == "**" else _segment(part) + "/" for part in pattern.split("/")]
-    return re.compile("".join(parts[:-1]) + (".*" if parts[-1] == "(?:.*/)?" else parts[-1][:-1]), re.S)
-
-
-def _segment(part: str) -> str:
-    tokens = re.findall(r"\[!?\]?[^\]]*\]|.", part, re.S)
-    plain = {"*": "[^/]*", "?": "[^/]"}
-    return "".join(plain.get(t) or (_class(t) if len(t) > 1 else re.escape(t)) for t in tokens)
-
-
-def _class(token: str) -> str:
-    inner = token[1:-1].replace("\\", r"\\").replace("[", r"\[").replace("]", r"\]")
-    return f"[^/{inner[1:]}]" if inner.startswith("!") else f"[{inner.replace('^', chr(92) + '^')}]"
+    wanted = Wildcards(pattern[len(root) :])
+    return (
+        found
+        for found in source.list(root)
+        if found.uri.startswith(root) and wanted.matches(found.uri[len(root) :])
+    )
