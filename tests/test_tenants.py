@@ -193,6 +193,37 @@ def test_a_tenant_uses_its_own_data_and_meets_nothing_of_another_s(daemon: Daemo
     assert bobs in str(seen())
 
 
+@pytest.mark.parametrize("ruled", [False, True])
+def test_what_an_allowlist_no_longer_has_is_as_if_it_were_not_there(tmp_path: Path, ruled: bool) -> None:
+    """Whoever kept the id of a dataset learns no name of its objects and no prefix that is allowed now."""
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "secret.bin").write_bytes(bytes(EXTENT))
+    rule = f"=uid:{os.geteuid()}" if ruled else ""
+    options = ["--ram", "1MiB", "--extent-bytes", str(EXTENT), "--fillers", "1", "--allow"]
+    with (
+        Daemon(tmp_path / "node", [*options, f"{tmp_path}/old/{rule}"]) as before,
+        Control(before.socket_dir) as control,
+    ):
+        old = control.open_dataset([f"{tmp_path}/old/"], RECORDS).id
+    with (
+        Daemon(tmp_path / "node", [*options, f"{tmp_path}/new/{rule}"]) as after,
+        Control(after.socket_dir) as control,
+    ):
+        for call in (
+            lambda wanted: control.pin(wanted, True),
+            lambda wanted: list(control.prefetch(wanted)),
+            lambda wanted: DaemonGrants(after.socket_dir, wanted).acquire([0], 5.0),
+        ):
+            said = []
+            for wanted in (old, DatasetId("1" * 32)):
+                with pytest.raises(NotFound) as caught:
+                    call(wanted)
+                said.append(str(caught.value).replace(old, "1" * 32))
+            assert said[0] == said[1]
+            assert str(tmp_path) not in said[0]
+
+
 @as_root
 def test_without_a_token_of_its_own_a_call_is_nobody_s(daemon: Daemon, data: Path) -> None:
     with Control(daemon.socket_dir) as control:

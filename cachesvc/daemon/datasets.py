@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.config import Rule
-from cachesvc.core.errors import CacheError, CorruptData, NotFound
+from cachesvc.core.errors import CorruptData, InvalidInput, NotAllowed, NotFound
 from cachesvc.core.model import DatasetId, ExtentId
 from cachesvc.daemon.tenants import Tenants
 from cachesvc.sources.uri import Allowlist
@@ -67,8 +67,8 @@ class Datasets:
         self._claim = tidied(directory, alone)
 
     def load(self, wanted: DatasetId) -> Future[Dataset]:
-        """The dataset with that id, read once however many ask. Raises NotFound when no catalog is here,
-        NotAllowed when its source is no longer on the allowlist, CorruptData when the file is damaged."""
+        """The dataset with that id, read once however many ask. Raises NotFound when no catalog is here or its
+        source is no longer on the allowlist, CorruptData when the file is damaged."""
         with self._lock:
             if wanted in self._loaded:
                 ready: Future[Dataset] = Future()
@@ -126,7 +126,8 @@ class Datasets:
         fd = sealed_copy(path)
         try:
             catalog = Catalog.open(f"/proc/self/fd/{fd}")
-            self._check_allowed(catalog)
+            if not self._allowed(catalog):
+                raise unknown(wanted)
         except BaseException:
             os.close(fd)
             raise
@@ -138,13 +139,19 @@ class Datasets:
         )
         return Dataset(wanted, catalog, fd, ids, sizes, tuple(zip(ids, sizes)), index_of, rules)
 
-    def _check_allowed(self, catalog: Catalog) -> None:
-        """The allowlist may have become narrower since the catalog was built. Raises NotAllowed."""
+    def _allowed(self, catalog: Catalog) -> bool:
+        """The allowlist may have become narrower since the catalog was built: then whoever has its id is not told
+        of its objects, nor of the prefixes that are allowed now."""
+        objects = (catalog.object(index).uri for index in range(catalog.objects))
+        # Of several prefixes, the common folder may lie above what is allowed.
+        return self._serves(_folder(catalog)) or all(self._serves(uri) for uri in objects)
+
+    def _serves(self, uri: str) -> bool:
         try:
-            self._allowlist.check(_folder(catalog))
-        except CacheError:
-            for index in range(catalog.objects):  # their common prefix is above what is allowed
-                self._allowlist.check(catalog.object(index).uri)
+            self._allowlist.check(uri)
+        except (NotAllowed, InvalidInput):
+            return False
+        return True
 
 
 def unknown(wanted: DatasetId) -> NotFound:
