@@ -206,6 +206,7 @@ def test_what_an_allowlist_no_longer_has_is_as_if_it_were_not_there(tmp_path: Pa
         Control(before.socket_dir) as control,
     ):
         old = control.open_dataset([f"{tmp_path}/old/"], RECORDS).id
+        control.pin(old, True)
     with (
         Daemon(tmp_path / "node", [*options, f"{tmp_path}/new/{rule}"]) as after,
         Control(after.socket_dir) as control,
@@ -222,6 +223,8 @@ def test_what_an_allowlist_no_longer_has_is_as_if_it_were_not_there(tmp_path: Pa
                 said.append(str(caught.value).replace(old, "1" * 32))
             assert said[0] == said[1]
             assert str(tmp_path) not in said[0]
+        assert "not below" in after.log  # its operator is told
+    assert old in (tmp_path / "node" / "state" / "pins.json").read_text()  # allowed again, it is pinned again
 
 
 @as_root

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.config import Rule
-from cachesvc.core.errors import CorruptData, InvalidInput, NotAllowed, NotFound
+from cachesvc.core.errors import CacheError, CorruptData, NotFound
 from cachesvc.core.model import DatasetId, ExtentId
 from cachesvc.daemon.tenants import Tenants
 from cachesvc.sources.uri import Allowlist
@@ -81,6 +81,10 @@ class Datasets:
         found.add_done_callback(lambda done: self._loading.pop(wanted, None) if done.exception() else None)
         return found
 
+    def stored(self, wanted: DatasetId) -> bool:
+        """Whether a catalog is here, also one that is not allowed now."""
+        return re.fullmatch("[0-9a-f]{32}", wanted) is not None and os.path.exists(self._path(wanted))
+
     def admit(self, dataset: Dataset) -> Dataset:
         """Make a loaded dataset known. On the event loop's thread."""
         with self._lock:
@@ -119,15 +123,16 @@ class Datasets:
         self._loaded.clear()
         os.close(self._claim)
 
+    def _path(self, wanted: DatasetId) -> str:
+        return f"{self.directory}/{wanted}.lmdb"
+
     def _read(self, wanted: DatasetId) -> Dataset:
-        path = f"{self.directory}/{wanted}.lmdb"
-        if not re.fullmatch("[0-9a-f]{32}", wanted) or not os.path.exists(path):
+        if not self.stored(wanted):
             raise unknown(wanted)
-        fd = sealed_copy(path)
+        fd = sealed_copy(self._path(wanted))
         try:
             catalog = Catalog.open(f"/proc/self/fd/{fd}")
-            if not self._allowed(catalog):
-                raise unknown(wanted)
+            self._check_allowed(wanted, catalog)
         except BaseException:
             os.close(fd)
             raise
@@ -139,19 +144,17 @@ class Datasets:
         )
         return Dataset(wanted, catalog, fd, ids, sizes, tuple(zip(ids, sizes)), index_of, rules)
 
-    def _allowed(self, catalog: Catalog) -> bool:
+    def _check_allowed(self, wanted: DatasetId, catalog: Catalog) -> None:
         """The allowlist may have become narrower since the catalog was built: then whoever has its id is not told
-        of its objects, nor of the prefixes that are allowed now."""
-        objects = (catalog.object(index).uri for index in range(catalog.objects))
-        # Of several prefixes, the common folder may lie above what is allowed.
-        return self._serves(_folder(catalog)) or all(self._serves(uri) for uri in objects)
-
-    def _serves(self, uri: str) -> bool:
+        of its objects, nor of the prefixes that are allowed now. Raises NotFound, caused by the refusal."""
         try:
-            self._allowlist.check(uri)
-        except (NotAllowed, InvalidInput):
-            return False
-        return True
+            self._allowlist.check(_folder(catalog))
+        except CacheError:
+            try:
+                for index in range(catalog.objects):  # their common prefix is above what is allowed
+                    self._allowlist.check(catalog.object(index).uri)
+            except CacheError as refusal:
+                raise unknown(wanted) from refusal
 
 
 def unknown(wanted: DatasetId) -> NotFound:

@@ -55,8 +55,11 @@ class Pins:
             dataset = done.result()
             self._runner.loop.post(lambda: self._claim(self._runner.datasets.admit(dataset), True))
             return
-        log.warning("a pinned dataset cannot be kept", extra={"dataset": wanted, "error": str(error)})
-        if isinstance(error, NotFound):
+        log.warning(
+            "a pinned dataset cannot be kept",
+            extra={"dataset": wanted, "error": str(error.__cause__ or error)},
+        )
+        if isinstance(error, NotFound) and not self._runner.datasets.stored(wanted):
             self._store(wanted, False)
 
     def _claim(self, dataset: Dataset, pinned: bool) -> None:
