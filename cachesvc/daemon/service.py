@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -42,6 +43,7 @@ _Answer = TypeVar("_Answer")
 MAX_FAILURES = 100
 """Named in one progress message; the rest is counted."""
 MAX_URIS = 100_000
+_TOKEN = re.compile("[0-9]{1,20}")  # 64 bits; the conversion of thousands of digits is an error
 PLANS_AT_ONCE = 4
 """Being read: for that moment a plan of a million entries takes 300 MB, and no more cores would make it quicker."""
 STATUSES: dict[type[CacheError], grpc.StatusCode] = {
@@ -198,7 +200,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
         """The user whose grants connection the call names; None when it names none that lives."""
         given = dict(context.invocation_metadata()).get(TOKEN_KEY, "")
         assert self._runner.grants is not None
-        return self._runner.grants.caller(int(given)) if str(given).isdecimal() else None
+        return self._runner.grants.caller(int(given)) if _TOKEN.fullmatch(str(given)) else None
 
     def _readable(self, extent: ExtentId, caller: Peer | None) -> None:
         """Raises NotFound for an extent of a dataset that is not the caller's."""
