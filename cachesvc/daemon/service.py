@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import queue
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +42,6 @@ _Answer = TypeVar("_Answer")
 MAX_FAILURES = 100
 """Named in one progress message; the rest is counted."""
 MAX_URIS = 100_000
-_TOKEN = re.compile("[0-9]{1,20}")  # 64 bits; the conversion of thousands of digits is an error
 PLANS_AT_ONCE = 4
 """Being read: for that moment a plan of a million entries takes 300 MB, and no more cores would make it quicker."""
 STATUSES: dict[type[CacheError], grpc.StatusCode] = {
@@ -59,6 +57,9 @@ STATUSES: dict[type[CacheError], grpc.StatusCode] = {
     errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.StateMismatch: grpc.StatusCode.FAILED_PRECONDITION,
 }
+
+MAX_TOKEN_DIGITS = 20
+"""Of a number of 64 bits."""
 
 
 class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
@@ -114,8 +115,8 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
     ) -> Iterator[pb.PrefetchReply]:
         with _statuses(context):
             dataset = self._dataset(request.dataset, context)
-            job = self._runner.next_id()
-            self._loop.call(lambda: self._runner.declare(job, dataset))
+            job, user = self._runner.next_id(), self._uid(context)
+            self._loop.call(lambda: self._runner.declare(job, dataset, user))
             try:
                 if not request.dry_run:
                     self._loop.call(lambda: self._runner.handle(events.Prefetched(job, dataset.id)))
@@ -145,7 +146,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
     def Pin(self, request: pb.PinRequest, context: grpc.ServicerContext) -> pb.PinReply:
         with _statuses(context):
             dataset = self._dataset(request.dataset, context)
-            self._pins.pin(dataset, request.pinned)
+            self._pins.pin(dataset, request.pinned, self._uid(context))
             return pb.PinReply()
 
     def Evict(self, request: pb.EvictRequest, context: grpc.ServicerContext) -> pb.EvictReply:
@@ -200,7 +201,15 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
         """The user whose grants connection the call names; None when it names none that lives."""
         given = dict(context.invocation_metadata()).get(TOKEN_KEY, "")
         assert self._runner.grants is not None
-        return self._runner.grants.caller(int(given)) if _TOKEN.fullmatch(str(given)) else None
+        return (
+            self._runner.grants.caller(int(given))
+            if str(given).isdecimal() and len(given) <= MAX_TOKEN_DIGITS
+            else None
+        )
+
+    def _uid(self, context: grpc.ServicerContext) -> int:
+        caller = self._caller(context)
+        return caller.uid if caller else -1
 
     def _readable(self, extent: ExtentId, caller: Peer | None) -> None:
         """Raises NotFound for an extent of a dataset that is not the caller's."""
