@@ -69,7 +69,7 @@ def compile_here(uris: Sequence[str], options: Options, version: str) -> tuple[D
     source is no longer at `version`."""
     home = _home()
     sources = Sources(SourceSettings(metadata_directory=Path(home) / "metadata"))
-    found = survey([one for uri in uris for one in sources.spelled_out(uri)], options, sources)
+    found = survey(sources.spelled_out(uris), options, sources)
     if version and version != found.id:
         raise SourceChanged(
             f"{found.uri} is now version {found.id}, not {version}; a daemon may still hold that one"

@@ -28,7 +28,7 @@ def here(tmp_path: Path) -> Path:
 
 
 def entries(here: Path, *names: str, **options: object) -> list[str]:
-    uris = [one for name in names for one in SOURCES.spelled_out(canonical(f"{here}/{name}"))]
+    uris = SOURCES.spelled_out([canonical(f"{here}/{name}") for name in names])
     found = survey(uris, Options(**options), SOURCES)  # type: ignore[arg-type]
     return [entry.object.uri.removeprefix(f"file://{here}/") for entry in found.entries]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -69,7 +71,8 @@ class NodeMachine(RuleBasedStateMachine):
         super().__init__()
         specs = [TierSpec(name, budget) for name, budget in BUDGETS.items()]
         self.node = Node(
-            specs, Settings(lookahead_bytes=4, max_fills=3, max_attempts=2, scrub_bytes_per_s=200)
+            specs,
+            Settings(lookahead_bytes=4, max_fills=3, max_attempts=2, scrub_bytes_per_s=200, hold_s=math.inf),
         )
         self.now = 0.0
         self.request = 0
@@ -193,12 +196,12 @@ class NodeMachine(RuleBasedStateMachine):
         if not any(lease[:2] == (reader, extent) for lease in self.leases):
             self.send(Released(reader, extent))
 
-    @rule(extent=extents, size_bytes=st.integers(1, 20))
-    def hold_and_let_go(self, extent: ExtentId, size_bytes: int) -> None:
+    @rule(extent=extents, in_ram=st.booleans())
+    def hold_and_let_go(self, extent: ExtentId, in_ram: bool) -> None:
         if self.held:
             self.send(ReaderGone(ReaderId(99)))
         else:
-            self.send(Held(ReaderId(99), extent, size_bytes))
+            self.send(Held(ReaderId(99), extent, SIZES[extent] if in_ram else 0))
         self.held = not self.held
 
     @rule(job=jobs, dataset=datasets)

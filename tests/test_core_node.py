@@ -482,3 +482,12 @@ def test_backoff_doubles_up_to_its_cap_and_differs_between_extents() -> None:
     assert delays == sorted(delays)
     assert delays[-1] <= RETRY_CAP_S
     assert backoff_s(1, A) != backoff_s(1, B)
+
+
+def test_long_after_the_start_nobody_held_anything_before_it() -> None:
+    node = node_of(ram=2)
+    node.handle(Demanded(ONE, 1, A, True, SIZE), 100.0)
+    node.handle(Held(TWO, B, 2 * SIZE), 100.0 + Settings().hold_s + 1.0)
+    assert [tier.held_bytes for tier in node.status().tiers] == [0]
+    node.handle(Released(TWO, B), 2000.0)  # its release is none of a lease
+    node.check()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
@@ -54,7 +56,8 @@ class ChangingHands(NodeMachine):
         )
         specs = [TierSpec(RAM, ram_bytes), TierSpec(NVME, BUDGETS[NVME])]
         self.node = Node(
-            specs, Settings(lookahead_bytes=4, max_fills=3, max_attempts=2, scrub_bytes_per_s=200)
+            specs,
+            Settings(lookahead_bytes=4, max_fills=3, max_attempts=2, scrub_bytes_per_s=200, hold_s=math.inf),
         )
         self.send(ev.Recovered(NVME, {extent: SIZES[extent] for extent in sorted(self.stored[NVME])}))
         self.send(ev.Recovered(RAM, dict(reversed(found))))

@@ -4,6 +4,7 @@ missing in it."""
 from __future__ import annotations
 
 import dataclasses
+import gc
 import inspect
 import re
 import shlex
@@ -22,9 +23,11 @@ from cachesvc.__main__ import run
 from cachesvc.catalog.build import Options
 from cachesvc.catalog.detect import FORMATS
 from cachesvc.cli import cli
+from cachesvc.client import Control
 from cachesvc.core.errors import CacheError
 from loader import DataLoader, open_dataset
 from tests.servers import SeaweedFS, free_ports
+from tests.test_daemon import wait_until
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -93,7 +96,10 @@ def test_the_python_blocks_run_one_after_another(client: None) -> None:
     assert names["batches"].state_dict()["step"] == 1
 
 
-def test_the_command_lines_run(client: None, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_command_lines_run(client: None, daemon: Daemon, capfd: pytest.CaptureFixture[str]) -> None:
+    gc.collect()  # the python blocks' loaders
+    with Control(daemon.socket_dir) as control:
+        wait_until(lambda: control.status().readers <= 1)  # this one: nobody leases what is evicted below
     for words in verb_lines():
         if words[0] != "serve":
             assert run(words) == 0, (words, capfd.readouterr().err)

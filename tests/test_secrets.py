@@ -13,14 +13,44 @@ import pytest
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
 from cachesvc.client import Control
-from cachesvc.core.errors import CacheError
+from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.model import DatasetId
+from cachesvc.core.secrets import redacted
 from cachesvc.leases import DaemonGrants
+from cachesvc.sources.s3 import S3Settings, open_s3
 from tests.servers import SeaweedFS, free_ports
 
 RECORDS = Options(format="records", record_bytes=4096)
 SECRET, SESSION, KEY = "Zs3cr3tZaccessZkeyZvalue", "Zs3ss10nZt0kenZvalue", "ZtlsZkeyZcontents"
 ACCESS_KEY = "AKIAZZNOTAREALKEYZZ"
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("s3://u:PASS@bkt/x: no", "s3://***@bkt/x: no"),
+        ("http://u:PA@SS@h:9/x@y", "http://***@h:9/x@y"),
+        (
+            's3://u:PASS@bkt/: Invalid bucket name "u:PASS@bkt"',
+            's3://***@bkt/: Invalid bucket name "***@bkt"',
+        ),
+        ("https://h/x?sv=1&sig=PASS#PASS, and", "https://h/x?sv=***&sig=***#*** and"),
+        ("'https://h/x#PASS'", "'https://h/x#***'"),
+        ("s3://b/part#1.bin: gone", "s3://b/part#1.bin: gone"),
+        ("a@b.example", "a@b.example"),
+    ],
+)
+def test_what_a_url_gives_away_is_not_shown(said: str, shown: str) -> None:
+    assert redacted(said) == shown
+    assert redacted(shown) == shown
+
+
+def test_a_bucket_with_a_user_is_refused_without_naming_the_user() -> None:
+    settings = S3Settings(endpoint="http://127.0.0.1:9", region="us-east-1", anonymous=True)
+    with pytest.raises(InvalidInput) as caught:
+        list(open_s3(settings).list("s3://u:PASS@bkt/"))
+    assert "PASS" not in f"{caught.value!r}"
+    assert "***@bkt" in str(caught.value)
 
 
 @pytest.mark.parametrize("works", [pytest.param(True, marks=pytest.mark.slow), False])

@@ -188,6 +188,17 @@ def test_a_shuffle_window_far_larger_than_the_room_fetches_on_demand_only() -> N
     assert engine.node.policy.tight
 
 
+@pytest.mark.parametrize("option", ["--cache", "--ram", "--step-s", "--latency-s", "--faults"])
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_what_is_no_number_is_refused_in_one_line(
+    option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["simulate", "--shards", "60", "--epochs", "2", f"{option}={value}"]) == 2
+    said = capsys.readouterr().err
+    assert option in said
+    assert "Traceback" not in said
+
+
 def test_the_command_prints_a_table_with_a_plot_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["simulate", "--shards", "60", "--epochs", "2", "--cache", "0.5"]
     assert run(words) == 0

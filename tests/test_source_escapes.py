@@ -107,6 +107,60 @@ def test_a_link_from_one_root_into_another_is_not_followed(tmp_path: Path) -> No
         source.head(f"file://{tmp_path}/all/window")
 
 
+def test_a_link_that_flips_while_a_folder_is_listed_never_shows_a_size_from_outside(tmp_path: Path) -> None:
+    for name, size in (("in/ds/d", 1000), ("out", 123_457)):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "x").write_bytes(bytes(size))
+    flip, spare = tmp_path / "in" / "flip", tmp_path / "in" / "spare"
+    flip.symlink_to(tmp_path / "in" / "ds" / "d")
+    for number in range(50):
+        (tmp_path / "in" / "ds" / f"file{number}").symlink_to(flip / "x")
+        (tmp_path / "in" / "ds" / f"folder{number}").symlink_to(flip)
+    stop = threading.Event()
+
+    def swap() -> None:
+        while not stop.is_set():
+            for target in (tmp_path / "out", tmp_path / "in" / "ds" / "d"):
+                spare.symlink_to(target)
+                spare.rename(flip)
+
+    swapper = threading.Thread(target=swap)
+    swapper.start()
+    sizes: set[int] = set()
+    try:
+        for roots in ((), (str(tmp_path / "in"),)):
+            for _ in range(60):
+                try:
+                    sizes.update(v.size_bytes for v in FilesSource(roots).list(f"file://{tmp_path}/in/ds/"))
+                except NotAllowed:
+                    continue
+    finally:
+        stop.set()
+        swapper.join()
+    assert sizes == {1000}
+
+
+def test_nothing_is_said_of_what_a_link_leads_to_outside(tmp_path: Path) -> None:
+    """The same words whether it is there or not, and never its real path."""
+    for name in ("in", "out", "out/folder"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "out" / "x").write_bytes(b"secret")
+    (tmp_path / "in" / "door").symlink_to(tmp_path / "out")
+    (tmp_path / "in" / "through").symlink_to(tmp_path / "out" / "x" / "y")
+    source = FilesSource((str(tmp_path / "in"),))
+    for name in ("door/x", "door/none", "door/folder", "door/x/y", "door", "through"):
+        uri = f"file://{tmp_path}/in/{name}"
+        for call in (
+            lambda uri=uri: source.head(uri),
+            lambda uri=uri: list(source.list(uri)),
+            lambda uri=uri: source.read_into(ObjectVersion(uri, 1, ""), 0, memoryview(bytearray(1))),
+        ):
+            with pytest.raises(NotAllowed) as caught:
+                call()
+            assert str(caught.value) == f"{uri} leads outside what may be read"
+    assert list(source.list(f"file://{tmp_path}/in/")) == []
+
+
 @pytest.mark.parametrize("special", ["pipe", "device", "folder"])
 def test_only_regular_files_are_read(tmp_path: Path, special: str) -> None:
     path = tmp_path / "x"

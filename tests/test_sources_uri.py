@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ from hypothesis import strategies as st
 from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.files import FilesSource
-from cachesvc.sources.open import SourceSettings, open_source
-from cachesvc.sources.uri import allowlist, canonical, expand, glob, has_glob
+from cachesvc.sources.open import Sources, SourceSettings, open_source
+from cachesvc.sources.uri import MAX_EXPANDED, allowlist, canonical, expand, glob, has_glob
 
 
 @pytest.mark.parametrize(
@@ -90,12 +91,44 @@ def test_links_do_not_lead_out_of_the_allowlist(tmp_path: Path) -> None:
 
 
 def test_brace_ranges() -> None:
-    assert expand("s3://b/{008..011}.tar") == [f"s3://b/{n:03d}.tar" for n in range(8, 12)]
-    assert expand("x{2..0}-{a,b}") == ["x2-a", "x2-b", "x1-a", "x1-b", "x0-a", "x0-b"]
-    assert expand("plain") == ["plain"]
-    for wrong in ("{}", "{a}", "{0..999999999}", "{0..999}{0..999}"):
+    assert expand(["s3://b/{008..011}.tar"]) == [f"s3://b/{n:03d}.tar" for n in range(8, 12)]
+    assert expand(["x{2..0}-{a,b}", "{y,z}"]) == ["x2-a", "x2-b", "x1-a", "x1-b", "x0-a", "x0-b", "y", "z"]
+    assert expand(["plain"]) == ["plain"]
+    assert expand(["{{a,b}}", "{7..7}" * 600]) == ["{a}", "{b}", "7" * 600]
+    for wrong in ("{}", "{a}", "{0..999999999}", "{0..999}{0..999}", "{}" * 1000, "{0..99}" * 500):
         with pytest.raises(InvalidInput):
-            expand(wrong)
+            expand([wrong])
+
+
+def test_what_all_uris_of_an_opening_stand_for_is_bounded_together() -> None:
+    bomb = [f"s3://b/{{00000..99999}}{number}" for number in range(400)]
+    assert len(expand(bomb[:1])) == MAX_EXPANDED
+    long = ["s3://b/" + "x" * 3000 + "{00000..99999}"]
+    for wrong in (bomb[:2], bomb, [*bomb[:1], "s3://b/one"], long):
+        tracemalloc.start()
+        try:
+            with pytest.raises(InvalidInput, match=r"stands for 100,000 objects.*all URIs together"):
+                expand(wrong)
+            assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        finally:
+            tracemalloc.stop()
+
+
+@pytest.mark.parametrize("out", ["{..,..}/a/x", "{.,..}/x", "a{/,//}../x", "{%2,%2}e./x", "d/{..,.}"])
+def test_braces_that_spell_a_way_out_are_refused_whatever_is_there(tmp_path: Path, out: str) -> None:
+    """Before anything is looked up: no source is opened for them."""
+    (tmp_path / "b" / "d").mkdir(parents=True)
+    (tmp_path / "b" / "a").mkdir()
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x").write_bytes(b"secret")
+    for head in (f"{tmp_path}/b/", "nobody-reads-this://bkt/"):
+        said = []
+        for typed in (out, out.replace("x", "none")):
+            with pytest.raises(InvalidInput) as caught:
+                Sources(SourceSettings()).spelled_out([allowlist([head]).check(head + typed)])
+            said.append(str(caught.value).replace("none", "x"))
+        assert said[0] == said[1]
+        assert "nobody reads" not in said[0]
 
 
 def test_globs_do_not_cross_slashes_but_double_stars_do(tmp_path: Path) -> None:

@@ -193,6 +193,40 @@ def test_a_tenant_uses_its_own_data_and_meets_nothing_of_another_s(daemon: Daemo
     assert bobs in str(seen())
 
 
+@pytest.mark.parametrize("ruled", [False, True])
+def test_what_an_allowlist_no_longer_has_is_as_if_it_were_not_there(tmp_path: Path, ruled: bool) -> None:
+    """Whoever kept the id of a dataset learns no name of its objects and no prefix that is allowed now."""
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "secret.bin").write_bytes(bytes(EXTENT))
+    rule = f"=uid:{os.geteuid()}" if ruled else ""
+    options = ["--ram", "1MiB", "--extent-bytes", str(EXTENT), "--fillers", "1", "--allow"]
+    with (
+        Daemon(tmp_path / "node", [*options, f"{tmp_path}/old/{rule}"]) as before,
+        Control(before.socket_dir) as control,
+    ):
+        old = control.open_dataset([f"{tmp_path}/old/"], RECORDS).id
+        control.pin(old, True)
+    with (
+        Daemon(tmp_path / "node", [*options, f"{tmp_path}/new/{rule}"]) as after,
+        Control(after.socket_dir) as control,
+    ):
+        for call in (
+            lambda wanted: control.pin(wanted, True),
+            lambda wanted: list(control.prefetch(wanted)),
+            lambda wanted: DaemonGrants(after.socket_dir, wanted).acquire([0], 5.0),
+        ):
+            said = []
+            for wanted in (old, DatasetId("1" * 32)):
+                with pytest.raises(NotFound) as caught:
+                    call(wanted)
+                said.append(str(caught.value).replace(old, "1" * 32))
+            assert said[0] == said[1]
+            assert str(tmp_path) not in said[0]
+        assert "not below" in after.log  # its operator is told
+    assert old in (tmp_path / "node" / "state" / "pins.json").read_text()  # allowed again, it is pinned again
+
+
 @as_root
 def test_without_a_token_of_its_own_a_call_is_nobody_s(daemon: Daemon, data: Path) -> None:
     with Control(daemon.socket_dir) as control:
@@ -200,7 +234,7 @@ def test_without_a_token_of_its_own_a_call_is_nobody_s(daemon: Daemon, data: Pat
         public = control.open_dataset([f"{data}/all/"], RECORDS).id
     with grpc.insecure_channel(f"unix:{daemon.socket_dir}/cachesvc.sock") as channel:
         stub = cachesvc_pb2_grpc.CacheStub(channel)
-        for token in ("1", "-1", "x", str(2**64 - 1), "9" * 4000, ""):
+        for token in ("1", "-1", "x", str(2**64 - 1), "9" * 5000, ""):
             with pytest.raises(grpc.RpcError) as caught:
                 stub.Evict(pb.EvictRequest(dataset=dataset), metadata=((TOKEN_KEY, token),))
             assert caught.value.code() is grpc.StatusCode.NOT_FOUND

@@ -26,7 +26,7 @@ LOCAL_BYTES_PER_S = 2 * GIB
 @click.option("--ram", type=options.SIZE, help="RAM budget of a node.  [default: 10 % of this cgroup's]")
 @click.option("--nvme", type=options.SIZE, default=0, help="NVMe budget of a node, all directories together.")
 @click.option(
-    "--sample-rate", type=click.FloatRange(0), default=0.0, help="Samples/s that the whole job can consume."
+    "--sample-rate", type=options.Number(0), default=0.0, help="Samples/s that the whole job can consume."
 )
 @click.option(
     "--source-rate", type=options.SIZE, default=GIB, help="Bytes/s of the source, all nodes.  [default: 1GiB]"

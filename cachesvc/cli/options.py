@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable
@@ -40,6 +41,17 @@ class Size(_Param):
         if size > _MAX_BYTES:
             self.fail(f"{value!r} is more than any machine has", param, ctx)
         return size
+
+
+class Number(click.FloatRange):
+    """A number within bounds; `nan`, which no bound stops, and `inf` are none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a number that can be counted with", param, ctx)
+        return number
 
 
 class Nvme(_Param):

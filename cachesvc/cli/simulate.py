@@ -26,14 +26,14 @@ BAR = 40
 @click.option(
     "--cache",
     "caches",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=options.Number(0, 1, min_open=True),
     multiple=True,
     default=(0.1, 0.35, 0.5, 0.8),
     show_default=True,
     help="Cache as a part of the data; repeatable.",
 )
 @click.option(
-    "--ram", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="RAM's part of it.  [default: all]"
+    "--ram", type=options.Number(0, 1, min_open=True), default=1.0, help="RAM's part of it.  [default: all]"
 )
 @click.option(
     "--policy", "names", multiple=True, help="keep, lru, random or belady; repeatable.  [default: all]"
@@ -48,20 +48,20 @@ BAR = 40
 @click.option("--ranks", type=click.IntRange(1), default=1, show_default=True, help="Readers of the node.")
 @click.option(
     "--step-s",
-    type=click.FloatRange(0, min_open=True),
+    type=options.Number(0, min_open=True),
     default=0.05,
     show_default=True,
     help="Compute a step.",
 )
 @click.option(
-    "--latency-s", type=click.FloatRange(0), default=0.02, show_default=True, help="The source's first byte."
+    "--latency-s", type=options.Number(0), default=0.02, show_default=True, help="The source's first byte."
 )
 @click.option(
     "--source-rate", type=options.SIZE, default=2 * 10**9, help="Bytes/s of the source.  [default: 2GB]"
 )
 @click.option(
     "--faults",
-    type=click.FloatRange(0, 0.5),
+    type=options.Number(0, 0.5),
     default=0.0,
     show_default=True,
     help="Part of fetches that fail.",

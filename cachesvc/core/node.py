@@ -30,6 +30,7 @@ anything is evicted, RAM first; RAM gives way only when NVMe is full too, so not
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -60,6 +61,7 @@ class Node:
         self.alarms = Alarms()
         self.scrub = Scrub(self.copies, self.policy.settings.scrub_bytes_per_s)
         self._now = 0.0
+        self._began = math.inf
         self._more = False
         self._handlers: dict[type, Callable[[Any], None]] = {
             ev.Demanded: self._demanded,
@@ -95,6 +97,7 @@ class Node:
         out: list[ev.Command] = []
         self.copies.out = out
         self._now = now
+        self._began = min(self._began, now)
         self._handlers[type(event)](event)
         for (
             tier
@@ -198,7 +201,9 @@ class Node:
         self.readers.gone(event.reader, self._now)
 
     def _held(self, event: ev.Held) -> None:
-        self.readers.hold(event.reader, event.extent, event.size_bytes)
+        """Believed for a while after the start only: later it would be a way to take room without a lease."""
+        late = self._now - self._began > self.policy.settings.hold_s
+        self.readers.hold(event.reader, event.extent, 0 if late else event.size_bytes)
 
     def _leased(self, event: ev.Leased) -> None:
         self.readers.take_over(event)

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import re
 
-_USER = re.compile(r"(?<=://)[^/\s?#@'\"]+@(?=[^/\s@]*)")
+_USER = re.compile(r"(?<=://)([^/\s?#'\"]+)@")
+"""Up to the last `@` before the path: a password may hold some."""
 _QUERY = re.compile(
-    r"(?i)(?<=[?&])((?:[a-z0-9_-]*(?:signature|token|secret|password|credential|apikey|api_key|key)|sig|se|sp|sv)=)"
+    r"(?i)(?<=[?&#])((?:[a-z0-9_-]*(?:signature|token|secret|password|credential|apikey|api_key|key)|sig|se|sp|sv)=)"
     r"[^&\s'\"#)]+"
 )
+_FRAGMENT = re.compile(r"(?i)(\bhttps?://[^\s'\"#]*#)[^\s'\"]+")
+"""Of web addresses only: elsewhere `#` is a character of a key."""
 
 
 def redacted(text: str) -> str:
-    """The text without the user part of its URLs and the values of query parameters that sign or log in."""
+    """The text without the user part of its URLs (also where a library repeats it without the URL), the values of
+    query parameters that sign or log in, and the fragments of web addresses."""
     if "://" not in text:
         return text
-    return _QUERY.sub(r"\1***", _USER.sub("***@", text))
+    users = set(_USER.findall(text))
+    text = _FRAGMENT.sub(r"\1***", _QUERY.sub(r"\1***", _USER.sub("***@", text)))
+    for user in users:
+        text = text.replace(f"{user}@", "***@")
+    return text

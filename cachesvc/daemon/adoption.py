@@ -189,8 +189,7 @@ def restore(adopted: Adopted, runner: Runner) -> None:
             reader.welcomed,
             reader.launch,
         )
-        runner.grants.adopt(given, dataset)
-        if dataset is not None:
+        if runner.grants.adopt(given, dataset) and dataset is not None:
             known[reader.id] = dataset
             runner.declare(reader.id, dataset)
     for event in takeover_state.taken(adopted.state, known.get):

@@ -67,8 +67,8 @@ class Datasets:
         self._claim = tidied(directory, alone)
 
     def load(self, wanted: DatasetId) -> Future[Dataset]:
-        """The dataset with that id, read once however many ask. Raises NotFound when no catalog is here,
-        NotAllowed when its source is no longer on the allowlist, CorruptData when the file is damaged."""
+        """The dataset with that id, read once however many ask. Raises NotFound when no catalog is here or its
+        source is no longer on the allowlist, CorruptData when the file is damaged."""
         with self._lock:
             if wanted in self._loaded:
                 ready: Future[Dataset] = Future()
@@ -80,6 +80,10 @@ class Datasets:
             found = self._loading[wanted] = self._executor.submit(self._read, wanted)
         found.add_done_callback(lambda done: self._loading.pop(wanted, None) if done.exception() else None)
         return found
+
+    def stored(self, wanted: DatasetId) -> bool:
+        """Whether a catalog is here, also one that is not allowed now."""
+        return re.fullmatch("[0-9a-f]{32}", wanted) is not None and os.path.exists(self._path(wanted))
 
     def admit(self, dataset: Dataset) -> Dataset:
         """Make a loaded dataset known. On the event loop's thread."""
@@ -119,14 +123,16 @@ class Datasets:
         self._loaded.clear()
         os.close(self._claim)
 
+    def _path(self, wanted: DatasetId) -> str:
+        return f"{self.directory}/{wanted}.lmdb"
+
     def _read(self, wanted: DatasetId) -> Dataset:
-        path = f"{self.directory}/{wanted}.lmdb"
-        if not re.fullmatch("[0-9a-f]{32}", wanted) or not os.path.exists(path):
+        if not self.stored(wanted):
             raise unknown(wanted)
-        fd = sealed_copy(path)
+        fd = sealed_copy(self._path(wanted))
         try:
             catalog = Catalog.open(f"/proc/self/fd/{fd}")
-            self._check_allowed(catalog)
+            self._check_allowed(wanted, catalog)
         except BaseException:
             os.close(fd)
             raise
@@ -138,13 +144,17 @@ class Datasets:
         )
         return Dataset(wanted, catalog, fd, ids, sizes, tuple(zip(ids, sizes)), index_of, rules)
 
-    def _check_allowed(self, catalog: Catalog) -> None:
-        """The allowlist may have become narrower since the catalog was built. Raises NotAllowed."""
+    def _check_allowed(self, wanted: DatasetId, catalog: Catalog) -> None:
+        """The allowlist may have become narrower since the catalog was built: then whoever has its id is not told
+        of its objects, nor of the prefixes that are allowed now. Raises NotFound, caused by the refusal."""
         try:
             self._allowlist.check(_folder(catalog))
         except CacheError:
-            for index in range(catalog.objects):  # their common prefix is above what is allowed
-                self._allowlist.check(catalog.object(index).uri)
+            try:
+                for index in range(catalog.objects):  # their common prefix is above what is allowed
+                    self._allowlist.check(catalog.object(index).uri)
+            except CacheError as refusal:
+                raise unknown(wanted) from refusal
 
 
 def unknown(wanted: DatasetId) -> NotFound:

@@ -163,7 +163,7 @@ class Filler:
         if job.refresh:
             for uri in job.uris:
                 self._sources.forget(uri)
-        uris = [found for uri in job.uris for found in self._sources.spelled_out(uri)]
+        uris = self._sources.spelled_out(job.uris)
         found = survey(uris, Options(**job.options), self._sources)  # type: ignore[arg-type]
         path = f"{job.catalogs}/{found.id}.lmdb"
         with self._one_build(found.id):

@@ -6,6 +6,7 @@ its plan and its claim on the dataset; there is no heartbeat.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import resource
@@ -15,12 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from cachesvc.config import Rule
 from cachesvc.core import wire
 from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.model import DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.stalls import StallReport
 from cachesvc.core.wire import Message, Op
-from cachesvc.daemon.tenants import Peer, peer_of
+from cachesvc.daemon.tenants import Peer, admits, peer_of
 
 log = logging.getLogger(__name__)
 BACKLOG = 1024
@@ -37,6 +39,9 @@ class Known(Protocol):
 
     @property
     def id(self) -> DatasetId: ...
+
+    @property
+    def rules(self) -> frozenset[Rule]: ...
 
     @property
     def extent_ids(self) -> tuple[ExtentId, ...]: ...
@@ -148,10 +153,13 @@ class GrantsServer:
             for r in self._readers.values()
         ]
 
-    def adopt(self, given: Connection, dataset: Known | None) -> None:
+    def adopt(self, given: Connection, dataset: Known | None) -> bool:
         """Go on with a connection of another daemon, whose descriptor is ours from here on. One that waits for its
-        welcome has no dataset yet, and is welcomed by and by."""
+        welcome has no dataset yet, and is welcomed by and by. False, and it ends, where our rules keep its user out."""
         channel = socket.socket(fileno=given.descriptor)
+        if dataset is not None and not admits(dataset.rules, peer_of(channel)):
+            channel.close()
+            return False
         channel.setblocking(False)
         reader = _Reader(
             given.id,
@@ -166,6 +174,7 @@ class GrantsServer:
         self._enter(reader)
         if given.wanted and dataset is None:
             self._welcome(reader)
+        return True
 
     def here(self, reader: ReaderId) -> bool:
         """Whether the reader is still connected."""
@@ -196,9 +205,10 @@ class GrantsServer:
 
     def grant(
         self, to: ReaderId, request: int, extent: ExtentId, tier: TierName, stay: str, size: int, fd: int
-    ) -> None:
-        """Send a descriptor; it stays the caller's to close."""
-        self._send(to, Op.GRANT, request, extent, size, f"{tier} {stay}", fd)
+    ) -> bool:
+        """Send a descriptor; it stays the caller's to close. False: the kernel carries no more of them to readers that
+        do not take them, and nothing was sent."""
+        return self._send(to, Op.GRANT, request, extent, size, f"{tier} {stay}", fd)
 
     def refuse(self, to: ReaderId, request: int, extent: ExtentId) -> None:
         """Say "read it elsewhere"."""
@@ -210,18 +220,23 @@ class GrantsServer:
 
     def _send(
         self, to: ReaderId, op: Op, request: int, extent: ExtentId, size: int, text: str, fd: int | None
-    ) -> None:
+    ) -> bool:
         reader = self._readers.get(to)
         if reader is None or reader.dataset is None:
-            return
-        self._write(reader, Message(op, request, reader.dataset.index_of[extent], size, extent, text), fd)
+            return True
+        return self._write(
+            reader, Message(op, request, reader.dataset.index_of[extent], size, extent, text), fd
+        )
 
-    def _write(self, reader: _Reader, message: Message, fd: int | None = None) -> None:
+    def _write(self, reader: _Reader, message: Message, fd: int | None = None) -> bool:
         try:
             socket.send_fds(reader.channel, [wire.encode(message)], [] if fd is None else [fd])
-        except OSError:
+        except OSError as error:
+            if error.errno == errno.ETOOMANYREFS:
+                return False  # others are to blame: too many of our user's descriptors are under way
             # Also a reader that does not read its answers: its socket buffer is the bound of its queue.
             self._drop(reader)
+        return True
 
     def _accept(self) -> None:
         try:

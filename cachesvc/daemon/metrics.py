@@ -54,8 +54,12 @@ class Metrics:
             "cachesvc_resident_bytes", "Bytes of a dataset on this node.", labels=["dataset"]
         )
         hits = CounterMetricFamily("cachesvc_hits", "Demands of a resident extent.", labels=["dataset"])
-        misses = CounterMetricFamily(
-            "cachesvc_misses", "Demands that waited or were refused.", labels=["dataset"]
+        ahead = CounterMetricFamily(
+            "cachesvc_ahead", "Demands of an extent that a plan had fetched ahead.", labels=["dataset"]
+        )
+        misses = CounterMetricFamily("cachesvc_misses", "Demands that waited.", labels=["dataset"])
+        refused = CounterMetricFamily(
+            "cachesvc_refused", "Demands that were told to read it elsewhere.", labels=["dataset"]
         )
         source = CounterMetricFamily("cachesvc_source_bytes", "Fetched from the source.", labels=["dataset"])
         bound = GaugeMetricFamily("cachesvc_hit_bound", "The best possible hit rate.", labels=["dataset"])
@@ -66,7 +70,9 @@ class Metrics:
             counters = self._runner.node.counters(dataset.id)
             resident.add_metric([dataset.id], resident_bytes.get(dataset.id, 0))
             hits.add_metric([dataset.id], counters.hits)
+            ahead.add_metric([dataset.id], counters.ahead)
             misses.add_metric([dataset.id], counters.misses)
+            refused.add_metric([dataset.id], counters.refused)
             source.add_metric([dataset.id], self._runner.fills.source_bytes(dataset.id))
             bound.add_metric([dataset.id], counters.bound)
             if counters.epochs:
@@ -83,7 +89,9 @@ class Metrics:
             scrubbed,
             resident,
             hits,
+            ahead,
             misses,
+            refused,
             source,
             bound,
             of_bound,

@@ -39,15 +39,16 @@ class Pins:
                 continue
             self._runner.datasets.load(wanted).add_done_callback(partial(self._restored, wanted))
 
-    def pin(self, dataset: Dataset, pinned: bool) -> None:
-        """Pin or unpin, on disk first: what is said to be pinned is so after a crash. Raises OutOfSpace."""
+    def pin(self, dataset: Dataset, pinned: bool, user: int) -> None:
+        """Pin or unpin in a user's name, on disk first: what is said to be pinned is so after a crash. Raises
+        OutOfSpace."""
         try:
             self._store(dataset.id, pinned)
         except OSError as error:
             raise OutOfSpace(
                 f"{self._path} cannot be written ({error.strerror}); free room in the state directory"
             ) from None
-        self._runner.loop.call(lambda: self._claim(dataset, pinned))
+        self._runner.loop.call(lambda: self._claim(dataset, pinned, user))
 
     def _restored(self, wanted: DatasetId, done: Future[Dataset]) -> None:
         error = done.exception()
@@ -55,15 +56,18 @@ class Pins:
             dataset = done.result()
             self._runner.loop.post(lambda: self._claim(self._runner.datasets.admit(dataset), True))
             return
-        log.warning("a pinned dataset cannot be kept", extra={"dataset": wanted, "error": str(error)})
-        if isinstance(error, NotFound):
+        log.warning(
+            "a pinned dataset cannot be kept",
+            extra={"dataset": wanted, "error": str(error.__cause__ or error)},
+        )
+        if isinstance(error, NotFound) and not self._runner.datasets.stored(wanted):
             self._store(wanted, False)
 
-    def _claim(self, dataset: Dataset, pinned: bool) -> None:
-        """A pin is a claim of its own: it must outlive the readers."""
+    def _claim(self, dataset: Dataset, pinned: bool, user: int = -1) -> None:
+        """A pin is a claim of its own: it must outlive the readers. After a restart it is nobody's."""
         if pinned and dataset.id not in self._claims:
             self._claims[dataset.id] = self._runner.next_id()
-            self._runner.declare(self._claims[dataset.id], dataset)
+            self._runner.declare(self._claims[dataset.id], dataset, user)
             self._runner.handle(events.Pinned(dataset.id))
         elif not pinned and dataset.id in self._claims:
             self._runner.handle(events.Unpinned(dataset.id))

@@ -126,9 +126,10 @@ class Runner:
         due = (self.node.next_deadline(), self.watch.next_deadline(), self._measure_at)
         return min((at for at in due if at is not None), default=None)
 
-    def declare(self, job: int, dataset: Dataset) -> None:
-        """A job claims a dataset."""
-        user = self.grants.user_of(ReaderId(job)) if self.grants else -1
+    def declare(self, job: int, dataset: Dataset, user: int | None = None) -> None:
+        """A job claims a dataset: a reader for the user at its connection, others for the one that is given."""
+        if user is None:
+            user = self.grants.user_of(ReaderId(job)) if self.grants else -1
         of_dataset, of_user = self.quotas.of_dataset(dataset.catalog.uri_prefix), self.quotas.of_user(user)
         claim = events.DatasetDeclared(job, dataset.id, dataset.extents, user, of_dataset, of_user)
         self.handle(claim)
@@ -288,7 +289,9 @@ class Runner:
         dataset, index = self.datasets.home(command.extent)
         size = dataset.sizes[index]
         stay = self.node.stay(command.extent, command.tier).value
-        self.grants.grant(command.reader, command.request, command.extent, command.tier, stay, size, fd)
+        granted = (command.reader, command.request, command.extent)
+        if not self.grants.grant(*granted, command.tier, stay, size, fd):
+            self._grant_elsewhere(command)
 
     def _grant_elsewhere(self, command: events.Grant) -> None:
         assert self.grants is not None

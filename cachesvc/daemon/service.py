@@ -58,6 +58,9 @@ STATUSES: dict[type[CacheError], grpc.StatusCode] = {
     errors.StateMismatch: grpc.StatusCode.FAILED_PRECONDITION,
 }
 
+MAX_TOKEN_DIGITS = 20
+"""Of a number of 64 bits."""
+
 
 class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
     """Handlers run on gRPC's threads; whatever they ask of the core goes through the loop."""
@@ -112,8 +115,8 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
     ) -> Iterator[pb.PrefetchReply]:
         with _statuses(context):
             dataset = self._dataset(request.dataset, context)
-            job = self._runner.next_id()
-            self._loop.call(lambda: self._runner.declare(job, dataset))
+            job, user = self._runner.next_id(), self._uid(context)
+            self._loop.call(lambda: self._runner.declare(job, dataset, user))
             try:
                 if not request.dry_run:
                     self._loop.call(lambda: self._runner.handle(events.Prefetched(job, dataset.id)))
@@ -143,7 +146,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
     def Pin(self, request: pb.PinRequest, context: grpc.ServicerContext) -> pb.PinReply:
         with _statuses(context):
             dataset = self._dataset(request.dataset, context)
-            self._pins.pin(dataset, request.pinned)
+            self._pins.pin(dataset, request.pinned, self._uid(context))
             return pb.PinReply()
 
     def Evict(self, request: pb.EvictRequest, context: grpc.ServicerContext) -> pb.EvictReply:
@@ -198,7 +201,15 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
         """The user whose grants connection the call names; None when it names none that lives."""
         given = dict(context.invocation_metadata()).get(TOKEN_KEY, "")
         assert self._runner.grants is not None
-        return self._runner.grants.caller(int(given)) if str(given).isdecimal() else None
+        return (
+            self._runner.grants.caller(int(given))
+            if str(given).isdecimal() and len(given) <= MAX_TOKEN_DIGITS
+            else None
+        )
+
+    def _uid(self, context: grpc.ServicerContext) -> int:
+        caller = self._caller(context)
+        return caller.uid if caller else -1
 
     def _readable(self, extent: ExtentId, caller: Peer | None) -> None:
         """Raises NotFound for an extent of a dataset that is not the caller's."""

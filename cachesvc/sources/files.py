@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from cachesvc.core.errors import (
@@ -27,6 +27,7 @@ from cachesvc.sources.attributes import Attributes, fresh
 
 SCHEME = "file://"
 _MAX_READ_BYTES = 1 << 30
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +41,24 @@ class FilesSource:
     roots: tuple[str, ...] = ()
 
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
-        """Regular files below a folder, sorted by path bytes; a file lists as itself. Raises NotFound."""
+        """Regular files below a folder, sorted by path bytes; a file lists as itself. Raises NotFound, NotAllowed."""
         path = path_of(prefix)
         try:
-            root = os.path.realpath(path)
-            if stat.S_ISREG(os.stat(path).st_mode):
-                yield self.head(prefix)
-                return
-            yield from self._below(path.rstrip("/") or "/", root, (root,))
+            file = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            try:
+                self._check(file, prefix)
+                found = os.fstat(file)
+                if stat.S_ISREG(found.st_mode):
+                    yield _version(path, found)
+                    return
+                folder = os.open(".", _FOLDER, dir_fd=file)
+            finally:
+                os.close(file)
+            yield from self._below(folder, path.rstrip("/") or "/", ())
         except CacheError:
             raise
         except OSError as error:
-            raise _translated(error, prefix) from error
+            raise self._translated(error, prefix) from error
 
     def head(self, uri: str) -> ObjectVersion:
         """The file's size and version. Raises NotFound, NotAllowed."""
@@ -66,10 +73,10 @@ class FilesSource:
         except CacheError:
             raise
         except OSError as error:
-            raise _translated(error, uri) from error
+            raise self._translated(error, uri) from error
         if not stat.S_ISREG(found.st_mode):
             raise NotFound(f"{uri} is not a regular file")
-        return ObjectVersion(SCHEME + path, found.st_size, _etag(found))
+        return _version(path, found)
 
     def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
         """Read with the version checked on the open file before and after."""
@@ -85,7 +92,7 @@ class FilesSource:
         except CacheError:
             raise
         except OSError as error:
-            raise _translated(error, version.uri) from error
+            raise self._translated(error, version.uri) from error
 
     def close(self) -> None:
         """Nothing is held."""
@@ -101,33 +108,76 @@ class FilesSource:
         finally:
             os.close(file)
 
-    def _below(self, path: str, root: str, above: tuple[str, ...]) -> Iterator[ObjectVersion]:
-        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    def _below(self, folder: int, path: str, above: tuple[str, ...]) -> Iterator[ObjectVersion]:
+        """What is below the open folder, which is closed at the end. Nothing is looked up by a path again: whoever
+        swaps a link above must not have files counted that lie elsewhere."""
         try:
-            self._check(folder, path)
+            real = _place(folder)
+            if real in above:  # a link to a folder above would never end
+                return
+            above = (*above, real)
+            if not under(real, above[:1]) or not self._inside(real, path):
+                raise _outside(path)
             with os.scandir(folder) as entries:
-                # "a-b" < "a/": sorted by the key that follows, a folder's name has its slash.
-                named = sorted((os.fsencode(e.name) + b"/" * e.is_dir(), e) for e in entries)
-            for _, entry in named:
-                here = os.path.join(path, entry.name)
-                real = os.path.realpath(here) if entry.is_symlink() else here
-                if entry.is_symlink() and not under(real, (root,)):
-                    continue
-                if entry.is_dir():
-                    if real not in above:  # a link to a folder above would never end
-                        yield from self._below(here, root, (*above, real))
-                elif entry.is_file() and not entry.name.startswith(".nfs"):
-                    found = entry.stat()
-                    yield ObjectVersion(SCHEME + _utf8(here), found.st_size, _etag(found))
+                named = sorted(self._entries(entries, folder, path, above[0]), key=lambda each: each[0])
+            for key, name, target in named:
+                here = os.path.join(path, name)
+                if key.endswith(b"/"):
+                    flags = _FOLDER if target else _FOLDER | os.O_NOFOLLOW
+                    yield from self._below(os.open(name, flags, dir_fd=folder), here, above)
+                elif not name.startswith(".nfs"):
+                    found = target or os.stat(name, dir_fd=folder, follow_symlinks=False)
+                    if stat.S_ISREG(found.st_mode):
+                        yield _version(_utf8(here), found)
         finally:
             os.close(folder)
 
+    def _entries(
+        self, entries: Iterable[os.DirEntry[str]], folder: int, path: str, root: str
+    ) -> Iterator[tuple[bytes, str, os.stat_result | None]]:
+        """Each entry's key, its name, and what it leads to if it is a link that stays below the root."""
+        for entry in entries:
+            target = None
+            if entry.is_symlink():
+                target = self._target(entry.name, folder, os.path.join(path, entry.name), root)
+                if target is None:
+                    continue
+            is_folder = stat.S_ISDIR(target.st_mode) if target else entry.is_dir(follow_symlinks=False)
+            # "a-b" < "a/": sorted by the key that follows, a folder's name has its slash.
+            yield os.fsencode(entry.name) + b"/" * is_folder, entry.name, target
+
+    def _target(self, name: str, folder: int, path: str, root: str) -> os.stat_result | None:
+        """What a link in the folder leads to, unless that is nothing or is elsewhere."""
+        try:
+            file = os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=folder)
+        except FileNotFoundError:
+            return None
+        except OSError:
+            if under(os.path.realpath(path), (root,)):
+                raise
+            return None
+        try:
+            real = _place(file)
+            return os.fstat(file) if under(real, (root,)) and self._inside(real, path) else None
+        finally:
+            os.close(file)
+
     def _check(self, opened: int, uri: str) -> None:
+        if self.roots and not self._inside(_place(opened), path_of(uri)):
+            raise _outside(uri)
+
+    def _inside(self, real: str, path: str) -> bool:
+        """Whether what a path leads to may be read under that path."""
         if not self.roots:
-            return
-        real = os.readlink(f"/proc/self/fd/{opened}")
-        if not under(real, self.roots) or _root(real, self.roots) != _root(path_of(uri), self.roots):
-            raise NotAllowed(f"{uri} leads outside what may be read, to {real}")
+            return True
+        return under(real, self.roots) and _root(real, self.roots) == _root(path, self.roots)
+
+    def _translated(self, error: OSError, uri: str) -> CacheError:
+        """Of what lies outside, the same is said whether it exists or not."""
+        path = path_of(uri)
+        if not self._inside(os.path.realpath(path), path):
+            return _outside(uri)
+        return _translated(error, uri)
 
 
 def path_of(uri: str) -> str:
@@ -146,6 +196,19 @@ def under(path: str, roots: tuple[str, ...]) -> bool:
 def _root(path: str, roots: tuple[str, ...]) -> str:
     """The innermost root: one may lie within another, and be for other users."""
     return max((root for root in roots if under(path, (root,))), key=len, default="")
+
+
+def _place(opened: int) -> str:
+    """Where an open file or folder is now, whatever name it was opened by."""
+    return os.readlink(f"/proc/self/fd/{opened}")
+
+
+def _outside(uri: str) -> NotAllowed:
+    return NotAllowed(f"{uri} leads outside what may be read")
+
+
+def _version(path: str, found: Attributes) -> ObjectVersion:
+    return ObjectVersion(SCHEME + path, found.st_size, _etag(found))
 
 
 def _etag(found: Attributes) -> str:

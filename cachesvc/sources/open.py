@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from cachesvc.sources.files import FilesSource
 from cachesvc.sources.metadata import EXPIRY_S, CachedMetadata
 from cachesvc.sources.resilient import Resilience, Resilient
 from cachesvc.sources.source import Source
-from cachesvc.sources.uri import expand, glob, has_glob
+from cachesvc.sources.uri import canonical, expand, glob, has_glob
 from cachesvc.sources.watched import Calls, Watched
 
 
@@ -82,10 +83,13 @@ class Sources:
                 self._open[place] = open_source(uri, self._settings, self._calls)
             return self._open[place]
 
-    def spelled_out(self, uri: str) -> list[str]:
-        """Brace ranges and globs -> the URIs that they stand for. Raises NotFound for a glob that matches nothing."""
+    def spelled_out(self, uris: Sequence[str]) -> list[str]:
+        """Brace ranges and globs -> the URIs that they stand for. Raises NotFound for a glob that matches nothing,
+        and InvalidInput, before anything is looked up, where braces stand for what is not canonical: then what
+        is spelled out is below the folder that was typed before the braces, which the allowlist was asked about.
+        """
         found: list[str] = []
-        for one in expand(uri):
+        for one in [canonical(each) for each in expand(uris)]:
             matches = [version.uri for version in glob(self(one), one)] if has_glob(one) else [one]
             if not matches:
                 raise NotFound(f"{one} matches no object")

@@ -356,7 +356,7 @@ def _translated(error: Exception, uri: str) -> CacheError:
     if isinstance(error, _NO_CREDENTIALS):
         return NotAllowed(f"{uri}: no S3 credentials: {_CREDENTIALS}")
     if isinstance(error, botocore.exceptions.ParamValidationError):
-        return InvalidInput(f"{uri}: not a valid bucket or key: {_line(error)}")
+        return InvalidInput(f"{uri}: not a valid bucket or key; write s3://bucket/key")
     return SourceUnavailable(f"{uri}: {_line(error)}")
 
 

@@ -6,6 +6,8 @@ canonicalised: a key may hold anything.
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -15,13 +17,15 @@ from cachesvc.core.errors import InvalidInput, NotAllowed
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.files import under
 from cachesvc.sources.source import Source
+from cachesvc.sources.wildcards import Wildcards
 
 MAX_URI_BYTES = 4096
 MAX_EXPANDED = 100_000
+MAX_EXPANDED_CHARACTERS = 32 << 20
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,31})://")
 _TRICK = re.compile(r"[\x00-\x1f\x7f\\]|%(2e|2f|5c|00)", re.I)
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,254}")
-_BRACES = re.compile(r"\{([^{}]*)\}")
+_BRACES = re.compile(r"(\{[^{}]*\})")
 _RANGE = re.compile(r"(\d{1,18})\.\.(\d{1,18})")
 
 
@@ -88,35 +92,51 @@ def _resolved(uri: str) -> str:
     return f"file://{real}/{path[cut:]}"
 
 
-def expand(uri: str) -> list[str]:
+def expand(uris: Sequence[str]) -> list[str]:
     """`{000..012}` and `{a,b}` spelled out, left to right; zero padding kept. Globs stay as they are.
 
-    Raises InvalidInput beyond `MAX_EXPANDED` URIs and for braces that are neither.
+    Raises InvalidInput for braces that are neither, and beyond `MAX_EXPANDED` URIs or `MAX_EXPANDED_CHARACTERS`
+    of all `uris` together, before any of them is made.
     """
-    found = _BRACES.search(uri)
-    if found is None:
-        return [uri]
-    head, tails = uri[: found.start()], expand(uri[found.end() :])
-    choices = _choices(found[1], uri)
-    if len(choices) * len(tails) > MAX_EXPANDED:
-        raise InvalidInput(f"{uri} stands for more than {MAX_EXPANDED} objects; give a prefix instead")
-    return [head + choice + tail for choice in choices for tail in tails]
+    parts = [[_choices(part, uri) for part in _BRACES.split(uri)] for uri in uris]
+    counts = [math.prod(len(each) for each in one) for one in parts]
+    size = sum(count * len(uri) for count, uri in zip(counts, uris))
+    if sum(counts) > MAX_EXPANDED or size > MAX_EXPANDED_CHARACTERS:
+        typed = uris[counts.index(max(counts))]
+        raise InvalidInput(
+            f"{typed} stands for {max(counts):,} objects; give a prefix instead: {MAX_EXPANDED:,} objects and"
+            f" {MAX_EXPANDED_CHARACTERS:,} characters may be spelled out by all URIs together"
+        )
+    return ["".join(chosen) for one in parts for chosen in itertools.product(*one)]
 
 
-def _choices(body: str, uri: str) -> list[str]:
-    span = _RANGE.fullmatch(body)
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """`{000..012}`: its members are made only when they are asked for."""
+
+    numbers: range
+    width: int
+
+    def __len__(self) -> int:
+        return abs(self.numbers.stop - self.numbers.start)
+
+    def __iter__(self) -> Iterator[str]:
+        return (str(number).zfill(self.width) for number in self.numbers)
+
+
+def _choices(part: str, uri: str) -> Sequence[str] | _Range:
+    """What a part of the URI, with its braces, may stand for. Raises InvalidInput."""
+    if not _BRACES.fullmatch(part):
+        return (part,)
+    span = _RANGE.fullmatch(part[1:-1])
     if span is None:
-        if "," not in body:
-            raise InvalidInput(
-                f"{uri}: {{{body}}} is neither a range like {{000..123}} nor a list like {{a,b}}"
-            )
-        return body.split(",")
+        if "," not in part:
+            raise InvalidInput(f"{uri}: {part} is neither a range like {{000..123}} nor a list like {{a,b}}")
+        return part[1:-1].split(",")
     first, last = int(span[1]), int(span[2])
-    if abs(last - first) >= MAX_EXPANDED:
-        raise InvalidInput(f"{uri} stands for more than {MAX_EXPANDED} objects; give a prefix instead")
     width = max(len(span[1]), len(span[2])) if "0" in (span[1][:1], span[2][:1]) else 0
     step = 1 if last >= first else -1
-    return [str(number).zfill(width) for number in range(first, last + step, step)]
+    return _Range(range(first, last + step, step), width)
 
 
 def has_glob(uri: str) -> bool:
@@ -128,22 +148,9 @@ def glob(source: Source, pattern: str) -> Iterator[ObjectVersion]:
     """Objects whose URI matches, in key order; lists from the last folder before the first wildcard."""
     start = min(pattern.find(mark) for mark in "*?[" if mark in pattern)
     root = pattern[: pattern.rindex("/", 0, start) + 1]
-    wanted = _pattern(pattern)
-    return (found for found in source.list(root) if wanted.fullmatch(found.uri))
-
-
-def _pattern(pattern: str) -> re.Pattern[str]:
-    """A regular expression in which only `**/` crosses slashes."""
-    parts = ["(?:.*/)?" if part == "**" else _segment(part) + "/" for part in pattern.split("/")]
-    return re.compile("".join(parts[:-1]) + (".*" if parts[-1] == "(?:.*/)?" else parts[-1][:-1]), re.S)
-
-
-def _segment(part: str) -> str:
-    tokens = re.findall(r"\[!?\]?[^\]]*\]|.", part, re.S)
-    plain = {"*": "[^/]*", "?": "[^/]"}
-    return "".join(plain.get(t) or (_class(t) if len(t) > 1 else re.escape(t)) for t in tokens)
-
-
-def _class(token: str) -> str:
-    inner = token[1:-1].replace("\\", r"\\").replace("[", r"\[").replace("]", r"\]")
-    return f"[^/{inner[1:]}]" if inner.startswith("!") else f"[{inner.replace('^', chr(92) + '^')}]"
+    wanted = Wildcards(pattern[len(root) :])
+    return (
+        found
+        for found in source.list(root)
+        if found.uri.startswith(root) and wanted.matches(found.uri[len(root) :])
+    )
