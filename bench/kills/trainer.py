@@ -99,4 +99,4 @@ def _epoch(batches: Any, ledger: Writer, draw: random.Random, parent: int) -> No
 
 def _between_epochs(ledger: Writer) -> bool:
     latest = ledger.latest()
-    return latest is None or bool(latest.state["step"] >= latest.state["steps"])
+    return latest is None or not (latest.state["step"] or latest.state["micro"])
