@@ -153,7 +153,7 @@ class FilesSource:
         except FileNotFoundError:
             return None
         except OSError:
-            if under(os.path.realpath(path), (root,)):
+            if under(_real(path), (root,)):
                 raise
             return None
         try:
@@ -175,7 +175,7 @@ class FilesSource:
     def _translated(self, error: OSError, uri: str) -> CacheError:
         """Of what lies outside, the same is said whether it exists or not."""
         path = path_of(uri)
-        if not self._inside(os.path.realpath(path), path):
+        if not self._inside(_real(path), path):
             return _outside(uri)
         return _translated(error, uri)
 
@@ -186,6 +186,14 @@ def path_of(uri: str) -> str:
     if not path.startswith("/") or "\0" in path:
         raise InvalidInput(f"not an absolute path: {uri!r}; write /path or file:///path")
     return path
+
+
+def _real(path: str) -> str:
+    """Where a path leads; "" where its links change under our eyes."""
+    try:
+        return os.path.realpath(path)
+    except OSError:  # a link that was there a moment ago
+        return ""
 
 
 def under(path: str, roots: tuple[str, ...]) -> bool:
