@@ -23,7 +23,7 @@ from loader.feed import Feed
 from loader.inside import Core, flattened, ours
 from loader.mend import BadSample, Mender, OnError
 from loader.peers import PEER_FAILURE_S, PeerWatch, watch_for, watched
-from loader.progress import STATE_VERSION, Progress, State, parsed
+from loader.progress import NEWER_ITERATION, STATE_VERSION, Progress, State, parsed
 from loader.reader import Ints
 from loader.setup import Window, check_data, check_inside, ending, resumed, share_of, window_extents
 from loader.stats import Stats
@@ -356,9 +356,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         progress, share = self._progress, feed.share
         epoch, turns = progress.epoch, feed.turns(progress.epoch)
         if not turns and self.epochs is None:
-            raise InvalidInput(
-                f"{len(self.dataset)} samples are less than one batch, and epochs=None never ends"  # type: ignore[arg-type]
-            )
+            raise InvalidInput("the data is less than one batch, and epochs=None never ends")
         account = self._account
         account.begin(feed)
         began = time.perf_counter()
@@ -368,10 +366,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         now, tell_at = time.perf_counter, 0.0
         while (turn := progress.turn) < turns:
             if self._iteration is not mine:
-                raise InvalidInput(
-                    "a newer iteration of this DataLoader has begun, and it has one place in the data: make a DataLoader "
-                    "for each that runs at the same time"
-                )
+                raise InvalidInput(NEWER_ITERATION)
             asked, began = began or now(), 0.0  # the first step waits for the plan and the workers' start too
             step = turn // share.accumulate
             if step in consumed or asked >= tell_at:

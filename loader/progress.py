@@ -9,6 +9,10 @@ from typing import Any
 from cachesvc.core.errors import StateMismatch
 
 STATE_VERSION = 2
+NEWER_ITERATION = (
+    "a newer iteration of this DataLoader has begun, and it has one place in the data: make a DataLoader for each that "
+    "runs at the same time"
+)
 
 
 @dataclass(slots=True)
