@@ -139,20 +139,22 @@ class Feed(TorchDataset[Any]):
         return EpochOrder(self.spec, self.geometry.extent_first, epoch)
 
     def steps(self, epoch: int) -> int:
-        """Steps of an epoch; a mixture's may have other weights than the last."""
-        if self._composed is None and self._order is not None:
-            return self._order.steps
-        return self._order_of(epoch).steps
+        """Steps of an epoch."""
+        return self._as_long_as(epoch).steps
 
     def turns(self, epoch: int) -> int:
         """Batches of this rank in an epoch; a short last step has fewer micro-batches."""
-        order = self._order if self._composed is None and self._order is not None else self._order_of(epoch)
+        order = self._as_long_as(epoch)
         full = order.full_steps * self.share.accumulate
         if not order.has_tail:
             return full
         if self.spec.last == "short":
             return full + -(-order.tail_samples // self.share.batch_size)
         return full + self.share.accumulate
+
+    def _as_long_as(self, epoch: int) -> EpochOrder | RunOrder:
+        """An order of an epoch's length: any, but that a mixture may have other weights in each."""
+        return self._order if self._composed is None and self._order is not None else self._order_of(epoch)
 
     def submit(self, epoch: int) -> frozenset[int]:
         """Say which extents this rank touches in which steps, to each dataset's holder; nothing where the indices
