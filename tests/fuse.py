@@ -50,12 +50,14 @@ class File:
 
 @dataclass
 class FaultyMount:
-    """Context manager; mounted at `path`. What a client caches of attributes is valid for `attributes_s`."""
+    """Context manager; mounted at `path`. What a client caches of attributes is valid for `attributes_s`. While
+    `lookups_hang`, names and attributes are not answered either, the root's included."""
 
     path: Path
     files: dict[str, File] = field(default_factory=dict)
     attributes_s: int = 0
     reads: int = 0
+    lookups_hang: bool = False
 
     @staticmethod
     def why_not() -> str:
@@ -93,6 +95,7 @@ class FaultyMount:
 
     def go_on(self) -> None:
         """Answer what hangs, and let nothing hang any more."""
+        self.lookups_hang = False
         self._free.set()
 
     def _serve(self) -> None:
@@ -120,6 +123,9 @@ class FaultyMount:
         if opcode == _INIT:
             major, minor, ahead, _ = struct.unpack_from("=IIII", body)
             return struct.pack("=IIIIHHII", major, min(minor, 31), ahead, 0, 8, 8, 4096, 1).ljust(64, b"\0")
+        if opcode in (_LOOKUP, _GETATTR) and self.lookups_hang:
+            self.hung.set()
+            self._free.wait()
         if opcode == _LOOKUP:
             name = os.fsdecode(body.rstrip(b"\0"))
             if name not in self.files:

@@ -109,7 +109,7 @@ def test_an_opening_survives_three_deaths_of_the_builder(tmp_path: Path, deaths:
     (tmp_path / "catalogs").mkdir()
     loop, answers = Loop(), list[jobs.Answer]()
     settings = Settings(0, (), (f"{tmp_path}/",), str(tmp_path), str(tmp_path), fillers=1)
-    fillers = Fillers(settings, loop.watch, loop.unwatch)
+    fillers = Fillers(settings, (str(tmp_path),), loop.watch, loop.unwatch)
 
     def builders() -> list[int]:
         return [filler.process.pid for filler in fillers._living if filler.builds]

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.config import Rule
-from cachesvc.core.errors import CacheError, CorruptData, NotFound
+from cachesvc.core.errors import CorruptData, InvalidInput, NotAllowed, NotFound
 from cachesvc.core.model import DatasetId, ExtentId
+from cachesvc.daemon.lookups import Lookups
 from cachesvc.daemon.tenants import Tenants
 from cachesvc.sources.uri import Allowlist
 
@@ -52,12 +53,19 @@ class Datasets:
     """Catalogs live in `directory` as `<id>.lmdb` and survive the daemon; `load` runs off the event loop."""
 
     def __init__(
-        self, directory: str, allowlist: Allowlist, tenants: Tenants, executor: Executor, alone: bool = True
+        self,
+        directory: str,
+        allowlist: Allowlist,
+        tenants: Tenants,
+        lookups: Lookups,
+        executor: Executor,
+        alone: bool = True,
     ) -> None:
         """Tidies the directory, unless another daemon is known to work there (not `alone`)."""
         self.directory = directory
         self._allowlist = allowlist
         self._tenants = tenants
+        self._lookups = lookups
         self._executor = executor
         self._loaded: dict[DatasetId, Dataset] = {}
         self._loading: dict[DatasetId, Future[Dataset]] = {}
@@ -68,7 +76,8 @@ class Datasets:
 
     def load(self, wanted: DatasetId) -> Future[Dataset]:
         """The dataset with that id, read once however many ask. Raises NotFound when no catalog is here or its
-        source is no longer on the allowlist, CorruptData when the file is damaged."""
+        source is no longer on the allowlist, CorruptData when the file is damaged, SourceUnavailable while it cannot
+        be told what is allowed."""
         with self._lock:
             if wanted in self._loaded:
                 ready: Future[Dataset] = Future()
@@ -132,7 +141,7 @@ class Datasets:
         fd = sealed_copy(self._path(wanted))
         try:
             catalog = Catalog.open(f"/proc/self/fd/{fd}")
-            self._check_allowed(wanted, catalog)
+            self._lookups.run(lambda: self._check_allowed(wanted, catalog), catalog.uri)
         except BaseException:
             os.close(fd)
             raise
@@ -149,11 +158,11 @@ class Datasets:
         of its objects, nor of the prefixes that are allowed now. Raises NotFound, caused by the refusal."""
         try:
             self._allowlist.check(_folder(catalog))
-        except CacheError:
+        except (NotAllowed, InvalidInput):
             try:
                 for index in range(catalog.objects):  # their common prefix is above what is allowed
                     self._allowlist.check(catalog.object(index).uri)
-            except CacheError as refusal:
+            except (NotAllowed, InvalidInput) as refusal:
                 raise unknown(wanted) from refusal
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import socket
 import sys
 import threading
@@ -31,7 +32,6 @@ from cachesvc.daemon.logs import configure_logging
 from cachesvc.sources import s3 as _s3  # noqa: F401  before the first job, which would else wait for boto3
 from cachesvc.sources.fetch import Fetcher
 from cachesvc.sources.open import Sources, SourceSettings
-from cachesvc.sources.uri import allowlist
 from cachesvc.sources.watched import HUNG_S, Calls
 from cachesvc.tiers.checksum import Passing, verify
 from cachesvc.tiers.failures import tier_error
@@ -50,15 +50,13 @@ WATCH_S = 1.0
 class Filler:
     """Runs jobs side by side; answers are single datagrams, so threads need no lock to send them."""
 
-    def __init__(self, channel: socket.socket, settings: Settings) -> None:
+    def __init__(self, channel: socket.socket, settings: Settings, roots: tuple[str, ...]) -> None:
         self._channel = channel
         self._settings = settings
         self._calls = Calls()
-        self._unanswered: set[int] = set()
+        self._unanswered: dict[int, jobs.Job | jobs.Answer] = {}
         self._unanswered_lock = threading.Lock()
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
-        with self._calls.of(" ".join(settings.allow)):  # resolves links: a hung mount hangs here already
-            roots = allowlist(settings.allow).roots
         self._sources = Sources(
             SourceSettings(
                 roots=roots,
@@ -80,7 +78,7 @@ class Filler:
             while (received := jobs.receive(self._channel)) is not None:
                 job, descriptors = received
                 with self._unanswered_lock:
-                    self._unanswered.add(job.number)
+                    self._unanswered[job.number] = job
                 self._jobs.submit(self._answer, job, descriptors).add_done_callback(_report)
 
     def _open_sources(self) -> None:
@@ -117,7 +115,7 @@ class Filler:
         """One answer a job: the watch may have given it."""
         with self._unanswered_lock:
             if done.number in self._unanswered:
-                self._unanswered.remove(done.number)
+                del self._unanswered[done.number]
                 jobs.send(self._channel, done)
 
     def _watch(self) -> None:
@@ -125,8 +123,9 @@ class Filler:
             time.sleep(WATCH_S)
         message = f"{uri} hangs: it has not answered for {HUNG_S:.0f} s; look at its mount"
         log.error("a source hangs; this process ends", extra={"uri": uri})
-        for number in tuple(self._unanswered):
-            self._send(jobs.Done(number, SourceUnavailable.code, message, retry=True))
+        for number, job in tuple(self._unanswered.items()):
+            if not isinstance(job, jobs.Build) or _reads(job, uri):  # other builds begin anew elsewhere
+                self._send(jobs.Done(number, SourceUnavailable.code, message, retry=True))
         # The thread that hangs keeps every descriptor open, and this process half alive: tell the daemon.
         self._channel.shutdown(socket.SHUT_RDWR)
         os._exit(1)
@@ -214,6 +213,11 @@ class Filler:
             return self._catalogs[dataset]
 
 
+def _reads(job: jobs.Build, uri: str) -> bool:
+    """Whether a build may have asked for a URI: below what it was given, up to the first wildcard."""
+    return any(uri.startswith(re.split(r"[*?\[{]", each)[0].rstrip("/")) for each in job.uris)
+
+
 def _report(ended: Future[None]) -> None:
     error = ended.exception()
     if error is not None and not isinstance(error, BrokenPipeError):  # that is the daemon's end
@@ -226,9 +230,10 @@ def main() -> None:
     fields = json.loads(os.environ.pop("CACHESVC_FILLER"))
     channel = socket.socket(fileno=int(sys.argv[1]))
     fields |= {"nvme": (), "tls": None, "rules": (), "quota": (), "allow": tuple(fields["allow"])}
+    roots = tuple(fields.pop("roots"))
     settings = Settings(**fields)
     configure_logging(settings.log_format)
-    Filler(channel, settings).run()
+    Filler(channel, settings, roots).run()
     os._exit(0)
 
 

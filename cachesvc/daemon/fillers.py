@@ -47,7 +47,8 @@ class _Filler:
 
 
 class Fillers:
-    """Spawn before gRPC starts: a child must not inherit its threads.
+    """Spawn before gRPC starts: a child must not inherit its threads. `roots`: real paths that files must lie under
+    (`Allowlist.roots`); fillers look none of them up, since a mount may hang that a job has nothing to do with.
 
     `watch(fd, callback)` and `unwatch(fd)` belong to the event loop, on whose thread everything here runs.
     """
@@ -55,10 +56,12 @@ class Fillers:
     def __init__(
         self,
         settings: Settings,
+        roots: tuple[str, ...],
         watch: Callable[[int, Callable[[], None]], None],
         unwatch: Callable[[int], None],
     ) -> None:
         self._settings = settings
+        self._given = json.dumps({**asdict(settings), "roots": roots})
         self._watch = watch
         self._unwatch = unwatch
         self._number = 0
@@ -153,7 +156,7 @@ class Fillers:
                 process = subprocess.Popen(
                     [sys.executable, "-m", "cachesvc.daemon.filler", str(theirs.fileno())],
                     pass_fds=(theirs.fileno(),),
-                    env={**os.environ, "CACHESVC_FILLER": json.dumps(asdict(self._settings))},
+                    env={**os.environ, "CACHESVC_FILLER": self._given},
                 )
             except OSError:
                 ours.close()

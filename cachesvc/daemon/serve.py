@@ -46,6 +46,7 @@ from cachesvc.daemon.datasets import Datasets
 from cachesvc.daemon.fillers import Fillers
 from cachesvc.daemon.grants import GrantsServer
 from cachesvc.daemon.logs import configure_logging
+from cachesvc.daemon.lookups import Lookups
 from cachesvc.daemon.loop import Loop
 from cachesvc.daemon.metrics import Metrics
 from cachesvc.daemon.pins import Pins
@@ -55,7 +56,7 @@ from cachesvc.daemon.service import Service
 from cachesvc.daemon.takeover import Takeover
 from cachesvc.daemon.tenants import Tenants
 from cachesvc.memory import allowed_bytes
-from cachesvc.sources.uri import Allowlist, allowlist
+from cachesvc.sources.uri import Allowlist
 from cachesvc.tiers.nvme import open_nvme
 from cachesvc.tiers.probe import room
 from cachesvc.tiers.ram import RamTier
@@ -86,8 +87,9 @@ def serve(settings: Settings) -> int:
     validate(settings)
     check_socket_dir(settings.socket_dir)
     check_ram(settings.ram_bytes, allowed_bytes())
-    allowed = allowlist(settings.allow)
     configure_logging(settings.log_format)
+    lookups = Lookups()
+    allowed = lookups.allowlist(settings.allow, exact=bool(settings.rules))
     wanted = open_files_advised(settings.ram_bytes, settings.extent_bytes)
     open_files = raise_open_files(wanted)
     gc.set_threshold(*GC_THRESHOLDS)
@@ -100,8 +102,8 @@ def serve(settings: Settings) -> int:
     before = meet(settings.socket_dir, settings.state_dir) if settings.takeover else None
     with (
         _only_one(settings.socket_dir, before) as lock,
-        _filling(settings, loop) as fillers,
-        _running(settings, allowed, fillers, loop, lock, before) as runner,
+        _filling(settings, allowed.roots, loop) as fillers,
+        _running(settings, allowed, lookups, fillers, loop, lock, before) as runner,
     ):
         if open_files < wanted:
             log.warning("few open files are allowed", extra={"limit": open_files, "advised": wanted})
@@ -168,10 +170,10 @@ def _make_state_dir(directory: str) -> None:
 
 
 @contextmanager
-def _filling(settings: Settings, loop: Loop) -> Iterator[Fillers]:
+def _filling(settings: Settings, roots: tuple[str, ...], loop: Loop) -> Iterator[Fillers]:
     """Fillers, which end with the daemon, and with one that cannot start."""
     _make_state_dir(settings.state_dir)
-    fillers = Fillers(settings, loop.watch, loop.unwatch)
+    fillers = Fillers(settings, roots, loop.watch, loop.unwatch)
     fillers.start()  # before any thread
     try:
         yield fillers
@@ -183,6 +185,7 @@ def _filling(settings: Settings, loop: Loop) -> Iterator[Fillers]:
 def _running(
     settings: Settings,
     allowed: Allowlist,
+    lookups: Lookups,
     fillers: Fillers,
     loop: Loop,
     lock: int,
@@ -190,7 +193,8 @@ def _running(
 ) -> Iterator[Runner]:
     loader = futures.ThreadPoolExecutor(2, thread_name_prefix="catalogs")
     tenants = Tenants(allowed, settings.rules)
-    datasets = Datasets(f"{settings.state_dir}/catalogs", allowed, tenants, loader, before is None)
+    catalogs = f"{settings.state_dir}/catalogs"
+    datasets = Datasets(catalogs, allowed, tenants, lookups, loader, before is None)
     adopted = _adopted(before, datasets)
     tiers, specs, recovered = _tiers(settings, adopted)
     if before is not None:
@@ -213,7 +217,7 @@ def _running(
     pins.restore()
     restore(adopted, runner)
     takeover = Takeover(settings, lock, tiers, runner, partial(_leave_all, fillers))
-    server = _control(settings, Service(runner, pins, settings, tenants, time.monotonic()))
+    server = _control(settings, Service(runner, pins, settings, tenants, lookups, time.monotonic()))
     if settings.metrics:
         Metrics(runner).register()
         _serve_metrics(settings.metrics)

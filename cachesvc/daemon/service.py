@@ -23,6 +23,7 @@ from cachesvc.core.model import DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.daemon import jobs
 from cachesvc.daemon.datasets import Dataset, unknown
 from cachesvc.daemon.grants import Known
+from cachesvc.daemon.lookups import Lookups
 from cachesvc.daemon.pins import Pins
 from cachesvc.daemon.plans import entries_of, following_of
 from cachesvc.daemon.runner import Runner
@@ -66,13 +67,20 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
     """Handlers run on gRPC's threads; whatever they ask of the core goes through the loop."""
 
     def __init__(
-        self, runner: Runner, pins: Pins, settings: Settings, tenants: Tenants, started: float
+        self,
+        runner: Runner,
+        pins: Pins,
+        settings: Settings,
+        tenants: Tenants,
+        lookups: Lookups,
+        started: float,
     ) -> None:
         self._runner = runner
         self._pins = pins
         self._loop = runner.loop
         self._settings = settings
         self._tenants = tenants
+        self._lookups = lookups
         self._started = started
         self._plans = threading.BoundedSemaphore(PLANS_AT_ONCE)
 
@@ -222,7 +230,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
     def _canonical(self, uris: Sequence[str], caller: Peer | None) -> list[str]:
         if not uris or len(uris) > MAX_URIS:
             raise errors.InvalidInput(f"{len(uris)} URIs; give 1 to {MAX_URIS:,}")
-        return [self._tenants.check(uri, caller) for uri in uris]
+        return self._lookups.run(lambda: [self._tenants.check(uri, caller) for uri in uris], uris[0])
 
     def _dataset(self, wanted: str, context: grpc.ServicerContext) -> Dataset:
         loaded = self._runner.datasets.load(DatasetId(wanted)).result()

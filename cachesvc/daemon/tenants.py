@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from cachesvc.config import Rule
 from cachesvc.core.errors import NotAllowed
 from cachesvc.sources.files import under
-from cachesvc.sources.uri import Allowlist, allowlist
+from cachesvc.sources.uri import Allowlist
 
 log = logging.getLogger(__name__)
 _SO_PEERGROUPS = 59  # not named by Python; Linux 4.13
@@ -65,12 +65,13 @@ class Tenants:
         self._allowlist = allowed
         self._rules: dict[str, Rule] = {}
         for rule in rules:
-            (prefix,) = allowlist([rule.prefix]).prefixes or ("",)
+            prefix = allowed.place(rule.prefix)
             before = self._rules.get(prefix, Rule(prefix, (), ()))
             self._rules[prefix] = Rule(prefix, before.uids + rule.uids, before.gids + rule.gids)
 
     def check(self, uri: str, peer: Peer | None) -> str:
-        """The canonical URI. Raises NotAllowed, which names only what the peer may use, and InvalidInput."""
+        """The canonical URI. Raises NotAllowed, which names only what the peer may use, and what else
+        `Allowlist.check` raises."""
         if not self._rules:
             return self._allowlist.check(uri)
         try:

@@ -10,11 +10,12 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cachesvc.core.errors import InvalidInput, NotAllowed
 from cachesvc.core.model import ObjectVersion
+from cachesvc.sources import links
 from cachesvc.sources.files import under
 from cachesvc.sources.source import Source
 from cachesvc.sources.wildcards import Wildcards
@@ -58,13 +59,22 @@ class Allowlist:
     """Prefixes that may be served; made by `allowlist`. None: whatever the daemon's user may read."""
 
     prefixes: tuple[str, ...] | None
+    typed: tuple[str, ...] = ()
+    """The same, as they were given."""
+    follow: links.Follow = links.follow
 
     def check(self, uri: str) -> str:
-        """The canonical URI, symbolic links of paths resolved. Raises NotAllowed, InvalidInput."""
-        found = _resolved(canonical(uri))
+        """The canonical URI, symbolic links of paths resolved. Raises NotAllowed, InvalidInput, and what `follow`
+        raises."""
+        found = resolved(canonical(uri), self.follow)
         if self.prefixes is not None and not under(found.rstrip("/"), self.prefixes):
             raise NotAllowed(f"{uri} is not below an allowed prefix ({', '.join(self.prefixes) or 'none'})")
         return found
+
+    def place(self, typed: str) -> str:
+        """Which of the prefixes was given so."""
+        assert self.prefixes is not None
+        return self.prefixes[self.typed.index(typed)]
 
     @property
     def roots(self) -> tuple[str, ...]:
@@ -72,21 +82,25 @@ class Allowlist:
         return tuple(p.removeprefix("file://") or "/" for p in self.prefixes or () if p.startswith("file://"))
 
 
-def allowlist(prefixes: Sequence[str]) -> Allowlist:
-    """Canonical prefixes, symbolic links of paths resolved; none of them: everything. Raises InvalidInput."""
+def allowlist(
+    prefixes: Sequence[str], follow: links.Follow = links.follow, place: Callable[[str], str] | None = None
+) -> Allowlist:
+    """Canonical prefixes, symbolic links of paths resolved (by `place`, if given); none of them: everything. Raises
+    InvalidInput."""
     if not prefixes:
-        return Allowlist(None)
-    return Allowlist(tuple(_resolved(canonical(prefix)).rstrip("/") for prefix in prefixes))
+        return Allowlist(None, (), follow)
+    found = [place(each) if place else resolved(canonical(each), follow) for each in prefixes]
+    return Allowlist(tuple(each.rstrip("/") for each in found), tuple(prefixes), follow)
 
 
-def _resolved(uri: str) -> str:
-    """A path with its links resolved up to the first segment that is a glob or a brace range."""
+def resolved(uri: str, follow: links.Follow) -> str:
+    """A canonical URI; a path with its links resolved up to the first segment that is a glob or a brace range."""
     if not uri.startswith("file://"):
         return uri
     path = uri.removeprefix("file://")
     end = min((path.find(c) for c in "*?[{" if c in path), default=len(path))
     cut = path.rfind("/", 0, end) + 1 if end < len(path) else end
-    real = os.path.realpath(path[:cut])
+    real = links.real(path[:cut], follow)
     if not path[:cut].endswith("/") or real == "/":
         return f"file://{real}{path[cut:]}"
     return f"file://{real}/{path[cut:]}"
