@@ -1,12 +1,12 @@
 """What jobs and operators want: declared datasets, prefetches, pins, evictions.
 
-Each method costs time in proportion to the dataset it names and is rare; what follows from it extent by
-extent costs O(1).
+Each method costs time in proportion to the dataset it names and is rare, a claim that is gradual in steps; what
+follows from it extent by extent costs O(1).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from cachesvc.core.copies import Copies
 from cachesvc.core.events import DatasetDeclared
@@ -15,6 +15,9 @@ from cachesvc.core.model import DatasetId, ExtentId
 from cachesvc.core.policy import Asked
 from cachesvc.core.report import Counters, EpochCounters, Progress
 from cachesvc.core.state import Dataset, Entry, Role, Tally
+
+CLAIM_STEP = 1_000
+"""Extents that a gradual claim takes up at once: 2 ms, 4 where they are resident."""
 
 
 class Claims:
@@ -25,6 +28,8 @@ class Claims:
         self._policy = copies.policy
         self._jobs: dict[int, list[Dataset]] = {}
         self._turn = 0
+        self._claiming: dict[DatasetId, Iterator[None]] = {}
+        """Claims under way, the first in line first."""
 
     def declare(self, event: DatasetDeclared) -> None:
         """Claim a dataset for a job; claiming it twice changes nothing."""
@@ -32,13 +37,35 @@ class Claims:
         dataset = self._policy.datasets.get(name)
         if dataset is None:
             tally = self._copies.tallies.setdefault(name, Tally())
-            distinct = tuple(dict(event.extents).items())
+            distinct = event.extents if event.gradual else tuple(dict(event.extents).items())
             dataset = self._policy.datasets[name] = Dataset(name, distinct, tally, user=event.user)
             dataset.quota_bytes, dataset.user_quota_bytes = event.quota_bytes, event.user_quota_bytes
-            self._claim(dataset)
+            self._claiming[name] = self._claim(dataset)
+        if not event.gradual or len(dataset.extents) <= CLAIM_STEP:
+            self._finish(name)
         if job not in dataset.jobs:
             dataset.jobs.add(job)
             self._jobs.setdefault(job, []).append(dataset)
+
+    def claimed(self, name: DatasetId) -> bool:
+        """No claim of the dataset is under way."""
+        return name not in self._claiming
+
+    @property
+    def claiming(self) -> bool:
+        """A claim is under way."""
+        return bool(self._claiming)
+
+    def claim_more(self) -> None:
+        """The next step of the first claim under way."""
+        for name, steps in self._claiming.items():
+            if next(steps, steps) is steps:
+                del self._claiming[name]
+            break
+
+    def _finish(self, name: DatasetId) -> None:
+        for _ in self._claiming.pop(name, ()):
+            pass
 
     def end_job(self, job: int) -> None:
         """Give up a job's claims. What no other job claims and no pin holds becomes LRU."""
@@ -49,15 +76,16 @@ class Claims:
     def pin(self, name: DatasetId) -> None:
         """Keep what is resident of a declared dataset, whatever else happens."""
         if dataset := self._policy.datasets.get(name):
+            self._finish(name)
             dataset.pinned = True
-            self._resettle(dataset)
+            self._resettle(dataset, dataset.extents)
 
     def unpin(self, name: DatasetId) -> None:
         """End a pin."""
         dataset = self._policy.datasets.get(name)
         if dataset and dataset.pinned:
             dataset.pinned = False
-            self._resettle(dataset)
+            self._resettle(dataset, dataset.extents)
             self._unclaim_unused(dataset)
 
     def evict(self, name: DatasetId, extents: Iterable[ExtentId]) -> None:
@@ -92,7 +120,7 @@ class Claims:
             unfinished = [
                 each
                 for each in self._policy.datasets.values()
-                if each.prefetched and each.prefetch_at < len(each.extents)
+                if each.prefetched and each.prefetch_at < len(each.extents) and self.claimed(each.id)
             ]
             if not unfinished:
                 return True
@@ -178,28 +206,32 @@ class Claims:
         """The extent's own old copy is on its way out, of a tier that may then take it again."""
         return any(copy.tier.evicting_bytes and not copy.tier.lost for copy in entry.copies)
 
-    def _claim(self, dataset: Dataset) -> None:
+    def _claim(self, dataset: Dataset) -> Iterator[None]:
+        """Take up its extents, then judge their copies; gives way after each `CLAIM_STEP` of them."""
         policy, copies = self._policy, self._copies
-        for extent, size_bytes in dataset.extents:
-            entry = copies.know(extent, size_bytes)
-            if dataset in entry.datasets:
-                continue
-            if not entry.datasets:
-                policy.claimed_bytes += entry.size_bytes
-            entry.datasets.append(dataset)
-            dataset.size_bytes += entry.size_bytes
-            policy.largest_bytes = max(policy.largest_bytes, entry.size_bytes)
-            if entry.ready:
-                dataset.ready_count += 1
-                dataset.ready_bytes += entry.size_bytes
-        policy.retune()
-        self._resettle(dataset)
+        for start in range(0, len(dataset.extents), CLAIM_STEP):
+            for extent, size_bytes in dataset.extents[start : start + CLAIM_STEP]:
+                entry = copies.know(extent, size_bytes)
+                if not entry.datasets:
+                    policy.claimed_bytes += entry.size_bytes
+                entry.datasets.append(dataset)
+                dataset.size_bytes += entry.size_bytes
+                policy.largest_bytes = max(policy.largest_bytes, entry.size_bytes)
+                if entry.ready:
+                    dataset.ready_count += 1
+                    dataset.ready_bytes += entry.size_bytes
+            policy.retune()
+            yield
+        for start in range(0, len(dataset.extents), CLAIM_STEP):
+            self._resettle(dataset, dataset.extents[start : start + CLAIM_STEP])
+            yield
 
     def _unclaim_unused(self, dataset: Dataset) -> None:
         if dataset.jobs or dataset.pinned:
             return
         policy, copies = self._policy, self._copies
         del policy.datasets[dataset.id]
+        self._claiming.pop(dataset.id, None)
         for extent, _ in dataset.extents:
             entry = copies.entries.get(extent)
             if entry is None or dataset not in entry.datasets:
@@ -213,8 +245,8 @@ class Claims:
             tier.kept.pop(dataset.id, None)
         policy.retune()
 
-    def _resettle(self, dataset: Dataset) -> None:
-        for extent, _ in dataset.extents:
+    def _resettle(self, dataset: Dataset, extents: Iterable[tuple[ExtentId, int]]) -> None:
+        for extent, _ in extents:
             entry = self._copies.entries[extent]
             if not entry.copies:
                 continue

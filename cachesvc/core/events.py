@@ -20,6 +20,9 @@ class DatasetDeclared:
 
     Of it at most `quota_bytes` are kept, and of all that the same `user` (a uid; -1: nobody's) was the first to
     claim at most `user_quota_bytes`; None: no quota. What exceeds them streams, or lies in room that is free.
+
+    `gradual`: the extents, which must be distinct, are taken up a few at each `Tick`, so that a million of them stop
+    nobody. Until `Node.claimed` says so, the job names none of them.
     """
 
     job: int
@@ -28,6 +31,7 @@ class DatasetDeclared:
     user: int = -1
     quota_bytes: int | None = None
     user_quota_bytes: int | None = None
+    gradual: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,12 +111,16 @@ class Node:
     def next_deadline(self) -> float | None:
         """When the next `Tick` is owed, in seconds; None while nothing waits for time.
 
-        It is now where one event's share of look-ahead or prefetch was done and there is more.
+        It is now where one event's share of look-ahead, prefetch or a claim was done and there is more.
         """
         if self._more:
             return self._now
         due = (self.alarms.next(), self.scrub.next_deadline())
         return min((at for at in due if at is not None), default=None)
+
+    def claimed(self, dataset: DatasetId) -> bool:
+        """Whether all extents of what was declared are taken up: none is under way."""
+        return self.claims.claimed(dataset)
 
     def progress(self, job: int) -> Progress:
         """How much of a job's datasets is resident."""
@@ -182,12 +186,12 @@ class Node:
     def _feed(self) -> None:
         """Start what can start, the most urgent first. What must wait keeps those behind it waiting."""
         self.readers.dirty = False
-        self._more = False
+        self._more = self.claims.claiming
         self.policy.reopen(self._now)
         if self.readers.feed(self._now) and self.claims.feed_refills(self._now):
             plans_done = self.lookahead.feed(self._now)
             prefetches_done = self.claims.feed_prefetch(self._now)
-            self._more = not (plans_done and prefetches_done)
+            self._more |= not (plans_done and prefetches_done)
 
     # Readers
 
@@ -341,6 +345,7 @@ class Node:
         if place := self.scrub.next(self._now):
             self.copies.out.append(ev.Verify(*place))
         self.readers.dirty |= self._more
+        self.claims.claim_more()
         for extent in self.alarms.ring(self._now):
             entry = self.copies.entries.get(extent)
             if entry is None or entry.due_at is None or entry.due_at > self._now:

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 
 from cachesvc.core import events
 from cachesvc.core.errors import CacheError, NotFound
@@ -18,6 +19,7 @@ from cachesvc.daemon import jobs
 from cachesvc.daemon.budgets import CALM_S, MEASURE_EVERY_S, Budgets, RamBudget
 from cachesvc.daemon.checks import Checks, short_of_descriptors
 from cachesvc.daemon.datasets import Dataset, Datasets, unknown
+from cachesvc.daemon.declaring import Declaring
 from cachesvc.daemon.fillers import Fillers
 from cachesvc.daemon.fills import Fills
 from cachesvc.daemon.grants import GrantsServer, Known
@@ -74,6 +76,7 @@ class Runner:
         self.checks = Checks(node, self._tiers, self._openers, fillers, self.handle, self.watch.suspect)
         self.fills = Fills(self._tiers, self._lanes, datasets, fillers, self.checks, self.handle)
         self._granting: dict[int, events.Grant] = {}
+        self._declaring = Declaring(node.claimed)
         self._fillers = fillers
         self._clock = clock
         self._ids = itertools.count(1)
@@ -120,19 +123,33 @@ class Runner:
             self._memory.submit(memories, self._measured_memory, self._not_measured)
         if (due := self.node.next_deadline()) is not None and due <= now:
             self.handle(events.Tick())
+            self._declaring.tell()
 
     def next_deadline(self) -> float | None:
         """When the core or a watch wants to be called, in seconds of the clock."""
         due = (self.node.next_deadline(), self.watch.next_deadline(), self._measure_at)
         return min((at for at in due if at is not None), default=None)
 
-    def declare(self, job: int, dataset: Dataset, user: int | None = None) -> None:
-        """A job claims a dataset: a reader for the user at its connection, others for the one that is given."""
+    def declare(
+        self,
+        job: int,
+        dataset: Dataset,
+        user: int | None = None,
+        then: Callable[[], None] | None = None,
+    ) -> None:
+        """A job claims a dataset: a reader for the user at its connection, others for the one that is given.
+
+        With `then`, which is called when that is done, a large one is taken up between other events: until then the
+        job must not name its extents.
+        """
         if user is None:
             user = self.grants.user_of(ReaderId(job)) if self.grants else -1
         of_dataset, of_user = self.quotas.of_dataset(dataset.catalog.uri_prefix), self.quotas.of_user(user)
-        claim = events.DatasetDeclared(job, dataset.id, dataset.extents, user, of_dataset, of_user)
+        gradual = then is not None
+        claim = events.DatasetDeclared(job, dataset.id, dataset.extents, user, of_dataset, of_user, gradual)
         self.handle(claim)
+        if then is not None:
+            self._declaring.add(dataset.id, then)
 
     def build(self, job: Callable[[int], jobs.Build], answered: Callable[[jobs.Answer], None]) -> None:
         """Resolve URIs in the builder process; `answered` runs on the loop's thread for every answer."""
@@ -197,6 +214,10 @@ class Runner:
     ) -> None:
         """Load a dataset off the loop, declare it in the reader's name, and say so."""
 
+        def declared(known: Dataset) -> None:
+            if self.grants is not None and self.grants.here(reader):
+                then(known)
+
         def loaded(future: Future[Dataset]) -> None:
             if self.grants is None or not self.grants.here(reader):
                 return  # gone meanwhile: a claim in its name would never end
@@ -205,8 +226,7 @@ class Runner:
                 then(unknown(dataset))
             elif error is None:
                 known = self.datasets.admit(future.result())
-                self.declare(reader, known)
-                then(known)
+                self.declare(reader, known, then=partial(declared, known))
             elif isinstance(error, CacheError):
                 then(error)
             else:

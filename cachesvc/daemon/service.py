@@ -6,7 +6,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import NoReturn, TypeVar
@@ -24,6 +24,7 @@ from cachesvc.daemon import jobs
 from cachesvc.daemon.datasets import Dataset, unknown
 from cachesvc.daemon.grants import Known
 from cachesvc.daemon.lookups import Lookups
+from cachesvc.daemon.messages import described, options_of
 from cachesvc.daemon.pins import Pins
 from cachesvc.daemon.plans import entries_of, following_of
 from cachesvc.daemon.runner import Runner
@@ -89,7 +90,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
     ) -> Iterator[pb.OpenDatasetReply]:
         with _statuses(context):
             uris = self._canonical(request.uris, self._caller(context))
-            options = _options(request.options, self._settings)
+            options = options_of(request.options, self._settings)
             answers: queue.Queue[jobs.Answer] = queue.Queue()
             self._loop.call(lambda: self._build(uris, options, request.refresh, answers))
             while isinstance(answer := self._next(answers, context), jobs.Progress):
@@ -100,7 +101,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
                 raise errors.SourceChanged(
                     f"the data at {uris[0]} is version {answer.dataset}, not {request.version}"
                 )
-            yield pb.OpenDatasetReply(dataset=_describe(self._dataset(answer.dataset, context)))
+            yield pb.OpenDatasetReply(dataset=described(self._dataset(answer.dataset, context)))
 
     def SubmitPlan(self, request: pb.SubmitPlanRequest, context: grpc.ServicerContext) -> pb.SubmitPlanReply:
         with _statuses(context):
@@ -124,8 +125,11 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
         with _statuses(context):
             dataset = self._dataset(request.dataset, context)
             job, user = self._runner.next_id(), self._uid(context)
-            self._loop.call(lambda: self._runner.declare(job, dataset, user))
+            declared: queue.Queue[None] = queue.Queue()
             try:
+                done = partial(declared.put, None)
+                self._loop.call(lambda: self._runner.declare(job, dataset, user, done))
+                self._next(declared, context)
                 if not request.dry_run:
                     self._loop.call(lambda: self._runner.handle(events.Prefetched(job, dataset.id)))
                 while True:
@@ -332,7 +336,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
         """Walks the extents on the caller's thread, reading only: 7 us each, too long for the loop."""
         resident = self._runner.resident(dataset)
         found = self._loop.call(lambda: self._counted(dataset))
-        found.dataset.CopyFrom(_describe(dataset))
+        found.dataset.CopyFrom(described(dataset))
         found.resident_bytes = sum(dataset.sizes[dataset.index_of[extent]] for extent, _ in resident)
         found.resident_extents = len(resident)
         return found
@@ -385,23 +389,3 @@ def abort(context: grpc.ServicerContext, error: CacheError) -> NoReturn:
         (STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES), grpc.StatusCode.UNKNOWN
     )
     context.abort(status, str(error))
-
-
-def _options(given: pb.DatasetOptions, settings: Settings) -> Options:
-    names: Callable[[str], object] = partial(getattr, given)
-    plain = {field.name: names(field.name) for field in fields(Options)}
-    plain["extent_bytes"] = plain["extent_bytes"] or settings.extent_bytes
-    return Options(**plain)  # type: ignore[arg-type]
-
-
-def _describe(dataset: Dataset) -> pb.Dataset:
-    catalog = dataset.catalog
-    return pb.Dataset(
-        id=dataset.id,
-        uri=catalog.uri,
-        format=catalog.format,
-        samples=catalog.samples,
-        extents=len(dataset.extent_ids),
-        size_bytes=dataset.size_bytes,
-        stored_bytes=catalog.stored_bytes,
-    )
