@@ -72,7 +72,14 @@ class NodeMachine(RuleBasedStateMachine):
         specs = [TierSpec(name, budget) for name, budget in BUDGETS.items()]
         self.node = Node(
             specs,
-            Settings(lookahead_bytes=4, max_fills=3, max_attempts=2, scrub_bytes_per_s=200, hold_s=math.inf),
+            Settings(
+                lookahead_bytes=4,
+                max_fills=3,
+                max_attempts=2,
+                scrub_bytes_per_s=200,
+                hold_s=math.inf,
+                claim_step=3,
+            ),
         )
         self.now = 0.0
         self.request = 0
@@ -204,9 +211,10 @@ class NodeMachine(RuleBasedStateMachine):
             self.send(Held(ReaderId(99), extent, SIZES[extent] if in_ram else 0))
         self.held = not self.held
 
-    @rule(job=jobs, dataset=datasets)
-    def declare(self, job: int, dataset: DatasetId) -> None:
-        self.send(DatasetDeclared(job, dataset, DATASETS[dataset]))
+    @rule(job=jobs, dataset=datasets, gradual=st.booleans())
+    def declare(self, job: int, dataset: DatasetId, gradual: bool) -> None:
+        self.send(DatasetDeclared(job, dataset, DATASETS[dataset], gradual=gradual))
+        assert gradual or self.node.claimed(dataset)
 
     @rule(job=jobs, dataset=datasets)
     def prefetch(self, job: int, dataset: DatasetId) -> None:

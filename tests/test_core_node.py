@@ -35,6 +35,7 @@ from cachesvc.core.events import (
     Tick,
     TierBack,
     TierLost,
+    Unpinned,
 )
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.node import Node
@@ -491,3 +492,39 @@ def test_long_after_the_start_nobody_held_anything_before_it() -> None:
     assert [tier.held_bytes for tier in node.status().tiers] == [0]
     node.handle(Released(TWO, B), 2000.0)  # its release is none of a lease
     node.check()
+
+
+def test_a_gradual_claim_is_taken_up_step_by_step_and_ends_as_any_other() -> None:
+    extents = (A, B, C, D, E)
+    claim = DatasetDeclared(1, DATASET, tuple((extent, SIZE) for extent in extents), gradual=True)
+    at_once, node = (node_of(ram=2, nvme=2, claim_step=2) for _ in range(2))
+    for each in (at_once, node):
+        tell(each, Recovered(NVME, {A: SIZE, E: SIZE}))
+    tell(at_once, declare(*extents))
+    tell(node, claim)
+    ticks = 0
+    while not node.claimed(DATASET):
+        assert node.next_deadline() is not None
+        tell(node, Tick())
+        node.check()
+        ticks += 1
+    assert ticks == 7  # three steps that claim, three that judge, and the end
+    assert node.next_deadline() is None
+    assert node.status() == at_once.status()
+    tell(node, JobEnded(1), claim, Tick(), JobEnded(1))
+    assert node.claimed(DATASET)
+    assert node.status().tiers[1].kept_bytes == 0
+
+
+def test_who_needs_all_of_a_gradual_claim_has_it_at_once_or_waits() -> None:
+    extents = (A, B, C, D, E)
+    claim = DatasetDeclared(1, DATASET, tuple((extent, SIZE) for extent in extents), gradual=True)
+    node = node_of(ram=5, claim_step=1)
+    assert tell(node, claim, Prefetched(1, DATASET)) == []
+    assert tell(node, Tick()) == [], "nothing is prefetched before all is known"
+    tell(node, Pinned(DATASET))
+    assert node.claimed(DATASET)
+    tell(node, JobEnded(1), Unpinned(DATASET), claim)
+    assert not node.claimed(DATASET)
+    tell(node, declare(*extents, job=2))
+    assert node.claimed(DATASET)

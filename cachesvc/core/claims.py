@@ -16,9 +16,6 @@ from cachesvc.core.policy import Asked
 from cachesvc.core.report import Counters, EpochCounters, Progress
 from cachesvc.core.state import Dataset, Entry, Role, Tally
 
-CLAIM_STEP = 1_000
-"""Extents that a gradual claim takes up at once: 2 ms, 4 where they are resident."""
-
 
 class Claims:
     """Claimed datasets, by id in the policy and by job here."""
@@ -41,7 +38,7 @@ class Claims:
             dataset = self._policy.datasets[name] = Dataset(name, distinct, tally, user=event.user)
             dataset.quota_bytes, dataset.user_quota_bytes = event.quota_bytes, event.user_quota_bytes
             self._claiming[name] = self._claim(dataset)
-        if not event.gradual or len(dataset.extents) <= CLAIM_STEP:
+        if not event.gradual or len(event.extents) <= self._policy.settings.claim_step:
             self._finish(name)
         if job not in dataset.jobs:
             dataset.jobs.add(job)
@@ -207,10 +204,10 @@ class Claims:
         return any(copy.tier.evicting_bytes and not copy.tier.lost for copy in entry.copies)
 
     def _claim(self, dataset: Dataset) -> Iterator[None]:
-        """Take up its extents, then judge their copies; gives way after each `CLAIM_STEP` of them."""
-        policy, copies = self._policy, self._copies
-        for start in range(0, len(dataset.extents), CLAIM_STEP):
-            for extent, size_bytes in dataset.extents[start : start + CLAIM_STEP]:
+        """Take up its extents, then judge their copies; gives way after each `claim_step` of them."""
+        policy, copies, step = self._policy, self._copies, self._policy.settings.claim_step
+        for start in range(0, len(dataset.extents), step):
+            for extent, size_bytes in dataset.extents[start : start + step]:
                 entry = copies.know(extent, size_bytes)
                 if not entry.datasets:
                     policy.claimed_bytes += entry.size_bytes
@@ -222,8 +219,8 @@ class Claims:
                     dataset.ready_bytes += entry.size_bytes
             policy.retune()
             yield
-        for start in range(0, len(dataset.extents), CLAIM_STEP):
-            self._resettle(dataset, dataset.extents[start : start + CLAIM_STEP])
+        for start in range(0, len(dataset.extents), step):
+            self._resettle(dataset, dataset.extents[start : start + step])
             yield
 
     def _unclaim_unused(self, dataset: Dataset) -> None:
