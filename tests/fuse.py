@@ -51,7 +51,7 @@ class File:
 @dataclass
 class FaultyMount:
     """Context manager; mounted at `path`. What a client caches of attributes is valid for `attributes_s`. While
-    `lookups_hang`, names and attributes are not answered either, the root's included."""
+    `lookups_hang`, names, attributes and the folder are not answered either."""
 
     path: Path
     files: dict[str, File] = field(default_factory=dict)
@@ -123,7 +123,7 @@ class FaultyMount:
         if opcode == _INIT:
             major, minor, ahead, _ = struct.unpack_from("=IIII", body)
             return struct.pack("=IIIIHHII", major, min(minor, 31), ahead, 0, 8, 8, 4096, 1).ljust(64, b"\0")
-        if opcode in (_LOOKUP, _GETATTR) and self.lookups_hang:
+        if opcode in (_LOOKUP, _GETATTR, _READDIR) and self.lookups_hang:
             self.hung.set()
             self._free.wait()
         if opcode == _LOOKUP:

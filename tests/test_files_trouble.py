@@ -144,7 +144,22 @@ def test_a_call_that_takes_too_long_is_named() -> None:
         assert calls.hung() == ""
         now[0] = 31
         assert calls.hung() == "file:///slow"
+        calls.alive()
+        assert calls.hung() == "", "it takes long, but comes along"
+        now[0] = 62
+        assert calls.hung() == "file:///slow"
+    calls.alive()
     assert calls.hung() == ""
+
+
+def test_a_listing_says_that_it_comes_along(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x").write_bytes(DATA)
+    steps = []
+    source = FilesSource(alive=lambda: steps.append(""))
+    assert len(list(source.list(f"file://{tmp_path}/"))) == 3
+    assert len(steps) == 4 + 6  # folders, and what is in them
 
 
 def test_a_watched_source_is_the_source(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from bench.node import Daemon
 from cachesvc.client import Control
 from cachesvc.core.errors import SourceUnavailable
 from cachesvc.daemon.lookups import INSIDE, LOOKUP_S
+from cachesvc.sources.watched import HUNG_S
 from tests.fuse import FaultyMount, File
 from tests.test_daemon import wait_until
 from tests.test_source_trouble import EXTENT, RECORDS, extent, needs_fuse
@@ -90,6 +91,34 @@ def test_a_daemon_starts_while_a_mount_hangs(tmp_path: Path) -> None:
             mount.go_on()
             wait_until(lambda: not opened(daemon, f"{tmp_path}/nfs/"), 30)
             assert extent(daemon, f"{tmp_path}/nfs/") == data[::-1]
+
+
+@pytest.mark.slow
+@needs_fuse
+@pytest.mark.timeout(180)
+def test_a_listing_that_hangs_fails_alone(tmp_path: Path) -> None:
+    """The mount's root is known from a cache, so the lookup goes well; the builder then hangs in the folder."""
+    data = random.Random(5).randbytes(EXTENT)
+    for name in ("disk", "late"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "0.bin").write_bytes(data)
+    options = ["--ram", "32MiB", "--extent-bytes", str(EXTENT), "--allow", f"{tmp_path}/"]
+    with (
+        FaultyMount(tmp_path / "nfs", {"0.bin": File(data)}, attributes_s=600) as mount,
+        Daemon(tmp_path / "node", options) as daemon,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        assert not opened(daemon, f"{tmp_path}/nfs/")
+        mount.lookups_hang = True
+        began = time.monotonic()
+        hangs = pool.submit(opened, daemon, f"{tmp_path}/nfs/")
+        assert mount.hung.wait(20)
+        assert extent(daemon, f"{tmp_path}/disk/", timeout_s=10) == data
+        assert "hangs" in hangs.result(2 * HUNG_S)
+        assert time.monotonic() - began < HUNG_S + AT_ONCE_S
+        assert extent(daemon, f"{tmp_path}/late/", timeout_s=10) == data
+        mount.go_on()
+        assert not opened(daemon, f"{tmp_path}/nfs/")
 
 
 def children(pid: int) -> list[int]:

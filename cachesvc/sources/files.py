@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from cachesvc.core.errors import (
@@ -35,10 +35,12 @@ class FilesSource:
     """A `Source` of `file:///absolute/path` and plain absolute paths.
 
     `roots`: real paths. What is opened must lie under the same of them as its URI does, by the path of its
-    descriptor: links and folders may be swapped at any moment before that, not after. Empty allows all.
+    descriptor: links and folders may be swapped at any moment before that, not after. Empty allows all. `alive` hears
+    of each step of a listing.
     """
 
     roots: tuple[str, ...] = ()
+    alive: Callable[[], None] = lambda: None
 
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
         """Regular files below a folder, sorted by path bytes; a file lists as itself. Raises NotFound, NotAllowed."""
@@ -112,6 +114,7 @@ class FilesSource:
         """What is below the open folder, which is closed at the end. Nothing is looked up by a path again: whoever
         swaps a link above must not have files counted that lie elsewhere."""
         try:
+            self.alive()
             real = _place(folder)
             if real in above:  # a link to a folder above would never end
                 return
@@ -137,6 +140,7 @@ class FilesSource:
     ) -> Iterator[tuple[bytes, str, os.stat_result | None]]:
         """Each entry's key, its name, and what it leads to if it is a link that stays below the root."""
         for entry in entries:
+            self.alive()
             target = None
             if entry.is_symlink():
                 target = self._target(entry.name, folder, os.path.join(path, entry.name), root)

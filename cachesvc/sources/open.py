@@ -40,7 +40,8 @@ def open_reader(uri: str, settings: SourceSettings | None = None, calls: Calls |
     scheme, mark, _ = uri.partition("://")
     backend: Source
     if not mark or scheme == "file":
-        backend = Watched(FilesSource(chosen.roots), calls or Calls())
+        watch = calls or Calls()
+        backend = Watched(FilesSource(chosen.roots, watch.alive), watch)
     elif scheme == "s3":
         from cachesvc.sources.s3 import (  # boto3: 9 MB and 0.2 s, which a trainer seldom needs
             S3Settings,

@@ -13,8 +13,6 @@ from cachesvc.sources.source import Source
 
 HUNG_S = 30.0
 """A disk that spins up takes 10 s, a server that reboots minutes: those waits are of retries, not of one call."""
-LIST_HUNG_S = 300.0
-"""The first object of a folder comes when all of it, a million files perhaps, has been read and sorted."""
 
 
 class Calls:
@@ -25,14 +23,21 @@ class Calls:
         self._under_way: dict[int, tuple[float, str]] = {}
 
     @contextmanager
-    def of(self, uri: str, limit_s: float = HUNG_S) -> Iterator[None]:
-        """This thread is in a call about `uri` that hangs if it takes longer than `limit_s`."""
+    def of(self, uri: str) -> Iterator[None]:
+        """This thread is in a call about `uri` that hangs if it takes longer than `HUNG_S` without a word."""
         thread = threading.get_ident()
-        self._under_way[thread] = self._clock() + limit_s, uri
+        self._under_way[thread] = self._clock() + HUNG_S, uri
         try:
             yield
         finally:
             del self._under_way[thread]
+
+    def alive(self) -> None:
+        """This thread's call, if it is in one, comes along: the first object of a folder is known when all of it, a
+        million files perhaps, has been read and sorted."""
+        thread = threading.get_ident()
+        if under_way := self._under_way.get(thread):
+            self._under_way[thread] = self._clock() + HUNG_S, under_way[1]
 
     def hung(self) -> str:
         """The URI of a call that is beyond its limit; else ""."""
@@ -50,7 +55,7 @@ class Watched:
         """As the source lists; each object is a call of its own."""
         found = iter(self._source.list(prefix))
         while True:
-            with self._calls.of(prefix, LIST_HUNG_S):
+            with self._calls.of(prefix):
                 version = next(found, None)
             if version is None:
                 return
