@@ -12,7 +12,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
 from functools import partial
@@ -49,11 +49,12 @@ from cachesvc.daemon.logs import configure_logging
 from cachesvc.daemon.loop import Loop
 from cachesvc.daemon.metrics import Metrics
 from cachesvc.daemon.pins import Pins
+from cachesvc.daemon.places import PLACES, Doorman
 from cachesvc.daemon.quotas import Quotas
 from cachesvc.daemon.runner import Runner
 from cachesvc.daemon.service import Service
 from cachesvc.daemon.takeover import Takeover
-from cachesvc.daemon.tenants import Tenants
+from cachesvc.daemon.tenants import Peer, Tenants
 from cachesvc.memory import allowed_bytes
 from cachesvc.sources.uri import Allowlist, allowlist
 from cachesvc.tiers.nvme import open_nvme
@@ -63,11 +64,10 @@ from cachesvc.tiers.tier import Tier
 from cachesvc.v1 import cachesvc_pb2, cachesvc_pb2_grpc
 
 log = logging.getLogger(__name__)
-CONTROL_THREADS = 256
-"""A prefetch, verify or opening holds one while it streams: all ranks and workers of a node open at once, and
-the builder they wait for needs one more to submit its plan. Started only when needed."""
+CONTROL_THREADS = PLACES + 8
+"""One for each place, and some for calls that are refused. Started only when needed."""
 STREAMS_EACH = 64
-"""Calls at once on one connection: a process has a few. With `CONTROL_THREADS` messages being received and
+"""Calls at once on one connection: a process has a few. With `PLACES` messages being received and
 `PLANS_AT_ONCE` being read, this bounds what callers make the daemon hold: no more than a message a thread, 6 GiB, if
 all of them are hostile and slow."""
 GC_THRESHOLDS = (1000, 2, 5000)
@@ -213,7 +213,8 @@ def _running(
     pins.restore()
     restore(adopted, runner)
     takeover = Takeover(settings, lock, tiers, runner, partial(_leave_all, fillers))
-    server = _control(settings, Service(runner, pins, settings, tenants, time.monotonic()))
+    service = Service(runner, pins, settings, tenants, time.monotonic())
+    server = _control(settings, service, runner.grants.caller)
     if settings.metrics:
         Metrics(runner).register()
         _serve_metrics(settings.metrics)
@@ -273,7 +274,7 @@ def _tiers(settings: Settings, adopted: Adopted) -> tuple[list[Tier], list[TierS
     return tiers, specs, recovered
 
 
-def _control(settings: Settings, service: Service) -> grpc.Server:
+def _control(settings: Settings, service: Service, caller: Callable[[int], Peer | None]) -> grpc.Server:
     limits = [
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -283,7 +284,7 @@ def _control(settings: Settings, service: Service) -> grpc.Server:
     server = grpc.server(
         futures.ThreadPoolExecutor(CONTROL_THREADS, thread_name_prefix="control"),
         options=limits,
-        maximum_concurrent_rpcs=2 * CONTROL_THREADS,
+        interceptors=[Doorman(caller)],
     )
     cachesvc_pb2_grpc.add_CacheServicer_to_server(service, server)
     checks = health.HealthServicer()
