@@ -21,7 +21,6 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import start_http_server
 
 from cachesvc.client import MAX_MESSAGE_BYTES
 from cachesvc.config import (
@@ -42,6 +41,7 @@ from cachesvc.core.policy import Settings as NodeSettings
 from cachesvc.core.policy import TierSpec
 from cachesvc.daemon.adoption import Adopted, Predecessor, fill_ram, meet, restore
 from cachesvc.daemon.budgets import Budgets, budget_bytes
+from cachesvc.daemon.crowds import LIMITS, Crowds
 from cachesvc.daemon.datasets import Datasets
 from cachesvc.daemon.fillers import Fillers
 from cachesvc.daemon.grants import GrantsServer
@@ -52,6 +52,7 @@ from cachesvc.daemon.pins import Pins
 from cachesvc.daemon.places import PLACES, Doorman
 from cachesvc.daemon.quotas import Quotas
 from cachesvc.daemon.runner import Runner
+from cachesvc.daemon.scrapes import Scrapes
 from cachesvc.daemon.service import Service
 from cachesvc.daemon.takeover import Takeover
 from cachesvc.daemon.tenants import Peer, Tenants
@@ -215,13 +216,15 @@ def _running(
     takeover = Takeover(settings, lock, tiers, runner, partial(_leave_all, fillers))
     service = Service(runner, pins, settings, tenants, time.monotonic())
     server = _control(settings, service, runner.grants.caller)
+    crowds = Crowds(_control_path(settings))
     if settings.metrics:
         Metrics(runner).register()
-        _serve_metrics(settings.metrics)
+        Scrapes(settings.metrics)
     try:
         yield runner
     finally:
         takeover.close()
+        crowds.close()
         server.stop(STOP_GRACE_S)
         runner.grants.close()
         fillers.stop()
@@ -274,12 +277,17 @@ def _tiers(settings: Settings, adopted: Adopted) -> tuple[list[Tier], list[TierS
     return tiers, specs, recovered
 
 
+def _control_path(settings: Settings) -> str:
+    return f"{os.path.abspath(settings.socket_dir)}/{CONTROL_SOCKET}"
+
+
 def _control(settings: Settings, service: Service, caller: Callable[[int], Peer | None]) -> grpc.Server:
     limits = [
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_concurrent_streams", STREAMS_EACH),
         ("grpc.so_reuseport", 0),
+        *LIMITS,
     ]
     server = grpc.server(
         futures.ThreadPoolExecutor(CONTROL_THREADS, thread_name_prefix="control"),
@@ -293,7 +301,7 @@ def _control(settings: Settings, service: Service, caller: Callable[[int], Peer 
     for each in ("", name):
         checks.set(each, health_pb2.HealthCheckResponse.SERVING)
     reflection.enable_server_reflection((name, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    path = f"{os.path.abspath(settings.socket_dir)}/{CONTROL_SOCKET}"
+    path = _control_path(settings)
     Path(path).unlink(missing_ok=True)  # a dead daemon's: we hold the directory's lock
     before = os.umask(0o177)
     try:
@@ -313,16 +321,6 @@ def _control(settings: Settings, service: Service, caller: Callable[[int], Peer 
     server.start()
     os.chmod(path, settings.socket_mode)
     return server
-
-
-def _serve_metrics(address: str) -> None:
-    host, _, port = address.rpartition(":")
-    try:
-        start_http_server(int(port), addr=host.strip("[]"))
-    except OSError as error:
-        raise InvalidInput(
-            f"--metrics {address} cannot be bound ({error.strerror}); choose an address that is free"
-        ) from None
 
 
 def mutual_tls(tls: Tls) -> grpc.ServerCredentials:
