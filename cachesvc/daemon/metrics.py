@@ -53,6 +53,15 @@ class Metrics:
             budget.add_metric([tier.tier], tier.budget_bytes)
             used.add_metric([tier.tier], tier.used_bytes)
             lost.add_metric([tier.tier], float(tier.lost))
+        readers = GaugeMetricFamily(
+            "cachesvc_readers", "Connections to the grants socket.", value=status.readers
+        )
+        fills = GaugeMetricFamily("cachesvc_fills", "Fills running.", value=status.fills)
+        tiers = [budget, used, lost, corrupt, scrubbed]
+        return [*tiers, *self._datasets(resident_bytes), readers, fills, *self._stalls()]
+
+    def _datasets(self, resident_bytes: dict[DatasetId, int]) -> list[Metric]:
+        """How much of each is here, and how its readers fared."""
         resident = GaugeMetricFamily(
             "cachesvc_resident_bytes", "Bytes of a dataset on this node.", labels=["dataset"]
         )
@@ -83,28 +92,7 @@ class Metrics:
             bound.add_metric([label], each.bound)
             if each.epochs:
                 of_bound.add_metric([label], each.epochs[-1].of_bound)
-        readers = GaugeMetricFamily(
-            "cachesvc_readers", "Connections to the grants socket.", value=status.readers
-        )
-        fills = GaugeMetricFamily("cachesvc_fills", "Fills running.", value=status.fills)
-        return [
-            budget,
-            used,
-            lost,
-            corrupt,
-            scrubbed,
-            resident,
-            hits,
-            ahead,
-            misses,
-            refused,
-            source,
-            bound,
-            of_bound,
-            readers,
-            fills,
-            *self._stalls(),
-        ]
+        return [resident, hits, ahead, misses, refused, source, bound, of_bound]
 
     def _stalls(self) -> list[Metric]:
         """What the ranks of this node report of their steps."""
