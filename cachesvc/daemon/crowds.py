@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 MAX_CONNECTIONS = 1024
 """To each address of the control API; a process that opens a dataset or submits a plan needs one for that moment."""
 IDLE_S = 60.0
-"""A connection without a call ends; a client connects again with its next one."""
+"""A connection without a call for so long, or twice that, ends; a client connects again with its next one."""
 HANDSHAKE_S = 5.0
 """For a connection to become one of gRPC's."""
 LOOK_S = 1.0
