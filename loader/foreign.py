@@ -49,11 +49,11 @@ class Foretold:
             return
         batches, opened = list(self._sampler), view.opened
         if batches:
-            opened.submit(plan_of(view, batches))
+            opened.submit(plan_of(view, batches), self)
         for step, batch in enumerate(batches):
-            opened.passed(max(0, step - self._behind))
+            opened.passed(max(0, step - self._behind), self)
             yield batch
-        opened.passed(len(batches))
+        opened.passed(len(batches), self)
 
 
 def foretold(sampler: Any, dataset: TorchDataset[Any], behind: int) -> Any:
