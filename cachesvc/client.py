@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cachesvc.config import CONTROL_SOCKET, check_socket_dir, socket_dirs
 from cachesvc.core.errors import (
+    Busy,
     CacheError,
     DaemonUnavailable,
     DeadlineExceeded,
@@ -31,6 +32,8 @@ CALL_TIMEOUT_S = 30.0
 TAKEOVER_S = 60.0
 """How long calls wait for a daemon that takes over from another."""
 AGAIN_S = 0.1
+BUSY_S = 0.5
+"""Between two tries where this user's calls hold all places that it can have; for no longer than a takeover takes."""
 MAX_MESSAGE_BYTES = 24 << 20
 """A plan of 10^6 extents is 20 MB."""
 CODE_KEY = "cachesvc-code"
@@ -184,19 +187,20 @@ class Control:
         return self._again(call)
 
     def _again(self, call: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """Ask anew while the call breaks off and our connection to the grants socket does not: it outlives a daemon
-        only where another one took over."""
+        """Ask anew while the call breaks off, or finds no place, and our connection to the grants socket stays: it
+        outlives a daemon only where another one took over."""
         deadline = None
         while True:
             try:
                 with _typed(self.directory):
                     yield from call()
                 return
-            except DaemonUnavailable:
+            except DaemonUnavailable as error:
                 deadline = deadline or time.monotonic() + TAKEOVER_S
                 if not self._identity.lives() or time.monotonic() >= deadline:
                     raise
-            time.sleep(AGAIN_S)  # the other binds its socket by and by; this paces the knocking
+                pause_s = BUSY_S if isinstance(error, Busy) else AGAIN_S
+            time.sleep(pause_s)  # the other binds its socket by and by, calls end: this paces the knocking
 
 
 @contextmanager

@@ -16,6 +16,7 @@
 | 11 | DeadlineExceeded | the answer did not come in time |
 | 12 | StateMismatch | a job's own state, ranks and arguments do not belong together |
 | 13 | PeerRankFailed | another rank of this job failed to read its data |
+| 14 | Busy | one user holds its share of the daemon's control calls |
 | 130 | | interrupted by Ctrl-C |
 
 `cachesvc run` exits with its command's code (128 + n when signal n ended it).
@@ -42,6 +43,7 @@ HELP = "\b\nExit codes:\n" + "\n".join(
         (11, "deadline exceeded"),
         (12, "state mismatch"),
         (13, "another rank failed"),
+        (14, "the daemon is busy with calls of this user"),
         (INTERRUPTED, "interrupted"),
     ]
 )

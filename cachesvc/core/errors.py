@@ -81,6 +81,12 @@ class DaemonUnavailable(CacheError, ConnectionError):
     code = 10
 
 
+class Busy(DaemonUnavailable):
+    """The daemon has no place for another call of this user, for now."""
+
+    code = 14
+
+
 class DeadlineExceeded(CacheError, TimeoutError):
     """The answer did not come in time."""
 

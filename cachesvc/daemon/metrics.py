@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -10,6 +10,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from cachesvc.core.model import DatasetId
 from cachesvc.core.stalls import CAUSES, QUANTILES
 from cachesvc.daemon.runner import Runner
+
+PRIVATE = "private"
+"""The label of all datasets together that only some users may use (`daemon/tenants.py`): scrapers name no user."""
 
 
 class Metrics:
@@ -50,6 +53,15 @@ class Metrics:
             budget.add_metric([tier.tier], tier.budget_bytes)
             used.add_metric([tier.tier], tier.used_bytes)
             lost.add_metric([tier.tier], float(tier.lost))
+        readers = GaugeMetricFamily(
+            "cachesvc_readers", "Connections to the grants socket.", value=status.readers
+        )
+        fills = GaugeMetricFamily("cachesvc_fills", "Fills running.", value=status.fills)
+        tiers = [budget, used, lost, corrupt, scrubbed]
+        return [*tiers, *self._datasets(resident_bytes), readers, fills, *self._stalls()]
+
+    def _datasets(self, resident_bytes: dict[DatasetId, int]) -> list[Metric]:
+        """How much of each is here, and how its readers fared."""
         resident = GaugeMetricFamily(
             "cachesvc_resident_bytes", "Bytes of a dataset on this node.", labels=["dataset"]
         )
@@ -66,39 +78,21 @@ class Metrics:
         of_bound = GaugeMetricFamily(
             "cachesvc_epoch_hits_of_bound", "Hit rate of the latest epoch over its bound.", labels=["dataset"]
         )
-        for dataset in self._runner.listed():
-            counters = self._runner.node.counters(dataset.id)
-            resident.add_metric([dataset.id], resident_bytes.get(dataset.id, 0))
-            hits.add_metric([dataset.id], counters.hits)
-            ahead.add_metric([dataset.id], counters.ahead)
-            misses.add_metric([dataset.id], counters.misses)
-            refused.add_metric([dataset.id], counters.refused)
-            source.add_metric([dataset.id], self._runner.fills.source_bytes(dataset.id))
-            bound.add_metric([dataset.id], counters.bound)
-            if counters.epochs:
-                of_bound.add_metric([dataset.id], counters.epochs[-1].of_bound)
-        readers = GaugeMetricFamily(
-            "cachesvc_readers", "Connections to the grants socket.", value=status.readers
-        )
-        fills = GaugeMetricFamily("cachesvc_fills", "Fills running.", value=status.fills)
-        return [
-            budget,
-            used,
-            lost,
-            corrupt,
-            scrubbed,
-            resident,
-            hits,
-            ahead,
-            misses,
-            refused,
-            source,
-            bound,
-            of_bound,
-            readers,
-            fills,
-            *self._stalls(),
-        ]
+        told = [(self._label(each.id), each.id) for each in self._runner.listed()]
+        counters = [(label, self._runner.node.counters(dataset)) for label, dataset in told]
+        _tell(resident, (((label,), resident_bytes.get(dataset, 0)) for label, dataset in told))
+        _tell(hits, (((label,), each.hits) for label, each in counters))
+        _tell(ahead, (((label,), each.ahead) for label, each in counters))
+        _tell(misses, (((label,), each.misses) for label, each in counters))
+        _tell(refused, (((label,), each.refused) for label, each in counters))
+        _tell(source, (((label,), self._runner.fills.source_bytes(dataset)) for label, dataset in told))
+        for label, each in counters:
+            if label == PRIVATE:
+                continue  # a sum of rates means nothing
+            bound.add_metric([label], each.bound)
+            if each.epochs:
+                of_bound.add_metric([label], each.epochs[-1].of_bound)
+        return [resident, hits, ahead, misses, refused, source, bound, of_bound]
 
     def _stalls(self) -> list[Metric]:
         """What the ranks of this node report of their steps."""
@@ -113,10 +107,34 @@ class Metrics:
             "A step's wait, as the latest rank reported it.",
             labels=["dataset", "quantile"],
         )
-        for dataset, stalls in self._runner.stalls.items():
-            steps.add_metric([dataset], stalls.steps)
-            for cause, spent in zip(CAUSES, stalls.waited_us, strict=True):
-                waited.add_metric([dataset, cause], spent / 1e6)
-            for quantile, wait in zip(QUANTILES, stalls.quantiles_us, strict=True):
-                quantiles.add_metric([dataset, quantile], wait / 1e6)
+        told = [(self._label(dataset), stalls) for dataset, stalls in self._runner.stalls.items()]
+        _tell(steps, (((label,), each.steps) for label, each in told))
+        _tell(
+            waited,
+            (
+                ((label, cause), spent / 1e6)
+                for label, each in told
+                for cause, spent in zip(CAUSES, each.waited_us, strict=True)
+            ),
+        )
+        for label, each in told:
+            if label != PRIVATE:
+                for quantile, wait in zip(QUANTILES, each.quantiles_us, strict=True):
+                    quantiles.add_metric([label, quantile], wait / 1e6)
         return [steps, waited, quantiles]
+
+    def _label(self, dataset: DatasetId) -> str:
+        """A dataset's name to everybody who may reach the port."""
+        known = self._runner.datasets.known(dataset)
+        return dataset if known is not None and not known.rules else PRIVATE
+
+
+def _tell(
+    family: CounterMetricFamily | GaugeMetricFamily, values: Iterable[tuple[tuple[str, ...], float]]
+) -> None:
+    """Add up what has the same labels."""
+    sums: dict[tuple[str, ...], float] = {}
+    for labels, value in values:
+        sums[labels] = sums.get(labels, 0) + value
+    for labels, value in sums.items():
+        family.add_metric(labels, value)

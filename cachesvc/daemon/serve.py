@@ -12,7 +12,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
 from functools import partial
@@ -21,7 +21,6 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import start_http_server
 
 from cachesvc.client import MAX_MESSAGE_BYTES
 from cachesvc.config import (
@@ -42,6 +41,7 @@ from cachesvc.core.policy import Settings as NodeSettings
 from cachesvc.core.policy import TierSpec
 from cachesvc.daemon.adoption import Adopted, Predecessor, fill_ram, meet, restore
 from cachesvc.daemon.budgets import Budgets, budget_bytes
+from cachesvc.daemon.crowds import LIMITS, Crowds
 from cachesvc.daemon.datasets import Datasets
 from cachesvc.daemon.fillers import Fillers
 from cachesvc.daemon.grants import GrantsServer
@@ -50,11 +50,13 @@ from cachesvc.daemon.lookups import Lookups
 from cachesvc.daemon.loop import Loop
 from cachesvc.daemon.metrics import Metrics
 from cachesvc.daemon.pins import Pins
+from cachesvc.daemon.places import PLACES, Doorman
 from cachesvc.daemon.quotas import Quotas
 from cachesvc.daemon.runner import Runner
+from cachesvc.daemon.scrapes import Scrapes
 from cachesvc.daemon.service import Service
 from cachesvc.daemon.takeover import Takeover
-from cachesvc.daemon.tenants import Tenants
+from cachesvc.daemon.tenants import Peer, Tenants
 from cachesvc.memory import allowed_bytes
 from cachesvc.sources.uri import Allowlist
 from cachesvc.tiers.nvme import open_nvme
@@ -64,11 +66,10 @@ from cachesvc.tiers.tier import Tier
 from cachesvc.v1 import cachesvc_pb2, cachesvc_pb2_grpc
 
 log = logging.getLogger(__name__)
-CONTROL_THREADS = 256
-"""A prefetch, verify or opening holds one while it streams: all ranks and workers of a node open at once, and
-the builder they wait for needs one more to submit its plan. Started only when needed."""
+CONTROL_THREADS = PLACES + 8
+"""One for each place, and some for calls that are refused. Started only when needed."""
 STREAMS_EACH = 64
-"""Calls at once on one connection: a process has a few. With `CONTROL_THREADS` messages being received and
+"""Calls at once on one connection: a process has a few. With `PLACES` messages being received and
 `PLANS_AT_ONCE` being read, this bounds what callers make the daemon hold: no more than a message a thread, 6 GiB, if
 all of them are hostile and slow."""
 GC_THRESHOLDS = (1000, 2, 5000)
@@ -217,14 +218,17 @@ def _running(
     pins.restore()
     restore(adopted, runner)
     takeover = Takeover(settings, lock, tiers, runner, partial(_leave_all, fillers))
-    server = _control(settings, Service(runner, pins, settings, tenants, lookups, time.monotonic()))
+    service = Service(runner, pins, settings, tenants, lookups, time.monotonic())
+    server = _control(settings, service, runner.grants.caller)
+    crowds = Crowds(_control_path(settings))
     if settings.metrics:
         Metrics(runner).register()
-        _serve_metrics(settings.metrics)
+        Scrapes(settings.metrics)
     try:
         yield runner
     finally:
         takeover.close()
+        crowds.close()
         server.stop(STOP_GRACE_S)
         runner.grants.close()
         fillers.stop()
@@ -277,17 +281,22 @@ def _tiers(settings: Settings, adopted: Adopted) -> tuple[list[Tier], list[TierS
     return tiers, specs, recovered
 
 
-def _control(settings: Settings, service: Service) -> grpc.Server:
+def _control_path(settings: Settings) -> str:
+    return f"{os.path.abspath(settings.socket_dir)}/{CONTROL_SOCKET}"
+
+
+def _control(settings: Settings, service: Service, caller: Callable[[int], Peer | None]) -> grpc.Server:
     limits = [
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_concurrent_streams", STREAMS_EACH),
         ("grpc.so_reuseport", 0),
+        *LIMITS,
     ]
     server = grpc.server(
         futures.ThreadPoolExecutor(CONTROL_THREADS, thread_name_prefix="control"),
         options=limits,
-        maximum_concurrent_rpcs=2 * CONTROL_THREADS,
+        interceptors=[Doorman(caller)],
     )
     cachesvc_pb2_grpc.add_CacheServicer_to_server(service, server)
     checks = health.HealthServicer()
@@ -296,7 +305,7 @@ def _control(settings: Settings, service: Service) -> grpc.Server:
     for each in ("", name):
         checks.set(each, health_pb2.HealthCheckResponse.SERVING)
     reflection.enable_server_reflection((name, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    path = f"{os.path.abspath(settings.socket_dir)}/{CONTROL_SOCKET}"
+    path = _control_path(settings)
     Path(path).unlink(missing_ok=True)  # a dead daemon's: we hold the directory's lock
     before = os.umask(0o177)
     try:
@@ -316,16 +325,6 @@ def _control(settings: Settings, service: Service) -> grpc.Server:
     server.start()
     os.chmod(path, settings.socket_mode)
     return server
-
-
-def _serve_metrics(address: str) -> None:
-    host, _, port = address.rpartition(":")
-    try:
-        start_http_server(int(port), addr=host.strip("[]"))
-    except OSError as error:
-        raise InvalidInput(
-            f"--metrics {address} cannot be bound ({error.strerror}); choose an address that is free"
-        ) from None
 
 
 def mutual_tls(tls: Tls) -> grpc.ServerCredentials:

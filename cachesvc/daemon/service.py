@@ -28,8 +28,7 @@ from cachesvc.daemon.messages import described, options_of
 from cachesvc.daemon.pins import Pins
 from cachesvc.daemon.plans import entries_of, following_of
 from cachesvc.daemon.runner import Runner
-from cachesvc.daemon.tenants import Peer, Tenants, admits
-from cachesvc.identity import TOKEN_KEY
+from cachesvc.daemon.tenants import Peer, Tenants, admits, token_of
 from cachesvc.tiers.tier import Checksums
 from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import cachesvc_pb2_grpc
@@ -55,13 +54,11 @@ STATUSES: dict[type[CacheError], grpc.StatusCode] = {
     errors.SourceUnavailable: grpc.StatusCode.UNAVAILABLE,
     errors.OutOfSpace: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.TierFailed: grpc.StatusCode.UNAVAILABLE,
+    errors.Busy: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.DaemonUnavailable: grpc.StatusCode.UNAVAILABLE,
     errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.StateMismatch: grpc.StatusCode.FAILED_PRECONDITION,
 }
-
-MAX_TOKEN_DIGITS = 20
-"""Of a number of 64 bits."""
 
 
 class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
@@ -211,13 +208,9 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
 
     def _caller(self, context: grpc.ServicerContext) -> Peer | None:
         """The user whose grants connection the call names; None when it names none that lives."""
-        given = dict(context.invocation_metadata()).get(TOKEN_KEY, "")
+        token = token_of(context.invocation_metadata())
         assert self._runner.grants is not None
-        return (
-            self._runner.grants.caller(int(given))
-            if str(given).isdecimal() and len(given) <= MAX_TOKEN_DIGITS
-            else None
-        )
+        return None if token is None else self._runner.grants.caller(token)
 
     def _uid(self, context: grpc.ServicerContext) -> int:
         caller = self._caller(context)

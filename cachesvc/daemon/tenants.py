@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from cachesvc.config import Rule
 from cachesvc.core.errors import NotAllowed
+from cachesvc.identity import TOKEN_KEY
 from cachesvc.sources.files import under
 from cachesvc.sources.uri import Allowlist
 
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 _SO_PEERGROUPS = 59  # not named by Python; Linux 4.13
 _GROUPS_BYTES = 1024  # as much as Python asks for: 256 groups
 _PATTERN = re.compile(r"[*?\[{]")
+MAX_TOKEN_DIGITS = 20
+"""Of a number of 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,12 @@ def admits(rules: Iterable[Rule], peer: Peer | None) -> bool:
     if peer is not None and peer.uid == os.geteuid():
         return True
     return all(peer is not None and (peer.uid in r.uids or not peer.gids.isdisjoint(r.gids)) for r in rules)
+
+
+def token_of(metadata: Iterable[tuple[str, str | bytes]]) -> int | None:
+    """The token in a call's metadata, whatever else a caller may have put there."""
+    given = str(dict(metadata).get(TOKEN_KEY, ""))
+    return int(given) if given.isdecimal() and len(given) <= MAX_TOKEN_DIGITS else None
 
 
 class Tenants:

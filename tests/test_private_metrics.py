@@ -1,0 +1,65 @@
+"""Metrics name no dataset that only some users may use: whoever reaches the port would else see how each fares."""
+
+from __future__ import annotations
+
+import os
+import re
+import urllib.request
+from pathlib import Path
+
+from bench.node import Daemon
+from cachesvc.catalog.build import Options
+from cachesvc.client import Control
+from cachesvc.core.model import DatasetId
+from cachesvc.core.stalls import CAUSES, QUANTILES, StallReport
+from cachesvc.leases import DaemonGrants
+from tests.servers import free_ports
+from tests.test_daemon import wait_until
+
+EXTENT = 64 << 10
+SIZES = {"alice": 2 * EXTENT, "bob": 3 * EXTENT, "all": 4 * EXTENT}
+NO_SUMS = {"cachesvc_hit_bound", "cachesvc_loader_wait_quantile_seconds"}
+REPORT = StallReport(10, (1_000_000,) * len(CAUSES), (5,) * len(QUANTILES))
+
+
+def test_private_datasets_are_one_in_the_metrics_and_each_in_status(tmp_path: Path) -> None:
+    (port,), data = free_ports(1), tmp_path / "data"
+    options = ["--ram", "1MiB", "--extent-bytes", str(EXTENT), "--fillers", "1"]
+    options += ["--metrics", f"127.0.0.1:{port}", "--allow", f"{data}/all"]
+    for name, size in SIZES.items():
+        (data / name).mkdir(parents=True)
+        (data / name / "0.bin").write_bytes(os.urandom(size))
+        if name != "all":
+            options += ["--allow", f"{data}/{name}/=uid:64001"]
+
+    def values() -> dict[str, float]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+            lines = re.findall(r"^(cachesvc_\S+) (\S+)$", answer.read().decode(), re.M)
+        return {name: float(value) for name, value in lines}
+
+    with Daemon(tmp_path / "node", options) as daemon, Control(daemon.socket_dir) as control:
+        ids: dict[str, DatasetId] = {}
+        readers: list[DaemonGrants] = []
+        for name in SIZES:
+            plain = Options(format="records", record_bytes=4096)
+            ids[name] = control.open_dataset([f"{data}/{name}/"], plain).id
+            assert list(control.prefetch(ids[name]))[-1].done
+            readers.append(DaemonGrants(daemon.socket_dir, ids[name]))
+            readers[-1].connect()
+            readers[-1].waited(REPORT)
+        batches = "cachesvc_loader_batches_total"
+        wait_until(lambda: values().get(f'{batches}{{dataset="private"}}') == 20)
+        told = values()
+        status = {each.dataset.id: each.resident_bytes for each in control.status().datasets}
+        for reader in readers:
+            reader.close()
+    assert status == {ids[name]: size for name, size in SIZES.items()}
+    for metric in ("resident_bytes", "source_bytes_total"):
+        assert told[f'cachesvc_{metric}{{dataset="private"}}'] == SIZES["alice"] + SIZES["bob"]
+        assert told[f'cachesvc_{metric}{{dataset="{ids["all"]}"}}'] == SIZES["all"]
+    assert told['cachesvc_loader_wait_seconds_total{cause="disk",dataset="private"}'] == 2
+    assert told[f'{batches}{{dataset="{ids["all"]}"}}'] == 10
+    assert not [name for name in told if ids["alice"] in name or ids["bob"] in name]
+    sums = {name.partition("{")[0] for name in told if "private" in name}
+    whole = {name.partition("{")[0] for name in told if ids["all"] in name}
+    assert whole - sums == NO_SUMS  # rates and quantiles do not add up
