@@ -169,15 +169,17 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     @property
     def _index_sampler(self) -> Any:
-        ahead = self.num_workers * (self.prefetch_factor or 0)
-        return foretold(super()._index_sampler, self.dataset, ahead + 1)
+        return foretold(
+            super()._index_sampler, self.dataset, self.num_workers * (self.prefetch_factor or 0) + 1
+        )
 
     # ---- ours
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next `iter()` runs."""
-        return self._progress.next_place(self._prepared().turns)[0]
+        """The epoch that the latest `iter()` is in, and the next one after its end."""
+        progress = self._progress
+        return progress.place_in(self._prepared().turns)[0] if progress.resume else progress.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Begin this epoch at the next `iter()`. Of the epoch that a loaded state or a skip stands in it changes nothing:

@@ -34,17 +34,12 @@ class Progress:
         return f"epoch {self.epoch}, step {self.turn // accumulate}"
 
     def begin(self, turns_of: Callable[[int], int]) -> None:
-        """An iteration starts."""
-        self.epoch, self.turn = self.next_place(turns_of)
+        """An iteration starts: an abandoned epoch begins anew, a loaded state or a skip continues. An epoch whose batches
+        were all handed over is over, also for a caller (Lightning, `zip`) who counts them and asks for no more."""
+        if not self.resume and self.turn < turns_of(self.epoch):
+            self.turn = 0
         self.resume = False
-
-    def next_place(self, turns_of: Callable[[int], int]) -> tuple[int, int]:
-        """Where the next iteration starts: an abandoned epoch begins anew, a loaded state or a skip continues. An
-        epoch whose batches were all handed over is over, also for a caller (Lightning, `zip`) who counts them and asks
-        for no more."""
-        if self.resume or self.turn >= turns_of(self.epoch):
-            return self.place_in(turns_of)
-        return self.epoch, 0
+        self.epoch, self.turn = self.place_in(turns_of)
 
     def place_in(self, turns_of: Callable[[int], int]) -> tuple[int, int]:
         """Epoch and turn of the next batch; turns beyond an epoch's (`turns_of` it) are those of the next."""

@@ -158,8 +158,9 @@ def test_who_counts_the_batches_and_asks_for_no_more_has_ended_the_epoch(
         assert run.epoch == epoch
         taken = iter(run)
         epochs.append([next(taken) is not None and run.indices.tolist() for _ in range(len(run))])
-        assert run.epoch == epoch + 1
+        assert run.epoch == epoch
         del taken  # nobody asked whether that was all
+        assert run.epoch == epoch + 1
     whole = small(link, batch_size=10, num_workers=workers)
     assert epochs == [rest(whole) for _ in range(3)]
     assert all(f"epoch {epoch}:" in caplog.text for epoch in range(3))
