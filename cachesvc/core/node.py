@@ -78,6 +78,7 @@ class Node:
             ev.Recovered: self._recovered,
             ev.TierLost: self._tier_lost,
             ev.TierBack: self._tier_back,
+            ev.Renewed: self._renewed,
             ev.Resized: self._resized,
             ev.Verified: self._verified,
             ev.Passed: self._passed,
@@ -99,9 +100,8 @@ class Node:
         self._now = now
         self._began = min(self._began, now)
         self._handlers[type(event)](event)
-        for (
-            tier
-        ) in self.policy.tiers.values():  # a budget that shrank under a fill or a lease is met once it ends
+        for tier in self.policy.tiers.values():
+            # a budget that shrank under a fill or a lease is met once it ends
             if tier.free_bytes + tier.evicting_bytes < 0:
                 self._shrink(tier)
         if self.readers.dirty:
@@ -109,10 +109,8 @@ class Node:
         return out
 
     def next_deadline(self) -> float | None:
-        """When the next `Tick` is owed, in seconds; None while nothing waits for time.
-
-        It is now where one event's share of look-ahead or prefetch was done and there is more.
-        """
+        """When the next `Tick` is owed, in seconds; None while nothing waits for time. It is now where one event's
+        share of look-ahead or prefetch was done and there is more."""
         if self._more:
             return self._now
         due = (self.alarms.next(), self.scrub.next_deadline())
@@ -169,9 +167,8 @@ class Node:
 
     def resident_in(self, tier: TierName) -> set[ExtentId]:
         """The extents with a resident copy in a tier. O(extents)."""
-        copies = (copy for entry in self.copies.entries.values() for copy in entry.copies)
-        mine = {c.entry.id for c in copies if c.tier.name == tier and c.phase is Phase.RESIDENT}
-        return mine.union(self.policy.tiers[tier].found)
+        found = self.policy.tiers[tier]
+        return {c.entry.id for c in self.copies.of(found) if c.phase is Phase.RESIDENT}.union(found.found)
 
     def check(self) -> None:
         """Assert every invariant. O(extents): for tests and simulation."""
@@ -324,9 +321,18 @@ class Node:
         for entry in tuple(self.copies.entries.values()):
             if entry.waiters and entry.ready:
                 self.readers.answer(entry)
-            for copy in tuple(entry.copies):
-                if copy.tier is tier and copy.phase is Phase.RESIDENT:
-                    self.copies.settle(copy)
+        for copy in self.copies.of(tier):
+            if copy.phase is Phase.RESIDENT:
+                self.copies.settle(copy)
+
+    def _renewed(self, event: ev.Renewed) -> None:
+        tier = self.policy.tiers[event.tier]
+        for copy in self.copies.of(tier):
+            self.readers.detach(copy, self._now)
+        self.copies.renew(tier, event.extents)
+        self.scrub.admit(event.extents, event.tier)
+        self.policy.retry(tier)
+        self.readers.dirty = True
 
     def _retune_tier(self) -> None:
         self.policy.retune()

@@ -24,6 +24,7 @@ from cachesvc.daemon.grants import GrantsServer, Known
 from cachesvc.daemon.lanes import Lane
 from cachesvc.daemon.loop import Loop
 from cachesvc.daemon.quotas import Quotas
+from cachesvc.daemon.renewal import Disk, Successor
 from cachesvc.daemon.tenants import admits
 from cachesvc.daemon.watch import Watch
 from cachesvc.memory import Memory, memories
@@ -61,6 +62,7 @@ class Runner:
         disks = [tier for tier in tiers if isinstance(tier, NvmeTier)]
         self._lanes = {tier.name: self._lane(f"tier-{tier.name}", clock) for tier in tiers}
         self._openers = {tier.name: self._lane(f"open-{tier.name}", clock) for tier in disks}
+        self._disks = {tier.name: Disk(tier) for tier in disks}
         self._budgets = budgets
         ram = node.policy.tiers.get(RAM)
         self._ram_budget = RamBudget(ram.given_bytes if ram else 0)
@@ -69,8 +71,8 @@ class Runner:
         self.watch = Watch(
             self._tier_lost, self._tier_back, self._measured, lambda name: self._lane(name, clock), clock
         )
-        for tier in disks:
-            self.watch.add(tier, (self._lanes[tier.name], self._openers[tier.name]))
+        for name, disk in self._disks.items():
+            self.watch.add(disk, (self._lanes[name], self._openers[name]))
         self.checks = Checks(node, self._tiers, self._openers, fillers, self.handle, self.watch.suspect)
         self.fills = Fills(self._tiers, self._lanes, datasets, fillers, self.checks, self.handle)
         self._granting: dict[int, events.Grant] = {}
@@ -93,6 +95,10 @@ class Runner:
     def count_from(self, first: int) -> None:
         """Never give a number below `first`: another daemon used them."""
         self._ids = itertools.count(first)
+
+    def locks(self) -> list[int]:
+        """Descriptors of the cache directories' locks."""
+        return [disk.tier.directory.lock for disk in self._disks.values()]
 
     def unsent(self) -> list[events.Grant]:
         """Grants whose descriptors are being opened."""
@@ -307,7 +313,11 @@ class Runner:
         self.grants.fail(command.reader, command.request, command.extent, command.code, command.message)
 
     def _evict(self, command: events.Evict) -> None:
+        tier = self._tiers[command.tier]
+
         def evicted(_: object) -> None:
+            if self._tiers[command.tier] is not tier:
+                return  # forgotten: its tier has another directory
             self.checks.unverified[command.tier].discard(command.extent)
             self.handle(events.Evicted(command.extent, command.tier))
 
@@ -318,9 +328,7 @@ class Runner:
             self.checks.suspect(command.tier, error)
             evicted(None)
 
-        self._lanes[command.tier].submit(
-            lambda: self._tiers[command.tier].evict(command.extent), evicted, failed
-        )
+        self._lanes[command.tier].submit(lambda: tier.evict(command.extent), evicted, failed)
 
     def _scrub(self, command: events.Verify) -> None:
         def checked(_: bool) -> None:
@@ -339,9 +347,23 @@ class Runner:
             self._grant_elsewhere(self._granting.pop(number))
 
     def _tier_back(self, name: TierName) -> None:
+        successor = self._disks[name].take()
+        if successor is not None:
+            self._renew(name, successor)
         log.info("a tier works again", extra={"tier": name})
         self.checks.came_back(name)
         self.handle(events.TierBack(name))
+
+    def _renew(self, name: TierName, successor: Successor) -> None:
+        """Go on in another directory; the old one is closed when no call of it is left."""
+        old, self._tiers[name] = self._tiers[name], successor.tier
+        log.warning("another cache directory", extra={"tier": name, "extents": len(successor.extents)})
+        self.checks.renewed(name)
+        self._budgets.renewed(name)
+        self.handle(events.Renewed(name, successor.extents))
+        self._measured(name, successor.room)
+        opener, lane = self._openers[name], self._lanes[name]
+        opener.submit(lambda: None, lambda _: lane.submit(old.close, _ignore, _ignore), _ignore)
 
     def _measured(self, name: TierName, room: Room) -> None:
         tier = self.node.policy.tiers[name]
@@ -370,3 +392,7 @@ class Runner:
 
     def _lane(self, name: str, clock: Callable[[], float]) -> Lane:
         return Lane(name, self.loop.post, clock)
+
+
+def _ignore(_: object) -> None:
+    pass
