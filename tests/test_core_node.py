@@ -491,3 +491,13 @@ def test_long_after_the_start_nobody_held_anything_before_it() -> None:
     assert [tier.held_bytes for tier in node.status().tiers] == [0]
     node.handle(Released(TWO, B), 2000.0)  # its release is none of a lease
     node.check()
+
+
+def test_a_prefetch_gives_up_what_a_full_tier_refused_to_a_reader() -> None:
+    node = Node([TierSpec(RAM, 10)], Settings())
+    node.handle(DatasetDeclared(1, DATASET, ((A, 10),)), 0.0)
+    assert node.handle(Demanded(ReaderId(1), 1, A), 0.0) == [StartFill(A, RAM)]
+    node.handle(Prefetched(1, DATASET), 1.0)
+    answers = node.handle(FillFailed(A, RAM, 8, "the disk is full"), 2.0)
+    assert answers == [Refuse(ReaderId(1), 1, A)]
+    assert node.progress(1).stuck_extents == 1, "else the prefetch would never end"

@@ -248,7 +248,7 @@ class Node:
         entry.avoid = copy.tier
         self.policy.full(copy.tier, self._now)
         self.readers.want(entry)
-        if entry.datasets and not entry.waiters:
+        if entry.datasets:  # its waiters may be refused, and a prefetch wants it all the same
             self.copies.refills[entry.id] = None
         self.copies.forget(entry)
 
