@@ -32,7 +32,8 @@ from cachesvc.core import replay
 from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.model import RAM, ExtentId, ReaderId
 from cachesvc.daemon import takeover_state
-from cachesvc.daemon.grants import Connection, bind
+from cachesvc.daemon.grants import Connection
+from cachesvc.daemon.listening import bind
 from cachesvc.daemon.runner import Runner
 from cachesvc.daemon.takeover_wire import (
     MAX_DATASETS,
