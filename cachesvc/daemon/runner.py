@@ -134,6 +134,7 @@ class Runner:
 
     def declare(self, job: int, dataset: Dataset, user: int | None = None) -> None:
         """A job claims a dataset: a reader for the user at its connection, others for the one that is given."""
+        dataset = self.datasets.admit(dataset)  # it may have been forgotten since it was loaded
         if user is None:
             user = self.grants.user_of(ReaderId(job)) if self.grants else -1
         of_dataset, of_user = self.quotas.of_dataset(dataset.catalog.uri_prefix), self.quotas.of_user(user)

@@ -45,7 +45,7 @@ from cachesvc.core.policy import Settings as NodeSettings
 from cachesvc.core.policy import TierSpec
 from cachesvc.daemon.adoption import Adopted, Predecessor, fill_ram, meet, restore
 from cachesvc.daemon.budgets import Budgets, budget_bytes
-from cachesvc.daemon.datasets import Datasets
+from cachesvc.daemon.datasets import Datasets, in_use
 from cachesvc.daemon.fillers import Fillers
 from cachesvc.daemon.grants import GrantsServer
 from cachesvc.daemon.logs import configure_logging
@@ -205,6 +205,7 @@ def _running(
         max_fills=settings.fillers * settings.fills_per_filler, scrub_bytes_per_s=settings.scrub_rate
     )
     node = Node(specs, core)
+    datasets.used = partial(in_use, node)
     budgets = Budgets({TierName(f"nvme{number}"): spec for number, spec in enumerate(settings.nvme)})
     runner = Runner(node, tiers, datasets, fillers, loop, time.monotonic, budgets)
     runner.quotas = Quotas(settings.quota)
