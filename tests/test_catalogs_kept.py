@@ -63,9 +63,9 @@ def test_openings_of_other_options_do_not_add_up(tmp_path: Path) -> None:
         assert isinstance(answer, Granted), "a reader's dataset stays"
         kept.close()
         *_, last = control.prefetch(second)
-        assert last.resident_extents == last.total_extents
+        assert last.resident_extents == last.extents
         control.evict(ids[1])
         *_, last = control.prefetch(ids[2])
-        assert last.resident_extents == last.total_extents
+        assert last.resident_extents == last.extents
         wait_until(lambda: control.status().readers <= 1)
         assert "Traceback" not in daemon.log
