@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -23,9 +24,19 @@ from loader.feed import Feed
 from loader.inside import Core, flattened, ours
 from loader.mend import BadSample, Mender, OnError
 from loader.peers import PEER_FAILURE_S, PeerWatch, watch_for, watched
-from loader.progress import NEWER_ITERATION, STATE_VERSION, Progress, State, parsed
+from loader.progress import NEWER_ITERATION, STATE_VERSION, STATELESS, Progress, State, parsed
 from loader.reader import Ints
-from loader.setup import Window, check_data, check_inside, ending, resumed, share_of, window_extents
+from loader.setup import (
+    Window,
+    check_data,
+    check_inside,
+    ending,
+    facts_of,
+    headline,
+    resumed,
+    share_of,
+    window_extents,
+)
 from loader.stats import Stats
 from loader.topology import Topology, agree, job_store, resolve
 
@@ -161,8 +172,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     @property
     def epoch(self) -> int:
         """The epoch that the next `iter()` runs."""
-        progress = self._progress
-        return progress.place_in(self._prepared().turns)[0] if progress.resume else progress.epoch
+        return self._progress.next_place(self._prepared().turns)[0]
 
     def set_epoch(self, epoch: int) -> None:
         """Begin this epoch at the next `iter()`. Of the epoch that a loaded state or a skip stands in it changes nothing:
@@ -207,7 +217,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands, in plain numbers: batches handed over, not those prefetched. The same on every
-        rank. Raises StateMismatch for a loader that torch alone runs (it has no state to save)."""
+        rank. Empty, with a warning, for a loader that torch alone runs."""
+        if self._ours is None:
+            warnings.warn(STATELESS, stacklevel=2)
+            return {}
         feed = self._prepared()
         spec, (epoch, turn) = feed.spec, self._progress.place_in(feed.turns)
         step, micro = divmod(turn, feed.share.accumulate)
@@ -232,6 +245,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue a saved run at the next `iter()`, at any number of ranks and workers that divides its global
         batch. Raises StateMismatch for a state of another dataset, version, seed, or batch."""
+        if self._ours is None and not state:
+            warnings.warn(STATELESS, stacklevel=2)
+            return
         found = parsed(state)
         check_data(found, self._identity, len(self.dataset))  # type: ignore[arg-type]
         over = found.steps > 0 and found.step >= found.steps
@@ -299,19 +315,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def _agree_and_say(self, feed: Feed) -> None:
         topology, spec, core = self._where(), feed.spec, self._core()
-        steps = feed.order(self._progress.epoch).steps
-        facts: dict[str, str | int] = {
-            "version": self._identity,
-            "seed": spec.seed,
-            "shuffle": spec.shuffle,
-            "batch_size": feed.share.batch_size,
-            "global_batch": spec.global_batch,
-            "window_extents": spec.window_extents,
-            "canonical_nodes": spec.canonical_nodes,
-            "last": spec.last,
+        facts = facts_of(self._identity, spec, feed.share) | {
             "epoch": self._progress.epoch,
             "batches already consumed": self._progress.turn,
-            "steps": steps,
+            "steps": feed.order(self._progress.epoch).steps,
         }
         store, job = self._store(), "alone"
         if store is not None:
@@ -320,20 +327,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             agree(topology, facts, store, job)
         self._job = job
         if topology.rank == 0:
-            _log.info(
-                "%d ranks (%s), %d x %d = %d a step, epoch %d, version %s, seed %d, %s steps, %s, via %s",
-                topology.world_size,
-                topology.source,
-                self.batch_size,
-                spec.global_batch // (self.batch_size or 1),
-                spec.global_batch,
-                self._progress.epoch,
-                self._identity[:4],
-                spec.seed,
-                f"{steps:,}",
-                spec.last,
-                core.leaves[0].via,
-            )
+            _log.info("%s", headline(topology, facts, core.leaves[0].via))
 
     def _store(self) -> Any:
         """The job's, where this loader is one of several."""
@@ -364,26 +358,32 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         fetch = self._fetcher(feed, epoch, turns)
         full = feed.order(epoch).full_steps * share.accumulate
         now, tell_at = time.perf_counter, 0.0
-        while (turn := progress.turn) < turns:
-            if self._iteration is not mine:
-                raise InvalidInput(NEWER_ITERATION)
-            asked, began = began or now(), 0.0  # the first step waits for the plan and the workers' start too
-            step = turn // share.accumulate
-            if step in consumed or asked >= tell_at:
-                feed.passed_step(step)
-                account.tell(asked)
-                tell_at = asked + PASSED_EVERY_S
-            if watch is not None and watch.failure is not None:
-                watch.raise_failure()
-            batch = fetch((epoch, turn))
-            progress.turn, progress.latest, progress.resume = turn + 1, (epoch, turn), False
-            account.record(asked, (epoch, turn), full)
-            yield batch
-            if progress is not self._progress:
-                return  # set_epoch or load_state_dict in mid-epoch ends this iteration
-        feed.passed(turns + share.accumulate)
-        progress.finish(turns)
-        account.end(self._where().rank, epoch, self.log_stats)
+        try:
+            while (turn := progress.turn) < turns:
+                if self._iteration is not mine:
+                    raise InvalidInput(NEWER_ITERATION)
+                asked, began = (
+                    began or now(),
+                    0.0,
+                )  # the first step waits for the plan and the workers' start too
+                step = turn // share.accumulate
+                if step in consumed or asked >= tell_at:
+                    feed.passed_step(step)
+                    account.tell(asked)
+                    tell_at = asked + PASSED_EVERY_S
+                if watch is not None and watch.failure is not None:
+                    watch.raise_failure()
+                batch = fetch((epoch, turn))
+                progress.turn, progress.latest, progress.resume = turn + 1, (epoch, turn), False
+                account.record(asked, (epoch, turn), full)
+                yield batch
+                if progress is not self._progress:
+                    return  # set_epoch or load_state_dict in mid-epoch ends this iteration
+        finally:  # also for who has taken the last batch and never asks again
+            if progress.turn >= turns and progress is self._progress and self._iteration is mine:
+                feed.passed(turns + share.accumulate)
+                progress.finish(turns)
+                account.end(self._where().rank, epoch, self.log_stats)
 
     def _fetcher(self, feed: Feed, epoch: int, turns: int) -> Callable[[tuple[int, int]], Any]:
         """In this process, where nothing is to be made ahead."""

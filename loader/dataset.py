@@ -22,7 +22,7 @@ from loader.connect import connect
 from loader.opened import Opened
 from loader.reader import Ints
 from loader.samples import Form, Samples
-from loader.topology import resolve
+from loader.topology import foreseen
 
 NOTES_SAID = 8
 """Of what was left out or found odd, at each opening: a thousand files may have a thousand tails."""
@@ -69,13 +69,13 @@ def open_dataset(
         record_bytes=record_bytes,
         labels=labels,
     )
-    place = resolve()
-    link = connect([canonical(one) for one in uris], options, version or "", place.world_size)
+    rank, processes = foreseen()
+    link = connect([canonical(one) for one in uris], options, version or "", processes)
     if isinstance(fields, str):
         fields = (fields,)
     form = Form(tuple(fields) if fields is not None else None, decode, transform, out)
     dataset = Dataset(Opened(link, verify), form)
-    if place.rank == 0:
+    if rank == 0:
         _say(dataset.catalog.notes)
     return dataset
 

@@ -9,6 +9,10 @@ from typing import Any
 from cachesvc.core.errors import StateMismatch
 
 STATE_VERSION = 2
+STATELESS = (
+    "this DataLoader runs as torch's own (a sampler, or another dataset), so its state is empty and a resumed epoch begins "
+    "anew; leave the sampler out, under Lightning with Trainer(use_distributed_sampler=False)"
+)
 NEWER_ITERATION = (
     "a newer iteration of this DataLoader has begun, and it has one place in the data: make a DataLoader for each that "
     "runs at the same time"
@@ -30,11 +34,17 @@ class Progress:
         return f"epoch {self.epoch}, step {self.turn // accumulate}"
 
     def begin(self, turns_of: Callable[[int], int]) -> None:
-        """An iteration starts: an abandoned epoch begins anew, a loaded state or a skip continues."""
-        if not self.resume:
-            self.turn = 0
+        """An iteration starts."""
+        self.epoch, self.turn = self.next_place(turns_of)
         self.resume = False
-        self.epoch, self.turn = self.place_in(turns_of)
+
+    def next_place(self, turns_of: Callable[[int], int]) -> tuple[int, int]:
+        """Where the next iteration starts: an abandoned epoch begins anew, a loaded state or a skip continues. An
+        epoch whose batches were all handed over is over, also for a caller (Lightning, `zip`) who counts them and asks
+        for no more."""
+        if self.resume or self.turn >= turns_of(self.epoch):
+            return self.place_in(turns_of)
+        return self.epoch, 0
 
     def place_in(self, turns_of: Callable[[int], int]) -> tuple[int, int]:
         """Epoch and turn of the next batch; turns beyond an epoch's (`turns_of` it) are those of the next."""

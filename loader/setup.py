@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -48,6 +49,30 @@ def ending(last: Last | None, drop_last: bool, world_size: int) -> Last:
     if drop_last:
         return "drop"
     return "pad" if world_size > 1 else "short"
+
+
+def facts_of(identity: str, spec: OrderSpec, share: Share) -> dict[str, str | int]:
+    """What every rank of a job must have alike: all that the order is made of."""
+    return {
+        "version": identity,
+        "seed": spec.seed,
+        "shuffle": spec.shuffle,
+        "batch_size": share.batch_size,
+        "global_batch": spec.global_batch,
+        "window_extents": spec.window_extents,
+        "canonical_nodes": spec.canonical_nodes,
+        "last": spec.last,
+    }
+
+
+def headline(topology: Topology, facts: Mapping[str, Any], via: str) -> str:
+    """The line that rank 0 logs where a job starts."""
+    each, whole = facts["batch_size"], facts["global_batch"]
+    return (
+        f"{topology.world_size} ranks ({topology.source}), {each} x {whole // each} = {whole} a step, "
+        f"epoch {facts['epoch']}, version {facts['version'][:4]}, seed {facts['seed']}, {facts['steps']:,} steps, "
+        f"{facts['last']}, via {via}"
+    )
 
 
 def share_of(global_batch: int, batch_size: int, topology: Topology) -> Share:

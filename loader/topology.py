@@ -97,11 +97,12 @@ def resolve(
     env: Mapping[str, str] = os.environ,
 ) -> Topology:
     """This process's place in the job. Raises `InvalidInput` for a contradiction, with the numbers."""
-    group, launched = _process_group(), _launched(env)
+    group, launched, data = _process_group(), _launched(env), stated(rank, world_size)
     if group and launched and launched.source == "torchrun":
         _must_equal(group, launched)
+    if not (group or data or mesh):
+        _must_be_whole(env)
     processes = group or launched
-    data = stated(rank, world_size)
     if mesh is not None:
         meshed = _mesh(mesh, dp_dims)
         if data:
@@ -123,6 +124,15 @@ def resolve(
         processes.size,
         within,
     )
+
+
+def foreseen(env: Mapping[str, str] = os.environ) -> tuple[int, int]:
+    """Rank and number of processes as far as they show before the job is set up: for log lines and for whether a
+    daemon must be there, never for who reads what. Lightning starts its ranks with a WORLD_SIZE alone."""
+    place = _process_group() or _launched(env)
+    if place is not None:
+        return place.rank, place.size
+    return 0, _number(env, "WORLD_SIZE") if "WORLD_SIZE" in env else 1
 
 
 def stated(rank: int | None, world_size: int | None) -> _Place | None:
@@ -259,15 +269,19 @@ def _process_group() -> _Place | None:
 def _launched(env: Mapping[str, str]) -> _Place | None:
     """What the launcher wrote into the environment."""
     for source, rank, size, _ in _LAUNCHERS:
-        if source == "torchrun" and (rank in env) != (size in env):
-            there, absent = (rank, size) if rank in env else (size, rank)
-            raise InvalidInput(f"{there}={env[there]} is set without {absent}: set both or neither")
         if rank not in env or size not in env:
             continue
         place = _Place(_number(env, rank), _number(env, size), source).check()
         if source == "torchrun" or place.size > 1:
             return place
     return None
+
+
+def _must_be_whole(env: Mapping[str, str]) -> None:
+    """Where nothing else says the place, half of what torchrun says is an error."""
+    for there, absent in (("RANK", "WORLD_SIZE"), ("WORLD_SIZE", "RANK")):
+        if there in env and absent not in env:
+            raise InvalidInput(f"{there}={env[there]} is set without {absent}: set both or neither")
 
 
 def _nodes(processes: int, env: Mapping[str, str]) -> int:

@@ -147,6 +147,28 @@ def test_the_last_batch_of_an_epoch_is_the_next_ones_beginning(link: MemoryLink)
     assert (other.epoch, len(rest(other))) == (1, 5)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_who_counts_the_batches_and_asks_for_no_more_has_ended_the_epoch(
+    link: MemoryLink, workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = small(link, batch_size=10, num_workers=workers, log_stats=True)
+    caplog.set_level("INFO", "cachesvc")
+    epochs = []
+    for epoch in range(3):
+        assert run.epoch == epoch
+        taken = iter(run)
+        epochs.append([next(taken) is not None and run.indices.tolist() for _ in range(len(run))])
+        assert run.epoch == epoch + 1
+        del taken  # nobody asked whether that was all
+    whole = small(link, batch_size=10, num_workers=workers)
+    assert epochs == [rest(whole) for _ in range(3)]
+    assert all(f"epoch {epoch}:" in caplog.text for epoch in range(3))
+    abandoned = iter(run)
+    begun = [next(abandoned) is not None and run.indices.tolist() for _ in range(len(run) - 1)]
+    assert run.epoch == 3
+    assert rest(run)[: len(begun)] == begun
+
+
 @pytest.mark.parametrize("wrong", [{"epoch": -3}, {"micro": -1}, {"step": -(10**9)}])
 def test_a_state_that_no_loader_saved_is_refused(link: MemoryLink, wrong: dict[str, int]) -> None:
     run = small(link, batch_size=10)

@@ -45,8 +45,13 @@ def test_other_datasets_behave_as_in_torch() -> None:
     assert all(
         torch.equal(a, b) for x, y in zip(ours, theirs, strict=True) for a, b in zip(x, y, strict=True)
     )
+    loader = DataLoader(pairs)
+    with pytest.warns(UserWarning, match="runs as torch's own"):
+        state = loader.state_dict()
+    with pytest.warns(UserWarning, match="begins anew"):
+        loader.load_state_dict(state)
     with pytest.raises(StateMismatch):
-        DataLoader(pairs).state_dict()
+        loader.load_state_dict({"version": 2})
 
 
 class Counting(IterableDataset[int]):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cachesvc.core.errors import DeadlineExceeded, InvalidInput, StateMismatch
-from loader.topology import Topology, agree, job_store, resolve
+from loader.topology import Topology, agree, foreseen, job_store, resolve
 
 torch_distributed = pytest.importorskip("torch.distributed")
 
@@ -203,3 +203,11 @@ def test_two_real_ranks_resolve_agree_and_disagree(tmp_path: Path) -> None:
         for fact in ("shuffle", "batch_size", "epoch", "batches already consumed"):
             assert f"{fact} is " in found[rank][fact]
     assert "process 1 of 2 did not report" in found[0]["late"]
+
+
+def test_before_the_job_is_set_up_half_of_what_a_launcher_says_is_enough() -> None:
+    assert foreseen({"WORLD_SIZE": "4", "LOCAL_RANK": "1", "NODE_RANK": "0"}) == (0, 4)
+    assert foreseen({"RANK": "3", "WORLD_SIZE": "4"}) == (3, 4)
+    assert foreseen({}) == (0, 1)
+    with pytest.raises(InvalidInput, match="WORLD_SIZE='many'"):
+        foreseen({"WORLD_SIZE": "many"})

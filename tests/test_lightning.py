@@ -1,0 +1,58 @@
+"""Under Lightning, which counts batches, saves and restores loaders, and brings a sampler unless told otherwise."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+COUNT, BATCH, RANKS = 100, 5, 2
+EPOCH = COUNT // RANKS
+"""Samples of a rank in an epoch."""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Record n holds n."""
+    folder = tmp_path_factory.mktemp("lightning")
+    np.save(folder / "rows.npy", np.arange(COUNT, dtype="<i8").reshape(COUNT, 1))
+    return str(folder / "rows.npy")
+
+
+def train(data: str, out: Path, sampler: str, checkpoint: str = "") -> tuple[list[list[int]], str]:
+    """What each rank saw, in order; and what was said."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.lightning_job", data, str(out), sampler, checkpoint],
+        env={**os.environ, "CACHESVC": "off", "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(Path(f"{out}-{rank}.json").read_text()) for rank in range(RANKS)], done.stderr
+
+
+def test_epochs_are_whole_and_differ_and_a_checkpoint_in_mid_epoch_goes_on(data: str, tmp_path: Path) -> None:
+    seen, _ = train(data, tmp_path / "whole", "ours")
+    for epoch in range(2):
+        assert sorted(n for rank in seen for n in rank[epoch * EPOCH :][:EPOCH]) == list(range(COUNT))
+    assert all(rank[:EPOCH] != rank[EPOCH:] for rank in seen)
+    (middle,) = (tmp_path / "whole-saved").glob("*step=5.ckpt")
+    resumed, _ = train(data, tmp_path / "resumed", "ours", str(middle))
+    assert resumed == [rank[5 * BATCH :] for rank in seen]
+
+
+def test_with_lightnings_own_sampler_each_sample_comes_once_and_checkpoints_say_what_they_lack(
+    data: str, tmp_path: Path
+) -> None:
+    seen, said = train(data, tmp_path / "own", "lightning")
+    assert sorted(n for rank in seen for n in rank[:EPOCH]) == list(range(COUNT))
+    assert "use_distributed_sampler=False" in said
+    (middle,) = (tmp_path / "own-saved").glob("*step=5.ckpt")
+    train(data, tmp_path / "again", "lightning", str(middle))
