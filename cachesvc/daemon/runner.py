@@ -367,6 +367,8 @@ class Runner:
         opener.submit(lambda: None, lambda _: lane.submit(old.close, _ignore, _ignore), _ignore)
 
     def _measured(self, name: TierName, room: Room) -> None:
+        if not room.total_bytes:
+            return  # nobody can say
         tier = self.node.policy.tiers[name]
         budget_bytes = self._budgets.measured(name, room, tier.used_bytes)
         if budget_bytes != tier.given_bytes:

@@ -121,7 +121,7 @@ class Watch:
         if error and watched.breaker.lost and error != watched.said:
             watched.said = error
             log.warning("a tier stays out", extra={"tier": watched.tier.name, "why": error})
-        if room is not None and room.total_bytes:
+        if room is not None:
             self._measured(watched.tier.name, room)
 
     def _report(self, watched: _Watched) -> None:
