@@ -309,6 +309,9 @@ def test_a_directory_made_anew_under_a_daemon_is_locked_and_used(tmp_path: Path,
         open_files = Path(f"/proc/{found.daemon.process.pid}/fd")
         names = [os.readlink(each) for each in open_files.iterdir()]
         assert not [name for name in names if "(deleted)" in name and str(directory) in name]
+        found.daemon.take_over().wait(LOST_S)
+        assert locked(directory), "the lock that is handed over is the new one's"
+        assert found.read() == EXTENTS
 
 
 @pytest.mark.slow

@@ -364,7 +364,9 @@ class Runner:
         self.handle(events.Renewed(name, successor.extents))
         self._measured(name, successor.room)
         opener, lane = self._openers[name], self._lanes[name]
-        opener.submit(lambda: None, lambda _: lane.submit(old.close, _ignore, _ignore), _ignore)
+        opener.submit(
+            lambda: None, lambda _: lane.submit(old.close, lambda _: None, lambda _: None), lambda _: None
+        )
 
     def _measured(self, name: TierName, room: Room) -> None:
         if not room.total_bytes:
@@ -395,7 +397,3 @@ class Runner:
 
     def _lane(self, name: str, clock: Callable[[], float]) -> Lane:
         return Lane(name, self.loop.post, clock)
-
-
-def _ignore(_: object) -> None:
-    pass
