@@ -18,6 +18,7 @@ from cachesvc.core.stalls import StallReport
 from cachesvc.grants import Grants
 from cachesvc.sources.fetch import Fetcher
 from cachesvc.sources.open import Sources, SourceSettings
+from loader.announcer import Announcer
 from loader.direct import DirectGrants
 from loader.local import LocalGrants
 from loader.shared_rate import direct_rate
@@ -37,12 +38,13 @@ def _unasked(extents: Sequence[int]) -> None:
 @dataclass(frozen=True, slots=True)
 class Access:
     """Extents for one process, and the places to say in which order they will be needed, what steps waited for, and
-    which extents were granted wrong."""
+    which extents were granted wrong; `another` makes one for an order that runs beside the first."""
 
     grants: Grants
     submit: Callable[[Plan], None]
     report: Callable[[StallReport], None] = _untold
     suspect: Callable[[Sequence[int]], None] = _unasked
+    another: Callable[[], Announcer] | None = None
 
 
 def reads_around(catalog: Catalog) -> Access:

@@ -6,8 +6,8 @@ import logging
 import os
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 from cachesvc.catalog.build import Options
@@ -17,9 +17,9 @@ from cachesvc.core.errors import DaemonUnavailable, InvalidInput, NotAllowed, St
 from cachesvc.core.model import DatasetId
 from cachesvc.core.order import Plan
 from cachesvc.leases import DaemonGrants
+from loader.announcer import Announcer
 from loader.around import Access, compile_here, reads_around
 from loader.failover import Failover
-from loader.forks import abandon_in_children
 from loader.launch import job_number
 from loader.local import local_path
 from loader.reader import ACQUIRE_TIMEOUT_S
@@ -92,30 +92,16 @@ def _granted_catalog(directory: str, dataset: DatasetId) -> int:
 
 
 def _through_daemon(link: Link, around: Access | None) -> Access:
-    """The plan is kept, and submitted again to a daemon that was restarted."""
-    plans: list[Plan] = []
-
-    def connected(token: int) -> None:
-        if plans:
-            plan = plans[-1]
-            following = [] if plan.following is None else plan.following.tolist()
-            columns = (plan.extent.tolist(), plan.first_step.tolist(), plan.last_step.tolist(), following)
-            with Control(link.daemon) as control:
-                control.plan(token, link.id, *columns)
-
-    daemon = DaemonGrants(link.daemon, link.id, connected, link.job)
-    abandon_in_children(daemon)
+    announcer = partial(Announcer, link.daemon, link.id, link.job)
+    first = announcer()
 
     def submit(plan: Plan) -> None:
-        plans[:] = [plan]
         if around is not None:
             around.submit(plan)
-        with suppress(DaemonUnavailable):  # reads will say so, and a daemon that comes back gets the plan
-            if not daemon.connect():  # a new connection submits by itself; an old daemon's token is nobody's
-                connected(daemon.token)
+        first.submit(plan)
 
-    grants = Failover(daemon, around.grants if around is not None else None)
-    return Access(grants, submit, daemon.waited, daemon.suspect)
+    grants = Failover(first.daemon, around.grants if around is not None else None)
+    return Access(grants, submit, first.daemon.waited, first.daemon.suspect, announcer)
 
 
 def policy(world_size: int) -> tuple[Policy, bool]:

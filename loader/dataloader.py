@@ -21,6 +21,7 @@ from loader.account import Account
 from loader.arguments import MAX_COUNT, check_arguments, checked_numbers, refuse_unused
 from loader.engines import Fetches, WorkerType, checked, engine_for
 from loader.feed import Feed
+from loader.foreign import foretold
 from loader.inside import Core, flattened, ours
 from loader.mend import BadSample, Mender, OnError
 from loader.peers import PEER_FAILURE_S, PeerWatch, watch_for, watched
@@ -58,9 +59,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     `shard=False`: this loader runs on one rank alone. `on_error`: "raise" | "skip" | "substitute" for a sample
     that is unreadable for good, or whose decode or transform raises (see `loader/mend.py`). `peer_failure_s`: how
     long a rank that is blocked in a collective outlives another's failure. `log_stats`: one line each epoch.
-    `worker_type`: "process", or "thread" for workers that are
-    threads of this process (no hand-over; `get_worker_info()` is None in them). `device`: a CUDA device that batches
-    are moved to ahead of their use.
+    `worker_type`: "process", or "thread" for workers that are threads of this process (no hand-over;
+    `get_worker_info()` is None in them). `device`: a CUDA device that batches are moved to ahead of their use.
 
     Raises InvalidInput for arguments that make no sense; while iterating, what reading raises, as PeerRankFailed
     on every rank of a job of several.
@@ -167,6 +167,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             return super().__len__()
         return self._prepared().turns(self._progress.epoch) * (self.epochs or 1)
 
+    @property
+    def _index_sampler(self) -> Any:
+        ahead = self.num_workers * (self.prefetch_factor or 0)
+        return foretold(super()._index_sampler, self.dataset, ahead + 1)
+
     # ---- ours
 
     @property
@@ -269,22 +274,18 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     @cached_property
     def _identity(self) -> str:
         """Which data a state belongs to; a subset or a mixture is not the dataset that it is made of."""
-        view = flattened(self.dataset)
-        return (view or self._core()).identity
+        return (flattened(self.dataset) or self._core()).identity
 
     def _core(self) -> Core:
         if self._ours is None:
-            raise StateMismatch(
-                "this loader runs as torch's own (a sampler, or another dataset): it keeps no state"
-            )
+            raise StateMismatch("this loader runs as torch's own (a sampler, or another dataset)")
         return self._ours
 
     def _where(self) -> Topology:
+        if not self.shard:
+            return Topology(0, 1, "this rank alone")
         if self._topology is None:
-            if self.shard:
-                self._topology = resolve(self.rank, self.world_size, self.mesh, tuple(self.dp_dims))
-            else:
-                self._topology = Topology(0, 1, "this rank alone")
+            self._topology = resolve(self.rank, self.world_size, self.mesh, tuple(self.dp_dims))
         return self._topology
 
     def _prepared(self) -> Feed:
@@ -308,8 +309,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if self._loaded is not None:
             spec = resumed(self._loaded, spec, self.global_batch_size is not None, world)
         share = share_of(spec.global_batch, self.batch_size, topology)
-        ready = self.collate_fn is default_collate
-        self._feed = Feed(self.dataset, spec, share, self.collate_fn, ready)
+        self._feed = Feed(self.dataset, spec, share, self.collate_fn, self.collate_fn is default_collate)
         self._feed.order(self._progress.epoch)
         return self._feed
 

@@ -169,7 +169,7 @@ class Feed(TorchDataset[Any]):
             shared.setdefault(id(opened), []).append(plan)
         for opened in self._opened:
             if id(opened) in shared:
-                opened.submit(merged(shared.pop(id(opened))))
+                opened.submit(merged(shared.pop(id(opened))), self)
         return frozenset(step for plan in plans for step in (plan.last_step + 1).tolist())
 
     def _plan(self, order: EpochOrder, epoch: int) -> Plan:
@@ -222,7 +222,7 @@ class Feed(TorchDataset[Any]):
     def passed_step(self, step: int) -> None:
         """Everything before this step has been consumed."""
         for opened in self._opened:
-            opened.passed(step)
+            opened.passed(step, self)
 
     def report(self, report: StallReport) -> None:
         """Say what steps waited for, to a daemon's metrics."""

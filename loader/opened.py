@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import threading
+import weakref
+from collections.abc import Callable
+from weakref import WeakKeyDictionary
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.order import Plan
 from cachesvc.core.stalls import StallReport
+from loader.announcer import Announcer
 from loader.around import Access
 from loader.connect import Link, read_timeout_s
 from loader.forks import abandon_in_children
 from loader.reader import Reader
 from loader.stages import READING
+
+
+def _nobody() -> None:
+    """The order that died."""
 
 
 class Opened:
@@ -26,6 +34,9 @@ class Opened:
         self._reader: Reader | None = None
         self._access: Access | None = None
         self._connecting = threading.Lock()
+        self._leader: Callable[[], object | None] = _nobody
+        self._ends: WeakKeyDictionary[object, int] = WeakKeyDictionary()
+        self._beside: WeakKeyDictionary[object, Announcer] = WeakKeyDictionary()
         abandon_in_children(self)
 
     def __getstate__(self) -> tuple[Link, bool]:
@@ -54,16 +65,34 @@ class Opened:
         """Whether this process holds extents that are files: worth telling the kernel of ahead."""
         return self._reader is not None and self._reader.on_disk
 
-    def submit(self, plan: Plan) -> None:
-        """Say in which order this rank will touch extents."""
+    def submit(self, plan: Plan, order: object) -> None:
+        """Say how `order` will touch extents. One that runs in the midst of another (the validation of a part, in a
+        training epoch) has a connection of its own for that: a plan replaces the one before it."""
         self.reader()
-        assert self._access is not None
-        self._access.submit(plan)
+        access = self._access
+        assert access is not None
+        if order not in self._beside and self._leader() not in (None, order) and access.another is not None:
+            self._beside[order] = announcer = access.another()
+            weakref.finalize(order, announcer.close).atexit = False
+        if order in self._beside:
+            self._beside[order].submit(plan)
+        else:
+            self._leader = weakref.ref(order)
+            access.submit(plan)
+        self._ends[order] = int(plan.last_step.max(initial=-1))
 
-    def passed(self, step: int) -> None:
-        """Everything before `step` of the plan has been consumed."""
-        if self._access is not None:
+    def passed(self, step: int, order: object) -> None:
+        """Everything before `step` of this order's plan has been consumed. One that was beside another and is over
+        leaves its room to the other."""
+        over = step > self._ends.get(order, step)
+        if order in self._beside:
+            self._beside[order].passed(step)
+            if over:
+                self._beside.pop(order).close()
+        elif self._access is not None and self._leader() in (None, order):
             self._access.grants.passed(step)
+            if over:
+                self._leader = _nobody
 
     def origin_bytes(self) -> dict[str, int]:
         """Bytes that this process read so far, by where they lay."""
@@ -82,9 +111,13 @@ class Opened:
         """Give back leases, mappings and the connection; the next use connects again."""
         if self._reader is not None:
             self._reader.close()
+        for announcer in self._beside.values():
+            announcer.close()
         self.abandon()
 
     def abandon(self) -> None:
         """In a forked child: the reader is the parent's, and perhaps a thread of it held the lock."""
         self._connecting = threading.Lock()
+        self._leader = _nobody
+        self._beside = WeakKeyDictionary()
         self._reader = self._access = None

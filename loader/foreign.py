@@ -1,0 +1,74 @@
+"""A sampler of torch's own over a dataset of ours: what it draws for an epoch becomes the plan, so the daemon looks
+ahead for it too. Samplers of other kinds may draw by what the training does meanwhile: they are asked when torch asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from torch.utils.data import (
+    BatchSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data.distributed import DistributedSampler
+
+from cachesvc.core.arguments import places_of
+from cachesvc.core.order import Plan
+from loader.dataset import Dataset
+from loader.inside import flattened
+
+_DRAW_AT_ONCE = (
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    DistributedSampler,
+)
+
+
+class Foretold:
+    """The batches of `sampler`, all drawn when an epoch begins and then handed on, as it would have given them."""
+
+    def __init__(self, sampler: BatchSampler, dataset: TorchDataset[Any], behind: int) -> None:
+        """`behind`: batches that may be asked for before one has been consumed."""
+        self._sampler, self._dataset, self._behind = sampler, dataset, behind
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        view = flattened(self._dataset)
+        if view is None:
+            yield from self._sampler
+            return
+        batches, opened = list(self._sampler), view.opened
+        if batches:
+            opened.submit(plan_of(view, batches), self)
+        for step, batch in enumerate(batches):
+            opened.passed(max(0, step - self._behind), self)
+            yield batch
+        opened.passed(len(batches), self)
+
+
+def foretold(sampler: Any, dataset: TorchDataset[Any], behind: int) -> Any:
+    """The sampler, or what stands for it where its batches are known ahead."""
+    known = type(sampler) is BatchSampler and type(sampler.sampler) in _DRAW_AT_ONCE
+    return Foretold(sampler, dataset, behind) if known else sampler
+
+
+def plan_of(dataset: Dataset, batches: Sequence[Sequence[int]]) -> Plan:
+    """Which extents these batches of indices touch, and when."""
+    lengths = np.fromiter(map(len, batches), np.int64, len(batches))
+    step = np.repeat(np.arange(len(batches)), lengths)
+    indices = places_of([index for batch in batches for index in batch], len(dataset), "sample")
+    lies_in = np.searchsorted(dataset.catalog.extent_first, dataset.ids_of(indices), "right") - 1
+    extent, first = np.unique(lies_in, return_index=True)
+    _, last = np.unique(lies_in[::-1], return_index=True)
+    order = np.argsort(first, kind="stable")
+    return Plan(extent[order], step[first[order]], step[len(step) - 1 - last[order]])

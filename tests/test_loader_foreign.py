@@ -1,0 +1,107 @@
+"""Samplers of torch's own over a dataset of ours: their order, and a plan of it for the daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+)
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data.distributed import DistributedSampler
+
+from bench.node import Daemon
+from cachesvc.client import Control
+from loader import DataLoader, Dataset, open_dataset
+from loader.foreign import plan_of
+
+RECORD, EACH, EXTENTS = 1024, 64, 24
+"""Bytes of a record, records of an extent, extents."""
+COUNT = EACH * EXTENTS
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """Record n begins with n."""
+    root = tmp_path_factory.mktemp("foreign")
+    rows = np.zeros((COUNT, RECORD // 8), "<i8")
+    rows[:, 0] = np.arange(COUNT)
+    rows.tofile(root / "records.bin")
+    options = ["--ram", "64MiB", "--extent-bytes", str(EACH * RECORD), "--allow", f"{root}/"]
+    with Daemon(root / "node", options) as daemon:
+        daemon.data = str(root / "records.bin")  # type: ignore[attr-defined]
+        yield daemon
+
+
+@pytest.fixture
+def data(node: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dataset]:
+    monkeypatch.setenv("CACHESVC_SOCKET", node.socket_dir)
+    monkeypatch.setenv("CACHESVC", "require")
+    opened = open_dataset(node.data, format="records", record_bytes=RECORD)  # type: ignore[attr-defined]
+    yield opened
+    opened.opened.close()
+
+
+def numbers(batches: TorchLoader[torch.Tensor]) -> list[list[int]]:
+    return [torch.stack(list(batch)).view(torch.int64)[:, 0].tolist() for batch in batches]
+
+
+SAMPLERS: dict[str, Callable[[Dataset], Sampler[int]]] = {
+    "in order": lambda data: SequentialSampler(data),
+    "shuffled": lambda data: RandomSampler(data, generator=torch.Generator().manual_seed(3)),
+    "chosen": lambda data: SubsetRandomSampler(range(0, COUNT, 3), torch.Generator().manual_seed(3)),
+    "a rank's": lambda data: DistributedSampler(data, 3, 1, seed=7),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", list(SAMPLERS))
+def test_the_order_is_the_samplers_and_the_daemon_knows_it(
+    node: Daemon, data: Dataset, name: str, workers: int
+) -> None:
+    expected = list(BatchSampler(SAMPLERS[name](data), 32, drop_last=False))
+    touched = len({index // EACH for batch in expected for index in batch})
+    with Control(node.socket_dir) as control:
+        control.evict(data.opened.link.id)
+        (before,) = control.status().datasets
+        assert numbers(DataLoader(data, 32, sampler=SAMPLERS[name](data), num_workers=workers)) == expected
+        (after,) = control.status().datasets
+    assert after.source_bytes - before.source_bytes == touched * EACH * RECORD
+    assert after.epochs[-1].touched == touched
+    if name == "in order":  # a shuffled batch touches them all
+        assert after.ahead > before.ahead
+
+
+def test_a_sampler_of_a_users_own_is_asked_batch_by_batch(data: Dataset) -> None:
+    asked: list[int] = []
+
+    class Endless(Sampler[int]):
+        def __iter__(self) -> Iterator[int]:
+            for number in range(1_000_000):
+                asked.append(number)
+                yield number % COUNT
+
+    batches = iter(DataLoader(data, 32, sampler=Endless()))
+    next(batches)
+    assert len(asked) <= 64
+
+
+def test_a_plan_says_first_and_last_steps(data: Dataset) -> None:
+    plan = plan_of(data, [[0, EACH], [1, -1], [], [2 * EACH, 2]])
+    assert plan.extent.tolist() == [0, 1, EXTENTS - 1, 2]
+    assert plan.first_step.tolist() == [0, 0, 1, 3]
+    assert plan.last_step.tolist() == [3, 0, 1, 3]
+    part = data.select(np.arange(EACH, COUNT))
+    assert plan_of(part, [[0], [EACH]]).extent.tolist() == [1, 2]
+    assert numbers(DataLoader(Subset(data, [5, 3, 4]), 2, sampler=SequentialSampler(range(3)))) == [
+        [5, 3],
+        [4],
+    ]
