@@ -25,7 +25,13 @@ SOCKET_PATH_BYTES = 107
 OPEN_FILES = 65_536
 """What a daemon wants however small its RAM tier: readers' connections, grants, catalogs, connections to the source."""
 OPEN_FILES_SPARE = 4096
-"""Of those, beside the extents in RAM."""
+"""Of those, beside the extents in RAM; half of them all, where that is less."""
+OPEN_FILES_LEAST = 256
+"""128 extents in RAM, 32 readers with a control connection each, and 64 for the daemon itself, which holds 21 and 2 for
+each dataset."""
+READERS = 8192
+READERS_SHARE = 8
+"""One open file in so many is for a reader's connection: as many again call the control API."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +222,25 @@ def check_ram(ram_bytes: int, allowed: int) -> None:
 def open_files_advised(ram_bytes: int, extent_bytes: int) -> int:
     """Descriptors that a daemon should be allowed: every resident RAM extent is one."""
     return max(OPEN_FILES, ram_bytes // extent_bytes + OPEN_FILES_SPARE)
+
+
+def check_open_files(open_files: int) -> None:
+    """Raise InvalidInput for a limit under which readers would find no place."""
+    if open_files < OPEN_FILES_LEAST:
+        raise InvalidInput(
+            f"the limit of {open_files} open files leaves no place for readers; allow {OPEN_FILES:,}"
+            f" (LimitNOFILE=, ulimit -Hn), {OPEN_FILES_LEAST} at least"
+        )
+
+
+def most_in_ram(open_files: int) -> int:
+    """Extents that the RAM tier may hold: each is an open file, and others need some too."""
+    return open_files - min(OPEN_FILES_SPARE, open_files // 2)
+
+
+def most_readers(open_files: int) -> int:
+    """Connections to the grants socket."""
+    return min(READERS, open_files // READERS_SHARE)
 
 
 def validate(settings: Settings) -> None:

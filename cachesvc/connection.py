@@ -99,7 +99,8 @@ class Connection:
             self._asked[0] = call
             self._users += 1
         try:
-            self._put(message)
+            with suppress(ConnectionError):  # turned away already: why, is to be read
+                self._channel.send(wire.encode(message))
             self._wait(call, deadline)
         finally:
             self._leave()

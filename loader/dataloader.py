@@ -139,11 +139,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._topology: Topology | None = None
         self._feed: Feed | None = None
         self._engine: Fetches | None = None
-        self._account = Account(
-            others=num_workers > 0 or pin_memory or self._device is not None, workers=num_workers > 0
-        )
-        self._job = ""
-        self._iterations = 0
+        workers = num_workers > 0
+        self._account = Account(workers or pin_memory or self._device is not None, workers)
+        self._job, self._iterations = "", 0
         self._iteration: object = None
 
     # ---- torch's surface

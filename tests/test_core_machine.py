@@ -34,6 +34,7 @@ from cachesvc.core.events import (
     Recovered,
     Refuse,
     Released,
+    Renewed,
     Resized,
     StartFill,
     Tick,
@@ -256,6 +257,23 @@ class NodeMachine(RuleBasedStateMachine):
         if not self.lost:
             self.lost = True
             self.send(TierLost(tier))
+
+    @rule(held=st.sets(extents, max_size=12))
+    def the_lost_disk_is_another_one(self, held: set[ExtentId]) -> None:
+        """What was under way on it has been answered, as for any lost tier; evictions never are."""
+        if not self.node.policy.tiers[NVME].lost:
+            return
+        for fill in [fill for fill in self.fills if NVME in (fill.tier, fill.from_tier)]:
+            self.fills.remove(fill)
+            self.send(FillFailed(fill.extent, fill.tier, 9 if fill.tier == NVME else 7, "lost", True))
+        for commit in [commit for commit in self.commits if commit[1] == NVME]:
+            self.commits.remove(commit)
+            self.send(CommitFailed(*commit, "lost"))
+        self.evictions = [evict for evict in self.evictions if evict.tier != NVME]
+        self.leases = [lease for lease in self.leases if lease[2] != NVME]
+        self.checks = []
+        self.stored[NVME] = set(held)
+        self.send(Renewed(NVME, {extent: SIZES[extent] for extent in sorted(held)}))
 
     @rule()
     def tiers_are_back(self) -> None:

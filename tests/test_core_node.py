@@ -528,3 +528,13 @@ def test_who_needs_all_of_a_gradual_claim_has_it_at_once_or_waits() -> None:
     assert not node.claimed(DATASET)
     tell(node, declare(*extents, job=2))
     assert node.claimed(DATASET)
+
+
+def test_a_prefetch_gives_up_what_a_full_tier_refused_to_a_reader() -> None:
+    node = Node([TierSpec(RAM, 10)], Settings())
+    node.handle(DatasetDeclared(1, DATASET, ((A, 10),)), 0.0)
+    assert node.handle(Demanded(ReaderId(1), 1, A), 0.0) == [StartFill(A, RAM)]
+    node.handle(Prefetched(1, DATASET), 1.0)
+    answers = node.handle(FillFailed(A, RAM, 8, "the disk is full"), 2.0)
+    assert answers == [Refuse(ReaderId(1), 1, A)]
+    assert node.progress(1).stuck_extents == 1, "else the prefetch would never end"

@@ -255,6 +255,8 @@ def test_without_descriptors_readers_are_turned_away_and_nothing_is_dropped(
             channel.settimeout(5)
             channel.connect(f"{daemon.socket_dir}/grants.sock")
             channels.append(channel)
+        said = wire.decode(channels[-1].recv(wire.MAX_MESSAGE_BYTES))
+        assert "as many files open as its limit allows" in said.text
         assert channels[-1].recv(10) == b""
         for channel in channels:
             channel.close()

@@ -18,12 +18,11 @@ import pytest
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
 from cachesvc.client import Control
-from cachesvc.config import Rule, parse_allow
+from cachesvc.config import READERS, Rule, parse_allow
 from cachesvc.core import wire
 from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed, NotFound
 from cachesvc.core.model import DatasetId
 from cachesvc.core.wire import Message, Op
-from cachesvc.daemon.grants import MAX_READERS
 from cachesvc.daemon.tenants import Peer, Tenants, admits, peer_of
 from cachesvc.grants import Granted
 from cachesvc.identity import TOKEN_KEY
@@ -332,7 +331,7 @@ def refused(attempt: Callable[[], object]) -> bool:
 def test_one_user_cannot_take_every_place(daemon: Daemon, data: Path) -> None:
     with Control(daemon.socket_dir) as control:
         dataset = control.open_dataset([f"{data}/all/"], RECORDS).id
-    most = MAX_READERS // 2 + 100
+    most = READERS // 2 + 100
     resource.setrlimit(resource.RLIMIT_NOFILE, (2 * most, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     taken: list[socket.socket] = []
 
@@ -357,7 +356,8 @@ def test_one_user_cannot_take_every_place(daemon: Daemon, data: Path) -> None:
 
 def answered(channel: socket.socket) -> None:
     channel.send(wire.encode(Message(Op.IDENTIFY, wire.MAGIC)))
-    if not channel.recv(wire.MAX_MESSAGE_BYTES):
+    found = channel.recv(wire.MAX_MESSAGE_BYTES)
+    if not found or wire.decode(found).op is Op.FAILED:
         raise ConnectionResetError
 
 

@@ -70,10 +70,34 @@ class Copies:
         return next((copy for copy in entry.copies if copy.tier is tier), None) if entry else None
 
     def found(self, tier: Tier, extents: dict[ExtentId, int]) -> None:
-        """What a tier brought through a restart. Comes once a tier, before anything names these extents."""
+        """What a tier brought through a restart. Comes before anything names these extents."""
         assert not extents.keys() & self.entries.keys(), "found after it was named"
         tier.found.add(extents, partial(self._awaken, tier))
         tier.used_bytes += tier.found.size_bytes
+
+    def of(self, tier: Tier) -> list[Copy]:
+        """The copies in a tier that have a record, in any phase. O(extents)."""
+        return [copy for entry in self.entries.values() for copy in entry.copies if copy.tier is tier]
+
+    def renew(self, tier: Tier, extents: dict[ExtentId, int]) -> None:
+        """A lost tier has another directory, with these extents: its copies are gone, evictions under way too."""
+        for copy in self.of(tier):
+            self._vanish(copy)
+        tier.used_bytes -= tier.found.size_bytes
+        tier.found.clear()
+        named = [extent for extent in extents if extent in self.entries]
+        self.found(tier, {extent: size for extent, size in extents.items() if extent not in self.entries})
+        for extent in named:
+            entry = self.entries[extent]
+            tier.used_bytes += entry.size_bytes
+            self._adopt(entry, tier)
+
+    def _vanish(self, copy: Copy) -> None:
+        assert copy.tier.lost, "another directory under a tier in use"
+        assert copy.idle or copy.phase is Phase.EVICTING, "a copy in use"
+        self._unshelve(copy)
+        self.drop(copy)
+        self.forget(copy.entry)
 
     def _awaken(self, tier: Tier, extent: ExtentId, size_bytes: int) -> Copy:
         """Make the records of an extent that was just taken from those found in a tier."""

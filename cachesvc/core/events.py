@@ -235,6 +235,16 @@ class TierBack:
 
 
 @dataclass(frozen=True, slots=True)
+class Renewed:
+    """A lost tier has another directory: what it held is gone, files that readers have open apart, and this is
+    what it holds now. Comes when fills and commits that it had under way are answered, before `TierBack`;
+    evictions are not answered any more."""
+
+    tier: TierName
+    extents: dict[ExtentId, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Resized:
     """A tier's budget changed: other people's files took room on its disk, or gave it back."""
 
@@ -335,6 +345,7 @@ Event: TypeAlias = (
     | Corrupt
     | TierLost
     | TierBack
+    | Renewed
     | Resized
     | Verified
     | Tick

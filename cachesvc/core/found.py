@@ -33,6 +33,10 @@ class Found:
         self._record = record
         self.size_bytes = sum(self._sizes.values())
 
+    def clear(self) -> None:
+        """Forget all."""
+        self._sizes, self.size_bytes = {}, 0
+
     def take(self, extent: ExtentId) -> int | None:
         """Remove an extent that gets its record now; its size in bytes, None where it is not here."""
         size_bytes = self._sizes.pop(extent, None)

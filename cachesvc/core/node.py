@@ -68,7 +68,7 @@ class Node:
             ev.Released: self._released,
             ev.ReaderGone: self._reader_gone,
             ev.Held: self._held,
-            ev.Leased: self._leased,
+            ev.Leased: self.readers.take_over,
             ev.Filled: self._filled,
             ev.FillFailed: self._fill_failed,
             ev.Committed: self._committed,
@@ -78,6 +78,7 @@ class Node:
             ev.Recovered: self._recovered,
             ev.TierLost: self._tier_lost,
             ev.TierBack: self._tier_back,
+            ev.Renewed: self._renewed,
             ev.Resized: self._resized,
             ev.Verified: self._verified,
             ev.Passed: self._passed,
@@ -109,10 +110,8 @@ class Node:
         return out
 
     def next_deadline(self) -> float | None:
-        """When the next `Tick` is owed, in seconds; None while nothing waits for time.
-
-        It is now where one event's share of look-ahead, prefetch or a claim was done and there is more.
-        """
+        """When the next `Tick` is owed, in seconds; None while nothing waits for time. It is now where one event's
+        share of look-ahead, prefetch or a claim was done and there is more."""
         if self._more:
             return self._now
         due = (self.alarms.next(), self.scrub.next_deadline())
@@ -173,9 +172,8 @@ class Node:
 
     def resident_in(self, tier: TierName) -> set[ExtentId]:
         """The extents with a resident copy in a tier. O(extents)."""
-        copies = (copy for entry in self.copies.entries.values() for copy in entry.copies)
-        mine = {c.entry.id for c in copies if c.tier.name == tier and c.phase is Phase.RESIDENT}
-        return mine.union(self.policy.tiers[tier].found)
+        found = self.policy.tiers[tier]
+        return {c.entry.id for c in self.copies.of(found) if c.phase is Phase.RESIDENT}.union(found.found)
 
     def check(self) -> None:
         """Assert every invariant. O(extents): for tests and simulation."""
@@ -208,9 +206,6 @@ class Node:
         """Believed for a while after the start only: later it would be a way to take room without a lease."""
         late = self._now - self._began > self.policy.settings.hold_s
         self.readers.hold(event.reader, event.extent, 0 if late else event.size_bytes)
-
-    def _leased(self, event: ev.Leased) -> None:
-        self.readers.take_over(event)
 
     # The executor
 
@@ -255,7 +250,7 @@ class Node:
         entry.avoid = copy.tier
         self.policy.full(copy.tier, self._now)
         self.readers.want(entry)
-        if entry.datasets and not entry.waiters:
+        if entry.datasets:  # its waiters may be refused, and a prefetch wants it all the same
             self.copies.refills[entry.id] = None
         self.copies.forget(entry)
 
@@ -300,8 +295,7 @@ class Node:
         self.readers.dirty = True
 
     def _resized(self, event: ev.Resized) -> None:
-        tier = self.policy.tiers[event.tier]
-        self.policy.resize(tier, event.budget_bytes)
+        self.policy.resize(self.policy.tiers[event.tier], event.budget_bytes)
         self.readers.dirty = True
 
     def _shrink(self, tier: Tier) -> None:
@@ -317,9 +311,8 @@ class Node:
         tier.lost = True
         self.scrub.lost(tier.name)
         self._retune_tier()
-        for copy in tuple(self.copies.filling):
-            if copy.tier is tier:
-                self.readers.want(copy.entry)
+        for copy in [each for each in self.copies.filling if each.tier is tier]:
+            self.readers.want(copy.entry)
 
     def _tier_back(self, event: ev.TierBack) -> None:
         tier = self.policy.tiers[event.tier]
@@ -328,9 +321,17 @@ class Node:
         for entry in tuple(self.copies.entries.values()):
             if entry.waiters and entry.ready:
                 self.readers.answer(entry)
-            for copy in tuple(entry.copies):
-                if copy.tier is tier and copy.phase is Phase.RESIDENT:
-                    self.copies.settle(copy)
+        for copy in [each for each in self.copies.of(tier) if each.phase is Phase.RESIDENT]:
+            self.copies.settle(copy)
+
+    def _renewed(self, event: ev.Renewed) -> None:
+        tier = self.policy.tiers[event.tier]
+        for copy in self.copies.of(tier):
+            self.readers.detach(copy, self._now)
+        self.copies.renew(tier, event.extents)
+        self.scrub.admit(event.extents, event.tier)
+        self.policy.retry(tier)
+        self.readers.dirty = True
 
     def _retune_tier(self) -> None:
         self.policy.retune()

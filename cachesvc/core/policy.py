@@ -106,6 +106,11 @@ class Policy:
         tier.budget_bytes = min(tier.given_bytes, tier.used_bytes + tier.held_bytes)
         self.retune()
 
+    def retry(self, tier: Tier) -> None:
+        """Forget that a tier took no more."""
+        tier.full_until, tier.budget_bytes = 0.0, tier.given_bytes
+        self.retune()
+
     def resize(self, tier: Tier, budget_bytes: int) -> None:
         """A tier's budget changed; one that took no more a moment ago is not asked for more yet."""
         tier.given_bytes = budget_bytes
@@ -124,8 +129,7 @@ class Policy:
         """Try tiers again that were full."""
         for tier in self.tiers.values():
             if tier.full_until and tier.full_until <= now:
-                tier.full_until, tier.budget_bytes = 0.0, tier.given_bytes
-                self.retune()
+                self.retry(tier)
 
     def healthy(self) -> list[Tier]:
         """The tiers that work, in order of placement: RAM, then the emptiest."""

@@ -1,11 +1,14 @@
 """The slow check of what lies on disk: which copy to verify next, and when.
 
 Copies are verified in turn, one at a time, at `bytes_per_s` on average: after each the scrub rests for as long
-as its bytes take at that rate. RAM is left out: its bytes do not rest long enough to rot, and ECC watches them.
+as its bytes take at that rate. A tier's next round begins `ROUND_S` after the last one began, or when that is
+over; what became resident meanwhile waits for it. RAM is left out: its bytes do not rest long enough to rot, and
+ECC watches them.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -14,6 +17,8 @@ from cachesvc.core.copies import Copies
 from cachesvc.core.model import RAM, ExtentId, TierName
 from cachesvc.core.state import Phase, Tier
 
+ROUND_S = 3600.0
+"""Between the beginnings of two rounds: bits rot in months, and a small tier read without end is only a cost."""
 LOOKS = 64
 """Places in the round looked at in one step; those whose copy has gone are skipped and dropped."""
 
@@ -22,11 +27,21 @@ LOOKS = 64
 class _Round:
     tier: Tier
     waiting: deque[ExtentId] = field(default_factory=deque)
+    later: deque[ExtentId] = field(default_factory=deque)
+    """For the next round: what was verified in this one, and what came since it began."""
     listed: set[ExtentId] = field(default_factory=set)
+    """All of these."""
+    began_at: float = -math.inf
+
+    def due_at(self) -> float:
+        """When a copy of this tier may be verified next."""
+        if self.waiting:
+            return -math.inf
+        return self.began_at + ROUND_S if self.later else math.inf
 
 
 class Scrub:
-    """The round of each tier's copies, and the one being verified. Tiers take turns."""
+    """The rounds of each tier's copies, and the one being verified. Tiers take turns."""
 
     def __init__(self, copies: Copies, bytes_per_s: int) -> None:
         self._copies = copies
@@ -38,25 +53,29 @@ class Scrub:
         self.checking: tuple[ExtentId, TierName] | None = None
 
     def admit(self, extents: Iterable[ExtentId], tier: TierName) -> None:
-        """Copies became resident: they are verified after all that are waiting."""
+        """Copies became resident: they are verified in the next round."""
         for each in self._rounds:
             if each.tier.name == tier:
                 new = [extent for extent in extents if extent not in each.listed]
                 each.listed.update(new)
-                each.waiting.extend(new)
+                each.later.extend(new)
 
     def next_deadline(self) -> float | None:
         """When the next copy is due; None while there is none or one is being verified."""
-        return self._due_at if self.checking is None and any(each.waiting for each in self._rounds) else None
+        if self.checking is not None:
+            return None
+        due_at = max(self._due_at, min((each.due_at() for each in self._rounds), default=math.inf))
+        return due_at if due_at < math.inf else None
 
     def next(self, now: float) -> tuple[ExtentId, TierName] | None:
         """The copy to verify now."""
-        if self.checking is not None or now < self._due_at:
+        due_at = self.next_deadline()
+        if due_at is None or now < due_at:
             return None
         for _ in range(len(self._rounds)):
             self._rounds.rotate(-1)
             tier = self._rounds[-1].tier
-            extent = self._pick(self._rounds[-1])
+            extent = self._pick(self._rounds[-1], now)
             if extent is not None:
                 self.checking = extent, tier.name
                 self._due_at = now + self._size_bytes / self._bytes_per_s
@@ -64,7 +83,11 @@ class Scrub:
         self._due_at = now + 1.0  # nothing that can be verified: look again, without turning in a circle
         return None
 
-    def _pick(self, each: _Round) -> ExtentId | None:
+    def _pick(self, each: _Round, now: float) -> ExtentId | None:
+        if each.tier.lost or each.due_at() > now:
+            return None
+        if not each.waiting:
+            each.waiting, each.later, each.began_at = each.later, each.waiting, now
         for _ in range(min(LOOKS, len(each.waiting))):
             extent = each.waiting.popleft()
             size_bytes = each.tier.found.get(extent)
@@ -74,8 +97,8 @@ class Scrub:
                     each.listed.remove(extent)
                     continue
                 size_bytes = copy.entry.size_bytes if copy.committed else None
-            each.waiting.append(extent)
-            if size_bytes is not None and not each.tier.lost:
+            each.later.append(extent)
+            if size_bytes is not None:
                 self._size_bytes = size_bytes
                 return extent
         return None

@@ -34,6 +34,10 @@ class Budgets:
         self._specs = specs
         self._last: dict[TierName, deque[int]] = {name: deque(maxlen=STEADY) for name in specs}
 
+    def renewed(self, tier: TierName) -> None:
+        """A tier has another disk: what was measured before is of the old one."""
+        self._last[tier].clear()
+
     def measured(self, tier: TierName, room: Room, ours_bytes: int) -> int:
         """The budget now, in bytes, given the disk's room and what the cache holds of it."""
         last = self._last[tier]

@@ -20,6 +20,7 @@ from cachesvc.tiers.tier import Checksums, Tier
 log = logging.getLogger(__name__)
 VERIFY_TRIES = 3
 Opened = Callable[[int, "Checksums | None"], None]
+_Waiting = list[Callable[[bool], None]]
 
 
 class Checks:
@@ -43,7 +44,7 @@ class Checks:
         self.unverified: dict[TierName, set[ExtentId]] = {tier: set() for tier in tiers}
         """Copies whose bytes somebody else may have changed since we checked them: from before our start, or
         from before their disk's trouble."""
-        self._checking: dict[tuple[ExtentId, TierName], list[Callable[[bool], None]]] = {}
+        self._checking: dict[tuple[ExtentId, TierName], _Waiting] = {}
 
     def open(
         self, extent: ExtentId, tier: TierName, then: Opened, otherwise: Callable[[CacheError], None]
@@ -51,7 +52,7 @@ class Checks:
         """Open a resident copy; `then` owns the descriptor."""
         opener = self._openers.get(tier)
         if opener is not None:
-            opener.submit(lambda: self._tiers[tier].open(extent), lambda found: then(*found), otherwise)
+            opener.submit(partial(self._tiers[tier].open, extent), lambda found: then(*found), otherwise)
             return
         try:
             found = self._tiers[tier].open(extent)
@@ -67,12 +68,17 @@ class Checks:
         waiting = self._checking.setdefault((extent, tier), [])
         waiting.append(done)
         if len(waiting) == 1:
-            self._verify(extent, tier, VERIFY_TRIES)
+            self._verify(extent, tier, waiting, VERIFY_TRIES)
 
-    def _verify(self, extent: ExtentId, tier: TierName, tries: int) -> None:
+    def _verify(self, extent: ExtentId, tier: TierName, waiting: _Waiting, tries: int) -> None:
+        def ended() -> bool:  # its tier has another directory
+            return self._checking.get((extent, tier)) is not waiting
+
         def done(good: bool) -> None:
-            for waiting in self._checking.pop((extent, tier)):
-                waiting(good)
+            if not ended():
+                del self._checking[(extent, tier)]
+                for each in waiting:
+                    each(good)
 
         def opened(fd: int, checksums: Checksums | None) -> None:
             if checksums is None:  # being committed: its filler has just checked it
@@ -86,8 +92,10 @@ class Checks:
 
         def answered(answer: jobs.Answer) -> None:
             assert isinstance(answer, jobs.Done)
+            if ended():
+                return
             if answer.retry and tries > 1:  # the process ended, which says nothing about the bytes
-                self._verify(extent, tier, tries - 1)
+                self._verify(extent, tier, waiting, tries - 1)
                 return
             if answer.code:
                 self.failed(extent, tier, answer.code)
@@ -96,6 +104,8 @@ class Checks:
             done(answer.code == 0)
 
         def not_opened(error: CacheError) -> None:
+            if ended():
+                return
             gone = self._node.where(extent) != tier and not isinstance(error, CorruptData)
             if not gone and not short_of_descriptors(error):
                 self.failed(extent, tier, error.code)
@@ -123,6 +133,12 @@ class Checks:
             copy = self._node.copies.find(extent, self._node.policy.tiers[tier])
             if copy is not None and copy.usable:
                 self.unverified[tier].add(extent)
+
+    def renewed(self, tier: TierName) -> None:
+        """A tier has another directory: what is being checked in the old one says nothing about this one."""
+        for key in [key for key in self._checking if key[1] == tier]:
+            for each in self._checking.pop(key):
+                each(True)
 
     def came_back(self, tier: TierName) -> None:
         """A disk that was in trouble: everything on it is checked again before its next grant."""

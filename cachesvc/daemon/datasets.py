@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from cachesvc.catalog.catalog import Catalog
 from cachesvc.config import Rule
 from cachesvc.core.errors import CorruptData, InvalidInput, NotAllowed, NotFound
 from cachesvc.core.model import DatasetId, ExtentId
+from cachesvc.core.node import Node
 from cachesvc.daemon.lookups import Lookups
 from cachesvc.daemon.tenants import Tenants
 from cachesvc.sources.uri import Allowlist
@@ -26,13 +27,29 @@ PIECE = 10_000
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 
+UNUSED = 16
+"""Catalogs that are loaded, though nobody uses them, for whoever comes next: each is two open files and a map."""
+
+
+class Sealed:
+    """A sealed catalog's descriptor, closed when the last who uses it lets go."""
+
+    __slots__ = ("fd",)
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
 @dataclass(frozen=True, slots=True)
 class Dataset:
     """One version: `sizes[i]` is the size in bytes of `extent_ids[i]`."""
 
     id: DatasetId
     catalog: Catalog
-    catalog_fd: int
+    sealed: Sealed
     extent_ids: tuple[ExtentId, ...]
     sizes: tuple[int, ...]
     extents: tuple[tuple[ExtentId, int], ...]
@@ -40,6 +57,11 @@ class Dataset:
     index_of: dict[ExtentId, int]
     rules: frozenset[Rule]
     """Of its objects' prefixes: only a peer that all of them admit may learn that the dataset exists."""
+
+    @property
+    def catalog_fd(self) -> int:
+        """Of the sealed catalog, as readers get it."""
+        return self.sealed.fd
 
     @property
     def provisional(self) -> bool:
@@ -74,6 +96,7 @@ class Datasets:
         self._loading: dict[DatasetId, Future[Dataset]] = {}
         self._lock = threading.Lock()
         self._home: dict[ExtentId, Dataset] = {}
+        self.used: Callable[[Dataset], bool] = lambda _: True
         Path(directory).mkdir(parents=True, exist_ok=True)
         self._claim = tidied(directory, alone)
 
@@ -98,13 +121,40 @@ class Datasets:
         return re.fullmatch("[0-9a-f]{32}", wanted) is not None and os.path.exists(self._path(wanted))
 
     def admit(self, dataset: Dataset) -> Dataset:
-        """Make a loaded dataset known. On the event loop's thread."""
+        """Make a loaded dataset known, and forget those that nobody has used for longest; what `declare` and grants
+        work with. On the event loop's thread."""
         with self._lock:
-            if dataset.id in self._loaded:
-                return dataset
-            self._loaded[dataset.id] = dataset
+            known = self._loaded.pop(dataset.id, None)
+            self._loaded[dataset.id] = known or dataset  # the latest is the last
+            if known is not None:
+                return known
             self._loading.pop(dataset.id, None)
+        if not all(
+            map(self._home.__contains__, dataset.extent_ids)
+        ):  # it, or one that shares some, was forgotten
+            self._settle(dataset)
+        if len(self._loaded) > UNUSED:
+            unused = [each for each in self._loaded.values() if each is not dataset and not self.used(each)]
+            for each in unused[: max(0, len(unused) - UNUSED)]:
+                self._forget(each)
         return dataset
+
+    def _settle(self, dataset: Dataset) -> None:
+        """Say where its extents are at home. Off the loop as a rule, which may see some of it before the rest."""
+        for extent in dataset.extent_ids:
+            if self._home.setdefault(extent, dataset).provisional:  # indexed by now: fills count for this one
+                self._home[extent] = dataset
+
+    def _forget(self, dataset: Dataset) -> None:
+        """Who still has it can use it, and admit it again."""
+        with self._lock:
+            del self._loaded[dataset.id]
+        for extent in dataset.extent_ids:
+            if self._home.get(extent) is dataset:
+                del self._home[extent]
+                for other in self._loaded.values():
+                    if extent in other.index_of:
+                        self._home[extent] = other
 
     def home(self, extent: ExtentId) -> tuple[Dataset, int]:
         """A dataset that has the extent, and its index there."""
@@ -125,9 +175,8 @@ class Datasets:
 
     def close(self) -> None:
         """Give back the catalogs' descriptors."""
-        for dataset in self._loaded.values():
-            os.close(dataset.catalog_fd)
         self._loaded.clear()
+        self._home.clear()
         os.close(self._claim)
 
     def _path(self, wanted: DatasetId) -> str:
@@ -136,23 +185,17 @@ class Datasets:
     def _read(self, wanted: DatasetId) -> Dataset:
         if not self.stored(wanted):
             raise unknown(wanted)
-        fd = sealed_copy(self._path(wanted))
-        try:
-            catalog = Catalog.open(f"/proc/self/fd/{fd}")
-            self._lookups.run(lambda: self._check_allowed(wanted, catalog), catalog.uri)
-        except BaseException:
-            os.close(fd)
-            raise
+        sealed = Sealed(sealed_copy(self._path(wanted)))
+        catalog = Catalog.open(f"/proc/self/fd/{sealed.fd}")
+        self._lookups.run(lambda: self._check_allowed(wanted, catalog), catalog.uri)
         ids = tuple(catalog.extents())
         sizes = tuple(int(size) for size in catalog.extent_sizes)
         index_of = {extent: index for index, extent in enumerate(ids)}
         rules = self._tenants.rules_of(
             _folder(catalog), (catalog.object(index).uri for index in range(catalog.objects))
         )
-        dataset = Dataset(wanted, catalog, fd, ids, sizes, _distinct(ids, sizes), index_of, rules)
-        for extent in ids:  # here, off the loop, which may see some of it before the rest
-            if self._home.setdefault(extent, dataset).provisional:  # indexed by now: fills count for this one
-                self._home[extent] = dataset
+        dataset = Dataset(wanted, catalog, sealed, ids, sizes, _distinct(ids, sizes), index_of, rules)
+        self._settle(dataset)
         return dataset
 
     def _check_allowed(self, wanted: DatasetId, catalog: Catalog) -> None:
@@ -174,6 +217,14 @@ def _distinct(ids: Sequence[ExtentId], sizes: Sequence[int]) -> tuple[tuple[Exte
     for start in range(0, len(ids), PIECE):
         found.update(zip(ids[start : start + PIECE], sizes[start : start + PIECE]))
     return tuple(pair for pair in found.items())
+
+
+def in_use(node: Node, dataset: Dataset) -> bool:
+    """Whether a job or pin claims it, or the node has any of its extents: resident, filling or asked for."""
+    if dataset.id in node.policy.datasets:
+        return True
+    entries, found = node.copies.entries, [tier.found for tier in node.policy.tiers.values()]
+    return any(extent in entries or any(extent in each for each in found) for extent in dataset.extent_ids)
 
 
 def unknown(wanted: DatasetId) -> NotFound:

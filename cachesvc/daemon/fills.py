@@ -43,7 +43,7 @@ class Fills:
         self._handle = handle
         self._source_bytes: dict[DatasetId, int] = {}
         self._filling: dict[tuple[ExtentId, TierName], events.StartFill] = {}
-        self._committing: set[tuple[ExtentId, TierName]] = set()
+        self._committing: dict[tuple[ExtentId, TierName], events.StartFill] = {}
         self._paused: list[events.StartFill] | None = None
 
     def pause(self) -> None:
@@ -76,7 +76,7 @@ class Fills:
             self._lanes[command.tier].submit(partial(tier.abort, extent), lambda _: None, lambda _: None)
             self._handle(events.FillFailed(extent, command.tier, code, f"{name}: {why}", retry=True))
         for key in [key for key in self._committing if key[1] == name]:
-            self._committing.remove(key)
+            del self._committing[key]
             self._handle(events.CommitFailed(*key, f"{name}: {why}"))
 
     def start(self, command: events.StartFill) -> None:
@@ -89,9 +89,9 @@ class Fills:
 
     def _reserve(self, command: events.StartFill) -> None:
         dataset, index = self._datasets.home(command.extent)
-        size = dataset.sizes[index]
+        size, tier = dataset.sizes[index], self._tiers[command.tier]
         self._lanes[command.tier].submit(
-            lambda: self._tiers[command.tier].reserve(command.extent, size),
+            lambda: tier.reserve(command.extent, size),
             lambda target: self._send_fill(command, dataset, index, target),
             lambda error: self._not_reserved(command, error),
         )
@@ -156,29 +156,34 @@ class Fills:
             )
             return
         # NVMe: readers wait for verified bytes, not for durability.
-        key = (command.extent, command.tier)
-        self._committing.add(key)
+        self._committing[(command.extent, command.tier)] = command
         self._ready(command)
         self._lanes[command.tier].submit(
             lambda: tier.commit(command.extent, checksums),
-            lambda _: self._committed(key),
-            lambda error: self._not_committed(key, error),
+            lambda _: self._committed(command),
+            lambda error: self._not_committed(command, error),
         )
 
     def _ready(self, command: events.StartFill) -> None:
         if self._ended(command):
             self._handle(events.Filled(command.extent, command.tier))
 
-    def _committed(self, key: tuple[ExtentId, TierName]) -> None:
-        if key in self._committing:
-            self._committing.remove(key)
-            self._handle(events.Committed(*key))
+    def _committed(self, command: events.StartFill) -> None:
+        if self._commit_ended(command):
+            self._handle(events.Committed(command.extent, command.tier))
 
-    def _not_committed(self, key: tuple[ExtentId, TierName], error: CacheError) -> None:
-        self._checks.suspect(key[1], error)
-        if key in self._committing:
-            self._committing.remove(key)
-            self._handle(events.CommitFailed(*key, str(error)))
+    def _not_committed(self, command: events.StartFill, error: CacheError) -> None:
+        self._checks.suspect(command.tier, error)
+        if self._commit_ended(command):
+            self._handle(events.CommitFailed(command.extent, command.tier, str(error)))
+
+    def _commit_ended(self, command: events.StartFill) -> bool:
+        """Forget a commit; False where that happened already, because its tier was lost."""
+        key = (command.extent, command.tier)
+        if self._committing.get(key) is not command:
+            return False
+        del self._committing[key]
+        return True
 
     def _fill_ended_badly(self, command: events.StartFill, answer: jobs.Done) -> None:
         origin = command.from_tier
@@ -201,5 +206,5 @@ class Fills:
         if self._filling.get((command.extent, command.tier)) is command:
             log.warning("a fill failed", extra={"extent": command.extent.hex(), "error": answer.message})
             self._lanes[command.tier].submit(
-                lambda: self._tiers[command.tier].abort(command.extent), failed, failed
+                partial(self._tiers[command.tier].abort, command.extent), failed, failed
             )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import resource
 import secrets
 import socket
 from collections.abc import Callable
@@ -22,12 +21,10 @@ from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.model import DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.stalls import StallReport
 from cachesvc.core.wire import Message, Op
+from cachesvc.daemon.listening import bind, spare, turn_away
 from cachesvc.daemon.tenants import Peer, admits, peer_of
 
 log = logging.getLogger(__name__)
-BACKLOG = 1024
-MAX_READERS = 8192
-"""Or half the limit of open files, where that is less: one descriptor each, the rest are extents."""
 NO_DATASET = DatasetId("")
 
 MAX_HEEDED = 4096
@@ -119,11 +116,11 @@ class GrantsServer:
         watch: Callable[[int, Callable[[], object]], None],
         unwatch: Callable[[int], None],
         next_id: Callable[[], int],
+        max_readers: int,
         listener: socket.socket | None = None,
     ) -> None:
         """`listener`: one that another daemon has bound to `path`, with whoever knocks there."""
-        open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._max_readers = MAX_READERS if open_files < 0 else min(MAX_READERS, open_files // 2)
+        self._max_readers = max_readers
         self._answers = answers
         self._watch = watch
         self._unwatch = unwatch
@@ -132,7 +129,7 @@ class GrantsServer:
         self._tokens: dict[int, _Reader] = {}
         self._path = path
         self._listener = listener or bind(path, mode)
-        self._spare = _spare()
+        self._spare = spare()
         watch(self._listener.fileno(), self._accept)
 
     def close(self) -> None:
@@ -248,13 +245,16 @@ class GrantsServer:
             return
         if len(self._readers) >= self._max_readers:
             log.warning("too many readers", extra={"limit": self._max_readers})
-            channel.close()
+            turn_away(
+                channel,
+                f"the daemon has {self._max_readers} readers, as many as its limit of open files allows",
+            )
             return
         channel.setblocking(False)
         peer = peer_of(channel)
         if self._crowds_out(peer):
             log.warning("one user has half of all connections", extra={"peer_uid": peer.uid})
-            channel.close()
+            turn_away(channel, "this user has half of all connections to the daemon")
             return
         reader = _Reader(ReaderId(self._next_id()), channel, peer, secrets.randbits(64))
         self._enter(reader)
@@ -276,10 +276,10 @@ class GrantsServer:
         log.error("a reader cannot be accepted", extra={"error": error.strerror})
         os.close(self._spare)
         try:
-            self._listener.accept()[0].close()
+            turn_away(self._listener.accept()[0], "the daemon has as many files open as its limit allows")
         except OSError:
             pass
-        self._spare = _spare()
+        self._spare = spare()
 
     def heed(self, to: ReaderId) -> None:
         """Take in what a reader has written so far: what it says by gRPC comes after that."""
@@ -363,32 +363,3 @@ class GrantsServer:
         self._unwatch(reader.channel.fileno())
         reader.channel.close()
         self._answers.passed_or_gone(reader.id, None)
-
-
-def bind(path: str, mode: int) -> socket.socket:
-    """A listening SEQPACKET socket. A dead daemon's socket file is replaced; a live one's is an error."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-    if os.path.exists(path):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
-            try:
-                probe.connect(path)
-            except OSError:
-                os.unlink(path)
-            else:
-                listener.close()
-                raise InvalidInput(
-                    f"a daemon already serves {path}; stop it or give --socket another directory"
-                )
-    before = os.umask(0o177)  # no moment at which others could connect
-    try:
-        listener.bind(path)
-    finally:
-        os.umask(before)
-    os.chmod(path, mode)
-    listener.listen(BACKLOG)
-    listener.setblocking(False)
-    return listener
-
-
-def _spare() -> int:
-    return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)

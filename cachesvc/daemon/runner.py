@@ -16,7 +16,7 @@ from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.node import Node
 from cachesvc.core.stalls import StallReport, Stalls
 from cachesvc.daemon import jobs
-from cachesvc.daemon.budgets import CALM_S, MEASURE_EVERY_S, Budgets, RamBudget
+from cachesvc.daemon.budgets import Budgets
 from cachesvc.daemon.checks import Checks, short_of_descriptors
 from cachesvc.daemon.datasets import Dataset, Datasets, unknown
 from cachesvc.daemon.declaring import Declaring
@@ -25,10 +25,11 @@ from cachesvc.daemon.fills import Fills
 from cachesvc.daemon.grants import GrantsServer, Known
 from cachesvc.daemon.lanes import Lane
 from cachesvc.daemon.loop import Loop
+from cachesvc.daemon.pressure import Pressure
 from cachesvc.daemon.quotas import Quotas
+from cachesvc.daemon.renewal import Disk, Successor
 from cachesvc.daemon.tenants import admits
 from cachesvc.daemon.watch import Watch
-from cachesvc.memory import Memory, memories
 from cachesvc.tiers.nvme import NvmeTier
 from cachesvc.tiers.probe import Room
 from cachesvc.tiers.tier import Checksums, Tier
@@ -63,16 +64,17 @@ class Runner:
         disks = [tier for tier in tiers if isinstance(tier, NvmeTier)]
         self._lanes = {tier.name: self._lane(f"tier-{tier.name}", clock) for tier in tiers}
         self._openers = {tier.name: self._lane(f"open-{tier.name}", clock) for tier in disks}
+        self._disks = {tier.name: Disk(tier) for tier in disks}
         self._budgets = budgets
         ram = node.policy.tiers.get(RAM)
-        self._ram_budget = RamBudget(ram.given_bytes if ram else 0)
-        self._measure_at = clock() if ram else None
-        self._memory = self._lane("memory", clock)
+        lane = self._lane("memory", clock)
+        resized = partial(self._resized, RAM)
+        self._pressure = Pressure(ram, lane, clock, resized) if ram else None
         self.watch = Watch(
             self._tier_lost, self._tier_back, self._measured, lambda name: self._lane(name, clock), clock
         )
-        for tier in disks:
-            self.watch.add(tier, (self._lanes[tier.name], self._openers[tier.name]))
+        for name, disk in self._disks.items():
+            self.watch.add(disk, (self._lanes[name], self._openers[name]))
         self.checks = Checks(node, self._tiers, self._openers, fillers, self.handle, self.watch.suspect)
         self.fills = Fills(self._tiers, self._lanes, datasets, fillers, self.checks, self.handle)
         self._granting: dict[int, events.Grant] = {}
@@ -97,6 +99,10 @@ class Runner:
         """Never give a number below `first`: another daemon used them."""
         self._ids = itertools.count(first)
 
+    def locks(self) -> list[int]:
+        """Descriptors of the cache directories' locks."""
+        return [disk.tier.directory.lock for disk in self._disks.values()]
+
     def unsent(self) -> list[events.Grant]:
         """Grants whose descriptors are being opened."""
         return list(self._granting.values())
@@ -118,16 +124,16 @@ class Runner:
         now = self._clock()
         if (due := self.watch.next_deadline()) is not None and due <= now:
             self.watch.tick()
-        if self._measure_at is not None and self._measure_at <= now:
-            self._measure_at = None  # until this one is answered: a busy kernel may take its time
-            self._memory.submit(memories, self._measured_memory, self._not_measured)
+        if self._pressure is not None:
+            self._pressure.tick(now)
         if (due := self.node.next_deadline()) is not None and due <= now:
             self.handle(events.Tick())
             self._declaring.tell()
 
     def next_deadline(self) -> float | None:
         """When the core or a watch wants to be called, in seconds of the clock."""
-        due = (self.node.next_deadline(), self.watch.next_deadline(), self._measure_at)
+        measured_at = self._pressure.next_deadline() if self._pressure is not None else None
+        due = (self.node.next_deadline(), self.watch.next_deadline(), measured_at)
         return min((at for at in due if at is not None), default=None)
 
     def declare(
@@ -142,6 +148,7 @@ class Runner:
         With `then`, which is called when that is done, a large one is taken up between other events: until then the
         job must not name its extents.
         """
+        dataset = self.datasets.admit(dataset)  # it may have been forgotten since it was loaded
         if user is None:
             user = self.grants.user_of(ReaderId(job)) if self.grants else -1
         of_dataset, of_user = self.quotas.of_dataset(dataset.catalog.uri_prefix), self.quotas.of_user(user)
@@ -194,7 +201,8 @@ class Runner:
     def close(self) -> None:
         """Finish what the tiers' threads are doing, not what they were to do next, and close the tiers."""
         self.watch.close(0.0)
-        self._memory.close(0.0)
+        if self._pressure is not None:
+            self._pressure.close()
         for opener in self._openers.values():
             opener.close(0.0)
         for name, tier in self._tiers.items():
@@ -327,20 +335,20 @@ class Runner:
         self.grants.fail(command.reader, command.request, command.extent, command.code, command.message)
 
     def _evict(self, command: events.Evict) -> None:
+        tier = self._tiers[command.tier]
+
         def evicted(_: object) -> None:
+            if self._tiers[command.tier] is not tier:
+                return  # forgotten: its tier has another directory
             self.checks.unverified[command.tier].discard(command.extent)
             self.handle(events.Evicted(command.extent, command.tier))
 
-        def failed(
-            error: CacheError,
-        ) -> None:  # the copy is forgotten either way; its file shows up at a start
+        def failed(error: CacheError) -> None:  # the copy is forgotten; its file shows up at a start
             log.warning("an eviction failed", extra={"tier": command.tier, "error": str(error)})
             self.checks.suspect(command.tier, error)
             evicted(None)
 
-        self._lanes[command.tier].submit(
-            lambda: self._tiers[command.tier].evict(command.extent), evicted, failed
-        )
+        self._lanes[command.tier].submit(lambda: tier.evict(command.extent), evicted, failed)
 
     def _scrub(self, command: events.Verify) -> None:
         def checked(_: bool) -> None:
@@ -359,34 +367,36 @@ class Runner:
             self._grant_elsewhere(self._granting.pop(number))
 
     def _tier_back(self, name: TierName) -> None:
+        successor = self._disks[name].take()
+        if successor is not None:
+            self._renew(name, successor)
         log.info("a tier works again", extra={"tier": name})
         self.checks.came_back(name)
         self.handle(events.TierBack(name))
 
+    def _renew(self, name: TierName, successor: Successor) -> None:
+        """Go on in another directory; the old one is closed when no call of it is left."""
+        old, self._tiers[name] = self._tiers[name], successor.tier
+        log.warning("another cache directory", extra={"tier": name, "extents": len(successor.extents)})
+        self.checks.renewed(name)
+        self._budgets.renewed(name)
+        self.handle(events.Renewed(name, successor.extents))
+        self._measured(name, successor.room)
+        opener, lane = self._openers[name], self._lanes[name]
+        opener.submit(
+            lambda: None, lambda _: lane.submit(old.close, lambda _: None, lambda _: None), lambda _: None
+        )
+
     def _measured(self, name: TierName, room: Room) -> None:
+        if not room.total_bytes:
+            return  # nobody can say
         tier = self.node.policy.tiers[name]
         budget_bytes = self._budgets.measured(name, room, tier.used_bytes)
         if budget_bytes != tier.given_bytes:
-            self.handle(events.Resized(name, budget_bytes))
+            self._resized(name, budget_bytes)
 
-    def _measured_memory(self, found: list[Memory]) -> None:
-        """Trainers come first: what they need, the RAM tier gives back."""
-        now = self._clock()
-        self._measure_at = now + MEASURE_EVERY_S
-        tier = self.node.policy.tiers[RAM]
-        before = tier.given_bytes
-        budget_bytes = self._ram_budget.measured(found, tier.used_bytes + tier.held_bytes, now)
-        if budget_bytes == before:
-            return
-        if budget_bytes < before:
-            log.warning("memory is short: the RAM tier shrinks", extra={"from": before, "to": budget_bytes})
-        else:
-            log.info("memory is free: the RAM tier grows", extra={"from": before, "to": budget_bytes})
-        self.handle(events.Resized(RAM, budget_bytes))
-
-    def _not_measured(self, error: CacheError) -> None:
-        log.warning("free memory cannot be measured", extra={"error": str(error)})
-        self._measure_at = self._clock() + CALM_S
+    def _resized(self, name: TierName, budget_bytes: int) -> None:
+        self.handle(events.Resized(name, budget_bytes))
 
     def _lane(self, name: str, clock: Callable[[], float]) -> Lane:
         return Lane(name, self.loop.post, clock)

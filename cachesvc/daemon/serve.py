@@ -28,8 +28,11 @@ from cachesvc.config import (
     GRANTS_SOCKET,
     Settings,
     Tls,
+    check_open_files,
     check_ram,
     check_socket_dir,
+    most_in_ram,
+    most_readers,
     open_files_advised,
     validate,
 )
@@ -42,7 +45,7 @@ from cachesvc.core.policy import TierSpec
 from cachesvc.daemon.adoption import Adopted, Predecessor, fill_ram, meet, restore
 from cachesvc.daemon.budgets import Budgets, budget_bytes
 from cachesvc.daemon.crowds import LIMITS, Crowds
-from cachesvc.daemon.datasets import Datasets
+from cachesvc.daemon.datasets import Datasets, in_use
 from cachesvc.daemon.fillers import Fillers
 from cachesvc.daemon.grants import GrantsServer
 from cachesvc.daemon.logs import configure_logging
@@ -93,6 +96,7 @@ def serve(settings: Settings) -> int:
     allowed = lookups.allowlist(settings.allow, exact=bool(settings.rules))
     wanted = open_files_advised(settings.ram_bytes, settings.extent_bytes)
     open_files = raise_open_files(wanted)
+    check_open_files(open_files)
     gc.set_threshold(*GC_THRESHOLDS)
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -104,10 +108,11 @@ def serve(settings: Settings) -> int:
     with (
         _only_one(settings.socket_dir, before) as lock,
         _filling(settings, allowed.roots, loop) as fillers,
-        _running(settings, allowed, lookups, fillers, loop, lock, before) as runner,
+        _running(settings, allowed, lookups, fillers, loop, lock, before, open_files) as runner,
     ):
         if open_files < wanted:
-            log.warning("few open files are allowed", extra={"limit": open_files, "advised": wanted})
+            few = {"limit": open_files, "advised": wanted, "extents_in_ram": most_in_ram(open_files)}
+            log.warning("few open files are allowed", extra={**few, "readers": most_readers(open_files)})
         log.info(
             "serving", extra={"socket": settings.socket_dir, "allow": settings.allow, "pid": os.getpid()}
         )
@@ -191,28 +196,36 @@ def _running(
     loop: Loop,
     lock: int,
     before: Predecessor | None,
+    open_files: int,
 ) -> Iterator[Runner]:
     loader = futures.ThreadPoolExecutor(2, thread_name_prefix="catalogs")
     tenants = Tenants(allowed, settings.rules)
     catalogs = f"{settings.state_dir}/catalogs"
     datasets = Datasets(catalogs, allowed, tenants, lookups, loader, before is None)
     adopted = _adopted(before, datasets)
-    tiers, specs, recovered = _tiers(settings, adopted)
+    tiers, specs, recovered = _tiers(settings, adopted, most_in_ram(open_files))
     if before is not None:
         before.adopted()
     core = NodeSettings(
         max_fills=settings.fillers * settings.fills_per_filler, scrub_bytes_per_s=settings.scrub_rate
     )
     node = Node(specs, core)
+    datasets.used = partial(in_use, node)
     budgets = Budgets({TierName(f"nvme{number}"): spec for number, spec in enumerate(settings.nvme)})
     runner = Runner(node, tiers, datasets, fillers, loop, time.monotonic, budgets)
     runner.quotas = Quotas(settings.quota)
     runner.count_from(max(1, adopted.state.next_id))
     for event in recovered:
         runner.recovered(event)
-    grants_path = f"{settings.socket_dir}/{GRANTS_SOCKET}"
     runner.grants = GrantsServer(
-        grants_path, settings.socket_mode, runner, loop.watch, loop.unwatch, runner.next_id, adopted.listener
+        f"{settings.socket_dir}/{GRANTS_SOCKET}",
+        settings.socket_mode,
+        runner,
+        loop.watch,
+        loop.unwatch,
+        runner.next_id,
+        most_readers(open_files),
+        adopted.listener,
     )
     pins = Pins(f"{settings.state_dir}/pins.json", runner)
     pins.restore()
@@ -253,11 +266,13 @@ def _leave_all(fillers: Fillers) -> None:
     os._exit(0)
 
 
-def _tiers(settings: Settings, adopted: Adopted) -> tuple[list[Tier], list[TierSpec], list[events.Recovered]]:
+def _tiers(
+    settings: Settings, adopted: Adopted, most: int
+) -> tuple[list[Tier], list[TierSpec], list[events.Recovered]]:
     tiers: list[Tier] = []
     specs: list[TierSpec] = []
     recovered: list[events.Recovered] = []
-    ram = RamTier()
+    ram = RamTier(RAM, most)
     in_ram = fill_ram(ram, settings.ram_bytes, adopted)
     if settings.ram_bytes:
         tiers.append(ram)

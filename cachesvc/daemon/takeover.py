@@ -32,7 +32,8 @@ from cachesvc.core import replay
 from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.model import RAM, ExtentId, ReaderId
 from cachesvc.daemon import takeover_state
-from cachesvc.daemon.grants import Connection, bind
+from cachesvc.daemon.grants import Connection
+from cachesvc.daemon.listening import bind
 from cachesvc.daemon.runner import Runner
 from cachesvc.daemon.takeover_wire import (
     MAX_DATASETS,
@@ -43,7 +44,6 @@ from cachesvc.daemon.takeover_wire import (
     send,
     send_state,
 )
-from cachesvc.tiers.nvme import NvmeTier
 from cachesvc.tiers.ram import RamTier
 from cachesvc.tiers.tier import Tier
 from cachesvc.v1 import takeover_pb2 as pb
@@ -72,7 +72,6 @@ class Takeover:
         self._state_dir = os.path.realpath(settings.state_dir)
         self._lock = lock
         self._ram = next((tier for tier in tiers if isinstance(tier, RamTier)), None)
-        self._locks = [tier.lock for tier in tiers if isinstance(tier, NvmeTier)]
         self._runner = runner
         self._loop = runner.loop
         self._end = end
@@ -160,7 +159,7 @@ class Takeover:
                 assert self._ram is not None
                 yield self._ram.open(ExtentId(extent.extent))[0]
             yield from (os.dup(each.descriptor) for each in connections)
-            yield from map(os.dup, self._locks)
+            yield from map(os.dup, self._runner.locks())
 
         try:
             send_state(channel, state, descriptors())
@@ -175,7 +174,7 @@ class Takeover:
 
     def _state(self, connections: Sequence[Connection]) -> Any:
         node, datasets = self._runner.node, self._runner.datasets
-        state = pb.TakeoverState(locks=len(self._locks), next_id=self._runner.next_id())
+        state = pb.TakeoverState(locks=len(self._runner.locks()), next_id=self._runner.next_id())
         if self._ram is not None:
             for extent, size_bytes in replay.best_first(node, RAM):
                 digests = self._ram.checksums(extent).digests

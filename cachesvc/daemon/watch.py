@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +14,8 @@ from cachesvc.core.model import TierName
 from cachesvc.daemon.lanes import Lane
 from cachesvc.tiers.probe import Room
 
+log = logging.getLogger(__name__)
+
 
 class Probed(Protocol):
     """A tier on a disk."""
@@ -23,6 +26,10 @@ class Probed(Protocol):
         """Whether the directory works, and its room. Raises `TierFailed`."""
         ...
 
+    def revive(self) -> Room:
+        """A thorough probe of a tier that was given up; its directory may be another one. Raises `CacheError`."""
+        ...
+
 
 @dataclass(slots=True)
 class _Watched:
@@ -31,6 +38,8 @@ class _Watched:
     probes: Lane
     calls: tuple[Lane, ...]
     reported: bool = False
+    said: str = ""
+    """Why it stays out, as last logged."""
 
 
 class Watch:
@@ -89,12 +98,13 @@ class Watch:
         return any(lane.busy_s() > self._limits.stuck_s for lane in watched.calls)
 
     def _send(self, watched: _Watched, probe: Probe) -> None:
-        clock = self._clock
+        clock, lost = self._clock, watched.breaker.lost
 
         def ask() -> tuple[float, Room | None, str]:
             began_at = clock()
             try:
-                room: Room | None = watched.tier.probe(probe is Probe.THOROUGH)
+                tier = watched.tier
+                room: Room | None = tier.revive() if lost else tier.probe(probe is Probe.THOROUGH)
                 error = ""
             except CacheError as found:
                 room, error = None, str(found)
@@ -108,7 +118,10 @@ class Watch:
             error = error or "a call is still under way"
         watched.breaker.answered(self._clock(), took_s, error)
         self._report(watched)
-        if room is not None and room.total_bytes:
+        if error and watched.breaker.lost and error != watched.said:
+            watched.said = error
+            log.warning("a tier stays out", extra={"tier": watched.tier.name, "why": error})
+        if room is not None:
             self._measured(watched.tier.name, room)
 
     def _report(self, watched: _Watched) -> None:
@@ -116,6 +129,7 @@ class Watch:
             return
         watched.reported = watched.breaker.lost
         if watched.reported:
+            watched.said = watched.breaker.why
             self._lost(watched.tier.name, watched.breaker.why)
         else:
             self._back(watched.tier.name)

@@ -11,23 +11,20 @@ write could damage for all extents at once, and no mapping in which a disk error
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed, TierFailed
+from cachesvc.core.errors import CacheError, TierFailed
 from cachesvc.core.model import ExtentId, TierName
 from cachesvc.tiers import footer
-from cachesvc.tiers.failures import tier_error, translated
+from cachesvc.tiers.directory import Directory, Sync, lock_directory, shelves, sync_directory
+from cachesvc.tiers.failures import translated
 from cachesvc.tiers.probe import Room, probe
 from cachesvc.tiers.tier import Checksums
 
-Sync = Callable[[int], None]
-"""Makes a file or a directory durable, given a descriptor; raises OSError."""
 _FILE_MODE = 0o400  # readers get read-only descriptors and cannot open a writable one from them
 
 
@@ -44,12 +41,11 @@ class NvmeTier:
       7. evict: unlink, not waited for                -> nothing, or a whole extent [kept: its bytes are right]
     """
 
-    def __init__(self, name: TierName, root: Path, lock: int, sync: Sync) -> None:
+    def __init__(self, name: TierName, directory: Directory, sync: Sync) -> None:
         self.name = name
-        self._root = root
-        self._where = f"{name} ({root.parent.parent})"
-        self.lock = lock
-        """Descriptor of the locked directory. Whoever has a duplicate has the lock too."""
+        self.directory = directory
+        self._root = directory.root
+        self._where = f"{name} ({directory.path})"
         self._sync = sync
         self._sizes: dict[ExtentId, int] = {}
         self._filling: dict[ExtentId, int] = {}
@@ -92,7 +88,7 @@ class NvmeTier:
             os.pwrite(own, footer.encode(extent, checksums), checksums.size_bytes)
             self._sync(own)
             os.rename(self._temporary(extent), final)
-            _sync_directory(final.parent, self._sync)
+            sync_directory(final.parent, self._sync)
         with self._handover:
             os.close(self._filling.pop(extent))
 
@@ -148,19 +144,29 @@ class NvmeTier:
         with translated(self._where, "recover"):
             for entry in os.scandir(self._root / "tmp"):
                 os.unlink(entry.path)
-            for shelf in _shelves(self._root):
+            for shelf in shelves(self._root):
                 self._sizes.update(_named(shelf))
         return dict(self._sizes)
 
     def probe(self, thorough: bool) -> Room:
-        """Whether the directory works, and the room on its disk; from any thread. Raises `TierFailed`."""
-        return probe(self._root, thorough)
+        """Whether the directory works and is still where its path leads, and the room on its disk; from any
+        thread. Raises `TierFailed`."""
+        self.directory.check()
+        return probe(self._root, self._where, thorough)
+
+    def anew(self) -> NvmeTier:
+        """The tier in the directory that the path names now, locked and laid out: call `recover` next. Raises as
+        `open_nvme`, and where this one's disk was unmounted and none is there in its stead."""
+        path = self.directory.path
+        with translated(self._where, "look at the cache directory"):
+            found = lock_directory(path, self._sync, mounted=self.directory.mounted)
+        return NvmeTier(self.name, found, self._sync)
 
     def close(self) -> None:
         """Give back descriptors and the directory's lock; reservations are dropped."""
         for extent in list(self._filling):
             self.abort(extent)
-        os.close(self.lock)
+        self.directory.close()
 
     def _temporary(self, extent: ExtentId) -> Path:
         return self._root / "tmp" / extent.hex()
@@ -175,65 +181,7 @@ def open_nvme(name: TierName, directory: Path, sync: Sync = os.fsync, locks: Seq
 
     Raises `InvalidInput` (missing, or used by another daemon), `NotAllowed`, `OutOfSpace`, `TierFailed`.
     """
-    if not directory.is_dir():
-        raise InvalidInput(f"{directory} is no directory: mount or create it, or name another for --nvme")
-    root = directory.resolve() / "cachesvc" / "v1"
-    try:
-        root.parent.mkdir(mode=0o700, exist_ok=True)
-        shared = _shared(root.parent, locks)
-        lock = _locked(root.parent) if shared is None else shared
-    except PermissionError as error:
-        raise NotAllowed(
-            f"{directory} is not writable: give it to the daemon's user, or name another"
-        ) from error
-    except OSError as error:
-        raise tier_error(error, str(directory), "set up the tier") from error
-    try:
-        with translated(str(directory), "set up the tier"):
-            _lay_out(root, sync)
-        return NvmeTier(name, root, lock, sync)
-    except CacheError:
-        os.close(lock)
-        raise
-
-
-def _shared(directory: Path, locks: Sequence[int]) -> int | None:
-    here = os.stat(directory)
-    return next((os.dup(fd) for fd in locks if os.path.samestat(os.fstat(fd), here)), None)
-
-
-def _locked(directory: Path) -> int:
-    lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(lock)
-        if error.errno != errno.EWOULDBLOCK:
-            raise
-        raise InvalidInput(
-            f"{directory} is used by another cachesvc daemon: stop it, or name another directory for --nvme"
-        ) from error
-    return lock
-
-
-def _lay_out(root: Path, sync: Sync) -> None:
-    for shelf in _shelves(root):
-        shelf.mkdir(mode=0o700, parents=True, exist_ok=True)
-    (root / "tmp").mkdir(mode=0o700, exist_ok=True)
-    for directory in (root / "extents", root, root.parent, root.parent.parent):
-        _sync_directory(directory, sync)
-
-
-def _shelves(root: Path) -> Iterator[Path]:
-    return (root / "extents" / f"{number:02x}" for number in range(256))
-
-
-def _sync_directory(directory: Path, sync: Sync) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        sync(fd)
-    finally:
-        os.close(fd)
+    return NvmeTier(name, lock_directory(directory, sync, locks), sync)
 
 
 def _named(shelf: Path) -> Iterator[tuple[ExtentId, int]]:

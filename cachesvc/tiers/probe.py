@@ -31,17 +31,17 @@ def room(directory: Path) -> Room:
     return Room(disk.f_frsize * disk.f_blocks, disk.f_frsize * disk.f_bavail)
 
 
-def probe(directory: Path, thorough: bool) -> Room:
-    """Read the probe file in `directory`; when `thorough`, write it anew first.
+def probe(directory: Path, where: str, thorough: bool) -> Room:
+    """Read the probe file in `directory`; when `thorough`, write it anew first. `where`: its name, for people.
 
     Raises `TierFailed`. A full disk works, and what our own limits forbid says nothing about the disk.
     """
     try:
-        with translated(str(directory), "use the cache directory"):
+        with translated(where, "use the cache directory"):
             if thorough:
                 _write(directory)
             if _read(directory / "probe") != _PATTERN:
-                raise TierFailed(f"{directory}: what was written there reads differently; replace the disk")
+                raise TierFailed(f"{where}: what was written there reads differently; replace the disk")
             return room(directory)
     except OutOfSpace:
         return Room(0, 0)

@@ -11,7 +11,7 @@ import errno
 import fcntl
 import os
 
-from cachesvc.core.errors import TierFailed
+from cachesvc.core.errors import OutOfSpace, TierFailed
 from cachesvc.core.model import RAM, ExtentId, TierName
 from cachesvc.tiers.failures import translated
 from cachesvc.tiers.tier import Checksums
@@ -29,18 +29,25 @@ class RamTier:
     `pwrite`, so memory that is missing is an error of that call, never a SIGBUS.
     """
 
-    def __init__(self, name: TierName = RAM) -> None:
+    def __init__(self, name: TierName = RAM, most: int | None = None) -> None:
+        """Holds `most` extents at most, where the daemon may open no more files."""
         self.name = name
+        self._most = most
         self._filling: dict[ExtentId, int] = {}
         self._committed: dict[ExtentId, tuple[int, Checksums]] = {}
 
     def reserve(self, extent: ExtentId, size_bytes: int) -> int:
         """A read-write descriptor of exactly `size_bytes` zeros, its size sealed; the caller closes it.
 
-        Raises `OutOfSpace`, or `TierFailed` (descriptor limit).
+        Raises `OutOfSpace`, also where open files are short, and `TierFailed`.
         """
         assert extent not in self._filling, "reserved twice"
         assert extent not in self._committed, "reserved again without evicting"
+        if self._most is not None and len(self._filling) + len(self._committed) >= self._most:
+            raise OutOfSpace(
+                f"{self.name} holds {self._most} extents, as many as the limit of open files allows; raise it"
+                " (LimitNOFILE=, ulimit -Hn)"
+            )
         with translated(self.name, "reserve memory"):
             own = _memfd(f"cachesvc:{extent.hex()}")
             try:

@@ -1,0 +1,56 @@
+"""Memory runs short: the RAM tier gives back what trainers need, and takes it again when it is free."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from cachesvc.core.errors import CacheError
+from cachesvc.core.state import Tier
+from cachesvc.daemon.budgets import CALM_S, MEASURE_EVERY_S, RamBudget
+from cachesvc.daemon.lanes import Lane
+from cachesvc.memory import Memory, memories
+
+log = logging.getLogger(__name__)
+
+
+class Pressure:
+    """Measures every second, on a thread of its own: a busy kernel may take its time. On the loop's thread."""
+
+    def __init__(
+        self, ram: Tier, lane: Lane, clock: Callable[[], float], resized: Callable[[int], None]
+    ) -> None:
+        """`resized` is told of another budget in bytes."""
+        self._ram, self._lane, self._clock, self._resized = ram, lane, clock, resized
+        self._budget = RamBudget(ram.given_bytes)
+        self._due_at: float | None = clock()
+
+    def next_deadline(self) -> float | None:
+        """When the next measurement is due; None until the one before it is answered."""
+        return self._due_at
+
+    def tick(self, now: float) -> None:
+        """Measure, if it is time."""
+        if self._due_at is not None and self._due_at <= now:
+            self._due_at = None
+            self._lane.submit(memories, self._measured, self._failed)
+
+    def close(self) -> None:
+        """End."""
+        self._lane.close(0.0)
+
+    def _measured(self, found: list[Memory]) -> None:
+        now, before = self._clock(), self._ram.given_bytes
+        self._due_at = now + MEASURE_EVERY_S
+        budget_bytes = self._budget.measured(found, self._ram.used_bytes + self._ram.held_bytes, now)
+        if budget_bytes == before:
+            return
+        if budget_bytes < before:
+            log.warning("memory is short: the RAM tier shrinks", extra={"from": before, "to": budget_bytes})
+        else:
+            log.info("memory is free: the RAM tier grows", extra={"from": before, "to": budget_bytes})
+        self._resized(budget_bytes)
+
+    def _failed(self, error: CacheError) -> None:
+        log.warning("free memory cannot be measured", extra={"error": str(error)})
+        self._due_at = self._clock() + CALM_S

@@ -1,0 +1,130 @@
+"""A cache directory under its lock. Whatever its path comes to mean, work goes on in the directory that was locked."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed, TierFailed
+from cachesvc.tiers.failures import tier_error, translated
+
+Sync = Callable[[int], None]
+"""Makes a file or a directory durable, given a descriptor; raises OSError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """What `--nvme` names, and the directory `cachesvc` in it, which one daemon locks."""
+
+    path: Path
+    lock: int
+    """Descriptor of the locked directory. Whoever has a duplicate has the lock too."""
+    mounted: bool
+    """A disk of its own was mounted at the path when the daemon started."""
+
+    @property
+    def root(self) -> Path:
+        """Where extents are, by way of the lock: a name that leads nowhere else when the directory is moved or
+        mounted over."""
+        return Path(f"/proc/self/fd/{self.lock}/v1")
+
+    def here(self) -> bool:
+        """Whether the path still names this directory. Raises `TierFailed`, `OutOfSpace` where nobody can say."""
+        with translated(str(self.path), "look at the cache directory"):
+            try:
+                return os.path.samestat(os.stat(_home(self.path)), os.fstat(self.lock))
+            except FileNotFoundError:
+                return False
+
+    def check(self) -> None:
+        """Raises `TierFailed` where the path names another directory by now, or none."""
+        if not self.here():
+            raise TierFailed(
+                f"{_home(self.path)} is not the directory that this daemon locked: it was removed, moved, or another"
+                " disk was mounted or unmounted there"
+            )
+
+    def close(self) -> None:
+        """Give back the lock."""
+        os.close(self.lock)
+
+
+def lock_directory(
+    path: Path, sync: Sync, locks: Sequence[int] = (), mounted: bool | None = None
+) -> Directory:
+    """Lock a directory for this daemon and lay it out; `locks` are those that another daemon shares. Where a disk
+    was `mounted` (None: finds out), one must be: the place of one that is not there is another disk.
+
+    Raises `InvalidInput` (missing, or used by another daemon), `NotAllowed`, `OutOfSpace`, `TierFailed`.
+    """
+    if not os.path.isdir(path):
+        raise InvalidInput(f"{path} is no directory: mount or create it, or name another for --nvme")
+    here = os.path.ismount(os.path.realpath(path))
+    if mounted and not here:
+        raise InvalidInput(f"{path}: no disk is mounted there any more; mount one, or start the daemon again")
+    home = _home(path.absolute())
+    try:
+        home.mkdir(mode=0o700, exist_ok=True)
+        shared = _shared(home, locks)
+        lock = _locked(home) if shared is None else shared
+    except PermissionError as error:
+        raise NotAllowed(f"{path} is not writable: give it to the daemon's user, or name another") from error
+    except OSError as error:
+        raise tier_error(error, str(path), "set up the tier") from error
+    found = Directory(path.absolute(), lock, here if mounted is None else mounted)
+    try:
+        with translated(str(path), "set up the tier"):
+            _lay_out(found.root, sync)
+    except CacheError:
+        found.close()
+        raise
+    return found
+
+
+def shelves(root: Path) -> Iterator[Path]:
+    """The folders of extents, by the first byte of their ids."""
+    return (root / "extents" / f"{number:02x}" for number in range(256))
+
+
+def sync_directory(directory: Path, sync: Sync) -> None:
+    """Make a directory's names durable. Raises OSError."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sync(fd)
+    finally:
+        os.close(fd)
+
+
+def _home(path: Path) -> Path:
+    return path / "cachesvc"
+
+
+def _shared(home: Path, locks: Sequence[int]) -> int | None:
+    here = os.stat(home)
+    return next((os.dup(fd) for fd in locks if os.path.samestat(os.fstat(fd), here)), None)
+
+
+def _locked(home: Path) -> int:
+    lock = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        if error.errno != errno.EWOULDBLOCK:
+            raise
+        raise InvalidInput(
+            f"{home} is used by another cachesvc daemon: stop it, or name another directory for --nvme"
+        ) from error
+    return lock
+
+
+def _lay_out(root: Path, sync: Sync) -> None:
+    for shelf in shelves(root):
+        shelf.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (root / "tmp").mkdir(mode=0o700, exist_ok=True)
+    for directory in (root / "extents", root, root / "..", root / "../.."):
+        sync_directory(directory, sync)
