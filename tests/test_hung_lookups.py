@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from bench.node import Daemon
+from cachesvc.cli.checks import Level, settings
 from cachesvc.client import Control
+from cachesvc.config import Settings
 from cachesvc.core.errors import SourceUnavailable
 from cachesvc.daemon.lookups import INSIDE, LOOKUP_S
 from cachesvc.sources.watched import HUNG_S
@@ -66,6 +68,8 @@ def test_a_mount_that_hangs_in_lookups_stops_only_what_is_about_it(tmp_path: Pat
         assert "hangs" in opened(daemon, nfs)
         assert time.monotonic() - began < AT_ONCE_S, "it is known to hang"
         assert 0 < waiting(pid) <= INSIDE
+        found = settings(Settings(64 << 20, (), (nfs,), str(tmp_path), str(tmp_path)))
+        assert (found.level, "hangs" in found.text) == (Level.FAIL, True), "and doctor tells"
         assert extent(daemon, f"{tmp_path}/disk0/", timeout_s=10) == data[0]
         mount.go_on()
         wait_until(lambda: not opened(daemon, nfs), 30)

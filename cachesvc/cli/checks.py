@@ -17,8 +17,8 @@ from pathlib import Path
 
 from cachesvc import config
 from cachesvc.client import Control
-from cachesvc.core.errors import CacheError, DaemonUnavailable, InvalidInput
-from cachesvc.sources.uri import allowlist
+from cachesvc.core.errors import CacheError, DaemonUnavailable, InvalidInput, SourceUnavailable
+from cachesvc.daemon.lookups import Lookups
 
 PROBE_S = 5.0
 """A server that says nothing for longer is as good as gone."""
@@ -60,8 +60,8 @@ def settings(given: config.Settings) -> Finding:
     """Whether a daemon would start with them at all."""
     try:
         config.validate(given)
-        allowlist(given.allow)
-    except InvalidInput as error:
+        Lookups().allowlist(given.allow, exact=True)
+    except (InvalidInput, SourceUnavailable) as error:
         what, _, mend = str(error).rpartition("; ")
         return Finding("settings", Level.FAIL, what or mend, mend if what else "")
     return Finding("settings", Level.OK, f"serves {' '.join(given.allow) or 'what its user may read'}")
