@@ -121,7 +121,10 @@ class Mender:
         """The index that stands in for the sample at `at` of a batch. Raises CorruptData when all tried are bad."""
         feed, spec, order = self._feed, self._feed.spec, self._feed.order(epoch)
         step, micro = divmod(turn, feed.share.accumulate)
-        position = step * spec.global_batch + feed.share.low + micro * feed.share.batch_size + at
+        low = feed.share.low
+        if step >= order.full_steps:  # the partial batch's real samples are dealt over the ranks
+            low = low * order.tail_samples // spec.global_batch
+        position = step * spec.global_batch + low + micro * feed.share.batch_size + at
         positions = order.full_steps * spec.global_batch or order.tail_samples
         for candidate in substitutes(spec.seed, epoch, position, spec.global_batch, positions):
             index = feed.index_at(epoch, candidate)
