@@ -29,6 +29,9 @@ OPEN_FILES_SPARE = 4096
 OPEN_FILES_LEAST = 256
 """128 extents in RAM, 32 readers with a control connection each, and 64 for the daemon itself, which holds 21 and 2 for
 each dataset."""
+CALLERS = 1024
+"""Connections to each address of the control API: a process that opens a dataset or submits a plan needs one for that
+moment."""
 READERS = 8192
 READERS_SHARE = 8
 """One open file in so many is for a reader's connection: as many again call the control API."""
@@ -236,6 +239,11 @@ def check_open_files(open_files: int) -> None:
 def most_in_ram(open_files: int) -> int:
     """Extents that the RAM tier may hold: each is an open file, and others need some too."""
     return open_files - min(OPEN_FILES_SPARE, open_files // 2)
+
+
+def most_callers(open_files: int) -> int:
+    """Connections to each address of the control API with so many open files."""
+    return min(CALLERS, open_files // READERS_SHARE)
 
 
 def most_readers(open_files: int) -> int:

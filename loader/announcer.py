@@ -37,6 +37,7 @@ class Announcer:
 
     def close(self) -> None:
         """Nothing will be needed."""
+        self._plan = None
         self.daemon.close()
 
     def _connected(self, token: int) -> None:

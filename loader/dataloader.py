@@ -21,7 +21,7 @@ from loader.account import Account
 from loader.arguments import MAX_COUNT, check_arguments, checked_numbers, refuse_unused
 from loader.engines import Fetches, WorkerType, checked, engine_for
 from loader.feed import Feed
-from loader.foreign import foretold
+from loader.foreign import foretold, hear_epochs
 from loader.inside import Core, flattened, ours
 from loader.mend import BadSample, Mender, OnError
 from loader.peers import PEER_FAILURE_S, PeerWatch, watch_for, watched
@@ -134,6 +134,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._ours = ours(dataset) if own and not isinstance(dataset, IterableDataset) else None
         if self._ours is None and sampler is None and batch_sampler is None:
             refuse_unused(rank, world_size, mesh, self.global_batch_size, self.epochs, last)
+        if self._ours is not None:
+            hear_epochs(self.sampler, self.set_epoch)
         self._progress = Progress()
         self._loaded: State | None = None
         self._topology: Topology | None = None
@@ -343,8 +345,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                     yield from self._epoch(feed, watch, mine)
                     done += 1
             finally:  # at its end, and when it is abandoned; unless another has taken over
-                if self._iteration is mine and self._engine is not None:
-                    self._engine.rest()
+                if self._iteration is mine:
+                    feed.given_up()
+                    if self._engine is not None:
+                        self._engine.rest()
 
     def _epoch(self, feed: Feed, watch: PeerWatch | None, mine: object) -> Iterator[Any]:
         progress, share = self._progress, feed.share

@@ -224,6 +224,11 @@ class Feed(TorchDataset[Any]):
         for opened in self._opened:
             opened.passed(step, self)
 
+    def given_up(self) -> None:
+        """The iteration ended, in mid-epoch perhaps."""
+        for opened in self._opened:
+            opened.given_up(self)
+
     def report(self, report: StallReport) -> None:
         """Say what steps waited for, to a daemon's metrics."""
         if self._opened:

@@ -4,7 +4,8 @@ ahead for it too. Samplers of other kinds may draw by what the training does mea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,10 @@ _DRAW_AT_ONCE = (
 )
 
 
+MOST = 1_000_000
+"""Samples of an epoch that are drawn ahead: 0.3 s and 60 MB. What draws more is asked as torch asks it."""
+
+
 class Foretold:
     """The batches of `sampler`, all drawn when an epoch begins and then handed on, as it would have given them."""
 
@@ -44,22 +49,55 @@ class Foretold:
 
     def __iter__(self) -> Iterator[list[int]]:
         view = flattened(self._dataset)
-        if view is None:
+        if view is None or len(self._sampler) * self._sampler.batch_size > MOST:
             yield from self._sampler
             return
-        batches, opened = list(self._sampler), view.opened
-        if batches:
-            opened.submit(plan_of(view, batches), self)
-        for step, batch in enumerate(batches):
-            opened.passed(max(0, step - self._behind), self)
-            yield batch
-        opened.passed(len(batches), self)
+        batches, plan = self._drawn(view)
+        if plan is None:
+            yield from batches
+            return
+        opened = view.opened
+        opened.submit(plan, self)
+        try:
+            for step, batch in enumerate(batches):
+                opened.passed(max(0, step - self._behind), self)
+                yield batch
+            opened.passed(len(self._sampler), self)
+        finally:
+            opened.given_up(self)
+
+    def _drawn(self, view: Dataset) -> tuple[Iterable[list[int]], Plan | None]:
+        """The batches, and their plan; none where there are no such samples, which whoever reads them is told."""
+        generator = getattr(self._sampler.sampler, "generator", None)
+        before = generator.get_state() if generator is not None else None
+        batches = list(self._sampler)
+        try:
+            plan = plan_of(view, batches) if batches else None
+        except (IndexError, TypeError):
+            plan = None
+        if generator is None:
+            return batches, plan
+        generator.set_state(before)  # a user's: at a break it stands where torch would have left it
+        return self._sampler, plan
 
 
 def foretold(sampler: Any, dataset: TorchDataset[Any], behind: int) -> Any:
     """The sampler, or what stands for it where its batches are known ahead."""
     known = type(sampler) is BatchSampler and type(sampler.sampler) in _DRAW_AT_ONCE
     return Foretold(sampler, dataset, behind) if known else sampler
+
+
+def hear_epochs(sampler: Any, set_epoch: Callable[[int], None]) -> None:
+    """Have a loader hear of epochs, by its method, from whoever tells its sampler: Lightning, and scripts that were
+    written for a DistributedSampler."""
+    method = weakref.WeakMethod(set_epoch)
+
+    def told(epoch: int) -> None:
+        hears = method()
+        if hears is not None:
+            hears(epoch)
+
+    sampler.set_epoch = told
 
 
 def plan_of(dataset: Dataset, batches: Sequence[Sequence[int]]) -> Plan:

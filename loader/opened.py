@@ -36,7 +36,9 @@ class Opened:
         self._connecting = threading.Lock()
         self._leader: Callable[[], object | None] = _nobody
         self._ends: WeakKeyDictionary[object, int] = WeakKeyDictionary()
-        self._beside: WeakKeyDictionary[object, Announcer] = WeakKeyDictionary()
+        self._beside: WeakKeyDictionary[object, tuple[Announcer, weakref.finalize[..., object]]] = (
+            WeakKeyDictionary()
+        )
         abandon_in_children(self)
 
     def __getstate__(self) -> tuple[Link, bool]:
@@ -72,27 +74,33 @@ class Opened:
         access = self._access
         assert access is not None
         if order not in self._beside and self._leader() not in (None, order) and access.another is not None:
-            self._beside[order] = announcer = access.another()
-            weakref.finalize(order, announcer.close).atexit = False
+            announcer = access.another()
+            closing = weakref.finalize(order, announcer.close)
+            closing.atexit = False
+            self._beside[order] = announcer, closing
         if order in self._beside:
-            self._beside[order].submit(plan)
+            self._beside[order][0].submit(plan)
         else:
             self._leader = weakref.ref(order)
             access.submit(plan)
         self._ends[order] = int(plan.last_step.max(initial=-1))
 
     def passed(self, step: int, order: object) -> None:
-        """Everything before `step` of this order's plan has been consumed. One that was beside another and is over
-        leaves its room to the other."""
-        over = step > self._ends.get(order, step)
+        """Everything before `step` of this order's plan has been consumed."""
         if order in self._beside:
-            self._beside[order].passed(step)
-            if over:
-                self._beside.pop(order).close()
+            self._beside[order][0].passed(step)
         elif self._access is not None and self._leader() in (None, order):
             self._access.grants.passed(step)
-            if over:
-                self._leader = _nobody
+        if step > self._ends.get(order, step):
+            self.given_up(order)
+
+    def given_up(self, order: object) -> None:
+        """This order is over, or goes no further: the next one's plan takes the place of its own."""
+        if order in self._beside:
+            _, closing = self._beside.pop(order)
+            closing()
+        elif self._leader() is order:
+            self._leader = _nobody
 
     def origin_bytes(self) -> dict[str, int]:
         """Bytes that this process read so far, by where they lay."""
@@ -111,8 +119,8 @@ class Opened:
         """Give back leases, mappings and the connection; the next use connects again."""
         if self._reader is not None:
             self._reader.close()
-        for announcer in self._beside.values():
-            announcer.close()
+        for _, closing in self._beside.values():
+            closing()
         self.abandon()
 
     def abandon(self) -> None:

@@ -38,7 +38,6 @@ class Progress:
         were all handed over is over, also for a caller (Lightning, `zip`) who counts them and asks for no more."""
         if not self.resume and self.turn < turns_of(self.epoch):
             self.turn = 0
-        self.resume = False
         self.epoch, self.turn = self.place_in(turns_of)
 
     def place_in(self, turns_of: Callable[[int], int]) -> tuple[int, int]:

@@ -1,7 +1,7 @@
-"""A training script under Lightning, two ranks: `python -m tests.lightning_job DATA OUT SAMPLER CHECKPOINT`.
+"""A training script under Lightning, two ranks: `python -m tests.lightning_job DATA OUT SAMPLER CHECKPOINT LIMIT`.
 
 Writes to OUT-RANK.json which samples this rank saw. SAMPLER: whether Lightning brings its own. CHECKPOINT: where to
-resume, "" for nowhere.
+resume, "" for nowhere. LIMIT: batches of an epoch, "" for all.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ class Model(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.01)
 
 
-def main(data: str, out: str, sampler: str, checkpoint: str) -> None:
+def main(data: str, out: str, sampler: str, checkpoint: str, limit: str) -> None:
     batches = DataLoader(open_dataset(data), 5, shuffle=True, drop_last=True)
     saved = ModelCheckpoint(dirpath=f"{out}-saved", every_n_train_steps=EVERY, save_top_k=-1)
+    at_end = ModelCheckpoint(f"{out}-saved", "end-{epoch}", every_n_epochs=1, save_top_k=-1)
     quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     model = Model()
     lightning.Trainer(
@@ -47,7 +48,8 @@ def main(data: str, out: str, sampler: str, checkpoint: str) -> None:
         strategy="ddp",
         max_epochs=2,
         use_distributed_sampler=sampler == "lightning",
-        callbacks=[saved],
+        callbacks=[saved, at_end],
+        limit_train_batches=int(limit) if limit else None,
         default_root_dir=str(Path(out).parent),
         **quiet,
     ).fit(model, batches, ckpt_path=checkpoint or None, weights_only=False)

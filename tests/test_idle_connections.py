@@ -18,6 +18,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from bench.node import Daemon
 from cachesvc.client import Control
+from cachesvc.config import CALLERS
 from cachesvc.daemon import crowds, scrapes
 from tests.servers import free_ports
 from tests.test_control_places import being
@@ -99,7 +100,7 @@ def test_idle_control_connections_of_one_user_keep_nobody_else_out(daemon: Daemo
         for number in range(IDLE):
             with contextlib.suppress(OSError):  # turned away at the door
                 held.append(knock(daemon, number))
-    assert descriptors(daemon) <= fds + crowds.MAX_CONNECTIONS + 8
+    assert descriptors(daemon) <= fds + CALLERS + 8
     assert pid_seen(daemon, ALICE) == pid_seen(daemon, 0) == pid
     for each in held:
         each.close()
@@ -132,7 +133,7 @@ def test_nor_does_one_that_keeps_coming_back(daemon: Daemon) -> None:
 
 def test_a_connection_without_calls_ends_and_the_next_call_makes_another() -> None:
     """The daemon's own limits, with less patience."""
-    limits = [(name, min(value, 300)) for name, value in crowds.LIMITS]
+    limits = [(name, min(value, 300)) for name, value in crowds.crowd_limits(300)]
     with tempfile.TemporaryDirectory(prefix="cs-") as folder, futures.ThreadPoolExecutor(4) as pool:
         server = grpc.server(pool, options=limits)
         health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)

@@ -24,10 +24,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder / "rows.npy")
 
 
-def train(data: str, out: Path, sampler: str, checkpoint: str = "") -> tuple[list[list[int]], str]:
+def train(
+    data: str, out: Path, sampler: str, checkpoint: str = "", limit: str = ""
+) -> tuple[list[list[int]], str]:
     """What each rank saw, in order; and what was said."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.lightning_job", data, str(out), sampler, checkpoint],
+        [sys.executable, "-m", "tests.lightning_job", data, str(out), sampler, checkpoint, limit],
         env={**os.environ, "CACHESVC": "off", "GLOO_SOCKET_IFNAME": "lo"},
         capture_output=True,
         text=True,
@@ -46,6 +48,15 @@ def test_epochs_are_whole_and_differ_and_a_checkpoint_in_mid_epoch_goes_on(data:
     (middle,) = (tmp_path / "whole-saved").glob("*step=5.ckpt")
     resumed, _ = train(data, tmp_path / "resumed", "ours", str(middle))
     assert resumed == [rank[5 * BATCH :] for rank in seen]
+    (end,) = (tmp_path / "whole-saved").glob("end-epoch=0.ckpt")
+    resumed, _ = train(data, tmp_path / "after", "ours", str(end))
+    assert resumed == [rank[EPOCH:] for rank in seen]
+
+
+def test_epochs_that_are_cut_short_differ(data: str, tmp_path: Path) -> None:
+    seen, _ = train(data, tmp_path / "short", "ours", limit="3")
+    assert all(len(rank) == 2 * 3 * BATCH for rank in seen)
+    assert all(rank[: 3 * BATCH] != rank[3 * BATCH :] for rank in seen)
 
 
 def test_with_lightnings_own_sampler_each_sample_comes_once_and_checkpoints_say_what_they_lack(

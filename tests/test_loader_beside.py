@@ -13,6 +13,7 @@ import pytest
 from bench.node import Daemon
 from cachesvc.client import Control
 from loader import DataLoader, Dataset, open_dataset
+from loader.announcer import Announcer
 
 RECORD, EACH, EXTENTS, FIT = 4096, 16, 240, 72
 """Bytes of a record, records of an extent, extents, and how many of them the cache holds."""
@@ -62,6 +63,33 @@ def test_a_validation_leaves_the_training_its_plan(data: Dataset) -> None:
     assert ahead() > before
     assert len(list(validation)) == len(list(validation))
     assert readers() == 1  # nothing runs meanwhile: it leads
+
+
+def test_a_validation_that_was_broken_off_leaves_the_lead(data: Dataset) -> None:
+    parts = data.split({"train": 0.9, "val": 0.1}, seed=1)
+    validation = DataLoader(parts["val"], EACH)
+    for _ in validation:
+        break  # as a sanity check before the training does
+    train = DataLoader(parts["train"], EACH, shuffle=True, window=4 * EACH * RECORD, drop_last=True)
+    running = iter(train)
+    steps(running, 80)
+    assert readers() == 1
+    before = ahead()
+    assert before > 0
+    steps(running, len(train) - 80)
+    assert ahead() > before
+
+
+def test_validations_in_mid_epoch_do_not_add_up(data: Dataset) -> None:
+    running = iter(DataLoader(data, EACH, shuffle=True))
+    validation = DataLoader(data.take(2 * EACH), EACH)
+    next(running)
+    for _ in range(4):
+        assert len(list(validation)) == 2
+    next(running)
+    gc.collect()
+    assert sum(isinstance(each, Announcer) for each in gc.get_objects()) == 1
+    data.opened.close()
 
 
 def test_what_is_given_up_leaves_nothing_behind(data: Dataset) -> None:

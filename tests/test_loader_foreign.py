@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -92,6 +94,28 @@ def test_a_sampler_of_a_users_own_is_asked_batch_by_batch(data: Dataset) -> None
     batches = iter(DataLoader(data, 32, sampler=Endless()))
     next(batches)
     assert len(asked) <= 64
+
+
+def test_what_torch_does_with_a_sampler_happens(data: Dataset) -> None:
+    def both(sampler: Callable[[], Sampler[int]], most: int) -> list[list[list[int]]]:
+        """What three epochs of at most so many batches give, under torch and under ours."""
+        found = []
+        for kind in (TorchLoader, DataLoader):
+            batches, seen = kind(data, 4, sampler=sampler()), list[list[int]]()
+            for _ in range(3):
+                with contextlib.suppress(IndexError):
+                    for batch in itertools.islice(batches, most):
+                        seen += numbers([batch])  # type: ignore[arg-type]
+            found.append(seen)
+        return found
+
+    theirs, ours = both(lambda: SubsetRandomSampler([*range(12), COUNT], torch.Generator().manual_seed(5)), 4)
+    assert ours == theirs
+    assert ours
+    theirs, ours = both(lambda: RandomSampler(data, generator=torch.Generator().manual_seed(3)), 2)
+    assert ours == theirs
+    endless = RandomSampler(data, replacement=True, num_samples=10**10)
+    next(iter(DataLoader(data, 4, sampler=endless)))
 
 
 def test_a_plan_says_first_and_last_steps(data: Dataset) -> None:

@@ -170,6 +170,13 @@ def test_who_counts_the_batches_and_asks_for_no_more_has_ended_the_epoch(
     assert rest(run)[: len(begun)] == begun
 
 
+def test_an_iteration_from_which_nothing_was_taken_keeps_the_place(link: MemoryLink) -> None:
+    run = small(link, batch_size=10)
+    run.skip(4)
+    iter(run)
+    assert len(rest(run)) == 6
+
+
 @pytest.mark.parametrize("wrong", [{"epoch": -3}, {"micro": -1}, {"step": -(10**9)}])
 def test_a_state_that_no_loader_saved_is_refused(link: MemoryLink, wrong: dict[str, int]) -> None:
     run = small(link, batch_size=10)

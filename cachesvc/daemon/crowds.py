@@ -18,27 +18,28 @@ from pathlib import Path
 from cachesvc.daemon.tenants import peer_of
 
 log = logging.getLogger(__name__)
-MAX_CONNECTIONS = 1024
-"""To each address of the control API; a process that opens a dataset or submits a plan needs one for that moment."""
 IDLE_S = 60.0
 """A connection without a call for so long, or twice that, ends; a client connects again with its next one."""
 HANDSHAKE_S = 5.0
 """For a connection to become one of gRPC's."""
 LOOK_S = 1.0
 
-LIMITS = (
-    ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
-    ("grpc.max_connection_idle_ms", int(IDLE_S * 1000)),
-    ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
-)
+
+def crowd_limits(connections: int) -> list[tuple[str, int]]:
+    """gRPC's, for so many connections to each address."""
+    return [
+        ("grpc.max_allowed_incoming_connections", connections),
+        ("grpc.max_connection_idle_ms", int(IDLE_S * 1000)),
+        ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
+    ]
 
 
 class Crowds:
     """Looks once a second, on a thread of its own, until it is closed."""
 
-    def __init__(self, path: str) -> None:
-        """`path`: the control socket's, absolute."""
-        self._path = path
+    def __init__(self, path: str, connections: int) -> None:
+        """`path`: the control socket's, absolute. `connections`: how many there may be."""
+        self._path, self._most = path, connections
         self._closed = threading.Event()
         threading.Thread(target=self._run, name="crowds", daemon=True).start()
 
@@ -48,8 +49,11 @@ class Crowds:
 
     def _run(self) -> None:
         while not self._closed.wait(LOOK_S):
-            if _count(self._path) > MAX_CONNECTIONS * 3 // 4:
-                thin(self._path, MAX_CONNECTIONS // 2)
+            try:
+                if _count(self._path) > self._most * 3 // 4:
+                    thin(self._path, self._most // 2)
+            except OSError as error:  # no descriptor to look with, just now
+                log.warning("control connections cannot be counted", extra={"error": error.strerror})
 
 
 def thin(path: str, most: int) -> None:

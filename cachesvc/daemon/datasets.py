@@ -96,6 +96,7 @@ class Datasets:
         self._loading: dict[DatasetId, Future[Dataset]] = {}
         self._lock = threading.Lock()
         self._home: dict[ExtentId, Dataset] = {}
+        self.claimed: Callable[[Dataset], bool] = lambda _: True
         self.used: Callable[[Dataset], bool] = lambda _: True
         Path(directory).mkdir(parents=True, exist_ok=True)
         self._claim = tidied(directory, alone)
@@ -133,9 +134,11 @@ class Datasets:
             map(self._home.__contains__, dataset.extent_ids)
         ):  # it, or one that shares some, was forgotten
             self._settle(dataset)
-        if len(self._loaded) > UNUSED:
-            unused = [each for each in self._loaded.values() if each is not dataset and not self.used(each)]
-            for each in unused[: max(0, len(unused) - UNUSED)]:
+        unclaimed = [each for each in self._loaded.values() if each is not dataset and not self.claimed(each)]
+        for each in unclaimed[
+            : max(0, len(unclaimed) - UNUSED)
+        ]:  # the oldest: to look at all would take long
+            if not self.used(each):
                 self._forget(each)
         return dataset
 
@@ -219,10 +222,13 @@ def _distinct(ids: Sequence[ExtentId], sizes: Sequence[int]) -> tuple[tuple[Exte
     return tuple(pair for pair in found.items())
 
 
+def is_claimed(node: Node, dataset: Dataset) -> bool:
+    """Whether a job or pin claims it."""
+    return dataset.id in node.policy.datasets
+
+
 def in_use(node: Node, dataset: Dataset) -> bool:
-    """Whether a job or pin claims it, or the node has any of its extents: resident, filling or asked for."""
-    if dataset.id in node.policy.datasets:
-        return True
+    """Whether the node has any of its extents: resident, filling or asked for."""
     entries, found = node.copies.entries, [tier.found for tier in node.policy.tiers.values()]
     return any(extent in entries or any(extent in each for each in found) for extent in dataset.extent_ids)
 

@@ -114,9 +114,11 @@ class Fills:
         if self._filling.get((command.extent, command.tier)) is not command:
             os.close(target)  # aborted meanwhile: its tier was lost
             return
+        # Whoever wanted it may be gone when the answer comes, and the dataset forgotten.
+        filled = partial(self._filled, command, dataset.id, dataset.sizes[index])
         if command.from_tier is None:
             job = partial(jobs.Fill, dataset=dataset.id, index=index)
-            self._fillers.submit(job, (target, dataset.catalog_fd), partial(self._filled, command))
+            self._fillers.submit(job, (target, dataset.catalog_fd), filled)
             os.close(target)
             return
 
@@ -124,28 +126,28 @@ class Fills:
             assert checksums is not None
             digests = jobs.pack_digests(checksums.digests)
             copy = partial(jobs.Copy, size_bytes=checksums.size_bytes, digests=digests)
-            self._fillers.submit(copy, (target, origin), partial(self._filled, command))
+            self._fillers.submit(copy, (target, origin), filled)
             os.close(origin)
             os.close(target)
 
         def failed(error: CacheError) -> None:
             os.close(target)
-            self._filled(command, jobs.Done(0, error.code, str(error), retry=True))
+            filled(jobs.Done(0, error.code, str(error), retry=True))
 
         self._checks.open(command.extent, command.from_tier, opened, failed)
 
-    def _filled(self, command: events.StartFill, answer: jobs.Answer) -> None:
+    def _filled(
+        self, command: events.StartFill, dataset: DatasetId, size_bytes: int, answer: jobs.Answer
+    ) -> None:
         assert isinstance(answer, jobs.Done)
-        dataset, index = self._datasets.home(command.extent)
         if command.from_tier is None:
-            so_far = self._source_bytes.get(dataset.id, 0)
-            self._source_bytes[dataset.id] = so_far + answer.source_bytes
+            self._source_bytes[dataset] = self._source_bytes.get(dataset, 0) + answer.source_bytes
         if answer.code:
             self._fill_ended_badly(command, answer)
             return
         if self._filling.get((command.extent, command.tier)) is not command:
             return  # aborted meanwhile: its tier was lost
-        checksums = Checksums(dataset.sizes[index], jobs.unpack_digests(answer.digests))
+        checksums = Checksums(size_bytes, jobs.unpack_digests(answer.digests))
         tier = self._tiers[command.tier]
         if getattr(tier, "recover", None) is None:
             # RAM: sealing is what makes it safe to grant, and takes microseconds.

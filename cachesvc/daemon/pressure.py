@@ -18,12 +18,12 @@ class Pressure:
     """Measures every second, on a thread of its own: a busy kernel may take its time. On the loop's thread."""
 
     def __init__(
-        self, ram: Tier, lane: Lane, clock: Callable[[], float], resized: Callable[[int], None]
+        self, ram: Tier | None, lane: Lane, clock: Callable[[], float], resized: Callable[[int], None]
     ) -> None:
-        """`resized` is told of another budget in bytes."""
+        """`resized` is told of another budget in bytes. Without a RAM tier there is nothing to do."""
         self._ram, self._lane, self._clock, self._resized = ram, lane, clock, resized
-        self._budget = RamBudget(ram.given_bytes)
-        self._due_at: float | None = clock()
+        self._budget = RamBudget(ram.given_bytes if ram else 0)
+        self._due_at = clock() if ram else None
 
     def next_deadline(self) -> float | None:
         """When the next measurement is due; None until the one before it is answered."""
@@ -40,6 +40,7 @@ class Pressure:
         self._lane.close(0.0)
 
     def _measured(self, found: list[Memory]) -> None:
+        assert self._ram is not None, "who measures has a RAM tier"
         now, before = self._clock(), self._ram.given_bytes
         self._due_at = now + MEASURE_EVERY_S
         budget_bytes = self._budget.measured(found, self._ram.used_bytes + self._ram.held_bytes, now)

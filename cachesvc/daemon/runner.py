@@ -67,9 +67,7 @@ class Runner:
         self._disks = {tier.name: Disk(tier) for tier in disks}
         self._budgets = budgets
         ram = node.policy.tiers.get(RAM)
-        lane = self._lane("memory", clock)
-        resized = partial(self._resized, RAM)
-        self._pressure = Pressure(ram, lane, clock, resized) if ram else None
+        self._pressure = Pressure(ram, self._lane("memory", clock), clock, partial(self._resized, RAM))
         self.watch = Watch(
             self._tier_lost, self._tier_back, self._measured, lambda name: self._lane(name, clock), clock
         )
@@ -124,16 +122,14 @@ class Runner:
         now = self._clock()
         if (due := self.watch.next_deadline()) is not None and due <= now:
             self.watch.tick()
-        if self._pressure is not None:
-            self._pressure.tick(now)
+        self._pressure.tick(now)
         if (due := self.node.next_deadline()) is not None and due <= now:
             self.handle(events.Tick())
             self._declaring.tell()
 
     def next_deadline(self) -> float | None:
         """When the core or a watch wants to be called, in seconds of the clock."""
-        measured_at = self._pressure.next_deadline() if self._pressure is not None else None
-        due = (self.node.next_deadline(), self.watch.next_deadline(), measured_at)
+        due = (self.node.next_deadline(), self.watch.next_deadline(), self._pressure.next_deadline())
         return min((at for at in due if at is not None), default=None)
 
     def declare(
@@ -201,8 +197,7 @@ class Runner:
     def close(self) -> None:
         """Finish what the tiers' threads are doing, not what they were to do next, and close the tiers."""
         self.watch.close(0.0)
-        if self._pressure is not None:
-            self._pressure.close()
+        self._pressure.close()
         for opener in self._openers.values():
             opener.close(0.0)
         for name, tier in self._tiers.items():
@@ -314,6 +309,9 @@ class Runner:
 
     def _send_grant(self, command: events.Grant, fd: int) -> None:
         assert self.grants is not None
+        if not self.datasets.has(command.extent):  # its reader has gone, and the dataset was forgotten
+            self._grant_elsewhere(command)
+            return
         dataset, index = self.datasets.home(command.extent)
         size = dataset.sizes[index]
         stay = self.node.stay(command.extent, command.tier).value

@@ -31,6 +31,7 @@ from cachesvc.config import (
     check_open_files,
     check_ram,
     check_socket_dir,
+    most_callers,
     most_in_ram,
     most_readers,
     open_files_advised,
@@ -44,8 +45,8 @@ from cachesvc.core.policy import Settings as NodeSettings
 from cachesvc.core.policy import TierSpec
 from cachesvc.daemon.adoption import Adopted, Predecessor, fill_ram, meet, restore
 from cachesvc.daemon.budgets import Budgets, budget_bytes
-from cachesvc.daemon.crowds import LIMITS, Crowds
-from cachesvc.daemon.datasets import Datasets, in_use
+from cachesvc.daemon.crowds import Crowds, crowd_limits
+from cachesvc.daemon.datasets import Datasets, in_use, is_claimed
 from cachesvc.daemon.fillers import Fillers
 from cachesvc.daemon.grants import GrantsServer
 from cachesvc.daemon.logs import configure_logging
@@ -210,7 +211,7 @@ def _running(
         max_fills=settings.fillers * settings.fills_per_filler, scrub_bytes_per_s=settings.scrub_rate
     )
     node = Node(specs, core)
-    datasets.used = partial(in_use, node)
+    datasets.claimed, datasets.used = partial(is_claimed, node), partial(in_use, node)
     budgets = Budgets({TierName(f"nvme{number}"): spec for number, spec in enumerate(settings.nvme)})
     runner = Runner(node, tiers, datasets, fillers, loop, time.monotonic, budgets)
     runner.quotas = Quotas(settings.quota)
@@ -232,8 +233,9 @@ def _running(
     restore(adopted, runner)
     takeover = Takeover(settings, lock, tiers, runner, partial(_leave_all, fillers))
     service = Service(runner, pins, settings, tenants, lookups, time.monotonic())
-    server = _control(settings, service, runner.grants.caller)
-    crowds = Crowds(_control_path(settings))
+    callers = most_callers(open_files)
+    server = _control(settings, service, runner.grants.caller, callers)
+    crowds = Crowds(_control_path(settings), callers)
     if settings.metrics:
         Metrics(runner).register()
         Scrapes(settings.metrics)
@@ -300,13 +302,15 @@ def _control_path(settings: Settings) -> str:
     return f"{os.path.abspath(settings.socket_dir)}/{CONTROL_SOCKET}"
 
 
-def _control(settings: Settings, service: Service, caller: Callable[[int], Peer | None]) -> grpc.Server:
+def _control(
+    settings: Settings, service: Service, caller: Callable[[int], Peer | None], callers: int
+) -> grpc.Server:
     limits = [
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_concurrent_streams", STREAMS_EACH),
         ("grpc.so_reuseport", 0),
-        *LIMITS,
+        *crowd_limits(callers),
     ]
     server = grpc.server(
         futures.ThreadPoolExecutor(CONTROL_THREADS, thread_name_prefix="control"),

@@ -1,0 +1,71 @@
+"""A filler answers when nobody is left who wanted the extent, and its dataset has been forgotten."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from cachesvc.core import events
+from cachesvc.core.model import DatasetId, ExtentId, ReaderId, TierName
+from cachesvc.core.node import Node
+from cachesvc.core.policy import Settings, TierSpec
+from cachesvc.daemon import jobs
+from cachesvc.daemon.datasets import UNUSED, Dataset, Datasets, Sealed, in_use, is_claimed
+from cachesvc.daemon.fills import Fills
+
+NVME = TierName("nvme0")
+
+
+class AtOnce:
+    """A tier's thread that has done everything already."""
+
+    def submit(self, work: Callable[[], Any], then: Callable[[Any], None], _: Callable[[Any], None]) -> None:
+        then(work())
+
+
+def dataset(number: int) -> Dataset:
+    extent = ExtentId(number.to_bytes(16, "big"))
+    catalog: Any = SimpleNamespace(samples=1)
+    sealed = Sealed(os.open("/dev/null", os.O_RDONLY))
+    name = DatasetId(f"{number:032x}")
+    return Dataset(name, catalog, sealed, (extent,), (10,), ((extent, 10),), {extent: 0}, frozenset())
+
+
+def test_the_answer_is_counted_and_nothing_else_happens(tmp_path: Path) -> None:
+    node = Node([TierSpec(NVME, 1000)], Settings())
+    anything: Any = None
+    datasets = Datasets(str(tmp_path), anything, anything, anything, anything)
+    datasets.claimed, datasets.used = partial(is_claimed, node), partial(in_use, node)
+    answers: list[Callable[[jobs.Answer], None]] = []
+    tier: Any = SimpleNamespace(
+        reserve=lambda *_: os.open("/dev/null", os.O_RDONLY), abort=lambda _: None, recover=dict
+    )
+    fillers: Any = SimpleNamespace(submit=lambda job, fds, then: answers.append(then))
+    checks: Any = SimpleNamespace(suspect=lambda *_: None)
+    lanes: Any = {NVME: AtOnce()}
+
+    def handle(event: events.Event) -> None:
+        for command in node.handle(event, 0.0):
+            if isinstance(command, events.StartFill):
+                fills.start(command)
+
+    fills = Fills({NVME: tier}, lanes, datasets, fillers, checks, handle)
+    known = datasets.admit(dataset(1))
+    handle(events.DatasetDeclared(7, known.id, known.extents))
+    handle(events.Demanded(ReaderId(7), 1, known.extent_ids[0]))
+    handle(events.TierLost(NVME))
+    fills.tier_lost(NVME, "it hangs")
+    handle(events.ReaderGone(ReaderId(7)))
+    handle(events.JobEnded(7))
+    for number in range(UNUSED + 1):
+        datasets.admit(dataset(2 + number))
+    assert datasets.known(known.id) is None
+    (late,) = answers
+    late(jobs.Done(1, 0, "", source_bytes=10))
+    assert fills.source_bytes(known.id) == 10
+    assert node.where(known.extent_ids[0]) is None
+    datasets.close()
