@@ -62,8 +62,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     `worker_type`: "process", or "thread" for workers that are threads of this process (no hand-over;
     `get_worker_info()` is None in them). `device`: a CUDA device that batches are moved to ahead of their use.
 
-    Raises InvalidInput for arguments that make no sense; while iterating, what reading raises, as PeerRankFailed
-    on every rank of a job of several.
+    Raises InvalidInput; while iterating, what reading raises, as PeerRankFailed on every rank of a job of several.
     """
 
     def __init__(
@@ -141,10 +140,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._topology: Topology | None = None
         self._feed: Feed | None = None
         self._engine: Fetches | None = None
-        workers = num_workers > 0
-        self._account = Account(workers or pin_memory or self._device is not None, workers)
-        self._job, self._iterations = "", 0
-        self._iteration: object = None
+        self._account = Account(num_workers > 0 or pin_memory or self._device is not None, num_workers > 0)
+        self._job, self._iterations, self._iteration = "", 0, object()
 
     # ---- torch's surface
 
@@ -163,9 +160,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return self._run(feed, mine)
 
     def __len__(self) -> int:
-        if self._ours is None:
-            return super().__len__()
-        return self._prepared().turns(self._progress.epoch) * (self.epochs or 1)
+        own = self._ours is not None
+        return self._prepared().turns(self._progress.epoch) * (self.epochs or 1) if own else super().__len__()
 
     @property
     def _index_sampler(self) -> Any:
@@ -178,8 +174,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     @property
     def epoch(self) -> int:
         """The epoch that the latest `iter()` is in, and the next one after its end."""
-        progress = self._progress
-        return progress.place_in(self._prepared().turns)[0] if progress.resume else progress.epoch
+        now = self._progress
+        return now.place_in(self._prepared().turns)[0] if now.resume else now.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Begin this epoch at the next `iter()`. Of the epoch that a loaded state or a skip stands in it changes nothing:
