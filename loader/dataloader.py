@@ -276,7 +276,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def _core(self) -> Core:
         if self._ours is None:
-            raise StateMismatch("this loader runs as torch's own (a sampler, or another dataset)")
+            raise StateMismatch(STATELESS)
         return self._ours
 
     def _where(self) -> Topology:

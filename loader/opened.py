@@ -35,7 +35,6 @@ class Opened:
         self._access: Access | None = None
         self._connecting = threading.Lock()
         self._leader: Callable[[], object | None] = _nobody
-        self._ends: WeakKeyDictionary[object, int] = WeakKeyDictionary()
         self._beside: WeakKeyDictionary[object, tuple[Announcer, weakref.finalize[..., object]]] = (
             WeakKeyDictionary()
         )
@@ -83,7 +82,6 @@ class Opened:
         else:
             self._leader = weakref.ref(order)
             access.submit(plan)
-        self._ends[order] = int(plan.last_step.max(initial=-1))
 
     def passed(self, step: int, order: object) -> None:
         """Everything before `step` of this order's plan has been consumed."""
@@ -91,8 +89,6 @@ class Opened:
             self._beside[order][0].passed(step)
         elif self._access is not None and self._leader() in (None, order):
             self._access.grants.passed(step)
-        if step > self._ends.get(order, step):
-            self.given_up(order)
 
     def given_up(self, order: object) -> None:
         """This order is over, or goes no further: the next one's plan takes the place of its own."""

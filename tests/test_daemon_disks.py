@@ -28,12 +28,17 @@ RECORDS = Options(format="records", record_bytes=4096)
 LOST_S = 30.0
 
 
+def sample(root: Path) -> bytes:
+    """What `node` serves, written below a folder."""
+    body = random.Random(7).randbytes(EXTENTS * EXTENT)
+    (root / "data").mkdir()
+    (root / "data/0.bin").write_bytes(body)
+    return body
+
+
 @pytest.fixture
 def data(tmp_path: Path) -> bytes:
-    body = random.Random(7).randbytes(EXTENTS * EXTENT)
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/0.bin").write_bytes(body)
-    return body
+    return sample(tmp_path)
 
 
 class Node:
@@ -66,6 +71,10 @@ class Node:
                 grants.release([index])
         grants.close()
         return granted
+
+
+def lost(found: Node) -> bool:
+    return bool(found.tier().lost)  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import subprocess
 import threading
@@ -24,7 +23,7 @@ from cachesvc.leases import DaemonGrants
 from cachesvc.tiers.nvme import open_nvme
 from cachesvc.tiers.probe import Room
 from tests.test_daemon import wait_until
-from tests.test_daemon_disks import EXTENT, EXTENTS, LOST_S, Node, flip, mounted, node, stored
+from tests.test_daemon_disks import EXTENT, EXTENTS, LOST_S, flip, lost, mounted, node, sample, stored
 from tests.test_tiers_nvme import NAME, extent, files, put
 
 BACK_S = 40.0
@@ -42,17 +41,6 @@ def locked(directory: Path) -> bool:
     except InvalidInput:
         return True
     return False
-
-
-def sample(root: Path) -> bytes:
-    data = random.Random(7).randbytes(EXTENTS * EXTENT)
-    (root / "data").mkdir()
-    (root / "data/0.bin").write_bytes(data)
-    return data
-
-
-def lost(found: Node) -> bool:
-    return bool(found.tier().lost)  # type: ignore[attr-defined]
 
 
 @pytest.fixture

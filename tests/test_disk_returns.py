@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ import pytest
 from bench.soak import held
 from tests.faulty_disk import FaultyDisk
 from tests.test_daemon import wait_until
-from tests.test_daemon_disks import EXTENT, EXTENTS, LOST_S, Node, node
+from tests.test_daemon_disks import EXTENTS, LOST_S, lost, node, sample
 
 BACK_S = 60.0
 LOADED_S = 45.0
@@ -29,17 +28,6 @@ while True:
         os.pwrite(file, block, at << 20)
     os.fsync(file)
 """
-
-
-def sample(root: Path) -> bytes:
-    data = random.Random(7).randbytes(EXTENTS * EXTENT)
-    (root / "data").mkdir()
-    (root / "data/0.bin").write_bytes(data)
-    return data
-
-
-def lost(found: Node) -> bool:
-    return bool(found.tier().lost)  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ class Finding:
 
 
 def settings(given: config.Settings) -> Finding:
-    """Whether a daemon would start with them at all."""
+    """Whether a daemon would start with them, and reach the mounts that it is to serve."""
     try:
         config.validate(given)
         Lookups().allowlist(given.allow, exact=True)

@@ -130,14 +130,12 @@ class Datasets:
             if known is not None:
                 return known
             self._loading.pop(dataset.id, None)
-        if not all(
-            map(self._home.__contains__, dataset.extent_ids)
-        ):  # it, or one that shares some, was forgotten
+        # It, or one that shares some of its extents, may have been forgotten since it was read.
+        if not all(map(self._home.__contains__, dataset.extent_ids)):
             self._settle(dataset)
         unclaimed = [each for each in self._loaded.values() if each is not dataset and not self.claimed(each)]
-        for each in unclaimed[
-            : max(0, len(unclaimed) - UNUSED)
-        ]:  # the oldest: to look at all would take long
+        oldest = unclaimed[: max(0, len(unclaimed) - UNUSED)]  # to look at all would take long
+        for each in oldest:
             if not self.used(each):
                 self._forget(each)
         return dataset

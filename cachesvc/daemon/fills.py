@@ -20,6 +20,7 @@ from cachesvc.daemon.lanes import Lane
 from cachesvc.tiers.tier import Checksums, Tier
 
 log = logging.getLogger(__name__)
+_UnderWay = dict[tuple[ExtentId, TierName], events.StartFill]
 
 
 class Fills:
@@ -42,8 +43,8 @@ class Fills:
         self._checks = checks
         self._handle = handle
         self._source_bytes: dict[DatasetId, int] = {}
-        self._filling: dict[tuple[ExtentId, TierName], events.StartFill] = {}
-        self._committing: dict[tuple[ExtentId, TierName], events.StartFill] = {}
+        self._filling: _UnderWay = {}
+        self._committing: _UnderWay = {}
         self._paused: list[events.StartFill] | None = None
 
     def pause(self) -> None:
@@ -98,17 +99,9 @@ class Fills:
 
     def _not_reserved(self, command: events.StartFill, error: CacheError) -> None:
         self._checks.suspect(command.tier, error)
-        if self._ended(command):
+        if _ended(self._filling, command):
             log.error("a tier takes no more for a while", extra={"tier": command.tier, "error": str(error)})
             self._handle(events.FillFailed(command.extent, command.tier, error.code, str(error), False))
-
-    def _ended(self, command: events.StartFill) -> bool:
-        """Forget a fill; False where that happened already, because its tier was lost."""
-        key = (command.extent, command.tier)
-        if self._filling.get(key) is not command:
-            return False
-        del self._filling[key]
-        return True
 
     def _send_fill(self, command: events.StartFill, dataset: Dataset, index: int, target: int) -> None:
         if self._filling.get((command.extent, command.tier)) is not command:
@@ -167,25 +160,17 @@ class Fills:
         )
 
     def _ready(self, command: events.StartFill) -> None:
-        if self._ended(command):
+        if _ended(self._filling, command):
             self._handle(events.Filled(command.extent, command.tier))
 
     def _committed(self, command: events.StartFill) -> None:
-        if self._commit_ended(command):
+        if _ended(self._committing, command):
             self._handle(events.Committed(command.extent, command.tier))
 
     def _not_committed(self, command: events.StartFill, error: CacheError) -> None:
         self._checks.suspect(command.tier, error)
-        if self._commit_ended(command):
+        if _ended(self._committing, command):
             self._handle(events.CommitFailed(command.extent, command.tier, str(error)))
-
-    def _commit_ended(self, command: events.StartFill) -> bool:
-        """Forget a commit; False where that happened already, because its tier was lost."""
-        key = (command.extent, command.tier)
-        if self._committing.get(key) is not command:
-            return False
-        del self._committing[key]
-        return True
 
     def _fill_ended_badly(self, command: events.StartFill, answer: jobs.Done) -> None:
         origin = command.from_tier
@@ -200,7 +185,7 @@ class Fills:
 
     def _abort(self, command: events.StartFill, answer: jobs.Done) -> None:
         def failed(_: object) -> None:
-            if self._ended(command):
+            if _ended(self._filling, command):
                 self._handle(
                     events.FillFailed(command.extent, command.tier, answer.code, answer.message, answer.retry)
                 )
@@ -210,3 +195,12 @@ class Fills:
             self._lanes[command.tier].submit(
                 partial(self._tiers[command.tier].abort, command.extent), failed, failed
             )
+
+
+def _ended(under_way: _UnderWay, command: events.StartFill) -> bool:
+    """Forget a fill or a commit; False where that happened already, because its tier was lost."""
+    key = (command.extent, command.tier)
+    if under_way.get(key) is not command:
+        return False
+    del under_way[key]
+    return True
