@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import array
 import os
+import select
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import IO
 
 import numpy as np
 
@@ -26,8 +27,8 @@ from cachesvc.core.model import DatasetId
 from cachesvc.grants import Granted
 from cachesvc.leases import DaemonGrants
 
-ROUNDS = 4
-"""Fills of the cold dataset: a 99th percentile of 1,000 samples is ten of them."""
+SAMPLES = 4_000
+"""At least so many: the 99th percentile of 1,000 is ten of them, and one moment of the machine's decides it."""
 PAUSE_S = 0.0002
 
 _ECHO = """
@@ -36,6 +37,19 @@ channel = socket.socket(fileno=int(sys.argv[1]))
 file = array.array("i", [os.open("/dev/null", os.O_RDONLY)])
 while channel.recv(64):
     channel.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, file)])
+"""
+
+_FILL = """
+import sys
+from cachesvc.client import Control
+with Control(sys.argv[1]) as control:
+    for dataset in sys.stdin:
+        replies = iter(control.prefetch(dataset.strip()))
+        next(reply for reply in replies if reply.resident_extents)
+        print("filling", flush=True)
+        for _ in replies:
+            pass
+        print("filled", flush=True)
 """
 
 
@@ -66,35 +80,32 @@ class Latency:
 def measure(socket_dir: str, resident_uri: str, cold_uri: str, options: Options) -> Latency:
     """Grants of one resident extent while the cold dataset is filled, some times over."""
     found = Latency()
-    with Control(socket_dir) as control, _echo() as echo:
+    with Control(socket_dir) as control, _echo() as echo, _filler(socket_dir) as filler:
         warm = control.open_dataset([resident_uri], options)
         for _ in control.prefetch(warm.id):
             pass
         cold = control.open_dataset([cold_uri], options)
         grants = DaemonGrants(socket_dir, warm.id)
-        for _ in range(ROUNDS):
-            _while_filling(control, cold.id, grants, echo, found)
+        while len(found.grants) < SAMPLES:
+            _while_filling(filler, cold.id, grants, echo, found)
             control.evict(cold.id)
         grants.close()
     return found
 
 
 def _while_filling(
-    control: Control, cold: DatasetId, grants: DaemonGrants, echo: socket.socket, found: Latency
+    filler: subprocess.Popen[str],
+    cold: DatasetId,
+    grants: DaemonGrants,
+    echo: socket.socket,
+    found: Latency,
 ) -> None:
-    filling, ended = threading.Event(), threading.Event()
-
-    def fill() -> None:
-        for reply in control.prefetch(cold):
-            if reply.resident_extents:
-                filling.set()
-        ended.set()
-
+    assert filler.stdin is not None
+    assert filler.stdout is not None
     settle()
-    thread = threading.Thread(target=fill)
-    thread.start()
-    filling.wait(60)
-    while not ended.is_set():
+    print(cold, file=filler.stdin, flush=True)
+    _expect(filler.stdout, "filling")
+    while not select.select([filler.stdout], [], [], 0)[0]:
         started = time.perf_counter()
         (answer,) = grants.acquire([0], 5.0)
         found.grants.append(time.perf_counter() - started)
@@ -104,7 +115,20 @@ def _while_filling(
         time.sleep(PAUSE_S)  # a reader asks now and then; this is no contest for the core
         found.echoes.append(_ask(echo))
         time.sleep(PAUSE_S)
-    thread.join()
+    _expect(filler.stdout, "filled")
+
+
+def _expect(lines: IO[str], wanted: str) -> None:
+    if (said := lines.readline().strip()) != wanted:
+        raise RuntimeError(f"the process that prefetches said {said!r}, not {wanted!r}")
+
+
+@contextmanager
+def _filler(socket_dir: str) -> Iterator[subprocess.Popen[str]]:
+    """A process of its own, as any job that fills is: in ours it would take turns with the reader at one interpreter."""
+    command = [sys.executable, "-c", _FILL, socket_dir]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
 
 
 @contextmanager

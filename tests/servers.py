@@ -167,9 +167,14 @@ class SeaweedFS:
             time.sleep(0.1)  # a poll of another process's start, bounded by the deadline
         return False
 
+    @property
+    def pid(self) -> int:
+        """Of the server's process."""
+        return self._process.pid
+
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+            os.killpg(self.pid, number)
 
     def _stop(self) -> None:
         self._signal(signal.SIGTERM)
