@@ -88,6 +88,10 @@ class Settings:
     state_dir: str
     listen: str = ""
     tls: Tls | None = None
+    share: str = ""
+    """HOST:PORT at which peers are given what this node holds."""
+    peer: tuple[str, ...] = ()
+    """Where other nodes share: they are asked before the source."""
     metrics: str = ""
     """HOST:PORT; numbers and ids of versions only, so it may be open to a scraper on another machine."""
     extent_bytes: int = EXTENT_BYTES
@@ -264,10 +268,19 @@ def validate(settings: Settings) -> None:
         raise InvalidInput(
             "a socket for other users needs --allow: they would read with this daemon's rights"
         )
-    host = settings.listen.rpartition(":")[0]
-    if settings.listen and settings.tls is None and host not in ("127.0.0.1", "localhost", "[::1]"):
+    for option, address in (("--listen", settings.listen), ("--share", settings.share)):
+        if address and settings.tls is None and not _loopback(address):
+            raise InvalidInput(
+                f"{option} {address} is open to others; give --tls-cert, --tls-key and --tls-ca, or 127.0.0.1"
+            )
+    remote = next((each for each in settings.peer if not _loopback(each)), None)
+    if remote is not None and settings.tls is None:
         raise InvalidInput(
-            f"--listen {settings.listen} is open to others; give --tls-cert, --tls-key and --tls-ca, or 127.0.0.1"
+            f"--peer {remote} is another machine, whose bytes would be trusted; give --tls-cert, --tls-key and --tls-ca"
         )
     if settings.log_format not in ("text", "json"):
         raise InvalidInput(f"log format {settings.log_format!r} is neither text nor json")
+
+
+def _loopback(address: str) -> bool:
+    return address.rpartition(":")[0] in ("127.0.0.1", "localhost", "[::1]")

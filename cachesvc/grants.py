@@ -16,7 +16,8 @@ class Granted:
 
     The receiver owns `fd` and closes it. `origin` says where the bytes come from: "ram" and "direct" are
     memory (mappable), "nvme" and "local" are files (read with preadv). `brief`: its room serves what streams
-    by, so others wait for it once the reader is done with it; `once`: already after this read.
+    by, so others wait for it once the reader is done with it; `once`: already after this read. `from_peer`: who waited
+    for it waited for another node, not for the source.
     """
 
     extent: int
@@ -26,6 +27,7 @@ class Granted:
     origin: str
     brief: bool = False
     once: bool = False
+    from_peer: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,12 +200,12 @@ class DaemonGrants:
                 if fd is None:
                     answers.append(Refused(extent))
                     continue
-                tier, _, stay = answer.text.partition(" ")
+                tier, stay, *way = answer.text.split(" ")
                 origin = tier.rstrip("0123456789")
                 self._leases[extent] = self._leases.get(extent, 0) + 1
                 self._origins[extent] = origin
                 brief, once = stay != "kept", stay == "once"
-                answers.append(Granted(extent, fd, 0, answer.size, origin, brief, once))
+                answers.append(Granted(extent, fd, 0, answer.size, origin, brief, once, "peer" in way))
             return answers
 
     def _try_tell(self, messages: Sequence[Message]) -> None:

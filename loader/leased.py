@@ -266,7 +266,7 @@ class Leases:
             for answer in answers:
                 if isinstance(answer, Granted):
                     self._take(answer)
-        self.stages.acquired(began, next((a.origin for a in answers if isinstance(a, Granted)), ""))
+        self.stages.acquired(began, next((each for each in answers if isinstance(each, Granted)), None))
         return [answer.extent for answer in answers if not isinstance(answer, Granted)]
 
     def _take(self, granted: Granted) -> None:

@@ -6,6 +6,7 @@ import threading
 import time
 
 from cachesvc.core.stalls import CAUSES
+from cachesvc.grants import Granted
 
 READING = CAUSES[:3]
 """What is counted where it waits: source, peer, disk. The rest is told apart by when a batch was whole."""
@@ -23,7 +24,12 @@ class Stages(threading.local):
         """Reads from files that began at `began` (perf_counter) are done."""
         self.seconds[DISK] += time.perf_counter() - began
 
-    def acquired(self, began: float, origin: str) -> None:
-        """An extent that was asked for at `began` is there. A local file was opened; any other extent was filled
-        from the source, where it took any time at all."""
-        self.seconds[DISK if origin == "local" else SOURCE] += time.perf_counter() - began
+    def acquired(self, began: float, granted: Granted | None) -> None:
+        """An extent that was asked for at `began` is there, or is read elsewhere. A local file was opened; any other
+        extent was filled from a peer or the source, where it took any time at all."""
+        cause = SOURCE
+        if granted is not None and granted.origin == "local":
+            cause = DISK
+        elif granted is not None and granted.from_peer:
+            cause = PEER
+        self.seconds[cause] += time.perf_counter() - began

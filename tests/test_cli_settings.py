@@ -54,8 +54,10 @@ def test_serve_takes_every_option_from_a_variable_too(monkeypatch: pytest.Monkey
     monkeypatch.setenv("CACHESVC_NVME", "/a=1G /b=50%")
     monkeypatch.setenv("CACHESVC_ALLOW", "s3://x/ s3://y/")
     monkeypatch.setenv("CACHESVC_SOCKET", "/run/y")
+    monkeypatch.setenv("CACHESVC_PEER", "localhost:1 127.0.0.1:2")
     found = parsed([])
     assert found.ram_bytes == 1 << 30
+    assert found.peer == ("localhost:1", "127.0.0.1:2")
     assert found.nvme == (NvmeSpec("/a", 1 << 30), NvmeSpec("/b", share=0.5))
     assert found.allow == ("s3://x/", "s3://y/")
     assert found.socket_dir == "/run/y"
@@ -80,6 +82,9 @@ def test_serve_takes_every_option_from_a_variable_too(monkeypatch: pytest.Monkey
         "--socket-mode 666",
         "--extent-bytes 5000",
         "--listen 0.0.0.0:9000",
+        "--share 0.0.0.0:9000",
+        "--peer 10.1.1.1:9000",
+        "--peer node2",
         "--tls-cert x.pem",
         "--nonsense",
     ],

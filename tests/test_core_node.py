@@ -538,3 +538,13 @@ def test_a_prefetch_gives_up_what_a_full_tier_refused_to_a_reader() -> None:
     answers = node.handle(FillFailed(A, RAM, 8, "the disk is full"), 2.0)
     assert answers == [Refuse(ReaderId(1), 1, A)]
     assert node.progress(1).stuck_extents == 1, "else the prefetch would never end"
+
+
+def test_what_a_peer_gave_costs_the_source_nothing_and_its_grants_say_so() -> None:
+    node = node_of(ram=4)
+    tell(node, DatasetDeclared(1, DATASET, ((A, SIZE), (B, SIZE))), Demanded(ONE, 1, A), Demanded(ONE, 2, B))
+    assert tell(node, Filled(A, RAM, from_peer=True)) == [Grant(ONE, 1, A, RAM, from_peer=True)]
+    assert tell(node, Filled(B, RAM)) == [Grant(ONE, 2, B, RAM)]
+    assert node.counters(DATASET).source_bytes == SIZE
+    tell(node, Released(ONE, A), Corrupt(A, RAM), Evicted(A, RAM), Demanded(ONE, 3, A))
+    assert Grant(ONE, 3, A, RAM) in tell(node, Filled(A, RAM))

@@ -110,7 +110,7 @@ def test_no_secret_is_said_anywhere(
                 for pair in Path(f"/proc/{child}/environ").read_text().split("\0")
                 if "=" in pair
             )
-            assert not any(secret in own["CACHESVC_FILLER"] for secret in secrets)
+            assert not any(secret in own["CACHESVC_GIVEN"] for secret in secrets)
         said.append(daemon.log)
     state = b"".join(path.read_bytes() for path in (tmp_path / "node" / "state").rglob("*") if path.is_file())
     assert len(said) > 10

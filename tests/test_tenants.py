@@ -242,8 +242,6 @@ def test_without_a_token_of_its_own_a_call_is_nobody_s(daemon: Daemon, data: Pat
         stub.Evict(pb.EvictRequest(dataset=public))
         (listed,) = stub.List(pb.ListRequest()).datasets
         assert listed.dataset.id == public
-        with pytest.raises(grpc.RpcError):
-            list(stub.Read(pb.ReadRequest(extent=bytes(16))))
 
 
 def test_tokens_are_random_differ_and_end_with_their_connection(daemon: Daemon, data: Path) -> None:

@@ -135,4 +135,5 @@ def _result(name: str, dataset: DatasetId, reply: pb.PrefetchReply, took_s: floa
         f"{name} ({dataset}): {reply.resident_extents:,} of {reply.extents:,} extents resident,"
         f" {output.size(reply.resident_bytes)} of {output.size(reply.size_bytes)},"
         f" in {output.duration(took_s)}"
+        + (f", {output.size(reply.peer_bytes)} had from peers" if reply.peer_bytes else "")
     )

@@ -37,6 +37,20 @@ from cachesvc.core.errors import InvalidInput
     "--tls-ca", metavar="FILE", envvar="CACHESVC_TLS_CA", help="PEM certificates that sign clients'."
 )
 @click.option(
+    "--share",
+    type=options.ADDRESS,
+    envvar="CACHESVC_SHARE",
+    help="Give other nodes what this one holds, at this address.",
+)
+@click.option(
+    "--peer",
+    type=options.ADDRESS,
+    multiple=True,
+    envvar="CACHESVC_PEER",
+    help="The --share address of another node, which is asked for an extent before the source; repeatable. All nodes"
+    " may be given the same list.",
+)
+@click.option(
     "--metrics",
     type=options.ADDRESS,
     envvar="CACHESVC_METRICS",

@@ -43,6 +43,7 @@ def status(socket: str | None, json: bool) -> int:
             "ahead>",
             "bound>",
             "source>",
+            "peers>",
         ]
         output.table([*heads, "", "uri"], [_dataset(d) for d in reply.datasets])
     if epochs := [_epoch(d, epoch) for d in reply.datasets for epoch in d.epochs[-EPOCHS:]]:
@@ -75,6 +76,7 @@ def _dataset(row: pb.DatasetStatus) -> list[str]:
         output.share(row.ahead, demands),
         output.share(row.bound, 1.0),
         output.size(row.source_bytes),
+        output.size(row.peer_bytes),
         "pinned" if row.pinned else "",
         row.dataset.uri,
     ]

@@ -139,7 +139,7 @@ class Copies:
         self.out.append(StartFill(entry.id, tier.name, source.tier.name if source else None))
         return copy
 
-    def filled(self, copy: Copy, now: float) -> None:
+    def filled(self, copy: Copy, now: float, from_peer: bool = False) -> None:
         """The bytes are complete; in an NVMe tier their commit is now under way."""
         entry = copy.entry
         self.filling.remove(copy)
@@ -148,6 +148,8 @@ class Copies:
         if not copy.committed:
             copy.tier.committing.add(copy)
         if copy.source is None:
+            entry.from_peer = from_peer
+        if copy.source is None and not from_peer:
             self.tally(entry).source_bytes += entry.size_bytes
             entry.sourced_at = now
         self._end_source(copy)

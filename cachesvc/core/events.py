@@ -134,10 +134,11 @@ class Leased:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """A fill is complete and its bytes are verified."""
+    """A fill is complete and its bytes are verified. `from_peer`: another node had them, the source gave none."""
 
     extent: ExtentId
     tier: TierName
+    from_peer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,12 +278,14 @@ class StartFill:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Hand the reader a read-only descriptor; the lease has begun."""
+    """Hand the reader a read-only descriptor; the lease has begun. `from_peer`: the fill that brought the bytes to this
+    node had them from another one."""
 
     reader: ReaderId
     request: int
     extent: ExtentId
     tier: TierName
+    from_peer: bool = False
 
 
 @dataclass(frozen=True, slots=True)

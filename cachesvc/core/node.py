@@ -217,7 +217,7 @@ class Node:
 
     def _filled(self, event: ev.Filled) -> None:
         copy = self._copy(event.extent, event.tier, Phase.FILLING)
-        self.copies.filled(copy, self._now)
+        self.copies.filled(copy, self._now, event.from_peer)
         self.readers.answer(copy.entry)
         self.copies.settle(copy)
         self.scrub.admit((event.extent,), event.tier)

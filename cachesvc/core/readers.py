@@ -156,7 +156,8 @@ class Readers:
             reader = self.readers[reader_id] = Reader()
         self._copies.lease(copy)
         reader.leases.setdefault(copy.entry.id, []).append(copy)
-        self._copies.out.append(ev.Grant(reader_id, request, copy.entry.id, copy.tier.name))
+        entry = copy.entry
+        self._copies.out.append(ev.Grant(reader_id, request, entry.id, copy.tier.name, entry.from_peer))
 
     def fail(self, entry: Entry, code: int, message: str) -> None:
         """Tell every waiter of an extent that its fill failed."""

@@ -186,6 +186,8 @@ class Entry:
     """The tier whose fill failed last."""
     sourced_at: float = -1.0
     """When it was last fetched from the source, or a reader was sent there; -1 never."""
+    from_peer: bool = False
+    """The fill that brought it to this node had it from another one."""
 
     def best(self) -> Copy | None:
         """The copy to grant: the last one made (a promotion into RAM) when there are two."""

@@ -5,7 +5,7 @@ Both ends import this file. A message that does not parse is a protocol error an
     reader -> daemon                           daemon -> reader
     HELLO   magic, dataset (16 bytes), job     WELCOME  the connection's token, extents in the dataset
     CATALOG                                    CATALOG  + descriptor (sealed memfd)
-    GET     request, extent index              GRANT    request, extent, size, "TIER kept|brief" + descriptor (read-only)
+    GET     request, extent index              GRANT    request, extent, size, "TIER kept|brief|once [peer]" + descriptor
                                                REFUSED  request, extent: read it elsewhere
                                                FAILED   request, code, message
     RELEASE extent index

@@ -23,12 +23,13 @@ from pathlib import Path
 
 from cachesvc.catalog.build import Options, build, survey
 from cachesvc.catalog.catalog import Catalog
-from cachesvc.config import Settings
+from cachesvc.config import Settings, Tls
 from cachesvc.core.errors import CacheError, CorruptData, SourceUnavailable
 from cachesvc.daemon import jobs
 from cachesvc.daemon.background import run_in_background
 from cachesvc.daemon.cached_bytes import CachedBytes
 from cachesvc.daemon.logs import configure_logging
+from cachesvc.daemon.peers import Peers
 from cachesvc.sources import s3 as _s3  # noqa: F401  before the first job, which would else wait for boto3
 from cachesvc.sources.fetch import Fetcher
 from cachesvc.sources.open import Sources, SourceSettings
@@ -54,7 +55,7 @@ class Filler:
         self._channel = channel
         self._settings = settings
         self._calls = Calls()
-        self._unanswered: dict[int, jobs.Job | jobs.Answer] = {}
+        self._unanswered: dict[int, jobs.Message] = {}
         self._unanswered_lock = threading.Lock()
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
         self._sources = Sources(
@@ -65,6 +66,7 @@ class Filler:
             ),
             self._calls,
         )
+        self._peers = Peers(settings.peer, settings.tls)
         self._own = threading.local()
         self._jobs = ThreadPoolExecutor(MAX_JOBS, thread_name_prefix="job")
         self._catalogs: OrderedDict[str, Catalog] = OrderedDict()
@@ -88,7 +90,7 @@ class Filler:
             with suppress(CacheError):
                 self._sources(uri)
 
-    def _answer(self, job: jobs.Job | jobs.Answer, descriptors: list[int]) -> None:
+    def _answer(self, job: jobs.Message, descriptors: list[int]) -> None:
         work: dict[type, Callable[..., jobs.Done]] = {
             jobs.Fill: self._fill,
             jobs.Copy: self._copy,
@@ -136,6 +138,8 @@ class Filler:
             self._own.fetcher = Fetcher(self._sources, self._settings.filler_threads)
         if in_memory(target):
             in_huge_pages(target, extent.size_bytes)
+        if had := self._peers.fill(extent.id, extent.size_bytes, target):
+            return jobs.Done(job.number, digests=jobs.pack_digests(had), peer_bytes=extent.size_bytes)
         passing = Passing(extent.size_bytes)
         self._own.fetcher.fetch(extent, target, passing.add)
         digests = passing.checksums(target).digests
@@ -227,9 +231,10 @@ def _report(ended: Future[None]) -> None:
 def main() -> None:
     """The process's whole life."""
     run_in_background()
-    fields = json.loads(os.environ.pop("CACHESVC_FILLER"))
+    fields = json.loads(os.environ.pop("CACHESVC_GIVEN"))
     channel = socket.socket(fileno=int(sys.argv[1]))
-    fields |= {"nvme": (), "tls": None, "rules": (), "quota": (), "allow": tuple(fields["allow"])}
+    fields |= {name: tuple(fields[name]) for name in ("allow", "peer")}
+    fields |= {"nvme": (), "rules": (), "quota": (), "tls": fields["tls"] and Tls(**fields["tls"])}
     roots = tuple(fields.pop("roots"))
     settings = Settings(**fields)
     configure_logging(settings.log_format)

@@ -13,10 +13,8 @@ import errno
 import json
 import logging
 import os
-import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -25,11 +23,10 @@ from functools import partial
 from cachesvc.config import Settings
 from cachesvc.core.errors import CacheError, SourceUnavailable
 from cachesvc.daemon import jobs
+from cachesvc.daemon.spawn import spawn
 
 log = logging.getLogger(__name__)
 STOP_S = 2.0
-SEND_S = 1.0
-"""A filler that is stopped must not stop the loop: its buffer takes thousands of jobs before this counts."""
 DEATH_S = 0.05
 """A killed process dies in a millisecond; the loop waits no longer for one that does not."""
 MAX_HUNG = 8
@@ -140,30 +137,9 @@ class Fillers:
                 raise OSError(
                     errno.EAGAIN, f"{MAX_HUNG} processes hang in the kernel; look at the source's mount"
                 )
-            filler = self._spawn(builds)
+            filler = _Filler(*spawn("cachesvc.daemon.filler", self._given, os.environ), builds)
             self._living.append(filler)
             self._watch(filler.channel.fileno(), partial(self._read, filler))
-
-    def _spawn(self, builds: bool) -> _Filler:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            for end in (ours, theirs):
-                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * jobs.MAX_DATAGRAM_BYTES)
-            ours.settimeout(SEND_S)
-            # Ctrl-C is the daemon's to answer: what is blocked here stays so in the child, from its first instruction.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            try:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "cachesvc.daemon.filler", str(theirs.fileno())],
-                    pass_fds=(theirs.fileno(),),
-                    env={**os.environ, "CACHESVC_FILLER": self._given},
-                )
-            except OSError:
-                ours.close()
-                raise
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        return _Filler(process, ours, builds)
 
     def _read(self, filler: _Filler) -> None:
         try:
@@ -173,7 +149,11 @@ class Fillers:
         answer, descriptors = received or (None, [])
         for fd in descriptors:  # none is expected, and none may pile up
             os.close(fd)
-        if answer is None or not jobs.well_formed(answer) or answer.number not in filler.waiting:
+        if (
+            not isinstance(answer, (jobs.Done, jobs.Progress))
+            or not jobs.typed(answer)
+            or answer.number not in filler.waiting
+        ):
             self._gone(filler)
         elif isinstance(answer, jobs.Done):
             filler.waiting.pop(answer.number)(answer)

@@ -43,6 +43,7 @@ class Fills:
         self._checks = checks
         self._handle = handle
         self._source_bytes: dict[DatasetId, int] = {}
+        self._peer_bytes: dict[DatasetId, int] = {}
         self._filling: _UnderWay = {}
         self._committing: _UnderWay = {}
         self._paused: list[events.StartFill] | None = None
@@ -61,6 +62,10 @@ class Fills:
     def source_bytes(self, dataset: DatasetId) -> int:
         """Bytes fetched from the source, those by which it was indexed included."""
         return sum(self._source_bytes.get(each, 0) for each in (dataset, provisional_id(dataset)))
+
+    def peer_bytes(self, dataset: DatasetId) -> int:
+        """Bytes that other nodes gave."""
+        return self._peer_bytes.get(dataset, 0)
 
     @property
     def under_way(self) -> int:
@@ -135,6 +140,7 @@ class Fills:
         assert isinstance(answer, jobs.Done)
         if command.from_tier is None:
             self._source_bytes[dataset] = self._source_bytes.get(dataset, 0) + answer.source_bytes
+            self._peer_bytes[dataset] = self._peer_bytes.get(dataset, 0) + answer.peer_bytes
         if answer.code:
             self._fill_ended_badly(command, answer)
             return
@@ -146,22 +152,22 @@ class Fills:
             # RAM: sealing is what makes it safe to grant, and takes microseconds.
             self._lanes[command.tier].submit(
                 lambda: tier.commit(command.extent, checksums),
-                lambda _: self._ready(command),
+                lambda _: self._ready(command, answer),
                 lambda error: self._abort(command, jobs.Done(0, error.code, str(error))),
             )
             return
         # NVMe: readers wait for verified bytes, not for durability.
         self._committing[(command.extent, command.tier)] = command
-        self._ready(command)
+        self._ready(command, answer)
         self._lanes[command.tier].submit(
             lambda: tier.commit(command.extent, checksums),
             lambda _: self._committed(command),
             lambda error: self._not_committed(command, error),
         )
 
-    def _ready(self, command: events.StartFill) -> None:
+    def _ready(self, command: events.StartFill, answer: jobs.Done) -> None:
         if _ended(self._filling, command):
-            self._handle(events.Filled(command.extent, command.tier))
+            self._handle(events.Filled(command.extent, command.tier, from_peer=answer.peer_bytes > 0))
 
     def _committed(self, command: events.StartFill) -> None:
         if _ended(self._committing, command):

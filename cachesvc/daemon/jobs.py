@@ -81,13 +81,44 @@ class Done:
     retry: bool = False
     digests: str = ""
     source_bytes: int = 0
+    peer_bytes: int = 0
     dataset: str = ""
     lost: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Borrow:
+    """The sharer asks for a descriptor of a resident extent."""
+
+    kind: ClassVar[str] = "borrow"
+    number: int
+    extent: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """Its answer. Descriptors: the extent, unless `code` says why not."""
+
+    kind: ClassVar[str] = "lent"
+    number: int
+    size_bytes: int = 0
+    digests: str = ""
+    code: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The sharer has sent so much of an extent to a peer."""
+
+    kind: ClassVar[str] = "sent"
+    number: int
+    size_bytes: int
+
+
 Job: TypeAlias = Fill | Copy | Verify | Build
 Answer: TypeAlias = Progress | Done
-_KINDS = {kind.kind: kind for kind in (Fill, Copy, Verify, Build, Progress, Done)}
+Message: TypeAlias = Job | Answer | Borrow | Lent | Sent
+_KINDS = {kind.kind: kind for kind in (Fill, Copy, Verify, Build, Progress, Done, Borrow, Lent, Sent)}
 
 
 def pack_digests(digests: bytes) -> str:
@@ -100,7 +131,7 @@ def unpack_digests(text: str) -> bytes:
     return base64.b64decode(text)
 
 
-def send(channel: socket.socket, message: Job | Answer, descriptors: tuple[int, ...] = ()) -> None:
+def send(channel: socket.socket, message: Message, descriptors: tuple[int, ...] = ()) -> None:
     """One datagram with its descriptors; the sender keeps (and closes) its own copies. What is longer than a
     datagram (a build of thousands of URIs) travels in a memfd behind the descriptors."""
     data = json.dumps({"kind": message.kind, **asdict(message)}).encode()
@@ -113,7 +144,7 @@ def send(channel: socket.socket, message: Job | Answer, descriptors: tuple[int, 
         socket.send_fds(channel, [IN_MEMFD], [*descriptors, body.fileno()])
 
 
-def receive(channel: socket.socket) -> tuple[Job | Answer, list[int]] | None:
+def receive(channel: socket.socket) -> tuple[Message, list[int]] | None:
     """The next message and its descriptors (the receiver's own, close-on-exec), or None at the other
     side's end."""
     room = socket.CMSG_LEN(MAX_DESCRIPTORS * array.array("i").itemsize)
@@ -132,8 +163,7 @@ def receive(channel: socket.socket) -> tuple[Job | Answer, list[int]] | None:
     return _KINDS[found.pop("kind")](**found), list(descriptors)
 
 
-def well_formed(answer: Job | Answer) -> bool:
-    """Whether an answer holds what its types say: a builder parses bytes that anybody may have written."""
+def typed(message: Message) -> bool:
+    """Whether a message holds what its types say: who sent it handles bytes that anybody may have written."""
     wanted = {"int": int, "str": str, "bool": bool}
-    typed = all(type(getattr(answer, each.name)) is wanted[str(each.type)] for each in fields(answer))
-    return isinstance(answer, (Progress, Done)) and typed
+    return all(type(getattr(message, each.name)) is wanted.get(str(each.type)) for each in fields(message))

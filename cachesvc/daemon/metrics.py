@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from cachesvc.core.model import DatasetId
 from cachesvc.core.stalls import CAUSES, QUANTILES
 from cachesvc.daemon.runner import Runner
+from cachesvc.daemon.sharing import Sharing
 
 PRIVATE = "private"
 """The label of all datasets together that only some users may use (`daemon/tenants.py`): scrapers name no user."""
@@ -18,8 +19,9 @@ PRIVATE = "private"
 class Metrics:
     """A Prometheus collector over a runner."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, sharing: Sharing) -> None:
         self._runner = runner
+        self._sharing = sharing
 
     def register(self) -> None:
         """Serve these from the process's default registry."""
@@ -57,7 +59,10 @@ class Metrics:
             "cachesvc_readers", "Connections to the grants socket.", value=status.readers
         )
         fills = GaugeMetricFamily("cachesvc_fills", "Fills running.", value=status.fills)
-        tiers = [budget, used, lost, corrupt, scrubbed]
+        sent = CounterMetricFamily(
+            "cachesvc_peer_sent_bytes", "Read by other nodes.", value=self._sharing.sent_bytes
+        )
+        tiers = [budget, used, lost, corrupt, scrubbed, sent]
         return [*tiers, *self._datasets(resident_bytes), readers, fills, *self._stalls()]
 
     def _datasets(self, resident_bytes: dict[DatasetId, int]) -> list[Metric]:
@@ -74,6 +79,7 @@ class Metrics:
             "cachesvc_refused", "Demands that were told to read it elsewhere.", labels=["dataset"]
         )
         source = CounterMetricFamily("cachesvc_source_bytes", "Fetched from the source.", labels=["dataset"])
+        peer = CounterMetricFamily("cachesvc_peer_bytes", "Had from other nodes.", labels=["dataset"])
         bound = GaugeMetricFamily("cachesvc_hit_bound", "The best possible hit rate.", labels=["dataset"])
         of_bound = GaugeMetricFamily(
             "cachesvc_epoch_hits_of_bound", "Hit rate of the latest epoch over its bound.", labels=["dataset"]
@@ -86,13 +92,14 @@ class Metrics:
         _tell(misses, (((label,), each.misses) for label, each in counters))
         _tell(refused, (((label,), each.refused) for label, each in counters))
         _tell(source, (((label,), self._runner.fills.source_bytes(dataset)) for label, dataset in told))
+        _tell(peer, (((label,), self._runner.fills.peer_bytes(dataset)) for label, dataset in told))
         for label, each in counters:
             if label == PRIVATE:
                 continue  # a sum of rates means nothing
             bound.add_metric([label], each.bound)
             if each.epochs:
                 of_bound.add_metric([label], each.epochs[-1].of_bound)
-        return [resident, hits, ahead, misses, refused, source, bound, of_bound]
+        return [resident, hits, ahead, misses, refused, source, peer, bound, of_bound]
 
     def _stalls(self) -> list[Metric]:
         """What the ranks of this node report of their steps."""

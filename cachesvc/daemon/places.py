@@ -21,7 +21,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from cachesvc.core.errors import Busy, InvalidInput
-from cachesvc.daemon.service import abort
+from cachesvc.daemon.statuses import abort
 from cachesvc.daemon.tenants import Peer, token_of
 
 PLACES = 256

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from functools import partial
 
 from cachesvc.core import events
-from cachesvc.core.errors import CacheError, NotFound
+from cachesvc.core.errors import CacheError
 from cachesvc.core.events import Command, Event
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.node import Node
@@ -176,24 +176,6 @@ class Runner:
         """Bytes of those."""
         return sum(dataset.sizes[dataset.index_of[extent]] for extent, _ in self.resident(dataset))
 
-    def open(self, extent: ExtentId, done: Callable[[tuple[int, Checksums] | CacheError], None]) -> None:
-        """A descriptor (the receiver closes it) and the checksums of a resident extent of an open dataset: what
-        a wider allowlist once brought here is nobody's. NotFound, or what the disk says."""
-        absent = NotFound(f"extent {extent.hex()} is not resident here")
-        tier = self.node.where(extent) if self.datasets.has(extent) else None
-
-        def opened(fd: int, checksums: Checksums | None) -> None:
-            if checksums is None:
-                os.close(fd)
-                done(absent)
-            else:
-                done((fd, checksums))
-
-        if tier is None:
-            done(absent)
-        else:
-            self.checks.open(extent, tier, opened, done)
-
     def close(self) -> None:
         """Finish what the tiers' threads are doing, not what they were to do next, and close the tiers."""
         self.watch.close(0.0)
@@ -314,7 +296,7 @@ class Runner:
             return
         dataset, index = self.datasets.home(command.extent)
         size = dataset.sizes[index]
-        stay = self.node.stay(command.extent, command.tier).value
+        stay = self.node.stay(command.extent, command.tier).value + " peer" * command.from_peer
         granted = (command.reader, command.request, command.extent)
         if not self.grants.grant(*granted, command.tier, stay, size, fd):
             self._grant_elsewhere(command)

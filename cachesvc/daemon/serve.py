@@ -53,12 +53,15 @@ from cachesvc.daemon.logs import configure_logging
 from cachesvc.daemon.lookups import Lookups
 from cachesvc.daemon.loop import Loop
 from cachesvc.daemon.metrics import Metrics
+from cachesvc.daemon.peers import read_tls
 from cachesvc.daemon.pins import Pins
 from cachesvc.daemon.places import PLACES, Doorman
 from cachesvc.daemon.quotas import Quotas
 from cachesvc.daemon.runner import Runner
 from cachesvc.daemon.scrapes import Scrapes
 from cachesvc.daemon.service import Service
+from cachesvc.daemon.sharing import Sharing
+from cachesvc.daemon.sharing import check as check_sharing
 from cachesvc.daemon.takeover import Takeover
 from cachesvc.daemon.tenants import Peer, Tenants
 from cachesvc.memory import allowed_bytes
@@ -233,16 +236,22 @@ def _running(
     restore(adopted, runner)
     takeover = Takeover(settings, lock, tiers, runner, partial(_leave_all, fillers))
     service = Service(runner, pins, settings, tenants, lookups, time.monotonic())
+    sharing = Sharing(settings, runner)
+    if settings.share:
+        if before is None:
+            check_sharing(settings)
+        sharing.start()
     callers = most_callers(open_files)
     server = _control(settings, service, runner.grants.caller, callers)
     crowds = Crowds(_control_path(settings), callers)
     if settings.metrics:
-        Metrics(runner).register()
+        Metrics(runner, sharing).register()
         Scrapes(settings.metrics)
     try:
         yield runner
     finally:
         takeover.close()
+        sharing.close()
         crowds.close()
         server.stop(STOP_GRACE_S)
         runner.grants.close()
@@ -348,8 +357,5 @@ def _control(
 
 def mutual_tls(tls: Tls) -> grpc.ServerCredentials:
     """Server credentials that demand a client certificate. Raises InvalidInput for files it cannot read."""
-    try:
-        key, certificate, ca = (Path(name).read_bytes() for name in (tls.key, tls.certificate, tls.ca))
-    except OSError as error:
-        raise InvalidInput(f"{error.filename} cannot be read ({error.strerror})") from None
+    key, certificate, ca = read_tls(tls)
     return grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)

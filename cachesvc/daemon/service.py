@@ -9,16 +9,14 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from functools import partial
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 import grpc
 
 import cachesvc
 from cachesvc.catalog.build import Options
-from cachesvc.client import CODE_KEY
 from cachesvc.config import Settings
 from cachesvc.core import errors, events
-from cachesvc.core.errors import CacheError
 from cachesvc.core.model import DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.daemon import jobs
 from cachesvc.daemon.datasets import Dataset, unknown
@@ -28,8 +26,8 @@ from cachesvc.daemon.messages import described, options_of
 from cachesvc.daemon.pins import Pins
 from cachesvc.daemon.plans import entries_of, following_of
 from cachesvc.daemon.runner import Runner
+from cachesvc.daemon.statuses import statuses
 from cachesvc.daemon.tenants import Peer, Tenants, admits, token_of
-from cachesvc.tiers.tier import Checksums
 from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import cachesvc_pb2_grpc
 
@@ -37,28 +35,12 @@ PROGRESS_S = 0.2
 ANSWER_S = 0.2
 """How often a call that waits for a job looks whether caller and daemon are still there."""
 STOPPING = "the daemon is stopping; start it again: cachesvc serve"
-READ_BYTES = 1 << 20
-"""One message of `Read`."""
 _Answer = TypeVar("_Answer")
 MAX_FAILURES = 100
 """Named in one progress message; the rest is counted."""
 MAX_URIS = 100_000
 PLANS_AT_ONCE = 4
 """Being read: for that moment a plan of a million entries takes 300 MB, and no more cores would make it quicker."""
-STATUSES: dict[type[CacheError], grpc.StatusCode] = {
-    errors.InvalidInput: grpc.StatusCode.INVALID_ARGUMENT,
-    errors.NotAllowed: grpc.StatusCode.PERMISSION_DENIED,
-    errors.NotFound: grpc.StatusCode.NOT_FOUND,
-    errors.CorruptData: grpc.StatusCode.DATA_LOSS,
-    errors.SourceChanged: grpc.StatusCode.FAILED_PRECONDITION,
-    errors.SourceUnavailable: grpc.StatusCode.UNAVAILABLE,
-    errors.OutOfSpace: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors.TierFailed: grpc.StatusCode.UNAVAILABLE,
-    errors.Busy: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors.DaemonUnavailable: grpc.StatusCode.UNAVAILABLE,
-    errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
-    errors.StateMismatch: grpc.StatusCode.FAILED_PRECONDITION,
-}
 
 
 class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
@@ -85,7 +67,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
     def OpenDataset(
         self, request: pb.OpenDatasetRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.OpenDatasetReply]:
-        with _statuses(context):
+        with statuses(context):
             uris = self._canonical(request.uris, self._caller(context))
             options = options_of(request.options, self._settings)
             answers: queue.Queue[jobs.Answer] = queue.Queue()
@@ -101,7 +83,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
             yield pb.OpenDatasetReply(dataset=described(self._dataset(answer.dataset, context)))
 
     def SubmitPlan(self, request: pb.SubmitPlanRequest, context: grpc.ServicerContext) -> pb.SubmitPlanReply:
-        with _statuses(context):
+        with statuses(context):
             reader, known = self._loop.call(lambda: self._dataset_of(request))
             with self._plans:
                 entries, following = entries_of(request, known), following_of(request, known)
@@ -119,7 +101,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
     def Prefetch(
         self, request: pb.PrefetchRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.PrefetchReply]:
-        with _statuses(context):
+        with statuses(context):
             dataset = self._dataset(request.dataset, context)
             job, user = self._runner.next_id(), self._uid(context)
             declared: queue.Queue[None] = queue.Queue()
@@ -141,7 +123,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
                 self._loop.post(lambda: self._runner.handle(events.JobEnded(job)))
 
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:
-        with _statuses(context):
+        with statuses(context):
             reply = self._loop.call(self._status)
             caller = self._caller(context)
             reply.allow.extend(self._tenants.prefixes(caller))
@@ -149,17 +131,17 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
             return reply
 
     def List(self, request: pb.ListRequest, context: grpc.ServicerContext) -> pb.ListReply:
-        with _statuses(context):
+        with statuses(context):
             return pb.ListReply(datasets=self._datasets(self._caller(context)))
 
     def Pin(self, request: pb.PinRequest, context: grpc.ServicerContext) -> pb.PinReply:
-        with _statuses(context):
+        with statuses(context):
             dataset = self._dataset(request.dataset, context)
             self._pins.pin(dataset, request.pinned, self._uid(context))
             return pb.PinReply()
 
     def Evict(self, request: pb.EvictRequest, context: grpc.ServicerContext) -> pb.EvictReply:
-        with _statuses(context):
+        with statuses(context):
             dataset = self._dataset(request.dataset, context)
 
             def evict() -> pb.EvictReply:
@@ -171,7 +153,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
             return self._loop.call(evict)
 
     def Verify(self, request: pb.VerifyRequest, context: grpc.ServicerContext) -> Iterator[pb.VerifyReply]:
-        with _statuses(context):
+        with statuses(context):
             dataset = self._dataset(request.dataset, context)
             resident = self._runner.resident(dataset)  # reads only, and too long for the loop
             corrupt = 0
@@ -182,30 +164,6 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
                 checked_extents=len(resident), extents=len(resident), corrupt_extents=corrupt, done=True
             )
 
-    def Read(self, request: pb.ReadRequest, context: grpc.ServicerContext) -> Iterator[pb.ReadReply]:
-        with _statuses(context):
-            self._readable(ExtentId(request.extent), self._caller(context))
-            opened: queue.Queue[tuple[int, Checksums] | errors.CacheError] = queue.Queue()
-            self._loop.call(lambda: self._runner.open(ExtentId(request.extent), opened.put))
-            found = self._next(opened, context)
-            if isinstance(found, errors.CacheError):
-                raise found
-            fd, checksums = found
-            try:
-                size = checksums.size_bytes
-                end = min(size, request.offset + request.length) if request.length else size
-                offset = request.offset
-                first = pb.ReadReply(digests=checksums.digests, size_bytes=size)
-                while offset < end:
-                    first.data = os.pread(fd, min(READ_BYTES, end - offset), offset)
-                    if not first.data:
-                        raise errors.TierFailed(f"extent {request.extent.hex()} ends at byte {offset:,}")
-                    offset += len(first.data)
-                    yield first
-                    first = pb.ReadReply()
-            finally:
-                os.close(fd)
-
     def _caller(self, context: grpc.ServicerContext) -> Peer | None:
         """The user whose grants connection the call names; None when it names none that lives."""
         token = token_of(context.invocation_metadata())
@@ -215,14 +173,6 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
     def _uid(self, context: grpc.ServicerContext) -> int:
         caller = self._caller(context)
         return caller.uid if caller else -1
-
-    def _readable(self, extent: ExtentId, caller: Peer | None) -> None:
-        """Raises NotFound for an extent of a dataset that is not the caller's."""
-        home = self._loop.call(
-            lambda: self._runner.datasets.home(extent) if self._runner.datasets.has(extent) else None
-        )
-        if home is not None and not admits(home[0].rules, caller):
-            raise errors.NotFound(f"extent {extent.hex()} is not resident here")
 
     def _canonical(self, uris: Sequence[str], caller: Peer | None) -> list[str]:
         if not uris or len(uris) > MAX_URIS:
@@ -263,6 +213,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
             size_bytes=dataset.size_bytes,
             resident_bytes=progress.resident_bytes,
             source_bytes=self._runner.fills.source_bytes(dataset.id),
+            peer_bytes=self._runner.fills.peer_bytes(dataset.id),
             unfit_bytes=progress.stuck_bytes,
             failures=failures,
             done=progress.finished,
@@ -345,6 +296,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
             misses=counters.misses,
             refused=counters.refused,
             source_bytes=self._runner.fills.source_bytes(dataset.id),
+            peer_bytes=self._runner.fills.peer_bytes(dataset.id),
             bound=counters.bound,
             kept_bytes=counters.kept_bytes,
             epochs=[
@@ -359,26 +311,3 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
                 for each in counters.epochs
             ],
         )
-
-
-class _statuses:
-    """Typed errors -> gRPC statuses: the one place."""
-
-    def __init__(self, context: grpc.ServicerContext) -> None:
-        self._context = context
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, CacheError):
-            abort(self._context, error)
-
-
-def abort(context: grpc.ServicerContext, error: CacheError) -> NoReturn:
-    """End a call with an error's status, its code in the trailing metadata."""
-    context.set_trailing_metadata(((CODE_KEY, str(error.code)),))
-    status = next(
-        (STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES), grpc.StatusCode.UNKNOWN
-    )
-    context.abort(status, str(error))

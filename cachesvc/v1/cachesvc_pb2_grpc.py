@@ -74,11 +74,6 @@ class CacheStub:
                 request_serializer=cachesvc_dot_v1_dot_cachesvc__pb2.VerifyRequest.SerializeToString,
                 response_deserializer=cachesvc_dot_v1_dot_cachesvc__pb2.VerifyReply.FromString,
                 _registered_method=True)
-        self.Read = channel.unary_stream(
-                '/cachesvc.v1.Cache/Read',
-                request_serializer=cachesvc_dot_v1_dot_cachesvc__pb2.ReadRequest.SerializeToString,
-                response_deserializer=cachesvc_dot_v1_dot_cachesvc__pb2.ReadReply.FromString,
-                _registered_method=True)
 
 
 class CacheServicer:
@@ -143,13 +138,6 @@ class CacheServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Read(self, request, context):
-        """One resident extent's bytes, for a peer. NOT_FOUND when it is not resident here.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_CacheServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -192,11 +180,6 @@ def add_CacheServicer_to_server(servicer, server):
                     servicer.Verify,
                     request_deserializer=cachesvc_dot_v1_dot_cachesvc__pb2.VerifyRequest.FromString,
                     response_serializer=cachesvc_dot_v1_dot_cachesvc__pb2.VerifyReply.SerializeToString,
-            ),
-            'Read': grpc.unary_stream_rpc_method_handler(
-                    servicer.Read,
-                    request_deserializer=cachesvc_dot_v1_dot_cachesvc__pb2.ReadRequest.FromString,
-                    response_serializer=cachesvc_dot_v1_dot_cachesvc__pb2.ReadReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -425,6 +408,56 @@ class Cache:
             metadata,
             _registered_method=True)
 
+
+class PeersStub:
+    """What nodes give one another, at an address of its own (`--share`).
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Read = channel.unary_stream(
+                '/cachesvc.v1.Peers/Read',
+                request_serializer=cachesvc_dot_v1_dot_cachesvc__pb2.ReadRequest.SerializeToString,
+                response_deserializer=cachesvc_dot_v1_dot_cachesvc__pb2.ReadReply.FromString,
+                _registered_method=True)
+
+
+class PeersServicer:
+    """What nodes give one another, at an address of its own (`--share`).
+    """
+
+    def Read(self, request, context):
+        """One resident extent's bytes. NOT_FOUND when it is not resident here, RESOURCE_EXHAUSTED when enough peers read
+        already: it is to be had elsewhere.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_PeersServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Read': grpc.unary_stream_rpc_method_handler(
+                    servicer.Read,
+                    request_deserializer=cachesvc_dot_v1_dot_cachesvc__pb2.ReadRequest.FromString,
+                    response_serializer=cachesvc_dot_v1_dot_cachesvc__pb2.ReadReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'cachesvc.v1.Peers', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('cachesvc.v1.Peers', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Peers:
+    """What nodes give one another, at an address of its own (`--share`).
+    """
+
     @staticmethod
     def Read(request,
             target,
@@ -439,7 +472,7 @@ class Cache:
         return grpc.experimental.unary_stream(
             request,
             target,
-            '/cachesvc.v1.Cache/Read',
+            '/cachesvc.v1.Peers/Read',
             cachesvc_dot_v1_dot_cachesvc__pb2.ReadRequest.SerializeToString,
             cachesvc_dot_v1_dot_cachesvc__pb2.ReadReply.FromString,
             options,

@@ -1,0 +1,135 @@
+"""Other nodes that may hold what this one needs, as a filler asks them: before the source, by the API's `Read`.
+
+A peer has extents, not objects, and their ids are digests of object versions: what one node holds under an id is what
+another one would fetch. Its bytes are held against the checksums that it made when it filled them. One that does not
+answer, or answers nonsense, is left alone for a while; whoever asked goes on to the next, and then to the source.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xxhash import xxh3_64_intdigest
+
+from cachesvc.config import Tls
+from cachesvc.core.errors import CorruptData, InvalidInput
+from cachesvc.core.model import ExtentId
+from cachesvc.tiers.checksum import Passing
+from cachesvc.tiers.failures import translated
+
+if TYPE_CHECKING:
+    import grpc
+
+log = logging.getLogger(__name__)
+ASKED = 3
+"""Peers asked for one extent; which, follows from its id, so that all nodes ask the same ones."""
+FIRST_S = 2.0
+SLOWEST_BYTES_S = 32 << 20
+"""What a peer is given time for: `FIRST_S` and this rate. One that is slower helps nobody."""
+AGAIN_S = 30.0
+"""How long a peer that failed is left alone."""
+
+
+class Peers:
+    """Safe to share between threads, not across a fork. `addresses` are HOST:PORT; without `tls` in the clear."""
+
+    def __init__(self, addresses: Sequence[str], tls: Tls | None = None) -> None:
+        """Raises InvalidInput for certificates that cannot be read."""
+        self._again_at = dict.fromkeys(addresses, 0.0)
+        self._credentials = read_tls(tls) if addresses and tls else None
+        self._stubs: dict[str, Any] = {}
+
+    def fill(self, extent: ExtentId, size_bytes: int, target: int) -> bytes | None:
+        """Write the extent to `target` as one of the peers holds it. Its digests; None where none of those asked has
+        it, and then part of it may be written. Raises what writing raises: OutOfSpace, TierFailed."""
+        for address in self._of(extent) if size_bytes else ():
+            try:
+                digests = self._read(address, extent, size_bytes, target)
+            except CorruptData as error:
+                self._leave(address, str(error))
+                continue
+            if digests is not None:
+                return digests
+        return None
+
+    def _of(self, extent: ExtentId) -> list[str]:
+        """Whom to ask, the first first: by highest random weight (Thaler and Ravishankar, 1998), those that are left
+        alone omitted."""
+        now = time.monotonic()
+        able = [address for address, again_at in self._again_at.items() if again_at <= now]
+        return sorted(able, key=lambda each: xxh3_64_intdigest(each.encode() + extent), reverse=True)[:ASKED]
+
+    def _read(self, address: str, extent: ExtentId, size_bytes: int, target: int) -> bytes | None:
+        import grpc
+
+        from cachesvc.v1 import cachesvc_pb2 as pb
+
+        passing, digests, at = Passing(size_bytes), b"", 0
+        timeout_s = FIRST_S + size_bytes / SLOWEST_BYTES_S
+        replies = self._stub(address).Read(pb.ReadRequest(extent=extent), timeout=timeout_s)
+        try:
+            for reply in replies:
+                digests = digests or reply.digests
+                data = memoryview(reply.data)
+                if at + len(data) > size_bytes:
+                    raise CorruptData("it sent more than the extent has")
+                passing.add(at, data)
+                _write(target, data, at)
+                at += len(data)
+        except grpc.RpcError as error:
+            if error.code() not in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.RESOURCE_EXHAUSTED):
+                self._leave(address, f"{error.code().name}: {error.details()}")
+            return None
+        finally:
+            replies.cancel()
+        if at < size_bytes:
+            raise CorruptData(f"it sent {at:,} bytes of {size_bytes:,}")
+        if passing.checksums(target).digests != digests:
+            raise CorruptData("its bytes do not match its checksums")
+        return digests
+
+    def _leave(self, address: str, why: str) -> None:
+        self._again_at[address] = time.monotonic() + AGAIN_S
+        log.warning("a peer is left alone for a while", extra={"peer": address, "error": why})
+
+    def _stub(self, address: str) -> Any:
+        if address not in self._stubs:
+            os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+            import grpc
+
+            from cachesvc.v1 import cachesvc_pb2_grpc
+
+            channel = (
+                grpc.insecure_channel(address)
+                if self._credentials is None
+                else grpc.secure_channel(address, _client(*self._credentials))
+            )
+            self._stubs[address] = cachesvc_pb2_grpc.PeersStub(channel)
+        return self._stubs[address]
+
+
+def read_tls(tls: Tls) -> tuple[bytes, bytes, bytes]:
+    """Key, certificate and the certificates that sign the others'. Raises InvalidInput for files it cannot read."""
+    try:
+        key, certificate, ca = (Path(name).read_bytes() for name in (tls.key, tls.certificate, tls.ca))
+    except OSError as error:
+        raise InvalidInput(f"{error.filename} cannot be read ({error.strerror})") from None
+    return key, certificate, ca
+
+
+def _client(key: bytes, certificate: bytes, ca: bytes) -> grpc.ChannelCredentials:
+    import grpc
+
+    return grpc.ssl_channel_credentials(ca, key, certificate)
+
+
+def _write(target: int, data: memoryview, at: int) -> None:
+    with translated("tier", "write the extent being filled"):
+        while len(data):
+            done = os.pwrite(target, data, at)
+            data, at = data[done:], at + done

@@ -1,0 +1,39 @@
+"""Processes of ours that work beside the daemon, each with a channel to it and an end when that ends."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+
+from cachesvc.daemon import jobs
+
+SEND_S = 1.0
+"""A process that is stopped must not stop the daemon: its buffer takes thousands of messages before this counts."""
+
+
+def spawn(
+    module: str, given: str, environment: Mapping[str, str]
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """`python -m MODULE FD`, which finds `given` in `CACHESVC_GIVEN`, and our end of its channel. Raises OSError."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * jobs.MAX_DATAGRAM_BYTES)
+        ours.settimeout(SEND_S)
+        # Ctrl-C is the daemon's to answer: what is blocked here stays so in the child, from its first instruction.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", module, str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                env={**environment, "CACHESVC_GIVEN": given},
+            )
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return process, ours
