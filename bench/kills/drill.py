@@ -30,7 +30,9 @@ PER_EXTENT = 32
 EXTENT = PER_EXTENT * RECORD
 FILES = 40
 SAMPLES = FILES * PER_EXTENT - 7
-RUNS = 4
+RUNS = min(4, max(2, os.cpu_count() or 1))
+"""Side by side, of each kind one at least. More than cores, and a start waits for the others' turns: the import of torch in
+two spawned workers and their trainer is some five seconds of a core."""
 RAM, NVME = 12 * EXTENT, 12 * EXTENT
 """Of 40 extents: each epoch streams some 40 % of its bytes from the source."""
 ANY_MOMENT = 0.3
