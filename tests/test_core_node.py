@@ -511,8 +511,14 @@ def test_a_gradual_claim_is_taken_up_step_by_step_and_ends_as_any_other() -> Non
     assert ticks == 7  # three steps that claim, three that judge, and the end
     assert node.next_deadline() is None
     assert node.status() == at_once.status()
-    tell(node, JobEnded(1), claim, Tick(), JobEnded(1))
-    assert node.claimed(DATASET)
+    tell(node, JobEnded(1), Tick(), claim, Tick(), JobEnded(1))
+    ticks = 0
+    while not node.claimed(DATASET):
+        assert node.next_deadline() is not None
+        tell(node, Tick())
+        ticks += 1
+    assert ticks == 4  # three steps that give up, and the end
+    assert node.status().datasets == ()
     assert node.status().tiers[1].kept_bytes == 0
 
 

@@ -1,7 +1,7 @@
 """What jobs and operators want: declared datasets, prefetches, pins, evictions.
 
-Each method costs time in proportion to the dataset it names and is rare, a claim that is gradual in steps; what
-follows from it extent by extent costs O(1).
+Each method costs time in proportion to the dataset it names and is rare; a claim that is gradual, and the end of a
+large one, are done in steps. What follows from it extent by extent costs O(1).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Claims:
         self._jobs: dict[int, list[Dataset]] = {}
         self._turn = 0
         self._claiming: dict[DatasetId, Iterator[None]] = {}
-        """Claims under way, the first in line first."""
+        """Claims under way, and ends of claims, the first in line first."""
 
     def declare(self, event: DatasetDeclared) -> None:
         """Claim a dataset for a job; claiming it twice changes nothing."""
         job, name = event.job, event.dataset
-        dataset = self._policy.datasets.get(name)
+        dataset = self._stayed(name)
         if dataset is None:
             tally = self._copies.tallies.setdefault(name, Tally())
             distinct = event.extents if event.gradual else tuple(dict(event.extents).items())
@@ -45,16 +45,16 @@ class Claims:
             self._jobs.setdefault(job, []).append(dataset)
 
     def claimed(self, name: DatasetId) -> bool:
-        """No claim of the dataset is under way."""
+        """No claim of the dataset, and no end of one, is under way."""
         return name not in self._claiming
 
     @property
     def claiming(self) -> bool:
-        """A claim is under way."""
+        """A claim, or the end of one, is under way."""
         return bool(self._claiming)
 
     def claim_more(self) -> None:
-        """The next step of the first claim under way."""
+        """The next step of the first that is under way."""
         for name, steps in self._claiming.items():
             if next(steps, steps) is steps:
                 del self._claiming[name]
@@ -64,6 +64,13 @@ class Claims:
         for _ in self._claiming.pop(name, ()):
             pass
 
+    def _stayed(self, name: DatasetId) -> Dataset | None:
+        """The dataset, unless the end of its last claim is under way: that is brought to its end first."""
+        dataset = self._policy.datasets.get(name)
+        if dataset is not None and not dataset.jobs and not dataset.pinned:
+            self._finish(name)
+        return self._policy.datasets.get(name)
+
     def end_job(self, job: int) -> None:
         """Give up a job's claims. What no other job claims and no pin holds becomes LRU."""
         for dataset in self._jobs.pop(job, ()):
@@ -72,7 +79,7 @@ class Claims:
 
     def pin(self, name: DatasetId) -> None:
         """Keep what is resident of a declared dataset, whatever else happens."""
-        if dataset := self._policy.datasets.get(name):
+        if dataset := self._stayed(name):
             self._finish(name)
             dataset.pinned = True
             self._resettle(dataset, dataset.extents)
@@ -226,18 +233,29 @@ class Claims:
     def _unclaim_unused(self, dataset: Dataset) -> None:
         if dataset.jobs or dataset.pinned:
             return
-        policy, copies = self._policy, self._copies
+        dataset.prefetched = False
+        self._claiming[dataset.id] = self._unclaim(dataset)
+        if len(dataset.extents) <= self._policy.settings.claim_step:
+            self._finish(dataset.id)
+
+    def _unclaim(self, dataset: Dataset) -> Iterator[None]:
+        """Give up its extents, then itself; gives way after each `claim_step` of them."""
+        policy, copies, step = self._policy, self._copies, self._policy.settings.claim_step
+        for start in range(0, len(dataset.extents), step):
+            for extent, _ in dataset.extents[start : start + step]:
+                entry = copies.entries.get(extent)
+                if entry is None or dataset not in entry.datasets:
+                    continue
+                entry.datasets.remove(dataset)
+                dataset.size_bytes -= entry.size_bytes
+                dataset.ready_count -= entry.ready
+                dataset.ready_bytes -= entry.size_bytes * entry.ready
+                if not entry.datasets:
+                    policy.claimed_bytes -= entry.size_bytes
+                copies.resettle(entry)
+                copies.forget(entry)
+            yield
         del policy.datasets[dataset.id]
-        self._claiming.pop(dataset.id, None)
-        for extent, _ in dataset.extents:
-            entry = copies.entries.get(extent)
-            if entry is None or dataset not in entry.datasets:
-                continue
-            entry.datasets.remove(dataset)
-            if not entry.datasets:
-                policy.claimed_bytes -= entry.size_bytes
-            copies.resettle(entry)
-            copies.forget(entry)
         for tier in policy.tiers.values():
             tier.kept.pop(dataset.id, None)
         policy.retune()
