@@ -522,6 +522,22 @@ def test_a_gradual_claim_is_taken_up_step_by_step_and_ends_as_any_other() -> Non
     assert node.status().tiers[1].kept_bytes == 0
 
 
+def test_a_claim_made_while_the_last_one_is_given_up_takes_it_up_again() -> None:
+    extents = (A, B, C, D, E)
+    claim = DatasetDeclared(1, DATASET, tuple((extent, SIZE) for extent in extents), gradual=True)
+    node, new = (node_of(ram=5, nvme=5, claim_step=2) for _ in range(2))
+    for each in (node, new):
+        tell(each, Recovered(NVME, {A: SIZE, E: SIZE}), declare(*extents, job=7))
+    tell(node, JobEnded(7), Tick(), Pinned(DATASET), claim, JobEnded(1), Tick(), claim)
+    tell(new, claim, JobEnded(7))
+    while not node.claimed(DATASET):
+        tell(node, Tick())
+    assert node.status() == new.status()
+    tell(node, JobEnded(1), *(Tick() for _ in range(4)))
+    assert node.claimed(DATASET)
+    assert node.status().datasets == ()
+
+
 def test_who_needs_all_of_a_gradual_claim_has_it_at_once_or_waits() -> None:
     extents = (A, B, C, D, E)
     claim = DatasetDeclared(1, DATASET, tuple((extent, SIZE) for extent in extents), gradual=True)

@@ -255,6 +255,13 @@ def test_nodes_know_one_another_by_their_certificates(tmp_path: Path) -> None:
     assert (strange.peer_bytes, strange.source_bytes) == (0, len(contents))
 
 
+def cmdline(pid: int) -> bytes:
+    """Nothing for a process that has ended."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
 def sharer_of(daemon: Daemon) -> int:
     """The process id."""
     assert daemon.process is not None
@@ -264,7 +271,7 @@ def sharer_of(daemon: Daemon) -> int:
         for thread in Path(f"/proc/{pid}/task").iterdir()
         for child in (thread / "children").read_text().split()
     ]
-    (found,) = [each for each in children if b"sharer" in Path(f"/proc/{each}/cmdline").read_bytes()]
+    (found,) = [each for each in children if b"sharer" in cmdline(each)]
     return found
 
 
@@ -272,7 +279,7 @@ def wait_for_another(daemon: Daemon, than: int) -> None:
     """Until another process serves peers."""
 
     def replaced() -> bool:
-        with suppress(ValueError, FileNotFoundError):  # none yet, or just gone
+        with suppress(ValueError):  # none yet, or just gone
             return sharer_of(daemon) != than
         return False
 
@@ -296,6 +303,7 @@ def test_what_serves_peers_has_no_credentials_keeps_nothing_and_is_replaced(
     data = tmp_path / "data"
     contents = data_in(data)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush-hush")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # for the source's sake; peers are asked directly
     other, address = start(tmp_path / "other", data)
     node, _ = start(tmp_path / "node", data, "--peer", address)
     with other, node:
@@ -427,7 +435,7 @@ def test_all_nodes_ask_the_same_peers_in_the_same_order() -> None:
     assert np.abs(firsts - 256).max() < 78
 
 
-def test_a_takeover_goes_on_sharing(tmp_path: Path) -> None:
+def test_a_takeover_and_a_restart_go_on_sharing(tmp_path: Path) -> None:
     data = tmp_path / "data"
     contents = data_in(data)
     other, address = start(tmp_path / "other", data)
@@ -436,9 +444,12 @@ def test_a_takeover_goes_on_sharing(tmp_path: Path) -> None:
         fill(other, data)
         first = sharer_of(other)
         other.take_over().wait(20)
-        wait_for_another(other, first)
+        wait_until(lambda: not cmdline(first))
         listening(address)
         _, here = fill(node, data)
+        other.kill()
+        other.start()  # at once, while the one that was killed may still have its address
+        listening(address)
     assert (here.peer_bytes, here.source_bytes) == (len(contents), 0)
 
 
@@ -456,6 +467,12 @@ def test_a_peer_elsewhere_needs_certificates(tmp_path: Path) -> None:
         ExitStack() as stack,
         pytest.raises(RuntimeError, match="another machine, whose bytes would be trusted"),
     ):
+        stack.enter_context(daemon)
+    (tmp_path / "no.pem").write_text("none")
+    unusable = ["--tls-cert", "no.pem", "--tls-key", "no.pem", "--tls-ca", "no.pem"]
+    words = [str(tmp_path / word) if word == "no.pem" else word for word in unusable]
+    daemon = Daemon(tmp_path / "node", ["--ram", "64MiB", "--peer", "127.0.0.1:7000", *words])
+    with ExitStack() as stack, pytest.raises(RuntimeError, match="is not what TLS needs"):
         stack.enter_context(daemon)
     with pytest.raises(InvalidInput, match="nowhere"):
         Peers(["10.1.2.3:7000"], Tls("nowhere.pem", "nowhere.key", "nowhere.ca"))

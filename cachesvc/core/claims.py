@@ -31,11 +31,13 @@ class Claims:
     def declare(self, event: DatasetDeclared) -> None:
         """Claim a dataset for a job; claiming it twice changes nothing."""
         job, name = event.job, event.dataset
-        dataset = self._stayed(name)
+        dataset = self._policy.datasets.get(name)
         if dataset is None:
             tally = self._copies.tallies.setdefault(name, Tally())
             distinct = event.extents if event.gradual else tuple(dict(event.extents).items())
-            dataset = self._policy.datasets[name] = Dataset(name, distinct, tally, user=event.user)
+            dataset = self._policy.datasets[name] = Dataset(name, distinct, tally)
+        if not dataset.claimed:  # it is new; or its last claim is being given up, which ends here
+            dataset.user = event.user
             dataset.quota_bytes, dataset.user_quota_bytes = event.quota_bytes, event.user_quota_bytes
             self._claiming[name] = self._claim(dataset)
         if not event.gradual or len(event.extents) <= self._policy.settings.claim_step:
@@ -64,13 +66,6 @@ class Claims:
         for _ in self._claiming.pop(name, ()):
             pass
 
-    def _stayed(self, name: DatasetId) -> Dataset | None:
-        """The dataset, unless the end of its last claim is under way: that is brought to its end first."""
-        dataset = self._policy.datasets.get(name)
-        if dataset is not None and not dataset.jobs and not dataset.pinned:
-            self._finish(name)
-        return self._policy.datasets.get(name)
-
     def end_job(self, job: int) -> None:
         """Give up a job's claims. What no other job claims and no pin holds becomes LRU."""
         for dataset in self._jobs.pop(job, ()):
@@ -79,7 +74,8 @@ class Claims:
 
     def pin(self, name: DatasetId) -> None:
         """Keep what is resident of a declared dataset, whatever else happens."""
-        if dataset := self._stayed(name):
+        dataset = self._policy.datasets.get(name)
+        if dataset and dataset.claimed:
             self._finish(name)
             dataset.pinned = True
             self._resettle(dataset, dataset.extents)
@@ -216,6 +212,8 @@ class Claims:
         for start in range(0, len(dataset.extents), step):
             for extent, size_bytes in dataset.extents[start : start + step]:
                 entry = copies.know(extent, size_bytes)
+                if dataset in entry.datasets:
+                    continue  # it had not been given up yet
                 if not entry.datasets:
                     policy.claimed_bytes += entry.size_bytes
                 entry.datasets.append(dataset)
@@ -231,7 +229,7 @@ class Claims:
             yield
 
     def _unclaim_unused(self, dataset: Dataset) -> None:
-        if dataset.jobs or dataset.pinned:
+        if dataset.claimed:
             return
         dataset.prefetched = False
         self._claiming[dataset.id] = self._unclaim(dataset)

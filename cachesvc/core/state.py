@@ -258,6 +258,11 @@ class Dataset:
     epochs: deque[EpochTally] = field(default_factory=lambda: deque(maxlen=MAX_EPOCHS))
 
     @property
+    def claimed(self) -> bool:
+        """By a job or a pin; else its end is under way."""
+        return bool(self.jobs) or self.pinned
+
+    @property
     def limited(self) -> bool:
         """A quota says how much of it may be kept."""
         return self.quota_bytes is not None or self.user_quota_bytes is not None

@@ -24,7 +24,7 @@ from pathlib import Path
 from cachesvc.catalog.build import Options, build, survey
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.config import Settings, Tls
-from cachesvc.core.errors import CacheError, CorruptData, SourceUnavailable
+from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, SourceUnavailable
 from cachesvc.daemon import jobs
 from cachesvc.daemon.background import run_in_background
 from cachesvc.daemon.cached_bytes import CachedBytes
@@ -66,7 +66,7 @@ class Filler:
             ),
             self._calls,
         )
-        self._peers = Peers(settings.peer, settings.tls)
+        self._peers = _peers(settings)
         self._own = threading.local()
         self._jobs = ThreadPoolExecutor(MAX_JOBS, thread_name_prefix="job")
         self._catalogs: OrderedDict[str, Catalog] = OrderedDict()
@@ -215,6 +215,15 @@ class Filler:
             while len(self._catalogs) > MAX_CATALOGS:
                 self._catalogs.popitem(last=False)
             return self._catalogs[dataset]
+
+
+def _peers(settings: Settings) -> Peers:
+    """Those of the settings; none, while the certificates that were good at the daemon's start are not."""
+    try:
+        return Peers(settings.peer, settings.tls)
+    except InvalidInput as error:
+        log.error("no peer is asked", extra={"error": str(error)})
+        return Peers(())
 
 
 def _reads(job: jobs.Build, uri: str) -> bool:

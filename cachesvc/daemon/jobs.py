@@ -13,6 +13,8 @@ from typing import ClassVar, TypeAlias
 
 MAX_DATAGRAM_BYTES = 192 << 10
 """Under the kernel's default socket buffer; checksums of a 1 GiB extent are 175 KB in base64."""
+MAX_BODY_BYTES = 256 << 20
+"""Of a message in a memfd: 100,000 URIs of the longest kind."""
 MAX_DESCRIPTORS = 4
 IN_MEMFD = b"+"
 
@@ -158,8 +160,11 @@ def receive(channel: socket.socket) -> tuple[Message, list[int]] | None:
     if data == IN_MEMFD:
         with os.fdopen(descriptors.pop(), "rb") as body:
             body.seek(0)
-            data = body.read()
-    found = json.loads(data)
+            data = body.read(MAX_BODY_BYTES)
+    try:
+        found = json.loads(data)
+    except RecursionError:
+        raise ValueError("a message nested beyond sense") from None
     return _KINDS[found.pop("kind")](**found), list(descriptors)
 
 

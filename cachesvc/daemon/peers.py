@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import ssl
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,10 +30,12 @@ log = logging.getLogger(__name__)
 ASKED = 3
 """Peers asked for one extent; which, follows from its id, so that all nodes ask the same ones."""
 FIRST_S = 2.0
-SLOWEST_BYTES_S = 32 << 20
+SLOWEST_BYTES_S = 16 << 20
 """What a peer is given time for: `FIRST_S` and this rate. One that is slower helps nobody."""
-AGAIN_S = 30.0
-"""How long a peer that failed is left alone."""
+AGAIN_S, BUSY_S = 30.0, 1.0
+"""How long a peer that failed is left alone, and one that said that it serves enough."""
+RECONNECT_S = 10.0
+"""gRPC's own pause before it connects again grows to this."""
 
 
 class Peers:
@@ -82,7 +85,9 @@ class Peers:
                 _write(target, data, at)
                 at += len(data)
         except grpc.RpcError as error:
-            if error.code() not in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.RESOURCE_EXHAUSTED):
+            if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                self._again_at[address] = time.monotonic() + BUSY_S
+            elif error.code() is not grpc.StatusCode.NOT_FOUND:
                 self._leave(address, f"{error.code().name}: {error.details()}")
             return None
         finally:
@@ -104,19 +109,31 @@ class Peers:
 
             from cachesvc.v1 import cachesvc_pb2_grpc
 
+            options = [
+                ("grpc.enable_http_proxy", 0),
+                ("grpc.max_reconnect_backoff_ms", int(RECONNECT_S * 1000)),
+            ]
             channel = (
-                grpc.insecure_channel(address)
+                grpc.insecure_channel(address, options)
                 if self._credentials is None
-                else grpc.secure_channel(address, _client(*self._credentials))
+                else grpc.secure_channel(address, _client(*self._credentials), options)
             )
             self._stubs[address] = cachesvc_pb2_grpc.PeersStub(channel)
         return self._stubs[address]
 
 
 def read_tls(tls: Tls) -> tuple[bytes, bytes, bytes]:
-    """Key, certificate and the certificates that sign the others'. Raises InvalidInput for files it cannot read."""
+    """Key, certificate and the certificates that sign the others'. Raises InvalidInput for files that cannot be used."""
     try:
         key, certificate, ca = (Path(name).read_bytes() for name in (tls.key, tls.certificate, tls.ca))
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(tls.certificate, tls.key)
+        context.load_verify_locations(tls.ca)
+    except ssl.SSLError as error:
+        reason = error.reason or "no PEM"
+        raise InvalidInput(
+            f"{tls.certificate}, {tls.key} or {tls.ca} is not what TLS needs ({reason})"
+        ) from None
     except OSError as error:
         raise InvalidInput(f"{error.filename} cannot be read ({error.strerror})") from None
     return key, certificate, ca

@@ -95,6 +95,8 @@ def serve(settings: Settings) -> int:
     validate(settings)
     check_socket_dir(settings.socket_dir)
     check_ram(settings.ram_bytes, allowed_bytes())
+    if settings.tls is not None:
+        read_tls(settings.tls)
     configure_logging(settings.log_format)
     lookups = Lookups()
     allowed = lookups.allowlist(settings.allow, exact=bool(settings.rules))

@@ -20,7 +20,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from cachesvc.config import Tls
-from cachesvc.core.errors import Busy, InvalidInput, NotFound, TierFailed
+from cachesvc.core.errors import InvalidInput, NotFound, TierFailed
 from cachesvc.daemon import jobs
 from cachesvc.daemon.background import run_in_background
 from cachesvc.daemon.logs import configure_logging
@@ -31,13 +31,12 @@ from cachesvc.v1 import cachesvc_pb2_grpc
 
 log = logging.getLogger(__name__)
 READ_BYTES = 1 << 20
-AT_ONCE = 8
-"""Extents read at a time: whoever finds no place fetches from the source."""
-THREADS = AT_ONCE + 8
-"""Some to say that there is no place."""
+AT_ONCE = 4
+"""Calls at a time: gRPC answers the others RESOURCE_EXHAUSTED, and they fetch from the source."""
 OPEN_S = 10.0
-READ_S = 120.0
-"""A peer that does not take what it asked for gives its place up."""
+CONNECTION_S = 60.0
+"""A connection takes no calls past this, and is cut after as long again: a peer that does not take what it asked for, or
+asks for nothing, gives its place up. Others connect again by themselves."""
 BIND_S = 0.2
 """Between two tries: a daemon that is taken over from has the address until it ends."""
 EXTENT_ID_BYTES = 16
@@ -51,23 +50,26 @@ class Sharer(cachesvc_pb2_grpc.PeersServicer):  # type: ignore[misc]
         self._channel = channel
         self._numbers = itertools.count(1)
         self._asked: dict[int, _Borrowed] = {}
-        self._places = threading.BoundedSemaphore(AT_ONCE)
 
     def listen(self) -> None:
         """Take what the daemon answers; this process ends when it does."""
-        while (received := jobs.receive(self._channel)) is not None:
-            answer, descriptors = received
-            assert isinstance(answer, jobs.Lent)
-            waiting = self._asked.pop(answer.number, None)
-            if waiting is not None and waiting.set_running_or_notify_cancel():
-                waiting.set_result((answer, descriptors[0] if descriptors else -1))
-            else:
-                for fd in descriptors:
-                    os.close(fd)
-        os._exit(0)
+        try:
+            while (received := jobs.receive(self._channel)) is not None:
+                answer, descriptors = received
+                assert isinstance(answer, jobs.Lent)
+                waiting = self._asked.pop(answer.number, None)
+                if waiting is not None and waiting.set_running_or_notify_cancel():
+                    waiting.set_result((answer, descriptors[0] if descriptors else -1))
+                else:
+                    for fd in descriptors:
+                        os.close(fd)
+        finally:
+            os._exit(
+                0
+            )  # also when the daemon died with a message of ours unread: nobody may keep its address
 
     def Read(self, request: pb.ReadRequest, context: grpc.ServicerContext) -> Iterator[pb.ReadReply]:
-        with statuses(context), self._place(context), self._borrowed(request.extent) as (lent, fd):
+        with statuses(context), self._borrowed(request.extent) as (lent, fd):
             yield from self._sent(request, lent, fd)
 
     def _sent(self, request: pb.ReadRequest, lent: jobs.Lent, fd: int) -> Iterator[pb.ReadReply]:
@@ -86,19 +88,6 @@ class Sharer(cachesvc_pb2_grpc.PeersServicer):  # type: ignore[misc]
             jobs.send(self._channel, jobs.Sent(0, offset - begin))
 
     @contextmanager
-    def _place(self, context: grpc.ServicerContext) -> Iterator[None]:
-        if not self._places.acquire(blocking=False):
-            raise Busy(f"peers read {AT_ONCE} extents here already; read it elsewhere")
-        late = threading.Timer(READ_S, context.cancel)
-        late.daemon = True
-        late.start()
-        try:
-            yield
-        finally:
-            late.cancel()
-            self._places.release()
-
-    @contextmanager
     def _borrowed(self, extent: bytes) -> Iterator[tuple[jobs.Lent, int]]:
         if len(extent) != EXTENT_ID_BYTES:
             raise InvalidInput(f"an extent's id has {EXTENT_ID_BYTES} bytes, not {len(extent):,}")
@@ -111,6 +100,8 @@ class Sharer(cachesvc_pb2_grpc.PeersServicer):  # type: ignore[misc]
             if waiting.cancel():
                 raise TierFailed(f"extent {extent.hex()} was not opened in {OPEN_S:.0f} s") from None
             lent, fd = waiting.result()
+        finally:
+            self._asked.pop(number, None)
         if lent.code:
             raise NotFound(f"extent {extent.hex()} is not resident here")
         try:
@@ -122,8 +113,13 @@ class Sharer(cachesvc_pb2_grpc.PeersServicer):  # type: ignore[misc]
 def serve(sharer: Sharer, address: str, tls: Tls | None) -> None:
     """Answer peers at `address`, as soon as nobody else does."""
     server = grpc.server(
-        ThreadPoolExecutor(THREADS, thread_name_prefix="peer"),
-        options=[("grpc.so_reuseport", 0), ("grpc.max_concurrent_streams", THREADS)],
+        ThreadPoolExecutor(AT_ONCE, thread_name_prefix="peer"),
+        options=[
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_connection_age_ms", int(CONNECTION_S * 1000)),
+            ("grpc.max_connection_age_grace_ms", int(CONNECTION_S * 1000)),
+        ],
+        maximum_concurrent_rpcs=AT_ONCE,
     )
     cachesvc_pb2_grpc.add_PeersServicer_to_server(sharer, server)
     checks = health.HealthServicer()

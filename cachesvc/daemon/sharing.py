@@ -9,7 +9,9 @@ import logging
 import os
 import re
 import socket
+import subprocess
 import threading
+import time
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -18,14 +20,21 @@ from cachesvc.config import Settings
 from cachesvc.core.errors import CacheError, InvalidInput, NotFound
 from cachesvc.core.model import ExtentId
 from cachesvc.daemon import jobs
-from cachesvc.daemon.peers import read_tls
+from cachesvc.daemon.checks import short_of_descriptors
 from cachesvc.daemon.runner import Runner
 from cachesvc.daemon.spawn import spawn
 from cachesvc.tiers.tier import Checksums
 
 log = logging.getLogger(__name__)
 _ID = re.compile("[0-9a-f]{32}")
-NEEDED = frozenset({"PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "HOME", "LANG", "TZ"})
+NEEDED = frozenset(
+    {"PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "HOME", "LANG", "TZ", "CACHESVC_LOG"}
+)
+FREE_S, BIND_S = 3.0, 0.1
+"""A daemon that was killed leaves its sharer for a moment, until that sees its channel's end."""
+MOST_ASKED = 64
+"""Descriptors that it may wait for; a sound one waits for as many as it serves. Their answers fit its socket's buffer."""
+END_S = 2.0
 AGAIN_S = 1.0
 """Before a process that died is replaced."""
 
@@ -43,6 +52,7 @@ class Sharing:
         )
         self._runner = runner
         self._over = threading.Event()
+        self._asked = threading.Semaphore(MOST_ASKED)
         self._channel: socket.socket | None = None
         self._thread = threading.Thread(target=self._run, name="sharing", daemon=True)
         self.sent_bytes = 0
@@ -58,7 +68,7 @@ class Sharing:
             with suppress(OSError):
                 channel.shutdown(socket.SHUT_RDWR)
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(2 * END_S)
 
     def _run(self) -> None:
         while not self._over.is_set():
@@ -70,7 +80,9 @@ class Sharing:
                 with self._channel:
                     self._serve(self._channel)
                 process.kill()
-                code = process.wait()
+                code: int | None = None
+                with suppress(subprocess.TimeoutExpired):  # a disk hangs, and the process with it
+                    code = process.wait(END_S)
                 if not self._over.is_set():
                     log.warning("the process that serves peers ended by itself", extra={"code": code})
             self._over.wait(AGAIN_S)
@@ -90,6 +102,8 @@ class Sharing:
             if message is None or not jobs.typed(message):
                 return
             if isinstance(message, jobs.Borrow) and _ID.fullmatch(message.extent):
+                if not self._asked.acquire(blocking=False):
+                    return
                 self._runner.loop.post(partial(self._lend, channel, message))
             elif isinstance(message, jobs.Sent):
                 self.sent_bytes += message.size_bytes
@@ -109,15 +123,20 @@ class Sharing:
                 absent()
             else:
                 digests = jobs.pack_digests(checksums.digests)
-                _answer(channel, jobs.Lent(asked.number, checksums.size_bytes, digests), fd)
+                self._answer(channel, jobs.Lent(asked.number, checksums.size_bytes, digests), fd)
             os.close(fd)
 
-        def absent(_: CacheError | None = None) -> None:
-            _answer(channel, jobs.Lent(asked.number, code=NotFound.code))
+        def absent() -> None:
+            self._answer(channel, jobs.Lent(asked.number, code=NotFound.code))
+
+        def failed(error: CacheError) -> None:
+            if tier is not None and not short_of_descriptors(error):
+                checks.failed(extent, tier, error.code)
+            absent()
 
         def checked(good: bool) -> None:
             if tier is not None and good and node.where(extent) == tier:
-                checks.open(extent, tier, found, absent)
+                checks.open(extent, tier, found, failed)
             else:
                 absent()
 
@@ -126,6 +145,11 @@ class Sharing:
         else:
             checked(True)
 
+    def _answer(self, channel: socket.socket, answer: jobs.Lent, *descriptors: int) -> None:
+        self._asked.release()
+        with suppress(OSError):  # it ended; another will be asked
+            jobs.send(channel, answer, descriptors)
+
 
 def _plain() -> dict[str, str]:
     """What Python needs of our environment: what faces the network has no use for credentials."""
@@ -133,19 +157,17 @@ def _plain() -> dict[str, str]:
 
 
 def check(settings: Settings) -> None:
-    """Raises InvalidInput for an address that cannot be bound, or certificates that cannot be read."""
-    if settings.tls is not None:
-        read_tls(settings.tls)
+    """Raises InvalidInput for an address that cannot be bound."""
     host, _, port = settings.share.rpartition(":")
     family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
-    try:
-        socket.create_server((host.strip("[]"), int(port)), family=family).close()
-    except OSError as error:
-        raise InvalidInput(
-            f"--share {settings.share} cannot be bound ({error.strerror}); is the port taken?"
-        ) from None
-
-
-def _answer(channel: socket.socket, answer: jobs.Lent, *descriptors: int) -> None:
-    with suppress(OSError):  # it ended; another will be asked
-        jobs.send(channel, answer, descriptors)
+    deadline = time.monotonic() + FREE_S
+    while True:
+        try:
+            socket.create_server((host.strip("[]"), int(port)), family=family).close()
+            return
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                raise InvalidInput(
+                    f"--share {settings.share} cannot be bound ({error.strerror}); is the port taken?"
+                ) from None
+        time.sleep(BIND_S)
