@@ -127,7 +127,7 @@ def read_tls(tls: Tls) -> tuple[bytes, bytes, bytes]:
     try:
         key, certificate, ca = (Path(name).read_bytes() for name in (tls.key, tls.certificate, tls.ca))
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(tls.certificate, tls.key)
+        context.load_cert_chain(tls.certificate, tls.key, password="")  # else it would ask for one
         context.load_verify_locations(tls.ca)
     except ssl.SSLError as error:
         reason = error.reason or "no PEM"
