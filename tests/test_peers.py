@@ -14,6 +14,7 @@ from pathlib import Path
 
 import grpc
 import numpy as np
+import psutil
 import pytest
 import trustme
 
@@ -275,6 +276,12 @@ def sharer_of(daemon: Daemon) -> int:
     return found
 
 
+def listens(pid: int, address: str) -> bool:
+    """Whether it is this process that does: another may still be about to end."""
+    ports = [each.laddr.port for each in psutil.Process(pid).net_connections() if each.status == "LISTEN"]
+    return int(address.rpartition(":")[2]) in ports
+
+
 def wait_for_another(daemon: Daemon, than: int) -> None:
     """Until another process serves peers."""
 
@@ -444,8 +451,8 @@ def test_a_takeover_and_a_restart_go_on_sharing(tmp_path: Path) -> None:
         fill(other, data)
         first = sharer_of(other)
         other.take_over().wait(20)
-        wait_until(lambda: not cmdline(first))
-        listening(address)
+        wait_for_another(other, first)
+        wait_until(lambda: listens(sharer_of(other), address))
         _, here = fill(node, data)
         other.kill()
         other.start()  # at once, while the one that was killed may still have its address
