@@ -31,8 +31,8 @@ EXTENT = PER_EXTENT * RECORD
 FILES = 40
 SAMPLES = FILES * PER_EXTENT - 7
 RUNS = min(4, max(2, os.cpu_count() or 1))
-"""Side by side, of each kind one at least. More than cores, and a start waits for the others' turns: the import of torch in
-two spawned workers and their trainer is some five seconds of a core."""
+"""Side by side, of each kind one at least. More than cores, and a start waits for the others' turns: a trainer
+and its two spawned workers import torch each."""
 RAM, NVME = 12 * EXTENT, 12 * EXTENT
 """Of 40 extents: each epoch streams some 40 % of its bytes from the source."""
 ANY_MOMENT = 0.3

@@ -99,18 +99,17 @@ class Borrow:
 
 @dataclass(frozen=True, slots=True)
 class Lent:
-    """Its answer. Descriptors: the extent, unless `code` says why not."""
+    """Its answer. Descriptors: the extent; none where it is not resident."""
 
     kind: ClassVar[str] = "lent"
     number: int
     size_bytes: int = 0
     digests: str = ""
-    code: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """The sharer has sent so much of an extent to a peer."""
+    """The sharer has sent so much of what it borrowed under that number."""
 
     kind: ClassVar[str] = "sent"
     number: int

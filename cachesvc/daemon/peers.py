@@ -1,4 +1,4 @@
-"""Other nodes that may hold what this one needs, as a filler asks them: before the source, by the API's `Read`.
+"""Other nodes that may hold what this one needs, as a filler asks them: before the source, by `Peers.Read`.
 
 A peer has extents, not objects, and their ids are digests of object versions: what one node holds under an id is what
 another one would fetch. Its bytes are held against the checksums that it made when it filled them. One that does not
@@ -9,22 +9,18 @@ from __future__ import annotations
 
 import logging
 import os
-import ssl
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from xxhash import xxh3_64_intdigest
 
 from cachesvc.config import Tls
-from cachesvc.core.errors import CorruptData, InvalidInput
+from cachesvc.core.errors import CorruptData
 from cachesvc.core.model import ExtentId
+from cachesvc.daemon.tls import client_credentials
+from cachesvc.sources.fetch import Into
 from cachesvc.tiers.checksum import Passing
-from cachesvc.tiers.failures import translated
-
-if TYPE_CHECKING:
-    import grpc
 
 log = logging.getLogger(__name__)
 ASKED = 3
@@ -42,9 +38,9 @@ class Peers:
     """Safe to share between threads, not across a fork. `addresses` are HOST:PORT; without `tls` in the clear."""
 
     def __init__(self, addresses: Sequence[str], tls: Tls | None = None) -> None:
-        """Raises InvalidInput for certificates that cannot be read."""
+        """Raises InvalidInput for certificates that cannot be used."""
         self._again_at = dict.fromkeys(addresses, 0.0)
-        self._credentials = read_tls(tls) if addresses and tls else None
+        self._credentials = client_credentials(tls) if addresses and tls else None
         self._stubs: dict[str, Any] = {}
 
     def fill(self, extent: ExtentId, size_bytes: int, target: int) -> bytes | None:
@@ -73,6 +69,7 @@ class Peers:
         from cachesvc.v1 import cachesvc_pb2 as pb
 
         passing, digests, at = Passing(size_bytes), b"", 0
+        into = Into(target, passing.add)
         timeout_s = FIRST_S + size_bytes / SLOWEST_BYTES_S
         replies = self._stub(address).Read(pb.ReadRequest(extent=extent), timeout=timeout_s)
         try:
@@ -81,8 +78,7 @@ class Peers:
                 data = memoryview(reply.data)
                 if at + len(data) > size_bytes:
                     raise CorruptData("it sent more than the extent has")
-                passing.add(at, data)
-                _write(target, data, at)
+                into.write(data, at)
                 at += len(data)
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
@@ -116,37 +112,7 @@ class Peers:
             channel = (
                 grpc.insecure_channel(address, options)
                 if self._credentials is None
-                else grpc.secure_channel(address, _client(*self._credentials), options)
+                else grpc.secure_channel(address, self._credentials, options)
             )
             self._stubs[address] = cachesvc_pb2_grpc.PeersStub(channel)
         return self._stubs[address]
-
-
-def read_tls(tls: Tls) -> tuple[bytes, bytes, bytes]:
-    """Key, certificate and the certificates that sign the others'. Raises InvalidInput for files that cannot be used."""
-    try:
-        key, certificate, ca = (Path(name).read_bytes() for name in (tls.key, tls.certificate, tls.ca))
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(tls.certificate, tls.key, password="")  # else it would ask for one
-        context.load_verify_locations(tls.ca)
-    except ssl.SSLError as error:
-        reason = error.reason or "no PEM"
-        raise InvalidInput(
-            f"{tls.certificate}, {tls.key} or {tls.ca} is not what TLS needs ({reason})"
-        ) from None
-    except OSError as error:
-        raise InvalidInput(f"{error.filename} cannot be read ({error.strerror})") from None
-    return key, certificate, ca
-
-
-def _client(key: bytes, certificate: bytes, ca: bytes) -> grpc.ChannelCredentials:
-    import grpc
-
-    return grpc.ssl_channel_credentials(ca, key, certificate)
-
-
-def _write(target: int, data: memoryview, at: int) -> None:
-    with translated("tier", "write the extent being filled"):
-        while len(data):
-            done = os.pwrite(target, data, at)
-            data, at = data[done:], at + done

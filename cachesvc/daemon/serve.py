@@ -27,7 +27,6 @@ from cachesvc.config import (
     CONTROL_SOCKET,
     GRANTS_SOCKET,
     Settings,
-    Tls,
     check_open_files,
     check_ram,
     check_socket_dir,
@@ -53,7 +52,6 @@ from cachesvc.daemon.logs import configure_logging
 from cachesvc.daemon.lookups import Lookups
 from cachesvc.daemon.loop import Loop
 from cachesvc.daemon.metrics import Metrics
-from cachesvc.daemon.peers import read_tls
 from cachesvc.daemon.pins import Pins
 from cachesvc.daemon.places import PLACES, Doorman
 from cachesvc.daemon.quotas import Quotas
@@ -64,6 +62,7 @@ from cachesvc.daemon.sharing import Sharing
 from cachesvc.daemon.sharing import check as check_sharing
 from cachesvc.daemon.takeover import Takeover
 from cachesvc.daemon.tenants import Peer, Tenants
+from cachesvc.daemon.tls import read_tls, server_credentials
 from cachesvc.memory import allowed_bytes
 from cachesvc.sources.uri import Allowlist
 from cachesvc.tiers.nvme import open_nvme
@@ -349,15 +348,9 @@ def _control(
             if settings.tls is None:
                 server.add_insecure_port(settings.listen)
             else:
-                server.add_secure_port(settings.listen, mutual_tls(settings.tls))
+                server.add_secure_port(settings.listen, server_credentials(settings.tls))
         except RuntimeError:
             raise InvalidInput(f"--listen {settings.listen} cannot be bound; is the port taken?") from None
     server.start()
     os.chmod(path, settings.socket_mode)
     return server
-
-
-def mutual_tls(tls: Tls) -> grpc.ServerCredentials:
-    """Server credentials that demand a client certificate. Raises InvalidInput for files it cannot read."""
-    key, certificate, ca = read_tls(tls)
-    return grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)

@@ -24,8 +24,8 @@ from cachesvc.core.errors import InvalidInput, NotFound, TierFailed
 from cachesvc.daemon import jobs
 from cachesvc.daemon.background import run_in_background
 from cachesvc.daemon.logs import configure_logging
-from cachesvc.daemon.peers import read_tls
 from cachesvc.daemon.statuses import statuses
+from cachesvc.daemon.tls import server_credentials
 from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import cachesvc_pb2_grpc
 
@@ -64,9 +64,8 @@ class Sharer(cachesvc_pb2_grpc.PeersServicer):  # type: ignore[misc]
                     for fd in descriptors:
                         os.close(fd)
         finally:
-            os._exit(
-                0
-            )  # also when the daemon died with a message of ours unread: nobody may keep its address
+            # Also when the daemon died with a message of ours unread: nobody may keep its address.
+            os._exit(0)
 
     def Read(self, request: pb.ReadRequest, context: grpc.ServicerContext) -> Iterator[pb.ReadReply]:
         with statuses(context), self._borrowed(request.extent) as (lent, fd):
@@ -85,7 +84,7 @@ class Sharer(cachesvc_pb2_grpc.PeersServicer):  # type: ignore[misc]
                 yield reply
                 reply = pb.ReadReply()
         finally:
-            jobs.send(self._channel, jobs.Sent(0, offset - begin))
+            jobs.send(self._channel, jobs.Sent(lent.number, offset - begin))
 
     @contextmanager
     def _borrowed(self, extent: bytes) -> Iterator[tuple[jobs.Lent, int]]:
@@ -102,7 +101,7 @@ class Sharer(cachesvc_pb2_grpc.PeersServicer):  # type: ignore[misc]
             lent, fd = waiting.result()
         finally:
             self._asked.pop(number, None)
-        if lent.code:
+        if fd < 0:
             raise NotFound(f"extent {extent.hex()} is not resident here")
         try:
             yield lent, fd
@@ -131,10 +130,7 @@ def serve(sharer: Sharer, address: str, tls: Tls | None) -> None:
             if tls is None:
                 server.add_insecure_port(address)
             else:
-                key, certificate, ca = read_tls(tls)
-                server.add_secure_port(
-                    address, grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)
-                )
+                server.add_secure_port(address, server_credentials(tls))
             break
         except RuntimeError:
             if not told:

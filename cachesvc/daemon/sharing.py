@@ -17,7 +17,7 @@ from dataclasses import asdict
 from functools import partial
 
 from cachesvc.config import Settings
-from cachesvc.core.errors import CacheError, InvalidInput, NotFound
+from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.model import ExtentId
 from cachesvc.daemon import jobs
 from cachesvc.daemon.checks import short_of_descriptors
@@ -127,7 +127,7 @@ class Sharing:
             os.close(fd)
 
         def absent() -> None:
-            self._answer(channel, jobs.Lent(asked.number, code=NotFound.code))
+            self._answer(channel, jobs.Lent(asked.number))
 
         def failed(error: CacheError) -> None:
             if tier is not None and not short_of_descriptors(error):

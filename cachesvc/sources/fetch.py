@@ -35,13 +35,14 @@ def _unseen(at: int, data: memoryview) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Into:
-    """Where the bytes go."""
+class Into:
+    """Where an extent's bytes go: to `fd`, past whoever looks at them."""
 
     fd: int
     passing: Passing
 
     def write(self, data: memoryview, at: int) -> None:
+        """All of `data`, from byte `at` on. Raises OutOfSpace, TierFailed."""
         self.passing(at, data)
         try:
             while len(data):
@@ -102,7 +103,7 @@ class Fetcher:
             return
         largest = max(part.size for part in parts)
         count = min(self._threads, len(parts), max(1, BUFFERS_BYTES // largest))
-        into = _Into(into_fd, passing)
+        into = Into(into_fd, passing)
         runs = [self._pool.submit(self._drain, parts, into) for _ in range(count)]
         failures = [error for run in runs if (error := run.exception()) is not None]
         if failures:
@@ -112,7 +113,7 @@ class Fetcher:
         """End the threads."""
         self._pool.shutdown()
 
-    def _drain(self, parts: deque[_Part], into: _Into) -> None:
+    def _drain(self, parts: deque[_Part], into: Into) -> None:
         try:
             while True:
                 try:
@@ -124,7 +125,7 @@ class Fetcher:
             parts.clear()  # the others stop after the part they hold
             raise
 
-    def _one(self, part: _Part, into: _Into) -> None:
+    def _one(self, part: _Part, into: Into) -> None:
         source = self._source_of(part.version.uri)
         stored = part.stored
         if stored is None:
@@ -174,7 +175,7 @@ def _parts(extent: Extent, part_bytes: int) -> Iterator[_Part]:
         at += piece.length
 
 
-def _decode(stored: _Stored, into: _Into, buffer: memoryview) -> None:
+def _decode(stored: _Stored, into: Into, buffer: memoryview) -> None:
     """Decode by pieces of the buffer; a byte more than announced stops it, so no bomb unfolds."""
     uri, expected, done = stored.piece.object.uri, stored.piece.length, 0
     decoder = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES)
