@@ -239,6 +239,15 @@ def test_a_closed_pipe_is_no_traceback(cache: CannedCache) -> None:
     assert json.loads(done.stdout)["dataset"]["id"] == NEW
 
 
+@pytest.fixture
+def _interrupts() -> Iterator[None]:
+    """A shell's background job ignores SIGINT, and so would all that we start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interrupts")
 def test_ctrl_c_ends_a_prefetch_with_130(cache: CannedCache) -> None:
     cache.hang = True
     child = subprocess.Popen(
