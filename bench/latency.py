@@ -94,7 +94,7 @@ def measure(socket_dir: str, resident_uri: str, cold_uri: str, options: Options)
 
 
 def _while_filling(
-    filler: subprocess.Popen[str],
+    filler: subprocess.Popen[bytes],
     cold: DatasetId,
     grants: DaemonGrants,
     echo: socket.socket,
@@ -103,7 +103,7 @@ def _while_filling(
     assert filler.stdin is not None
     assert filler.stdout is not None
     settle()
-    print(cold, file=filler.stdin, flush=True)
+    filler.stdin.write(f"{cold}\n".encode())
     _expect(filler.stdout, "filling")
     while not select.select([filler.stdout], [], [], 0)[0]:
         started = time.perf_counter()
@@ -118,16 +118,17 @@ def _while_filling(
     _expect(filler.stdout, "filled")
 
 
-def _expect(lines: IO[str], wanted: str) -> None:
-    if (said := lines.readline().strip()) != wanted:
+def _expect(lines: IO[bytes], wanted: str) -> None:
+    if (said := lines.readline().decode().strip()) != wanted:
         raise RuntimeError(f"the process that prefetches said {said!r}, not {wanted!r}")
 
 
 @contextmanager
-def _filler(socket_dir: str) -> Iterator[subprocess.Popen[str]]:
-    """A process of its own, as any job that fills is: in ours it would take turns with the reader at one interpreter."""
+def _filler(socket_dir: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of its own, as any job that fills is: in ours it would take turns with the reader at one interpreter.
+    Its lines are not read ahead, since `select` would not see them."""
     command = [sys.executable, "-c", _FILL, socket_dir]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, 0, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         yield process
 
 

@@ -8,7 +8,7 @@ import struct
 from contextlib import suppress
 from platform import machine
 
-NICE = 15
+NICE = 19
 SLICE_NS = 100_000_000
 """The longest that the scheduler takes. A task that wakes up displaces one of a longer slice at once, and waits
 for the slice of another, here some milliseconds: Linux 6.12, sched_setattr(2), `sched_runtime`."""
