@@ -91,7 +91,7 @@ class Claims:
             dataset.prefetched = False
             named, count = (extent for extent, _ in dataset.extents), len(dataset.extents)
         at_once = count <= self._policy.settings.claim_step
-        self._steps.begin((Work.EVICT, name), self._evict(named), at_once)
+        self._steps.begin((Work.EVICT, name), self._evict(name, named), at_once)
 
     def prefetch(self, job: int, name: DatasetId) -> None:
         """Start, or start again, to fill all of a dataset that the job has declared."""
@@ -256,8 +256,9 @@ class Claims:
             tier.kept.pop(dataset.id, None)
         policy.retune()
 
-    def _evict(self, extents: Iterator[ExtentId]) -> Iterator[None]:
+    def _evict(self, name: DatasetId, extents: Iterator[ExtentId]) -> Iterator[None]:
         while named := list(islice(extents, self._policy.settings.claim_step)):
+            dataset = self._policy.datasets.get(name)
             for extent in named:
                 entry = self._copies.entry(extent)
                 if entry is None or entry.pinned:
@@ -265,6 +266,8 @@ class Claims:
                 for copy in tuple(entry.copies):
                     if copy.idle and not copy.tier.lost:
                         self._copies.evict(copy)
+                if dataset:
+                    dataset.stuck.pop(extent, None)  # a prefetch that came meanwhile begins when this is done
             yield
 
     def _judge(self, dataset: Dataset) -> Iterator[None]:
