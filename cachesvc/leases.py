@@ -35,8 +35,9 @@ class DaemonGrants:
         connected: Callable[[int], None] | None = None,
         job: int = 0,
     ) -> None:
-        """`connected(reader token)` is called after every (re)connection: the place to submit a plan. Readers of
-        one `job` have one share of the fills; 0: this connection has a share of its own."""
+        """`connected(reader token)` is called once a connection, before the first request or `passed`: the place to
+        submit a plan; who rests needs nothing. Readers of one `job` have one share of the fills; 0: this connection
+        has a share of its own."""
         self._path = f"{directory}/{GRANTS_SOCKET}"
         self._dataset = dataset
         self._connected = connected
@@ -45,6 +46,7 @@ class DaemonGrants:
         self._lock = threading.RLock()
         self._connection: Connection | None = None
         self._closed = False
+        self._told = False
         self._leases: dict[int, int] = {}
         self._origins: dict[int, str] = {}
         self.token = 0
@@ -56,13 +58,21 @@ class DaemonGrants:
         return 0 if connection is None else connection.outstanding
 
     def connect(self) -> bool:
-        """Be connected to a daemon that lives; True when this made a new connection. Raises DaemonUnavailable."""
+        """Be connected to a daemon that lives, and have it hear of what is held; True when this made a new
+        connection. Raises DaemonUnavailable."""
         with self._lock:
             if self._connection is not None and self._connection.lives():
                 return False
             self._disconnect()
             self._connect()
             return True
+
+    def announce(self) -> None:
+        """Connect if need be, and have `connected` called now. Raises DaemonUnavailable."""
+        with self._lock:
+            self.connect()
+            self._told = False
+            self._announce()
 
     def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
         """One answer for each extent, in the order asked. Every Granted is a lease until `release`.
@@ -76,6 +86,8 @@ class DaemonGrants:
             if made or connection is None:
                 connection = self._connect()
             try:
+                if not self._told:
+                    self._announce()
                 found = connection.ask(Op.GET, extents, deadline)
                 break
             except DaemonUnavailable:
@@ -105,7 +117,9 @@ class DaemonGrants:
 
     def passed(self, step: int) -> None:
         """This reader's plan has moved on: everything before `step` has been consumed."""
-        with self._lock:
+        with self._lock, suppress(DaemonUnavailable):
+            if not (self._told or self._connection is None or self._connection.over):
+                self._announce()
             self._try_tell([Message(Op.PASSED, 0, step)])
 
     def suspect(self, extents: Sequence[int]) -> None:
@@ -159,16 +173,20 @@ class DaemonGrants:
             except BaseException:
                 connection.close()
                 raise
-            self._connection = connection
+            self._connection, self._told = connection, False
             self._leases = dict.fromkeys(self._leases, 1)
+            keep_connected(self)
+            return connection
+
+    def _announce(self) -> None:
+        with self._lock:
             try:
-                if self._connected is not None:
+                if self._connected is not None and not self._told:
                     self._connected(self.token)
             except BaseException:
                 self._disconnect()  # the next call connects again, and then the plan is not forgotten
                 raise
-            keep_connected(self)
-            return connection
+            self._told = True
 
     def _greet(self, connection: Connection) -> None:
         hello = Message(Op.HELLO, wire.MAGIC, self._job, digest=bytes.fromhex(self._dataset))

@@ -1,5 +1,5 @@
 """One thread of a process looks after its connections to daemons: a daemon that was started again is to know soon what
-is held and what will be needed, though nobody reads just now."""
+readers hold, though none of them reads just now. Their plans wait until they read: nothing is fetched for who rests."""
 
 from __future__ import annotations
 

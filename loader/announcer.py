@@ -26,9 +26,7 @@ class Announcer:
         """From now on extents are needed so. A daemon that is away gets it when it is back: reads will say so."""
         self._plan = plan
         with suppress(DaemonUnavailable):
-            made_anew = self.daemon.connect()  # which submits by itself; an old daemon's token is nobody's
-            if not made_anew:
-                self._connected(self.daemon.token)
+            self.daemon.announce()
 
     def passed(self, step: int) -> None:
         """Everything before `step` of the plan has been consumed."""
