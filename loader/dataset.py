@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -59,7 +59,6 @@ def open_dataset(
     Raises InvalidInput, NotFound, NotAllowed, CorruptData, SourceUnavailable, SourceChanged, and
     DaemonUnavailable where CACHESVC requires a daemon.
     """
-    uris = [os.fspath(uri)] if isinstance(uri, (str, os.PathLike)) else [os.fspath(one) for one in uri]
     options = Options(
         format=format or "",
         extent_bytes=extent_bytes,
@@ -70,7 +69,7 @@ def open_dataset(
         labels=labels,
     )
     rank, processes = foreseen()
-    link = connect([canonical(one) for one in uris], options, version or "", processes)
+    link = connect(_uris(uri), options, version or "", processes)
     if isinstance(fields, str):
         fields = (fields,)
     form = Form(tuple(fields) if fields is not None else None, decode, transform, out)
@@ -78,6 +77,16 @@ def open_dataset(
     if rank == 0:
         _say(dataset.catalog.notes)
     return dataset
+
+
+def _uris(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
+    """One URI or several, canonical. Raises InvalidInput for what is none."""
+    several = isinstance(given, Iterable) and not isinstance(given, (str, bytes, os.PathLike))
+    uris: list[Any] = list(given) if several else [given]  # type: ignore[arg-type]
+    for one in uris:
+        if not isinstance(one, (str, os.PathLike)):
+            raise InvalidInput(f"{one!r} is no URI; give open_dataset a str, a path, or a list of them")
+    return [canonical(os.fsdecode(one)) for one in uris]
 
 
 def _say(notes: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -51,7 +52,10 @@ def refusing_server() -> Iterator[str]:
 
 
 def test_a_plain_machine_passes_with_warnings(no_cloud: None, capsys: Any, tmp_path: Path) -> None:
-    assert run(["doctor", "--json", "--ram", "1MiB", "--nvme", f"{tmp_path}=1KiB"]) == 0
+    assert (
+        run(["doctor", "--json", "--ram", "1MiB", "--extent-bytes", "4096", "--nvme", f"{tmp_path}=4KiB"])
+        == 0
+    )
     found = {row["check"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
     assert found["kernel"]["level"] == "ok"
     assert found["memory"]["level"] == "ok"
@@ -72,15 +76,22 @@ def test_secrets_are_never_shown(no_cloud: None, capsys: Any, monkeypatch: pytes
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
     assert run(["doctor", "--ram", "1MiB", "--extent-bytes", "1MiB"]) == 0
     out = capsys.readouterr().out
-    assert "ok    credentials: S3 credentials from env" in out
+    assert "ok    credentials: S3 credentials from env: found, not tried" in out
     assert "AKIA" not in out
     assert "hunter2" not in out
 
 
 def test_a_socket_nobody_answers_fails(no_cloud: None, capsys: Any, tmp_path: Path) -> None:
-    (tmp_path / "cachesvc.sock").touch()
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "cachesvc.sock"))
     assert run(["doctor", "--ram", "1MiB", "--extent-bytes", "1MiB", "--socket", str(tmp_path)]) == 1
     assert "dead daemon" in capsys.readouterr().out
+
+
+def test_what_is_no_socket_fails(no_cloud: None, capsys: Any, tmp_path: Path) -> None:
+    (tmp_path / "cachesvc.sock").mkdir()
+    assert run(["doctor", "--ram", "1MiB", "--extent-bytes", "1MiB", "--socket", str(tmp_path)]) == 1
+    assert "cachesvc.sock is no socket; remove it" in capsys.readouterr().out
 
 
 def test_a_refusal_still_tells_the_time(refusing_server: str) -> None:
@@ -113,14 +124,23 @@ def test_the_innermost_mount_names_the_file_system() -> None:
 
 def test_a_network_disk_is_warned_of(tmp_path: Path) -> None:
     found = list(
-        checks.disk(NvmeSpec(str(tmp_path), size_bytes=1), f"3 1 0:9 / {tmp_path} rw - nfs4 s:/x rw")
+        checks.disk(NvmeSpec(str(tmp_path), size_bytes=1), 1, f"3 1 0:9 / {tmp_path} rw - nfs4 s:/x rw")
     )
     assert found[0].level is Level.WARN
     assert found[0].mend == "use a disk of this node"
 
 
 def test_a_budget_beyond_the_disk_fails(tmp_path: Path) -> None:
-    assert list(checks.disk(NvmeSpec(str(tmp_path), size_bytes=1 << 60)))[-1].level is Level.FAIL
+    assert list(checks.disk(NvmeSpec(str(tmp_path), size_bytes=1 << 60), 1))[-1].level is Level.FAIL
+
+
+def test_a_budget_below_an_extent_fails_until_extents_are_there(tmp_path: Path) -> None:
+    spec = NvmeSpec(str(tmp_path), size_bytes=4096)
+    assert [each.level for each in checks.disk(spec, 8192)][-1] is Level.FAIL
+    shelf = tmp_path / "cachesvc" / "v1" / "extents" / "00"
+    shelf.mkdir(parents=True)
+    (shelf / "extent").write_bytes(bytes(4096))
+    assert [each.level for each in checks.disk(spec, 8192)][-1] is Level.OK
 
 
 def test_a_budget_beyond_the_memory_fails() -> None:

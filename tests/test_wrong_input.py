@@ -283,6 +283,25 @@ def test_a_full_cache_disk_at_start_is_said(full_disk: Path, tmp_path: Path) -> 
     assert str(full_disk) in complaint(ended)
 
 
+def test_doctor_fails_a_full_cache_disk_as_serve_does(full_disk: Path, capfd: Any) -> None:
+    assert run(["doctor", "--ram", "64MiB", "--nvme", f"{full_disk}=128KiB", "--json"]) == 1
+    rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert [row["level"] for row in rows if row["check"] == "nvme"] == ["warn", "fail"]  # tmpfs; full
+
+
+@pytest.mark.parametrize("verb", ["prefetch", "pin", "evict", "verify", "find", "index"])
+def test_an_empty_uri_is_not_the_working_directory(through: Place, capfd: Any, verb: str) -> None:
+    more = ["label >= 0"] if verb == "find" else []
+    assert run([verb, "", *more]) == InvalidInput.code
+    plain_line(capfd, "an empty URI")
+
+
+@pytest.mark.parametrize("uri", ["", " ", [""], None, [None], 7, b"bytes", []])
+def test_a_trainer_that_names_no_uri_is_told(around: Place, uri: Any) -> None:
+    with pytest.raises(InvalidInput, match="URI"):
+        open_dataset(uri)
+
+
 def test_a_full_disk_for_the_daemons_state_is_said(full_disk: Path, tmp_path: Path) -> None:
     state = ["--state-dir", str(full_disk / "state")]
     ended = serve("--ram", "64MiB", "--socket", str(tmp_path / "run"), *state)

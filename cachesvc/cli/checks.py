@@ -17,8 +17,10 @@ from pathlib import Path
 
 from cachesvc import config
 from cachesvc.client import Control
-from cachesvc.core.errors import CacheError, DaemonUnavailable, InvalidInput, SourceUnavailable
+from cachesvc.core.errors import CacheError, DaemonUnavailable, InvalidInput, OutOfSpace, SourceUnavailable
+from cachesvc.daemon.budgets import checked_budget
 from cachesvc.daemon.lookups import Lookups
+from cachesvc.tiers.probe import room
 
 PROBE_S = 5.0
 """A server that says nothing for longer is as good as gone."""
@@ -79,10 +81,15 @@ def socket(directory: str) -> Iterator[Finding]:
     if not os.path.isdir(directory):
         yield Finding("socket", Level.WARN, f"{directory} does not exist", "start a daemon: cachesvc serve")
         return
-    if not os.path.exists(control):
+    if not os.path.lexists(control):
         yield Finding("socket", Level.WARN, f"no daemon listens in {directory}", "start one: cachesvc serve")
         return
-    found = os.stat(control)
+    found = os.lstat(control)
+    if not stat.S_ISSOCK(found.st_mode):
+        yield Finding(
+            "socket", Level.FAIL, f"{control} is no socket", "remove it, or choose another --socket"
+        )
+        return
     if not os.access(control, os.R_OK | os.W_OK):
         yield Finding(
             "socket",
@@ -122,8 +129,8 @@ def daemon(directory: str) -> Finding:
     return Finding("daemon", Level.OK, f"version {reply.version}, pid {reply.pid}, up {reply.uptime_s:.0f} s")
 
 
-def disk(spec: config.NvmeSpec, mounts: str | None = None) -> Iterator[Finding]:
-    """A cache directory: there, writable, on a real disk, with room for its budget."""
+def disk(spec: config.NvmeSpec, extent_bytes: int, mounts: str | None = None) -> Iterator[Finding]:
+    """A cache directory: there, writable, on a real disk, with room for its budget, and for an extent of it."""
     if not os.path.isdir(spec.path):
         yield Finding("nvme", Level.FAIL, f"{spec.path} is no directory", "create it, or mount the disk")
         return
@@ -139,19 +146,25 @@ def disk(spec: config.NvmeSpec, mounts: str | None = None) -> Iterator[Finding]:
             f"{spec.path} ({kind}) {trouble.partition(':')[0]}",
             trouble.partition(": ")[2],
         )
-    held = os.statvfs(spec.path)
-    total, free = held.f_frsize * held.f_blocks, held.f_frsize * held.f_bavail
+    disk = room(Path(spec.path))
+    total, free = disk.total_bytes, disk.free_bytes
     budget = spec.size_bytes or int(total * spec.share)
     ours = _held_bytes(spec.path)
-    room = f"{free:,} bytes free of {total:,}, budget {budget:,}"
+    sizes = f"{free:,} bytes free of {total:,}, budget {budget:,}"
+    try:
+        checked_budget(spec, disk, ours, extent_bytes)
+    except OutOfSpace as error:
+        what, _, mend = str(error).rpartition("; ")
+        yield Finding("nvme", Level.FAIL, what, mend)
+        return
     if budget > total:
         yield Finding(
-            "nvme", Level.FAIL, f"{spec.path}: {room}", "lower the budget below the size of the disk"
+            "nvme", Level.FAIL, f"{spec.path}: {sizes}", "lower the budget below the size of the disk"
         )
     elif budget > free + ours - int(total * DISK_SPARE):
-        yield Finding("nvme", Level.WARN, f"{spec.path}: {room}", "free space, or lower the budget")
+        yield Finding("nvme", Level.WARN, f"{spec.path}: {sizes}", "free space, or lower the budget")
     else:
-        yield Finding("nvme", Level.OK, f"{spec.path} ({kind}): {room}")
+        yield Finding("nvme", Level.OK, f"{spec.path} ({kind}): {sizes}")
 
 
 def file_system(path: str, mounts: str) -> str:
@@ -223,7 +236,7 @@ def credentials() -> Finding:
     try:
         found = boto3.Session().get_credentials()
         if found is not None and found.get_frozen_credentials().access_key:
-            return Finding("credentials", Level.OK, f"S3 credentials from {found.method}")
+            return Finding("credentials", Level.OK, f"S3 credentials from {found.method}: found, not tried")
     except BotoCoreError as error:
         reason = " ".join(str(error).split())
         return Finding(
@@ -271,8 +284,8 @@ def skew(endpoint: str, date: str, now_s: float) -> Finding:
 
 
 def _held_bytes(path: str) -> int:
-    """What the cache itself holds below a directory: its budget may count on it."""
-    total, pending = 0, [f"{path}/cachesvc"]
+    """Of the extents below a directory: its budget may count on them."""
+    total, pending = 0, [f"{path}/cachesvc/v1/extents"]
     while pending:
         try:
             entries = list(os.scandir(pending.pop()))

@@ -47,7 +47,7 @@ def _examine(settings: config.Settings, endpoint: str) -> Iterator[Finding]:
     yield checks.memory(settings.ram_bytes, allowed_bytes())
     yield checks.open_files(settings.ram_bytes, settings.extent_bytes)
     for spec in settings.nvme:
-        yield from checks.disk(spec)
+        yield from checks.disk(spec, settings.extent_bytes)
     yield from checks.socket(settings.socket_dir)
     yield checks.credentials()
     if endpoint:

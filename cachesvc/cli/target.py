@@ -60,7 +60,10 @@ def versions(control: Control, target: str, options: Options) -> list[DatasetId]
 
 
 def absolute(uri: str) -> str:
-    """A local path as the daemon will name it: it runs in another directory, and resolves links."""
+    """A local path as the daemon will name it: it runs in another directory, and resolves links. Raises InvalidInput
+    where nothing is named, which would be the working directory."""
+    if not uri.strip():
+        raise InvalidInput("an empty URI names nothing; write . for the working directory")
     if "://" in uri:
         return uri
     path = os.path.realpath(os.path.expanduser(uri))

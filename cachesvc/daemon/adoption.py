@@ -15,8 +15,9 @@ from cachesvc.core.model import DatasetId, ExtentId, ReaderId
 from cachesvc.daemon import takeover_state
 from cachesvc.daemon.datasets import Dataset, Datasets
 from cachesvc.daemon.grants import Connection
+from cachesvc.daemon.listening import peer_process
 from cachesvc.daemon.runner import Runner
-from cachesvc.daemon.takeover import Process, peer_process
+from cachesvc.daemon.takeover import Process
 from cachesvc.daemon.takeover_wire import PROTOCOL, SOCKET, Word, receive, receive_state, send
 from cachesvc.tiers.ram import RamTier
 from cachesvc.tiers.tier import Checksums
@@ -49,6 +50,11 @@ class Predecessor:
         self._offer = offer
         self.lock = lock
         """Shared with it: of the directory with the sockets."""
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
 
     def prepare(self, datasets: Datasets) -> None:
         """Load what it has loaded, while it still serves."""

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from cachesvc.config import NvmeSpec
+from cachesvc.core.errors import OutOfSpace
 from cachesvc.core.model import TierName
 from cachesvc.memory import Memory
 from cachesvc.tiers.probe import Room
@@ -25,6 +26,17 @@ def budget_bytes(spec: NvmeSpec, room: Room, ours_bytes: int) -> int:
     spare = int(room.total_bytes * (SIZE_SPARE if spec.size_bytes else SHARE_SPARE))
     wanted = spec.size_bytes or int(room.total_bytes * spec.share)
     return max(0, min(wanted, room.free_bytes + ours_bytes - spare))
+
+
+def checked_budget(spec: NvmeSpec, room: Room, ours_bytes: int, extent_bytes: int) -> int:
+    """The budget that a daemon starts with. Raises OutOfSpace where it holds no extent, and nothing lies there."""
+    budget = budget_bytes(spec, room, ours_bytes)
+    if budget < extent_bytes and not ours_bytes:
+        raise OutOfSpace(
+            f"{spec.path} has room for {budget:,} bytes, less than one extent of {extent_bytes:,}; free room there,"
+            " or give --nvme another directory"
+        )
+    return budget
 
 
 class Budgets:

@@ -21,7 +21,7 @@ from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.model import DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.stalls import StallReport
 from cachesvc.core.wire import Message, Op
-from cachesvc.daemon.listening import bind, spare, turn_away
+from cachesvc.daemon.listening import bind, identity, remove, spare, turn_away
 from cachesvc.daemon.tenants import Peer, admits, peer_of
 
 log = logging.getLogger(__name__)
@@ -129,6 +129,7 @@ class GrantsServer:
         self._tokens: dict[int, _Reader] = {}
         self._path = path
         self._listener = listener or bind(path, mode)
+        self._file = identity(path)
         self._spare = spare()
         watch(self._listener.fileno(), self._accept)
 
@@ -139,7 +140,7 @@ class GrantsServer:
         self._unwatch(self._listener.fileno())
         self._listener.close()
         os.close(self._spare)
-        os.unlink(self._path)
+        remove(self._path, self._file)
 
     def handed(self) -> tuple[int, list[Connection]]:
         """What another daemon takes over: the listener's descriptor and every connection, all still ours."""

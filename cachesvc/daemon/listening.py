@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
+import struct
 from contextlib import suppress
 
 from cachesvc.core import wire
-from cachesvc.core.errors import DaemonUnavailable, InvalidInput
+from cachesvc.core.errors import DaemonUnavailable, InvalidInput, NotAllowed
 from cachesvc.core.wire import Message, Op
 
 BACKLOG = 1024
+_CREDENTIALS = struct.Struct("3i")
 
 
 def bind(path: str, mode: int) -> socket.socket:
-    """A listening SEQPACKET socket. A dead daemon's socket file is replaced; a live one's is an error."""
+    """A listening SEQPACKET socket. Raises as `make_room`."""
+    make_room(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-    if os.path.exists(path):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
-            try:
-                probe.connect(path)
-            except OSError:
-                os.unlink(path)
-            else:
-                listener.close()
-                raise InvalidInput(
-                    f"a daemon already serves {path}; stop it or give --socket another directory"
-                )
     before = os.umask(0o177)  # no moment at which others could connect
     try:
         listener.bind(path)
@@ -36,6 +29,69 @@ def bind(path: str, mode: int) -> socket.socket:
     listener.listen(BACKLOG)
     listener.setblocking(False)
     return listener
+
+
+def check_free(path: str, known: int | None = None) -> None:
+    """Raises InvalidInput where no socket may be bound: `path` is no socket, or one at which a process other than
+    `known` listens. A dead daemon's socket is nobody's."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise InvalidInput(
+            f"{path} is no socket, and one is to be there; remove it, or give --socket another directory"
+        )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+            if peer_process(probe)[0] == known:
+                return
+        except (ConnectionRefusedError, FileNotFoundError):
+            return
+        except (
+            OSError
+        ):  # another kind of socket, one with a full queue, or another user's: in use all the same
+            pass
+    raise InvalidInput(
+        f"another process listens at {path}, or it is another user's; stop that, or give --socket another directory"
+    )
+
+
+def make_room(path: str) -> None:
+    """Remove a dead daemon's socket. Raises InvalidInput as `check_free`, NotAllowed where it cannot be removed."""
+    check_free(path)
+    try:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+    except PermissionError as error:
+        raise NotAllowed(
+            f"{path} cannot be removed ({error.strerror}); remove it, or give --socket another directory"
+        ) from None
+
+
+def identity(path: str) -> tuple[int, int] | None:
+    """Which file it is; None where there is none."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def remove(path: str, ours: tuple[int, int] | None) -> None:
+    """Remove a socket file whose `identity` was `ours`, unless somebody has put another there."""
+    if identity(path) == ours:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+def peer_process(channel: socket.socket) -> tuple[int, int]:
+    """The pid and uid at the other end: of whoever connected, or listened there."""
+    found = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(found)
+    return pid, uid
 
 
 def turn_away(channel: socket.socket, why: str) -> None:

@@ -43,11 +43,12 @@ from cachesvc.core.node import Node
 from cachesvc.core.policy import Settings as NodeSettings
 from cachesvc.core.policy import TierSpec
 from cachesvc.daemon.adoption import Adopted, Predecessor, fill_ram, meet, restore
-from cachesvc.daemon.budgets import Budgets, budget_bytes
+from cachesvc.daemon.budgets import Budgets, checked_budget
 from cachesvc.daemon.crowds import Crowds, crowd_limits
 from cachesvc.daemon.datasets import Datasets, in_use, is_claimed
 from cachesvc.daemon.fillers import Fillers
 from cachesvc.daemon.grants import GrantsServer
+from cachesvc.daemon.listening import check_free, identity, make_room, remove
 from cachesvc.daemon.logs import configure_logging
 from cachesvc.daemon.lookups import Lookups
 from cachesvc.daemon.loop import Loop
@@ -61,6 +62,7 @@ from cachesvc.daemon.service import Service
 from cachesvc.daemon.sharing import Sharing
 from cachesvc.daemon.sharing import check as check_sharing
 from cachesvc.daemon.takeover import Takeover
+from cachesvc.daemon.takeover_wire import SOCKET as TAKEOVER_SOCKET
 from cachesvc.daemon.tenants import Peer, Tenants
 from cachesvc.daemon.tls import read_tls, server_credentials
 from cachesvc.memory import allowed_bytes
@@ -138,9 +140,15 @@ def raise_open_files(wanted: int) -> int:
 @contextmanager
 def _only_one(directory: str, before: Predecessor | None) -> Iterator[int]:
     """Hold the socket directory's lock: the socket file alone cannot tell a live daemon from a dead one
-    without a race. A daemon that is taken over from shares its own."""
+    without a race. A daemon that is taken over from shares its own. Raises InvalidInput where something else is in
+    a socket's place."""
     lock = _locked(directory) if before is None else before.lock
     try:
+        if before is None:
+            for name in (CONTROL_SOCKET, GRANTS_SOCKET, TAKEOVER_SOCKET):
+                check_free(f"{directory}/{name}")
+        else:
+            check_free(f"{directory}/{CONTROL_SOCKET}", before.pid)  # it hands the others over
         yield lock
     finally:
         os.close(lock)
@@ -244,6 +252,7 @@ def _running(
         sharing.start()
     callers = most_callers(open_files)
     server = _control(settings, service, runner.grants.caller, callers)
+    control_file = identity(_control_path(settings))
     crowds = Crowds(_control_path(settings), callers)
     if settings.metrics:
         Metrics(runner, sharing).register()
@@ -260,7 +269,7 @@ def _running(
         runner.close()
         loader.shutdown(wait=False)
         datasets.close()
-        Path(settings.socket_dir, CONTROL_SOCKET).unlink(missing_ok=True)
+        remove(_control_path(settings), control_file)
 
 
 def _adopted(before: Predecessor | None, datasets: Datasets) -> Adopted:
@@ -293,12 +302,7 @@ def _tiers(
     for number, spec in enumerate(settings.nvme):
         tier = open_nvme(TierName(f"nvme{number}"), Path(spec.path), locks=adopted.locks)
         found = tier.recover()
-        budget = budget_bytes(spec, room(Path(spec.path)), sum(found.values()))
-        if budget < settings.extent_bytes and not found:
-            raise OutOfSpace(
-                f"{spec.path} has room for {budget:,} bytes, less than one extent of {settings.extent_bytes:,}; free room"
-                " there, or give --nvme another directory"
-            )
+        budget = checked_budget(spec, room(Path(spec.path)), sum(found.values()), settings.extent_bytes)
         log.info("cache directory", extra={"dir": spec.path, "extents": len(found), "budget_bytes": budget})
         tiers.append(tier)
         specs.append(TierSpec(tier.name, budget))
@@ -335,7 +339,7 @@ def _control(
         checks.set(each, health_pb2.HealthCheckResponse.SERVING)
     reflection.enable_server_reflection((name, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     path = _control_path(settings)
-    Path(path).unlink(missing_ok=True)  # a dead daemon's: we hold the directory's lock
+    make_room(path)
     before = os.umask(0o177)
     try:
         server.add_insecure_port(f"unix:{path}")

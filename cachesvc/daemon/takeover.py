@@ -19,7 +19,6 @@ import os
 import select
 import signal
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +32,7 @@ from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.model import RAM, ExtentId, ReaderId
 from cachesvc.daemon import takeover_state
 from cachesvc.daemon.grants import Connection
-from cachesvc.daemon.listening import bind
+from cachesvc.daemon.listening import bind, identity, peer_process, remove
 from cachesvc.daemon.runner import Runner
 from cachesvc.daemon.takeover_wire import (
     MAX_DATASETS,
@@ -58,7 +57,6 @@ DRAIN_POLL_S = 0.01
 ADOPT_S = 60.0
 """Readers wait meanwhile: a million extents in a cache directory take 8 s."""
 KILLED_S = 10.0
-_CREDENTIALS = struct.Struct("3i")
 
 
 class Takeover:
@@ -77,13 +75,14 @@ class Takeover:
         self._end = end
         self._busy = False
         self._listener = bind(self._path, 0o600)
+        self._file = identity(self._path)
         self._loop.watch(self._listener.fileno(), self._accept)
 
     def close(self) -> None:
         """Listen no more."""
         self._loop.unwatch(self._listener.fileno())
         self._listener.close()
-        os.unlink(self._path)
+        remove(self._path, self._file)
 
     def _accept(self) -> None:
         try:
@@ -200,6 +199,7 @@ class Process:
     Raises OSError where there is none, or where it is in another PID namespace."""
 
     def __init__(self, pid: int) -> None:
+        self.pid = pid
         self._fd = os.pidfd_open(pid)
 
     def __enter__(self) -> Process:
@@ -223,10 +223,3 @@ class Process:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._fd, signal.SIGKILL)
         self.ended(timeout_s)
-
-
-def peer_process(channel: socket.socket) -> tuple[int, int]:
-    """The pid and uid at the other end: of whoever connected, or listened there."""
-    found = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(found)
-    return pid, uid
