@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cachesvc.catalog.inputs import Inputs
-from cachesvc.catalog.tables import FILE_COLUMNS, Table, parsed_table
+from cachesvc.catalog.tables import FILE_COLUMNS, Table, begins_as_rows, parsed_table
 from cachesvc.catalog.tags import Tags
 from cachesvc.core.errors import CorruptData, InvalidInput
 
@@ -14,6 +14,8 @@ _MEANT = ("labels", "metadata")
 """Names that only a table has, where other data is beside it."""
 _MAX_TABLES = 16
 _TABLE_BYTES = 256 << 20
+_FIRST_LINE_BYTES = 64 << 10
+"""Read of JSONL of any name: one that begins with a longer line is data."""
 
 
 @dataclass(slots=True)
@@ -46,7 +48,7 @@ def told_apart(inputs: Inputs) -> Told:
         )
     for at in named:
         _parsed(inputs, at).check_labels()
-    found = [at for at, entry in enumerate(inputs.entries) if at not in named and _may_be_table(entry.path)]
+    found = [at for at in _candidates(inputs) if at not in named]
     kept = [at for at in found if _names_files(inputs, at)] if len(found) <= _MAX_TABLES else []
     if len(kept) + len(named) == len(inputs.entries):
         kept = []
@@ -62,10 +64,27 @@ def told_apart(inputs: Inputs) -> Told:
     return Told(sorted(taken), rest, notes)
 
 
-def _may_be_table(path: str) -> bool:
-    stem, _, extension = path.rpartition(".")
-    known = extension in ("csv", "tsv") or (extension == "jsonl" and stem in _MEANT)
-    return known and "/" not in path
+def _candidates(inputs: Inputs) -> list[int]:
+    """Separated values directly below the URI; JSONL there that has the name of a table or begins as one. Of more JSONL
+    than `_MAX_TABLES` no first line is read: it is data."""
+    below = {
+        at: entry.path.rpartition(".") for at, entry in enumerate(inputs.entries) if "/" not in entry.path
+    }
+    certain = {
+        at
+        for at, (stem, _, extension) in below.items()
+        if extension in ("csv", "tsv") or (extension == "jsonl" and stem in _MEANT)
+    }
+    others = [at for at, (_, _, extension) in below.items() if extension == "jsonl" and at not in certain]
+    if len(others) <= _MAX_TABLES:
+        certain.update(at for at in others if _begins_as_rows(inputs, at))
+    return sorted(certain)
+
+
+def _begins_as_rows(inputs: Inputs, at: int) -> bool:
+    version = inputs.entries[at].object
+    beginning = inputs.fetch(version, 0, min(version.size_bytes, _FIRST_LINE_BYTES))
+    return begins_as_rows(beginning if version.size_bytes > _FIRST_LINE_BYTES else beginning + b"\n")
 
 
 def _names_files(inputs: Inputs, at: int) -> bool:
