@@ -259,6 +259,9 @@ def test_of_jsonl_of_other_content_only_the_first_line_is_read(tmp_path: Path) -
     write_files(tmp_path / "d", FILES | {"train.jsonl": b'{"text": "x"}\n' * 100_000})
     assert compiled(tmp_path / "d", folder=Counted()).samples == 5
     assert reads == [64 << 10]
+    write_files(tmp_path / "rows", {f"{n}.jsonl": b'{"path": "x"}\n' * 100_000 for n in range(2)})
+    assert compiled(tmp_path / "rows", folder=Counted()).samples == 2  # nothing but tables is data
+    assert reads == [64 << 10] * 3
 
 
 def test_much_jsonl_is_data_and_keeps_no_table_from_being_found(tmp_path: Path) -> None:

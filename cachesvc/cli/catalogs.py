@@ -24,27 +24,23 @@ from cachesvc.sources.uri import canonical
 def catalog_file(
     socket: str | None, name: str, options: Options, as_json: bool = False
 ) -> Iterator[tuple[Catalog, str]]:
-    """A dataset's catalog and the path of its file, good inside the block; what it notes is said on stderr.
+    """A dataset's catalog and the path of its file, good inside the block; what is noted of a URI is said.
 
     Without a daemon the catalog is built from the source with this user's own rights and thrown away.
     """
     directory = socket or find_daemon()
     if directory is not None:
         with _granted(directory, name, options, as_json) as found:
-            yield _noted(found, as_json)
+            yield Catalog.open(found), found
     elif is_dataset_id(name):
         raise DaemonUnavailable(
             f"only a daemon knows dataset {name}: start one (cachesvc serve) or name the URI"
         )
     else:
         with _built(name, options, as_json) as found:
-            yield _noted(found, as_json)
-
-
-def _noted(path: str, as_json: bool) -> tuple[Catalog, str]:
-    catalog = Catalog.open(path)
-    say_notes(catalog.notes, as_json)
-    return catalog, path
+            catalog = Catalog.open(found)
+            say_notes(catalog.notes, as_json)
+            yield catalog, found
 
 
 @contextmanager

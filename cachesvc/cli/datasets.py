@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from cachesvc.cli import options, output, target
-from cachesvc.cli.notes import say_notes_of
 from cachesvc.client import Control
 from cachesvc.core.errors import CacheError
 
@@ -46,7 +45,6 @@ def pin(name: str, socket: str | None, json: bool, **given: Any) -> int:
     """Keep a dataset's resident extents, whatever else needs room."""
     with Control(socket) as control:
         dataset = target.current(control, name, options.dataset_options(given), json)
-        say_notes_of(control, dataset, json)
         control.pin(dataset, True)
     _report(json, f"{name} ({dataset}) is pinned", event="pinned", dataset=dataset, target=name)
     return 0

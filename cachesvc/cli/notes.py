@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 
 from cachesvc.cli import output
-from cachesvc.client import Control
-from cachesvc.core.model import DatasetId
-from cachesvc.leases import DaemonGrants
 
 SAID = 8
 """Notes of one dataset that are printed one by one."""
@@ -27,19 +23,3 @@ def say_notes(notes: Sequence[str], as_json: bool) -> None:
         else:
             sys.stderr.write(f"warning: {line}\n")
             sys.stderr.flush()
-
-
-def say_notes_of(control: Control, dataset: DatasetId, as_json: bool) -> None:
-    """The notes of a dataset that the daemon has open. Raises what the daemon refuses its catalog with."""
-    from cachesvc.catalog.catalog import Catalog
-
-    grants = DaemonGrants(control.directory, dataset)
-    try:
-        fd = grants.catalog()
-        try:
-            notes = Catalog.open(f"/proc/self/fd/{fd}").notes
-        finally:
-            os.close(fd)
-    finally:
-        grants.close()
-    say_notes(notes, as_json)

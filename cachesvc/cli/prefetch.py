@@ -9,7 +9,6 @@ import click
 
 from cachesvc.cli import options, output, target
 from cachesvc.cli.feedback import Feedback
-from cachesvc.cli.notes import say_notes_of
 from cachesvc.cli.verify import check
 from cachesvc.client import Control
 from cachesvc.core.errors import CacheError, DaemonUnavailable, OutOfSpace, from_code
@@ -56,7 +55,6 @@ def prefetch(
                     group[0] if len(group) == 1 else f"{group[0]} and {len(group) - 1} more",
                 )
             try:
-                say_notes_of(control, dataset, json)
                 _fill(control, dataset, name, dry_run, json)
                 if verify_too and not dry_run:
                     check(control, dataset, name, json)

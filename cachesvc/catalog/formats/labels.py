@@ -48,8 +48,10 @@ def told_apart(inputs: Inputs) -> Told:
         )
     for at in named:
         _parsed(inputs, at).check_labels()
-    found = [at for at in _candidates(inputs) if at not in named]
-    kept = [at for at in found if _names_files(inputs, at)] if len(found) <= _MAX_TABLES else []
+    found = [at for at, entry in enumerate(inputs.entries) if at not in named and _may_be_table(entry.path)]
+    begun = _begun(inputs, {*named, *found})
+    few = len(found) + len(begun) <= _MAX_TABLES
+    kept = [*begun, *(at for at in found if _names_files(inputs, at))] if few else []
     if len(kept) + len(named) == len(inputs.entries):
         kept = []
     taken = {*named, *kept}
@@ -64,25 +66,27 @@ def told_apart(inputs: Inputs) -> Told:
     return Told(sorted(taken), rest, notes)
 
 
-def _candidates(inputs: Inputs) -> list[int]:
-    """Separated values directly below the URI; JSONL there that has the name of a table or begins as one. Of more JSONL
-    than `_MAX_TABLES` no first line is read: it is data."""
-    below = {
-        at: entry.path.rpartition(".") for at, entry in enumerate(inputs.entries) if "/" not in entry.path
-    }
-    certain = {
+def _may_be_table(path: str) -> bool:
+    stem, _, extension = path.rpartition(".")
+    known = extension in ("csv", "tsv") or (extension == "jsonl" and stem in _MEANT)
+    return known and "/" not in path
+
+
+def _begun(inputs: Inputs, known: set[int]) -> list[int]:
+    """JSONL of any other name that begins as a table, directly below the URI. Of more than `_MAX_TABLES` nothing is
+    read: they are data."""
+    rows = [
         at
-        for at, (stem, _, extension) in below.items()
-        if extension in ("csv", "tsv") or (extension == "jsonl" and stem in _MEANT)
-    }
-    others = [at for at, (_, _, extension) in below.items() if extension == "jsonl" and at not in certain]
-    if len(others) <= _MAX_TABLES:
-        certain.update(at for at in others if _begins_as_rows(inputs, at))
-    return sorted(certain)
+        for at, entry in enumerate(inputs.entries)
+        if entry.path.endswith(".jsonl") and "/" not in entry.path and at not in known
+    ]
+    return [at for at in rows if _begins_as_rows(inputs, at)] if len(rows) <= _MAX_TABLES else []
 
 
 def _begins_as_rows(inputs: Inputs, at: int) -> bool:
     version = inputs.entries[at].object
+    if version.size_bytes > _TABLE_BYTES:
+        return False
     beginning = inputs.fetch(version, 0, min(version.size_bytes, _FIRST_LINE_BYTES))
     return begins_as_rows(beginning if version.size_bytes > _FIRST_LINE_BYTES else beginning + b"\n")
 
