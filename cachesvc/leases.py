@@ -16,18 +16,17 @@ from cachesvc.core.model import DatasetId
 from cachesvc.core.stalls import StallReport
 from cachesvc.core.wire import Message, Op
 from cachesvc.grants import Granted, Refused
+from cachesvc.presence import keep_connected, leave_alone
 
 HELLO_TIMEOUT_S = 30.0
 """A restarted daemon loads the catalog before it welcomes anyone."""
 
-KNOCK_EVERY_S = 1.0
-"""A connect that fails costs 20 us; a restarted daemon should soon know what is held."""
-
 
 class DaemonGrants:
-    """One connection to a daemon for one dataset. Made anew by the first call after it broke, and then the
-    extents still leased are held against the new daemon's budget. Safe to share between threads, each of which
-    waits for its own extents alone; never across a fork: a child can only `abandon` it."""
+    """One connection to a daemon for one dataset. Made anew by the first call after it broke, or within a second of
+    the daemon's return (`presence.py`), and then the extents still leased are held against the new daemon's budget.
+    Safe to share between threads, each of which waits for its own extents alone; never across a fork: a child can
+    only `abandon` it."""
 
     def __init__(
         self,
@@ -48,7 +47,6 @@ class DaemonGrants:
         self._closed = False
         self._leases: dict[int, int] = {}
         self._origins: dict[int, str] = {}
-        self._knock_at = 0.0
         self.token = 0
 
     @property
@@ -72,14 +70,19 @@ class DaemonGrants:
         Raises DaemonUnavailable when the connection is gone or cannot be made, DeadlineExceeded after
         `timeout_s`, and the typed error of a fill that failed; CacheError after `close`.
         """
-        connection = self._connection
-        if connection is None or connection.over or self._closed:
-            connection = self._connect()
-        try:
-            found = connection.ask(Op.GET, extents, time.monotonic() + timeout_s)
-        except DaemonUnavailable:
-            self._check()
-            raise
+        deadline, connection = time.monotonic() + timeout_s, self._connection
+        made = connection is None or connection.over or self._closed
+        while True:
+            if made or connection is None:
+                connection = self._connect()
+            try:
+                found = connection.ask(Op.GET, extents, deadline)
+                break
+            except DaemonUnavailable:
+                self._check()
+                if made:
+                    raise
+                made = True  # it broke at some time since the last request: the daemon may be back
         failure = next((answer for answer, _ in found if answer.op is Op.FAILED), None)
         if failure is not None:
             give_back(connection, found)
@@ -101,14 +104,8 @@ class DaemonGrants:
             self._try_tell(given)
 
     def passed(self, step: int) -> None:
-        """This reader's plan has moved on: everything before `step` has been consumed. A daemon that was started
-        again learns here of the plan and of what is still held, though nothing more is asked of it."""
+        """This reader's plan has moved on: everything before `step` has been consumed."""
         with self._lock:
-            gone = self._connection is None or self._connection.over
-            if gone and self.token and not self._closed and time.monotonic() >= self._knock_at:
-                self._knock_at = time.monotonic() + KNOCK_EVERY_S
-                with suppress(DaemonUnavailable):
-                    self._connect()
             self._try_tell([Message(Op.PASSED, 0, step)])
 
     def suspect(self, extents: Sequence[int]) -> None:
@@ -135,6 +132,7 @@ class DaemonGrants:
         if os.getpid() != self._process:
             self.abandon()
             return
+        leave_alone(self)
         with self._lock:
             self._closed = True
             self._leases.clear()
@@ -169,6 +167,7 @@ class DaemonGrants:
             except BaseException:
                 self._disconnect()  # the next call connects again, and then the plan is not forgotten
                 raise
+            keep_connected(self)
             return connection
 
     def _greet(self, connection: Connection) -> None:

@@ -198,16 +198,26 @@ class Dataset(TorchDataset[Any]):
         }
 
     def array(self) -> np.ndarray[Any, Any]:
-        """The whole dataset as one flat read-only array (fixed records: [slots, *shape] where records do not
-        overlap, else their items in a row), mapped, not copied. Raises OutOfSpace when it is not all in memory.
+        """Records of one size as one read-only array [len, *shape], in their order and as they are stored: the swap
+        for np.memmap. Mapped where they lie one behind the other; a copy of a subset, and of records between whose
+        extents there are gaps (their size does not divide 2 MiB, or they come from several files).
+
+        Raises InvalidInput for samples of other formats, OutOfSpace when the dataset is not all in memory.
         """
-        flat, layout = self.opened.reader().array(), self._catalog.layout
-        if not isinstance(layout, Fixed) or layout.stride_bytes < layout.record_bytes:
-            size = int(self._catalog.extent_starts[-1] + self._catalog.extent_sizes[-1])
-            items = np.dtype(layout.dtype) if isinstance(layout, Fixed) else np.dtype(np.uint8)
-            return flat[: size - size % items.itemsize].view(items)
-        rows = len(flat) // layout.record_bytes
-        return flat[: rows * layout.record_bytes].view(layout.dtype).reshape(rows, *layout.shape)
+        layout = self._catalog.layout
+        if not isinstance(layout, Fixed):
+            raise InvalidInput("only records of one size make one array; ask for samples: dataset[[0, 1, 2]]")
+        item = np.empty(layout.shape, layout.dtype)
+        flat, strides = self.opened.reader().array(), (layout.stride_bytes, *item.strides)
+        if self._ids is None and len(layout.runs_first) == 1:
+            shape, begin = (len(self), *item.shape), int(layout.runs_slot[0]) * layout.stride_bytes
+            whole: np.ndarray[Any, Any] = np.ndarray(shape, item.dtype, flat, begin, strides)
+            return whole
+        slots = layout.slots(self.ids_of(np.arange(len(self))))
+        rows = np.ndarray((int(slots.max()) + 1, *item.shape), item.dtype, flat, 0, strides)
+        found: np.ndarray[Any, Any] = rows[slots]
+        found.flags.writeable = False
+        return found
 
     # ---- for the loader
 

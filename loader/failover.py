@@ -11,7 +11,7 @@ from cachesvc.core.errors import DaemonUnavailable, DeadlineExceeded, NotAllowed
 from cachesvc.grants import Granted, Grants, Refused
 
 FIRST_PROBE_S = 0.1
-LAST_PROBE_S = 5.0
+LAST_PROBE_S = 1.0
 """Knocking is cheap (a connect that fails), and a restarted daemon should be used soon."""
 _log = logging.getLogger("cachesvc")
 

@@ -47,10 +47,12 @@ from cachesvc.core.events import (
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.node import Node
 from cachesvc.core.policy import Settings, TierSpec
+from cachesvc.core.retain import STRETCHES
 
 NVME = TierName("nvme0")
 EXTENTS = [(ExtentId(bytes([number]) * 16), 1 + number % 4) for number in range(24)]
 SIZES = dict(EXTENTS)
+EXTENT_IDS = tuple(SIZES)
 DATASETS = {
     DatasetId("a"): tuple(EXTENTS[:10]),
     DatasetId("b"): tuple(EXTENTS[8:18]),
@@ -225,10 +227,17 @@ class NodeMachine(RuleBasedStateMachine):
     def job_ends(self, job: int) -> None:
         self.send(JobEnded(job))
 
-    @rule(plan=st.integers(1, 3), job=jobs, order=st.lists(extents, max_size=12), span=st.integers(0, 3))
-    def plan(self, plan: int, job: int, order: list[ExtentId], span: int) -> None:
+    @rule(
+        plan=st.integers(1, 3),
+        job=jobs,
+        order=st.lists(extents, max_size=12),
+        span=st.integers(0, 3),
+        again=st.booleans(),
+    )
+    def plan(self, plan: int, job: int, order: list[ExtentId], span: int, again: bool) -> None:
         entries = tuple((extent, step, step + span) for step, extent in enumerate(order))
-        self.send(Planned(plan, job, entries))
+        following = (*order, *EXTENT_IDS) * (again * STRETCHES)
+        self.send(Planned(plan, job, entries, following[:STRETCHES]))
 
     @rule(plan=st.integers(1, 3), step=st.integers(0, 14))
     def passed(self, plan: int, step: int) -> None:
@@ -238,9 +247,11 @@ class NodeMachine(RuleBasedStateMachine):
     def plan_ends(self, plan: int) -> None:
         self.send(PlanEnded(plan))
 
-    @rule(dataset=datasets, pin=st.booleans())
-    def pin(self, dataset: DatasetId, pin: bool) -> None:
-        self.send(Pinned(dataset) if pin else Unpinned(dataset))
+    @rule(dataset=datasets, pin=st.booleans(), gradual=st.booleans())
+    def pin(self, dataset: DatasetId, pin: bool, gradual: bool) -> None:
+        self.send(Pinned(dataset, gradual) if pin else Unpinned(dataset))
+        pinned = pin and dataset in self.node.policy.datasets and self.node.policy.datasets[dataset].pinned
+        assert gradual or not pinned or self.node.claims.settled(dataset)
 
     @rule(dataset=datasets)
     def evict(self, dataset: DatasetId) -> None:
@@ -281,6 +292,15 @@ class NodeMachine(RuleBasedStateMachine):
         self.send(TierBack(RAM))
         self.send(TierBack(NVME))
 
+    @rule(count=st.integers(1, 8))
+    def steps_go_on(self, count: int) -> None:
+        """Of what is done to large datasets and plans between other events."""
+        for _ in range(count):
+            if self.node.steps:
+                assert self.node.next_deadline() is not None, "a step that nobody calls for"
+                self.send(Tick())
+                self.node.check()
+
     @rule()
     def time_passes(self) -> None:
         self.now += 31.0
@@ -319,6 +339,10 @@ class NodeMachine(RuleBasedStateMachine):
             self.send(JobEnded(number))
         for name in DATASETS:
             self.send(Unpinned(name))
+        while self.node.steps:
+            self.steps_go_on(1)
+        assert not self.node.policy.datasets, "a claim that never ends"
+        assert not self.node.lookahead.ending
         self.node.check()
 
 

@@ -24,6 +24,7 @@ from cachesvc.core.errors import CacheError, DaemonUnavailable, NotAllowed, NotF
 from cachesvc.core.model import DatasetId
 from cachesvc.grants import Granted, Refused
 from cachesvc.leases import DaemonGrants
+from cachesvc.presence import EVERY_S, leave_alone
 from tests.servers import Proxy, SeaweedFS
 
 EXTENT = 1 << 20
@@ -259,6 +260,41 @@ def test_after_a_kill_nvme_is_warm_and_held_memory_counts(
             assert ram.held_bytes >= len(in_ram) * EXTENT
             grants.close()
             wait_until(lambda: all(tier.held_bytes == 0 for tier in control.status().tiers))
+
+
+def test_a_restarted_daemon_hears_of_what_a_reader_holds_that_asks_for_nothing(
+    daemon: Daemon, bucket: str, data: bytes
+) -> None:
+    grants = DaemonGrants(daemon.socket_dir, opened(daemon, bucket).id)
+    for answer in grants.acquire(range(EXTENTS), 30.0):
+        read(answer)
+    daemon.kill()
+    daemon.start()
+    with Control(daemon.socket_dir) as control:
+        wait_until(lambda: control.status().tiers[0].held_bytes == EXTENTS * EXTENT)
+    grants.close()
+
+
+def test_a_daemon_that_was_started_again_between_two_requests_is_asked_at_once(
+    daemon: Daemon, bucket: str, data: bytes
+) -> None:
+    grants = DaemonGrants(daemon.socket_dir, opened(daemon, bucket).id)
+    leave_alone(grants)  # as if it were back within the second
+    read(grants.acquire([0], 30.0)[0])
+    daemon.kill()
+    daemon.start()
+    assert read(grants.acquire([1], 30.0)[0]) == data[EXTENT : 2 * EXTENT]
+    grants.close()
+
+
+def test_a_reader_that_is_forgotten_is_not_kept_connected(daemon: Daemon, bucket: str, data: bytes) -> None:
+    grants = DaemonGrants(daemon.socket_dir, opened(daemon, bucket).id)
+    read(grants.acquire([0], 30.0)[0])
+    with Control(daemon.socket_dir) as control:
+        assert control.status().readers == 1
+        time.sleep(2 * EVERY_S)  # it has been looked after meanwhile
+        del grants
+        wait_until(lambda: control.status().readers == 0)
 
 
 def test_a_corrupt_file_is_found_before_its_first_grant_and_filled_again(

@@ -132,9 +132,38 @@ def test_a_forked_child_reads_right_bytes_and_keeps_nothing(
 def test_array_is_the_whole_dataset_without_a_copy(tmp_path: Path) -> None:
     rows = datasets.records(tmp_path / "r.bin", 100, 4096)
     link = compiled(tmp_path / "r.bin", tmp_path, format="records", record_bytes=4096, extent_bytes=16384)
-    flat = in_memory(link).array()
-    assert (flat[:100] == rows).all()
-    assert not flat.flags.writeable
+    whole = in_memory(link)
+    found = whole.array()
+    assert found.shape == rows.shape
+    assert (found == rows).all()
+    assert not found.flags.writeable
+    assert np.shares_memory(found, whole.array())
+
+
+@pytest.mark.parametrize("record_bytes", [48, 3000, 4096])
+def test_array_has_the_samples_in_their_order_and_nothing_else(tmp_path: Path, record_bytes: int) -> None:
+    (tmp_path / "data").mkdir()
+    parts = [datasets.records(tmp_path / "data" / f"{n}.npy", 50 + n, record_bytes) for n in range(3)]
+    link = compiled(tmp_path / "data", tmp_path, format="records", extent_bytes=16384)
+    whole, rows = in_memory(link), np.concatenate(parts)
+    assert np.array_equal(whole.array(), rows)
+    chosen = [140, 3, 3, 77]
+    assert np.array_equal(whole.select(chosen).array(), rows[chosen])
+    assert not whole.select(chosen).array().flags.writeable
+
+
+def test_array_of_overlapping_sequences_has_each_of_them(tmp_path: Path) -> None:
+    np.save(tmp_path / "t.npy", np.arange(1000, dtype=np.uint16))
+    link = compiled(tmp_path / "t.npy", tmp_path, format="tokens", seq_len=16, overlap=1)
+    whole = in_memory(link)
+    found = whole.array()
+    assert len(found) == len(whole)
+    assert all((row == whole[n].numpy()).all() for n, row in enumerate(found))
+
+
+def test_array_of_samples_of_several_sizes_is_refused(blobs: tuple[MemoryLink, dict[str, bytes]]) -> None:
+    with pytest.raises(InvalidInput, match="one size"):
+        in_memory(blobs[0]).array()
 
 
 def test_local_files_are_read_without_a_daemon_and_a_changed_one_is_refused(home: Path) -> None:

@@ -20,7 +20,7 @@ def check(node: Node) -> None:
         queued[entry.id].add(job)
     for entry in node.copies.entries.values():
         assert entry.queued == queued.pop(entry.id, set()), "queue membership"
-        _check_entry(entry)
+        _check_entry(entry, all(node.claims.settled(dataset.id) for dataset in entry.datasets))
     assert not queued, "queued without a record"
     for tier in node.policy.tiers.values():
         _check_tier(node, tier)
@@ -36,7 +36,7 @@ def _copies(node: Node) -> list[Copy]:
     return [copy for entry in node.copies.entries.values() for copy in entry.copies]
 
 
-def _check_entry(entry: Entry) -> None:
+def _check_entry(entry: Entry, settled: bool) -> None:
     tiers = [copy.tier.name for copy in entry.copies]
     assert len(set(tiers)) == len(tiers), "two copies in one tier"
     assert entry.ready == (entry.best() is not None), "readiness"
@@ -44,12 +44,12 @@ def _check_entry(entry: Entry) -> None:
         assert not entry.ready, "a waiter on a resident extent"
         assert entry.filling() or entry.queued or entry.due_at is not None, "a waiter nobody works for"
     for copy in entry.copies:
-        _check_copy(copy)
+        _check_copy(copy, settled)
     alive = entry.copies or entry.waiters or entry.datasets or entry.needs or entry.queued
     assert alive or entry.due_at is not None, "a record of nothing"
 
 
-def _check_copy(copy: Copy) -> None:
+def _check_copy(copy: Copy, settled: bool) -> None:
     assert (copy.role is Role.KEPT) == (copy.home is not None), "kept copies have a home"
     assert copy.home is None or copy.home in copy.entry.datasets, "a home that claims the extent"
     assert min(copy.leases, copy.fills_from) >= 0, "counts below zero"
@@ -60,7 +60,8 @@ def _check_copy(copy: Copy) -> None:
         assert copy.source.fills_from, "a source that is protected"
     pinned = copy.role is Role.KEPT and copy.entry.pinned
     shelved = copy.idle and not copy.doomed and not pinned
-    assert (copy.shelf is not None) == shelved, "on a shelf exactly while evictable"
+    assert settled or copy.shelf is None or (copy.idle and not copy.doomed), "on a shelf though in use"
+    assert not settled or (copy.shelf is not None) == shelved, "on a shelf exactly while evictable"
     assert not (copy.idle and copy.doomed) or copy.tier.lost, "a doomed copy that nobody uses"
 
 
@@ -113,6 +114,8 @@ def _check_readers(node: Node) -> None:
 def _check_plans(node: Node) -> None:
     needs: Counter[ExtentId] = Counter()
     ahead: Counter[Window] = Counter()
+    for plan in node.lookahead.ending:
+        needs.update(plan.entries[index][0] for _, index, _ in plan.window)
     for plan in node.lookahead.plans.values():
         needs.update(plan.entries[index][0] for _, index, _ in plan.window)
         assert plan.entered_bytes == sum(size for _, _, size in plan.window), "bytes in the window"

@@ -1,12 +1,13 @@
 """What jobs and operators want: declared datasets, prefetches, pins, evictions.
 
-Each method costs time in proportion to the dataset it names and is rare; a claim that is gradual, and the end of a
-large one, are done in steps. What follows from it extent by extent costs O(1).
+What is done to all extents of a large dataset is done in steps (`steps.py`), but for claims and pins that are not
+gradual. What follows from it extent by extent costs O(1).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 from cachesvc.core.copies import Copies
 from cachesvc.core.events import DatasetDeclared
@@ -15,18 +16,18 @@ from cachesvc.core.model import DatasetId, ExtentId
 from cachesvc.core.policy import Asked
 from cachesvc.core.report import Counters, EpochCounters, Progress
 from cachesvc.core.state import Dataset, Entry, Role, Tally
+from cachesvc.core.steps import Steps, Work
 
 
 class Claims:
     """Claimed datasets, by id in the policy and by job here."""
 
-    def __init__(self, copies: Copies) -> None:
+    def __init__(self, copies: Copies, steps: Steps) -> None:
         self._copies = copies
         self._policy = copies.policy
+        self._steps = steps
         self._jobs: dict[int, list[Dataset]] = {}
         self._turn = 0
-        self._claiming: dict[DatasetId, Iterator[None]] = {}
-        """Claims under way, and ends of claims, the first in line first."""
 
     def declare(self, event: DatasetDeclared) -> None:
         """Claim a dataset for a job; claiming it twice changes nothing."""
@@ -39,32 +40,24 @@ class Claims:
         if not dataset.claimed:  # it is new; or its last claim is being given up, which ends here
             dataset.user = event.user
             dataset.quota_bytes, dataset.user_quota_bytes = event.quota_bytes, event.user_quota_bytes
-            self._claiming[name] = self._claim(dataset)
-        if not event.gradual or len(event.extents) <= self._policy.settings.claim_step:
-            self._finish(name)
+            self._begin(Work.CLAIM, dataset, self._claim(dataset))
+        if not event.gradual:
+            self._steps.finish((Work.CLAIM, name))
         if job not in dataset.jobs:
             dataset.jobs.add(job)
             self._jobs.setdefault(job, []).append(dataset)
 
     def claimed(self, name: DatasetId) -> bool:
         """No claim of the dataset, and no end of one, is under way."""
-        return name not in self._claiming
+        return (Work.CLAIM, name) not in self._steps
 
-    @property
-    def claiming(self) -> bool:
-        """A claim, or the end of one, is under way."""
-        return bool(self._claiming)
+    def settled(self, name: DatasetId) -> bool:
+        """Nor is a pin or an unpin."""
+        return self.claimed(name) and (Work.PIN, name) not in self._steps
 
-    def claim_more(self) -> None:
-        """The next step of the first that is under way."""
-        for name, steps in self._claiming.items():
-            if next(steps, steps) is steps:
-                del self._claiming[name]
-            break
-
-    def _finish(self, name: DatasetId) -> None:
-        for _ in self._claiming.pop(name, ()):
-            pass
+    def evicted(self, name: DatasetId) -> bool:
+        """No eviction of the dataset is under way."""
+        return (Work.EVICT, name) not in self._steps
 
     def end_job(self, job: int) -> None:
         """Give up a job's claims. What no other job claims and no pin holds becomes LRU."""
@@ -72,35 +65,33 @@ class Claims:
             dataset.jobs.discard(job)
             self._unclaim_unused(dataset)
 
-    def pin(self, name: DatasetId) -> None:
+    def pin(self, name: DatasetId, gradual: bool) -> None:
         """Keep what is resident of a declared dataset, whatever else happens."""
         dataset = self._policy.datasets.get(name)
         if dataset and dataset.claimed:
-            self._finish(name)
             dataset.pinned = True
-            self._resettle(dataset, dataset.extents)
+            self._begin(Work.PIN, dataset, self._judge(dataset))
+            if not gradual:
+                self._steps.finish((Work.CLAIM, name))
+                self._steps.finish((Work.PIN, name))
 
     def unpin(self, name: DatasetId) -> None:
         """End a pin."""
         dataset = self._policy.datasets.get(name)
         if dataset and dataset.pinned:
             dataset.pinned = False
-            self._resettle(dataset, dataset.extents)
+            self._begin(Work.PIN, dataset, self._judge(dataset))
             self._unclaim_unused(dataset)
 
-    def evict(self, name: DatasetId, extents: Iterable[ExtentId]) -> None:
+    def evict(self, name: DatasetId, extents: Sequence[ExtentId]) -> None:
         """Drop what nobody uses and no pin holds; ends the dataset's prefetch."""
-        dataset = self._policy.datasets.get(name)
+        dataset, count = self._policy.datasets.get(name), len(extents)
+        named = iter(extents)
         if dataset:
             dataset.prefetched = False
-        named = [extent for extent, _ in dataset.extents] if dataset else list(extents)
-        for extent in named:
-            entry = self._copies.entry(extent)
-            if entry is None or entry.pinned:
-                continue
-            for copy in tuple(entry.copies):
-                if copy.idle and not copy.tier.lost:
-                    self._copies.evict(copy)
+            named, count = (extent for extent, _ in dataset.extents), len(dataset.extents)
+        at_once = count <= self._policy.settings.claim_step
+        self._steps.begin((Work.EVICT, name), self._evict(name, named), at_once)
 
     def prefetch(self, job: int, name: DatasetId) -> None:
         """Start, or start again, to fill all of a dataset that the job has declared."""
@@ -120,7 +111,7 @@ class Claims:
             unfinished = [
                 each
                 for each in self._policy.datasets.values()
-                if each.prefetched and each.prefetch_at < len(each.extents) and self.claimed(each.id)
+                if each.prefetched and each.prefetch_at < len(each.extents) and self._may_prefetch(each)
             ]
             if not unfinished:
                 return True
@@ -184,6 +175,10 @@ class Claims:
             ),
         )
 
+    def _may_prefetch(self, dataset: Dataset) -> bool:
+        """It is known in full, and what is being evicted of it is not taken for what is there."""
+        return self.claimed(dataset.id) and self.evicted(dataset.id)
+
     def _settled(self, entry: Entry) -> bool:
         return entry.ready or entry.filling() or bool(entry.queued) or entry.due_at is not None
 
@@ -206,8 +201,14 @@ class Claims:
         """The extent's own old copy is on its way out, of a tier that may then take it again."""
         return any(copy.tier.evicting_bytes and not copy.tier.lost for copy in entry.copies)
 
+    def _begin(self, work: Work, dataset: Dataset, steps: Iterator[None]) -> None:
+        """At once where it is one step."""
+        self._steps.begin((work, dataset.id), steps, len(dataset.extents) <= self._policy.settings.claim_step)
+
+    # Each of these gives way after each `claim_step` extents; what changed meanwhile is seen then.
+
     def _claim(self, dataset: Dataset) -> Iterator[None]:
-        """Take up its extents, then judge their copies; gives way after each `claim_step` of them."""
+        """Take up its extents, then judge their copies."""
         policy, copies, step = self._policy, self._copies, self._policy.settings.claim_step
         for start in range(0, len(dataset.extents), step):
             for extent, size_bytes in dataset.extents[start : start + step]:
@@ -224,20 +225,17 @@ class Claims:
                     dataset.ready_bytes += entry.size_bytes
             policy.retune()
             yield
-        for start in range(0, len(dataset.extents), step):
-            self._resettle(dataset, dataset.extents[start : start + step])
-            yield
+        yield from self._judge(dataset)
 
     def _unclaim_unused(self, dataset: Dataset) -> None:
         if dataset.claimed:
             return
         dataset.prefetched = False
-        self._claiming[dataset.id] = self._unclaim(dataset)
-        if len(dataset.extents) <= self._policy.settings.claim_step:
-            self._finish(dataset.id)
+        self._steps.drop((Work.PIN, dataset.id))  # what follows judges every copy that is there
+        self._begin(Work.CLAIM, dataset, self._unclaim(dataset))
 
     def _unclaim(self, dataset: Dataset) -> Iterator[None]:
-        """Give up its extents, then itself; gives way after each `claim_step` of them."""
+        """Give up its extents, then itself."""
         policy, copies, step = self._policy, self._copies, self._policy.settings.claim_step
         for start in range(0, len(dataset.extents), step):
             for extent, _ in dataset.extents[start : start + step]:
@@ -258,11 +256,32 @@ class Claims:
             tier.kept.pop(dataset.id, None)
         policy.retune()
 
+    def _evict(self, name: DatasetId, extents: Iterator[ExtentId]) -> Iterator[None]:
+        while named := list(islice(extents, self._policy.settings.claim_step)):
+            dataset = self._policy.datasets.get(name)
+            for extent in named:
+                entry = self._copies.entry(extent)
+                if entry is None or entry.pinned:
+                    continue
+                for copy in tuple(entry.copies):
+                    if copy.idle and not copy.tier.lost:
+                        self._copies.evict(copy)
+                if dataset:
+                    dataset.stuck.pop(extent, None)  # a prefetch that came meanwhile begins when this is done
+            yield
+
+    def _judge(self, dataset: Dataset) -> Iterator[None]:
+        """Give its copies the roles and shelves that they deserve now."""
+        step = self._policy.settings.claim_step
+        for start in range(0, len(dataset.extents), step):
+            self._resettle(dataset, dataset.extents[start : start + step])
+            yield
+
     def _resettle(self, dataset: Dataset, extents: Iterable[tuple[ExtentId, int]]) -> None:
         for extent, _ in extents:
-            entry = self._copies.entries[extent]
-            if not entry.copies:
-                continue
+            entry = self._copies.entries.get(extent)
+            if entry is None or not entry.copies or dataset not in entry.datasets:
+                continue  # a claim that is under way comes to it, and judges it then
             self._copies.resettle(entry)
             if dataset.pinned and not any(copy.role is Role.KEPT for copy in entry.copies):
                 self._copies.keep(entry)

@@ -190,21 +190,26 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """What is resident of a declared dataset, and what it comes to keep, stays until `Unpinned`."""
+    """What is resident of a declared dataset, and what it comes to keep, stays until `Unpinned`.
+
+    `gradual`: from when `Claims.settled` says so; a large dataset is pinned a few extents at each `Tick`.
+    """
 
     dataset: DatasetId
+    gradual: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Unpinned:
-    """Ends `Pinned`."""
+    """Ends `Pinned`; of a large dataset a few extents at each `Tick`, until `Claims.settled`."""
 
     dataset: DatasetId
 
 
 @dataclass(frozen=True, slots=True)
 class EvictAsked:
-    """An operator drops a dataset: what is neither leased nor pinned goes now.
+    """An operator drops a dataset: what is neither leased nor pinned goes now; of a large one a few extents at each
+    `Tick`, until `Claims.evicted`.
 
     `extents` names them where no job declares the dataset and the node cannot know which they are.
     """

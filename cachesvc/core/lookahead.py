@@ -7,22 +7,25 @@ Where everything fits, the cold part of a plan runs ahead as far as it finds roo
 plans of one order together have at most their part of the window fetched and not yet read, and fetch it along
 a schedule (`schedule.py`), so that the source sees an even rate over the whole plan. A schedule holds nobody up:
 while a reader waits for a fill, only room and slots limit its plans. Over what is resident a window goes
-`window_bytes` ahead and no further, so that one event never walks a whole plan.
+`window_bytes` ahead and no further, so that one event never walks a whole plan. A long plan is scheduled, and its
+end done, in steps between other events; until it is scheduled it enters nothing, and readers fetch for themselves.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
 from cachesvc.core.copies import Copies
+from cachesvc.core.events import Planned
 from cachesvc.core.model import RAM, ExtentId
 from cachesvc.core.policy import Asked
 from cachesvc.core.retain import STRETCHES, Retention
-from cachesvc.core.schedule import I64, schedule
+from cachesvc.core.schedule import schedule
 from cachesvc.core.state import Copy, Entry, EpochTally, Phase, Plan, Role, Window
+from cachesvc.core.steps import Steps, Work
 
 FEED_LIMIT = 64
 """Entries looked at in one event: well under a millisecond, so that grants never wait for a long plan."""
@@ -34,41 +37,43 @@ Entries = tuple[tuple[ExtentId, int, int], ...]
 class Lookahead:
     """Plans by number, and what the plans of one order share, by the extents that the order begins with."""
 
-    def __init__(self, copies: Copies) -> None:
+    def __init__(self, copies: Copies, steps: Steps) -> None:
         self._copies = copies
         self._policy = copies.policy
+        self._steps = steps
         self.plans: dict[int, Plan] = {}
+        self.ending: set[Plan] = set()
+        """Plans that have ended, while what their windows protect is given up."""
         self._windows: dict[frozenset[ExtentId], Window] = {}
 
-    def begin(
-        self, number: int, job: int, entries: Entries, following: Sequence[ExtentId], now: float
-    ) -> None:
-        """Take up a plan, in place of an older one of the same number."""
+    def begin(self, event: Planned, now: float) -> None:
+        """Take up a plan, in place of an older one of the same number. What was consumed before it began here is not
+        of this daemon's epoch."""
+        number, entries = event.plan, event.entries
         self.end(number)
         first = frozenset(extent for extent, step, _ in entries[:FEED_LIMIT] if step == entries[0][1])
         shared = self._windows.setdefault(first, Window())
         shared.plans.add(number)
-        plan = self.plans[number] = Plan(number, job, entries, now, shared, self._tally(number, entries))
-        if entries and self._policy.streams:
-            self._pace(plan)
-            if len(following) >= STRETCHES and shared.retention is None:
-                shared.retention = Retention(
-                    following, lambda each: self._keeps(self._copies.entries.get(each))
-                )
-
-    def skip(self, number: int, step: int) -> None:
-        """Begin in the middle: what was consumed before is not of this daemon's epoch."""
-        plan = self.plans[number]
-        plan.passed = step
+        tally = self._tally(number, entries)
+        plan = self.plans[number] = Plan(number, event.job, entries, now, shared, tally)
+        plan.passed = event.passed
         for _ in plan.skip_passed():
             pass
+        if entries and self._policy.streams:
+            plan.paced, retention = False, None
+            if len(event.following) >= STRETCHES and shared.retention is None:
+                retention = shared.retention = Retention(event.following)
+            at_once = max(len(entries), len(event.following)) <= self._policy.settings.claim_step
+            self._steps.begin((Work.PACE, number), self._pace(plan, retention), at_once)
 
     def end(self, number: int) -> None:
         """Give up a plan and what its window protects."""
         plan = self.plans.pop(number, None)
         if plan:
-            for _, index, _ in plan.window:
-                self._leave(plan, plan.entries[index][0])
+            self._steps.drop((Work.PACE, number))
+            self.ending.add(plan)
+            at_once = len(plan.entries) <= self._policy.settings.claim_step
+            self._steps.begin((Work.END, plan), self._end(plan), at_once)
             plan.shared.plans.discard(number)
             self._windows = {first: each for first, each in self._windows.items() if each.plans}
             self._retune()
@@ -95,7 +100,9 @@ class Lookahead:
         Where the most urgent absent extent finds no slot or room, no later one takes it; only what is
         resident is entered then. False when `FEED_LIMIT` was reached and there is more to do.
         """
-        urgent = [(plan.lead_steps, plan.number) for plan in self.plans.values() if not plan.ended]
+        urgent = [
+            (plan.lead_steps, plan.number) for plan in self.plans.values() if plan.paced and not plan.ended
+        ]
         heapq.heapify(urgent)
         held_up = any(copy.entry.waiters for copy in self._copies.filling)
         room = True
@@ -200,17 +207,40 @@ class Lookahead:
             self._copies.evict(kept)
         return kept is not None
 
-    def _pace(self, plan: Plan) -> None:
-        """Find out what a plan reads side by side and what of it is absent, and schedule that."""
-        known = [self._copies.entry(extent) for extent, _, _ in plan.entries]
-        sizes = np.array([entry.size_bytes if entry else 0 for entry in known], np.int64)
-        costs = np.array([_cost(entry) for entry in known], np.int64)
-        first = np.array([min(step, MAX_STEP) for _, step, _ in plan.entries], np.int64)
-        last = np.array([min(step, MAX_STEP) for _, _, step in plan.entries], np.int64)
-        plan.shared.open_bytes = max(plan.shared.open_bytes, _open_bytes(first, last, sizes))
+    def _pace(self, plan: Plan, retention: Retention | None) -> Iterator[None]:
+        """Find out what a plan reads side by side and what of it is absent, and schedule that; gives way after each
+        `claim_step` entries."""
+        step, opened = self._policy.settings.claim_step, Opened()
+        first, costs = np.zeros(len(plan.entries), np.int64), np.zeros(len(plan.entries), np.int64)
+        for start in range(0, len(plan.entries), step):
+            rows = plan.entries[start : start + step]
+            known = [self._copies.entry(extent) for extent, _, _ in rows]
+            first[start : start + step] = [min(row[1], MAX_STEP) for row in rows]
+            costs[start : start + step] = [_cost(entry) for entry in known]
+            for entry, row in zip(known, rows, strict=True):
+                opened.add(entry.size_bytes if entry else 0, row[1], row[2])
+            yield
+        if retention is not None:
+            yield from retention.count(lambda each: self._keeps(self._copies.entries.get(each)), step)
+        plan.shared.open_bytes = max(plan.shared.open_bytes, opened.most_bytes)
         self._retune()
         room = self._policy.ahead_bytes() // len(self._windows)
         plan.schedule = schedule(first, costs, room) if costs.any() and room else None
+        plan.paced = True
+
+    def _end(self, plan: Plan) -> Iterator[None]:
+        """Give up what its window protects, then its rows: to free a million at once would take 100 ms."""
+        step = self._policy.settings.claim_step
+        while plan.window:
+            for _, index, _ in plan.window[-step:]:
+                plan.window.pop()
+                self._leave(plan, plan.entries[index][0])
+            yield
+        self.ending.remove(plan)
+        rows, plan.entries = list(plan.entries), ()
+        while rows:
+            yield
+            del rows[-step:]
 
     def _retune(self) -> None:
         self._policy.open_bytes = sum(window.open_bytes for window in self._windows.values())
@@ -255,9 +285,22 @@ def _cost(entry: Entry | None) -> int:
     return entry.size_bytes
 
 
-def _open_bytes(first: I64, last: I64, sizes: I64) -> int:
+class Opened:
     """The most bytes of entries whose steps overlap: what has begun less what has ended, at each beginning."""
-    begun = np.concatenate(([0], np.cumsum(sizes)))[np.searchsorted(first, first, side="right")]
-    by_end = np.argsort(last, kind="stable")
-    ended = np.concatenate(([0], np.cumsum(sizes[by_end])))[np.searchsorted(last[by_end], first, side="left")]
-    return int((begun - ended).max())
+
+    def __init__(self) -> None:
+        self.most_bytes = 0
+        self._open_bytes = 0
+        self._ends: list[int] = []
+        """Heap of the last steps of what is open."""
+        self._ending_bytes: dict[int, int] = {}
+
+    def add(self, size_bytes: int, first_step: int, last_step: int) -> None:
+        """The next entry, in the order of first steps."""
+        while self._ends and self._ends[0] < first_step:
+            self._open_bytes -= self._ending_bytes.pop(heapq.heappop(self._ends))
+        if last_step not in self._ending_bytes:
+            heapq.heappush(self._ends, last_step)
+        self._ending_bytes[last_step] = self._ending_bytes.get(last_step, 0) + size_bytes
+        self._open_bytes += size_bytes
+        self.most_bytes = max(self.most_bytes, self._open_bytes)

@@ -47,6 +47,7 @@ from cachesvc.core.readers import Readers
 from cachesvc.core.report import Counters, Progress, Status, TierStatus
 from cachesvc.core.scrub import Scrub
 from cachesvc.core.state import Copy, Entry, Phase, Stay, Tier
+from cachesvc.core.steps import Steps
 
 
 class Node:
@@ -55,8 +56,9 @@ class Node:
     def __init__(self, tiers: Sequence[TierSpec], settings: Settings | None = None) -> None:
         self.policy = Policy(tiers, settings or Settings())
         self.copies = Copies(self.policy)
-        self.claims = Claims(self.copies)
-        self.lookahead = Lookahead(self.copies)
+        self.steps = Steps()
+        self.claims = Claims(self.copies, self.steps)
+        self.lookahead = Lookahead(self.copies, self.steps)
         self.readers = Readers(self.copies)
         self.alarms = Alarms()
         self.scrub = Scrub(self.copies, self.policy.settings.scrub_bytes_per_s)
@@ -100,9 +102,8 @@ class Node:
         self._now = now
         self._began = min(self._began, now)
         self._handlers[type(event)](event)
-        for (
-            tier
-        ) in self.policy.tiers.values():  # a budget that shrank under a fill or a lease is met once it ends
+        # a budget that shrank under a fill or a lease is met once it ends
+        for tier in self.policy.tiers.values():
             if tier.free_bytes + tier.evicting_bytes < 0:
                 self._shrink(tier)
         if self.readers.dirty:
@@ -111,7 +112,7 @@ class Node:
 
     def next_deadline(self) -> float | None:
         """When the next `Tick` is owed, in seconds; None while nothing waits for time. It is now where one event's
-        share of look-ahead, prefetch or a claim was done and there is more."""
+        share of look-ahead, prefetch or steps was done and there is more."""
         if self._more:
             return self._now
         due = (self.alarms.next(), self.scrub.next_deadline())
@@ -184,7 +185,7 @@ class Node:
     def _feed(self) -> None:
         """Start what can start, the most urgent first. What must wait keeps those behind it waiting."""
         self.readers.dirty = False
-        self._more = self.claims.claiming
+        self._more = bool(self.steps)
         self.policy.reopen(self._now)
         if self.readers.feed(self._now) and self.claims.feed_refills(self._now):
             plans_done = self.lookahead.feed(self._now)
@@ -346,7 +347,7 @@ class Node:
         if place := self.scrub.next(self._now):
             self.copies.out.append(ev.Verify(*place))
         self.readers.dirty |= self._more
-        self.claims.claim_more()
+        self.steps.advance()
         for extent in self.alarms.ring(self._now):
             entry = self.copies.entries.get(extent)
             if entry is None or entry.due_at is None or entry.due_at > self._now:
@@ -371,8 +372,7 @@ class Node:
         self.readers.dirty = True
 
     def _planned(self, event: ev.Planned) -> None:
-        self.lookahead.begin(event.plan, event.job, event.entries, event.following, self._now)
-        self.lookahead.skip(event.plan, event.passed)
+        self.lookahead.begin(event, self._now)
         self.readers.dirty = True
 
     def _plan_ended(self, event: ev.PlanEnded) -> None:
@@ -388,7 +388,7 @@ class Node:
         self.readers.dirty = True
 
     def _pinned(self, event: ev.Pinned) -> None:
-        self.claims.pin(event.dataset)
+        self.claims.pin(event.dataset, event.gradual)
         self.readers.dirty = True
 
     def _unpinned(self, event: ev.Unpinned) -> None:

@@ -48,9 +48,9 @@ class Settings:
     full_s: float = 30.0
     """How long a tier that was full is not asked for more: room comes by people, not by waiting."""
     claim_step: int = 1_000
-    """Extents that a gradual claim takes up in one event: 2 ms, 4 where they are resident."""
+    """Extents that a work in steps (`steps.py`) does in one event: 2 ms, 4 where they are resident."""
     hold_s: float = 600.0
-    """How long after the start readers are believed that they hold memory from before it; they knock every few seconds."""
+    """How long after the start readers are believed that they hold memory from before it; they knock every second."""
 
 
 WINDOW_SHARE = 0.006

@@ -8,7 +8,7 @@ anyway, so this moves no byte; what is kept is as much as before, and nothing th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -24,17 +24,31 @@ GAIN = 6.0
 
 
 class Retention:
-    """Counts what is kept in each stretch of the next order. An extent takes part once it was passed."""
+    """Counts what is kept in each stretch of the next order, once `count` is done. An extent takes part once it was
+    passed."""
 
-    def __init__(self, following: Sequence[ExtentId], kept: Callable[[ExtentId], bool]) -> None:
-        self.following = order = tuple(dict.fromkeys(following))
-        stretches = STRETCHES
-        self._stretch = {extent: at * stretches // len(order) for at, extent in enumerate(order)}
-        self._counted = {extent for extent in order if kept(extent)}
-        self._kept = np.zeros(stretches)
-        for extent in self._counted:
-            self._kept[self._stretch[extent]] += 1
-        self._passed: list[list[Copy]] = [[] for _ in range(stretches)]
+    def __init__(self, following: Sequence[ExtentId]) -> None:
+        self.following = tuple(following)
+        self._stretch: dict[ExtentId, int] = {}
+        self._counted: set[ExtentId] = set()
+        self._kept = np.zeros(STRETCHES)
+        self._passed: list[list[Copy]] = [[] for _ in range(STRETCHES)]
+
+    def count(self, kept: Callable[[ExtentId], bool], step: int) -> Iterator[None]:
+        """Find out what is kept; gives way after each `step` extents."""
+        stretch: dict[ExtentId, int] = {}
+        for start in range(0, len(self.following), step):
+            stretch.update(dict.fromkeys(self.following[start : start + step], 0))
+            yield
+        self.following = order = tuple(stretch)
+        for start in range(0, len(order), step):
+            for at, extent in enumerate(order[start : start + step], start):
+                stretch[extent] = at * STRETCHES // len(order)
+                if kept(extent):
+                    self._counted.add(extent)
+                    self._kept[stretch[extent]] += 1
+            yield
+        self._stretch = stretch
 
     def passed(self, extent: ExtentId, kept: Copy | None) -> None:
         """The epoch is done with an extent: where a copy is kept, it may give its place away."""

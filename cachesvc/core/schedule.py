@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +31,7 @@ RAMP_SHARE = 0.1
 class Schedule:
     """`costs[i]`: bytes to fetch up to entry i, that one included; `path[k]`: bytes allowed at step k * `every`."""
 
-    costs: Sequence[int]
+    costs: I64
     path: Sequence[float]
     every: float
 
@@ -42,7 +41,7 @@ class Schedule:
         low = int(at)
         high = min(low + 1, len(self.path) - 1)
         allowed = self.path[low] + (self.path[high] - self.path[low]) * (at - low)
-        return self.costs[index] <= allowed + 0.5
+        return int(self.costs[index]) <= allowed + 0.5
 
 
 def schedule(steps: I64, costs: I64, room_bytes: int) -> Schedule:
@@ -58,7 +57,7 @@ def schedule(steps: I64, costs: I64, room_bytes: int) -> Schedule:
     lower = np.minimum(_needed_at(grid + lead, steps, needed), upper)
     upper[-1] = lower[-1] = total
     path = _shortest(lower, upper)
-    return Schedule(list(accumulate(costs.tolist())), path, every)
+    return Schedule(needed, path, every)
 
 
 def _needed_at(grid: F64, steps: I64, needed: I64) -> F64:

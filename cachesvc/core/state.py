@@ -307,6 +307,8 @@ class Plan:
     tally: EpochTally | None = None
     schedule: Schedule | None = None
     """Where the data does not fit: how far ahead the plan may fetch."""
+    paced: bool = True
+    """Not while it is being scheduled."""
     next: int = 0
     passed: int = 0
     entered_bytes: int = 0

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 
@@ -35,20 +36,25 @@ class Pins:
         the file unless its catalog is gone."""
         for wanted in self._stored():
             if (known := self._runner.datasets.known(wanted)) is not None:
-                self._claim(known, True)
+                self._claim(known, True, gradual=False)  # no loop runs yet, nobody waits
                 continue
             self._runner.datasets.load(wanted).add_done_callback(partial(self._restored, wanted))
 
-    def pin(self, dataset: Dataset, pinned: bool, user: int) -> None:
-        """Pin or unpin in a user's name, on disk first: what is said to be pinned is so after a crash. Raises
-        OutOfSpace."""
+    def pin(self, dataset: Dataset, pinned: bool, user: int, then: Callable[[], None]) -> None:
+        """Pin or unpin in a user's name, on disk first: what is said to be pinned is so after a crash. `then` is
+        called on the loop's thread when it is done. Raises OutOfSpace."""
         try:
             self._store(dataset.id, pinned)
         except OSError as error:
             raise OutOfSpace(
                 f"{self._path} cannot be written ({error.strerror}); free room in the state directory"
             ) from None
-        self._runner.loop.call(lambda: self._claim(dataset, pinned, user))
+
+        def claim() -> None:
+            self._claim(dataset, pinned, user)
+            self._runner.after(self._runner.node.claims.settled, dataset.id, then)
+
+        self._runner.loop.call(claim)
 
     def _restored(self, wanted: DatasetId, done: Future[Dataset]) -> None:
         error = done.exception()
@@ -63,12 +69,12 @@ class Pins:
         if isinstance(error, NotFound) and not self._runner.datasets.stored(wanted):
             self._store(wanted, False)
 
-    def _claim(self, dataset: Dataset, pinned: bool, user: int = -1) -> None:
+    def _claim(self, dataset: Dataset, pinned: bool, user: int = -1, gradual: bool = True) -> None:
         """A pin is a claim of its own: it must outlive the readers. After a restart it is nobody's."""
         if pinned and dataset.id not in self._claims:
             self._claims[dataset.id] = self._runner.next_id()
-            self._runner.declare(self._claims[dataset.id], dataset, user)
-            self._runner.handle(events.Pinned(dataset.id))
+            self._runner.declare(self._claims[dataset.id], dataset, user, gradual)
+            self._runner.handle(events.Pinned(dataset.id, gradual))
         elif not pinned and dataset.id in self._claims:
             self._runner.handle(events.Unpinned(dataset.id))
             self._runner.handle(events.JobEnded(self._claims.pop(dataset.id)))

@@ -19,7 +19,6 @@ from cachesvc.daemon import jobs
 from cachesvc.daemon.budgets import Budgets
 from cachesvc.daemon.checks import Checks, short_of_descriptors
 from cachesvc.daemon.datasets import Dataset, Datasets, unknown
-from cachesvc.daemon.declaring import Declaring
 from cachesvc.daemon.fillers import Fillers
 from cachesvc.daemon.fills import Fills
 from cachesvc.daemon.grants import GrantsServer, Known
@@ -28,6 +27,7 @@ from cachesvc.daemon.loop import Loop
 from cachesvc.daemon.pressure import Pressure
 from cachesvc.daemon.quotas import Quotas
 from cachesvc.daemon.renewal import Disk, Successor
+from cachesvc.daemon.settling import Settling
 from cachesvc.daemon.tenants import admits
 from cachesvc.daemon.watch import Watch
 from cachesvc.tiers.nvme import NvmeTier
@@ -76,7 +76,7 @@ class Runner:
         self.checks = Checks(node, self._tiers, self._openers, fillers, self.handle, self.watch.suspect)
         self.fills = Fills(self._tiers, self._lanes, datasets, fillers, self.checks, self.handle)
         self._granting: dict[int, events.Grant] = {}
-        self._declaring = Declaring(node.claimed)
+        self._settling = Settling()
         self._fillers = fillers
         self._clock = clock
         self._ids = itertools.count(1)
@@ -125,7 +125,7 @@ class Runner:
         self._pressure.tick(now)
         if (due := self.node.next_deadline()) is not None and due <= now:
             self.handle(events.Tick())
-            self._declaring.tell()
+            self._settling.tell()
 
     def next_deadline(self) -> float | None:
         """When the core or a watch wants to be called, in seconds of the clock."""
@@ -137,22 +137,25 @@ class Runner:
         job: int,
         dataset: Dataset,
         user: int | None = None,
-        then: Callable[[], None] | None = None,
+        gradual: bool = False,
     ) -> None:
         """A job claims a dataset: a reader for the user at its connection, others for the one that is given.
 
-        With `then`, which is called when that is done, a large one is taken up between other events: until then the
-        job must not name its extents.
+        `gradual`: a large one is taken up between other events. Until that is done (`after`, `node.claimed`) the job
+        must not name its extents.
         """
         dataset = self.datasets.admit(dataset)  # it may have been forgotten since it was loaded
         if user is None:
             user = self.grants.user_of(ReaderId(job)) if self.grants else -1
         of_dataset, of_user = self.quotas.of_dataset(dataset.catalog.uri_prefix), self.quotas.of_user(user)
-        gradual = then is not None
         claim = events.DatasetDeclared(job, dataset.id, dataset.extents, user, of_dataset, of_user, gradual)
         self.handle(claim)
-        if then is not None:
-            self._declaring.add(dataset.id, then)
+        self._settling.tell()  # who waits for a gradual one that this one finished
+
+    def after(self, done: Callable[[DatasetId], bool], dataset: DatasetId, then: Callable[[], None]) -> None:
+        """Call `then` on the loop's thread when `done` (`node.claimed`, `node.claims.settled` or `.evicted`) says that
+        nothing of its kind is under way for a dataset."""
+        self._settling.add(partial(done, dataset), then)
 
     def build(self, job: Callable[[int], jobs.Build], answered: Callable[[jobs.Answer], None]) -> None:
         """Resolve URIs in the builder process; `answered` runs on the loop's thread for every answer."""
@@ -211,7 +214,8 @@ class Runner:
                 then(unknown(dataset))
             elif error is None:
                 known = self.datasets.admit(future.result())
-                self.declare(reader, known, then=partial(declared, known))
+                self.declare(reader, known, gradual=True)
+                self.after(self.node.claimed, known.id, partial(declared, known))
             elif isinstance(error, CacheError):
                 then(error)
             else:

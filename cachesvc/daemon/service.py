@@ -6,7 +6,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import TypeVar
@@ -107,11 +107,9 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
         with statuses(context):
             dataset = self._dataset(request.dataset, context)
             job, user = self._runner.next_id(), self._uid(context)
-            declared: queue.Queue[None] = queue.Queue()
             try:
-                done = partial(declared.put, None)
-                self._loop.call(lambda: self._runner.declare(job, dataset, user, done))
-                self._next(declared, context)
+                self._loop.call(lambda: self._runner.declare(job, dataset, user, gradual=True))
+                self._after(self._runner.node.claimed, dataset, context)
                 if not request.dry_run:
                     self._loop.call(lambda: self._runner.handle(events.Prefetched(job, dataset.id)))
                 while True:
@@ -140,20 +138,23 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
     def Pin(self, request: pb.PinRequest, context: grpc.ServicerContext) -> pb.PinReply:
         with statuses(context):
             dataset = self._dataset(request.dataset, context)
-            self._pins.pin(dataset, request.pinned, self._uid(context))
+            pinned: queue.Queue[None] = queue.Queue()
+            self._pins.pin(dataset, request.pinned, self._uid(context), partial(pinned.put, None))
+            self._next(pinned, context)
             return pb.PinReply()
 
     def Evict(self, request: pb.EvictRequest, context: grpc.ServicerContext) -> pb.EvictReply:
         with statuses(context):
             dataset = self._dataset(request.dataset, context)
-
-            def evict() -> pb.EvictReply:
-                before = self._runner.resident_bytes(dataset)
-                self._runner.handle(events.EvictAsked(dataset.id, dataset.extent_ids))
-                after = self._runner.resident_bytes(dataset)
-                return pb.EvictReply(evicted_bytes=before - after, busy_bytes=after)
-
-            return self._loop.call(evict)
+            # on this thread, which reads only: too long for the loop
+            before = {extent for extent, _ in self._runner.resident(dataset)}
+            self._loop.call(lambda: self._runner.handle(events.EvictAsked(dataset.id, dataset.extent_ids)))
+            self._after(self._runner.node.claims.evicted, dataset, context)
+            stayed = (extent for extent, _ in self._runner.resident(dataset) if extent in before)
+            busy_bytes = _size_bytes(dataset, stayed)
+            return pb.EvictReply(
+                evicted_bytes=_size_bytes(dataset, before) - busy_bytes, busy_bytes=busy_bytes
+            )
 
     def Verify(self, request: pb.VerifyRequest, context: grpc.ServicerContext) -> Iterator[pb.VerifyReply]:
         with statuses(context):
@@ -241,6 +242,13 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
         self._loop.call(ask)
         return self._next(answers, context)
 
+    def _after(
+        self, done: Callable[[DatasetId], bool], dataset: Dataset, context: grpc.ServicerContext
+    ) -> None:
+        answers: queue.Queue[None] = queue.Queue()
+        self._loop.call(lambda: self._runner.after(done, dataset.id, partial(answers.put, None)))
+        self._next(answers, context)
+
     def _next(self, answers: queue.Queue[_Answer], context: grpc.ServicerContext) -> _Answer:
         """The next answer of a job. A caller that went away frees its thread, and so does a daemon that ends."""
         while True:
@@ -284,7 +292,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
         resident = self._runner.resident(dataset)
         found = self._loop.call(lambda: self._counted(dataset))
         found.dataset.CopyFrom(described(dataset))
-        found.resident_bytes = sum(dataset.sizes[dataset.index_of[extent]] for extent, _ in resident)
+        found.resident_bytes = _size_bytes(dataset, (extent for extent, _ in resident))
         found.resident_extents = len(resident)
         return found
 
@@ -314,3 +322,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
                 for each in counters.epochs
             ],
         )
+
+
+def _size_bytes(dataset: Dataset, extents: Iterable[ExtentId]) -> int:
+    return sum(dataset.sizes[dataset.index_of[extent]] for extent in extents)

@@ -1,0 +1,55 @@
+"""Work on a million extents, done a step at a time between other events, so that no grant waits for all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from enum import Enum
+
+Key = tuple["Work", Hashable]
+
+
+class Work(Enum):
+    """What is done in steps. About a dataset: to claim it or to end its claim, to judge its copies after a pin or an
+    unpin, to evict it; about a plan: to pace it, to end it."""
+
+    CLAIM = 1
+    PIN = 2
+    EVICT = 3
+    PACE = 4
+    END = 5
+
+
+class Steps:
+    """Works under way, the first in line first; each gives way wherever it yields. One for each key."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[Key, Iterator[None]] = {}
+
+    def begin(self, key: Key, work: Iterator[None], at_once: bool) -> None:
+        """Put a work last in line, in place of the one with its key; or do it now, `at_once`."""
+        self.drop(key)
+        self._under_way[key] = work
+        if at_once:
+            self.finish(key)
+
+    def drop(self, key: Key) -> None:
+        """Leave a work as far as it came."""
+        self._under_way.pop(key, None)
+
+    def finish(self, key: Key) -> None:
+        """Do all that is left of a work now."""
+        for _ in self._under_way.pop(key, ()):
+            pass
+
+    def advance(self) -> None:
+        """Do the next step of the first in line."""
+        for key, work in self._under_way.items():
+            if next(work, work) is work:
+                del self._under_way[key]
+            break
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._under_way
+
+    def __bool__(self) -> bool:
+        return bool(self._under_way)

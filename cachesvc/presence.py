@@ -1,0 +1,74 @@
+"""One thread of a process looks after its connections to daemons: a daemon that was started again is to know soon what
+is held and what will be needed, though nobody reads just now."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from contextlib import suppress
+from typing import Protocol
+
+from cachesvc.core.errors import CacheError
+
+EVERY_S = 1.0
+"""A look costs a system call, a connect that fails 20 us."""
+
+
+class Connected(Protocol):
+    """Something that connects again."""
+
+    def connect(self) -> bool:
+        """Be connected to a daemon that lives. Raises CacheError where that is not possible."""
+        ...
+
+
+class _Presence:
+    """Keeps nothing alive: who is forgotten is no longer looked after."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self._lock = threading.Lock()
+        self._kept: weakref.WeakSet[Connected] = weakref.WeakSet()
+        threading.Thread(target=self._run, name="presence", daemon=True).start()
+
+    def add(self, connected: Connected) -> None:
+        with self._lock:
+            self._kept.add(connected)
+
+    def discard(self, connected: Connected) -> None:
+        with self._lock:
+            self._kept.discard(connected)
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(EVERY_S)  # not a wait for anybody: whoever reads connects by itself
+            self._look()
+
+    def _look(self) -> None:
+        with self._lock:
+            kept = list(self._kept)
+        for each in kept:
+            with suppress(CacheError):  # the next read says so
+                each.connect()
+
+
+_presence: _Presence | None = None
+
+
+def keep_connected(connected: Connected) -> None:
+    """Call its `connect` now and then, from a thread, until it is forgotten or `leave_alone`."""
+    global _presence
+    presence = _presence
+    if presence is None or presence.process != os.getpid():  # a forked child has no threads
+        presence = _presence = (
+            _Presence()
+        )  # two threads may make two, and both do; a lock could be held in a fork
+    presence.add(connected)
+
+
+def leave_alone(connected: Connected) -> None:
+    """It is not to be connected any more."""
+    if _presence is not None and _presence.process == os.getpid():
+        _presence.discard(connected)

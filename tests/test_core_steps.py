@@ -1,0 +1,206 @@
+"""What is done to a large dataset a step at a time: as if it were done at once, whatever comes between two steps."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from cachesvc.core.events import (
+    Command,
+    DatasetDeclared,
+    Demanded,
+    Event,
+    Evict,
+    EvictAsked,
+    Evicted,
+    Grant,
+    JobEnded,
+    Passed,
+    Pinned,
+    PlanEnded,
+    Planned,
+    Prefetched,
+    Recovered,
+    Released,
+    StartFill,
+    Tick,
+    Unpinned,
+)
+from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId
+from cachesvc.core.node import Node
+from cachesvc.core.policy import Settings, TierSpec
+from cachesvc.core.schedule import Schedule
+
+DATASET, OTHER = DatasetId("d"), DatasetId("o")
+EXTENTS = [ExtentId(bytes([number]) * 16) for number in range(10)]
+ONE = ReaderId(1)
+SIZE = 10
+
+
+def node_of(
+    ram: int, claim_step: int, extents: Sequence[ExtentId] = EXTENTS, resident: int = 10, ahead: int = 2
+) -> Node:
+    """A node with a declared dataset, of which some is resident; room is counted in extents."""
+    node = Node([TierSpec(RAM, SIZE * ram)], Settings(lookahead_bytes=ahead * SIZE, claim_step=claim_step))
+    tell(node, Recovered(RAM, dict.fromkeys(extents[:resident], SIZE)))
+    tell(node, DatasetDeclared(1, DATASET, tuple((extent, SIZE) for extent in extents)))
+    return node
+
+
+def tell(node: Node, *events: Event) -> list[Command]:
+    """Send events; the commands that followed, all together."""
+    out = []
+    for event in events:
+        out += node.handle(event, 0.0)
+        node.check()
+    return out
+
+
+def to_the_end(node: Node) -> list[Command]:
+    """All steps that are left."""
+    out = []
+    while node.steps:
+        assert node.next_deadline() == 0.0
+        out += tell(node, Tick())
+    return out
+
+
+def shelved(node: Node) -> int:
+    """How many copies could be evicted."""
+    return sum(copy.shelf is not None for entry in node.copies.entries.values() for copy in entry.copies)
+
+
+def test_a_pin_and_its_end_take_steps_and_end_as_if_they_were_done_at_once() -> None:
+    at_once, node = node_of(10, 100), node_of(10, 3)
+    tell(at_once, Pinned(DATASET))
+    tell(node, Pinned(DATASET, gradual=True))
+    assert not node.claims.settled(DATASET)
+    assert shelved(node) == 10
+    tell(node, Tick())
+    assert shelved(node) == 7, "three extents a step"
+    to_the_end(node)
+    assert node.claims.settled(DATASET)
+    assert (node.status(), shelved(node)) == (at_once.status(), 0)
+    tell(node, Unpinned(DATASET), Tick())
+    assert shelved(node) == 3
+    to_the_end(node)
+    assert shelved(node) == 10
+
+
+def test_a_pin_that_is_not_gradual_is_done_at_once_though_a_claim_is_under_way() -> None:
+    node = node_of(10, 3)
+    claim = DatasetDeclared(1, OTHER, tuple((extent, SIZE) for extent in EXTENTS), gradual=True)
+    tell(node, JobEnded(1))
+    to_the_end(node)
+    tell(node, claim, Pinned(OTHER))
+    assert node.claims.settled(OTHER)
+    assert shelved(node) == 0
+
+
+def test_a_pin_in_the_middle_of_a_claim_and_of_an_unpin_holds_everything() -> None:
+    node = node_of(10, 3)
+    claim = DatasetDeclared(7, DATASET, tuple((extent, SIZE) for extent in EXTENTS), gradual=True)
+    tell(node, JobEnded(1), Tick(), claim, Pinned(DATASET, gradual=True), Tick())
+    to_the_end(node)
+    assert shelved(node) == 0
+    tell(node, Unpinned(DATASET), Tick(), Tick(), Pinned(DATASET, gradual=True), Tick())
+    to_the_end(node)
+    assert shelved(node) == 0
+    tell(node, Unpinned(DATASET), JobEnded(7))
+    to_the_end(node)
+    assert node.status().datasets == ()
+    assert node.status().tiers[0].kept_bytes == 0
+
+
+def test_an_eviction_in_steps_leaves_what_is_read_and_what_is_pinned_meanwhile() -> None:
+    node = node_of(10, 3)
+    early = tell(node, EvictAsked(DATASET))
+    assert not node.claims.evicted(DATASET)
+    early += tell(node, Tick())
+    assert early == [Evict(extent, RAM) for extent in EXTENTS[:3]]
+    assert tell(node, Demanded(ONE, 1, EXTENTS[5])) == [Grant(ONE, 1, EXTENTS[5], RAM)]
+    assert tell(node, Tick()) == [Evict(EXTENTS[3], RAM), Evict(EXTENTS[4], RAM)]
+    tell(node, Pinned(DATASET, gradual=True))
+    assert to_the_end(node) == []
+    assert node.claims.evicted(DATASET)
+    assert node.resident_in(RAM) == set(EXTENTS[5:])
+    tell(node, Released(ONE, EXTENTS[5]), EvictAsked(DATASET))
+    assert to_the_end(node) == [], "pinned"
+
+
+def test_an_eviction_of_what_no_job_declares_takes_steps_too_and_a_second_begins_anew() -> None:
+    node = node_of(10, 3)
+    tell(node, JobEnded(1))
+    to_the_end(node)
+    tell(node, Demanded(ONE, 1, EXTENTS[0]), EvictAsked(DATASET, tuple(EXTENTS)), Tick())
+    tell(node, Released(ONE, EXTENTS[0]), EvictAsked(DATASET, tuple(EXTENTS)))
+    to_the_end(node)
+    assert node.resident_in(RAM) == set()
+
+
+def test_a_prefetch_waits_for_the_end_of_an_eviction() -> None:
+    node = node_of(10, 3)
+    assert tell(node, EvictAsked(DATASET), Prefetched(1, DATASET)) == []
+    evictions = tell(node, Tick(), Tick(), Tick(), Tick())
+    assert evictions == [Evict(extent, RAM) for extent in EXTENTS]
+    assert not node.progress(1).finished
+    fills = tell(node, Tick(), *(Evicted(extent, RAM) for extent in EXTENTS))
+    assert [StartFill(extent, RAM) for extent in EXTENTS[:8]] == fills, "as many as there are slots"
+
+
+def scheduled(node: Node, number: int) -> Schedule:
+    found = node.lookahead.plans[number].schedule
+    assert found is not None
+    return found
+
+
+def test_a_long_plan_is_scheduled_in_steps_as_it_would_be_at_once_and_enters_nothing_before() -> None:
+    many = [ExtentId(number.to_bytes(16, "little")) for number in range(400)]
+    order = random.Random(3).sample(many, len(many))
+    entries = tuple((extent, step // 4, step // 4 + 8) for step, extent in enumerate(order))
+    event = Planned(2, 1, entries, tuple(reversed(order + order[:9])))
+    at_once, node = (node_of(200, step, many, resident=100, ahead=80) for step in (1000, 30))
+    fills = tell(at_once, event)
+    absent = next(extent for extent in reversed(order) if extent not in node.resident_in(RAM))
+    assert fills
+    assert tell(node, event) == []
+    assert tell(node, Demanded(ONE, 1, absent)) == [StartFill(absent, RAM)], "a reader waits for no schedule"
+    assert node.lookahead.plans[2].window == []
+    assert to_the_end(node) == fills
+    mine, theirs = scheduled(node, 2), scheduled(at_once, 2)
+    assert mine.costs.tolist() == theirs.costs.tolist()
+    assert (mine.path, mine.every) == (theirs.path, theirs.every)
+    assert node.policy.open_bytes == at_once.policy.open_bytes == 9 * 4 * SIZE
+    retention = node.lookahead.plans[2].shared.retention
+    assert retention is not None
+    assert retention.following == tuple(dict.fromkeys(event.following))
+
+
+def test_a_plan_that_is_replaced_or_ends_while_it_is_scheduled_leaves_nothing() -> None:
+    node = node_of(5, 3, resident=4)
+    entries = tuple((extent, step, step) for step, extent in enumerate(EXTENTS))
+    tell(node, Planned(2, 1, entries), Tick(), Planned(2, 1, entries[::-1]), Tick(), Passed(2, 2))
+    to_the_end(node)
+    assert node.lookahead.plans[2].paced
+    tell(node, Planned(2, 1, entries), Tick(), PlanEnded(2))
+    to_the_end(node)
+    assert not node.lookahead.plans
+    assert not node.lookahead.ending
+    assert all(not entry.needs for entry in node.copies.entries.values())
+
+
+def test_the_end_of_a_long_plan_gives_up_its_window_in_steps() -> None:
+    node = node_of(20, 3, ahead=10)
+    tell(node, Planned(2, 1, tuple((extent, 0, 5) for extent in EXTENTS)))
+    to_the_end(node)
+
+    def needed() -> int:
+        return sum(entry.needs for entry in node.copies.entries.values())
+
+    before = needed()
+    tell(node, PlanEnded(2))
+    assert node.status().plans == 0
+    tell(node, Tick())
+    assert 0 < needed() == before - 3
+    to_the_end(node)
+    assert needed() == 0
