@@ -6,7 +6,7 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -50,6 +50,7 @@ class DatasetInfo:
     extents: int
     size_bytes: int
     stored_bytes: int
+    notes: tuple[str, ...] = ()
 
 
 def find_daemon() -> str | None:
@@ -111,7 +112,7 @@ class Control:
         request = self._pb.OpenDatasetRequest(uris=uris, options=wanted, version=version, refresh=refresh)
         for reply in self._stream(self._stub.OpenDataset, request):
             if reply.HasField("dataset"):
-                return _info(reply.dataset)
+                return _info(reply.dataset, reply.notes)
             if progress is not None:
                 progress(reply.indexed_bytes, reply.total_bytes)
         raise CacheError("the daemon ended OpenDataset without an answer; see its log")
@@ -248,7 +249,7 @@ def _unavailable(path: str) -> CacheError:
     return DaemonUnavailable(f"the daemon at {path} broke off; try again, and see its log")
 
 
-def _info(found: pb.Dataset) -> DatasetInfo:
+def _info(found: pb.Dataset, notes: Iterable[str]) -> DatasetInfo:
     return DatasetInfo(
         DatasetId(found.id),
         found.uri,
@@ -257,4 +258,5 @@ def _info(found: pb.Dataset) -> DatasetInfo:
         found.extents,
         found.size_bytes,
         found.stored_bytes,
+        tuple(notes),
     )

@@ -111,9 +111,8 @@ def webdataset(data: bytes) -> None:
 
 def mds(data: bytes) -> None:
     """An MDS index beside one shard."""
-    _compiled(
-        compile_mds, Options(format="mds", extent_bytes=4096), index_json=data, **{"shard.0.mds": bytes(64)}
-    )
+    shard = {"shard.0.mds": bytes([2]).ljust(64, b"\0")}
+    _compiled(compile_mds, Options(format="mds", extent_bytes=4096), index_json=data, **shard)
 
 
 def npy(data: bytes) -> None:

@@ -133,10 +133,11 @@ def test_tar_sidecars_are_searchable(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["mds-plain", "mds-zstd"])
-def test_shards_of_the_mosaicml_writer_are_read_without_data(tmp_path: Path, name: str) -> None:
+def test_shards_of_the_mosaicml_writer_are_compiled_without_their_rows(tmp_path: Path, name: str) -> None:
     folder = Folder()
     catalog = _copied(tmp_path, DATA / name, folder)
-    assert {Path(uri).name for uri in folder.reads} == {"index.json"}
+    heads = {path.name for path in (DATA / name).glob("*.mds")}  # four bytes of each
+    assert {Path(uri).name for uri in folder.reads} == {"index.json"} | heads
     names = [field.name for field in catalog.fields]
     rows = [dict(zip(names, row, strict=True)) for row in samples_of(catalog)]
     assert [row["text"] for row in rows] == [f"sample {i}".encode() for i in range(40)]

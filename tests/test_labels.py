@@ -12,8 +12,9 @@ from cachesvc.catalog.build import Options
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.tables import FILE_COLUMNS, LABEL_COLUMNS
 from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, NotFound
+from cachesvc.core.model import ObjectVersion
 from loader import open_dataset
-from tests.catalog_reader import compiled
+from tests.catalog_reader import Folder, compiled
 from tests.datasets import tar_shards, write_files
 
 FILES = {f"{n}.dat": bytes([n]) * 9 for n in range(4)}
@@ -217,4 +218,55 @@ def test_a_table_in_the_folder_above_names_files_from_there(tmp_path: Path) -> N
     rows = b"path,class\ntrain/0.dat,cat\ntrain/1.dat,dog\n"
     write_files(tmp_path, {"train/0.dat": b"x", "train/1.dat": b"y", "all.csv": rows})
     catalog = compiled([str(tmp_path / "train"), str(tmp_path / "all.csv")], Options(labels="all.csv"))
+    assert catalog.classes == ("cat", "dog")
+
+
+@pytest.mark.parametrize("bom", ["", "\ufeff"])
+def test_jsonl_of_any_name_whose_first_object_names_a_file_is_the_table(tmp_path: Path, bom: str) -> None:
+    rows = [{"file_name": f"{n}.dat", "label": kind} for n, kind in enumerate(KINDS)]
+    body = bom + "\n" + "\n".join(map(json.dumps, rows))
+    catalog = opened(tmp_path, body, "train.jsonl", labels="")
+    assert catalog.samples == 4
+    assert is_labelled(catalog)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"text": "0.dat"}\n{"file_name": "0.dat", "label": "cat"}\n',
+        '{"file_name": {"nested": 1}}\n',
+        '["file_name"]\n',
+        "file_name\n",
+        '{"pad": "' + "x" * (64 << 10) + '", "file_name": "0.dat"}\n',
+        "",
+        b"\xff\xfe\n",
+    ],
+)
+def test_jsonl_that_begins_otherwise_is_a_sample(tmp_path: Path, body: str | bytes) -> None:
+    catalog = opened(tmp_path, body, "train.jsonl", labels="")
+    assert catalog.samples == 5
+    assert catalog.notes == ()
+
+
+def test_of_jsonl_of_other_content_only_the_first_line_is_read(tmp_path: Path) -> None:
+    reads: list[int] = []
+
+    class Counted(Folder):
+        def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
+            reads.append(len(into))
+            super().read_into(version, offset, into)
+
+    write_files(tmp_path / "d", FILES | {"train.jsonl": b'{"text": "x"}\n' * 100_000})
+    assert compiled(tmp_path / "d", folder=Counted()).samples == 5
+    assert reads == [64 << 10]
+    write_files(tmp_path / "rows", {f"{n}.jsonl": b'{"path": "x"}\n' * 100_000 for n in range(2)})
+    assert compiled(tmp_path / "rows", folder=Counted()).samples == 2  # nothing but tables is data
+    assert reads == [64 << 10] * 3
+
+
+def test_much_jsonl_is_data_and_keeps_no_table_from_being_found(tmp_path: Path) -> None:
+    many = {f"{n}.jsonl": b'{"key": "0"}\n' for n in range(10, 30)}
+    write_files(tmp_path / "d", FILES | many | {"labels.csv": separated("file", "label").encode()})
+    catalog = compiled(tmp_path / "d")
+    assert catalog.samples == 24
     assert catalog.classes == ("cat", "dog")

@@ -15,7 +15,7 @@ from cachesvc.core.errors import CorruptData
 from cachesvc.core.model import PAGE_BYTES, DatasetId, Extent, ExtentId, ObjectVersion, Piece, extent_of
 from cachesvc.core.secrets import redacted
 
-BUILDER_VERSION = 3
+BUILDER_VERSION = 4
 """Part of every dataset's digest: raised when the same listing would compile to something else."""
 
 
@@ -104,9 +104,25 @@ class Catalog:
 
     def settle(self, samples: Ints, pairs: np.ndarray) -> tuple[Ints, Ints]:
         """Indirect only: addresses and lengths of rows, int64[n, 1], from the uint32[n, 2] that stood at
-        `locate`'s addresses. Raises CorruptData for offsets outside the shard."""
+        `locate`'s addresses. Raises CorruptData naming a shard with offsets outside it."""
         assert isinstance(self.layout, Indirect), "only an indirect layout needs a second step"
-        return self.layout.settle(np.asarray(samples, np.int64), pairs)
+        return self.layout.settle(
+            np.asarray(samples, np.int64), pairs, lambda extent: self.object(self._extent_object(extent)).uri
+        )
+
+    def check_shard(self, index: int, head: bytes) -> None:
+        """Indirect only: raise CorruptData naming an extent that begins (4 bytes) with another number of samples than
+        its index told."""
+        told, stated = (
+            int(self.extent_first[index + 1] - self.extent_first[index]),
+            int.from_bytes(head, "little"),
+        )
+        if stated != told:
+            uri = self.object(self._extent_object(index)).uri
+            raise CorruptData(
+                f"{uri} says that it holds {stated:,} samples, its index.json says {told:,}: write the index or the "
+                "shard anew"
+            )
 
     def split(self, row: bytes) -> tuple[bytes | None, ...]:
         """Indirect only: a row's columns in the order of `fields`. Raises CorruptData."""

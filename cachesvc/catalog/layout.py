@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,16 +75,19 @@ class Indirect:
         addresses = (self.starts[extent] + 4 + 4 * (samples - self.first[extent]))[:, None]
         return addresses, np.full_like(addresses, 8)
 
-    def settle(self, samples: Ints, pairs: np.ndarray) -> tuple[Ints, Ints]:
+    def settle(self, samples: Ints, pairs: np.ndarray, shard: Callable[[int], str]) -> tuple[Ints, Ints]:
         """Addresses and lengths of the rows, int64[n, 1]. Raises CorruptData for offsets outside the
-        shard."""
+        shard; `shard(extent)` is its URI."""
         extent = np.searchsorted(self.first, samples, "right") - 1
         begin, end = pairs[:, 0].astype(np.int64), pairs[:, 1].astype(np.int64)
         table = 4 * (self.first[extent + 1] - self.first[extent] + 2)
         wrong = (begin < table) | (end < begin) | (end > self.extent_sizes[extent])
         if wrong.any():
-            sample = int(samples[int(np.argmax(wrong))])
-            raise CorruptData(f"the shard of sample {sample} has an offset table that points outside it")
+            first = int(np.argmax(wrong))
+            raise CorruptData(
+                f"{shard(int(extent[first]))} has an offset table that points outside it, at sample "
+                f"{int(samples[first])} of the dataset: write the shard or its index.json anew"
+            )
         return (self.starts[extent] + begin)[:, None], (end - begin)[:, None]
 
     def split(self, row: bytes) -> tuple[bytes | None, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -78,6 +79,19 @@ def parsed_table(uri: str, body: bytes) -> Table:
     # no sniffing: it guesses by frequencies, and takes a letter of the names where a table has one column
     chosen = fitting[0] if fitting else max(headers, key=lambda separator: len(headers[separator]))
     return Table(uri, text, chosen, headers[chosen])
+
+
+def begins_as_rows(beginning: bytes) -> bool:
+    """Whether the first line of a file is whole and a JSON object that names a file: a table as JSONL."""
+    line, end, _ = beginning.removeprefix(BOM_UTF8).lstrip().partition(b"\n")
+    try:
+        row = json.loads(line) if end else None
+    except (ValueError, RecursionError):
+        return False
+    if not isinstance(row, dict):
+        return False
+    file = _first(tuple(row), FILE_COLUMNS)
+    return file is not None and isinstance(row[file], str)
 
 
 def _first(columns: Sequence[str], wanted: Sequence[str]) -> str | None:

@@ -62,11 +62,9 @@ def estimate(
         raise InvalidInput(
             "a rate of 0 bytes/s never ends; give --source-rate, --peer-rate and --local-rate above 0"
         )
-    from cachesvc.catalog.catalog import Catalog
     from cachesvc.cli.catalogs import catalog_file
 
-    with catalog_file(socket, name, options.dataset_options(given), json) as (dataset, path):
-        catalog = Catalog.open(path)
+    with catalog_file(socket, name, options.dataset_options(given), json) as (catalog, _):
         size_bytes, samples = int(catalog.extent_sizes.sum()), catalog.samples
     ram_bytes = config.default_ram_bytes() if ram is None else ram
     cluster = Cluster(nodes, ram_bytes + nvme, source_rate, peer_rate, local_rate, sample_rate)
@@ -74,13 +72,19 @@ def estimate(
     shared = forecast(size_bytes, samples, cluster, cooperative=True)
     fit = _fit(size_bytes, cluster)
     if json:
-        row = {"dataset": dataset, "target": name, "size_bytes": size_bytes, "samples": samples, "fit": fit}
+        row = {
+            "dataset": catalog.id,
+            "target": name,
+            "size_bytes": size_bytes,
+            "samples": samples,
+            "fit": fit,
+        }
         output.emit(
             row | {"cluster": asdict(cluster), "private": asdict(alone), "cooperative": asdict(shared)}
         )
         return 0
     output.say(
-        f"{name} ({dataset}): {samples:,} samples, {output.size(size_bytes)}; {nodes:,} x"
+        f"{name} ({catalog.id}): {samples:,} samples, {output.size(size_bytes)}; {nodes:,} x"
         f" {output.size(cluster.cache_bytes)} of cache: {fit}"
     )
     rows = [_row("each node alone", alone)]

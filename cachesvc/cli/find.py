@@ -21,14 +21,12 @@ def find(name: str, expression: str, count: bool, socket: str | None, json: bool
 
     Names are key, label and the dataset's tags; a name that does not exist is an error that lists them.
     """
-    from cachesvc.catalog.catalog import Catalog
     from cachesvc.cli.catalogs import catalog_file
 
-    with catalog_file(socket, name, options.dataset_options(given), json) as (dataset, path):
-        catalog = Catalog.open(path)
+    with catalog_file(socket, name, options.dataset_options(given), json) as (catalog, _):
         found = catalog.find(expression)
         if json and count:
-            output.emit({"dataset": dataset, "count": len(found), "samples": catalog.samples})
+            output.emit({"dataset": catalog.id, "count": len(found), "samples": catalog.samples})
         elif count:
             output.say(str(len(found)))
         elif json:

@@ -20,12 +20,10 @@ from cachesvc.cli import options, output, target
 @options.daemon
 def index(uri: str, beside: bool, into: str | None, socket: str | None, json: bool, **given: Any) -> int:
     """Build a dataset's catalog: by the daemon where one runs, otherwise here with one's own rights."""
-    from cachesvc.catalog.catalog import Catalog
     from cachesvc.cli.beside import copy_file, leave_beside
     from cachesvc.cli.catalogs import catalog_file
 
-    with catalog_file(socket, uri, options.dataset_options(given), json) as (dataset, path):
-        catalog = Catalog.open(path)
+    with catalog_file(socket, uri, options.dataset_options(given), json) as (catalog, path):
         written = []
         if into is not None:
             copy_file(path, into)
@@ -35,7 +33,7 @@ def index(uri: str, beside: bool, into: str | None, socket: str | None, json: bo
         size_bytes, catalog_bytes = int(catalog.extent_sizes.sum()), os.stat(path).st_size
         row = {
             "event": "indexed",
-            "dataset": dataset,
+            "dataset": catalog.id,
             "uri": catalog.uri,
             "format": catalog.format,
             "samples": catalog.samples,
@@ -50,7 +48,7 @@ def index(uri: str, beside: bool, into: str | None, socket: str | None, json: bo
     else:
         where = f"; written to {', '.join(written)}" if written else ""
         output.say(
-            f"{uri} ({dataset}): {catalog.format}, {catalog.samples:,} samples in {row['extents']:,} extents,"
+            f"{uri} ({catalog.id}): {catalog.format}, {catalog.samples:,} samples in {row['extents']:,} extents,"
             f" {output.size(size_bytes)}, catalog {output.size(catalog_bytes)}{where}"
         )
     return 0

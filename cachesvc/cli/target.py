@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from cachesvc.cli.feedback import Feedback
+from cachesvc.cli.notes import say_notes
 from cachesvc.cli.options import ID_DIGITS, is_dataset_id
 from cachesvc.client import Control, DatasetInfo
 from cachesvc.core.errors import InvalidInput, NotFound
@@ -40,14 +41,16 @@ def identified(control: Control, digits: str) -> DatasetId:
 def opened(
     control: Control, uris: list[str], options: Options, as_json: bool = False, refresh: bool = False
 ) -> DatasetInfo:
-    """Resolve URIs to one dataset version, showing progress while it is indexed."""
+    """Resolve URIs to one dataset version, showing progress while it is indexed and then what it notes."""
     mixed = [uri for uri in uris if is_dataset_id(uri)]
     if mixed:
         raise InvalidInput(f"{mixed[0]} is a dataset id; name the data by its URI here")
     with Feedback("index", as_json) as feedback:
-        return control.open_dataset(
+        found = control.open_dataset(
             [absolute(uri) for uri in uris], options, refresh=refresh, progress=feedback.update
         )
+    say_notes(found.notes, as_json)
+    return found
 
 
 def versions(control: Control, target: str, options: Options) -> list[DatasetId]:

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from cachesvc.catalog.build import Options, build, survey
 from cachesvc.catalog.catalog import Catalog
+from cachesvc.catalog.layout import Indirect
 from cachesvc.config import Settings, Tls
 from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, SourceUnavailable
 from cachesvc.daemon import jobs
@@ -133,7 +134,8 @@ class Filler:
         os._exit(1)
 
     def _fill(self, job: jobs.Fill, target: int, catalog: int) -> jobs.Done:
-        extent = self._catalog(job.dataset, catalog).extent(job.index)
+        dataset = self._catalog(job.dataset, catalog)
+        extent = dataset.extent(job.index)
         if not hasattr(self._own, "fetcher"):
             self._own.fetcher = Fetcher(self._sources, self._settings.filler_threads)
         if in_memory(target):
@@ -142,6 +144,8 @@ class Filler:
             return jobs.Done(job.number, digests=jobs.pack_digests(had), peer_bytes=extent.size_bytes)
         passing = Passing(extent.size_bytes)
         self._own.fetcher.fetch(extent, target, passing.add)
+        if isinstance(dataset.layout, Indirect):  # what is compressed could not be asked before
+            dataset.check_shard(job.index, os.pread(target, 4, 0))
         digests = passing.checksums(target).digests
         return jobs.Done(job.number, digests=jobs.pack_digests(digests), source_bytes=extent.stored_bytes)
 

@@ -38,6 +38,8 @@ STOPPING = "the daemon is stopping; start it again: cachesvc serve"
 _Answer = TypeVar("_Answer")
 MAX_FAILURES = 100
 """Named in one progress message; the rest is counted."""
+NOTES_TOLD = 1000
+"""Of one dataset: 8 are printed, and a message has its limit."""
 MAX_URIS = 100_000
 PLANS_AT_ONCE = 4
 """Being read: for that moment a plan of a million entries takes 300 MB, and no more cores would make it quicker."""
@@ -80,7 +82,8 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
                 raise errors.SourceChanged(
                     f"the data at {uris[0]} is version {answer.dataset}, not {request.version}"
                 )
-            yield pb.OpenDatasetReply(dataset=described(self._dataset(answer.dataset, context)))
+            dataset = self._dataset(answer.dataset, context)
+            yield pb.OpenDatasetReply(dataset=described(dataset), notes=dataset.catalog.notes[:NOTES_TOLD])
 
     def SubmitPlan(self, request: pb.SubmitPlanRequest, context: grpc.ServicerContext) -> pb.SubmitPlanReply:
         with statuses(context):

@@ -55,14 +55,16 @@ class OpenDatasetRequest(_message.Message):
     def __init__(self, uris: _Optional[_Iterable[str]] = ..., options: _Optional[_Union[DatasetOptions, _Mapping]] = ..., version: _Optional[str] = ..., refresh: _Optional[bool] = ...) -> None: ...
 
 class OpenDatasetReply(_message.Message):
-    __slots__ = ("indexed_bytes", "total_bytes", "dataset")
+    __slots__ = ("indexed_bytes", "total_bytes", "dataset", "notes")
     INDEXED_BYTES_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     DATASET_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
     indexed_bytes: int
     total_bytes: int
     dataset: Dataset
-    def __init__(self, indexed_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., dataset: _Optional[_Union[Dataset, _Mapping]] = ...) -> None: ...
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, indexed_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., dataset: _Optional[_Union[Dataset, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SubmitPlanRequest(_message.Message):
     __slots__ = ("reader", "dataset", "extents", "first_steps", "last_steps", "following")

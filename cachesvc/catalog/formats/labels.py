@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cachesvc.catalog.inputs import Inputs
-from cachesvc.catalog.tables import FILE_COLUMNS, Table, parsed_table
+from cachesvc.catalog.tables import FILE_COLUMNS, Table, begins_as_rows, parsed_table
 from cachesvc.catalog.tags import Tags
 from cachesvc.core.errors import CorruptData, InvalidInput
 
@@ -14,6 +14,8 @@ _MEANT = ("labels", "metadata")
 """Names that only a table has, where other data is beside it."""
 _MAX_TABLES = 16
 _TABLE_BYTES = 256 << 20
+_FIRST_LINE_BYTES = 64 << 10
+"""Read of JSONL of any name: one that begins with a longer line is data."""
 
 
 @dataclass(slots=True)
@@ -47,7 +49,9 @@ def told_apart(inputs: Inputs) -> Told:
     for at in named:
         _parsed(inputs, at).check_labels()
     found = [at for at, entry in enumerate(inputs.entries) if at not in named and _may_be_table(entry.path)]
-    kept = [at for at in found if _names_files(inputs, at)] if len(found) <= _MAX_TABLES else []
+    begun = _begun(inputs, {*named, *found})
+    few = len(found) + len(begun) <= _MAX_TABLES
+    kept = [*begun, *(at for at in found if _names_files(inputs, at))] if few else []
     if len(kept) + len(named) == len(inputs.entries):
         kept = []
     taken = {*named, *kept}
@@ -66,6 +70,25 @@ def _may_be_table(path: str) -> bool:
     stem, _, extension = path.rpartition(".")
     known = extension in ("csv", "tsv") or (extension == "jsonl" and stem in _MEANT)
     return known and "/" not in path
+
+
+def _begun(inputs: Inputs, known: set[int]) -> list[int]:
+    """JSONL of any other name that begins as a table, directly below the URI. Of more than `_MAX_TABLES` nothing is
+    read: they are data."""
+    rows = [
+        at
+        for at, entry in enumerate(inputs.entries)
+        if entry.path.endswith(".jsonl") and "/" not in entry.path and at not in known
+    ]
+    return [at for at in rows if _begins_as_rows(inputs, at)] if len(rows) <= _MAX_TABLES else []
+
+
+def _begins_as_rows(inputs: Inputs, at: int) -> bool:
+    version = inputs.entries[at].object
+    if version.size_bytes > _TABLE_BYTES:
+        return False
+    beginning = inputs.fetch(version, 0, min(version.size_bytes, _FIRST_LINE_BYTES))
+    return begins_as_rows(beginning if version.size_bytes > _FIRST_LINE_BYTES else beginning + b"\n")
 
 
 def _names_files(inputs: Inputs, at: int) -> bool:
