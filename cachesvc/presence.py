@@ -50,7 +50,7 @@ class _Presence:
         with self._lock:
             kept = list(self._kept)
         for each in kept:
-            with suppress(CacheError):  # the next read says so
+            with suppress(CacheError, OSError):  # the next read says so
                 each.connect()
 
 

@@ -113,10 +113,8 @@ class Catalog:
     def check_shard(self, index: int, head: bytes) -> None:
         """Indirect only: raise CorruptData naming an extent that begins (4 bytes) with another number of samples than
         its index told."""
-        told, stated = (
-            int(self.extent_first[index + 1] - self.extent_first[index]),
-            int.from_bytes(head, "little"),
-        )
+        told = int(self.extent_first[index + 1] - self.extent_first[index])
+        stated = int.from_bytes(head, "little")
         if stated != told:
             uri = self.object(self._extent_object(index)).uri
             raise CorruptData(

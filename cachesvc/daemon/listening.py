@@ -50,10 +50,8 @@ def check_free(path: str, known: int | None = None) -> None:
                 return
         except (ConnectionRefusedError, FileNotFoundError):
             return
-        except (
-            OSError
-        ):  # another kind of socket, one with a full queue, or another user's: in use all the same
-            pass
+        except OSError:
+            pass  # another kind of socket, one with a full queue, or another user's: in use all the same
     raise InvalidInput(
         f"another process listens at {path}, or it is another user's; stop that, or give --socket another directory"
     )
