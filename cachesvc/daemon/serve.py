@@ -48,7 +48,7 @@ from cachesvc.daemon.crowds import Crowds, crowd_limits
 from cachesvc.daemon.datasets import Datasets, in_use, is_claimed
 from cachesvc.daemon.fillers import Fillers
 from cachesvc.daemon.grants import GrantsServer
-from cachesvc.daemon.listening import check_free, identity, make_room, remove
+from cachesvc.daemon.listening import check_free, identity, remove
 from cachesvc.daemon.logs import configure_logging
 from cachesvc.daemon.lookups import Lookups
 from cachesvc.daemon.loop import Loop
@@ -339,7 +339,7 @@ def _control(
         checks.set(each, health_pb2.HealthCheckResponse.SERVING)
     reflection.enable_server_reflection((name, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     path = _control_path(settings)
-    make_room(path)
+    Path(path).unlink(missing_ok=True)  # a dead daemon's, or our predecessor's: we hold the lock
     before = os.umask(0o177)
     try:
         server.add_insecure_port(f"unix:{path}")
