@@ -1,6 +1,8 @@
 # make demo | test | lint | proto | bench | chaos | kills | soak | fuzz
 VENV ?= .venv
 PY := $(VENV)/bin/python
+# The suite starts hundreds of processes of our own: compile once.
+unexport PYTHONDONTWRITEBYTECODE
 .PHONY: demo test lint proto bench chaos kills soak fuzz clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt

@@ -7,7 +7,7 @@ the samples themselves: the order is a function.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -267,17 +267,24 @@ class Feed(TorchDataset[Any]):
             return self._whole.make(
                 reader, self._whole.locate(reader, self._view.ids_of(indices)), self.empty
             )
-        return self._collated(self.take(epoch, indices))
+        samples = self._drawn(epoch, indices)
+        if self.collate is default_collate:
+            return default_collate_into(self.empty, samples, len(indices))
+        return self.collate(list(samples))
 
     def take(self, epoch: int, indices: Ints) -> list[Any]:
         """The samples of these indices, before they are made a batch."""
+        return list(self._drawn(epoch, indices))
+
+    def _drawn(self, epoch: int, indices: Ints) -> Iterable[Any]:
+        """One after the other, so that what made one is free for the next."""
         if self._composed is not None:
             return self._composed.take(indices, self.spec, epoch)
         draw = (self.spec.seed, epoch)
         if self._view is not None:
             view = self._view
             view.draw = draw
-            return view.take_ids(view.ids_of(indices))
+            return view.samples.drawn(view.opened.reader(), view.ids_of(indices), draw)
         for inner in self._inner:
             inner.draw = draw
         outer: Any = self.dataset
@@ -285,12 +292,7 @@ class Feed(TorchDataset[Any]):
         if hasattr(outer, "__getitems__"):
             samples: list[Any] = outer.__getitems__(numbers)
             return samples
-        return [outer[number] for number in numbers]
-
-    def _collated(self, samples: list[Any]) -> Any:
-        if self.collate is default_collate:
-            return default_collate_into(self.empty, samples)
-        return self.collate(samples)
+        return (outer[number] for number in numbers)
 
     def _load(self, epoch: int, turn: int) -> _Slab:
         order, share = self.order(epoch), self.share

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -133,35 +133,40 @@ class Samples:
 
     def take(self, reader: Reader, samples: Ints, draw: tuple[int, int]) -> list[Any]:
         """Samples in the order asked."""
-        if self.gathered:
-            values: Sequence[Any] = list(self.tensor(reader, self.locate(reader, samples)))
-            rows = [
-                self._shape_sample((value,), sample)
-                for value, sample in zip(values, samples.tolist(), strict=True)
-            ]
-        else:
-            rows = self._decoded_rows(reader, samples, draw)
+        return list(self.drawn(reader, samples, draw))
+
+    def drawn(self, reader: Reader, samples: Ints, draw: tuple[int, int]) -> Iterator[Any]:
+        """The same one by one: all are read at once, and each is decoded and transformed when it is asked for."""
+        rows = (
+            self._gathered_rows(reader, samples)
+            if self.gathered
+            else self._decoded_rows(reader, samples, draw)
+        )
         transform = self._form.transform
         if transform is None:
             return rows
         if not self._transform_random:
-            return [transform(row) for row in rows]
-        return [transform(row, _generator(draw, n)) for row, n in zip(rows, samples.tolist(), strict=True)]
+            return (transform(row) for row in rows)
+        return (transform(row, _generator(draw, n)) for row, n in zip(rows, samples.tolist(), strict=True))
 
-    def _decoded_rows(self, reader: Reader, samples: Ints, draw: tuple[int, int]) -> list[Any]:
+    def _gathered_rows(self, reader: Reader, samples: Ints) -> Iterator[Any]:
+        values = self.tensor(reader, self.locate(reader, samples))
+        return (self._shape_sample((value,), n) for value, n in zip(values, samples.tolist(), strict=True))
+
+    def _decoded_rows(self, reader: Reader, samples: Ints, draw: tuple[int, int]) -> Iterator[Any]:
         raw = self._raw(reader, samples)
         if self._form.decode is None and self._single:
-            return [row[0] for row in raw]
-        numbers = samples.tolist()
+            return (row[0] for row in raw)
+        rows: Iterable[tuple[Sequence[Any], int]] = zip(raw, samples.tolist(), strict=True)
         decode = self._form.decode
-        if callable(decode):
-            shaped = [self._shape_sample(row, n) for row, n in zip(raw, numbers, strict=True)]
-            if self._decode_random:
-                return [decode(row, _generator(draw, n)) for row, n in zip(shaped, numbers, strict=True)]
-            return [decode(row) for row in shaped]
-        if self._decoders is not None:
-            raw = [self._decode_row(row, n) for row, n in zip(raw, numbers, strict=True)]
-        return [self._shape_sample(row, n) for row, n in zip(raw, numbers, strict=True)]
+        if not callable(decode):
+            if self._decoders is not None:
+                rows = ((self._decode_row(row, n), n) for row, n in rows)
+            return (self._shape_sample(row, n) for row, n in rows)
+        shaped = ((self._shape_sample(row, n), n) for row, n in rows)
+        if self._decode_random:
+            return (decode(row, _generator(draw, n)) for row, n in shaped)
+        return (decode(row) for row, _ in shaped)
 
     def _decode_row(self, row: Sequence[Any], sample: int) -> tuple[Any, ...]:
         assert self._decoders is not None

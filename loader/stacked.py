@@ -2,11 +2,16 @@
 
 torch stacks into new memory, in a worker into a new shared file for each batch, and makes a tensor of each array
 first. What is not plain numbers of one shape and type goes torch's way, and so do types that the user registered.
+
+Large values are copied as their samples come, so that what a picture was decoded into is free for the next one and
+still in a core's cache: 32 pictures of 500 x 375 that wait until the batch is whole are 18 MB.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import count
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -25,16 +30,26 @@ _TORCHS = {torch.Tensor: collate_tensor_fn, np.ndarray: collate_numpy_array_fn}
 _NUMBERS = "biufc"
 
 
-def default_collate_into(empty: Empty | None, samples: list[Any]) -> Any:
-    """What `torch.utils.data.default_collate` makes of the samples, in memory that `empty` gives for a size in
+LARGE_BYTES = 16 << 10
+"""Smaller values wait for the others: one stack costs less than a copy each."""
+
+
+def default_collate_into(empty: Empty | None, samples: Iterable[Any], count: int) -> Any:
+    """What `torch.utils.data.default_collate` makes of `count` samples, in memory that `empty` gives for a size in
     bytes; in new memory where that is None."""
-    stacks: dict[Any, Callable[..., Any]] = {np.ndarray: _arrays(empty or _new)}
+    stacks: dict[type, Callable[..., Any]] = {np.ndarray: _arrays(empty or _new)}
     if empty is not None:
         stacks[torch.Tensor] = _tensors(empty)
-    mine = {
-        kind: stack for kind, stack in stacks.items() if default_collate_fn_map.get(kind) is _TORCHS[kind]
+    columns = _Columns(empty or _new, count)
+    mine: dict[type | tuple[type, ...], Callable[..., Any]] = {
+        kind: columns.or_else(stack)
+        for kind, stack in stacks.items()
+        if default_collate_fn_map.get(kind) is _TORCHS[kind]
     }
-    return collate(samples, collate_fn_map={**default_collate_fn_map, **mine})
+    columns.kinds = mine.keys()
+    return collate(
+        [columns.placed(each) for each in samples], collate_fn_map={**default_collate_fn_map, **mine}
+    )
 
 
 def _new(size_bytes: int) -> Bytes:
@@ -67,3 +82,72 @@ def _arrays(empty: Empty) -> Callable[..., Any]:
         return collate_numpy_array_fn(batch, collate_fn_map=collate_fn_map)
 
     return stack
+
+
+class _Columns:
+    """Large values of the samples of one batch, each in its row of the batch's memory as soon as it comes."""
+
+    kinds: Collection[Any] = ()
+
+    def __init__(self, empty: Empty, count: int) -> None:
+        self._empty, self._count = empty, count
+        self._columns: list[_Column] = []
+
+    def placed(self, sample: Any) -> Any:
+        """The sample, with rows for its large values. The n-th of a sample goes to the n-th column."""
+        return self._placed(sample, count())
+
+    def _placed(self, value: Any, numbers: Iterator[int]) -> Any:
+        kind = type(value)
+        if kind in self.kinds:
+            return value if not _is_large(value) else self._row(value, next(numbers))
+        if kind is tuple or kind is list:
+            return kind(self._placed(each, numbers) for each in value)
+        if kind is dict:
+            return {name: self._placed(each, numbers) for name, each in value.items()}
+        return value
+
+    def _row(self, value: Any, number: int) -> Any:
+        if number == len(self._columns):
+            room = self._empty(self._count * value.nbytes)
+            self._columns.append(_Column(value, room, self._count))
+        return self._columns[number].row(value)
+
+    def or_else(self, stack: Callable[..., Any]) -> Callable[..., Any]:
+        """Stacks values: those of a whole column lie stacked, `stack` does the rest."""
+
+        def stacked(batch: Sequence[Any], *, collate_fn_map: Any = None) -> Any:
+            for column in self._columns:
+                if len(batch) == len(column.rows) and all(map(is_, batch, column.rows)):
+                    return torch.as_tensor(column.room[: len(batch)])
+            return stack(batch, collate_fn_map=collate_fn_map)
+
+        return stacked
+
+
+class _Column:
+    """Room for values of one kind, type and shape, those of the first, and the rows of it that are taken."""
+
+    def __init__(self, first: Any, room: Bytes, count: int) -> None:
+        memory = room if isinstance(first, np.ndarray) else torch.from_numpy(room)
+        self.room = memory.view(first.dtype).reshape(count, *first.shape)
+        self.rows: list[Any] = []
+
+    def row(self, value: Any) -> Any:
+        """The next row, with the value in it; the value itself where it is unlike the first."""
+        at = len(self.rows)
+        like = type(value) is type(self.room) and value.dtype == self.room.dtype
+        if not like or at == len(self.room) or value.shape != self.room.shape[1:]:
+            return value
+        self.rows.append(self.room[at])
+        self.rows[at][...] = value
+        return self.rows[at]
+
+
+def _is_large(value: Any) -> bool:
+    """And plain numbers in this machine's memory."""
+    if isinstance(value, np.ndarray):
+        return value.nbytes >= LARGE_BYTES and value.dtype.kind in _NUMBERS and value.dtype.isnative
+    plain = value.layout == torch.strided and value.device.type == "cpu"
+    plain = plain and not (value.requires_grad or value.is_quantized or value.is_conj() or value.is_neg())
+    return plain and not value.is_nested and value.nbytes >= LARGE_BYTES

@@ -53,12 +53,14 @@ def test_epochs_are_whole_and_differ_and_a_checkpoint_in_mid_epoch_goes_on(data:
     assert resumed == [rank[EPOCH:] for rank in seen]
 
 
+@pytest.mark.slow
 def test_epochs_that_are_cut_short_differ(data: str, tmp_path: Path) -> None:
     seen, _ = train(data, tmp_path / "short", "ours", limit="3")
     assert all(len(rank) == 2 * 3 * BATCH for rank in seen)
     assert all(rank[: 3 * BATCH] != rank[3 * BATCH :] for rank in seen)
 
 
+@pytest.mark.slow
 def test_with_lightnings_own_sampler_each_sample_comes_once_and_checkpoints_say_what_they_lack(
     data: str, tmp_path: Path
 ) -> None:

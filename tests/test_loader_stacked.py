@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,19 @@ SAMPLES: dict[str, list[Any]] = {
     "tensors of no dimension": [torch.tensor(n) for n in range(4)],
     "transposed": [torch.arange(6).reshape(2, 3).T, torch.arange(6).reshape(2, 3).T],
     "one": [np.arange(3)],
+    "large arrays": [np.full((100, 100, 3), n, np.uint8) for n in range(4)],
+    "large tensors": [torch.full((100, 100), n) for n in range(4)],
+    "large, of two types": [np.zeros(9_000, np.float32), np.ones(9_000, np.float64)],
+    "large tensors of two types": [torch.zeros(9_000), torch.ones(9_000, dtype=torch.float64)],
+    "large and one that is not": [torch.zeros(9_000), torch.zeros(9_000, requires_grad=True)],
+    "large, cut out of larger": [
+        np.arange(90_000).reshape(300, 300)[n:, n : n + 100][:200] for n in range(4)
+    ],
+    "large pairs with labels": [(np.full(40_000, n, np.int16), n, torch.ones(9_000) * n) for n in range(3)],
+    "large, in lists and dicts": [
+        {"x": [np.full(20_000, n, np.int8)], "y": np.ones(3) * n} for n in range(3)
+    ],
+    "large, the same one twice": [np.arange(9_000)] * 2,
     "tuples with labels": [(np.full(3, n, np.uint8), n, str(n)) for n in range(3)],
     "named": [Pair(torch.ones(2) * n, n) for n in range(3)],
     "dicts": [{"x": np.ones(2) * n, "y": {"z": torch.ones(1)}, "b": b"raw"} for n in range(3)],
@@ -58,7 +71,7 @@ def flat(batch: Any) -> list[Any]:
 def test_batches_are_torchs(name: str, into: bool) -> None:
     made: list[Bytes] = []
     expected = flat(default_collate(SAMPLES[name]))
-    found = flat(default_collate_into(given(made) if into else None, SAMPLES[name]))
+    found = flat(default_collate_into(given(made) if into else None, SAMPLES[name], len(SAMPLES[name])))
     assert len(found) == len(expected)
     for one, other in zip(found, expected):
         if isinstance(other, torch.Tensor):
@@ -68,10 +81,13 @@ def test_batches_are_torchs(name: str, into: bool) -> None:
             assert one == other
 
 
-@pytest.mark.parametrize("name", ["arrays", "tensors", "transposed", "one", "named", "dicts"])
+LARGE = ["large arrays", "large tensors", "large, cut out of larger", "large, in lists and dicts"]
+
+
+@pytest.mark.parametrize("name", ["arrays", "tensors", "transposed", "one", "named", "dicts", *LARGE])
 def test_numbers_lie_in_the_memory_given(name: str) -> None:
     made: list[Bytes] = []
-    batch = flat(default_collate_into(given(made), SAMPLES[name]))
+    batch = flat(default_collate_into(given(made), SAMPLES[name], len(SAMPLES[name])))
     places = {room.ctypes.data for room in made}
     assert {each.data_ptr() for each in batch if isinstance(each, torch.Tensor) and each.dim() > 1} <= places
 
@@ -80,6 +96,8 @@ def test_numbers_lie_in_the_memory_given(name: str) -> None:
     "samples",
     [
         [np.zeros(2), np.zeros(3)],
+        [np.zeros(20_000), np.zeros(30_000)],
+        [torch.zeros(9_000), torch.zeros(9_001)],
         [torch.zeros(2), torch.zeros(3)],
         [np.array(["a"]), np.array(["b"])],
         [object(), object()],
@@ -89,7 +107,7 @@ def test_what_torch_refuses_is_refused_with_its_words(samples: list[Any]) -> Non
     with pytest.raises((RuntimeError, TypeError)) as theirs:
         default_collate(samples)
     with pytest.raises(theirs.type) as mine:
-        default_collate_into(given([]), samples)
+        default_collate_into(given([]), samples, len(samples))
     assert str(mine.value) == str(theirs.value)
 
 
@@ -98,4 +116,17 @@ def test_what_the_user_registered_counts(monkeypatch: pytest.MonkeyPatch) -> Non
         return list(batch)
 
     monkeypatch.setitem(default_collate_fn_map, np.ndarray, listed)
-    assert type(default_collate_into(given([]), [np.zeros(2)])) is list
+    assert type(default_collate_into(given([]), [np.zeros(2)], 1)) is list
+
+
+def test_a_large_value_is_taken_before_the_next_is_made() -> None:
+    same = np.empty(20_000, np.int64)
+
+    def overwritten() -> Iterator[tuple[np.ndarray[Any, Any], int]]:
+        for number in range(4):
+            same.fill(number)
+            yield same, number
+
+    images, numbers = default_collate_into(None, overwritten(), 4)
+    assert images.shape == (4, 20_000)
+    assert (images == numbers[:, None]).all()
