@@ -15,7 +15,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from cachesvc.core.errors import CacheError, SourceUnavailable
+from cachesvc.core.errors import CacheError, NotAllowed, SourceUnavailable
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
@@ -105,7 +105,8 @@ class Connection:
         """Make a read that runs in another thread fail now."""
         self.interrupted = True
         try:
-            self._sock.shutdown(socket.SHUT_RDWR)
+            # A TLS socket's own would leave the reader with a plain one, which takes what is encrypted for the body.
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
         except OSError:  # the server was first
             pass
 
@@ -152,7 +153,7 @@ class Pool:
         self._lock = threading.Lock()
 
     def take(self, host: str, port: int) -> Connection:
-        """A kept connection, the one used last, or a new one. Raises SourceUnavailable."""
+        """A kept connection, the one used last, or a new one. Raises what `connect` raises."""
         with self._lock:
             kept = self._idle.get((host, port))
             if kept:
@@ -160,7 +161,7 @@ class Pool:
         return self.connect(host, port)
 
     def connect(self, host: str, port: int) -> Connection:
-        """A new connection. Raises SourceUnavailable."""
+        """A new connection. Raises SourceUnavailable; NotAllowed for a server that is not the one it says."""
         name = f"{host}:{port}"
         try:
             sock = socket.create_connection((host, port), CONNECT_TIMEOUT_S)
@@ -172,6 +173,8 @@ class Pool:
             limit = struct.pack("ll", int(READ_TIMEOUT_S), 0)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        except ssl.SSLCertVerificationError as error:
+            raise untrusted(name, error.verify_message) from error
         except OSError as error:
             raise SourceUnavailable(f"cannot connect to {name}: {error}; check the endpoint") from error
         return Connection(sock, name)
@@ -193,3 +196,11 @@ class Pool:
         for connections in kept.values():
             for connection in connections:
                 connection.close()
+
+
+def untrusted(name: str, why: str) -> NotAllowed:
+    """The error for a server whose certificate does not do."""
+    return NotAllowed(
+        f"{name} shows a certificate that is not trusted ({why}); set AWS_CA_BUNDLE to the file of the authority "
+        "that signed it, and name the host as the certificate does"
+    )

@@ -23,6 +23,7 @@ from botocore import UNSIGNED
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.config import Config
+from botocore.httpsession import get_cert_path
 
 from cachesvc.core.errors import (
     CacheError,
@@ -34,7 +35,15 @@ from cachesvc.core.errors import (
 )
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.digests import WholeObject
-from cachesvc.sources.http import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, Answer, Connection, Hangup, Pool
+from cachesvc.sources.http import (
+    CONNECT_TIMEOUT_S,
+    READ_TIMEOUT_S,
+    Answer,
+    Connection,
+    Hangup,
+    Pool,
+    untrusted,
+)
 from cachesvc.sources.identity import EXPIRED, Identity
 
 SCHEME = "s3://"
@@ -47,6 +56,7 @@ _MISSING = {"404", "NoSuchKey", "NoSuchBucket", "NotFound"}
 _FORBIDDEN = {"401", "403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"}
 _THROTTLED = {"429", "503", "SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded"}
 _NO_CREDENTIALS = (botocore.exceptions.NoCredentialsError, botocore.exceptions.PartialCredentialsError)
+_UNTRUSTED = re.compile(r"(?:certificate verify failed: (?=.)|(?=hostname ))(.*?)(?: \(_ssl\.c:\d+\))?$")
 _CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or give the node a role"
 
 
@@ -300,7 +310,7 @@ def open_s3(settings: S3Settings, clock: Callable[[], float] = time.monotonic) -
     tls = None
     if identity.client.meta.endpoint_url.startswith("https"):
         bundle = os.environ.get("AWS_CA_BUNDLE") or boto3.Session()._session.get_config_variable("ca_bundle")
-        tls = ssl.create_default_context(cafile=bundle)
+        tls = ssl.create_default_context(cafile=bundle or get_cert_path(True))  # what boto3 trusts
     return S3Source(identity, tls)
 
 
@@ -355,6 +365,8 @@ def _translated(error: Exception, uri: str) -> CacheError:
     """What botocore itself has to say about LIST and HEAD, as our errors."""
     if isinstance(error, _NO_CREDENTIALS):
         return NotAllowed(f"{uri}: no S3 credentials: {_CREDENTIALS}")
+    if isinstance(error, botocore.exceptions.SSLError) and (found := _UNTRUSTED.search(str(error))):
+        return untrusted(uri, found[1])
     if isinstance(error, botocore.exceptions.ParamValidationError):
         return InvalidInput(f"{uri}: not a valid bucket or key; write s3://bucket/key")
     return SourceUnavailable(f"{uri}: {_line(error)}")
