@@ -96,6 +96,9 @@ class Datasets:
         self._loading: dict[DatasetId, Future[Dataset]] = {}
         self._lock = threading.Lock()
         self._home: dict[ExtentId, Dataset] = {}
+        self._forgotten = 0
+        self._settled: dict[DatasetId, int] = {}
+        """How many had been forgotten when `_settle` began."""
         self.claimed: Callable[[Dataset], bool] = lambda _: True
         self.used: Callable[[Dataset], bool] = lambda _: True
         Path(directory).mkdir(parents=True, exist_ok=True)
@@ -130,8 +133,8 @@ class Datasets:
             if known is not None:
                 return known
             self._loading.pop(dataset.id, None)
-        # It, or one that shares some of its extents, may have been forgotten since it was read.
-        if not all(map(self._home.__contains__, dataset.extent_ids)):
+        # It, or one that shares some of its extents, may have been forgotten since it was read. To look takes long.
+        if self._settled.get(dataset.id) != self._forgotten:
             self._settle(dataset)
         unclaimed = [each for each in self._loaded.values() if each is not dataset and not self.claimed(each)]
         oldest = unclaimed[: max(0, len(unclaimed) - UNUSED)]  # to look at all would take long
@@ -142,6 +145,7 @@ class Datasets:
 
     def _settle(self, dataset: Dataset) -> None:
         """Say where its extents are at home. Off the loop as a rule, which may see some of it before the rest."""
+        self._settled[dataset.id] = self._forgotten
         for extent in dataset.extent_ids:
             if self._home.setdefault(extent, dataset).provisional:  # indexed by now: fills count for this one
                 self._home[extent] = dataset
@@ -156,6 +160,8 @@ class Datasets:
                 for other in self._loaded.values():
                     if extent in other.index_of:
                         self._home[extent] = other
+        self._settled.pop(dataset.id, None)
+        self._forgotten += 1  # the last: who settles meanwhile settles again
 
     def home(self, extent: ExtentId) -> tuple[Dataset, int]:
         """A dataset that has the extent, and its index there."""
