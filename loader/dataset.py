@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -257,7 +257,11 @@ class Dataset(TorchDataset[Any]):
 
     def take_ids(self, ids: Ints) -> list[Any]:
         """Samples of the catalog by id."""
-        return self.samples.take(self.opened.reader(), ids, self.draw)
+        return list(self.drawn(ids))
+
+    def drawn(self, ids: Ints) -> Iterator[Any]:
+        """The same one by one; see `Samples.drawn`."""
+        return self.samples.drawn(self.opened.reader(), ids, self.draw)
 
     def close(self) -> None:
         """Give back leases, mappings and the connection; the next use connects again."""

@@ -284,7 +284,7 @@ class Feed(TorchDataset[Any]):
         if self._view is not None:
             view = self._view
             view.draw = draw
-            return view.samples.drawn(view.opened.reader(), view.ids_of(indices), draw)
+            return view.drawn(view.ids_of(indices))
         for inner in self._inner:
             inner.draw = draw
         outer: Any = self.dataset

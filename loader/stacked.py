@@ -9,8 +9,8 @@ still in a core's cache: 32 pictures of 500 x 375 that wait until the batch is w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import count
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import is_
 from typing import Any
 
@@ -28,8 +28,6 @@ from loader.spans import Bytes
 Empty = Callable[[int], Bytes]
 _TORCHS = {torch.Tensor: collate_tensor_fn, np.ndarray: collate_numpy_array_fn}
 _NUMBERS = "biufc"
-
-
 LARGE_BYTES = 16 << 10
 """Smaller values wait for the others: one stack costs less than a copy each."""
 
@@ -40,13 +38,11 @@ def default_collate_into(empty: Empty | None, samples: Iterable[Any], count: int
     stacks: dict[type, Callable[..., Any]] = {np.ndarray: _arrays(empty or _new)}
     if empty is not None:
         stacks[torch.Tensor] = _tensors(empty)
-    columns = _Columns(empty or _new, count)
+    kinds = frozenset(kind for kind in stacks if default_collate_fn_map.get(kind) is _TORCHS[kind])
+    columns = _Columns(kinds, empty or _new, count)
     mine: dict[type | tuple[type, ...], Callable[..., Any]] = {
-        kind: columns.or_else(stack)
-        for kind, stack in stacks.items()
-        if default_collate_fn_map.get(kind) is _TORCHS[kind]
+        kind: columns.or_else(stacks[kind]) for kind in kinds
     }
-    columns.kinds = mine.keys()
     return collate(
         [columns.placed(each) for each in samples], collate_fn_map={**default_collate_fn_map, **mine}
     )
@@ -87,19 +83,17 @@ def _arrays(empty: Empty) -> Callable[..., Any]:
 class _Columns:
     """Large values of the samples of one batch, each in its row of the batch's memory as soon as it comes."""
 
-    kinds: Collection[Any] = ()
-
-    def __init__(self, empty: Empty, count: int) -> None:
-        self._empty, self._count = empty, count
+    def __init__(self, kinds: frozenset[type], empty: Empty, count: int) -> None:
+        self._kinds, self._empty, self._count = kinds, empty, count
         self._columns: list[_Column] = []
 
     def placed(self, sample: Any) -> Any:
         """The sample, with rows for its large values. The n-th of a sample goes to the n-th column."""
-        return self._placed(sample, count())
+        return self._placed(sample, itertools.count())
 
     def _placed(self, value: Any, numbers: Iterator[int]) -> Any:
         kind = type(value)
-        if kind in self.kinds:
+        if kind in self._kinds:
             return value if not _is_large(value) else self._row(value, next(numbers))
         if kind is tuple or kind is list:
             return kind(self._placed(each, numbers) for each in value)

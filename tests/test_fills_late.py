@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,4 +69,19 @@ def test_the_answer_is_counted_and_nothing_else_happens(tmp_path: Path) -> None:
     late(jobs.Done(1, 0, "", source_bytes=10))
     assert fills.source_bytes(known.id) == 10
     assert node.where(known.extent_ids[0]) is None
+    datasets.close()
+
+
+def test_what_was_forgotten_since_a_dataset_was_read_is_at_home_with_it(tmp_path: Path) -> None:
+    anything: Any = None
+    datasets = Datasets(str(tmp_path), anything, anything, anything, anything)
+    datasets.claimed, datasets.used = lambda _: False, lambda _: False
+    old, new = dataset(1), replace(dataset(1), id=DatasetId("f" * 32))  # of one extent
+    datasets.admit(old)
+    datasets._settle(new)  # as it is read, off the loop
+    for number in range(UNUSED + 1):
+        datasets.admit(dataset(2 + number))
+    assert datasets.known(old.id) is None
+    datasets.admit(new)
+    assert datasets.home(new.extent_ids[0]) == (new, 0)
     datasets.close()

@@ -6,7 +6,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
-import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,14 +20,12 @@ from cachesvc.client import Control
 from cachesvc.core.model import DatasetId
 from cachesvc.grants import Granted
 from cachesvc.leases import DaemonGrants
-from cachesvc.v1 import cachesvc_pb2 as pb
 from tests.test_daemon import wait_until
 
 EXTENT = 4096
 MILLION = 1_000_000
-CALLS = 6
-"""What a grant may wait, in calls that cannot be broken off: a million numbers of a plan made a list. The daemon's loop
-gives way every 2 ms; the rest is other threads' such calls, and a machine that others keep busy."""
+PAUSE_S = 0.15
+"""What a grant may wait. The daemon's loop gives way every 2 ms; the rest is a machine that others keep busy."""
 RECORDS = Options(format="records", record_bytes=64, extent_bytes=EXTENT)
 
 
@@ -41,16 +38,6 @@ def granted(grants: DaemonGrants, index: int) -> float:
     os.close(answer.fd)
     grants.release([index])
     return took_s
-
-
-def unbroken_s() -> float:
-    """The median of what such a call takes here."""
-    plan, took = pb.SubmitPlanRequest(extents=range(MILLION)), []
-    for _ in range(5):
-        began = time.perf_counter()
-        list(plan.extents)
-        took.append(time.perf_counter() - began)
-    return statistics.median(took)
 
 
 def ask(socket_dir: str, dataset: DatasetId, over: Connection) -> None:
@@ -93,7 +80,7 @@ def test_a_dataset_of_a_million_extents_keeps_no_grant_waiting(
             file.truncate(extents * EXTENT)
     order, following = (random.Random(seed).sample(range(MILLION), MILLION) for seed in (1, 2))
     steps = [at // 8 for at in range(MILLION)]
-    phase, call_s = Phases(), unbroken_s()
+    phase = Phases()
     with (
         Daemon(tmp_path / "node", ["--ram", "1GiB", "--allow", f"{tmp_path}/"]) as daemon,
         Control(daemon.socket_dir) as control,
@@ -132,10 +119,9 @@ def test_a_dataset_of_a_million_extents_keeps_no_grant_waiting(
         with capsys.disabled():
             p99_s = sorted(took for _, took in waits)[-len(waits) // 100]
             print(
-                f"\n{dataset.extents:,} extents; {len(waits):,} grants meanwhile, p99 {1e3 * p99_s:.1f} ms;"
-                f" a million numbers {1e3 * call_s:.0f} ms",
+                f"\n{dataset.extents:,} extents; {len(waits):,} grants meanwhile, p99 {1e3 * p99_s:.1f} ms",
                 *(row for row, _ in rows),
                 sep="\n  ",
             )
         assert len(waits) > 1000
-        assert max(slowest_s for _, slowest_s in rows) < CALLS * call_s
+        assert max(slowest_s for _, slowest_s in rows) < PAUSE_S

@@ -56,7 +56,7 @@ _MISSING = {"404", "NoSuchKey", "NoSuchBucket", "NotFound"}
 _FORBIDDEN = {"401", "403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"}
 _THROTTLED = {"429", "503", "SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded"}
 _NO_CREDENTIALS = (botocore.exceptions.NoCredentialsError, botocore.exceptions.PartialCredentialsError)
-_UNTRUSTED = re.compile(r"(?:certificate verify failed: (?=.)|(?=hostname ))(.*?)(?: \(_ssl\.c:\d+\))?$")
+_UNTRUSTED = re.compile(r"(?:certificate verify failed: |(?=hostname ))(.*?)(?: \(_ssl\.c:\d+\))?$")
 _CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or give the node a role"
 
 
