@@ -297,7 +297,7 @@ class NodeMachine(RuleBasedStateMachine):
         """Of what is done to large datasets and plans between other events."""
         for _ in range(count):
             if self.node.steps:
-                assert self.node.next_deadline() is not None, "a step that nobody calls for"
+                assert self.node.next_deadline() < math.inf, "a step that nobody calls for"
                 self.send(Tick())
                 self.node.check()
 
@@ -315,7 +315,7 @@ class NodeMachine(RuleBasedStateMachine):
         self.tiers_are_back()
         for _ in range(400):
             busy = self.fills or self.commits or self.evictions or self.leases or self.open
-            if not busy and self.node.next_deadline() is None:
+            if not busy and self.node.next_deadline() == math.inf:
                 break
             self.fill_completes(0)
             self.commit_ends(0, True)
@@ -323,7 +323,7 @@ class NodeMachine(RuleBasedStateMachine):
             if self.held:
                 self.hold_and_let_go(EXTENTS[0][0], 1)
             self.release(0)
-            if self.node.next_deadline() is not None:
+            if self.node.next_deadline() < math.inf:
                 self.time_passes()
             self.node.check()
         assert not self.open, "a waiter was never answered"

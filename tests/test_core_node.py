@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from cachesvc.core.errors import NotFound, OutOfSpace, SourceUnavailable
@@ -134,10 +136,9 @@ def test_a_fill_worth_retrying_keeps_its_waiters_until_the_attempts_are_spent() 
     tell(node, declare(A), Demanded(ONE, 1, A))
     assert tell(node, FillFailed(A, RAM, code, "503", retry=True)) == []
     due = node.next_deadline()
-    assert due is not None
     assert tell(node, Tick(), now=due - 0.001) == []
     assert tell(node, Tick(), now=due) == [StartFill(A, RAM)]
-    assert node.next_deadline() is None
+    assert node.next_deadline() == math.inf
     assert tell(node, FillFailed(A, RAM, code, "503", retry=True)) == [Fail(ONE, 1, A, code, "503")]
 
 
@@ -504,17 +505,17 @@ def test_a_gradual_claim_is_taken_up_step_by_step_and_ends_as_any_other() -> Non
     tell(node, claim)
     ticks = 0
     while not node.claimed(DATASET):
-        assert node.next_deadline() is not None
+        assert node.next_deadline() < math.inf
         tell(node, Tick())
         node.check()
         ticks += 1
     assert ticks == 7  # three steps that claim, three that judge, and the end
-    assert node.next_deadline() is None
+    assert node.next_deadline() == math.inf
     assert node.status() == at_once.status()
     tell(node, JobEnded(1), Tick(), claim, Tick(), JobEnded(1))
     ticks = 0
     while not node.claimed(DATASET):
-        assert node.next_deadline() is not None
+        assert node.next_deadline() < math.inf
         tell(node, Tick())
         ticks += 1
     assert ticks == 4  # three steps that give up, and the end

@@ -36,7 +36,7 @@ def fill(core: Node, number: int, now: float) -> None:
 def checks(core: Node, start: float, end: float) -> list[tuple[float, ExtentId]]:
     """What is verified from `start` to `end`, and when; each check ends at once."""
     found, now = [], start
-    while (due := core.next_deadline()) is not None and max(now, due) < end:
+    while max(now, due := core.next_deadline()) < end:
         now = max(now, due)
         for command in core.handle(ev.Tick(), now):
             assert isinstance(command, ev.Verify)

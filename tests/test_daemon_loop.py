@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import threading
 import time
 import weakref
@@ -23,7 +24,7 @@ def fail() -> None:
 
 def test_an_error_lets_go_of_what_its_caller_held_at_once() -> None:
     loop = Loop()
-    thread = threading.Thread(target=loop.run, args=(lambda: None, lambda: None, time.monotonic))
+    thread = threading.Thread(target=loop.run, args=(lambda: math.inf, lambda: None, time.monotonic))
 
     def ask() -> weakref.ref[Request]:
         request = Request()

@@ -110,13 +110,10 @@ class Node:
             self._feed()
         return out
 
-    def next_deadline(self) -> float | None:
-        """When the next `Tick` is owed, in seconds; None while nothing waits for time. It is now where one event's
+    def next_deadline(self) -> float:
+        """When the next `Tick` is owed, in seconds; inf while nothing waits for time. It is now where one event's
         share of look-ahead, prefetch or steps was done and there is more."""
-        if self._more:
-            return self._now
-        due = (self.alarms.next(), self.scrub.next_deadline())
-        return min((at for at in due if at is not None), default=None)
+        return self._now if self._more else min(self.alarms.next(), self.scrub.next_deadline())
 
     def claimed(self, dataset: DatasetId) -> bool:
         """Whether all extents of what was declared are taken up: none is under way."""

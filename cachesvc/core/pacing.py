@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 
 from cachesvc.core.model import ExtentId
 
@@ -34,9 +35,9 @@ class Alarms:
         """Ring for `extent` at `due_at`."""
         heapq.heappush(self._heap, (due_at, extent))
 
-    def next(self) -> float | None:
-        """The earliest due time."""
-        return self._heap[0][0] if self._heap else None
+    def next(self) -> float:
+        """The earliest due time; inf where there is none."""
+        return self._heap[0][0] if self._heap else math.inf
 
     def ring(self, now: float) -> list[ExtentId]:
         """Take out every extent due by `now`."""

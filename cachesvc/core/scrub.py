@@ -60,17 +60,15 @@ class Scrub:
                 each.listed.update(new)
                 each.later.extend(new)
 
-    def next_deadline(self) -> float | None:
-        """When the next copy is due; None while there is none or one is being verified."""
-        if self.checking is not None:
-            return None
-        due_at = max(self._due_at, min((each.due_at() for each in self._rounds), default=math.inf))
-        return due_at if due_at < math.inf else None
+    def next_deadline(self) -> float:
+        """When the next copy is due; inf while there is none or one is being verified."""
+        if self.checking is not None or not self._rounds:
+            return math.inf
+        return max(self._due_at, min(each.due_at() for each in self._rounds))
 
     def next(self, now: float) -> tuple[ExtentId, TierName] | None:
         """The copy to verify now."""
-        due_at = self.next_deadline()
-        if due_at is None or now < due_at:
+        if now < self.next_deadline():
             return None
         for _ in range(len(self._rounds)):
             self._rounds.rotate(-1)

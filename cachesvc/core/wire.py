@@ -19,8 +19,8 @@ Both ends import this file. A message that does not parse is a protocol error an
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 MAGIC = 0x43534731
 MAX_MESSAGE_BYTES = 4096
@@ -47,8 +47,10 @@ class Op(IntEnum):
     FAILED = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+_OPS = {int(op): op for op in Op}
+
+
+class Message(NamedTuple):
     """One datagram. `number` is the request (GET and its answers), MAGIC (HELLO, IDENTIFY) or an error code's
     request (FAILED); `value` the extent index, step, count, or what a job's readers have in common (HELLO; 0: nothing);
     `size` bytes, error code, or the token (WELCOME)."""
@@ -72,4 +74,6 @@ def decode(datagram: bytes) -> Message:
     if len(datagram) < _HEAD.size or len(datagram) > MAX_MESSAGE_BYTES:
         raise ValueError(f"a grants message of {len(datagram)} bytes")
     op, number, value, size, digest = _HEAD.unpack_from(datagram)
-    return Message(Op(op), number, value, size, digest, datagram[_HEAD.size :].decode("utf-8", "replace"))
+    if op not in _OPS:
+        raise ValueError(f"a grants message of kind {op}")
+    return Message(_OPS[op], number, value, size, digest, datagram[_HEAD.size :].decode("utf-8", "replace"))

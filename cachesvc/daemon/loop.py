@@ -5,8 +5,9 @@ Core, grants and fillers live on its thread; nothing on it may block for longer 
 
 from __future__ import annotations
 
+import math
 import os
-import selectors
+import select
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -24,7 +25,8 @@ class Loop:
     """`run` until `stop`; `post` and `call` are safe from any thread."""
 
     def __init__(self) -> None:
-        self._selector = selectors.EpollSelector()
+        self._epoll = select.epoll()
+        self._ready: dict[int, Callable[[], object]] = {}
         self._posted: deque[Callable[[], None]] = deque()
         self._woken, self.wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         """`wake_fd` is for `signal.set_wakeup_fd` too: a signal that comes just before the wait for descriptors,
@@ -37,11 +39,13 @@ class Loop:
 
     def watch(self, fd: int, ready: Callable[[], object]) -> None:
         """Call `ready` whenever `fd` can be read."""
-        self._selector.register(fd, selectors.EVENT_READ, ready)
+        self._epoll.register(fd, select.EPOLLIN)
+        self._ready[fd] = ready
 
     def unwatch(self, fd: int) -> None:
         """The inverse of `watch`; call it before closing `fd`."""
-        self._selector.unregister(fd)
+        del self._ready[fd]
+        self._epoll.unregister(fd)
 
     def post(self, work: Callable[[], None]) -> None:
         """Run `work` soon on the loop's thread."""
@@ -78,17 +82,19 @@ class Loop:
         return results.pop()
 
     def run(
-        self, next_deadline: Callable[[], float | None], tick: Callable[[], None], clock: Callable[[], float]
+        self, next_deadline: Callable[[], float], tick: Callable[[], None], clock: Callable[[], float]
     ) -> None:
-        """Serve until `stop`; `tick` is called whenever `next_deadline()` has passed."""
+        """Serve until `stop`; `tick` is called whenever `next_deadline()` has passed, which only what runs here can
+        change."""
         self._thread = threading.get_ident()
         try:
+            due = next_deadline()
             while not self._stopped:
+                self._serve(None if due == math.inf else max(0.0, due - clock()))
                 due = next_deadline()
-                self._serve(None if due is None else max(0.0, due - clock()))
-                due = next_deadline()
-                if due is not None and due <= clock():
+                if due <= clock():
                     tick()
+                    due = next_deadline()
         finally:
             self.ended = True
 
@@ -99,7 +105,7 @@ class Loop:
 
     def close(self) -> None:
         """Give back the loop's own descriptors."""
-        self._selector.close()
+        self._epoll.close()
         os.close(self._woken)
         os.close(self.wake_fd)
 
@@ -108,10 +114,11 @@ class Loop:
             os.write(self.wake_fd, b"\0")
 
     def _serve(self, wait_s: float | None) -> None:
-        for key, _ in self._selector.select(wait_s):
-            # A callback earlier in this round may have closed this descriptor and opened another in its place.
-            if self._selector.get_map().get(key.fd) is key:
-                key.data()
+        found = [(fd, self._ready[fd]) for fd, _ in self._epoll.poll(wait_s)]
+        for fd, ready in found:
+            # One that was called earlier in this round may have closed this descriptor and opened another in its place.
+            if self._ready.get(fd) is ready:
+                ready()
 
     def _drain(self) -> None:
         os.read(self._woken, 1 << 16)

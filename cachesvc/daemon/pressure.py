@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 
 from cachesvc.core.errors import CacheError
@@ -23,16 +24,16 @@ class Pressure:
         """`resized` is told of another budget in bytes. Without a RAM tier there is nothing to do."""
         self._ram, self._lane, self._clock, self._resized = ram, lane, clock, resized
         self._budget = RamBudget(ram.given_bytes if ram else 0)
-        self._due_at = clock() if ram else None
+        self._due_at = clock() if ram else math.inf
 
-    def next_deadline(self) -> float | None:
-        """When the next measurement is due; None until the one before it is answered."""
+    def next_deadline(self) -> float:
+        """When the next measurement is due; inf until the one before it is answered."""
         return self._due_at
 
     def tick(self, now: float) -> None:
         """Measure, if it is time."""
-        if self._due_at is not None and self._due_at <= now:
-            self._due_at = None
+        if self._due_at <= now:
+            self._due_at = math.inf
             self._lane.submit(memories, self._measured, self._failed)
 
     def close(self) -> None:

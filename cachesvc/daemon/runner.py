@@ -120,17 +120,16 @@ class Runner:
     def tick(self) -> None:
         """What the loop calls at `next_deadline`."""
         now = self._clock()
-        if (due := self.watch.next_deadline()) is not None and due <= now:
+        if self.watch.next_deadline() <= now:
             self.watch.tick()
         self._pressure.tick(now)
-        if (due := self.node.next_deadline()) is not None and due <= now:
+        if self.node.next_deadline() <= now:
             self.handle(events.Tick())
             self._settling.tell()
 
-    def next_deadline(self) -> float | None:
-        """When the core or a watch wants to be called, in seconds of the clock."""
-        due = (self.node.next_deadline(), self.watch.next_deadline(), self._pressure.next_deadline())
-        return min((at for at in due if at is not None), default=None)
+    def next_deadline(self) -> float:
+        """When the core or a watch wants to be called, in seconds of the clock; inf where none does."""
+        return min(self.node.next_deadline(), self.watch.next_deadline(), self._pressure.next_deadline())
 
     def declare(
         self,

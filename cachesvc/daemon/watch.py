@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -72,9 +73,9 @@ class Watch:
         if watched := self._tiers.get(tier):
             watched.breaker.suspect(self._clock())
 
-    def next_deadline(self) -> float | None:
-        """When `tick` is owed."""
-        return min((watched.breaker.next_deadline() for watched in self._tiers.values()), default=None)
+    def next_deadline(self) -> float:
+        """When `tick` is owed; inf where there is nothing to watch."""
+        return min((watched.breaker.next_deadline() for watched in self._tiers.values()), default=math.inf)
 
     def tick(self) -> None:
         """Send the probes that are due."""

@@ -5,6 +5,7 @@ Everything is drawn from one seed, so the same run gives the same trace; what go
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -59,7 +60,7 @@ class Engine:
         self._source = Source(spec.source, workload.seed)
         self._index = {workload.extent(index): index for index in range(workload.shards)}
         self._events = 0
-        self._tick_at: float | None = None
+        self._tick_at = math.inf
         self._meters: dict[int, Meter] = {}
         self._ended: dict[int, int] = {}
         self._ahead: set[ExtentId] = set()
@@ -99,7 +100,7 @@ class Engine:
         if self.spec.check_every and self._events % self.spec.check_every == 0:
             self.node.check()
         due = self.node.next_deadline()
-        if due is not None and (self._tick_at is None or due < self._tick_at):
+        if due < self._tick_at:
             self._tick_at = max(due, now)
             self.clock.after(self._tick_at - now, self._tick)
 
@@ -122,7 +123,7 @@ class Engine:
             self.results.append(self._meters.pop(epoch).close(self.clock.now))
 
     def _tick(self) -> None:
-        self._tick_at = None
+        self._tick_at = math.inf
         self.send(ev.Tick())
 
     def _fill(self, command: ev.StartFill) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from cachesvc.core.errors import CacheError, OutOfSpace, TierFailed
 
@@ -31,12 +29,18 @@ def tier_error(error: OSError, where: str, doing: str) -> CacheError:
     return TierFailed(f"{said}; {mend}" if mend else said)
 
 
-@contextmanager
-def translated(where: str, doing: str) -> Iterator[None]:
-    """Turn every OSError of the body into the tier's typed error."""
-    try:
-        yield
-    except CacheError:
-        raise
-    except OSError as error:
-        raise tier_error(error, where, doing) from error
+class translated:
+    """Turn every OSError of the body into the tier's typed error. A class, since every grant passes through one: a
+    generator's frame and its context manager cost as much as the rest of `RamTier.open`."""
+
+    __slots__ = ("_doing", "_where")
+
+    def __init__(self, where: str, doing: str) -> None:
+        self._where, self._doing = where, doing
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError) and not isinstance(error, CacheError):
+            raise tier_error(error, self._where, self._doing) from error
