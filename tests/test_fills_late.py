@@ -78,10 +78,23 @@ def test_what_was_forgotten_since_a_dataset_was_read_is_at_home_with_it(tmp_path
     datasets.claimed, datasets.used = lambda _: False, lambda _: False
     old, new = dataset(1), replace(dataset(1), id=DatasetId("f" * 32))  # of one extent
     datasets.admit(old)
-    datasets._settle(new)  # as it is read, off the loop
     for number in range(UNUSED + 1):
         datasets.admit(dataset(2 + number))
     assert datasets.known(old.id) is None
     datasets.admit(new)
     assert datasets.home(new.extent_ids[0]) == (new, 0)
+    datasets.close()
+
+
+def test_an_extent_is_at_home_in_a_dataset_that_is_indexed(tmp_path: Path) -> None:
+    anything: Any = None
+    datasets = Datasets(str(tmp_path), anything, anything, anything, anything)
+    unindexed: Any = SimpleNamespace(samples=0)
+    provisional, indexed = replace(dataset(1), catalog=unindexed), replace(dataset(1), id=DatasetId("f" * 32))
+    extent = indexed.extent_ids[0]
+    assert datasets.home(extent) is None
+    datasets.admit(provisional)
+    assert datasets.home(extent) == (provisional, 0)
+    datasets.admit(indexed)
+    assert datasets.home(extent) == (indexed, 0)
     datasets.close()

@@ -95,10 +95,6 @@ class Datasets:
         self._loaded: dict[DatasetId, Dataset] = {}
         self._loading: dict[DatasetId, Future[Dataset]] = {}
         self._lock = threading.Lock()
-        self._home: dict[ExtentId, Dataset] = {}
-        self._forgotten = 0
-        self._settled: dict[DatasetId, int] = {}
-        """How many had been forgotten when `_settle` began."""
         self.claimed: Callable[[Dataset], bool] = lambda _: True
         self.used: Callable[[Dataset], bool] = lambda _: True
         Path(directory).mkdir(parents=True, exist_ok=True)
@@ -133,44 +129,20 @@ class Datasets:
             if known is not None:
                 return known
             self._loading.pop(dataset.id, None)
-        # It, or one that shares some of its extents, may have been forgotten since it was read. To look takes long.
-        if self._settled.get(dataset.id) != self._forgotten:
-            self._settle(dataset)
         unclaimed = [each for each in self._loaded.values() if each is not dataset and not self.claimed(each)]
         oldest = unclaimed[: max(0, len(unclaimed) - UNUSED)]  # to look at all would take long
         for each in oldest:
             if not self.used(each):
-                self._forget(each)
+                with self._lock:
+                    del self._loaded[each.id]  # who still has it can use it, and admit it again
         return dataset
 
-    def _settle(self, dataset: Dataset) -> None:
-        """Say where its extents are at home. Off the loop as a rule, which may see some of it before the rest."""
-        self._settled[dataset.id] = self._forgotten
-        for extent in dataset.extent_ids:
-            if self._home.setdefault(extent, dataset).provisional:  # indexed by now: fills count for this one
-                self._home[extent] = dataset
-
-    def _forget(self, dataset: Dataset) -> None:
-        """Who still has it can use it, and admit it again."""
-        with self._lock:
-            del self._loaded[dataset.id]
-        for extent in dataset.extent_ids:
-            if self._home.get(extent) is dataset:
-                del self._home[extent]
-                for other in self._loaded.values():
-                    if extent in other.index_of:
-                        self._home[extent] = other
-        self._settled.pop(dataset.id, None)
-        self._forgotten += 1  # the last: who settles meanwhile settles again
-
-    def home(self, extent: ExtentId) -> tuple[Dataset, int]:
-        """A dataset that has the extent, and its index there."""
-        dataset = self._home[extent]
-        return dataset, dataset.index_of[extent]
-
-    def has(self, extent: ExtentId) -> bool:
-        """Some loaded dataset has it."""
-        return extent in self._home
+    def home(self, extent: ExtentId) -> tuple[Dataset, int] | None:
+        """A loaded dataset that has the extent, and its index there: one that is indexed if there is one, since fills
+        count for it. O(datasets). On the event loop's thread."""
+        having = [each for each in self._loaded.values() if extent in each.index_of]
+        found = min(having, key=lambda each: each.provisional, default=None)
+        return (found, found.index_of[extent]) if found else None
 
     def known(self, wanted: DatasetId) -> Dataset | None:
         """The dataset if it is loaded."""
@@ -183,7 +155,6 @@ class Datasets:
     def close(self) -> None:
         """Give back the catalogs' descriptors."""
         self._loaded.clear()
-        self._home.clear()
         os.close(self._claim)
 
     def _path(self, wanted: DatasetId) -> str:
@@ -201,9 +172,7 @@ class Datasets:
         rules = self._tenants.rules_of(
             _folder(catalog), (catalog.object(index).uri for index in range(catalog.objects))
         )
-        dataset = Dataset(wanted, catalog, sealed, ids, sizes, _distinct(ids, sizes), index_of, rules)
-        self._settle(dataset)
-        return dataset
+        return Dataset(wanted, catalog, sealed, ids, sizes, _distinct(ids, sizes), index_of, rules)
 
     def _check_allowed(self, wanted: DatasetId, catalog: Catalog) -> None:
         """The allowlist may have become narrower since the catalog was built: then whoever has its id is not told

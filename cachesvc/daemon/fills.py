@@ -94,7 +94,9 @@ class Fills:
             self._paused.append(command)
 
     def _reserve(self, command: events.StartFill) -> None:
-        dataset, index = self._datasets.home(command.extent)
+        home = self._datasets.home(command.extent)
+        assert home is not None, "a fill of what nobody claims"
+        dataset, index = home
         size, tier = dataset.sizes[index], self._tiers[command.tier]
         self._lanes[command.tier].submit(
             lambda: tier.reserve(command.extent, size),

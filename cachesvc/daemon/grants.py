@@ -18,7 +18,7 @@ from typing import Protocol
 from cachesvc.config import Rule
 from cachesvc.core import wire
 from cachesvc.core.errors import CacheError, InvalidInput
-from cachesvc.core.model import DatasetId, ExtentId, ReaderId, TierName
+from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.stalls import StallReport
 from cachesvc.core.wire import Message, Op
 from cachesvc.daemon.listening import bind, identity, remove, spare, turn_away
@@ -44,6 +44,9 @@ class Known(Protocol):
     def extent_ids(self) -> tuple[ExtentId, ...]: ...
 
     @property
+    def sizes(self) -> tuple[int, ...]: ...
+
+    @property
     def index_of(self) -> dict[ExtentId, int]: ...
 
     @property
@@ -63,7 +66,7 @@ class Answers(Protocol):
 
     def released(self, reader: ReaderId, extent: ExtentId) -> None: ...
 
-    def held(self, reader: ReaderId, extent: ExtentId, tier: str) -> None: ...
+    def held(self, reader: ReaderId, extent: ExtentId, size_bytes: int) -> None: ...
 
     def suspected(self, extent: ExtentId) -> None: ...
 
@@ -201,30 +204,35 @@ class GrantsServer:
         """Live readers of a dataset."""
         return sum(1 for r in self._readers.values() if r.dataset is not None and r.dataset.id == dataset)
 
-    def grant(
-        self, to: ReaderId, request: int, extent: ExtentId, tier: TierName, stay: str, size: int, fd: int
-    ) -> bool:
+    def grant(self, to: ReaderId, request: int, extent: ExtentId, tier: TierName, stay: str, fd: int) -> bool:
         """Send a descriptor; it stays the caller's to close. False: the kernel carries no more of them to readers that
         do not take them, and nothing was sent."""
-        return self._send(to, Op.GRANT, request, extent, size, f"{tier} {stay}", fd)
+        return self._send(to, Op.GRANT, request, extent, f"{tier} {stay}", fd=fd)
 
     def refuse(self, to: ReaderId, request: int, extent: ExtentId) -> None:
         """Say "read it elsewhere"."""
-        self._send(to, Op.REFUSED, request, extent, 0, "", None)
+        self._send(to, Op.REFUSED, request, extent)
 
     def fail(self, to: ReaderId, request: int, extent: ExtentId, code: int, message: str) -> None:
         """Say why an extent cannot be had."""
-        self._send(to, Op.FAILED, request, extent, code, message, None)
+        self._send(to, Op.FAILED, request, extent, message, code)
 
     def _send(
-        self, to: ReaderId, op: Op, request: int, extent: ExtentId, size: int, text: str, fd: int | None
+        self,
+        to: ReaderId,
+        op: Op,
+        request: int,
+        extent: ExtentId,
+        text: str = "",
+        code: int = 0,
+        fd: int | None = None,
     ) -> bool:
         reader = self._readers.get(to)
         if reader is None or reader.dataset is None:
             return True
-        return self._write(
-            reader, Message(op, request, reader.dataset.index_of[extent], size, extent, text), fd
-        )
+        index = reader.dataset.index_of[extent]
+        size = code if fd is None else reader.dataset.sizes[index]
+        return self._write(reader, Message(op, request, index, size, extent, text), fd)
 
     def _write(self, reader: _Reader, message: Message, fd: int | None = None) -> bool:
         try:
@@ -328,7 +336,9 @@ class GrantsServer:
         elif message.op is Op.RELEASE:
             self._answers.released(reader.id, extent)
         elif message.op is Op.HOLD:
-            self._answers.held(reader.id, extent, message.text)
+            # A file costs no memory, but its release comes as one of what was held, all the same.
+            in_memory = message.text == RAM
+            self._answers.held(reader.id, extent, reader.dataset.sizes[message.value] if in_memory else 0)
         elif message.op is Op.SUSPECT:
             self._answers.suspected(extent)
         else:

@@ -231,10 +231,8 @@ class Runner:
         """RELEASE."""
         self.handle(events.Released(reader, extent))
 
-    def held(self, reader: ReaderId, extent: ExtentId, tier: str) -> None:
-        """HOLD. A file costs no memory, but its release comes as one of what was held, all the same."""
-        dataset, index = self.datasets.home(extent)
-        size_bytes = dataset.sizes[index] if tier == RAM else 0
+    def held(self, reader: ReaderId, extent: ExtentId, size_bytes: int) -> None:
+        """HOLD."""
         self.handle(events.Held(reader, extent, size_bytes))
 
     def suspected(self, extent: ExtentId) -> None:
@@ -294,14 +292,9 @@ class Runner:
 
     def _send_grant(self, command: events.Grant, fd: int) -> None:
         assert self.grants is not None
-        if not self.datasets.has(command.extent):  # its reader has gone, and the dataset was forgotten
-            self._grant_elsewhere(command)
-            return
-        dataset, index = self.datasets.home(command.extent)
-        size = dataset.sizes[index]
         stay = self.node.stay(command.extent, command.tier).value + " peer" * command.from_peer
         granted = (command.reader, command.request, command.extent)
-        if not self.grants.grant(*granted, command.tier, stay, size, fd):
+        if not self.grants.grant(*granted, command.tier, stay, fd):
             self._grant_elsewhere(command)
 
     def _grant_elsewhere(self, command: events.Grant) -> None:

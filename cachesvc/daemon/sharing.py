@@ -115,7 +115,8 @@ class Sharing:
         the loop's thread."""
         node, checks, datasets = self._runner.node, self._runner.checks, self._runner.datasets
         extent = ExtentId(bytes.fromhex(asked.extent))
-        shared = datasets.has(extent) and not datasets.home(extent)[0].rules
+        home = datasets.home(extent)
+        shared = home is not None and not home[0].rules
         tier = node.where(extent) if shared else None
 
         def found(fd: int, checksums: Checksums | None) -> None:
