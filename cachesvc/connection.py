@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import select
 import socket
+import struct
 import threading
 import time
 from collections.abc import Sequence
@@ -25,6 +26,9 @@ SEND_TIMEOUT_S = 30.0
 MAX_NUMBER = (1 << 32) - 1
 MAX_ASKED = 512
 """Requests without an answer, of all threads together; a daemon takes twice as many of one reader."""
+
+_DESCRIPTOR = struct.Struct("i")
+_ROOM_FOR_ONE = socket.CMSG_LEN(_DESCRIPTOR.size)
 
 Answer = tuple[Message, int | None]
 """What the daemon said, and the descriptor that came with it, which is the receiver's to close."""
@@ -255,15 +259,16 @@ class Connection:
         if not self._readable.poll(max(0.0, deadline - time.monotonic()) * 1000):
             raise self._late()
         try:
-            data, fds, _, _ = socket.recv_fds(
-                self._channel, wire.MAX_MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC
+            data, rights, _, _ = self._channel.recvmsg(
+                wire.MAX_MESSAGE_BYTES, _ROOM_FOR_ONE, socket.MSG_CMSG_CLOEXEC
             )
         except OSError:
-            data, fds = b"", []
+            data, rights = b"", []
+        fd = _DESCRIPTOR.unpack(rights[0][2])[0] if rights else None
         try:
-            return wire.decode(data), fds[0] if fds else None
+            return wire.decode(data), fd
         except ValueError:  # nothing: the other end is closed. Else no daemon of ours is there
-            for fd in fds:
+            if fd is not None:
                 os.close(fd)
             self.close()
             raise self._gone() from None

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
-@dataclass(frozen=True, slots=True)
-class Granted:
+class Granted(NamedTuple):
     """An extent that may be read until it is released: `size_bytes` of `fd` from `offset`.
 
     The receiver owns `fd` and closes it. `origin` says where the bytes come from: "ram" and "direct" are
