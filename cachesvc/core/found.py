@@ -7,7 +7,7 @@ for nobody has used them for longest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, KeysView
 from typing import TYPE_CHECKING
 
 from cachesvc.core.model import ExtentId
@@ -54,6 +54,10 @@ class Found:
     def get(self, extent: ExtentId) -> int | None:
         """The size in bytes of an extent that is here; it stays."""
         return self._sizes.get(extent)
+
+    def keys(self) -> KeysView[ExtentId]:
+        """The extents that are here, those first that go last."""
+        return self._sizes.keys()
 
     def __contains__(self, extent: ExtentId) -> bool:
         return extent in self._sizes
