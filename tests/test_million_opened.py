@@ -1,5 +1,5 @@
 """What is done to a dataset of a million extents, while others are granted theirs: its first opening, plans that do not
-fit, pin, eviction, unpin, and the end of its last job."""
+fit, pin, eviction, unpin, the end of its last job, and its catalog forgotten."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import random
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from bench.node import Daemon
 from cachesvc.catalog.build import Options
 from cachesvc.client import Control
 from cachesvc.core.model import DatasetId
+from cachesvc.daemon.datasets import UNUSED
 from cachesvc.grants import Granted
 from cachesvc.leases import DaemonGrants
 from tests.test_daemon import wait_until
@@ -112,6 +113,15 @@ def test_a_dataset_of_a_million_extents_keeps_no_grant_waiting(
         with phase("end of the last job"):
             large.close()
             wait_until(lambda: all(each.bound == 1 for each in control.status().datasets))
+        control.evict(dataset.id)
+        with phase("forgotten"):
+            for number in range(UNUSED + 1):
+                (tmp_path / f"{number}").mkdir()
+                (tmp_path / f"{number}" / "0.bin").write_bytes(bytes(EXTENT))
+                other = control.open_dataset([f"{tmp_path}/{number}/"], RECORDS)
+                with closing(DaemonGrants(daemon.socket_dir, other.id)) as grants:
+                    granted(grants, 0)
+            assert dataset.id not in [each.dataset.id for each in control.list()]
         over.send(None)
         waits = over.recv()
         asking.join()
