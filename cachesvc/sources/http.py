@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass
 
 from cachesvc.core.errors import CacheError, NotAllowed, SourceUnavailable
+from cachesvc.sources.proxies import Proxy
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
@@ -140,15 +141,20 @@ class Connection:
 
     def _unavailable(self, error: OSError) -> SourceUnavailable:
         late = isinstance(error, ssl.SSLWantReadError | TimeoutError) or error.errno == errno.EAGAIN
-        what = f"sent nothing for {READ_TIMEOUT_S:.0f} s" if late else f"broke the connection ({error})"
+        waited_s = self._sock.gettimeout() or READ_TIMEOUT_S
+        what = f"sent nothing for {waited_s:.0f} s" if late else f"broke the connection ({error})"
         return SourceUnavailable(f"{self._name} {what}")
 
 
 class Pool:
-    """Kept connections by (host, port). `tls` verifies servers; None speaks plainly."""
+    """Kept connections by (host, port). `tls` verifies servers; None speaks plainly.
 
-    def __init__(self, tls: ssl.SSLContext | None) -> None:
+    With a `proxy` they lead there: TLS goes through it by a tunnel, and what is asked plainly must name its URL in full.
+    """
+
+    def __init__(self, tls: ssl.SSLContext | None, proxy: Proxy | None = None) -> None:
         self._tls = tls
+        self._proxy = proxy
         self._idle: dict[tuple[str, int], list[Connection]] = {}
         self._lock = threading.Lock()
 
@@ -162,9 +168,9 @@ class Pool:
 
     def connect(self, host: str, port: int) -> Connection:
         """A new connection. Raises SourceUnavailable; NotAllowed for a server that is not the one it says."""
-        name = f"{host}:{port}"
+        name = f"{host}:{port}" if self._proxy is None else f"{host}:{port} through {self._proxy.name}"
         try:
-            sock = socket.create_connection((host, port), CONNECT_TIMEOUT_S)
+            sock = self._socket(host, port)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._tls is not None:
                 sock = self._tls.wrap_socket(sock, server_hostname=host)
@@ -173,11 +179,24 @@ class Pool:
             limit = struct.pack("ll", int(READ_TIMEOUT_S), 0)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        except CacheError:
+            raise
         except ssl.SSLCertVerificationError as error:
             raise untrusted(name, error.verify_message) from error
         except OSError as error:
             raise SourceUnavailable(f"cannot connect to {name}: {error}; check the endpoint") from error
         return Connection(sock, name)
+
+    def _socket(self, host: str, port: int) -> socket.socket:
+        if self._proxy is None:
+            return socket.create_connection((host, port), CONNECT_TIMEOUT_S)
+        sock = self._proxy.connect(CONNECT_TIMEOUT_S)
+        if self._tls is not None:
+            status = Connection(sock, self._proxy.name).ask(self._proxy.tunnel(host, port)).status
+            if status // 100 != 2:
+                sock.close()
+                raise _refused(self._proxy, status)
+        return sock
 
     def give(self, host: str, port: int, connection: Connection) -> None:
         """Keep a connection for the next request; closed when it cannot be used or enough are kept."""
@@ -196,6 +215,19 @@ class Pool:
         for connections in kept.values():
             for connection in connections:
                 connection.close()
+
+
+def _refused(proxy: Proxy, status: int) -> CacheError:
+    if status == 407:
+        return unknown_to_proxy(proxy.name, "https")
+    if status == 403:
+        return NotAllowed(f"{proxy.name} lets nobody through to this server (403)")
+    return SourceUnavailable(f"{proxy.name} answered {status}")
+
+
+def unknown_to_proxy(said: str, scheme: str) -> NotAllowed:
+    """The error where a proxy wants to know who asks."""
+    return NotAllowed(f"{said}: the proxy wants a user and a password (407), in {scheme.upper()}_PROXY")
 
 
 def untrusted(name: str, why: str) -> NotAllowed:

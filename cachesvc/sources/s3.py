@@ -2,7 +2,7 @@
 ranged GETs over our own connections (`http`), a fraction of the CPU of boto3's call.
 
 URIs are `s3://bucket/key` with the key as it is, not percent-encoded. Keys that end in "/" and are empty
-(folder markers) are not objects. HTTP proxies from the environment are used for LIST and HEAD only.
+(folder markers) are not objects.
 """
 
 from __future__ import annotations
@@ -42,9 +42,11 @@ from cachesvc.sources.http import (
     Connection,
     Hangup,
     Pool,
+    unknown_to_proxy,
     untrusted,
 )
 from cachesvc.sources.identity import EXPIRED, Identity
+from cachesvc.sources.proxies import proxy_of
 
 SCHEME = "s3://"
 LIST_ATTEMPTS = 5
@@ -95,7 +97,8 @@ class S3Source:
         self._path_style = not self._aws or s3.get("addressing_style") == "path"
         self._regions: dict[str, str] = {}
         self._whole = WholeObject(tags_are_md5=self._aws)
-        self._pool = Pool(tls)
+        self._proxy = proxy_of(client.meta.endpoint_url)
+        self._pool = Pool(tls, self._proxy)
         self._active: dict[int, Connection] = {}
         self._lock = threading.Lock()
 
@@ -265,6 +268,9 @@ class S3Source:
         """The request head. Range and If-Match need no signature: the answer is checked against both. A whole object
         is asked for without a range: with one, S3 sends no checksum."""
         lines = [f"GET {target.path} HTTP/1.1", f"Host: {target.name}"]
+        if self._proxy is not None and self._endpoint.scheme == "http":
+            lines[0] = f"GET {target.url} HTTP/1.1"
+            lines += filter(None, [self._proxy.authorization])
         headers = {}
         if span == (0, version.size_bytes - 1):
             headers["x-amz-checksum-mode"] = "ENABLED"
@@ -347,6 +353,8 @@ def _verify(version: ObjectVersion, offset: int, size: int, answer: Answer) -> N
 
 def _error(status: str, code: str, uri: str, headers: dict[str, str]) -> CacheError:
     said = f"{status} {code}".strip()
+    if status == "407":
+        return unknown_to_proxy(uri, "http")
     if status in ("412", "416"):
         return SourceChanged(f"{uri} is no longer the version that was listed ({said}): it was overwritten")
     if {status, code} & _FORBIDDEN:
@@ -367,6 +375,8 @@ def _translated(error: Exception, uri: str) -> CacheError:
         return NotAllowed(f"{uri}: no S3 credentials: {_CREDENTIALS}")
     if isinstance(error, botocore.exceptions.SSLError) and (found := _UNTRUSTED.search(str(error))):
         return untrusted(uri, found[1])
+    if isinstance(error, botocore.exceptions.ProxyConnectionError) and " 407" in str(error.kwargs["error"]):
+        return unknown_to_proxy(uri, "https")
     if isinstance(error, botocore.exceptions.ParamValidationError):
         return InvalidInput(f"{uri}: not a valid bucket or key; write s3://bucket/key")
     return SourceUnavailable(f"{uri}: {_line(error)}")
