@@ -59,15 +59,17 @@ class Fault:
 
 @dataclass
 class Counts:
-    """What passed: `by` counts "METHOD path range"; `bytes` are response body bytes."""
+    """What passed: `by` counts "METHOD path range"; `bytes` are response body bytes; `gets` tells of each GET, where
+    their rate is limited, when it came and whether it passed."""
 
     requests: int = 0
     bytes: int = 0
     by: Counter[str] = field(default_factory=Counter)
+    gets: list[tuple[float, bool]] = field(default_factory=list)
 
     def as_json(self) -> str:
-        """The three fields as one JSON object."""
-        return json.dumps({"requests": self.requests, "bytes": self.bytes, "by": dict(self.by)})
+        """The fields as one JSON object."""
+        return json.dumps(vars(self))
 
 
 class _Hangup(Exception):
@@ -109,7 +111,7 @@ class Proxy:
 
     `rate` is bytes per second and connection (0: no limit), `delay_s` is added to each request. Tests append
     to `faults`; the first that matches a GET is used up. Beyond `gets_per_s` (0: no limit; a tenth of a second's
-    worth at once) GETs of objects are answered with 503 SlowDown; `gets` tells when each came and whether it passed.
+    worth at once) GETs of objects are answered with 503 SlowDown.
     """
 
     def __init__(
@@ -120,7 +122,6 @@ class Proxy:
         self.delay_s = delay_s
         self.rate = rate
         self.gets_per_s = gets_per_s
-        self.gets: list[tuple[float, bool]] = []
         self._allowed = (0.0, 0.0)
         self.faults: list[Fault] = []
         self.counts = Counts()
@@ -213,7 +214,7 @@ class Proxy:
             level = min(max(1.0, self.gets_per_s / 10), level + (now - at) * self.gets_per_s)
             passes = level >= 1
             self._allowed = (level - passes, now)
-            self.gets.append((now, passes))
+            self.counts.gets.append((now, passes))
             return not passes
 
     def count_request(self, method: str, path: str, span: str) -> None:
@@ -366,8 +367,11 @@ class _Exchange:
 class ProxyProcess:
     """The same proxy in a process of its own, for measurements. Context manager."""
 
-    def __init__(self, target: str, delay_ms: float = 0.0, rate_mb: float = 0.0) -> None:
+    def __init__(
+        self, target: str, delay_ms: float = 0.0, rate_mb: float = 0.0, gets_per_s: float = 0.0
+    ) -> None:
         self._arguments = ["--target", target, "--delay-ms", str(delay_ms), "--rate-mb", str(rate_mb)]
+        self._arguments += ["--gets-per-s", str(gets_per_s)]
 
     def __enter__(self) -> ProxyProcess:
         root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -389,7 +393,7 @@ class ProxyProcess:
         """What passed since the start or the last reset."""
         with urllib.request.urlopen(f"{self.endpoint}/__counts", timeout=10) as answer:
             found = json.load(answer)
-        return Counts(found["requests"], found["bytes"], Counter(found["by"]))
+        return Counts(found["requests"], found["bytes"], Counter(found["by"]), found["gets"])
 
     def reset(self) -> None:
         """Forget what was counted."""

@@ -16,7 +16,7 @@ from cachesvc.core.errors import CacheError
 from cachesvc.grants import Granted
 from cachesvc.leases import DaemonGrants
 from tests.fuse import FaultyMount, File
-from tests.servers import Proxy, SeaweedFS, free_ports
+from tests.servers import Proxy, ProxyProcess, SeaweedFS, free_ports
 from tests.test_daemon import wait_until
 
 EXTENT = 1 << 20
@@ -88,7 +88,8 @@ def test_two_fillers_settle_at_the_rate_of_a_source_that_throttles(
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda n: client.put_object(Bucket=bucket, Key=f"t/{n:05}.x", Body=body), range(count)))
     target = s3_server.endpoint.removeprefix("http://")
-    with Proxy(target, gets_per_s=rate, delay_s=delay_s) as proxy:
+    # In a process of its own: while this one looks for garbage, it would let nothing pass.
+    with ProxyProcess(target, delay_ms=1e3 * delay_s, gets_per_s=rate) as proxy:
         credentials = {**s3_env, "AWS_ENDPOINT_URL": proxy.endpoint}
         options = [
             "--ram",
@@ -107,7 +108,7 @@ def test_two_fillers_settle_at_the_rate_of_a_source_that_throttles(
             assert last.done
             assert last.resident_extents == last.extents
             hungry = starved(daemon)
-        asked = list(proxy.gets)
+        asked = proxy.counts().gets
     start = asked[0][0]
     found_s = 5 + 5 * delay_s
     settled = [(at - start, passed) for at, passed in asked if found_s <= at - start <= 30]
