@@ -89,6 +89,8 @@ def _check_tier(node: Node, tier: Tier) -> None:
     for shelf in shelves:
         assert shelf.size_bytes == sum(copy.entry.size_bytes for copy in shelf), "shelf bytes"
         assert all(copy.shelf is shelf for copy in shelf), "shelf of a copy"
+        assert [*reversed(shelf)] == [*shelf][::-1], "a shelf that reads otherwise from its other end"
+        assert len(shelf) == len([*shelf]), "length of a shelf"
 
 
 def _check_readers(node: Node) -> None:

@@ -112,7 +112,7 @@ class Copies:
         copy = Copy(entry, tier, Phase.RESIDENT)
         entry.copies.append(copy)
         if len(entry.copies) == 1 and not entry.datasets and not entry.needs and not tier.lost:
-            entry.ready, copy.shelf = True, tier.lru  # what follows would do the same: a million extents wait
+            entry.ready = True  # what follows would do the same: a million extents wait
             tier.lru.add(copy, first=True)
             return copy
         self.note(entry)
@@ -210,7 +210,6 @@ class Copies:
         shelf = self._shelf(copy)
         if shelf is not None:
             shelf.add(copy, first=spent and copy.role is Role.LRU)
-            copy.shelf = shelf
 
     def evict(self, copy: Copy) -> None:
         """Ask for the bytes back; they are free when the executor says so."""
@@ -262,7 +261,6 @@ class Copies:
     def _unshelve(self, copy: Copy) -> None:
         if copy.shelf is not None:
             copy.shelf.remove(copy)
-            copy.shelf = None
 
     def _shelf(self, copy: Copy) -> Shelf | None:
         if copy.role is Role.LRU:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -48,34 +48,68 @@ class Stay(Enum):
 
 
 class Shelf:
-    """Copies that may be evicted now, oldest first, and their bytes. O(1) add, remove, both ends."""
+    """Copies that may be evicted now, oldest first, and their bytes. O(1) add, remove, both ends.
 
-    __slots__ = ("_copies", "size_bytes")
+    A list linked through its copies: a million of them take no memory here, and no moment in which all are moved
+    because a table grows.
+    """
+
+    __slots__ = ("_count", "_oldest", "_youngest", "size_bytes")
 
     def __init__(self) -> None:
-        self._copies: OrderedDict[Copy, None] = OrderedDict()
+        self._oldest: Copy | None = None
+        self._youngest: Copy | None = None
+        self._count = 0
         self.size_bytes = 0
 
     def add(self, copy: Copy, first: bool = False) -> None:
-        """Put a copy at the young end, or first in line to go."""
-        self._copies[copy] = None
-        self.size_bytes += copy.entry.size_bytes
+        """Put a copy, which is on no shelf, at the young end, or first in line to go."""
         if first:
-            self._copies.move_to_end(copy, last=False)
+            self._link(copy, self._oldest)
+            self._link(None, copy)
+        else:
+            self._link(self._youngest, copy)
+            self._link(copy, None)
+        copy.shelf = self
+        self._count += 1
+        self.size_bytes += copy.entry.size_bytes
 
     def remove(self, copy: Copy) -> None:
         """Take a copy off; it must be on."""
-        del self._copies[copy]
+        assert copy.shelf is self, "on another shelf"
+        self._link(copy.older, copy.younger)
+        copy.older = copy.younger = copy.shelf = None
+        self._count -= 1
         self.size_bytes -= copy.entry.size_bytes
 
+    def _link(self, older: Copy | None, younger: Copy | None) -> None:
+        if older is None:
+            self._oldest = younger
+        else:
+            older.younger = younger
+        if younger is None:
+            self._youngest = older
+        else:
+            younger.older = older
+
     def __iter__(self) -> Iterator[Copy]:
-        return iter(self._copies)
+        """The copy just seen may be taken off meanwhile."""
+        copy = self._oldest
+        while copy is not None:
+            following = copy.younger
+            yield copy
+            copy = following
 
     def __reversed__(self) -> Iterator[Copy]:
-        return reversed(self._copies)
+        """The copy just seen may be taken off meanwhile."""
+        copy = self._youngest
+        while copy is not None:
+            following = copy.older
+            yield copy
+            copy = following
 
     def __len__(self) -> int:
-        return len(self._copies)
+        return self._count
 
 
 @dataclass(slots=True, eq=False)
@@ -152,6 +186,9 @@ class Copy:
     touched: bool = False
     used_at: float = 0.0
     shelf: Shelf | None = None
+    older: Copy | None = field(default=None, repr=False)
+    """Its neighbours on the shelf."""
+    younger: Copy | None = field(default=None, repr=False)
 
     @property
     def usable(self) -> bool:
