@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import threading
 import time
 import weakref
@@ -20,6 +21,27 @@ class Request:
 
 def fail() -> None:
     raise NotFound("not here")
+
+
+def test_work_that_posts_more_work_keeps_no_descriptor_waiting() -> None:
+    loop, (ours, theirs) = Loop(), os.pipe()
+    os.write(theirs, b"x")
+    rounds = 0
+
+    def more() -> None:
+        nonlocal rounds
+        rounds += 1
+        assert rounds < 100, "the descriptor was never looked at"
+        loop.post(more)
+
+    loop.post(more)
+    loop.watch(ours, loop.stop)
+    loop.run(lambda: math.inf, lambda: None, time.monotonic)
+    assert rounds <= 2
+    loop.unwatch(ours)
+    loop.close()
+    os.close(ours)
+    os.close(theirs)
 
 
 def test_an_error_lets_go_of_what_its_caller_held_at_once() -> None:

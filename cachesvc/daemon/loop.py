@@ -122,5 +122,7 @@ class Loop:
 
     def _drain(self) -> None:
         os.read(self._woken, 1 << 16)
-        while self._posted:
+        for _ in range(
+            len(self._posted)
+        ):  # what these post comes in the next round: readers wait in this one
             self._posted.popleft()()
