@@ -41,14 +41,16 @@ class Object:
 
 @dataclass
 class FakeS3:
-    """`refuse(handler)` may answer (status, code) before anything else; `before_page(number)` runs before a page of
-    a listing is made; `more_rows` are added to each, and one that is `stuck` gives the same token again."""
+    """`refuse(handler)` may answer (status, code) before anything else; errors come `in_chunks`, as AWS sends them;
+    `before_page(number)` runs before a page of a listing is made; `more_rows` are added to each, and one that is `stuck`
+    gives the same token again."""
 
     objects: dict[str, Object] = field(default_factory=dict)
     refuse: Callable[[BaseHTTPRequestHandler], tuple[int, str] | None] = lambda handler: None
     before_page: Callable[[int], None] = lambda number: None
     more_rows: str = ""
     stuck: bool = False
+    in_chunks: bool = False
     ranges: list[str] = field(default_factory=list)
     requests: int = 0
     endpoint: str = ""
@@ -93,7 +95,11 @@ def fake_s3() -> Iterator[FakeS3]:
 
         def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
             self.send_response(status)
-            for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
+            length = {"Content-Length": str(len(body))}
+            if fake.in_chunks and status >= 400 and self.command != "HEAD":
+                length = {"Transfer-Encoding": "chunked"}
+                body = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (body[:9], body[9:], b""))
+            for name, value in {**(headers or {}), **length}.items():
                 self.send_header(name, value)
             self.end_headers()
             if self.command != "HEAD":

@@ -6,9 +6,11 @@ import base64
 import hashlib
 import json
 import os
+import socket
 import sys
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import pytest
 from cachesvc.core.errors import CorruptData, NotAllowed, SourceChanged, SourceUnavailable
 from cachesvc.core.model import ObjectVersion, Piece, extent_of
 from cachesvc.sources.fetch import Fetcher
+from cachesvc.sources.http import Connection
 from cachesvc.sources.resilient import Resilience, Resilient
 from cachesvc.sources.s3 import S3Settings, S3Source, open_s3
 from tests.fake_s3 import FakeS3, Object, fake_s3, pattern
@@ -122,10 +125,12 @@ def _accept(server: FakeS3, key: str) -> None:
     server.refuse = refuse
 
 
+@pytest.mark.parametrize("in_chunks", [False, True])
 def test_keys_that_expired_are_looked_up_anew_and_used(
-    server: FakeS3, source: S3Source, monkeypatch: pytest.MonkeyPatch
+    server: FakeS3, source: S3Source, monkeypatch: pytest.MonkeyPatch, in_chunks: bool
 ) -> None:
     version = put(server, DATA)
+    server.in_chunks = in_chunks
     _accept(server, "second")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "second")
     assert read(source, version) == DATA
@@ -150,6 +155,39 @@ def test_expired_keys_without_others_are_refused_by_name(server: FakeS3, source:
     with pytest.raises(NotAllowed, match=r"ExpiredToken.*check the credentials"):
         read(source, version)
     assert server.requests == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"zz\r\n",
+        b"-5\r\nabc\r\n",
+        b"fffffff\r\nabc",
+        b"3\r\nabc\r\n0\r\nmore: yes\r\n\r\n",
+        b"3\r\nab",
+        b"5" * 99_999,
+    ],
+)
+def test_chunks_that_make_no_sense_are_the_servers_error_still(body: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"HTTP/1.1 500 Oops\r\nTransfer-Encoding: chunked\r\n\r\n" + body)
+        theirs.shutdown(socket.SHUT_WR)
+        connection = Connection(ours, "server:80")
+        with suppress(SourceUnavailable):
+            assert connection.read_error(connection.ask(b"GET")) in (b"", b"abc")
+        assert not connection.clean
+
+
+def test_another_request_may_follow_an_error_in_chunks() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(
+            b"HTTP/1.1 500 Oops\r\nTransfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\nA\r\ndefghijklm\r\n0\r\n\r\n"
+        )
+        connection = Connection(ours, "server:80")
+        assert connection.read_error(connection.ask(b"GET")) == b"abcdefghijklm"
+        assert connection.clean
 
 
 def _process(tmp_path: Path, server: FakeS3, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -59,7 +59,7 @@ class Connection:
         self._left = 1  # until a whole answer has been read, nothing else may be asked here
         try:
             self._sock.sendall(request)
-            head = self._head()
+            head = self._up_to(b"\r\n\r\n")
         except CacheError:
             raise
         except (BrokenPipeError, ConnectionResetError) as error:
@@ -91,6 +91,8 @@ class Connection:
 
     def read_error(self, answer: Answer) -> bytes:
         """The body of an error answer, or nothing (and no reuse) when it is long or of unknown length."""
+        if answer.headers.get("transfer-encoding", "").lower() == "chunked":
+            return self._chunks()
         if answer.length is None or answer.length > MAX_ERROR_BODY_BYTES:
             return b""
         body = bytearray(answer.length)
@@ -115,16 +117,35 @@ class Connection:
         """Close the socket."""
         self._sock.close()
 
-    def _head(self) -> bytes:
-        ahead = b""
-        while (end := ahead.find(b"\r\n\r\n")) < 0:
+    def _chunks(self) -> bytes:
+        """A body in chunks, as AWS sends its errors; nothing (and no reuse) when it is long or makes no sense."""
+        body, keep, self._keep = bytearray(), self._keep, False
+        try:
+            while size := int(self._up_to(b"\r\n").partition(b";")[0], 16):
+                if not 0 < size <= MAX_ERROR_BODY_BYTES - len(body):
+                    return b""
+                chunk = bytearray(size + 2)
+                self.read_into(memoryview(chunk))
+                body += chunk[:size]
+            self._keep = keep and not self._up_to(b"\r\n")
+        except ValueError:
+            return b""
+        except OSError as error:
+            raise self._unavailable(error) from error
+        self._left = 0
+        return bytes(body)
+
+    def _up_to(self, mark: bytes) -> bytes:
+        """What comes before a mark in a head or between chunks."""
+        ahead = self._ahead
+        while (end := ahead.find(mark)) < 0:
             if len(ahead) > MAX_HEAD_BYTES:
                 raise SourceUnavailable(f"{self._name} sent a response head above {MAX_HEAD_BYTES} bytes")
             got = self._sock.recv(_RECV_BYTES)
             if not got:
                 raise Hangup(f"{self._name} closed the connection")
             ahead += got
-        self._ahead = ahead[end + 4 :]
+        self._ahead = ahead[end + len(mark) :]
         return ahead[:end]
 
     def _parse(self, head: bytes) -> Answer:
