@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import tarfile
 import tempfile
 from pathlib import Path
@@ -223,6 +224,30 @@ def test_a_tar_cut_anywhere_is_corrupt(cut: int) -> None:
     assert isinstance(error, CorruptData)
     assert "a.tar" in str(error)
     assert "offset" in str(error)
+
+
+@pytest.mark.parametrize("form", ["gnu", "pax", "pax --sparse-version=0.0", "pax --sparse-version=0.1"])
+def test_a_tar_of_sparse_files_is_refused(tmp_path: Path, form: str) -> None:
+    write_files(tmp_path, {"k.jpg": b"begin", "d/a.tar": b""})
+    with open(tmp_path / "k.jpg", "r+b") as file:
+        file.seek(1 << 20)
+        file.write(b"end")
+    subprocess.run(
+        f"tar --format={form} --sparse -C {tmp_path} -cf {tmp_path}/d/a.tar k.jpg".split(), check=True
+    )
+    error = _refusal(tmp_path / "d")
+    assert isinstance(error, InvalidInput)
+    assert "--sparse" in str(error)
+
+
+@pytest.mark.parametrize("kind", [b"D", b"X", b"M", b"Z"])
+def test_bodies_of_kinds_that_hold_no_sample_are_passed(tmp_path: Path, kind: bytes) -> None:
+    other = tarfile.TarInfo("x")
+    other.type, other.size = kind, 11
+    body = b"11 foo=bar\n".ljust(512, b"\0")
+    write_files(tmp_path / "d", {"a.tar": other.tobuf() + body + tar_bytes({"k": {"jpg": b"q"}})})
+    catalog = compiled(tmp_path / "d")
+    assert [row[0] for row in samples_of(catalog)] == [b"q"]
 
 
 def test_a_tar_member_of_absurd_size_is_corrupt(tmp_path: Path) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from cachesvc.core.errors import CorruptData
+from cachesvc.core.errors import CorruptData, InvalidInput
 
 BLOCK = 512
 _MAX_NAME_BYTES = 1 << 20
 _REGULAR = b"0\x007"
+_BODILESS = b"123456"
+"""Links, devices, folders, pipes. Of kinds that nobody knows, POSIX says that a body follows."""
 _ZERO = bytes(BLOCK)
 
 
@@ -31,7 +33,8 @@ class _Header:
 
 def members(uri: str, size_bytes: int, read: Callable[[int, int], bytes]) -> Iterator[Member]:
     """Regular members in order; `read(offset, length)` gives exactly those bytes of the archive. Raises
-    CorruptData, naming archive and offset, for broken headers and for an archive that ends early."""
+    CorruptData, naming archive and offset, for broken headers and for an archive that ends early, InvalidInput for
+    members without their holes: what is stored is not what they hold."""
     at, extra, lasting = 0, {}, {}  # type: ignore[var-annotated]
     while True:
         if at + BLOCK > size_bytes:
@@ -48,12 +51,14 @@ def members(uri: str, size_bytes: int, read: Callable[[int, int], bytes]) -> Ite
             raise CorruptData(
                 f"{uri}: truncated: the member at offset {body - BLOCK} ends at {body + size} of {size_bytes}"
             )
-        if header.kind in (b"x", b"g", b"L"):
+        if header.kind == b"S":
+            raise _sparse(uri, body - BLOCK)
+        if header.kind in (b"x", b"X", b"g", b"L"):
             raw = _small(uri, body, size, read)
             if header.kind == b"L":
                 extra["path"] = raw.rstrip(b"\0")
             else:
-                (extra if header.kind == b"x" else lasting).update(_pax(uri, body, raw))
+                (lasting if header.kind == b"g" else extra).update(_pax(uri, body, raw))
             continue
         if header.kind in _REGULAR:
             path = extra.get("path", lasting.get("path"))
@@ -72,8 +77,7 @@ def _parse(uri: str, at: int, block: bytes) -> _Header:
         name = block[345:500].partition(b"\0")[0] + b"/" + name
     size = _number(uri, at, block[124:136], "size")
     kind = block[156:157]
-    has_body = kind in _REGULAR or kind in b"xgLKS"
-    return _Header(name.decode("utf-8", "surrogateescape"), size if has_body else 0, kind)
+    return _Header(name.decode("utf-8", "surrogateescape"), 0 if kind in _BODILESS else size, kind)
 
 
 def _number(uri: str, at: int, raw: bytes, what: str) -> int:
@@ -114,7 +118,15 @@ def _pax(uri: str, body: int, raw: bytes) -> dict[str, bytes]:
         key, equals, value = raw[at + len(digits) + 1 : at + length - 1].partition(b"=")
         if not equals or at + length > len(raw) or raw[at + length - 1 : at + length] != b"\n":
             raise CorruptData(f"{uri}: the pax header at offset {body} does not parse")
+        if key.startswith(b"GNU.sparse."):
+            raise _sparse(uri, body - BLOCK)
         if key in (b"path", b"size"):
             found[key.decode()] = value
         at += length
     return found
+
+
+def _sparse(uri: str, at: int) -> InvalidInput:
+    return InvalidInput(
+        f"{uri}: the member at offset {at} is sparse; write the archive without tar's --sparse"
+    )
