@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachesvc.catalog.build import Options
+from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.formats.files import buckets
 from cachesvc.catalog.layout import Fixed
 from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, NotFound
@@ -310,6 +311,40 @@ def test_codes_that_look_like_numbers_stay_text_and_gaps_match_nothing(tmp_path:
     catalog = compiled(tmp_path / "d")
     assert [catalog.key(i) for i in catalog.find("zip == '002'")] == ["2.png"]
     assert sorted(catalog.key(i) for i in catalog.find("size != 7")) == ["0.png", "2.png"]
+
+
+def _about(root: Path, rows: list[str]) -> Catalog:
+    """Pictures with a JSON sidecar each, named by their number."""
+    write_files(root, {f"{i}.jpg": b"q" for i in range(len(rows))})
+    write_files(root, {f"{i}.json": row.encode() for i, row in enumerate(rows)})
+    return compiled(root)
+
+
+def _found(catalog: Catalog, expression: str) -> list[str]:
+    return sorted(catalog.key(sample) for sample in catalog.find(expression).tolist())
+
+
+def test_json_that_python_writes_and_others_do_not_is_searchable(tmp_path: Path) -> None:
+    scores = ["0.25", "NaN", "0.75", "Infinity", "-Infinity"]
+    catalog = _about(tmp_path / "d", [f'{{"score": {score}}}' for score in scores])
+    assert _found(catalog, "score > 0.5") == ["2", "3"]
+    assert _found(catalog, "score < 9 or score != 1") == ["0", "2", "3", "4"]
+
+
+@pytest.mark.parametrize("name", ["caption", "label"])
+def test_half_a_character_in_json_is_no_reason_to_refuse_the_data(tmp_path: Path, name: str) -> None:
+    catalog = _about(tmp_path / "d", [f'{{"{name}": "cut \\ud83d"}}', f'{{"{name}": "\\ud83d\\ude00"}}'])
+    assert _found(catalog, f"{name} == 'cut ?'") == ["0"]
+    assert _found(catalog, f"{name} == '\U0001f600'") == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("given", "name"), [("area m²", "area_m2"), ("ﬁt", "fit"), ("½", "_1_2"), ("𐄇", "_"), ("größe", "größe")]
+)
+def test_a_tag_is_named_as_a_search_can_name_it(tmp_path: Path, given: str, name: str) -> None:
+    catalog = _about(tmp_path / "d", [json.dumps({given: i}) for i in range(3)])
+    assert catalog.names() == ("key", name)
+    assert _found(catalog, f"{name} == 1") == ["1"]
 
 
 def test_an_npy_of_objects_is_refused_without_unpickling(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import keyword
 import re
+import unicodedata
 from array import array
 from collections.abc import Sequence
 
@@ -26,9 +27,10 @@ _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
 
 
 def tag_name(raw: str) -> str:
-    """A column's or key's name as an identifier that a search can hold."""
-    name = re.sub(r"\W", "_", raw.strip()) or "_"
-    clash = name[0].isdigit() or keyword.iskeyword(name) or name in _RESERVED
+    """A column's or key's name as an identifier that a search can hold: Python's, in the form that its parser gives."""
+    letters = unicodedata.normalize("NFKC", raw.strip())
+    name = "".join(each if f"_{each}".isidentifier() else "_" for each in letters) or "_"
+    clash = not name.isidentifier() or keyword.iskeyword(name) or name in _RESERVED
     return f"_{name}" if clash else name
 
 
@@ -42,9 +44,14 @@ class Tags:
         self.dropped: set[str] = set()
 
     def add(self, sample: int, raw_name: str, value: object) -> None:
-        """Note one value; what is neither text nor number, or empty, or too long, is no tag."""
+        """Note one value; what is neither text nor number, or empty, or too long, is no tag. Halves of characters,
+        which JSON may hold and UTF-8 may not, become question marks."""
         if not isinstance(value, (str, int, float)) or not 0 < _chars(value) <= MAX_VALUE_CHARS:
             return
+        if value != value:  # JSON's NaN: no value, as in a column of numbers
+            return
+        if isinstance(value, str):
+            value = value.encode(errors="replace").decode()
         name = raw_name if raw_name == "label" else tag_name(raw_name)
         if name not in self._values and name != "label" and len(self._values) >= MAX_TAGS:
             self.dropped.add(name)
@@ -115,15 +122,14 @@ def _chars(value: Value) -> int:
 
 
 def _number(value: Value) -> float | None:
-    """A value as a finite number that float64 holds exactly, else None."""
+    """A value as a number that float64 holds exactly, else None."""
     if isinstance(value, str) and not _NUMBER.fullmatch(value):
         return None
     try:
         number = float(value)
     except OverflowError:
         return None
-    exact = isinstance(value, float) or abs(number) <= 2**53
-    return number if np.isfinite(number) and exact else None
+    return number if isinstance(value, float) or abs(number) <= 2**53 else None
 
 
 def _classes(values: Sequence[str]) -> tuple[str, ...]:
