@@ -347,6 +347,29 @@ def test_a_tag_is_named_as_a_search_can_name_it(tmp_path: Path, given: str, name
     assert _found(catalog, f"{name} == 1") == ["1"]
 
 
+def test_a_number_is_searched_as_it_is_written(tmp_path: Path) -> None:
+    catalog = _about(tmp_path / "d", [f'{{"width": {width}}}' for width in (15, 150, 1.5, 2e300, -5)])
+    assert _found(catalog, "width.endswith('0')") == ["1", "3"]
+    assert _found(catalog, "width.endswith('5')") == ["0", "2", "4"]
+    assert _found(catalog, "'.' in width") == ["2"]
+
+
+def test_numbers_that_are_kept_as_text_are_found_all_the_same(tmp_path: Path) -> None:
+    rows = [
+        '{"id": 6548334012087083217}',
+        '{"id": 6548334012087083218}',
+        '{"id": 7}',
+        '{"id": "seven"}',
+        "{}",
+    ]
+    catalog = _about(tmp_path / "d", rows)
+    assert _found(catalog, "id == 6548334012087083217") == ["0"]
+    assert _found(catalog, "id in [6548334012087083218, 7, 'seven']") == ["1", "2", "3"]
+    assert _found(catalog, "id != 7") == ["0", "1", "3"]
+    with pytest.raises(InvalidInput, match="cannot be ordered"):
+        catalog.find("id > 7")
+
+
 def test_an_npy_of_objects_is_refused_without_unpickling(tmp_path: Path) -> None:
     buffer = io.BytesIO()
     np.save(buffer, np.asarray([{}], dtype=object), allow_pickle=True)

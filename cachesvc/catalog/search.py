@@ -20,6 +20,8 @@ Mask = npt.NDArray[np.bool_]
 _MAX_TEXT = 65_536
 _MAX_DEPTH = 100
 _MAX_NUMBER = 2**63
+_EXACT = 2**53
+"""Integers beyond it have digits that float64 made up."""
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
@@ -48,9 +50,11 @@ class Numbers:
         return ~np.isnan(self.values)
 
     def test(self, predicate: Callable[[Any], Any]) -> Mask:
-        """Where the predicate holds."""
+        """Where the predicate holds of the number as people write it: 15, not 15.0."""
         used, codes = np.unique(self.values, return_inverse=True)
-        return Words(codes, [None if np.isnan(value) else float(value) for value in used]).test(predicate)
+        return Words(codes, [None if np.isnan(value) else _spelled(float(value)) for value in used]).test(
+            predicate
+        )
 
     def compare(self, compare: Callable[[Any, Any], Any], constant: Any) -> Mask:
         """Where `value <op> constant` holds; NaN fails all of them."""
@@ -65,7 +69,7 @@ class Words:
     a number is compared with the code itself (class indices)."""
 
     codes: npt.NDArray[Any]
-    values: Sequence[str | float | None]
+    values: Sequence[str | None]
     codes_are_numbers: bool = False
 
     def present(self) -> Mask:
@@ -81,12 +85,19 @@ class Words:
         """Where `value <op> constant` holds."""
         if isinstance(constant, str):
             return self.test(lambda value: compare(value, constant))
+        if not self.codes_are_numbers and compare in (operator.eq, operator.ne):
+            # of numbers that float64 does not hold exactly, or that stand among texts
+            return self.test(lambda value: compare(value, str(constant)))
         if not self.codes_are_numbers:
             return _unlike(compare, constant, self.present())
         return np.asarray(compare(self.codes, constant) & self.present())
 
 
 Column = Numbers | Words
+
+
+def _spelled(value: float) -> str:
+    return str(int(value) if value.is_integer() and abs(value) <= _EXACT else value)
 
 
 def _unlike(compare: Callable[[Any, Any], Any], constant: Any, present: Mask) -> Mask:
