@@ -370,6 +370,23 @@ def test_numbers_that_are_kept_as_text_are_found_all_the_same(tmp_path: Path) ->
         catalog.find("id > 7")
 
 
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "w == " + "1+" * 900 + "1",
+        "w" + ".b" * 900 + " == 1",
+        "w == " + "-" * 1500 + "1",
+        "w == 0x" + "f" * 9000,
+    ],
+    ids=["sum", "dots", "minus", "digits"],
+)
+def test_a_search_beyond_sense_is_one_clear_line(tmp_path: Path, expression: str) -> None:
+    catalog = _about(tmp_path / "d", ['{"w": 1}', '{"w": 2}'])
+    with pytest.raises(InvalidInput) as caught:
+        catalog.find(expression)
+    assert "\n" not in str(caught.value)
+
+
 def test_an_npy_of_objects_is_refused_without_unpickling(tmp_path: Path) -> None:
     buffer = io.BytesIO()
     np.save(buffer, np.asarray([{}], dtype=object), allow_pickle=True)

@@ -117,7 +117,10 @@ def select(expression: str, samples: int, column: Callable[[str], Column], names
         tree = ast.parse(expression.strip(), mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise InvalidInput(f"cannot read the search {expression[:200]!r}: {error}") from error
-    return _Search(samples, column, names, {}).mask(tree.body, 0)
+    try:
+        return _Search(samples, column, names, {}).mask(tree.body, 0)
+    except RecursionError:  # the parser goes deeper than we do
+        raise InvalidInput("the search is nested too deeply") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +200,12 @@ class _Search:
         raise self._refusal(node)
 
     def _refusal(self, node: ast.expr) -> InvalidInput:
+        try:
+            refused = ast.unparse(node)[:100]
+        except ValueError:  # so many digits are not written out
+            refused = "such a number"
         return InvalidInput(
             f"a search compares a name ({', '.join(self.names)}) with constants by == != < <= > >= in, "
             ".startswith() or .endswith(), joined by and, or, not; "
-            f"it cannot hold {ast.unparse(node)[:100]!r}"
+            f"it cannot hold {refused!r}"
         )
