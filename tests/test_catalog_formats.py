@@ -207,6 +207,12 @@ def test_megatron_pairs_keep_their_documents(tmp_path: Path) -> None:
     assert b"".join(row[0] or b"" for row in samples_of(catalog)) == stream[: 64 * catalog.samples].tobytes()
 
 
+def test_an_index_of_megatron_is_no_record(tmp_path: Path) -> None:
+    stream = megatron(tmp_path / "d" / "corpus", [[1, 2, 3], [4, 5, 6]])
+    catalog = compiled(tmp_path / "d", Options(format="records", dtype="uint16"))
+    assert b"".join(row[0] or b"" for row in samples_of(catalog)) == stream.tobytes()
+
+
 def _refusal(root: Path, options: Options = Options()) -> CacheError:  # noqa: B008
     with pytest.raises(CacheError) as caught:
         compiled(root, options)

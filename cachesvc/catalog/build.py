@@ -35,7 +35,7 @@ _SELECT: dict[str, Callable[[Sequence[Entry]], list[Entry]]] = {
     "webdataset": webdataset.select,
     "mds": mds.select,
     "records": fixed.select,
-    "tokens": fixed.select,
+    "tokens": tokens.select,
 }
 _COMPILE: dict[str, Callable[[Inputs], Draft]] = {
     "files": files.compile_files,

@@ -83,8 +83,8 @@ def npy_payload(inputs: Inputs, index: int) -> Payload:
 
 
 def select(entries: Sequence[Entry]) -> list[Entry]:
-    """The objects that hold records or tokens, and their Megatron indices."""
-    return [entry for entry in entries if entry.name.endswith((".bin", ".npy", ".idx"))]
+    """The objects that hold records."""
+    return [entry for entry in entries if entry.name.endswith((".bin", ".npy"))]
 
 
 def compile_records(inputs: Inputs) -> Draft:

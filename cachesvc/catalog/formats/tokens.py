@@ -15,13 +15,18 @@ import numpy as np
 
 from cachesvc.catalog.columns import Ints
 from cachesvc.catalog.formats.fixed import Cut, Payload, lay_out, npy_payload, parse_dtype
-from cachesvc.catalog.inputs import Draft, Inputs
+from cachesvc.catalog.inputs import Draft, Entry, Inputs
 from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import PAGE_BYTES
 
 _MEGATRON = struct.Struct("<9sQBQQ")
 _MAGIC = b"MMIDIDX\x00\x00"
 _MEGATRON_DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
+
+
+def select(entries: Sequence[Entry]) -> list[Entry]:
+    """The objects that hold tokens, and their Megatron indices."""
+    return [entry for entry in entries if entry.name.endswith((".bin", ".npy", ".idx"))]
 
 
 def compile_tokens(inputs: Inputs) -> Draft:
