@@ -18,6 +18,7 @@ from loader.composed import alone
 from loader.dataset import Dataset
 from loader.documents import Documents, documents_of
 from loader.reader import Ints
+from loader.samples import converted
 
 _RUNS_KEPT = 4
 _IN_ORDER = OrderSpec(seed=0, global_batch=1, shuffle=False)
@@ -55,7 +56,7 @@ class Packed(TorchDataset[Any]):
             raise InvalidInput(
                 f"packs of {seq_len} tokens out of {self._documents.tokens}: give seq_len from 1 to what there is"
             )
-        self._out = np.dtype(dataset.form.out) if dataset.form.out else self._documents.dtype
+        self._out = converted(dataset.form.out) or self._documents.dtype.newbyteorder("=")
         self._runs: dict[tuple[OrderSpec, int], PackRun] = {}
 
     def __getstate__(self) -> tuple[Dataset, int, str | None]:

@@ -60,7 +60,8 @@ class Samples:
         if isinstance(self._layout, Fixed):
             self._dtype = np.dtype(self._layout.dtype)
             self._shape = self._layout.shape
-            self._out = np.dtype(form.out) if form.out else None
+            native = self._dtype.newbyteorder("=")
+            self._out = converted(form.out) or (native if native != self._dtype else None)
 
     @property
     def looks(self) -> str:
@@ -99,7 +100,12 @@ class Samples:
             rows = given
         elif self._out is not None:
             rows = rows.astype(self._out)
-        return torch.from_numpy(rows)
+        try:
+            return torch.from_numpy(rows)
+        except TypeError as error:
+            raise InvalidInput(
+                f"{self._catalog.uri} holds {rows.dtype}, which no tensor does; out= converts, array() takes it as it is"
+            ) from error
 
     @property
     def record_bytes(self) -> int:
@@ -213,6 +219,20 @@ class Samples:
             return None
         fields = self._catalog.fields
         return [decoder(fields[c].name, fields[c].encoding) for c in self._columns if c >= 0]
+
+
+def converted(out: str | None) -> np.dtype[Any] | None:
+    """The dtype that `out` asks for, in this machine's byte order. Raises InvalidInput for one that no tensor has."""
+    if not out:
+        return None
+    try:
+        found: np.dtype[Any] = np.dtype(out).newbyteorder("=")
+        torch.from_numpy(np.empty(0, found))
+    except (TypeError, ValueError, SyntaxError) as error:
+        raise InvalidInput(f"out={out!r} is not a type that tensors have") from error
+    if found.shape:
+        raise InvalidInput(f"out={out!r} has a shape; it is the type of one item")
+    return found
 
 
 def _chosen(wanted: tuple[str, ...] | None, names: list[str], labelled: bool) -> list[str]:

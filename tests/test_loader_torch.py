@@ -18,7 +18,7 @@ from torch.utils.data import (
 )
 
 from cachesvc.core.errors import CorruptData, DaemonUnavailable, InvalidInput, NotFound, StateMismatch
-from loader import DataLoader, open_dataset
+from loader import DataLoader, open_dataset, pack
 from tests import datasets
 from tests.loader_fakes import MemoryLink, compiled, in_memory
 from tests.servers import SeaweedFS
@@ -189,6 +189,31 @@ def test_tokens_convert_to_the_type_asked_for(home: Path) -> None:
     [batch] = DataLoader(dataset, batch_size=3).__iter__().__next__().split(3)
     assert batch.dtype == torch.int64
     assert batch[1].tolist() == stream[99:199].tolist()
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".bin"])
+def test_numbers_of_the_other_byte_order_are_read_as_numpy_reads_them(home: Path, suffix: str) -> None:
+    rows = datasets.array_file(home / f"d/a{suffix}", np.arange(60, dtype=">u4").reshape(20, 3))
+    opened = open_dataset(home / "d", format="records", dtype="(3,)>u4")
+    assert torch.equal(opened[7], torch.tensor(rows[7].tolist(), dtype=torch.uint32))
+    assert np.array_equal(next(iter(DataLoader(opened, batch_size=20))).numpy(), rows)
+    tokens = open_dataset(home / "d", format="tokens", dtype=">u4", seq_len=6)
+    assert pack(tokens, 12)[1]["tokens"].tolist() == rows.ravel()[12:24].tolist()
+
+
+@pytest.mark.parametrize("dtype", ["S5", "<U3", "<M8[s]", "V7"])
+def test_records_that_no_tensor_holds_are_refused_in_words(home: Path, dtype: str) -> None:
+    datasets.array_file(home / "d/a.npy", np.zeros(9, dtype))
+    opened = open_dataset(home / "d")
+    with pytest.raises(InvalidInput, match="no tensor"):
+        opened[0]
+
+
+@pytest.mark.parametrize("out", ["S3", "O", "nope", "(2,)i4", "i4,i4"])
+def test_an_out_that_no_tensor_has_is_refused_at_opening(home: Path, out: str) -> None:
+    datasets.tokens(home / "d/0.bin", 2000)
+    with pytest.raises(InvalidInput, match="out="):
+        open_dataset(home / "d", format="tokens", dtype="uint16", seq_len=64, out=out)
 
 
 @pytest.mark.parametrize(
