@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,21 @@ from cachesvc.core.errors import CorruptData, InvalidInput
 
 Decoder = Callable[[bytes], Any]
 IMAGES = frozenset(
-    {"jpg", "jpeg", "jpeg_array", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pil"}
+    {
+        "jpg",
+        "jpeg",
+        "png",
+        "webp",
+        "bmp",
+        "gif",
+        "tif",
+        "tiff",
+        "ppm",
+        "pgm",
+        "pil",
+        "jpeg_array",
+        "jpegarray",
+    }
 )
 _REFUSED = frozenset({"pkl", "pickle", "pyd", "pt", "pth", "joblib"})
 _SCALARS = {"int": "<i8", "float64": "<f8", "float32": "<f4", "float16": "<f2"} | {
@@ -33,7 +48,7 @@ def decoder(name: str, encoding: str) -> Decoder:
             "or read its bytes with decode=None"
         )
     if kind in IMAGES:
-        return _image(name)
+        return _image(name, kind)
     if kind in _SCALARS:
         return _scalar(_SCALARS[kind])
     if kind.startswith("ndarray:"):
@@ -41,7 +56,8 @@ def decoder(name: str, encoding: str) -> Decoder:
     return _PLAIN.get(kind, bytes)
 
 
-def _image(name: str) -> Decoder:
+def _image(name: str, kind: str) -> Decoder:
+    """Files of images, and MDS's own forms: pixels of one (`pil`), several JPEGs (`jpeg_array`)."""
     try:
         from PIL import Image
     except ImportError:
@@ -54,7 +70,28 @@ def _image(name: str) -> Decoder:
         image.load()
         return image
 
-    return decode
+    def pixels(raw: bytes) -> Any:
+        width, height, length = _unpacked("<3I", raw)
+        if width * height > 8 * len(raw):
+            raise ValueError(f"{len(raw)} bytes are too few")
+        return Image.frombytes(raw[12 : 12 + length].decode(), (width, height), raw[12 + length :])
+
+    def several(raw: bytes) -> Any:
+        (count,) = _unpacked("<I", raw)
+        at, images = 4 + 4 * count, []
+        for length in _unpacked(f"<4x{count}I", raw):
+            images.append(decode(raw[at : at + length]))
+            at += length
+        return images
+
+    return {"pil": pixels, "jpeg_array": several, "jpegarray": several}.get(kind, decode)
+
+
+def _unpacked(form: str, raw: bytes) -> tuple[int, ...]:
+    """The numbers that a value begins with. Raises ValueError."""
+    if len(raw) < struct.calcsize(form):
+        raise ValueError(f"{len(raw)} bytes are too few")
+    return struct.unpack_from(form, raw)
 
 
 def _scalar(dtype: str) -> Decoder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import itertools
 import os
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.errors import (
@@ -26,7 +28,7 @@ from cachesvc.core.errors import (
 from cachesvc.core.model import Extent
 from cachesvc.grants import Granted, Refused
 from loader.around import reads_around
-from loader.decode import decoder
+from loader.decode import decoded, decoder
 from loader.direct import DirectGrants
 from loader.failover import Failover
 from loader.reader import Reader
@@ -303,6 +305,33 @@ def test_numbers_decode_to_what_was_written(value: int) -> None:
     assert decoder("n", "int32")(value.to_bytes(4, "little", signed=True)) == value
     assert decoder("n", "cls")(str(value).encode()) == value
     assert decoder("n", "json")(str(value).encode()) == value
+
+
+def test_images_as_mosaicml_writes_them(home: Path) -> None:
+    pixels = np.arange(6 * 4 * 3, dtype=np.uint8)
+    pil = np.asarray([4, 6, 3], "<u4").tobytes() + b"RGB" + pixels.tobytes()
+    files = [io.BytesIO(), io.BytesIO()]
+    for at, file in enumerate(files):
+        Image.new("RGB", (8 + at, 8)).save(file, "JPEG")
+    bodies = [file.getvalue() for file in files]
+    several = np.asarray([2, *map(len, bodies)], "<u4").tobytes() + b"".join(bodies)
+    columns = {"one": "pil", "some": "jpeg_array", "same": "jpegarray"}
+    datasets.mds_shards(home / "d", columns, [{"one": pil, "some": several, "same": several}], 1)
+    (sample,) = in_memory(compiled(home / "d", home))
+    assert (sample["one"].mode, sample["one"].size) == ("RGB", (4, 6))
+    assert np.array_equal(np.asarray(sample["one"]).ravel(), pixels)
+    for name in ("some", "same"):
+        assert [image.size for image in sample[name]] == [(8, 8), (9, 8)]
+
+
+@pytest.mark.parametrize("encoding", ["pil", "jpeg_array"])
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"\xff" * 4, b"\xff" * 40, b"\2\0\0\0\2\0\0\0\3\0\0\0RGB12", b"\1\0\0\0\1\0\0\0\4\0\0\0nosuch"],
+)
+def test_images_that_are_none_are_corrupt(encoding: str, raw: bytes) -> None:
+    with pytest.raises(CorruptData, match="does not decode"):
+        decoded(decoder("x", encoding), raw, lambda: "sample 3")
 
 
 def test_a_sample_that_does_not_decode_is_named(home: Path) -> None:
