@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import struct
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cachesvc.core.errors import CorruptData
+from tests.catalog_reader import compiled
+from tests.datasets import write_files
 from tests.hostile import CORPUS, MAX_READ_BYTES, TARGETS, megatron_index, seeds, small_tar
 
 SEEDED = sorted(set(TARGETS) - {"plan_request"})
@@ -124,6 +128,13 @@ def test_bombs_cost_little_memory(bomb: str) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 4 * MAX_READ_BYTES
+
+
+@pytest.mark.parametrize("shape", ["(2, -1, -3)", "(-2, -3)", "(-6,)"])
+def test_no_array_has_sides_below_zero(tmp_path: Path, shape: str) -> None:
+    write_files(tmp_path / "d", {"a.npy": _npy(shape)})
+    with pytest.raises(CorruptData, match=r"a\.npy.*shape"):
+        compiled(tmp_path / "d")
 
 
 def _checked(header: bytearray) -> bytes:

@@ -75,7 +75,9 @@ def npy_payload(inputs: Inputs, index: int) -> Payload:
     if dtype.names is not None:
         dtype, shape = np.dtype(np.uint8), (*shape, dtype.itemsize)
     length = int(np.prod([int(side) for side in shape], dtype=object)) * dtype.itemsize
-    if length < 0 or head.tell() + length > version.size_bytes:
+    if min(shape, default=0) < 0:
+        raise CorruptData(f"{version.uri} has a broken .npy header: no array has the shape {shape}")
+    if head.tell() + length > version.size_bytes:
         raise CorruptData(
             f"{version.uri} has {version.size_bytes} bytes, its header promises {length} of data"
         )
