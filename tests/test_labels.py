@@ -270,3 +270,24 @@ def test_much_jsonl_is_data_and_keeps_no_table_from_being_found(tmp_path: Path) 
     catalog = compiled(tmp_path / "d")
     assert catalog.samples == 24
     assert catalog.classes == ("cat", "dog")
+
+
+def test_a_row_names_a_file_as_it_is_called_and_no_other(tmp_path: Path) -> None:
+    files = {"README": b"1", "v1.jpg": b"2", "v1.0/x": b"3", "b.jpg": b"4"}
+    write_files(
+        tmp_path / "d", files | {"labels.csv": b"file,label\n,none\nv1,cat\nv1.0/x,dog\nb.jpg, cat \n"}
+    )
+    catalog = compiled(tmp_path / "d")
+    classes = {catalog.key(i): (*catalog.classes, "")[catalog.labels[i]] for i in range(catalog.samples)}
+    assert classes == {"README": "", "v1.jpg": "cat", "v1.0/x": "dog", "b.jpg": "cat"}
+    assert catalog.classes == ("cat", "dog")
+
+
+def test_a_stem_of_several_samples_names_none_but_a_file_of_that_name(tmp_path: Path) -> None:
+    files = {f"{i}.e{i}": b"1" for i in range(20)} | {"x.jpg": b"1", "x.png": b"2", "y": b"3", "y.jpg": b"4"}
+    table = b"file,label\nx,cat\ny,dog\n0,eel\n"
+    write_files(tmp_path / "d", files | {"labels.csv": table})
+    catalog = compiled(tmp_path / "d")
+    labelled = {catalog.key(i): catalog.classes[catalog.labels[i]] for i in catalog.find("label >= 0")}
+    assert labelled == {"y": "dog", "0.e0": "eel"}
+    assert any("1 of 3 rows name no file here, 'x'" in note for note in catalog.notes)

@@ -79,6 +79,13 @@ class Entry:
         return self.path.rpartition("/")[2]
 
 
+def split_name(path: str) -> tuple[str, str]:
+    """Stem and extension; a name that begins with its only dot has none."""
+    folder, slash, name = path.rpartition("/")
+    stem, dot, extension = name.rpartition(".")
+    return (folder + slash + stem, extension) if dot and stem else (path, "")
+
+
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """One dataset to compile. `fetch(object, offset, length)` reads small things: headers, sidecars."""

@@ -100,16 +100,16 @@ def _first(columns: Sequence[str], wanted: Sequence[str]) -> str | None:
 
 
 def _lines(uri: str, text: str, separator: str) -> Iterator[list[str]]:
-    """The lines that hold something, as cells."""
+    """The lines that hold something, as cells without the blanks around them."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True)
     try:
-        yield from (cells for cells in reader if cells)
+        yield from ([cell.strip() for cell in cells] for cells in reader if cells)
     except csv.Error as error:
         raise CorruptData(f"{uri} line {reader.line_num}: {error}") from error
 
 
 def _header(uri: str, text: str, separator: str) -> tuple[str, ...]:
-    return tuple(cell.strip() for cell in next(_lines(uri, text[:_HEADER_CHARS], separator), []))
+    return tuple(next(_lines(uri, text[:_HEADER_CHARS], separator), []))
 
 
 def _separated(table: Table) -> Iterator[Mapping[str, Any]]:

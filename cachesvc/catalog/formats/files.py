@@ -17,7 +17,7 @@ import numpy as np
 
 from cachesvc.catalog.columns import Ints, TextColumn, ints
 from cachesvc.catalog.formats import labels, sidecars
-from cachesvc.catalog.inputs import Draft, Entry, Inputs
+from cachesvc.catalog.inputs import Draft, Entry, Inputs, split_name
 from cachesvc.catalog.layout import Field
 from cachesvc.catalog.space import Space
 from cachesvc.core.errors import NotFound
@@ -71,16 +71,9 @@ def compile_files(inputs: Inputs) -> Draft:
     return draft
 
 
-def _split(path: str) -> tuple[str, str]:
-    """Stem and extension; a name that begins with its only dot has none."""
-    folder, slash, name = path.rpartition("/")
-    stem, dot, extension = name.rpartition(".")
-    return (folder + slash + stem, extension) if dot and stem else (path, "")
-
-
 def _group(entries: Sequence[Entry]) -> _Samples:
     names = _names(entries)
-    split = [_split(name) for name in names]
+    split = [split_name(name) for name in names]
     extensions = sorted({extension for _, extension in split}, key=_data_first)
     alone = len(extensions) > _MAX_FIELDS or len({stem for stem, _ in split}) == len(entries)
     size = ints(array("q", [entry.object.size_bytes for entry in entries]))
@@ -114,7 +107,7 @@ def _data_first(extension: str) -> tuple[bool, str]:
 def _hashes(names: Sequence[str], grouped: bool) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
     raw = bytearray()
     for name in names:
-        stem = name if grouped else _split(name)[0]
+        stem = name if grouped else split_name(name)[0]
         raw += hashlib.blake2b(stem.encode("utf-8", "surrogateescape"), digest_size=8).digest()
     return np.frombuffer(raw, ">u8").astype(np.uint64)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from cachesvc.catalog.columns import Ints
 from cachesvc.catalog.formats.labels import read_tables
-from cachesvc.catalog.inputs import Draft, Inputs
+from cachesvc.catalog.inputs import Draft, Inputs, split_name
 from cachesvc.catalog.layout import Field
 from cachesvc.catalog.tags import SIDECAR_BYTES, SIDECARS, Tags
 from cachesvc.core.errors import InvalidInput
@@ -60,14 +60,17 @@ def annotate(inputs: Inputs, draft: Draft, files: Files, table_entries: Sequence
 
 
 def _by_name(inputs: Inputs, files: Files) -> dict[str, int | None]:
-    """Samples by path and by URI, with and without extension; None where several URIs hold such a path."""
+    """Samples by path and by URI, with extension and, where no file has that name, without; None for a name of several
+    samples: those of several URIs, or of one stem."""
     sample_of: dict[str, int | None] = {}
+    stems: dict[str, int | None] = {}
     for at, sample in zip(files.entry, files.sample.tolist(), strict=True):
         entry = inputs.entries[at]
-        for name in (entry.path, entry.path.rpartition(".")[0]):
-            sample_of[name] = sample if sample_of.get(name, sample) == sample else None
-        sample_of[entry.object.uri] = sample
-        sample_of.setdefault(entry.object.uri.rpartition(".")[0], sample)
+        for name in (entry.path, entry.object.uri):
+            for found, key in ((sample_of, name), (stems, split_name(name)[0])):
+                found[key] = sample if found.get(key, sample) == sample else None
+    for stem, only in stems.items():
+        sample_of.setdefault(stem, only)
     return sample_of
 
 
