@@ -125,6 +125,14 @@ def test_tar_members_come_back_across_extents(tmp_path: Path, form: int) -> None
     assert rows == {key: tuple(fields.get(n) for n in names) for key, fields in everything.items()}
 
 
+def test_what_webdataset_takes_for_no_sample_is_none(tmp_path: Path) -> None:
+    keys = ["__meta__", "__meta__/a", "__a__b", "d/__a__", "a"]
+    body = tar_bytes({key: {"jpg": key.encode()} for key in keys})
+    write_files(tmp_path / "d", {"a.tar": body})
+    catalog = compiled(tmp_path / "d")
+    assert [row[0] for row in samples_of(catalog)] == [b"__meta__", b"__a__b", b"d/__a__", b"a"]
+
+
 def test_tar_sidecars_are_searchable(tmp_path: Path) -> None:
     tar_shards(tmp_path / "d", 2, 12, 300)
     catalog = compiled(tmp_path / "d", Options(extent_bytes=SMALL))

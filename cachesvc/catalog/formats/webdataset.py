@@ -23,6 +23,8 @@ from cachesvc.core.errors import CorruptData, InvalidInput, NotFound
 _MAX_FIELDS = 64
 _WINDOW_BYTES = 16 << 10
 """Read at once: a header and its small neighbours."""
+_META = re.compile(r"__[^/]*__($|/)")
+"""What webdataset takes for no sample: `__meta__`, and what lies in a folder of such a name."""
 _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
 
 
@@ -112,9 +114,10 @@ class _Collector:
         self._uri, self._start, self._shard, self._key = uri, start, shard, None
 
     def add(self, member: Member) -> None:
-        """Take a member; a name without an extension, and `__meta__` files, are no sample's."""
-        match = _NAME.fullmatch(member.name.removeprefix("./"))
-        if match is None or (match[1].startswith("__") and match[1].endswith("__")):
+        """Take a member; a name without an extension, and what `_META` matches, are no sample's."""
+        name = member.name.removeprefix("./")
+        match = _NAME.fullmatch(name)
+        if match is None or _META.match(name):
             return
         key, extension = match[1], match[2].lower()
         if key != self._key:
