@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,6 +101,39 @@ def test_the_first_failure_is_raised_and_the_fetcher_goes_on(
     fetcher.fetch(extent_of([Piece(fine, 0, 1 << 20)]), target)
     with pytest.raises(TierFailed):
         fetcher.fetch(extent_of([Piece(fine, 0, 1 << 20)]), os.open("/dev/null", os.O_RDONLY))
+
+
+class Slow:
+    """A source that counts who is in the middle of a read."""
+
+    reading = 0
+
+    def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
+        self.reading += 1
+        time.sleep(0.02)
+        into[:] = bytes([offset // len(into)]) * len(into)
+        self.reading -= 1
+
+
+@pytest.mark.parametrize("limit", [0, 1, 3])
+def test_a_process_that_may_start_no_more_threads_goes_on_with_those_it_has(
+    monkeypatch: pytest.MonkeyPatch, target: int, limit: int
+) -> None:
+    start, started = threading.Thread.start, 0
+
+    def bounded(thread: threading.Thread) -> None:
+        nonlocal started
+        if thread.name.startswith("fetch") and (started := started + 1) > limit:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", bounded)
+    source = Slow()
+    fetcher = Fetcher(lambda _: source, threads=8, part_bytes=100)  # type: ignore[arg-type, return-value]
+    fetcher.fetch(extent_of([Piece(ObjectVersion("s3://b/x", 2000, ""), 0, 2000)]), target)
+    assert source.reading == 0
+    assert os.pread(target, 2001, 0) == b"".join(bytes([part]) * 100 for part in range(20))
+    fetcher.close()
 
 
 def test_one_get_a_part_and_no_more(

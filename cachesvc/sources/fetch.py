@@ -8,7 +8,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import zstandard
@@ -104,7 +104,14 @@ class Fetcher:
         largest = max(part.size for part in parts)
         count = min(self._threads, len(parts), max(1, BUFFERS_BYTES // largest))
         into = Into(into_fd, passing)
-        runs = [self._pool.submit(self._drain, parts, into) for _ in range(count)]
+        runs: list[Future[None]] = [Future() for _ in range(count)]
+        try:
+            for run in runs:
+                self._pool.submit(self._drain, parts, into, run)
+        except RuntimeError:  # no more threads can be started: this one joins those that there are
+            here: Future[None] = Future()
+            self._drain(parts, into, here)
+            runs = [run for run in (*runs, here) if not run.cancel()]
         failures = [error for run in runs if (error := run.exception()) is not None]
         if failures:
             raise failures[0]
@@ -113,17 +120,22 @@ class Fetcher:
         """End the threads."""
         self._pool.shutdown()
 
-    def _drain(self, parts: deque[_Part], into: Into) -> None:
+    def _drain(self, parts: deque[_Part], into: Into, run: Future[None]) -> None:
+        """Until no part is left; `run` is done then. Nothing, where it was cancelled: its descriptor may be another's."""
+        if not run.set_running_or_notify_cancel():
+            return
         try:
             while True:
                 try:
                     part = parts.popleft()
                 except IndexError:
-                    return
+                    break
                 self._one(part, into)
-        except BaseException:
+        except BaseException as error:  # noqa: BLE001
             parts.clear()  # the others stop after the part they hold
-            raise
+            run.set_exception(error)
+        else:
+            run.set_result(None)
 
     def _one(self, part: _Part, into: Into) -> None:
         source = self._source_of(part.version.uri)
