@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cachesvc.catalog.build import Options, survey
 from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.files import FilesSource
@@ -129,6 +130,18 @@ def test_braces_that_spell_a_way_out_are_refused_whatever_is_there(tmp_path: Pat
             said.append(str(caught.value).replace("none", "x"))
         assert said[0] == said[1]
         assert "nobody reads" not in said[0]
+
+
+@pytest.mark.parametrize("other", [".DS_Store", "_SUCCESS", ".cachesvc-catalog.lmdb", ".git/config"])
+@pytest.mark.parametrize("pattern", ["*", "**", "**/*"])
+def test_a_glob_leaves_out_what_the_folder_does(tmp_path: Path, pattern: str, other: str) -> None:
+    for name in ("a.jpg", "b.jpg", other):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    sources = Sources(SourceSettings())
+    uris = sources.spelled_out([f"{tmp_path}/{pattern}"])
+    assert [uri.rpartition("/")[2] for uri in uris] == ["a.jpg", "b.jpg"]
+    assert len(survey(uris, Options(), sources).entries) == 2
 
 
 def test_globs_do_not_cross_slashes_but_double_stars_do(tmp_path: Path) -> None:

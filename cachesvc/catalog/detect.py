@@ -9,6 +9,7 @@ from cachesvc.catalog.inputs import Entry, Options
 from cachesvc.core.errors import InvalidInput, NotFound
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.source import Source
+from cachesvc.sources.uri import no_data
 
 FORMATS = ("files", "webdataset", "mds", "records", "tokens")
 BESIDE = ".cachesvc-catalog.lmdb"
@@ -36,7 +37,7 @@ def listing(uris: Sequence[str], sources: Callable[[str], Source]) -> Listing:
             path = path or found.uri.rpartition("/")[2]
             if path == BESIDE and len(uris) == 1:
                 beside = found
-            if not _ignored(path):
+            if not no_data(path):
                 entries.setdefault(found.uri, Entry(found, path))
                 mine.append(found.uri)
         below.append(mine)
@@ -59,11 +60,6 @@ def check_all_chosen(uris: Sequence[str], listed: Listing, chosen: Sequence[Entr
 def name_of(uris: Sequence[str]) -> str:
     """The URIs, short enough for one line."""
     return uris[0] if len(uris) == 1 else f"{uris[0]} and {len(uris) - 1} more"
-
-
-def _ignored(path: str) -> bool:
-    parts = path.split("/")
-    return parts[-1] in ("", "_SUCCESS") or any(part.startswith(".") for part in parts)
 
 
 def format_of(uri: str, entries: Sequence[Entry], options: Options) -> str:

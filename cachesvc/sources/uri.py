@@ -159,12 +159,18 @@ def has_glob(uri: str) -> bool:
 
 
 def glob(source: Source, pattern: str) -> Iterator[ObjectVersion]:
-    """Objects whose URI matches, in key order; lists from the last folder before the first wildcard."""
+    """Objects whose URI matches, in key order, `no_data` below the folder left out, as in that folder's listing; lists
+    from the last folder before the first wildcard."""
     start = min(pattern.find(mark) for mark in "*?[" if mark in pattern)
     root = pattern[: pattern.rindex("/", 0, start) + 1]
     wanted = Wildcards(pattern[len(root) :])
-    return (
-        found
-        for found in source.list(root)
-        if found.uri.startswith(root) and wanted.matches(found.uri[len(root) :])
-    )
+    for found in source.list(root):
+        path = found.uri[len(root) :]
+        if found.uri.startswith(root) and not no_data(path) and wanted.matches(path):
+            yield found
+
+
+def no_data(path: str) -> bool:
+    """Whether a path below a dataset's URI is no part of it: hidden files and folders, folder markers, `_SUCCESS`."""
+    parts = path.split("/")
+    return parts[-1] in ("", "_SUCCESS") or any(part.startswith(".") for part in parts)
