@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -172,3 +173,15 @@ def test_a_watched_source_is_the_source(tmp_path: Path) -> None:
     watched.read_into(version, 0, memoryview(into))
     assert into == DATA
     watched.close()
+
+
+@pytest.mark.parametrize("gone", ["b", "d"])
+def test_what_goes_away_while_its_folder_is_listed_is_left_out(tmp_path: Path, gone: str) -> None:
+    for name in ("a", "b", "c", "d/x"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    listed = FilesSource().list(str(tmp_path))
+    assert next(listed).uri.endswith("/a")
+    subprocess.run(["rm", "-r", tmp_path / gone], check=True)
+    left = {"b": ["/c", "/d/x"], "d": ["/b", "/c"]}[gone]
+    assert [found.uri.removeprefix(f"file://{tmp_path}") for found in listed] == left

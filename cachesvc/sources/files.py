@@ -125,13 +125,19 @@ class FilesSource:
                 named = sorted(self._entries(entries, folder, path, above[0]), key=lambda each: each[0])
             for key, name, target in named:
                 here = os.path.join(path, name)
-                if key.endswith(b"/"):
-                    flags = _FOLDER if target else _FOLDER | os.O_NOFOLLOW
-                    yield from self._below(os.open(name, flags, dir_fd=folder), here, above)
-                elif not name.startswith(".nfs"):
-                    found = target or os.stat(name, dir_fd=folder, follow_symlinks=False)
-                    if stat.S_ISREG(found.st_mode):
-                        yield _version(_utf8(here), found)
+                inner, found = -1, target
+                try:
+                    if key.endswith(b"/"):
+                        flags = _FOLDER if target else _FOLDER | os.O_NOFOLLOW
+                        inner = os.open(name, flags, dir_fd=folder)
+                    else:
+                        found = target or os.stat(name, dir_fd=folder, follow_symlinks=False)
+                except FileNotFoundError:  # gone since the folder was read
+                    continue
+                if inner >= 0:
+                    yield from self._below(inner, here, above)
+                elif found and stat.S_ISREG(found.st_mode) and not name.startswith(".nfs"):
+                    yield _version(_utf8(here), found)
         finally:
             os.close(folder)
 
