@@ -228,3 +228,12 @@ def test_doctor_and_daemon_advise_the_same_number_of_open_files(tmp_path: Path) 
     assert f"advised={OPEN_FILES}" in child.stdout.readline()
     child.terminate()
     child.communicate(timeout=WAIT_S)
+
+
+def test_names_that_are_no_utf8_are_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    datasets.write_files(tmp_path / "d", {"a.tar": datasets.tar_bytes({"\udcfcn": {"jpg": b"1"}})})
+    assert run(["find", f"{tmp_path}/d/", "key != 'x'"]) == 0
+    assert capsys.readouterr().out == "\\udcfcn\n"

@@ -34,5 +34,6 @@ def find(name: str, expression: str, count: bool, socket: str | None, json: bool
                 output.emit({"sample": sample, "key": catalog.key(sample)})
         else:
             for sample in found.tolist():
-                sys.stdout.write(catalog.key(sample) + "\n")
+                key = catalog.key(sample).encode(errors="backslashreplace")  # a tar's may be no UTF-8
+                sys.stdout.write(f"{key.decode()}\n")
     return 0
