@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cachesvc.catalog.tags import Tags
 from cachesvc.core.errors import CorruptData
 from tests.catalog_reader import compiled
 from tests.datasets import write_files
@@ -128,6 +129,20 @@ def test_bombs_cost_little_memory(bomb: str) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 4 * MAX_READ_BYTES
+
+
+def test_tags_without_end_cost_little_memory() -> None:
+    tags = Tags()
+    tracemalloc.start()
+    try:
+        for sample in range(200):
+            row = {f"{'n' * 90}{sample}.{number}": 1 for number in range(500)}
+            tags.add_sidecar(sample, "json", json.dumps(row).encode())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 << 20
+    assert tags.notes() == ["1000 or more tags beyond the first ones are not searchable"]
 
 
 @pytest.mark.parametrize("shape", ["(2, -1, -3)", "(-2, -3)", "(-6,)"])

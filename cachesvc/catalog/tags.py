@@ -17,6 +17,8 @@ SIDECARS = ("cls", "json", "txt")
 SIDECAR_BYTES = 64 << 10
 """A longer sidecar is data, not a tag, and is not read when the catalog is built."""
 MAX_TAGS = 64
+MAX_DROPPED = 1000
+"""Names beyond those that are remembered, to be counted: whoever writes the data may make up millions."""
 MAX_VALUE_CHARS = 1024
 MAX_CLASSES = 1 << 20
 _RESERVED = {"key", "label", "shard"}
@@ -35,13 +37,12 @@ def tag_name(raw: str) -> str:
 
 
 class Tags:
-    """Values by tag and sample. Beyond `MAX_TAGS` names the later ones are left out, and said so in
-    `notes`."""
+    """Values by tag and sample. Beyond `MAX_TAGS` names the later ones are left out, and `notes` says so."""
 
     def __init__(self) -> None:
         self._samples: dict[str, array[int]] = {}
         self._values: dict[str, list[Value]] = {}
-        self.dropped: set[str] = set()
+        self._dropped: set[str] = set()
 
     def add(self, sample: int, raw_name: str, value: object) -> None:
         """Note one value; what is neither text nor number, or empty, or too long, is no tag. Halves of characters,
@@ -54,7 +55,8 @@ class Tags:
             value = value.encode(errors="replace").decode()
         name = raw_name if raw_name == "label" else tag_name(raw_name)
         if name not in self._values and name != "label" and len(self._values) >= MAX_TAGS:
-            self.dropped.add(name)
+            if len(self._dropped) < MAX_DROPPED:
+                self._dropped.add(name)
             return
         self._samples.setdefault(name, array("q")).append(sample)
         self._values.setdefault(name, []).append(value)
@@ -79,6 +81,13 @@ class Tags:
     def labelled(self) -> bool:
         """Whether any sample has a label."""
         return "label" in self._values
+
+    def notes(self) -> list[str]:
+        """What was left out, for people."""
+        if not self._dropped:
+            return []
+        many = "or more " if len(self._dropped) == MAX_DROPPED else ""
+        return [f"{len(self._dropped)} {many}tags beyond the first ones are not searchable"]
 
     def conflicting(self) -> int:
         """How many labels differ from the first one of the same sample."""

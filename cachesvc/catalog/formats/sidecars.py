@@ -55,8 +55,7 @@ def annotate(inputs: Inputs, draft: Draft, files: Files, table_entries: Sequence
     if labelled is not None and wanted != "none":
         draft.label(*labelled)
     draft.tags = tags.columns(files.samples)
-    if tags.dropped:
-        draft.notes.append(f"{len(tags.dropped)} tags beyond the first ones are not searchable")
+    draft.notes += tags.notes()
 
 
 def _by_name(inputs: Inputs, files: Files) -> dict[str, int | None]:

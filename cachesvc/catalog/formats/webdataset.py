@@ -160,6 +160,5 @@ class _Collector:
         if labelled is not None and inputs.options.labels != "none":
             draft.label(*labelled)
         draft.tags = self._tags.columns(count)
-        if self._tags.dropped:
-            draft.notes.append(f"{len(self._tags.dropped)} tags beyond the first ones are not searchable")
+        draft.notes += self._tags.notes()
         return draft
