@@ -29,7 +29,7 @@ class _Presence:
 
     def __init__(self) -> None:
         self.process = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # who is collected just now leaves in the midst of anything
         self._kept: weakref.WeakSet[Connected] = weakref.WeakSet()
         threading.Thread(target=self._run, name="presence", daemon=True).start()
 

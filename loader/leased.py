@@ -86,6 +86,8 @@ class Leases:
         self._mapped_bytes = 0
         self.files = 0
         """Extents held as open descriptors."""
+        self.kept = False
+        """Views of the range are out."""
         self._lock = threading.Lock()
         self._came = threading.Condition(self._lock)
         self._coming: set[int] = set()
@@ -130,6 +132,7 @@ class Leases:
 
     def keep_all(self) -> None:
         """From now on nothing is given back but by `close`: views of the range are out."""
+        self.kept = True
         everything = np.arange(len(self._starts))
         self.begin(everything, everything)
 

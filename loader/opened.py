@@ -23,8 +23,8 @@ def _nobody() -> None:
 
 
 class Opened:
-    """The catalog, and a reader that is connected at its first use. Picklable: the copy opens the same version
-    again. A forked child connects by itself."""
+    """The catalog, and a reader that is connected at its first use and closed with its last user. Picklable: the
+    copy opens the same version again. A forked child connects by itself."""
 
     def __init__(self, link: Link, verify: bool = False) -> None:
         """`verify`: check reads of cached files. Raises what mapping the catalog raises."""
@@ -33,6 +33,7 @@ class Opened:
         self.catalog: Catalog = link.catalog()
         self._reader: Reader | None = None
         self._access: Access | None = None
+        self._dropping: weakref.finalize[..., object] | None = None
         self._connecting = threading.Lock()
         self._leader: Callable[[], object | None] = _nobody
         self._beside: WeakKeyDictionary[object, tuple[Announcer, weakref.finalize[..., object]]] = (
@@ -58,6 +59,8 @@ class Opened:
                 self._reader = Reader(
                     self.catalog, self._access.grants, timeout_s=read_timeout_s(), suspect=suspect
                 )
+                self._dropping = weakref.finalize(self, self._reader.drop)
+                self._dropping.atexit = False
                 abandon_in_children(self)
             return self._reader
 
@@ -124,4 +127,6 @@ class Opened:
         self._connecting = threading.Lock()
         self._leader = _nobody
         self._beside = WeakKeyDictionary()
-        self._reader = self._access = None
+        if self._dropping is not None:
+            self._dropping.detach()
+        self._reader = self._access = self._dropping = None

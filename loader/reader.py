@@ -177,6 +177,11 @@ class Reader:
             del self._records
             self._leases.close()
 
+    def drop(self) -> None:
+        """Nobody reads any more: as `close`, unless `array` gave a view away."""
+        if not self._leases.kept:
+            self.close()
+
     def abandon(self) -> None:
         """In a forked child: close what was inherited and forget the rest; say nothing to anybody."""
         self._open = False

@@ -6,6 +6,7 @@ import gc
 import io
 import itertools
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -129,6 +130,28 @@ def test_a_forked_child_reads_right_bytes_and_keeps_nothing(
         os._exit(0 if right else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert (dataset[3].numpy() == wanted[3]).all()
+
+
+@pytest.mark.parametrize("origin", ["ram", "nvme"])
+def test_a_dataset_that_nobody_has_any_more_leaves_nothing(
+    sequences: tuple[MemoryLink, np.ndarray], origin: str
+) -> None:
+    link, wanted = sequences
+
+    def mapped() -> int:
+        return Path("/proc/self/maps").read_text().count("memfd:test")
+
+    before = descriptors(), mapped()
+    for _ in range(3):
+        dataset = in_memory(replace(link, origin=origin))
+        assert (dataset.take(5)[3].numpy() == wanted[3]).all()
+        rest = dataset.take(3)
+        del dataset
+        assert (rest[1].numpy() == wanted[1]).all()
+        del rest
+        assert (descriptors(), mapped()) == before
+    array = in_memory(link).array()
+    assert array[3, 0] == wanted[3, 0]
 
 
 def test_array_is_the_whole_dataset_without_a_copy(tmp_path: Path) -> None:
