@@ -61,15 +61,12 @@ class Reader:
     # ---- what callers use
 
     def spans(self, addresses: Ints, lengths: Ints) -> tuple[Ints, Ints]:
-        """The first and the last extent that each byte range touches (lengths of at least 1)."""
+        """The first and the last extent that each byte range touches; of an empty one, where it lies."""
         first = np.searchsorted(self._starts, addresses, "right") - 1
         ends = addresses + lengths
-        last = (
-            first
-            if (ends <= self._ends[first]).all()
-            else np.searchsorted(self._starts, ends - 1, "right") - 1
-        )
-        return first, last
+        if (ends <= self._ends[first]).all():
+            return first, first
+        return first, np.maximum(first, np.searchsorted(self._starts, ends - 1, "right") - 1)
 
     def gather(
         self, slots: Ints, first: Ints, last: Ints, empty: Callable[[int], Bytes] | None = None

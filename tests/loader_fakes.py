@@ -45,6 +45,7 @@ class MemoryGrants:
 
     def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
         self.calls += 1
+        assert min(extents) >= 0, "no such extent: a daemon's message has no room for that number"
         if not self.alive:
             raise DaemonUnavailable("the fake daemon is down; start it again")
         with self._lock:

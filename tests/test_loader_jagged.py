@@ -108,6 +108,14 @@ def test_one_named_field_is_joined_and_where_a_sample_has_none_it_is_empty(
         assert [part for batch in loader for part in parts(batch)] == wanted
 
 
+def test_an_empty_sample_that_comes_first_asks_for_no_extent_before_the_first(tmp_path: Path) -> None:
+    files = {"a.bin": b"", "b.bin": b"7" * 10_000}
+    datasets.write_files(tmp_path / "data", files)
+    link = compiled(tmp_path / "data", tmp_path, format="files", extent_bytes=4096)
+    (batch,) = DataLoader(in_memory(link, decode=None), 2, collate_fn=jagged)
+    assert parts(batch) == [*files.values()]
+
+
 def test_torchs_own_loader_collates_the_same(blobs: Blobs) -> None:
     link, files = blobs
     dataset = in_memory(link, decode=None)
