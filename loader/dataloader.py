@@ -39,7 +39,7 @@ from loader.setup import (
     window_extents,
 )
 from loader.stats import Stats
-from loader.topology import Topology, agree, job_store, resolve
+from loader.topology import Topology, agree, job_store, must_stand, resolve
 
 PASSED_EVERY_S = 0.05
 """How often the daemon hears where this rank stands besides the ends of extents: a message costs 5 us."""
@@ -153,6 +153,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 )
             return super().__iter__()
         feed = self._prepared()
+        must_stand(self._topology, self.rank, self.world_size, self.mesh, tuple(self.dp_dims))
         self._progress.begin(feed.turns)
         if not self._job:
             self._agree_and_say(feed)
@@ -362,10 +363,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             while (turn := progress.turn) < turns:
                 if self._iteration is not mine:
                     raise InvalidInput(NEWER_ITERATION)
-                asked, began = (
-                    began or now(),
-                    0.0,
-                )  # the first step waits for the plan and the workers' start too
+                asked = began or now()  # the first step waits for the plan and the workers' start too
+                began = 0.0
                 step = turn // share.accumulate
                 if step in consumed or asked >= tell_at:
                     feed.passed_step(step)

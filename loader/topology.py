@@ -126,6 +126,25 @@ def resolve(
     )
 
 
+def must_stand(
+    before: Topology | None,
+    rank: int | None,
+    world_size: int | None,
+    mesh: Mesh | None,
+    dp_dims: Sequence[str],
+) -> None:
+    """Raises `StateMismatch` where the process group came after a place of a single process had been found: what was
+    told from there (a length, a place in the data) is another's."""
+    if before is None or before.processes > 1 or _process_group() is None:
+        return
+    now = resolve(rank, world_size, mesh, dp_dims)
+    if (now.rank, now.world_size) != (before.rank, before.world_size):
+        raise StateMismatch(
+            f"this loader was used as rank {before.rank} of {before.world_size} ({before.source}), and is rank {now.rank}"
+            f" of {now.world_size} ({now.source}) now: initialise the process group before its first use (len, too)"
+        )
+
+
 def foreseen(env: Mapping[str, str] = os.environ) -> tuple[int, int]:
     """Rank and number of processes as far as they show before the job is set up: for log lines and for whether a
     daemon must be there, never for who reads what. Lightning starts its ranks with a WORLD_SIZE alone."""

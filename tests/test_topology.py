@@ -151,8 +151,16 @@ def _rank(
     import torch.distributed as distributed
     from torch.distributed.device_mesh import init_device_mesh
 
+    from loader import DataLoader, open_dataset
+
+    early = DataLoader(open_dataset(data), 4)
+    assert len(early) == 25
     distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
     found = {}
+    try:
+        found["early"] = f"goes on as if alone: {next(iter(early))}"
+    except StateMismatch as error:
+        found["early"] = str(error)
     topology = resolve(env={})
     found["group"] = str(topology)
     meshed = resolve(mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp")), env={})
@@ -200,6 +208,7 @@ def test_two_real_ranks_resolve_agree_and_disagree(tmp_path: Path) -> None:
         assert "contradicts" in found[rank]["contradiction"]
         assert "seed is 0 on process 0 and 1 on process 1" in found[rank]["mismatch"]
         assert "version" not in found[rank]["mismatch"]
+        assert f"as rank 0 of 1 (single process), and is rank {rank} of 2" in found[rank]["early"]
         for fact in ("shuffle", "batch_size", "epoch", "batches already consumed"):
             assert f"{fact} is " in found[rank][fact]
     assert "process 1 of 2 did not report" in found[0]["late"]
