@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, Literal
 
 import numpy as np
@@ -26,6 +27,8 @@ from loader.topology import foreseen
 
 NOTES_SAID = 8
 """Of what was left out or found odd, at each opening: a thousand files may have a thousand tails."""
+drawing: ContextVar[tuple[int, int]] = ContextVar("drawing")
+"""What the loader that asks in this thread draws from, instead of a dataset's own `draw`: others may read it too."""
 _log = logging.getLogger("cachesvc")
 
 
@@ -261,7 +264,7 @@ class Dataset(TorchDataset[Any]):
 
     def drawn(self, ids: Ints) -> Iterator[Any]:
         """The same one by one; see `Samples.drawn`."""
-        return self.samples.drawn(self.opened.reader(), ids, self.draw)
+        return self.samples.drawn(self.opened.reader(), ids, drawing.get(self.draw))
 
     def close(self) -> None:
         """Give back leases, mappings and the connection; the next use connects again."""

@@ -19,7 +19,7 @@ from cachesvc.core.order import EpochOrder, OrderSpec, Plan, merged
 from cachesvc.core.run import RunOrder
 from cachesvc.core.stalls import StallReport
 from loader.composed import spread_of
-from loader.dataset import Dataset
+from loader.dataset import Dataset, drawing
 from loader.inside import Inside, flattened, ours
 from loader.mixture import Mixture
 from loader.opened import Opened
@@ -71,6 +71,15 @@ class Geometry:
             self.extent_first = np.asarray([0, count], np.int64)  # nothing is known: one extent
             return
         self.extent_first, self.arrange, self.planned = spread_of(view, shuffle)
+
+
+def _asked(ask: Callable[[Any], Any], what: Any, draw: tuple[int, int]) -> Any:
+    """What `ask` answers while this thread draws from `draw`."""
+    token = drawing.set(draw)
+    try:
+        return ask(what)
+    finally:
+        drawing.reset(token)
 
 
 class _Slab:
@@ -283,16 +292,14 @@ class Feed(TorchDataset[Any]):
         draw = (self.spec.seed, epoch)
         if self._view is not None:
             view = self._view
-            view.draw = draw
-            return view.drawn(view.ids_of(indices))
+            return view.samples.drawn(view.opened.reader(), view.ids_of(indices), draw)
         for inner in self._inner:
-            inner.draw = draw
+            inner.draw = draw  # for threads that the outer dataset reads in
         outer: Any = self.dataset
         numbers = indices.tolist()
         if hasattr(outer, "__getitems__"):
-            samples: list[Any] = outer.__getitems__(numbers)
-            return samples
-        return (outer[number] for number in numbers)
+            return list(_asked(outer.__getitems__, numbers, draw))
+        return (_asked(lambda at: outer[at], number, draw) for number in numbers)
 
     def _load(self, epoch: int, turn: int) -> _Slab:
         order, share = self.order(epoch), self.share

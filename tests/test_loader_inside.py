@@ -3,7 +3,9 @@ be ignored or seen twice is refused."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -68,6 +70,30 @@ def test_every_part_draws_anew_in_each_epoch_and_for_each_seed(links: list[Memor
     assert draws(0) == [first, second]
     assert len(first) == 3 * COUNT
     assert not [n for n in first if first[n] in (second[n], other[n])]
+
+
+class Meets(Holds):
+    """One that two threads read in turns."""
+
+    def __init__(self, dataset: Any, meeting: threading.Barrier) -> None:
+        super().__init__(dataset)
+        self.meeting = meeting
+
+    def __getitem__(self, index: int) -> Any:
+        self.meeting.wait(10)
+        return self.dataset[index]
+
+
+def test_loaders_that_read_one_dataset_at_once_draw_each_from_its_own_seed(links: list[MemoryLink]) -> None:
+    def first(dataset: TorchDataset[Any], seed: int) -> list[list[int]]:
+        loader = DataLoader(dataset, batch_size=COUNT, seed=seed, num_workers=1, worker_type="thread")
+        return next(iter(loader)).tolist()  # type: ignore[no-any-return]
+
+    data = in_memory(links[0], transform=drawn)
+    shared = Meets(data, threading.Barrier(2))
+    with ThreadPoolExecutor(2) as both:
+        found = list(both.map(first, (shared, shared), (1, 2)))
+    assert found == [first(data, 1), first(data, 2)]
 
 
 OTHERS: dict[str, Callable[[Dataset, Dataset, Dataset], Any]] = {
