@@ -340,7 +340,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             try:
                 while self.epochs is None or done < self.epochs:
                     yield from self._epoch(feed, watch, mine)
-                    done += 1
+                    done, feed = done + 1, self._prepared()  # another where a state was loaded meanwhile
             finally:  # at its end, and when it is abandoned; unless another has taken over
                 if self._iteration is mine:
                     feed.given_up()

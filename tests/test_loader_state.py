@@ -148,6 +148,20 @@ def test_the_last_batch_of_an_epoch_is_the_next_ones_beginning(link: MemoryLink)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_loaded_in_mid_iteration_brings_its_own_order(link: MemoryLink, workers: int) -> None:
+    first = loader(link, epochs=None, num_workers=workers)
+    wide = DataLoader(in_memory(link), batch_size=8, shuffle=True, window="all", epochs=None)
+    next(iter(wide))
+    state = wide.state_dict()
+    following = rows(islice(wide, 1, 4))
+    batches = iter(first)
+    next(batches)
+    first.load_state_dict(state)
+    assert rows(islice(batches, 3)) == following
+    assert first.indices.tolist() == following[-1]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
 def test_who_counts_the_batches_and_asks_for_no_more_has_ended_the_epoch(
     link: MemoryLink, workers: int, caplog: pytest.LogCaptureFixture
 ) -> None:
