@@ -388,7 +388,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """In this process, where nothing is to be made ahead."""
         account = self._account
         if self._engine is None:
-            self._engine = engine_for(self, feed, self.worker_type, self._device, self.seed, self.on_error)
+            self._engine = engine_for(self, feed, self.worker_type, self._device, self.on_error)
         if self._engine is None and self.on_error == "raise":
             return feed.__getitem__
         if self._engine is None:

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from cachesvc.core.errors import InvalidInput
+from cachesvc.core.permute import mix
 from loader.device import Mover
 from loader.feed import Feed
 from loader.made import Made, Maker
@@ -90,7 +91,6 @@ def engine_for(
     feed: Feed,
     worker_type: str,
     device: torch.device | None,
-    seed: int,
     on_error: OnError,
 ) -> Fetches | None:
     """What fetches for a loader with torch's arguments; None when this process makes each batch as it is asked."""
@@ -111,7 +111,7 @@ def engine_for(
         return Moved(ThreadEngine(_maker(feed, mover, False, on_error), 1, MOVED_AHEAD), mover)
     if workers == 0 and not loader.pin_memory:
         return None
-    engine = Engine(Maker(feed, on_error), _settings(loader, seed))
+    engine = Engine(Maker(feed, on_error), _settings(loader, feed))
     if mover is None:
         return engine
     sender = mover.send
@@ -145,13 +145,14 @@ def _maker(
     return maker
 
 
-def _settings(loader: torch.utils.data.DataLoader[Any], seed: int) -> dict[str, Any]:
+def _settings(loader: torch.utils.data.DataLoader[Any], feed: Feed) -> dict[str, Any]:
     """Arguments of torch's own loader for the engine inside."""
     settings: dict[str, Any] = {
         name: getattr(loader, name)
         for name in ("num_workers", "pin_memory", "timeout", "worker_init_fn", "persistent_workers")
     }
-    # Without one of its own, torch would draw its workers' seeds from the global generator.
+    # Without one of its own, torch would draw its workers' seeds from the global generator. Others on each rank.
+    seed = mix(feed.spec.seed, feed.share.low)
     settings["generator"] = loader.generator or torch.Generator().manual_seed(seed)
     if loader.num_workers:
         settings["prefetch_factor"] = loader.prefetch_factor

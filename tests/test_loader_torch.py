@@ -157,6 +157,20 @@ def test_global_generators_are_left_alone(link: MemoryLink) -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
+def torchs_noise(sample: torch.Tensor) -> torch.Tensor:
+    return torch.rand(1)  # as torchvision's transforms draw
+
+
+def test_workers_of_different_ranks_do_not_draw_the_same_from_torchs_generator(link: MemoryLink) -> None:
+    def noise(rank: int) -> list[float]:
+        dataset = in_memory(link, transform=torchs_noise)
+        loader = DataLoader(dataset, batch_size=10, num_workers=1, rank=rank, world_size=2)
+        return torch.cat(list(loader)).flatten().tolist()  # type: ignore[no-any-return]
+
+    assert noise(0) == noise(0)
+    assert not set(noise(0)) & set(noise(1))
+
+
 def test_a_folder_of_classes_gives_values_and_class_indices(home: Path) -> None:
     datasets.write_files(
         home / "d", {f"{c}/{n}.dat": f"{c}{n}".encode() for c in ("cat", "dog") for n in range(3)}
