@@ -21,7 +21,7 @@ from loader.account import Account
 from loader.arguments import MAX_COUNT, check_arguments, checked_numbers, refuse_unused
 from loader.engines import Fetches, WorkerType, checked, engine_for
 from loader.feed import Feed
-from loader.foreign import foretold, hear_epochs
+from loader.foreign import foretold, hear_epochs, tell_epoch
 from loader.inside import Core, flattened, ours
 from loader.mend import BadSample, Mender, OnError
 from loader.peers import PEER_FAILURE_S, PeerWatch, watch_for, watched
@@ -166,9 +166,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     @property
     def _index_sampler(self) -> Any:
-        return foretold(
-            super()._index_sampler, self.dataset, self.num_workers * (self.prefetch_factor or 0) + 1
-        )
+        behind = self.num_workers * (self.prefetch_factor or 0) + 1
+        return foretold(super()._index_sampler, self.dataset, behind)
 
     # ---- ours
 
@@ -180,8 +179,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Begin this epoch at the next `iter()`. Of the epoch that a loaded state or a skip stands in it changes nothing:
-        scripts say it at each epoch's beginning, the resumed one's too. Raises InvalidInput."""
+        scripts say it at each epoch's beginning, the resumed one's too. Your own sampler is told. Raises InvalidInput."""
         wanted = whole_number("epoch", epoch, 0, MAX_COUNT)
+        if self._ours is None:
+            tell_epoch((self.sampler, self.batch_sampler), wanted)
         if not (self._progress.resume and wanted == self.epoch):
             self._progress = Progress(epoch=wanted)
 
@@ -211,7 +212,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return tuple(self._account.found.kept)
 
     def skip(self, batches: int) -> None:
-        """Leave out the next `batches` batches of this rank, into the next epochs if need be. Raises InvalidInput."""
+        """Leave out this rank's next `batches` batches, into next epochs if need be. Raises InvalidInput, StateMismatch."""
+        self._core()
         self._progress.turn += whole_number("skip", batches, 0, MAX_COUNT)
         self._progress.resume = True
 
@@ -295,12 +297,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         assert self.batch_size is not None, "torch runs loaders without a batch size"
         world = topology.world_size
         wanted = self.global_batch_size or self.batch_size * world
+        sizes = np.concatenate([leaf.catalog.extent_sizes for leaf in core.leaves])
         spec = OrderSpec(
             seed=self.seed,
             global_batch=wanted,
-            window_extents=window_extents(
-                self.window, np.concatenate([leaf.catalog.extent_sizes for leaf in core.leaves])
-            ),
+            window_extents=window_extents(self.window, sizes),
             canonical_nodes=1 if self.window == "all" else min(topology.nodes, wanted),
             shuffle=self.shuffle,
             last=ending(self.last, self.drop_last, world),

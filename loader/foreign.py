@@ -101,6 +101,13 @@ def hear_epochs(sampler: Any, set_epoch: Callable[[int], None]) -> None:
     sampler.set_epoch = told
 
 
+def tell_epoch(samplers: Iterable[Any], epoch: int) -> None:
+    """Tell a user's samplers of an epoch: those that want to hear it, as torch's DistributedSampler does."""
+    for sampler in samplers:
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(epoch)
+
+
 def plan_of(dataset: Dataset, batches: Sequence[Sequence[int]]) -> Plan:
     """Which extents these batches of indices touch, and when."""
     lengths = np.fromiter(map(len, batches), np.int64, len(batches))

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
+    DistributedSampler,
     IterableDataset,
     SequentialSampler,
     TensorDataset,
@@ -52,6 +53,8 @@ def test_other_datasets_behave_as_in_torch() -> None:
         loader.load_state_dict(state)
     with pytest.raises(StateMismatch):
         loader.load_state_dict({"version": 2})
+    with pytest.raises(StateMismatch, match="leave the sampler out"):
+        loader.skip(1)
 
 
 class Counting(IterableDataset[int]):
@@ -75,6 +78,15 @@ def test_a_sampler_of_the_users_own_is_obeyed(link: MemoryLink) -> None:
         assert [(b[:, 0] / 4).int().tolist() for b in loader] == [[5, 1, 9], [9]]
     nested = BatchSampler(SequentialSampler(dataset), 50, False)
     assert len(list(DataLoader(dataset, batch_sampler=nested, num_workers=1))) == 2
+
+
+def test_an_epoch_reaches_the_users_sampler(link: MemoryLink) -> None:
+    sampler = DistributedSampler(in_memory(link), 2, 0)
+    batches = BatchSampler(SequentialSampler(sampler), 50, False)
+    batches.set_epoch = sampler.set_epoch  # type: ignore[attr-defined]
+    for epoch, given in ((3, {"sampler": sampler}), (4, {"batch_sampler": batches})):
+        DataLoader(in_memory(link), **given).set_epoch(epoch)  # type: ignore[arg-type]
+        assert sampler.epoch == epoch
 
 
 def test_plain_torch_reads_our_datasets_in_workers(link: MemoryLink) -> None:
