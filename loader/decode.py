@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import struct
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,23 +13,8 @@ import numpy as np
 from cachesvc.core.errors import CorruptData, InvalidInput
 
 Decoder = Callable[[bytes], Any]
-IMAGES = frozenset(
-    {
-        "jpg",
-        "jpeg",
-        "png",
-        "webp",
-        "bmp",
-        "gif",
-        "tif",
-        "tiff",
-        "ppm",
-        "pgm",
-        "pil",
-        "jpeg_array",
-        "jpegarray",
-    }
-)
+IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm"})
+_MDS_IMAGES = frozenset({"pil", "jpeg_array", "jpegarray"})
 _REFUSED = frozenset({"pkl", "pickle", "pyd", "pt", "pth", "joblib"})
 _SCALARS = {"int": "<i8", "float64": "<f8", "float32": "<f4", "float16": "<f2"} | {
     f"{sign}int{bits}": f"<{sign[:1] or 'i'}{bits // 8}" for sign in ("u", "") for bits in (8, 16, 32, 64)
@@ -48,7 +33,9 @@ def decoder(name: str, encoding: str) -> Decoder:
             "or read its bytes with decode=None"
         )
     if kind in IMAGES:
-        return _image(name, kind)
+        return _image(name)
+    if kind in _MDS_IMAGES:
+        return _pixels(name) if kind == "pil" else _several(_image(name))
     if kind in _SCALARS:
         return _scalar(_SCALARS[kind])
     if kind.startswith("ndarray:"):
@@ -56,42 +43,50 @@ def decoder(name: str, encoding: str) -> Decoder:
     return _PLAIN.get(kind, bytes)
 
 
-def _image(name: str, kind: str) -> Decoder:
-    """Files of images, and MDS's own forms: pixels of one (`pil`), several JPEGs (`jpeg_array`)."""
+def _pillow(name: str) -> Any:
     try:
         from PIL import Image
     except ImportError:
         raise InvalidInput(
             f"field {name!r} is an image and Pillow is not installed; pip install pillow, or decode=None for bytes"
         ) from None
+    return Image
+
+
+def _image(name: str) -> Decoder:
+    image = _pillow(name)
 
     def decode(raw: bytes) -> Any:
-        image = Image.open(io.BytesIO(raw))
-        image.load()
-        return image
+        opened = image.open(io.BytesIO(raw))
+        opened.load()
+        return opened
 
-    def pixels(raw: bytes) -> Any:
-        width, height, length = _unpacked("<3I", raw)
-        if width * height > 8 * len(raw):
-            raise ValueError(f"{len(raw)} bytes are too few")
-        return Image.frombytes(raw[12 : 12 + length].decode(), (width, height), raw[12 + length :])
-
-    def several(raw: bytes) -> Any:
-        (count,) = _unpacked("<I", raw)
-        at, images = 4 + 4 * count, []
-        for length in _unpacked(f"<4x{count}I", raw):
-            images.append(decode(raw[at : at + length]))
-            at += length
-        return images
-
-    return {"pil": pixels, "jpeg_array": several, "jpegarray": several}.get(kind, decode)
+    return decode
 
 
-def _unpacked(form: str, raw: bytes) -> tuple[int, ...]:
-    """The numbers that a value begins with. Raises ValueError."""
-    if len(raw) < struct.calcsize(form):
-        raise ValueError(f"{len(raw)} bytes are too few")
-    return struct.unpack_from(form, raw)
+def _pixels(name: str) -> Decoder:
+    """MDS `pil`: width, height and the length of the mode's name, the name, the pixels as they are."""
+    image = _pillow(name)
+
+    def decode(raw: bytes) -> Any:
+        width, height, length = np.frombuffer(raw, "<u4", 3).tolist()
+        mode, pixels = raw[12 : 12 + length].decode(), raw[12 + length :]
+        if width * height > 8 * len(pixels):  # an image of bits is the smallest
+            raise ValueError("not enough image data")
+        return image.frombytes(mode, (width, height), pixels)
+
+    return decode
+
+
+def _several(decode: Decoder) -> Decoder:
+    """MDS `jpeg_array`: how many images, the size of each, then one behind the other."""
+
+    def each(raw: bytes) -> Any:
+        count = int(np.frombuffer(raw, "<u4", 1)[0])
+        bounds = np.cumsum([4 + 4 * count, *np.frombuffer(raw[4:], "<u4", count).tolist()]).tolist()
+        return [decode(raw[low:high]) for low, high in pairwise(bounds)]
+
+    return each
 
 
 def _scalar(dtype: str) -> Decoder:
