@@ -334,6 +334,17 @@ def test_prefetch_reports_what_is_resident_what_failed_and_what_does_not_fit() -
     assert progress.finished
 
 
+def test_an_eviction_ends_a_prefetch_until_it_is_asked_for_again() -> None:
+    node = node_of(ram=4)
+    tell(node, declare(A, B, C), Prefetched(1, DATASET))
+    assert not node.progress(1).evicted
+    tell(node, EvictAsked(DATASET))
+    fill(node, A, B)
+    assert (node.progress(1).finished, node.progress(1).evicted) == (False, True)
+    tell(node, Prefetched(1, DATASET))
+    assert not node.progress(1).evicted
+
+
 def test_prefetches_that_displace_each_other_come_to_an_end() -> None:
     node = node_of(ram=4)
     todo = tell(node, declare(A, B, C), Prefetched(1, DATASET))

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -317,6 +318,21 @@ def test_sigterm_while_a_prefetch_streams_ends_in_time(
             assert time.monotonic() - started < 5
             assert client.stdout.read().split()[-1] == "DaemonUnavailable"
         assert "Traceback" not in daemon.log
+
+
+def test_an_eviction_ends_a_prefetch_that_streams(tmp_path: Path, s3_server: SeaweedFS, bucket: str) -> None:
+    s3_server.client().put_object(Bucket=bucket, Key="data/0.bin", Body=os.urandom(EXTENTS * EXTENT))
+    proxy = Proxy(s3_server.endpoint.removeprefix("http://"), 0.5, 100_000)
+    daemon = Daemon(tmp_path / "node", slow_options(bucket), s3_server.env(proxy.endpoint))
+    with proxy, daemon, Control(daemon.socket_dir) as control, Control(daemon.socket_dir) as other:
+        dataset = control.open_dataset([f"s3://{bucket}/data/"], RECORDS).id
+        going = control.prefetch(dataset)
+        assert not next(going).done
+        other.evict(dataset)
+        deadline = time.monotonic() + 10
+        with pytest.raises(CacheError, match="evicted while it was filled; run prefetch again"):
+            list(takewhile(lambda _: time.monotonic() < deadline, going))
+        assert not next(other.prefetch(dataset)).done, "another goes on"
 
 
 def slow_options(bucket: str) -> list[str]:

@@ -152,6 +152,7 @@ class Claims:
             failed=failed,
             stuck_extents=sum(len(each.stuck) for each in datasets),
             stuck_bytes=sum(sum(each.stuck.values()) for each in datasets),
+            evicted=any(not each.prefetched for each in datasets),
         )
 
     def counters(self, name: DatasetId) -> Counters:

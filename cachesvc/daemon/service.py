@@ -35,6 +35,7 @@ PROGRESS_S = 0.2
 ANSWER_S = 0.2
 """How often a call that waits for a job looks whether caller and daemon are still there."""
 STOPPING = "the daemon is stopping; start it again: cachesvc serve"
+EVICTED = "the dataset was evicted while it was filled; run prefetch again"
 _Answer = TypeVar("_Answer")
 MAX_FAILURES = 100
 """Named in one progress message; the rest is counted."""
@@ -119,6 +120,8 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
                     yield reply
                     if reply.done or not context.is_active():
                         return
+                    if self._loop.call(lambda: self._runner.node.progress(job)).evicted:
+                        raise errors.CacheError(EVICTED)
                     time.sleep(PROGRESS_S)
             finally:
                 self._loop.post(lambda: self._runner.handle(events.JobEnded(job)))
