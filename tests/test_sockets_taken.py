@@ -67,6 +67,18 @@ def test_a_socket_at_which_others_listen_is_refused(place: Path, name: str) -> N
         refused(place, name)
 
 
+@pytest.mark.parametrize("option", ["--listen", "--share", "--metrics"])
+def test_a_port_that_is_taken_leaves_no_socket_behind(place: Path, option: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        ended = serve(
+            *SMALL, option, address, "--socket", str(place), "--state-dir", str(place.parent / "state")
+        )
+    assert ended.returncode == InvalidInput.code, ended.stderr
+    assert f"{option} {address} cannot be bound" in complaint(ended)
+    assert os.listdir(place) == ["lock"]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_dead_socket_of_any_kind_makes_room_and_a_live_one_does_not(
     place: Path, kind: socket.SocketKind

@@ -26,7 +26,7 @@ from cachesvc.daemon.takeover_wire import PROTOCOL, SOCKET, Word, receive, recei
 from cachesvc.grants import Granted
 from cachesvc.leases import DaemonGrants
 from cachesvc.v1 import takeover_pb2 as pb
-from tests.servers import Fault, Proxy, SeaweedFS
+from tests.servers import Fault, Proxy, SeaweedFS, free_ports
 from tests.test_daemon import held_memory, wait_until
 from tests.test_job import Node, Records, Trainer, exactly_once, fetched
 from tests.test_tenants import as_user
@@ -266,6 +266,19 @@ def test_files_stay_locked_and_warm(tmp_path: Path, s3_server: SeaweedFS, proxy:
 
 
 @pytest.mark.slow
+def test_the_new_daemon_has_the_ports_of_the_old_one(own: Node) -> None:
+    ports = dict(zip(("--metrics", "--listen", "--share"), free_ports(3)))
+    more = [word for option, port in ports.items() for word in (option, f"127.0.0.1:{port}")]
+    taken_over(own, *more)
+    taken_over(own, *more)
+    wait_until(lambda: all(listens(port) for port in ports.values()))
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def test_without_a_daemon_it_starts_as_always(own: Node) -> None:
     node, records = own, stored(own)
     node.daemon.stop()
@@ -286,6 +299,10 @@ def test_a_new_daemon_that_cannot_start_leaves_the_old_one_as_it_was(tmp_path: P
     assert "is no directory" in refused(
         node, "--nvme", f"{tmp_path / 'none'}=50%"
     )  # found out after the standstill
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        for option in ("--metrics", "--listen", "--share"):
+            assert f"{option} {address} cannot be bound" in refused(node, option, address)
     read(grants, records.rows)
     assert not grants.connect()
     assert fetched(node) == records.rows.nbytes

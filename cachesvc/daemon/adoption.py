@@ -56,6 +56,11 @@ class Predecessor:
         """Its process."""
         return self._process.pid
 
+    @property
+    def addresses(self) -> list[str]:
+        """HOST:PORT each: what it gives up when it ends."""
+        return list(self._offer.addresses)
+
     def prepare(self, datasets: Datasets) -> None:
         """Load what it has loaded, while it still serves."""
         loading = [(wanted, datasets.load(DatasetId(wanted))) for wanted in self._offer.datasets]

@@ -1,4 +1,5 @@
-"""Unix sockets that readers and new daemons knock at: bound with their mode, and what is said to whom they turn away."""
+"""Unix sockets that readers and new daemons knock at: bound with their mode, and what is said to whom they turn away.
+And whether the ports of a daemon are free, before anything of it is bound."""
 
 from __future__ import annotations
 
@@ -6,13 +7,18 @@ import os
 import socket
 import stat
 import struct
-from contextlib import suppress
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack, suppress
 
+from cachesvc.config import Settings
 from cachesvc.core import wire
 from cachesvc.core.errors import DaemonUnavailable, InvalidInput, NotAllowed
 from cachesvc.core.wire import Message, Op
 
 BACKLOG = 1024
+FREE_S, FREE_POLL_S = 3.0, 0.1
+"""A daemon that was killed leaves its sharer for a moment, until that sees its channel's end."""
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -67,6 +73,42 @@ def make_room(path: str) -> None:
         raise NotAllowed(
             f"{path} cannot be removed ({error.strerror}); remove it, or give --socket another directory"
         ) from None
+
+
+def addresses(settings: Settings) -> dict[str, str]:
+    """HOST:PORT of each option that opens a port."""
+    given = {"--listen": settings.listen, "--share": settings.share, "--metrics": settings.metrics}
+    return {option: address for option, address in given.items() if address}
+
+
+def check_addresses(settings: Settings, known: Iterable[str] = ()) -> None:
+    """Raises InvalidInput where a port cannot be bound. Ports of the `known` addresses will be free: a daemon that is
+    taken over has them until it ends, and then it is too late to find out about another."""
+    theirs = {_place(address)[1] for address in known}
+    with ExitStack() as bound:
+        for option, address in addresses(settings).items():
+            if _place(address)[1] not in theirs:
+                bound.enter_context(_bound(option, address))
+
+
+def _place(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _bound(option: str, address: str) -> socket.socket:
+    deadline = time.monotonic() + FREE_S
+    while True:
+        try:
+            family, _, _, _, where = socket.getaddrinfo(*_place(address), type=socket.SOCK_STREAM)[0]
+            return socket.create_server(where[:2], family=family)
+        except (OSError, UnicodeError) as error:
+            if time.monotonic() >= deadline:
+                reason = getattr(error, "strerror", None) or error
+                raise InvalidInput(
+                    f"{option} {address} cannot be bound ({reason}); choose an address that is free"
+                ) from None
+        time.sleep(FREE_POLL_S)
 
 
 def identity(path: str) -> tuple[int, int] | None:

@@ -48,7 +48,7 @@ from cachesvc.daemon.crowds import Crowds, crowd_limits
 from cachesvc.daemon.datasets import Datasets, in_use, is_claimed
 from cachesvc.daemon.fillers import Fillers
 from cachesvc.daemon.grants import GrantsServer
-from cachesvc.daemon.listening import check_free, identity, remove
+from cachesvc.daemon.listening import check_addresses, check_free, identity, remove
 from cachesvc.daemon.logs import configure_logging
 from cachesvc.daemon.lookups import Lookups
 from cachesvc.daemon.loop import Loop
@@ -60,7 +60,6 @@ from cachesvc.daemon.runner import Runner
 from cachesvc.daemon.scrapes import Scrapes
 from cachesvc.daemon.service import Service
 from cachesvc.daemon.sharing import Sharing
-from cachesvc.daemon.sharing import check as check_sharing
 from cachesvc.daemon.takeover import Takeover
 from cachesvc.daemon.takeover_wire import SOCKET as TAKEOVER_SOCKET
 from cachesvc.daemon.tenants import Peer, Tenants
@@ -211,6 +210,7 @@ def _running(
     before: Predecessor | None,
     open_files: int,
 ) -> Iterator[Runner]:
+    check_addresses(settings, before.addresses if before else ())
     loader = futures.ThreadPoolExecutor(2, thread_name_prefix="catalogs")
     tenants = Tenants(allowed, settings.rules)
     catalogs = f"{settings.state_dir}/catalogs"
@@ -247,8 +247,6 @@ def _running(
     service = Service(runner, pins, settings, tenants, lookups, time.monotonic())
     sharing = Sharing(settings, runner)
     if settings.share:
-        if before is None:
-            check_sharing(settings)
         sharing.start()
     callers = most_callers(open_files)
     server = _control(settings, service, runner.grants.caller, callers)

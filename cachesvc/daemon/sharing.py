@@ -11,13 +11,12 @@ import re
 import socket
 import subprocess
 import threading
-import time
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 
 from cachesvc.config import Settings
-from cachesvc.core.errors import CacheError, InvalidInput
+from cachesvc.core.errors import CacheError
 from cachesvc.core.model import ExtentId
 from cachesvc.daemon import jobs
 from cachesvc.daemon.checks import short_of_descriptors
@@ -30,8 +29,6 @@ _ID = re.compile("[0-9a-f]{32}")
 NEEDED = frozenset(
     {"PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "HOME", "LANG", "TZ", "CACHESVC_LOG"}
 )
-FREE_S, BIND_S = 3.0, 0.1
-"""A daemon that was killed leaves its sharer for a moment, until that sees its channel's end."""
 MOST_ASKED = 64
 """Descriptors that it may wait for; a sound one waits for as many as it serves. Their answers fit its socket's buffer."""
 END_S = 2.0
@@ -155,20 +152,3 @@ class Sharing:
 def _plain() -> dict[str, str]:
     """What Python needs of our environment: what faces the network has no use for credentials."""
     return {name: value for name, value in os.environ.items() if name in NEEDED}
-
-
-def check(settings: Settings) -> None:
-    """Raises InvalidInput for an address that cannot be bound."""
-    host, _, port = settings.share.rpartition(":")
-    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
-    deadline = time.monotonic() + FREE_S
-    while True:
-        try:
-            socket.create_server((host.strip("[]"), int(port)), family=family).close()
-            return
-        except OSError as error:
-            if time.monotonic() >= deadline:
-                raise InvalidInput(
-                    f"--share {settings.share} cannot be bound ({error.strerror}); is the port taken?"
-                ) from None
-        time.sleep(BIND_S)

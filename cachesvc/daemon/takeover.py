@@ -32,7 +32,7 @@ from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.model import RAM, ExtentId, ReaderId
 from cachesvc.daemon import takeover_state
 from cachesvc.daemon.grants import Connection
-from cachesvc.daemon.listening import bind, identity, peer_process, remove
+from cachesvc.daemon.listening import addresses, bind, identity, peer_process, remove
 from cachesvc.daemon.runner import Runner
 from cachesvc.daemon.takeover_wire import (
     MAX_DATASETS,
@@ -68,6 +68,7 @@ class Takeover:
         """`end` ends this process without an orderly close: sockets, locks and memory are another's by then."""
         self._path = f"{settings.socket_dir}/{SOCKET}"
         self._state_dir = os.path.realpath(settings.state_dir)
+        self._addresses = list(addresses(settings).values())
         self._lock = lock
         self._ram = next((tier for tier in tiers if isinstance(tier, RamTier)), None)
         self._runner = runner
@@ -122,6 +123,7 @@ class Takeover:
         hello = pb.TakeoverHello()
         receive(channel, Word.HELLO, hello)
         offer = pb.TakeoverOffer(version=cachesvc.__version__, state_dir=self._state_dir)
+        offer.addresses.extend(self._addresses)
         if hello.protocol != PROTOCOL:
             offer.refused = (
                 f"{cachesvc.__version__} speaks protocol {PROTOCOL}, {hello.version} speaks {hello.protocol}"

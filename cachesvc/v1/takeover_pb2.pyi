@@ -17,16 +17,18 @@ class TakeoverHello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
 
 class TakeoverOffer(_message.Message):
-    __slots__ = ("refused", "version", "state_dir", "datasets")
+    __slots__ = ("refused", "version", "state_dir", "datasets", "addresses")
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STATE_DIR_FIELD_NUMBER: _ClassVar[int]
     DATASETS_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     refused: str
     version: str
     state_dir: str
     datasets: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, refused: _Optional[str] = ..., version: _Optional[str] = ..., state_dir: _Optional[str] = ..., datasets: _Optional[_Iterable[str]] = ...) -> None: ...
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, refused: _Optional[str] = ..., version: _Optional[str] = ..., state_dir: _Optional[str] = ..., datasets: _Optional[_Iterable[str]] = ..., addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TakeoverExtent(_message.Message):
     __slots__ = ("extent", "size_bytes", "digests")
