@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -114,8 +114,9 @@ def serve(settings: Settings) -> int:
     with (
         _only_one(settings.socket_dir, before) as lock,
         _filling(settings, allowed.roots, loop) as fillers,
-        _running(settings, allowed, lookups, fillers, loop, lock, before, open_files) as runner,
+        ExitStack() as ending,
     ):
+        runner = _built(ending, settings, allowed, lookups, fillers, loop, lock, before, open_files)
         if open_files < wanted:
             few = {"limit": open_files, "advised": wanted, "extents_in_ram": most_in_ram(open_files)}
             log.warning("few open files are allowed", extra={**few, "readers": most_readers(open_files)})
@@ -199,8 +200,8 @@ def _filling(settings: Settings, roots: tuple[str, ...], loop: Loop) -> Iterator
         fillers.stop()
 
 
-@contextmanager
-def _running(
+def _built(
+    ending: ExitStack,
     settings: Settings,
     allowed: Allowlist,
     lookups: Lookups,
@@ -209,12 +210,18 @@ def _running(
     lock: int,
     before: Predecessor | None,
     open_files: int,
-) -> Iterator[Runner]:
+) -> Runner:
+    """Build everything and bind the sockets. What has to be undone at the end, also of a start that failed, is
+    `ending`'s."""
     check_addresses(settings, before.addresses if before else ())
     loader = futures.ThreadPoolExecutor(2, thread_name_prefix="catalogs")
+    control_file: tuple[int, int] | None = None
+    ending.callback(lambda: remove(_control_path(settings), control_file))
     tenants = Tenants(allowed, settings.rules)
     catalogs = f"{settings.state_dir}/catalogs"
     datasets = Datasets(catalogs, allowed, tenants, lookups, loader, before is None)
+    ending.callback(datasets.close)
+    ending.callback(loader.shutdown, wait=False)
     adopted = _adopted(before, datasets)
     tiers, specs, recovered = _tiers(settings, adopted, most_in_ram(open_files))
     if before is not None:
@@ -226,6 +233,8 @@ def _running(
     datasets.claimed, datasets.used = partial(is_claimed, node), partial(in_use, node)
     budgets = Budgets({TierName(f"nvme{number}"): spec for number, spec in enumerate(settings.nvme)})
     runner = Runner(node, tiers, datasets, fillers, loop, time.monotonic, budgets)
+    ending.callback(runner.close)
+    ending.callback(fillers.stop)
     runner.quotas = Quotas(settings.quota)
     runner.count_from(max(1, adopted.state.next_id))
     for event in recovered:
@@ -240,34 +249,27 @@ def _running(
         most_readers(open_files),
         adopted.listener,
     )
+    ending.callback(runner.grants.close)
     pins = Pins(f"{settings.state_dir}/pins.json", runner)
     pins.restore()
     restore(adopted, runner)
     takeover = Takeover(settings, lock, tiers, runner, partial(_leave_all, fillers))
+    ending.callback(takeover.close)
     service = Service(runner, pins, settings, tenants, lookups, time.monotonic())
     sharing = Sharing(settings, runner)
+    ending.callback(sharing.close)
     if settings.share:
         sharing.start()
     callers = most_callers(open_files)
     server = _control(settings, service, runner.grants.caller, callers)
     control_file = identity(_control_path(settings))
+    ending.callback(server.stop, STOP_GRACE_S)
     crowds = Crowds(_control_path(settings), callers)
+    ending.callback(crowds.close)
     if settings.metrics:
         Metrics(runner, sharing).register()
         Scrapes(settings.metrics)
-    try:
-        yield runner
-    finally:
-        takeover.close()
-        sharing.close()
-        crowds.close()
-        server.stop(STOP_GRACE_S)
-        runner.grants.close()
-        fillers.stop()
-        runner.close()
-        loader.shutdown(wait=False)
-        datasets.close()
-        remove(_control_path(settings), control_file)
+    return runner
 
 
 def _adopted(before: Predecessor | None, datasets: Datasets) -> Adopted:
