@@ -158,6 +158,16 @@ def test_a_path_that_is_not_there_is_4(daemon: Daemon, tmp_path: Path, capsys: A
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.parametrize("verb", ["prefetch", "pin", "unpin", "evict", "verify", "estimate", "index"])
+def test_a_path_that_is_not_utf_8_is_2(daemon: Daemon, tmp_path: Path, capsys: Any, verb: str) -> None:
+    odd = tmp_path / os.fsdecode(b"\xff")
+    odd.mkdir()
+    assert run([verb, str(odd)]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "not UTF-8: b'" in err
+
+
 def test_doctor_sees_the_daemon(daemon: Daemon, capsys: Any) -> None:
     assert run(["doctor", "--ram", "1MiB", "--extent-bytes", "1MiB", "--json"]) == 0
     found = {row["check"]: row for row in rows(capsys.readouterr().out)}

@@ -64,9 +64,13 @@ def versions(control: Control, target: str, options: Options) -> list[DatasetId]
 
 def absolute(uri: str) -> str:
     """A local path as the daemon will name it: it runs in another directory, and resolves links. Raises InvalidInput
-    where nothing is named, which would be the working directory."""
+    where nothing is named, which would be the working directory, and for bytes that are no text."""
     if not uri.strip():
         raise InvalidInput("an empty URI names nothing; write . for the working directory")
+    try:
+        uri.encode()
+    except UnicodeEncodeError:
+        raise InvalidInput(f"a name is not UTF-8: {os.fsencode(uri)!r}; rename it") from None
     if "://" in uri:
         return uri
     path = os.path.realpath(os.path.expanduser(uri))
