@@ -148,6 +148,16 @@ def test_what_does_not_fit_is_8_and_the_rest_stays(daemon: Daemon, records: Path
     assert f"{last['unfit_bytes']:,} bytes" in err
 
 
+def test_a_uri_that_cannot_be_opened_does_not_keep_the_next_from_being_filled(
+    daemon: Daemon, pets: Path, tmp_path: Path, capsys: Any
+) -> None:
+    assert run(["prefetch", "--json", str(tmp_path / "nothing"), "0" * 8, "/etc", str(pets)]) == 4
+    out, err = capsys.readouterr()
+    assert rows(out)[-1]["target"] == str(pets)
+    assert rows(out)[-1]["resident"] is True
+    assert [row["code"] for row in rows(err)] == [4, 3, 4], "the first gives the exit code, and comes last"
+
+
 def test_a_source_outside_the_allowlist_is_3(daemon: Daemon, capsys: Any) -> None:
     assert run(["prefetch", "/etc"]) == 3
     assert capsys.readouterr().err.count("\n") == 1

@@ -46,15 +46,12 @@ def prefetch(
     failure: CacheError | None = None
     with Control(socket) as control:
         for group in groups:
-            if options.is_dataset_id(group[0]) and len(group) == 1:
-                dataset, name = target.identified(control, group[0]), group[0]
-            else:
-                info = target.opened(control, group, wanted, json, refresh)
-                dataset, name = (
-                    info.id,
-                    group[0] if len(group) == 1 else f"{group[0]} and {len(group) - 1} more",
-                )
+            name = group[0] if len(group) == 1 else f"{group[0]} and {len(group) - 1} more"
             try:
+                if options.is_dataset_id(group[0]) and len(group) == 1:
+                    dataset = target.identified(control, group[0])
+                else:
+                    dataset = target.opened(control, group, wanted, json, refresh).id
                 _fill(control, dataset, name, dry_run, json)
                 if verify_too and not dry_run:
                     check(control, dataset, name, json)
