@@ -73,6 +73,16 @@ def test_a_command_that_does_not_exist_is_one_line(home: Path, capsys: Any) -> N
         assert capsys.readouterr().err == "cachesvc: there is no command 'no-such-command' on the PATH\n"
 
 
+def test_a_command_that_is_no_program_is_one_line(home: Path, capsys: Any) -> None:
+    junk = home / "junk"
+    junk.write_bytes(b"\0junk")
+    junk.chmod(0o700)
+    with canned_daemon(home):
+        for command in (junk, junk / "below"):
+            assert run(["run", "--socket", str(home), "--", str(command)]) == 2
+            assert capsys.readouterr().err.count("\n") == 1
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_is_answered_by_the_command(home: Path, number: int) -> None:
     script = "import signal,sys\nfor n in (2, 15): signal.signal(n, lambda n, _: sys.exit(40 + n))\n"

@@ -29,6 +29,7 @@ from cachesvc.core.errors import (
     CacheError,
     DaemonUnavailable,
     DeadlineExceeded,
+    InvalidInput,
     NotAllowed,
     NotFound,
     from_code,
@@ -188,6 +189,8 @@ def _command(command: Sequence[str], directory: str) -> int:
         raise NotFound(f"there is no command {command[0]!r} on the PATH") from None
     except PermissionError:
         raise NotAllowed(f"{command[0]!r} may not be executed") from None
+    except OSError as error:
+        raise InvalidInput(f"{command[0]!r} cannot be executed ({error.strerror})") from None
     finally:
         signal.signal(signal.SIGTERM, before[0])
         signal.signal(signal.SIGINT, before[1])
