@@ -56,6 +56,16 @@ def test_a_running_daemon_is_adopted_and_left_alone(home: Path, capfd: Any) -> N
         assert run(["status", "--socket", str(home)]) == 0
 
 
+def test_a_relative_directory_is_found_by_a_command_that_goes_elsewhere(
+    home: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(home)
+    command = shell(f"cd / && exec {' '.join(CACHESVC)} status")
+    with canned_daemon(home):
+        for place in (".", "own"):  # a daemon that runs, and one of the command's own
+            assert run(["run", "--socket", place, *SMALL, *command]) == 0, capfd.readouterr()
+
+
 def test_options_after_the_command_are_the_commands_own(home: Path, capfd: Any) -> None:
     with canned_daemon(home):
         assert run(["run", "--socket", str(home), "echo", "--json", "--ram"]) == 0

@@ -56,6 +56,7 @@ def run(command: tuple[str, ...], socket: str | None, json: bool, **given: Any) 
     directory, shared with the other tasks of the job on this node, and stopped when the last of them ends.
     Returns the command's exit code.
     """
+    socket = os.path.abspath(socket) if socket else None  # the command may go elsewhere
     running = socket if socket and _answers(socket) else None if socket else find_daemon()
     if running is not None and _answers(running):
         return _report(_command(command, running), running, False, json)
