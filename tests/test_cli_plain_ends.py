@@ -95,6 +95,19 @@ def test_a_daemon_that_cannot_start_says_one_line_and_so_do_its_fillers(
     assert says in ours[0]
 
 
+def test_a_level_of_the_log_that_is_none_is_one_line_and_an_empty_one_is_the_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CACHESVC_LOG", "loud")
+    child = launched(tmp_path, *SMALL, "--socket", str(tmp_path / "s"))
+    said, _ = child.communicate(timeout=WAIT_S)
+    assert (child.returncode, said.count("\n")) == (2, 1), said
+    assert "CACHESVC_LOG=LOUD" in said
+    monkeypatch.setenv("CACHESVC_LOG", "")
+    child = launched(tmp_path, *SMALL, "--socket", str(tmp_path / "s"), "--nvme", f"{tmp_path / 'none'}=1G")
+    assert "is no directory" in child.communicate(timeout=WAIT_S)[0]
+
+
 @pytest.mark.parametrize(("number", "whom"), [(signal.SIGINT, "the group"), (signal.SIGKILL, "the daemon")])
 def test_fillers_that_have_just_begun_end_without_a_word(
     tmp_path: Path, number: signal.Signals, whom: str

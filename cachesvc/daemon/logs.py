@@ -8,15 +8,19 @@ import sys
 
 from pythonjsonlogger.json import JsonFormatter
 
+from cachesvc.core.errors import InvalidInput
 from cachesvc.core.secrets import redacted
 
 
 def configure_logging(kind: str) -> None:
-    """`text` or `json`, on stderr; the level is CACHESVC_LOG's."""
+    """`text` or `json`, on stderr; the level is CACHESVC_LOG's. Raises InvalidInput where that is none."""
+    level = (os.environ.get("CACHESVC_LOG") or "INFO").upper()
+    if not isinstance(logging.getLevelName(level), int):
+        raise InvalidInput(f"CACHESVC_LOG={level} is no level; set it to DEBUG, INFO or WARNING")
     handler = logging.StreamHandler(sys.stderr)
     as_json = JsonFormatter("%(asctime)s %(levelname)s %(name)s %(message)s")
     handler.setFormatter(_Redacted(as_json if kind == "json" else _TextFormatter()))
-    logging.basicConfig(level=os.environ.get("CACHESVC_LOG", "INFO").upper(), handlers=[handler], force=True)
+    logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.getLogger("grpc._common").disabled = True  # a trace for each request that does not parse
     for name in ("boto3", "botocore", "urllib3"):  # at DEBUG they say keys and signatures
         logging.getLogger(name).setLevel(logging.WARNING)
