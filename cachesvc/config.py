@@ -7,6 +7,7 @@ import os
 import pwd
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import EXTENT_BYTES
@@ -119,7 +120,7 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", text)
     if match is None or match[2].lower() not in _UNITS:
         raise InvalidInput(f"{text!r} is not a size; write it as 64GiB, 500GB or plain bytes")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
+    return int(Fraction(match[1]) * _UNITS[match[2].lower()])
 
 
 def parse_nvme(text: str) -> NvmeSpec:
@@ -156,7 +157,7 @@ def parse_allow(text: str) -> tuple[str, Rule | None]:
 
 
 def _id_of(kind: str, name: str) -> int:
-    if name.isdigit():
+    if name.isdecimal():
         return int(name)
     try:
         return pwd.getpwnam(name).pw_uid if kind == "uid" else grp.getgrnam(name).gr_gid
@@ -169,7 +170,7 @@ def parse_quota(text: str) -> QuotaSpec:
     """`PREFIX=SIZE`, `user=SIZE` or `user:UID=SIZE`."""
     of, _, amount = text.rpartition("=")
     kind, _, uid = of.partition(":")
-    if not of or (kind == USER and uid and not uid.isdigit()):
+    if not of or (kind == USER and uid and not uid.isdecimal()):
         raise InvalidInput(
             f"{text!r} is no quota; write s3://bucket/prefix/=SIZE, user=SIZE or user:1000=SIZE"
         )
