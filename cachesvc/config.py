@@ -265,6 +265,15 @@ def validate(settings: Settings) -> None:
             f"the RAM budget of {settings.ram_bytes:,} bytes cannot hold one extent of"
             f" {settings.extent_bytes:,}; raise --ram, add --nvme, or lower --extent-bytes"
         )
+    for spec in settings.nvme:
+        if not spec.share and spec.size_bytes < settings.extent_bytes:
+            raise InvalidInput(
+                f"the budget of {spec.size_bytes:,} bytes for {spec.path} cannot hold one extent of"
+                f" {settings.extent_bytes:,}; raise --nvme, or lower --extent-bytes"
+            )
+    places = [os.path.realpath(spec.path) for spec in settings.nvme]
+    if twice := [place for place in places if places.count(place) > 1]:
+        raise InvalidInput(f"--nvme names {twice[0]} more than once; name each directory once")
     if settings.socket_mode & 0o077 and not settings.allow:
         raise InvalidInput(
             "a socket for other users needs --allow: they would read with this daemon's rights"
