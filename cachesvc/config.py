@@ -30,6 +30,8 @@ OPEN_FILES_SPARE = 4096
 OPEN_FILES_LEAST = 256
 """128 extents in RAM, 32 readers with a control connection each, and 64 for the daemon itself, which holds 21 and 2 for
 each dataset."""
+STATE_BYTES = 8 << 20
+"""The least that catalogs and the metadata cache need at start."""
 CALLERS = 1024
 """Connections to each address of the control API: a process that opens a dataset or submits a plan needs one for that
 moment."""

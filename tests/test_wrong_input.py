@@ -289,6 +289,22 @@ def test_doctor_fails_a_full_cache_disk_as_serve_does(full_disk: Path, capfd: An
     assert [row["level"] for row in rows if row["check"] == "nvme"] == ["warn", "fail"]  # tmpfs; full
 
 
+def test_doctor_looks_at_the_state_directory_as_serve_does(
+    full_disk: Path, tmp_path: Path, capfd: Any
+) -> None:
+    (tmp_path / "file").touch()
+    for state, level in (
+        (full_disk / "a/b", "fail"),
+        (tmp_path / "file/a", "fail"),
+        (tmp_path / "a/b", "ok"),
+    ):
+        code = run(["doctor", "--ram", "64MiB", "--state-dir", str(state), "--json"])
+        rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+        assert [row["level"] for row in rows if row["check"] == "state"] == [level]
+        assert code == (level == "fail")
+    assert not (tmp_path / "a").exists()
+
+
 @pytest.mark.parametrize("verb", ["prefetch", "pin", "evict", "verify", "find", "index"])
 def test_an_empty_uri_is_not_the_working_directory(through: Place, capfd: Any, verb: str) -> None:
     more = ["label >= 0"] if verb == "find" else []

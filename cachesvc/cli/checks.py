@@ -157,14 +157,33 @@ def disk(spec: config.NvmeSpec, extent_bytes: int, mounts: str | None = None) ->
         what, _, mend = str(error).rpartition("; ")
         yield Finding("nvme", Level.FAIL, what, mend)
         return
-    if budget > total:
-        yield Finding(
-            "nvme", Level.FAIL, f"{spec.path}: {sizes}", "lower the budget below the size of the disk"
-        )
-    elif budget > free + ours - int(total * DISK_SPARE):
+    if budget > free + ours - int(total * DISK_SPARE):
         yield Finding("nvme", Level.WARN, f"{spec.path}: {sizes}", "free space, or lower the budget")
     else:
         yield Finding("nvme", Level.OK, f"{spec.path} ({kind}): {sizes}")
+
+
+def state(directory: str) -> Finding:
+    """Whether catalogs and metadata can be kept; where the directory does not exist yet, it is made at the start."""
+    there = os.path.abspath(directory)
+    while not os.path.lexists(there):
+        there = os.path.dirname(there)
+    if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
+        return Finding(
+            "state",
+            Level.FAIL,
+            f"{directory} cannot be written by uid {os.geteuid()}",
+            "give another --state-dir",
+        )
+    free = room(Path(there)).free_bytes
+    if free < config.STATE_BYTES:
+        return Finding(
+            "state",
+            Level.FAIL,
+            f"{directory}: {free:,} bytes free, {config.STATE_BYTES:,} needed",
+            "free room there, or give another --state-dir",
+        )
+    return Finding("state", Level.OK, f"{directory}: {free:,} bytes free")
 
 
 def file_system(path: str, mounts: str) -> str:

@@ -24,12 +24,12 @@ _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 @click.option("--endpoint", help="S3 endpoint to compare the clock with.  [default: $AWS_ENDPOINT_URL]")
 @options.daemon
 def doctor(endpoint: str | None, socket: str | None, json: bool, **given: Any) -> int:
-    """Check settings, socket, disk, limits, credentials, clock and kernel, and say what to mend.
+    """Check settings, socket, disk, state, limits, credentials, clock and kernel, and say what to mend.
 
     Give it those of these options, or their variables, that `serve` gets. Exits 1 when a check fails; warnings do not
     count.
     """
-    settings = settings_of(socket=socket or find_daemon(), state_dir=None, **given)
+    settings = settings_of(socket=socket or find_daemon(), **given)
     endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
     failed = False
     for finding in _examine(settings, endpoint):
@@ -48,6 +48,7 @@ def _examine(settings: config.Settings, endpoint: str) -> Iterator[Finding]:
     yield checks.open_files(settings.ram_bytes, settings.extent_bytes)
     for spec in settings.nvme:
         yield from checks.disk(spec, settings.extent_bytes)
+    yield checks.state(settings.state_dir)
     yield from checks.socket(settings.socket_dir)
     yield checks.credentials()
     if endpoint:

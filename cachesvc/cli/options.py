@@ -191,12 +191,10 @@ _SIZED = (
         " =uid:ID,gid:ID,...; repeatable.",
     ),
     click.option("--extent-bytes", type=SIZE, envvar="CACHESVC_EXTENT_BYTES", help="Size of an extent."),
-)
-_KEPT = (
     click.option("--state-dir", metavar="DIR", envvar="CACHESVC_STATE_DIR", help="Catalogs and metadata."),
-    click.option(
-        "--fillers", type=click.IntRange(1, 64), envvar="CACHESVC_FILLERS", help="Filler processes."
-    ),
+)
+_FILLERS = click.option(
+    "--fillers", type=click.IntRange(1, 64), envvar="CACHESVC_FILLERS", help="Filler processes."
 )
 
 
@@ -209,6 +207,4 @@ def sized(verb: _F) -> _F:
 
 def serving(verb: _F) -> _F:
     """The options of a daemon: `serve` takes them, `run` hands them on. Each has a CACHESVC_* variable."""
-    for option in reversed(_KEPT):
-        verb = option(verb)
-    return sized(verb)
+    return sized(_FILLERS(verb))

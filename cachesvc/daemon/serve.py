@@ -26,6 +26,7 @@ from cachesvc.client import MAX_MESSAGE_BYTES
 from cachesvc.config import (
     CONTROL_SOCKET,
     GRANTS_SOCKET,
+    STATE_BYTES,
     Settings,
     check_open_files,
     check_ram,
@@ -85,8 +86,6 @@ core drops is no cycle, so one in millions of allocations is enough."""
 STOP_GRACE_S = 2.0
 SWITCH_INTERVAL_S = 0.0002
 """Python's own 5 ms is how long a gRPC thread may keep the event loop, and so a grant, waiting."""
-STATE_BYTES = 8 << 20
-"""The least that catalogs and the metadata cache need at start."""
 
 
 def serve(settings: Settings) -> int:
