@@ -172,7 +172,8 @@ def parse_quota(text: str) -> QuotaSpec:
     """`PREFIX=SIZE`, `user=SIZE` or `user:UID=SIZE`."""
     of, _, amount = text.rpartition("=")
     kind, _, uid = of.partition(":")
-    if not of or (kind == USER and uid and not uid.isdecimal()):
+    prefix = "://" in of or of.startswith("/")
+    if not prefix and (kind != USER or (of != USER and not uid.isdecimal())):
         raise InvalidInput(
             f"{text!r} is no quota; write s3://bucket/prefix/=SIZE, user=SIZE or user:1000=SIZE"
         )
