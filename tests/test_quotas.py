@@ -26,6 +26,16 @@ def test_the_longest_prefix_and_the_users_own_quota_count() -> None:
     assert Quota().convert("user=1", None, None) == QuotaSpec("user", 1)
 
 
+def test_a_quota_of_a_path_counts_for_what_lies_there() -> None:
+    quotas = Quotas(
+        [parse_quota("/mnt/a/=1GiB"), parse_quota("file:///mnt/b/=2GiB"), parse_quota("/user=3GiB")]
+    )
+    found = [quotas.of_dataset(f"file:///{place}/") for place in ("mnt/a/train", "mnt/b", "mnt/c", "user")]
+    assert found == [1 << 30, 2 << 30, None, 3 << 30]
+    with pytest.raises(InvalidInput, match="names no bucket"):
+        Quotas([parse_quota("s3:///a/=1GiB")])
+
+
 @pytest.mark.parametrize("text", ["5GiB", "user:me=5GiB", "s3://b/=much"])
 def test_a_quota_that_names_nothing_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput):

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cachesvc.config import USER, QuotaSpec
+from cachesvc.sources.uri import canonical
 
 
 class Quotas:
-    """What `--quota` said."""
+    """What `--quota` said. Raises InvalidInput for a prefix that is none."""
 
     def __init__(self, specs: Sequence[QuotaSpec]) -> None:
         self._users = {spec.of: spec.size_bytes for spec in specs if spec.of.partition(":")[0] == USER}
-        self._prefixes = {spec.of: spec.size_bytes for spec in specs if spec.of not in self._users}
+        self._prefixes = {canonical(spec.of): spec.size_bytes for spec in specs if spec.of not in self._users}
 
     def of_dataset(self, uri_prefix: str) -> int | None:
         """Bytes that one dataset below a prefix may keep: the longest prefix's; None without one."""

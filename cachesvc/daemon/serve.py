@@ -212,6 +212,7 @@ def _built(
 ) -> Runner:
     """Build everything and bind the sockets. What has to be undone at the end, also of a start that failed, is
     `ending`'s."""
+    quotas = Quotas(settings.quota)
     check_addresses(settings, before.addresses if before else ())
     loader = futures.ThreadPoolExecutor(2, thread_name_prefix="catalogs")
     control_file: tuple[int, int] | None = None
@@ -234,7 +235,7 @@ def _built(
     runner = Runner(node, tiers, datasets, fillers, loop, time.monotonic, budgets)
     ending.callback(runner.close)
     ending.callback(fillers.stop)
-    runner.quotas = Quotas(settings.quota)
+    runner.quotas = quotas
     runner.count_from(max(1, adopted.state.next_id))
     for event in recovered:
         runner.recovered(event)
