@@ -211,3 +211,8 @@ def test_the_command_prints_a_table_with_a_plot_and_json(capsys: pytest.CaptureF
     assert row["hit_rate"] <= row["bound"] == 0.5
     assert len(row["epochs"]) == 2
     assert run([*words, "--policy", "mru"]) == 2
+
+
+def test_a_batch_beyond_all_samples_is_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["simulate", "--shards", "10", "--samples", "1", "--batch", "11", "--epochs", "2"]) == 2
+    assert "an epoch has no step" in capsys.readouterr().err

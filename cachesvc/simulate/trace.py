@@ -46,6 +46,8 @@ class Workload:
             )
         if self.batch % self.ranks:
             raise InvalidInput(f"a batch of {self.batch} cannot be shared by {self.ranks} ranks evenly")
+        if self.shards * self.samples_per_shard < self.batch:
+            raise InvalidInput(f"a batch of {self.batch} is more than all samples: an epoch has no step")
         if self.shards * self.samples_per_shard > MAX_TOUCHES:
             raise InvalidInput(f"more than {MAX_TOUCHES:,} samples: give fewer --shards or --samples")
 
