@@ -70,6 +70,13 @@ def test_a_catalog_is_built_without_a_daemon_and_left_beside_the_data(
     assert rows(capsys.readouterr().out)[0]["dataset"] == first["dataset"]
 
 
+def test_a_catalog_in_a_directorys_place_is_2(nobody: None, pets: Path, capsys: Any) -> None:
+    for place in (pets, next(pets.rglob("*.jpg")) / "x"):
+        assert run(["index", "--output", str(place), str(pets)]) == 2
+        assert "name a file" in capsys.readouterr().err
+    assert not list(pets.parent.glob("*.tmp"))
+
+
 def test_samples_are_found_without_a_daemon(nobody: None, pets: Path, capsys: Any) -> None:
     assert run(["find", str(pets), "label == 'cat'"]) == 0
     keys = capsys.readouterr().out.split()

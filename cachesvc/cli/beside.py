@@ -88,4 +88,6 @@ def _unwritable(into: str, error: OSError) -> CacheError:
         return NotAllowed(f"{into} may not be written by this user; use --output FILE")
     if isinstance(error, FileNotFoundError):
         return NotFound(f"{into} cannot be written: no such directory")
+    if isinstance(error, IsADirectoryError | NotADirectoryError):
+        return InvalidInput(f"{into} cannot be written ({error.strerror}); name a file")
     return OutOfSpace(f"{into} cannot be written: {error.strerror or error}")
