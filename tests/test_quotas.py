@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.node import Daemon
+from cachesvc.catalog.build import Options
 from cachesvc.cli.options import Quota
 from cachesvc.client import Control
 from cachesvc.config import QuotaSpec, parse_quota
@@ -56,3 +57,17 @@ def test_the_daemon_counts_what_a_user_claims(tmp_path: Path, monkeypatch: pytes
         with Control(node.socket_dir) as control:
             (found,) = control.status().datasets
         assert found.kept_bytes == 128 << 10
+
+
+@pytest.mark.parametrize("of", ["{data}/", "user"])
+def test_a_dry_run_knows_of_quotas(tmp_path: Path, of: str) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "0.bin").write_bytes(bytes(512 << 10))
+    quota = f"{of.format(data=data)}=128KiB"
+    node = Daemon(tmp_path / "node", ["--ram", "4MiB", "--extent-bytes", "65536", "--quota", quota])
+    with node, Control(node.socket_dir) as control:
+        dataset = control.open_dataset([str(data)], Options(extent_bytes=0)).id
+        (planned,) = control.prefetch(dataset, dry_run=True)
+        *_, filled = control.prefetch(dataset)
+    assert planned.unfit_bytes == filled.unfit_bytes == 384 << 10

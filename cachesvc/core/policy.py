@@ -12,6 +12,7 @@ never below it, so two datasets do not take turns.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -210,15 +211,17 @@ class Policy:
 
     def within_quota(self, entry: Entry) -> bool:
         """Whether one more extent of its dataset may be kept."""
-        home, size = entry.datasets[0] if entry.datasets else None, entry.size_bytes
-        if home is None:
-            return True
-        if home.quota_bytes is not None and home.kept_bytes + size > home.quota_bytes:
-            return False
-        if home.user_quota_bytes is None:
-            return True
-        kept = sum(each.kept_bytes for each in self.datasets.values() if each.user == home.user)
-        return kept + size <= home.user_quota_bytes
+        return not entry.datasets or entry.size_bytes <= self.quota_left(entry.datasets[0])
+
+    def quota_left(self, dataset: Dataset) -> float:
+        """Bytes of it that its quotas still let be kept; inf without one."""
+        left = math.inf
+        if dataset.quota_bytes is not None:
+            left = dataset.quota_bytes - dataset.kept_bytes
+        if dataset.user_quota_bytes is not None:
+            kept = sum(each.kept_bytes for each in self.datasets.values() if each.user == dataset.user)
+            left = min(left, dataset.user_quota_bytes - kept)
+        return left
 
     def room_to_keep(self, entry: Entry, free: bool = True) -> bool:
         """Whether an extent could be kept without anything giving way; not `free`: without anything kept."""

@@ -116,7 +116,10 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
                 while True:
                     reply = self._loop.call(lambda: self._progress(job, dataset))
                     if request.dry_run:
-                        reply.done, reply.unfit_bytes = True, self._loop.call(partial(self._unfit, reply))
+                        reply.done, reply.unfit_bytes = (
+                            True,
+                            self._loop.call(partial(self._unfit, reply, dataset.id)),
+                        )
                     yield reply
                     if reply.done or not context.is_active():
                         return
@@ -226,12 +229,14 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
             done=progress.finished,
         )
 
-    def _unfit(self, reply: pb.PrefetchReply) -> int:
-        """Bytes of a dataset beyond the room that nobody's kept extents take. An extent straddles no tiers,
-        so it can be more by an extent a tier."""
-        tiers = [tier for tier in self._runner.node.status().tiers if not tier.lost]
-        room = sum(max(0, tier.budget_bytes - tier.reserve_bytes - tier.kept_bytes) for tier in tiers)
-        return max(0, int(reply.size_bytes - reply.resident_bytes) - room)
+    def _unfit(self, reply: pb.PrefetchReply, dataset: DatasetId) -> int:
+        """Bytes of a dataset beyond its quotas and the room that nobody's kept extents take. An extent straddles no
+        tiers, so it can be more by an extent a tier."""
+        node = self._runner.node
+        tiers = [tier for tier in node.status().tiers if not tier.lost]
+        room: float = sum(max(0, tier.budget_bytes - tier.reserve_bytes - tier.kept_bytes) for tier in tiers)
+        room = min(room, max(0, node.policy.quota_left(node.policy.datasets[dataset])))
+        return max(0, int(reply.size_bytes - reply.resident_bytes - room))
 
     def _verify(self, extent: ExtentId, tier: TierName, context: grpc.ServicerContext) -> bool:
         answers: queue.Queue[bool] = queue.Queue()
