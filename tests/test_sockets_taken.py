@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from pathlib import Path
 
@@ -143,3 +144,21 @@ def test_a_takeover_is_not_begun_where_others_listen(tmp_path: Path) -> None:
         assert f"another process listens at {control}" in daemon.log
         os.replace(f"{control}.old", control)
         assert daemon.ready()
+
+
+@pytest.mark.parametrize("ignored", [False, True], ids=["closed terminal", "nohup"])
+def test_a_closed_terminal_ends_a_daemon_cleanly_unless_it_was_told_to_stay(
+    ignored: bool, tmp_path: Path
+) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    try:
+        with Daemon(tmp_path / "node", SMALL) as daemon:
+            assert daemon.process is not None
+            daemon.process.send_signal(signal.SIGHUP)
+            if ignored:
+                assert daemon.ready()
+            else:
+                assert daemon.process.wait(END_S) == 0
+                assert not set(SOCKETS) & set(os.listdir(daemon.socket_dir))
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -106,8 +106,9 @@ def serve(settings: Settings) -> int:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     loop = Loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: loop.stop())
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup's
+            signal.signal(number, lambda *_: loop.stop())
     signal.set_wakeup_fd(loop.wake_fd, warn_on_full_buffer=False)
     before = meet(settings.socket_dir, settings.state_dir) if settings.takeover else None
     with (
