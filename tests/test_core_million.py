@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import random
 import time
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
@@ -34,6 +36,16 @@ PAUSE_S = 0.1
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("room", [MILLION * 2, MILLION // 2], ids=["fits", "half"])
 def test_no_event_about_a_million_extents_takes_long(room: int, capsys: pytest.CaptureFixture[str]) -> None:
+    # In a process of its own, as a daemon is: in this one, tables that grow share a heap with all tests before.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        rows = pool.submit(slowest, room).result()
+    with capsys.disabled():
+        print("", *(f"{name}: {1e3 * slowest_s:.0f} ms" for name, slowest_s in rows), sep="\n  ")
+    assert max(slowest_s for _, slowest_s in rows) < PAUSE_S
+
+
+def slowest(room: int) -> list[tuple[str, float]]:
+    """Each event, and the slowest step of it in seconds."""
     ids = [ExtentId(number.to_bytes(16, "little")) for number in range(MILLION)]
     node = Node([TierSpec(RAM, room)], Settings())
     node.handle(Recovered(RAM, dict.fromkeys(ids[:room], 1)), 0.0)
@@ -56,17 +68,12 @@ def test_no_event_about_a_million_extents_takes_long(room: int, capsys: pytest.C
         return Planned(1, 1, entries, tuple(after))
 
     gc.disable()  # the daemon looks for garbage once in millions of allocations
-    try:
-        done("claim", DatasetDeclared(1, DATASET, tuple((extent, 1) for extent in ids), gradual=True))
-        done("plan", plan(1))
-        done("another plan in its place", plan(2))
-        done("end of the plan", PlanEnded(1))
-        done("pin", Pinned(DATASET, gradual=True))
-        done("unpin", Unpinned(DATASET))
-        done("eviction", EvictAsked(DATASET))
-        done("end of the claim", JobEnded(1))
-    finally:
-        gc.enable()
-    with capsys.disabled():
-        print("", *(f"{name}: {1e3 * slowest_s:.0f} ms" for name, slowest_s in rows), sep="\n  ")
-    assert max(slowest_s for _, slowest_s in rows) < PAUSE_S
+    done("claim", DatasetDeclared(1, DATASET, tuple((extent, 1) for extent in ids), gradual=True))
+    done("plan", plan(1))
+    done("another plan in its place", plan(2))
+    done("end of the plan", PlanEnded(1))
+    done("pin", Pinned(DATASET, gradual=True))
+    done("unpin", Unpinned(DATASET))
+    done("eviction", EvictAsked(DATASET))
+    done("end of the claim", JobEnded(1))
+    return rows
