@@ -337,12 +337,12 @@ def test_prefetch_reports_what_is_resident_what_failed_and_what_does_not_fit() -
 def test_an_eviction_ends_a_prefetch_until_it_is_asked_for_again() -> None:
     node = node_of(ram=4)
     tell(node, declare(A, B, C), Prefetched(1, DATASET))
-    assert not node.progress(1).evicted
+    assert node.claims.prefetching(1)
     tell(node, EvictAsked(DATASET))
     fill(node, A, B)
-    assert (node.progress(1).finished, node.progress(1).evicted) == (False, True)
+    assert (node.progress(1).finished, node.claims.prefetching(1)) == (False, False)
     tell(node, Prefetched(1, DATASET))
-    assert not node.progress(1).evicted
+    assert node.claims.prefetching(1)
 
 
 def test_prefetches_that_displace_each_other_come_to_an_end() -> None:

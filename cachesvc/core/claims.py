@@ -152,8 +152,11 @@ class Claims:
             failed=failed,
             stuck_extents=sum(len(each.stuck) for each in datasets),
             stuck_bytes=sum(sum(each.stuck.values()) for each in datasets),
-            evicted=any(not each.prefetched for each in datasets),
         )
+
+    def prefetching(self, job: int) -> bool:
+        """No eviction has ended the prefetch of a job's datasets."""
+        return all(each.prefetched for each in self._jobs.get(job, ()))
 
     def counters(self, name: DatasetId) -> Counters:
         """A dataset's counts since it was first declared; zeros for one that never was."""

@@ -12,7 +12,7 @@ class Progress:
     """How far a job's datasets are resident.
 
     `failed` maps an extent to the code (errors.py) and message of its last fill; `stuck` is what a
-    prefetch cannot keep. `evicted`: an eviction ended the prefetch.
+    prefetch cannot keep.
     """
 
     resident_extents: int
@@ -22,7 +22,6 @@ class Progress:
     failed: dict[ExtentId, tuple[int, str]]
     stuck_extents: int
     stuck_bytes: int
-    evicted: bool
 
     @property
     def finished(self) -> bool:

@@ -116,14 +116,12 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
                 while True:
                     reply = self._loop.call(lambda: self._progress(job, dataset))
                     if request.dry_run:
-                        reply.done, reply.unfit_bytes = (
-                            True,
-                            self._loop.call(partial(self._unfit, reply, dataset.id)),
-                        )
+                        reply.unfit_bytes = self._loop.call(partial(self._unfit, reply, dataset.id))
+                        reply.done = True
                     yield reply
                     if reply.done or not context.is_active():
                         return
-                    if self._loop.call(lambda: self._runner.node.progress(job)).evicted:
+                    if not self._loop.call(lambda: self._runner.node.claims.prefetching(job)):
                         raise errors.CacheError(EVICTED)
                     time.sleep(PROGRESS_S)
             finally:
