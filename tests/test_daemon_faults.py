@@ -187,7 +187,7 @@ def test_a_reader_that_goes_before_its_welcome_leaves_no_claim(daemon: Daemon, d
         wait_until(lambda: control.status().readers == 0)
         (listed,) = control.list()
         assert listed.readers == 0
-        assert listed.bound == 1.0
+        assert listed.bound == 0
 
 
 def test_hostile_readers_end_only_their_own_connection(daemon: Daemon, data: bytes) -> None:

@@ -74,7 +74,7 @@ def _dataset(row: pb.DatasetStatus) -> list[str]:
         f"{row.readers:,}",
         output.share(row.hits, demands),
         output.share(row.ahead, demands),
-        output.share(row.bound, 1.0),
+        output.share(row.bound, 1.0 if row.bound else 0.0),
         output.size(row.source_bytes),
         output.size(row.peer_bytes),
         "pinned" if row.pinned else "",

@@ -172,7 +172,7 @@ class Claims:
             kept_bytes=dataset.kept_bytes if dataset else 0,
             resident_bytes=dataset.ready_bytes if dataset else 0,
             total_bytes=dataset.size_bytes if dataset else 0,
-            bound=self._policy.bound_of(dataset) if dataset else self._policy.bound(),
+            bound=self._policy.bound_of(dataset) if dataset else 0.0,
             epochs=tuple(
                 EpochCounters(each.number, each.touched, each.hits, each.bound)
                 for each in (dataset.epochs if dataset else ())

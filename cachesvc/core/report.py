@@ -57,7 +57,8 @@ class Counters:
     """A dataset's demands and fills.
 
     `hits`: resident before anything asked for it; `ahead`: its first read after look-ahead filled it in
-    time; `misses`: had to wait; `refused`: read elsewhere. `bound` is the best hit rate possible.
+    time; `misses`: had to wait; `refused`: read elsewhere. `bound` is the best hit rate possible, 0 while no job claims
+    the dataset.
     """
 
     dataset: DatasetId

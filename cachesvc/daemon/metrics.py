@@ -96,7 +96,8 @@ class Metrics:
         for label, each in counters:
             if label == PRIVATE:
                 continue  # a sum of rates means nothing
-            bound.add_metric([label], each.bound)
+            if each.bound:  # nothing is known of what nobody claims
+                bound.add_metric([label], each.bound)
             if each.epochs:
                 of_bound.add_metric([label], each.epochs[-1].of_bound)
         return [resident, hits, ahead, misses, refused, source, peer, bound, of_bound]
