@@ -11,7 +11,7 @@ import numpy as np
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.errors import CorruptData, DeadlineExceeded
 from loader.disk import Wanted, announce, read_bytes, read_into
-from loader.leased import REFUSED_PAUSE_S, Held, Ints, Leases, Use
+from loader.leased import REFUSED_PAUSE_S, Held, Ints, Leases, Use, touched
 from loader.verified import Verified
 
 _log = logging.getLogger("cachesvc")
@@ -46,7 +46,7 @@ class Far:
         addresses, lengths = addresses[order], lengths[order]
         first = np.searchsorted(self._starts, addresses, "right") - 1
         places = zip(self._inside(addresses, first), lengths.tolist(), first.tolist(), strict=True)
-        with self._leases.kept_files(np.unique(first).tolist()) as files:
+        with self._leases.kept_files(touched(first, first)) as files:
             wanted = [
                 Wanted(files[extent].fd, files[extent].offset + inside, size, [], extent)
                 for inside, size, extent in places

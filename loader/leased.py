@@ -351,10 +351,9 @@ class Leases:
 
 def touched(first: Ints, last: Ints) -> list[int]:
     """Every extent that ranges touch, sorted; `first` and `last` as `Reader.spans` gives them."""
-    used = np.unique(first)
+    used = set(first.tolist())
     if last is not first:
-        used = np.union1d(used, last)
+        used.update(last.tolist())
         for at in np.flatnonzero(last - first > 1).tolist():
-            used = np.union1d(used, np.arange(first[at], last[at] + 1))
-    found: list[int] = used.tolist()
-    return found
+            used.update(range(first[at], last[at] + 1))
+    return sorted(used)
