@@ -30,6 +30,11 @@ def status(socket: str | None, json: bool) -> int:
         f" {reply.readers:,} readers, {reply.fills_running:,} fills running,"
         f" serves {' '.join(reply.allow) or 'what its user may read'}"
     )
+    if (asked := reply.sources).requests:
+        output.say(
+            f"sources: {asked.requests:,} reads, {output.size(asked.bytes)}, {asked.retries:,} retries,"
+            f" {asked.throttled:,} times throttled, {asked.hedges:,} hedged ({output.size(asked.hedge_bytes)})"
+        )
     heads = ["tier", "used>", "budget>", "full>", "held>", "scrubbed>", "corrupt>", ""]
     output.table(heads, [_tier(t) for t in reply.tiers])
     if reply.datasets:

@@ -19,6 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 
 from cachesvc.catalog.build import Options, build, survey
@@ -34,6 +35,7 @@ from cachesvc.daemon.peers import Peers
 from cachesvc.sources import s3 as _s3  # noqa: F401  before the first job, which would else wait for boto3
 from cachesvc.sources.fetch import Fetcher
 from cachesvc.sources.open import Sources, SourceSettings
+from cachesvc.sources.resilient import SourceCounters
 from cachesvc.sources.watched import HUNG_S, Calls
 from cachesvc.tiers.checksum import Passing, verify
 from cachesvc.tiers.failures import tier_error
@@ -56,9 +58,8 @@ class Filler:
         self._channel = channel
         self._settings = settings
         self._calls = Calls()
-        self._unanswered: dict[int, jobs.Message] = {}
+        self._unanswered: dict[int, jobs.Job] = {}
         self._unanswered_lock = threading.Lock()
-        threading.Thread(target=self._watch, name="watch", daemon=True).start()
         self._sources = Sources(
             SourceSettings(
                 roots=roots,
@@ -67,6 +68,7 @@ class Filler:
             ),
             self._calls,
         )
+        threading.Thread(target=self._watch, name="watch", daemon=True).start()
         self._peers = _peers(settings)
         self._own = threading.local()
         self._jobs = ThreadPoolExecutor(MAX_JOBS, thread_name_prefix="job")
@@ -80,6 +82,7 @@ class Filler:
         with suppress(ConnectionResetError):  # the same, while answers were under way
             while (received := jobs.receive(self._channel)) is not None:
                 job, descriptors = received
+                assert isinstance(job, jobs.Job), "the daemon sends jobs"
                 with self._unanswered_lock:
                     self._unanswered[job.number] = job
                 self._jobs.submit(self._answer, job, descriptors).add_done_callback(_report)
@@ -91,7 +94,7 @@ class Filler:
             with suppress(CacheError):
                 self._sources(uri)
 
-    def _answer(self, job: jobs.Message, descriptors: list[int]) -> None:
+    def _answer(self, job: jobs.Job, descriptors: list[int]) -> None:
         work: dict[type, Callable[..., jobs.Done]] = {
             jobs.Fill: self._fill,
             jobs.Copy: self._copy,
@@ -122,8 +125,13 @@ class Filler:
                 jobs.send(self._channel, done)
 
     def _watch(self) -> None:
+        told = SourceCounters()
         while not (uri := self._calls.hung()):
             time.sleep(WATCH_S)
+            if (asked := self._sources.asked()) != told:
+                with suppress(OSError):  # the daemon's end, and ours
+                    jobs.send(self._channel, jobs.Asked(**asdict(asked - told)))
+                told = asked
         message = f"{uri} hangs: it has not answered for {HUNG_S:.0f} s; look at its mount"
         log.error("a source hangs; this process ends", extra={"uri": uri})
         for number, job in tuple(self._unanswered.items()):

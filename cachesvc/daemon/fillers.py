@@ -24,6 +24,7 @@ from cachesvc.config import Settings
 from cachesvc.core.errors import CacheError, SourceUnavailable
 from cachesvc.daemon import jobs
 from cachesvc.daemon.spawn import spawn
+from cachesvc.sources.resilient import SourceCounters
 
 log = logging.getLogger(__name__)
 STOP_S = 2.0
@@ -64,6 +65,8 @@ class Fillers:
         self._number = 0
         self._living: list[_Filler] = []
         self._dying: list[subprocess.Popen[bytes]] = []
+        self.asked = SourceCounters()
+        """What all of them asked of the sources, but for the last second."""
 
     def start(self) -> None:
         """Spawn the fillers, and one more process that parses: a slow index must not hold up fills.
@@ -149,7 +152,9 @@ class Fillers:
         answer, descriptors = received or (None, [])
         for fd in descriptors:  # none is expected, and none may pile up
             os.close(fd)
-        if (
+        if isinstance(answer, jobs.Asked) and jobs.typed(answer):
+            self.asked += SourceCounters(**asdict(answer))
+        elif (
             not isinstance(answer, (jobs.Done, jobs.Progress))
             or not jobs.typed(answer)
             or answer.number not in filler.waiting

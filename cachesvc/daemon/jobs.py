@@ -89,6 +89,20 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """What the process asked of its sources since it last said so: `SourceCounters`, which has the meanings."""
+
+    kind: ClassVar[str] = "asked"
+    requests: int
+    bytes: int
+    retries: int
+    throttled: int
+    hedges: int
+    hedge_wins: int
+    hedge_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Borrow:
     """The sharer asks for a descriptor of a resident extent."""
 
@@ -118,8 +132,8 @@ class Sent:
 
 Job: TypeAlias = Fill | Copy | Verify | Build
 Answer: TypeAlias = Progress | Done
-Message: TypeAlias = Job | Answer | Borrow | Lent | Sent
-_KINDS = {kind.kind: kind for kind in (Fill, Copy, Verify, Build, Progress, Done, Borrow, Lent, Sent)}
+Message: TypeAlias = Job | Answer | Asked | Borrow | Lent | Sent
+_KINDS = {kind.kind: kind for kind in (Fill, Copy, Verify, Build, Progress, Done, Asked, Borrow, Lent, Sent)}
 
 
 def pack_digests(digests: bytes) -> str:

@@ -63,7 +63,20 @@ class Metrics:
             "cachesvc_peer_sent_bytes", "Read by other nodes.", value=self._sharing.sent_bytes
         )
         tiers = [budget, used, lost, corrupt, scrubbed, sent]
-        return [*tiers, *self._datasets(resident_bytes), readers, fills, *self._stalls()]
+        return [*tiers, *self._sources(), *self._datasets(resident_bytes), readers, fills, *self._stalls()]
+
+    def _sources(self) -> list[Metric]:
+        """What was asked of the sources: of all together, since a source's name may be a tenant's."""
+        asked = self._runner.asked()
+        told = {
+            "requests": ("Reads asked of sources, each try.", asked.requests),
+            "retries": ("Tries after the first.", asked.retries),
+            "throttled": ("Answers that asked for fewer requests.", asked.throttled),
+            "hedges": ("Late reads that were asked a second time.", asked.hedges),
+            "hedge_bytes": ("Bytes that came for those.", asked.hedge_bytes),
+            "read_bytes": ("Bytes that sources sent, without hedges.", asked.bytes),
+        }
+        return [CounterMetricFamily(f"cachesvc_source_{name}", *each) for name, each in told.items()]
 
     def _datasets(self, resident_bytes: dict[DatasetId, int]) -> list[Metric]:
         """How much of each is here, and how its readers fared."""

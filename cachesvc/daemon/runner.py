@@ -30,6 +30,7 @@ from cachesvc.daemon.renewal import Disk, Successor
 from cachesvc.daemon.settling import Settling
 from cachesvc.daemon.tenants import admits
 from cachesvc.daemon.watch import Watch
+from cachesvc.sources.resilient import SourceCounters
 from cachesvc.tiers.nvme import NvmeTier
 from cachesvc.tiers.probe import Room
 from cachesvc.tiers.tier import Checksums, Tier
@@ -159,6 +160,10 @@ class Runner:
     def build(self, job: Callable[[int], jobs.Build], answered: Callable[[jobs.Answer], None]) -> None:
         """Resolve URIs in the builder process; `answered` runs on the loop's thread for every answer."""
         self._fillers.build(job, answered)
+
+    def asked(self) -> SourceCounters:
+        """What was asked of the sources since this daemon started."""
+        return self._fillers.asked
 
     def listed(self) -> list[Dataset]:
         """The datasets to tell of: without those that are only read to be indexed, once that is over. On the loop's

@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from functools import partial
 from typing import TypeVar
 
@@ -287,6 +287,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
             tiers=tiers,
             readers=status.readers,
             fills_running=status.fills,
+            sources=pb.SourceStatus(**asdict(self._runner.asked())),
         )
 
     def _datasets(self, caller: Peer | None) -> list[pb.DatasetStatus]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from cachesvc.core.errors import InvalidInput, NotFound
 from cachesvc.sources.files import FilesSource
 from cachesvc.sources.metadata import EXPIRY_S, CachedMetadata
-from cachesvc.sources.resilient import Resilience, Resilient
+from cachesvc.sources.resilient import Resilience, Resilient, SourceCounters
 from cachesvc.sources.source import Source
 from cachesvc.sources.uri import canonical, expand, glob, has_glob
 from cachesvc.sources.watched import Calls, Watched
@@ -61,7 +61,10 @@ def open_reader(uri: str, settings: SourceSettings | None = None, calls: Calls |
 def open_source(uri: str, settings: SourceSettings | None = None, calls: Calls | None = None) -> Source:
     """As `open_reader`, with listings and HEADs kept where the settings name a directory for them."""
     chosen = settings or SourceSettings()
-    reader = open_reader(uri, chosen, calls)
+    return _remembering(open_reader(uri, chosen, calls), uri, chosen)
+
+
+def _remembering(reader: Resilient, uri: str, chosen: SourceSettings) -> Source:
     if chosen.metadata_directory is None or "://" not in uri or uri.startswith("file://"):
         return reader
     return CachedMetadata(reader, chosen.metadata_directory, chosen.metadata_expiry_s)
@@ -73,6 +76,7 @@ class Sources:
     def __init__(self, settings: SourceSettings, calls: Calls | None = None) -> None:
         self._settings, self._calls = settings, calls
         self._open: dict[str, Source] = {}
+        self._readers: list[Resilient] = []
         self._lock = threading.Lock()
 
     def __call__(self, uri: str) -> Source:
@@ -81,8 +85,14 @@ class Sources:
         place = f"{scheme}://{rest.partition('/')[0]}" if mark else ""
         with self._lock:
             if place not in self._open:
-                self._open[place] = open_source(uri, self._settings, self._calls)
+                reader = open_reader(uri, self._settings, self._calls)
+                self._open[place] = _remembering(reader, uri, self._settings)
+                self._readers.append(reader)
             return self._open[place]
+
+    def asked(self) -> SourceCounters:
+        """What all of them were asked so far."""
+        return sum((reader.counters for reader in tuple(self._readers)), SourceCounters())
 
     def spelled_out(self, uris: Sequence[str]) -> list[str]:
         """Brace ranges and globs -> the URIs that they stand for. Raises NotFound for a glob that matches nothing,

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import heapq
 import math
+import operator
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Protocol, TypeVar, runtime_checkable
 
 from cachesvc.core.backoff import Breaker, LatencyTail, Pace, full_jitter_s, hedge_allowed
@@ -45,7 +46,8 @@ class Resilience:
 
 @dataclass(slots=True)
 class SourceCounters:
-    """What was asked of the source. `hedges` and `hedge_bytes` are not in `requests` and `bytes`."""
+    """What was asked of the source: reads, each try of them, the bytes that came; the tries after the first of any
+    call; answers that asked for fewer. `hedges` and `hedge_bytes` are not in `requests` and `bytes`."""
 
     requests: int = 0
     bytes: int = 0
@@ -54,6 +56,12 @@ class SourceCounters:
     hedges: int = 0
     hedge_wins: int = 0
     hedge_bytes: int = 0
+
+    def __add__(self, more: SourceCounters) -> SourceCounters:
+        return SourceCounters(*map(operator.add, astuple(self), astuple(more)))
+
+    def __sub__(self, before: SourceCounters) -> SourceCounters:
+        return SourceCounters(*map(operator.sub, astuple(self), astuple(before)))
 
 
 @runtime_checkable

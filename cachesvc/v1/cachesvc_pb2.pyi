@@ -197,7 +197,7 @@ class EpochStatus(_message.Message):
     def __init__(self, number: _Optional[int] = ..., touched: _Optional[int] = ..., hits: _Optional[int] = ..., hit_rate: _Optional[float] = ..., bound: _Optional[float] = ..., of_bound: _Optional[float] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("version", "pid", "uptime_s", "tiers", "datasets", "readers", "fills_running", "allow")
+    __slots__ = ("version", "pid", "uptime_s", "tiers", "datasets", "readers", "fills_running", "allow", "sources")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
@@ -206,6 +206,7 @@ class StatusReply(_message.Message):
     READERS_FIELD_NUMBER: _ClassVar[int]
     FILLS_RUNNING_FIELD_NUMBER: _ClassVar[int]
     ALLOW_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
     version: str
     pid: int
     uptime_s: float
@@ -214,7 +215,26 @@ class StatusReply(_message.Message):
     readers: int
     fills_running: int
     allow: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, version: _Optional[str] = ..., pid: _Optional[int] = ..., uptime_s: _Optional[float] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., datasets: _Optional[_Iterable[_Union[DatasetStatus, _Mapping]]] = ..., readers: _Optional[int] = ..., fills_running: _Optional[int] = ..., allow: _Optional[_Iterable[str]] = ...) -> None: ...
+    sources: SourceStatus
+    def __init__(self, version: _Optional[str] = ..., pid: _Optional[int] = ..., uptime_s: _Optional[float] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., datasets: _Optional[_Iterable[_Union[DatasetStatus, _Mapping]]] = ..., readers: _Optional[int] = ..., fills_running: _Optional[int] = ..., allow: _Optional[_Iterable[str]] = ..., sources: _Optional[_Union[SourceStatus, _Mapping]] = ...) -> None: ...
+
+class SourceStatus(_message.Message):
+    __slots__ = ("requests", "bytes", "retries", "throttled", "hedges", "hedge_wins", "hedge_bytes")
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    RETRIES_FIELD_NUMBER: _ClassVar[int]
+    THROTTLED_FIELD_NUMBER: _ClassVar[int]
+    HEDGES_FIELD_NUMBER: _ClassVar[int]
+    HEDGE_WINS_FIELD_NUMBER: _ClassVar[int]
+    HEDGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    requests: int
+    bytes: int
+    retries: int
+    throttled: int
+    hedges: int
+    hedge_wins: int
+    hedge_bytes: int
+    def __init__(self, requests: _Optional[int] = ..., bytes: _Optional[int] = ..., retries: _Optional[int] = ..., throttled: _Optional[int] = ..., hedges: _Optional[int] = ..., hedge_wins: _Optional[int] = ..., hedge_bytes: _Optional[int] = ...) -> None: ...
 
 class ListRequest(_message.Message):
     __slots__ = ()
