@@ -30,14 +30,23 @@ def test_reads_retries_and_throttles_of_a_source_are_told(
     options = ["--ram", "4MiB", "--extent-bytes", str(EXTENT), "--fillers", "2"]
     options += ["--allow", f"s3://{bucket}/", "--metrics", f"127.0.0.1:{port}"]
     credentials = {**s3_env, "AWS_ENDPOINT_URL": proxy.endpoint}
+
+    def metrics() -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+            told: str = answer.read().decode()
+            return told
+
     with Daemon(tmp_path / "node", options, credentials) as daemon, Control(daemon.socket_dir) as control:
         dataset = control.open_dataset([f"s3://{bucket}/d/"], Options(format="records", record_bytes=4096))
         assert list(control.prefetch(dataset.id))[-1].done
         wait_until(lambda: control.status().sources.bytes == len(BODY))
         told = control.status().sources
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
-            found = re.findall(r"^cachesvc_source_(\w+?)_total (\S+)$", answer.read().decode(), re.M)
-    gets = sum(count for each, count in proxy.counts.by.items() if each.startswith(f"GET /{bucket}/d/"))
+        found = re.findall(r"^cachesvc_source_(\w+?)_total (\S+)$", metrics(), re.M)
+        gets = sum(count for each, count in proxy.counts.by.items() if each.startswith(f"GET /{bucket}/d/"))
+        control.evict(dataset.id)
+        s3_server.client().put_object(Bucket=bucket, Key="d/0.bin", Body=BODY[::-1])
+        assert list(control.prefetch(dataset.id))[-1].failures
+        assert re.search(r'^cachesvc_failed_fills_total\{error="SourceChanged"\} 8.0$', metrics(), re.M)
     assert told.requests == gets == len(BODY) // EXTENT + 3
     assert (told.retries, told.throttled, told.hedges, told.hedge_bytes) == (3, 1, 0, 0)
     assert {name: float(value) for name, value in found} == {

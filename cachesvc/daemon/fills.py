@@ -5,19 +5,20 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 
 from cachesvc.catalog.build import provisional_id
 from cachesvc.core import events
-from cachesvc.core.errors import CacheError, CorruptData, SourceUnavailable, TierFailed
+from cachesvc.core.errors import CacheError, CorruptData, SourceUnavailable, TierFailed, from_code
 from cachesvc.core.model import DatasetId, ExtentId, TierName
 from cachesvc.daemon import jobs
 from cachesvc.daemon.checks import Checks
 from cachesvc.daemon.datasets import Dataset, Datasets
 from cachesvc.daemon.fillers import Fillers
 from cachesvc.daemon.lanes import Lane
-from cachesvc.tiers.tier import Checksums, Tier
+from cachesvc.tiers.tier import Checksums, Recovering, Tier
 
 log = logging.getLogger(__name__)
 _UnderWay = dict[tuple[ExtentId, TierName], events.StartFill]
@@ -47,6 +48,8 @@ class Fills:
         self._filling: _UnderWay = {}
         self._committing: _UnderWay = {}
         self._paused: list[events.StartFill] | None = None
+        self.failures: Counter[str] = Counter()
+        """Fills that failed, those that were tried again included, by the name of the error."""
 
     def pause(self) -> None:
         """Begin no fill until `resume`; what is commanded meanwhile waits."""
@@ -80,7 +83,7 @@ class Fills:
             tier, extent = self._tiers[command.tier], command.extent
             del self._filling[(extent, command.tier)]
             self._lanes[command.tier].submit(partial(tier.abort, extent), lambda _: None, lambda _: None)
-            self._handle(events.FillFailed(extent, command.tier, code, f"{name}: {why}", retry=True))
+            self._failed(command, code, f"{name}: {why}", retry=True)
         for key in [key for key in self._committing if key[1] == name]:
             del self._committing[key]
             self._handle(events.CommitFailed(*key, f"{name}: {why}"))
@@ -108,7 +111,7 @@ class Fills:
         self._checks.suspect(command.tier, error)
         if _ended(self._filling, command):
             log.error("a tier takes no more for a while", extra={"tier": command.tier, "error": str(error)})
-            self._handle(events.FillFailed(command.extent, command.tier, error.code, str(error), False))
+            self._failed(command, error.code, str(error), retry=False)
 
     def _send_fill(self, command: events.StartFill, dataset: Dataset, index: int, target: int) -> None:
         if self._filling.get((command.extent, command.tier)) is not command:
@@ -150,7 +153,7 @@ class Fills:
             return  # aborted meanwhile: its tier was lost
         checksums = Checksums(size_bytes, jobs.unpack_digests(answer.digests))
         tier = self._tiers[command.tier]
-        if getattr(tier, "recover", None) is None:
+        if not isinstance(tier, Recovering):
             # RAM: sealing is what makes it safe to grant, and takes microseconds.
             self._lanes[command.tier].submit(
                 lambda: tier.commit(command.extent, checksums),
@@ -194,15 +197,17 @@ class Fills:
     def _abort(self, command: events.StartFill, answer: jobs.Done) -> None:
         def failed(_: object) -> None:
             if _ended(self._filling, command):
-                self._handle(
-                    events.FillFailed(command.extent, command.tier, answer.code, answer.message, answer.retry)
-                )
+                self._failed(command, answer.code, answer.message, answer.retry)
 
         if self._filling.get((command.extent, command.tier)) is command:
             log.warning("a fill failed", extra={"extent": command.extent.hex(), "error": answer.message})
             self._lanes[command.tier].submit(
                 partial(self._tiers[command.tier].abort, command.extent), failed, failed
             )
+
+    def _failed(self, command: events.StartFill, code: int, message: str, retry: bool) -> None:
+        self.failures[type(from_code(code, message)).__name__] += 1
+        self._handle(events.FillFailed(command.extent, command.tier, code, message, retry))
 
 
 def _ended(under_way: _UnderWay, command: events.StartFill) -> bool:

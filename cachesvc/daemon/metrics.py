@@ -62,7 +62,10 @@ class Metrics:
         sent = CounterMetricFamily(
             "cachesvc_peer_sent_bytes", "Read by other nodes.", value=self._sharing.sent_bytes
         )
-        tiers = [budget, used, lost, corrupt, scrubbed, sent]
+        failed = CounterMetricFamily("cachesvc_failed_fills", "Fills that failed.", labels=["error"])
+        for error, count in self._runner.fills.failures.items():
+            failed.add_metric([error], count)
+        tiers = [budget, used, lost, corrupt, scrubbed, sent, failed]
         return [*tiers, *self._sources(), *self._datasets(resident_bytes), readers, fills, *self._stalls()]
 
     def _sources(self) -> list[Metric]:

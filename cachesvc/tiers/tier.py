@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from cachesvc.core.model import ExtentId, TierName
 
@@ -54,6 +54,7 @@ class Tier(Protocol):
         ...
 
 
+@runtime_checkable
 class Recovering(Protocol):
     """A tier that survives the daemon."""
 
