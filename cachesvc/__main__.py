@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import takewhile
 
 from cachesvc.core.errors import INTERRUPTED, CacheError
@@ -36,9 +38,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
 def main() -> None:
     """The console script."""
     try:
-        sys.exit(run())
+        code = run()
     except KeyboardInterrupt:  # Ctrl-C while the verbs are imported
-        sys.exit(INTERRUPTED)
+        code = INTERRUPTED
+    if code == INTERRUPTED:  # at once: gRPC's threads, stopped in mid-call, would end in tracebacks
+        with suppress(OSError):
+            print(end="", flush=True)
+        os._exit(code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":
