@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import shutil
 import sqlite3
+import subprocess
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from cachesvc.core.errors import CorruptData, NotFound
+from cachesvc.core.errors import CorruptData, NotFound, OutOfSpace
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.metadata import CachedMetadata
 
@@ -88,6 +93,72 @@ def test_what_expired_is_asked_again(source: CountingSource, tmp_path: Path) -> 
     list(cached.list("s3://b/p/"))
     cached.close()
     assert source.asked == 2
+
+
+def test_what_was_kept_before_the_clock_was_set_back_is_asked_again(
+    source: CountingSource, tmp_path: Path
+) -> None:
+    """Rows by diskcache's own clock, read an hour earlier."""
+    cached = CachedMetadata(source, tmp_path / "meta", clock=lambda: time.time() - 3600)
+    list(cached.list("s3://b/p/"))
+    list(cached.list("s3://b/p/"))
+    cached.close()
+    assert source.asked == 2
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1M", "none", folder]).returncode:
+        pytest.skip("mounting takes root")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.mark.parametrize("from_the_start", [True, False])
+def test_a_full_disk_costs_requests_and_no_listing(
+    source: CountingSource, small_disk: Path, from_the_start: bool
+) -> None:
+    cached = CachedMetadata(source, small_disk / "meta")
+    if not from_the_start:
+        list(cached.list("s3://b/p/"))
+    others = small_disk / "others"
+    with suppress(OSError), open(others, "wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+    asked = source.asked
+    for _ in range(2):
+        assert len(list(cached.list("s3://b/q/"))) == 3
+        cached.head("s3://b/x")
+    assert source.asked == asked + 4
+    with pytest.raises(OutOfSpace, match="free room in the state directory"):
+        cached.forget("s3://b/p/")
+    others.unlink()
+    for _ in range(2):
+        list(cached.list("s3://b/q/"))
+    assert source.asked == asked + 5, "it keeps again"
+    cached.close()
+
+
+def test_without_its_directory_the_source_is_asked(source: CountingSource, tmp_path: Path) -> None:
+    cached = CachedMetadata(source, tmp_path / "meta")
+    list(cached.list("s3://b/p/"))
+    shutil.rmtree(tmp_path / "meta")
+    for _ in range(2):
+        assert len(list(cached.list("s3://b/q/"))) == 3
+    cached.close()
+
+
+def test_a_file_that_is_no_database_costs_requests_only(source: CountingSource, tmp_path: Path) -> None:
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "meta/cache.db").write_bytes(b"garbage" * 1000)
+    cached = CachedMetadata(source, tmp_path / "meta")
+    for _ in range(2):
+        assert len(list(cached.list("s3://b/q/"))) == 3
+    assert source.asked == 2
+    cached.close()
 
 
 @pytest.mark.parametrize(

@@ -2,24 +2,32 @@
 
 diskcache keeps them, through a Disk of our own that refuses pickles: JSONDisk still unpickles a row that
 somebody tampered with, and what lies in a cache directory is not trusted here.
+
+They save requests, no more: where the disk is full, read-only or gone, the source is asked each time.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import diskcache
 from diskcache.core import MODE_BINARY, MODE_RAW, MODE_TEXT, UNKNOWN
 
-from cachesvc.core.errors import CorruptData
+from cachesvc.core.errors import CorruptData, OutOfSpace
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.source import Source
 
+log = logging.getLogger(__name__)
 EXPIRY_S = 600.0
 SIZE_LIMIT_BYTES = 1 << 30
+_FAILED = (OSError, sqlite3.Error, diskcache.Timeout)
+"""What a disk in trouble makes of diskcache's calls, or a file on it that is no database."""
 
 
 class TextDisk(diskcache.Disk):  # type: ignore[misc]
@@ -59,16 +67,23 @@ class CachedMetadata:
     exists is kept: a missing object is looked for again.
     """
 
-    def __init__(self, source: Source, directory: Path, expiry_s: float = EXPIRY_S) -> None:
+    def __init__(
+        self,
+        source: Source,
+        directory: Path,
+        expiry_s: float = EXPIRY_S,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`clock` must be of the kind that diskcache uses: rows outlive processes, and machines' restarts."""
         self._source = source
+        self._directory = directory
         self._expiry_s = expiry_s
-        self._cache = diskcache.Cache(
-            str(directory), disk=TextDisk, size_limit=SIZE_LIMIT_BYTES, tag_index=True, statistics=0
-        )
+        self._clock = clock
+        self._opened: diskcache.Cache | None = None
 
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
         """As the source's, at most `expiry_s` old."""
-        kept = self._cache.get("list " + prefix)
+        kept = self._kept("list " + prefix)
         if kept is not None:
             yield from (_version(row) for row in _rows(kept))
             return
@@ -76,16 +91,15 @@ class CachedMetadata:
         for version in self._source.list(prefix):
             rows.append([version.uri, version.size_bytes, version.etag])
             yield version
-        self._cache.set("list " + prefix, json.dumps(rows), expire=self._expiry_s, tag=_tag(prefix))
+        self._keep("list " + prefix, rows, prefix)
 
     def head(self, uri: str) -> ObjectVersion:
         """As the source's, at most `expiry_s` old."""
-        kept = self._cache.get("head " + uri)
+        kept = self._kept("head " + uri)
         if kept is not None:
             return _version(_rows(kept))
         version = self._source.head(uri)
-        row = json.dumps([version.uri, version.size_bytes, version.etag])
-        self._cache.set("head " + uri, row, expire=self._expiry_s, tag=_tag(uri))
+        self._keep("head " + uri, [version.uri, version.size_bytes, version.etag], uri)
         return version
 
     def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
@@ -93,13 +107,48 @@ class CachedMetadata:
         self._source.read_into(version, offset, into)
 
     def forget(self, prefix: str) -> int:
-        """Drop the listings and HEADs that `prefix` may have a part in; answers how many were dropped."""
-        return int(self._cache.evict(_tag(prefix)))
+        """Drop the listings and HEADs that `prefix` may have a part in; answers how many were dropped. Raises
+        OutOfSpace where they cannot be dropped."""
+        try:
+            return int(self._cache.evict(_tag(prefix)))
+        except _FAILED as error:
+            raise OutOfSpace(
+                f"old listings in {self._directory} cannot be dropped ({error}); free room in the state directory"
+            ) from error
 
     def close(self) -> None:
         """Close the cache and the source."""
-        self._cache.close()
+        if self._opened is not None:
+            self._opened.close()
         self._source.close()
+
+    @property
+    def _cache(self) -> diskcache.Cache:
+        if self._opened is None:
+            self._opened = diskcache.Cache(
+                str(self._directory), disk=TextDisk, size_limit=SIZE_LIMIT_BYTES, tag_index=True, statistics=0
+            )
+        return self._opened
+
+    def _kept(self, key: str) -> object:
+        """What a row holds that is young enough. One that ends later than any written now was written before the
+        clock was set back, who knows when."""
+        try:
+            kept, ends_at = self._cache.get(key, expire_time=True)
+        except _FAILED as error:
+            log.warning("kept listings cannot be read; the source is asked", extra=self._trouble(error))
+            return None
+        young = ends_at is not None and ends_at <= self._clock() + self._expiry_s
+        return kept if young else None
+
+    def _keep(self, key: str, value: object, uri: str) -> None:
+        try:
+            self._cache.set(key, json.dumps(value), expire=self._expiry_s, tag=_tag(uri))
+        except _FAILED as error:
+            log.warning("a listing is not kept", extra=self._trouble(error))
+
+    def _trouble(self, error: Exception) -> dict[str, str]:
+        return {"directory": str(self._directory), "error": str(error)}
 
 
 def _tag(uri: str) -> str:
