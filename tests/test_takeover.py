@@ -21,6 +21,7 @@ import pytest
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
 from cachesvc.client import Control
+from cachesvc.config import CONTROL_SOCKET, GRANTS_SOCKET
 from cachesvc.core.model import DatasetId
 from cachesvc.daemon.takeover_wire import PROTOCOL, SOCKET, Word, receive, receive_state, send
 from cachesvc.grants import Granted
@@ -277,6 +278,17 @@ def test_the_new_daemon_has_the_ports_of_the_old_one(own: Node) -> None:
 def listens(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_both_sockets_have_the_mode_of_the_new_daemon(own: Node) -> None:
+    def modes() -> set[int]:
+        here = Path(own.daemon.socket_dir)
+        return {(here / name).stat().st_mode & 0o777 for name in (CONTROL_SOCKET, GRANTS_SOCKET)}
+
+    taken_over(own, "--socket-mode", "666")
+    assert modes() == {0o666}
+    taken_over(own)
+    assert modes() == {0o600}
 
 
 def test_without_a_daemon_it_starts_as_always(own: Node) -> None:

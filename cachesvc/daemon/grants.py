@@ -12,6 +12,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -132,6 +133,9 @@ class GrantsServer:
         self._tokens: dict[int, _Reader] = {}
         self._path = path
         self._listener = listener or bind(path, mode)
+        if listener is not None:
+            with suppress(FileNotFoundError):  # somebody removed it
+                os.chmod(path, mode)  # it was bound with the other daemon's
         self._file = identity(path)
         self._spare = spare()
         watch(self._listener.fileno(), self._accept)
