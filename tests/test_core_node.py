@@ -345,6 +345,24 @@ def test_an_eviction_ends_a_prefetch_until_it_is_asked_for_again() -> None:
     assert node.claims.prefetching(1)
 
 
+@pytest.mark.parametrize("other", [declare(A, B, C, job=2), Pinned(DATASET)])
+def test_a_prefetch_that_is_broken_off_ends_though_others_claim_the_dataset(other: Event) -> None:
+    node = node_of(ram=4, max_fills=1)
+    assert tell(node, declare(A, B, C), Prefetched(1, DATASET), other) == [StartFill(A, RAM)]
+    tell(node, JobEnded(1))
+    assert fill(node, A) == []
+
+
+def test_a_prefetch_goes_on_until_nobody_asks_for_it_and_lasts_when_it_is_done() -> None:
+    node = node_of(ram=4, max_fills=1)
+    tell(node, declare(A, B), declare(A, B, job=2), declare(A, B, job=3))
+    tell(node, Prefetched(1, DATASET), Prefetched(2, DATASET), JobEnded(1))
+    assert fill(node, A) == [StartFill(B, RAM)]
+    fill(node, B)
+    tell(node, JobEnded(2))
+    assert tell(node, Corrupt(A, RAM), Evicted(A, RAM)) == [Evict(A, RAM), StartFill(A, RAM)]
+
+
 def test_prefetches_that_displace_each_other_come_to_an_end() -> None:
     node = node_of(ram=4)
     todo = tell(node, declare(A, B, C), Prefetched(1, DATASET))

@@ -60,9 +60,13 @@ class Claims:
         return (Work.EVICT, name) not in self._steps
 
     def end_job(self, job: int) -> None:
-        """Give up a job's claims. What no other job claims and no pin holds becomes LRU."""
+        """Give up a job's claims. What no other job claims and no pin holds becomes LRU. A prefetch that was not done
+        ends with the last job that asked for it, whoever else claims the dataset."""
         for dataset in self._jobs.pop(job, ()):
             dataset.jobs.discard(job)
+            if job in dataset.prefetchers:
+                dataset.prefetchers.remove(job)
+                dataset.prefetched &= bool(dataset.prefetchers) or dataset.done
             self._unclaim_unused(dataset)
 
     def pin(self, name: DatasetId, gradual: bool) -> None:
@@ -98,6 +102,7 @@ class Claims:
         dataset = self._policy.datasets.get(name)
         if dataset and job in dataset.jobs:
             dataset.prefetched, dataset.prefetch_at = True, 0
+            dataset.prefetchers.add(job)
             dataset.failed.clear()
             dataset.stuck.clear()
 

@@ -284,6 +284,8 @@ class Dataset:
     """Extents that a prefetch found no room to keep, and their sizes in bytes."""
     prefetched: bool = False
     """All of it was asked for: what a lost tier or corruption takes is filled again."""
+    prefetchers: set[int] = field(default_factory=set)
+    """The jobs that asked for all of it."""
     prefetch_at: int = 0
     """The next extent that the prefetch looks at."""
     prefetch_turn: int = 0
@@ -298,6 +300,11 @@ class Dataset:
     def claimed(self) -> bool:
         """By a job or a pin; else its end is under way."""
         return bool(self.jobs) or self.pinned
+
+    @property
+    def done(self) -> bool:
+        """A prefetch has nothing left to do: every extent is resident, failed or known not to fit."""
+        return self.ready_count + len(self.failed) + len(self.stuck) >= len(self.extents)
 
     @property
     def limited(self) -> bool:
