@@ -27,6 +27,7 @@ from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import ExtentId
 from cachesvc.daemon.peers import Peers
 from cachesvc.daemon.sharer import AT_ONCE
+from cachesvc.daemon.tls import Certificates, server_credentials
 from cachesvc.leases import DaemonGrants
 from cachesvc.tiers.checksum import Passing
 from cachesvc.v1 import cachesvc_pb2 as pb
@@ -231,22 +232,23 @@ def test_few_peers_are_served_at_once(tmp_path: Path) -> None:
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
+def certified(folder: Path, name: str, signed_by: trustme.CA) -> list[str]:
+    """Options for a node with a certificate that it finds in a folder, beside the `ca.pem` that it believes."""
+    issued = signed_by.issue_cert("127.0.0.1")
+    issued.private_key_pem.write_to_path(str(folder / f"{name}.key"))
+    issued.cert_chain_pems[0].write_to_path(str(folder / f"{name}.pem"))
+    files = {"--tls-key": f"{name}.key", "--tls-cert": f"{name}.pem", "--tls-ca": "ca.pem"}
+    return [word for option, file in files.items() for word in (option, str(folder / file))]
+
+
 def test_nodes_know_one_another_by_their_certificates(tmp_path: Path) -> None:
     data = tmp_path / "data"
     contents = data_in(data)
-    ca, strangers = trustme.CA(), trustme.CA()
-    ca.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-
-    def options(name: str, signed_by: trustme.CA) -> list[str]:
-        issued = signed_by.issue_cert("127.0.0.1")
-        issued.private_key_pem.write_to_path(str(tmp_path / f"{name}.key"))
-        issued.cert_chain_pems[0].write_to_path(str(tmp_path / f"{name}.pem"))
-        files = {"--tls-key": f"{name}.key", "--tls-cert": f"{name}.pem", "--tls-ca": "ca.pem"}
-        return [word for option, file in files.items() for word in (option, str(tmp_path / file))]
-
-    other, address = start(tmp_path / "other", data, tls=options("other", ca))
-    node, _ = start(tmp_path / "node", data, "--peer", address, tls=options("node", ca))
-    stranger, _ = start(tmp_path / "stranger", data, "--peer", address, tls=options("stranger", strangers))
+    ca, strangers = authority(tmp_path), trustme.CA()
+    other, address = start(tmp_path / "other", data, tls=certified(tmp_path, "other", ca))
+    node, _ = start(tmp_path / "node", data, "--peer", address, tls=certified(tmp_path, "node", ca))
+    strange_ones = certified(tmp_path, "stranger", strangers)
+    stranger, _ = start(tmp_path / "stranger", data, "--peer", address, tls=strange_ones)
     with other, node, stranger:
         fill(other, data)
         listening(address)
@@ -254,6 +256,55 @@ def test_nodes_know_one_another_by_their_certificates(tmp_path: Path) -> None:
         _, strange = fill(stranger, data)
     assert (here.peer_bytes, here.source_bytes) == (len(contents), 0)
     assert (strange.peer_bytes, strange.source_bytes) == (0, len(contents))
+
+
+def authority(folder: Path) -> trustme.CA:
+    """Another one in the place of that which was believed."""
+    ca = trustme.CA()
+    ca.cert_pem.write_to_path(str(folder / "ca.pem"))
+    return ca
+
+
+def test_a_node_that_gives_uses_certificates_that_are_renewed(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    contents = data_in(data)
+    other, address = start(tmp_path / "other", data, tls=certified(tmp_path, "other", authority(tmp_path)))
+    with other:
+        fill(other, data)
+        listening(address)
+        later = authority(tmp_path)
+        certified(tmp_path, "other", later)
+        node, _ = start(tmp_path / "node", data, "--peer", address, tls=certified(tmp_path, "node", later))
+        with node:
+            _, here = fill(node, data)
+    assert (here.peer_bytes, here.source_bytes) == (len(contents), 0)
+
+
+def test_a_node_that_asks_uses_certificates_that_are_renewed(tmp_path: Path) -> None:
+    files = Tls(str(tmp_path / "node.pem"), str(tmp_path / "node.key"), str(tmp_path / "ca.pem"))
+    honest = Liar(lambda: iter([pb.ReadReply(data=GOOD, digests=digests_of(GOOD), size_bytes=len(GOOD))]))
+    certified(tmp_path, "node", authority(tmp_path))
+    with ExitStack() as stack:
+        (port,), target = free_ports(1), stack.enter_context(memory(len(GOOD)))
+        peers = Peers([f"127.0.0.1:{port}"], files)
+        certified(tmp_path, "node", authority(tmp_path))
+        stack.enter_context(serving(honest, port, server_credentials(files)))
+        assert peers.fill(ExtentId(bytes(16)), len(GOOD), target) == digests_of(GOOD)
+
+
+def test_certificates_are_those_of_before_while_the_new_ones_do_not_fit(tmp_path: Path) -> None:
+    ca = authority(tmp_path)
+    certified(tmp_path, "node", ca)
+    key, certificate = tmp_path / "node.key", tmp_path / "node.pem"
+    found = Certificates(Tls(str(certificate), str(key), str(tmp_path / "ca.pem")))
+    renewed = ca.issue_cert("127.0.0.1")
+    renewed.private_key_pem.write_to_path(str(key))
+    assert not found.renewed(), "the certificate is not there yet"
+    certificate.unlink()
+    assert not found.renewed()
+    renewed.cert_chain_pems[0].write_to_path(str(certificate))
+    assert found.renewed()
+    assert not found.renewed()
 
 
 def cmdline(pid: int) -> bytes:
@@ -362,10 +413,11 @@ class Liar(cachesvc_pb2_grpc.PeersServicer):  # type: ignore[misc]
 
 
 @contextmanager
-def serving(servicer: Liar) -> Iterator[str]:
+def serving(servicer: Liar, port: int = 0, tls: grpc.ServerCredentials | None = None) -> Iterator[str]:
     server = grpc.server(futures.ThreadPoolExecutor(2))
     cachesvc_pb2_grpc.add_PeersServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    address = f"127.0.0.1:{port}"
+    port = server.add_secure_port(address, tls) if tls else server.add_insecure_port(address)
     server.start()
     try:
         yield f"127.0.0.1:{port}"

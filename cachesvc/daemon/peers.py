@@ -18,7 +18,7 @@ from xxhash import xxh3_64_intdigest
 from cachesvc.config import Tls
 from cachesvc.core.errors import CorruptData
 from cachesvc.core.model import ExtentId
-from cachesvc.daemon.tls import client_credentials
+from cachesvc.daemon.tls import Certificates
 from cachesvc.sources.fetch import Into
 from cachesvc.tiers.checksum import Passing
 
@@ -40,7 +40,7 @@ class Peers:
     def __init__(self, addresses: Sequence[str], tls: Tls | None = None) -> None:
         """Raises InvalidInput for certificates that cannot be used."""
         self._again_at = dict.fromkeys(addresses, 0.0)
-        self._credentials = client_credentials(tls) if addresses and tls else None
+        self._certificates = Certificates(tls) if addresses and tls else None
         self._stubs: dict[str, Any] = {}
 
     def fill(self, extent: ExtentId, size_bytes: int, target: int) -> bytes | None:
@@ -99,20 +99,24 @@ class Peers:
         log.warning("a peer is left alone for a while", extra={"peer": address, "error": why})
 
     def _stub(self, address: str) -> Any:
-        if address not in self._stubs:
-            os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-            import grpc
+        if self._certificates is not None and self._certificates.renewed():
+            self._stubs = {}  # the connections that there are end with the calls that are under way
+        stub = self._stubs.get(address)
+        if stub is not None:
+            return stub
+        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+        import grpc
 
-            from cachesvc.v1 import cachesvc_pb2_grpc
+        from cachesvc.v1 import cachesvc_pb2_grpc
 
-            options = [
-                ("grpc.enable_http_proxy", 0),
-                ("grpc.max_reconnect_backoff_ms", int(RECONNECT_S * 1000)),
-            ]
-            channel = (
-                grpc.insecure_channel(address, options)
-                if self._credentials is None
-                else grpc.secure_channel(address, self._credentials, options)
-            )
-            self._stubs[address] = cachesvc_pb2_grpc.PeersStub(channel)
-        return self._stubs[address]
+        options = [
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.max_reconnect_backoff_ms", int(RECONNECT_S * 1000)),
+        ]
+        channel = (
+            grpc.insecure_channel(address, options)
+            if self._certificates is None
+            else grpc.secure_channel(address, self._certificates.client(), options)
+        )
+        stub = self._stubs[address] = cachesvc_pb2_grpc.PeersStub(channel)
+        return stub

@@ -1,10 +1,15 @@
-"""Mutual TLS, of the API's TCP port and between nodes."""
+"""Mutual TLS, of the API's TCP port and between nodes. Certificates are renewed while a daemon runs: whoever puts
+others in their files' place need not start it again."""
 
 from __future__ import annotations
 
+import logging
+import os
 import ssl
+import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from cachesvc.config import Tls
 from cachesvc.core.errors import InvalidInput
@@ -12,21 +17,73 @@ from cachesvc.core.errors import InvalidInput
 if TYPE_CHECKING:
     import grpc
 
+log = logging.getLogger(__name__)
+
+
+class Certificates:
+    """What lies in the three files, read again when one was replaced. For many threads."""
+
+    def __init__(self, tls: Tls) -> None:
+        """Raises as `read_tls`."""
+        self._tls = tls
+        self._seen = _marks(tls)
+        self._found = read_tls(tls)
+        self._lock = threading.Lock()
+
+    def renewed(self) -> bool:
+        """Whether there are others since the last call. While they cannot be used, since one of them is not there yet
+        perhaps, those of before are."""
+        with self._lock:
+            seen, self._seen = self._seen, _marks(self._tls)
+            if seen == self._seen:
+                return False
+            try:
+                found = read_tls(self._tls)
+            except InvalidInput as error:
+                log.warning("certificates are not renewed", extra={"error": str(error)})
+                return False
+            before, self._found = self._found, found
+            return before != found
+
+    def client(self) -> grpc.ChannelCredentials:
+        """They show our certificate, and demand one of the host that is called."""
+        import grpc
+
+        key, certificate, ca = self._found
+        return grpc.ssl_channel_credentials(ca, key, certificate)
+
+    def server(self) -> grpc.ServerCertificateConfiguration:
+        """Ours, and who may sign the clients'."""
+        import grpc
+
+        key, certificate, ca = self._found
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], ca)
+
 
 def server_credentials(tls: Tls) -> grpc.ServerCredentials:
-    """They demand a client certificate. Raises as `read_tls`."""
+    """They demand a client certificate, and are looked for anew at each connection. Raises as `read_tls`."""
     import grpc
 
-    key, certificate, ca = read_tls(tls)
-    return grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)
+    found = Certificates(tls)
+
+    def renewed() -> grpc.ServerCertificateConfiguration | None:
+        return found.server() if found.renewed() else None
+
+    fetch = cast("Callable[[], grpc.ServerCertificateConfiguration]", renewed)  # None is for no change
+    return grpc.dynamic_ssl_server_credentials(found.server(), fetch, require_client_authentication=True)
 
 
-def client_credentials(tls: Tls) -> grpc.ChannelCredentials:
-    """They show our certificate, and demand one of the host that is called. Raises as `read_tls`."""
-    import grpc
+def _marks(tls: Tls) -> list[tuple[int, ...]]:
+    """What changes when a file is replaced or written to; nothing of one that is not there."""
+    return [_mark(name) for name in (tls.key, tls.certificate, tls.ca)]
 
-    key, certificate, ca = read_tls(tls)
-    return grpc.ssl_channel_credentials(ca, key, certificate)
+
+def _mark(name: str) -> tuple[int, ...]:
+    try:
+        found = os.stat(name)
+    except OSError:
+        return ()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def read_tls(tls: Tls) -> tuple[bytes, bytes, bytes]:
