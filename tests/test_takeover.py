@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import random
 import signal
@@ -300,6 +301,16 @@ def test_without_a_daemon_it_starts_as_always(own: Node) -> None:
     grants = DaemonGrants(node.daemon.socket_dir, opened(node, records))
     read(grants, records.rows)
     grants.close()
+
+
+def test_a_daemon_that_is_ending_is_waited_for(own: Node) -> None:
+    """It has no sockets any more, and ends its fills and commits: here, a lock that somebody holds."""
+    own.daemon.stop()
+    with open(f"{own.daemon.socket_dir}/lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        own.daemon.process = own.daemon.spawn("--takeover")
+        wait_until(lambda: "a daemon that is ending is waited for" in own.daemon.log, END_S)
+    wait_until(own.daemon.ready, END_S)
 
 
 @pytest.mark.slow

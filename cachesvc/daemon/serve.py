@@ -43,7 +43,7 @@ from cachesvc.core.model import RAM, TierName
 from cachesvc.core.node import Node
 from cachesvc.core.policy import Settings as NodeSettings
 from cachesvc.core.policy import TierSpec
-from cachesvc.daemon.adoption import Adopted, Predecessor, fill_ram, meet, restore
+from cachesvc.daemon.adoption import END_S, Adopted, Predecessor, fill_ram, meet, restore
 from cachesvc.daemon.budgets import Budgets, checked_budget
 from cachesvc.daemon.crowds import Crowds, crowd_limits
 from cachesvc.daemon.datasets import Datasets, in_use, is_claimed
@@ -84,6 +84,7 @@ GC_THRESHOLDS = (1000, 2, 5000)
 """A full collection walks every extent's record: 30 ms for 20,000 extents, in the middle of a grant. What the
 core drops is no cycle, so one in millions of allocations is enough."""
 STOP_GRACE_S = 2.0
+END_POLL_S = 0.1
 SWITCH_INTERVAL_S = 0.0002
 """Python's own 5 ms is how long a gRPC thread may keep the event loop, and so a grant, waiting."""
 
@@ -112,7 +113,7 @@ def serve(settings: Settings) -> int:
     signal.set_wakeup_fd(loop.wake_fd, warn_on_full_buffer=False)
     before = meet(settings.socket_dir, settings.state_dir) if settings.takeover else None
     with (
-        _only_one(settings.socket_dir, before) as lock,
+        _only_one(settings.socket_dir, before, END_S if settings.takeover else 0.0) as lock,
         _filling(settings, allowed.roots, loop) as fillers,
         ExitStack() as ending,
     ):
@@ -138,11 +139,11 @@ def raise_open_files(wanted: int) -> int:
 
 
 @contextmanager
-def _only_one(directory: str, before: Predecessor | None) -> Iterator[int]:
+def _only_one(directory: str, before: Predecessor | None, wait_s: float) -> Iterator[int]:
     """Hold the socket directory's lock: the socket file alone cannot tell a live daemon from a dead one
-    without a race. A daemon that is taken over from shares its own. Raises InvalidInput where something else is in
-    a socket's place."""
-    lock = _locked(directory) if before is None else before.lock
+    without a race. A daemon that is taken over from shares its own; one that is ending, and cannot be met any more,
+    has `wait_s` for it. Raises InvalidInput where something else is in a socket's place."""
+    lock = _locked(directory, time.monotonic() + wait_s) if before is None else before.lock
     try:
         if before is None:
             for name in (CONTROL_SOCKET, GRANTS_SOCKET, TAKEOVER_SOCKET):
@@ -154,7 +155,7 @@ def _only_one(directory: str, before: Predecessor | None) -> Iterator[int]:
         os.close(lock)
 
 
-def _locked(directory: str) -> int:
+def _locked(directory: str, deadline: float) -> int:
     try:
         Path(directory).mkdir(parents=True, exist_ok=True)
         lock = os.open(f"{directory}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -162,14 +163,21 @@ def _locked(directory: str) -> int:
         raise NotAllowed(
             f"{directory} cannot hold the daemon's sockets ({error.strerror}); give --socket a directory of yours"
         ) from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise InvalidInput(
-            f"a daemon already serves {directory}; stop it, give --takeover, or give --socket another directory"
-        ) from None
-    return lock
+    told = False
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                os.close(lock)
+                raise InvalidInput(
+                    f"a daemon already serves {directory}; stop it, give --takeover, or give --socket another directory"
+                ) from None
+        if not told:
+            log.info("a daemon that is ending is waited for", extra={"socket": directory})
+        told = True
+        time.sleep(END_POLL_S)
 
 
 def _make_state_dir(directory: str) -> None:
