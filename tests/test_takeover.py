@@ -24,6 +24,8 @@ from cachesvc.catalog.build import Options
 from cachesvc.client import Control
 from cachesvc.config import CONTROL_SOCKET, GRANTS_SOCKET
 from cachesvc.core.model import DatasetId
+from cachesvc.daemon.adoption import Predecessor
+from cachesvc.daemon.takeover import Process
 from cachesvc.daemon.takeover_wire import PROTOCOL, SOCKET, Word, receive, receive_state, send
 from cachesvc.grants import Granted
 from cachesvc.leases import DaemonGrants
@@ -431,6 +433,18 @@ def test_an_old_daemon_that_dies_before_its_offer_is_replaced_by_a_cold_one(own:
     wait_until(lambda: grants.connect() or True)
     assert read(grants, records.rows) == {"ram"}
     grants.close()
+
+
+def test_nobody_says_that_what_a_dead_daemon_held_is_here(caplog: pytest.LogCaptureFixture) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with subprocess.Popen(["sleep", "60"]) as old:
+        before = Predecessor(ours, Process(old.pid), pb.TakeoverOffer(), lock=-1)
+        theirs.close()
+        old.kill()
+        assert before.hand_over().listener is None
+        before.adopted()
+    (said,) = caplog.messages
+    assert said == "the old daemon died before it handed over; starting without what it held"
 
 
 def waits_for_an_answer(node: Node) -> bool:

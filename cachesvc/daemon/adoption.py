@@ -94,7 +94,11 @@ class Predecessor:
         )
 
     def adopted(self) -> None:
-        """Tell it that nothing can go wrong any more, and wait for its end: sockets and ports are ours then."""
+        """Tell it that nothing can go wrong any more, and wait for its end: sockets and ports are ours then. Nothing
+        to do for one that died before it handed over."""
+        if self._channel.fileno() < 0:
+            self._process.close()
+            return
         try:
             send(self._channel, Word.ADOPTED)
         except OSError:
