@@ -1,4 +1,4 @@
-"""Fillers give way to whoever wakes up."""
+"""Fillers give way to whoever wakes up; and what they and the daemon have for standard descriptors."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ import os
 import struct
 import subprocess
 import sys
+from pathlib import Path
 from platform import machine
 
+import psutil
 import pytest
 
+from bench.node import Daemon
 from cachesvc.daemon import background
+from tests.test_daemon import wait_until
 
 _SHOW = """
 import ctypes, os, sys, threading
@@ -43,3 +47,19 @@ def test_a_c_library_without_the_call_costs_only_the_slice(monkeypatch: pytest.M
     monkeypatch.setattr(os, "nice", lambda _: 15)
     monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
     background.run_in_background()
+
+
+def test_where_standard_descriptors_were_closed_no_extent_gets_their_numbers(tmp_path: Path) -> None:
+    """A library that writes to standard error would write into it."""
+
+    class Closing(Daemon):
+        def spawn(self, *more: str) -> subprocess.Popen[bytes]:
+            command = [sys.executable, "-m", "cachesvc", "serve", *self._options, *more]
+            return subprocess.Popen(["sh", "-c", 'exec "$@" 0<&- >&- 2>&-', "sh", *command])
+
+    with Closing(tmp_path, ["--ram", "8MiB", "--extent-bytes", "4096", "--fillers", "1"]) as daemon:
+        assert daemon.process is not None
+        process = psutil.Process(daemon.process.pid)
+        wait_until(lambda: len(process.children()) == 2)
+        for pid in (process.pid, *(child.pid for child in process.children())):
+            assert {os.readlink(f"/proc/{pid}/fd/{number}") for number in range(3)} == {os.devnull}

@@ -92,6 +92,7 @@ SWITCH_INTERVAL_S = 0.0002
 def serve(settings: Settings) -> int:
     """Run the daemon until SIGTERM or SIGINT; returns the exit code. Raises CacheError when it cannot
     start: sockets in use, budgets that make no sense, a cache directory that cannot be used."""
+    _take_standard_descriptors()
     validate(settings)
     check_socket_dir(settings.socket_dir)
     check_ram(settings.ram_bytes, allowed_bytes())
@@ -127,6 +128,14 @@ def serve(settings: Settings) -> int:
         loop.run(runner.next_deadline, runner.tick, time.monotonic)
         log.info("stopping")
     return 0
+
+
+def _take_standard_descriptors() -> None:
+    """Where whoever started us closed 0, 1 or 2, an extent would get the number, here or in a filler: and gRPC writes
+    what it has to say to 2."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
 
 
 def raise_open_files(wanted: int) -> int:
