@@ -22,6 +22,9 @@ class Metrics:
     def __init__(self, runner: Runner, sharing: Sharing) -> None:
         self._runner = runner
         self._sharing = sharing
+        self._labels: dict[DatasetId, str] = {}
+        """As they were last told of. The daemon may have forgotten a dataset since; its part in a sum stays, since a
+        counter that falls looks like one that began anew."""
 
     def register(self) -> None:
         """Serve these from the process's default registry."""
@@ -100,7 +103,7 @@ class Metrics:
         of_bound = GaugeMetricFamily(
             "cachesvc_epoch_hits_of_bound", "Hit rate of the latest epoch over its bound.", labels=["dataset"]
         )
-        told = [(self._label(each.id), each.id) for each in self._runner.listed()]
+        told = self._told()
         counters = [(label, self._runner.node.counters(dataset)) for label, dataset in told]
         _tell(resident, (((label,), resident_bytes.get(dataset, 0)) for label, dataset in told))
         _tell(hits, (((label,), each.hits) for label, each in counters))
@@ -147,10 +150,22 @@ class Metrics:
                     quantiles.add_metric([label, quantile], wait / 1e6)
         return [steps, waited, quantiles]
 
+    def _told(self) -> list[tuple[str, DatasetId]]:
+        """Labels and datasets: those that are listed, and private ones that were. What is read to be indexed is in the
+        sum of private ones once it is: its bytes are those of the dataset that comes of it."""
+        listed = {each.id: each for each in self._runner.listed()}
+        labelled = [(self._label(each), each) for each in listed]
+        told = [each for each in labelled if each[0] != PRIVATE or not listed[each[1]].provisional]
+        self._labels |= {dataset: label for label, dataset in told}
+        gone = [each for each, label in self._labels.items() if label == PRIVATE and each not in listed]
+        return told + [(PRIVATE, each) for each in gone]
+
     def _label(self, dataset: DatasetId) -> str:
         """A dataset's name to everybody who may reach the port."""
         known = self._runner.datasets.known(dataset)
-        return dataset if known is not None and not known.rules else PRIVATE
+        if known is None:
+            return self._labels.get(dataset, PRIVATE)
+        return PRIVATE if known.rules else dataset
 
 
 def _tell(
