@@ -435,6 +435,36 @@ def test_an_old_daemon_that_dies_before_its_offer_is_replaced_by_a_cold_one(own:
     grants.close()
 
 
+@pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("moment", ["not met", "prepares"])
+def test_a_new_daemon_that_is_told_to_end_leaves_the_old_one_as_it_was(
+    own: Node, told: signal.Signals, moment: str
+) -> None:
+    node, records = own, stored(own)
+    grants = DaemonGrants(node.daemon.socket_dir, opened(node, records))
+    read(grants, records.rows)
+    old = node.daemon.process
+    assert old is not None
+    if moment == "not met":
+        old.send_signal(signal.SIGSTOP)
+    new = node.daemon.spawn("--takeover")
+    try:
+        if moment == "not met":
+            wait_until(lambda: waits_for_an_answer(node), END_S)
+        else:
+            wait_until(lambda: "prepares to take over" in node.daemon.log, END_S)
+            old.send_signal(signal.SIGSTOP)
+        new.send_signal(told)
+        assert new.wait(END_S) in (-told, 130)
+    finally:
+        new.kill()
+        old.send_signal(signal.SIGCONT)
+    read(grants, records.rows)
+    assert not grants.connect(), "the connection is the old one"
+    assert fetched(node) == records.rows.nbytes
+    grants.close()
+
+
 def test_nobody_says_that_what_a_dead_daemon_held_is_here(caplog: pytest.LogCaptureFixture) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with subprocess.Popen(["sleep", "60"]) as old:

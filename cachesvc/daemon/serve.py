@@ -108,11 +108,9 @@ def serve(settings: Settings) -> int:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     loop = Loop()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup's
-            signal.signal(number, lambda *_: loop.stop())
-    signal.set_wakeup_fd(loop.wake_fd, warn_on_full_buffer=False)
     before = meet(settings.socket_dir, settings.state_dir) if settings.takeover else None
+    if before is None:
+        _end_when_told(loop)
     with (
         _only_one(settings.socket_dir, before, END_S if settings.takeover else 0.0) as lock,
         _filling(settings, allowed.roots, loop) as fillers,
@@ -128,6 +126,15 @@ def serve(settings: Settings) -> int:
         loop.run(runner.next_deadline, runner.tick, time.monotonic)
         log.info("stopping")
     return 0
+
+
+def _end_when_told(loop: Loop) -> None:
+    """From here on a signal ends the daemon in order. Before it has taken over from another, one ends the process at
+    once, and the other goes on."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup's
+            signal.signal(number, lambda *_: loop.stop())
+    signal.set_wakeup_fd(loop.wake_fd, warn_on_full_buffer=False)
 
 
 def _take_standard_descriptors() -> None:
@@ -243,6 +250,7 @@ def _built(
     adopted = _adopted(before, datasets)
     tiers, specs, recovered = _tiers(settings, adopted, most_in_ram(open_files))
     if before is not None:
+        _end_when_told(loop)
         before.adopted()
     core = NodeSettings(
         max_fills=settings.fillers * settings.fills_per_filler, scrub_bytes_per_s=settings.scrub_rate
