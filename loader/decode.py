@@ -138,12 +138,16 @@ _PLAIN: dict[str, Decoder] = {
 
 
 def decoded(decode: Decoder, raw: bytes | None, where: Callable[[], str]) -> Any:
-    """One field's value; None for an absent field. Raises CorruptData naming the sample (`where`)."""
+    """One field's value; None for an absent field. Raises CorruptData naming the sample (`where`), and MemoryError."""
     if raw is None:
         return None
     try:
         return decode(raw)
-    except (ValueError, OSError, IndexError, SyntaxError) as error:
+    except MemoryError:
+        raise
+    except (
+        Exception
+    ) as error:  # decoders of other people, which meet any bytes: EOFError, TypeError, Pillow's own
         raise CorruptData(
             f"{where()} does not decode: {error}; mend the file or leave the field out"
         ) from error

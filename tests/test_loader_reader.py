@@ -357,6 +357,28 @@ def test_images_that_are_none_are_corrupt(encoding: str, raw: bytes) -> None:
         decoded(decoder("x", encoding), raw, lambda: "sample 3")
 
 
+def bitmap_of(width: int, height: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (1, 1)).save(file, "BMP")
+    return file.getvalue()[:18] + np.asarray([width, height], "<i4").tobytes() + file.getvalue()[26:]
+
+
+@pytest.mark.parametrize(
+    ("kind", "raw"),
+    [
+        ("npy", b""),
+        ("npy", b"\x93NUMPY\1\0\2\0{\n"),
+        ("json", b"[" * 200_000),
+        ("bmp", bitmap_of(1 << 15, 1 << 15)),
+        ("pil", b"\xff\xff\xff\xff\0\0\0\0\1\0\0\0L"),
+    ],
+    ids=["an empty file", "a cut header", "too deep", "too large", "too wide"],
+)
+def test_whatever_a_decoder_raises_over_bytes_it_cannot_read_is_corrupt_data(kind: str, raw: bytes) -> None:
+    with pytest.raises(CorruptData, match=r"^sample 3 does not decode"):
+        decoded(decoder(f"x.{kind}", kind), raw, lambda: "sample 3")
+
+
 def test_a_sample_that_does_not_decode_is_named(home: Path) -> None:
     datasets.write_files(home / "d", {"a.json": b"{", "b.json": b"{}"})
     dataset = in_memory(compiled(home / "d", home, format="files"))
