@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from cachesvc.client import Control
-from cachesvc.core.errors import DaemonUnavailable
+from cachesvc.core.errors import DaemonUnavailable, NotFound
 from cachesvc.core.model import DatasetId
 from cachesvc.core.order import Plan
 from cachesvc.leases import DaemonGrants
@@ -23,9 +23,10 @@ class Announcer:
         abandon_in_children(self.daemon)
 
     def submit(self, plan: Plan) -> None:
-        """From now on extents are needed so. A daemon that is away gets it when it is back: reads will say so."""
+        """From now on extents are needed so. A daemon that is away, or has forgotten the dataset, gets it when it is
+        back: reads will say so."""
         self._plan = plan
-        with suppress(DaemonUnavailable):
+        with suppress(DaemonUnavailable, NotFound):
             self.daemon.announce()
 
     def passed(self, step: int) -> None:

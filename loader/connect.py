@@ -6,14 +6,14 @@ import logging
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, get_args
 
 from cachesvc.catalog.build import Options
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.client import Control
-from cachesvc.core.errors import DaemonUnavailable, InvalidInput, NotAllowed, StateMismatch
+from cachesvc.core.errors import DaemonUnavailable, InvalidInput, NotAllowed, NotFound, StateMismatch
 from cachesvc.core.model import DatasetId
 from cachesvc.core.order import Plan
 from cachesvc.leases import DaemonGrants
@@ -23,6 +23,7 @@ from loader.failover import Failover
 from loader.launch import job_number
 from loader.local import local_path
 from loader.reader import ACQUIRE_TIMEOUT_S
+from loader.reopened import Reopened
 
 Policy = Literal["auto", "require", "off"]
 KNOCK_EVERY_S = 0.1
@@ -37,7 +38,8 @@ class Link:
     """Where one dataset version comes from; small, and picklable for workers.
 
     `daemon` is the directory of its sockets, empty without one; `path` the catalog file, empty with one;
-    `around` whether reads may go around a daemon that is gone; `job` what its readers have in common.
+    `around` whether reads may go around a daemon that is gone; `job` what its readers have in common; `uris` and
+    `options` what a daemon opened it from.
     """
 
     id: DatasetId
@@ -45,6 +47,8 @@ class Link:
     path: str = ""
     around: bool = False
     job: int = 0
+    uris: tuple[str, ...] = ()
+    options: Options = field(default_factory=Options)
 
     def catalog(self) -> Catalog:
         """Map the catalog. Raises StateMismatch when the file at `path` is another version's, DaemonUnavailable
@@ -52,7 +56,7 @@ class Link:
         if not self.daemon:
             found = Catalog.open(self.path)
         else:
-            fd = _granted_catalog(self.daemon, self.id)
+            fd = _granted_catalog(self)
             try:
                 found = Catalog.open(f"/proc/self/fd/{fd}")
             finally:
@@ -60,6 +64,13 @@ class Link:
         if found.id != self.id:
             raise StateMismatch(f"the catalog of version {self.id} holds {found.id}; open the dataset again")
         return found
+
+    def open_again(self) -> None:
+        """Have a daemon that does not know this version compile it once more. Raises SourceChanged when the source has
+        another one by now, and what opening a dataset raises."""
+        _log.warning("the daemon was started without the catalog of version %s: it opens it again", self.id)
+        with Control(self.daemon) as control:
+            control.open_dataset(self.uris, self.options, self.id)
 
     def access(self, catalog: Catalog) -> Access:
         """Connect this process."""
@@ -70,14 +81,21 @@ class Link:
         return around
 
 
-def _granted_catalog(directory: str, dataset: DatasetId) -> int:
+def _granted_catalog(link: Link) -> int:
     """Spawned workers ask for it in every epoch, and the daemon may be starting again just then."""
-    timeout_s, waiting = read_timeout_s(), False
+    timeout_s, waiting, forgotten = read_timeout_s(), False, False
     deadline = time.monotonic() + timeout_s
     while True:
-        asking = DaemonGrants(directory, dataset)
+        asking = DaemonGrants(link.daemon, link.id)
         try:
+            if forgotten:
+                link.open_again()
             return asking.catalog()
+        except NotFound:
+            if forgotten:
+                raise
+            forgotten = True
+            continue
         except DaemonUnavailable:
             if time.monotonic() >= deadline:
                 raise
@@ -100,7 +118,8 @@ def _through_daemon(link: Link, around: Access | None) -> Access:
             around.submit(plan)
         first.submit(plan)
 
-    grants = Failover(first.daemon, around.grants if around is not None else None)
+    daemon = Reopened(first.daemon, link.open_again)
+    grants = Failover(daemon, around.grants if around is not None else None)
     return Access(grants, submit, first.daemon.waited, first.daemon.suspect, announcer)
 
 
@@ -147,7 +166,8 @@ def _open_in_daemon(
         try:
             with Control() as control:
                 found = control.open_dataset(uris, options, version)
-                return Link(found.id, daemon=control.directory, around=around, job=job_number(os.environ))
+                job = job_number(os.environ)
+                return Link(found.id, control.directory, "", around, job, tuple(uris), options)
         except DaemonUnavailable:
             if time.monotonic() >= deadline:
                 if required:
