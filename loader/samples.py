@@ -151,9 +151,9 @@ class Samples:
         transform = self._form.transform
         if transform is None:
             return rows
-        if not self._transform_random:
-            return (transform(row) for row in rows)
-        return (transform(row, _generator(draw, n)) for row, n in zip(rows, samples.tolist(), strict=True))
+        random = self._transform_random
+        pairs = zip(rows, samples.tolist(), strict=True)
+        return (self._called(transform, random, row, n, draw) for row, n in pairs)
 
     def _gathered_rows(self, reader: Reader, samples: Ints) -> Iterator[Any]:
         values = self.tensor(reader, self.locate(reader, samples))
@@ -170,9 +170,19 @@ class Samples:
                 rows = ((self._decode_row(row, n), n) for row, n in rows)
             return (self._shape_sample(row, n) for row, n in rows)
         shaped = ((self._shape_sample(row, n), n) for row, n in rows)
-        if self._decode_random:
-            return (decode(row, _generator(draw, n)) for row, n in shaped)
-        return (decode(row) for row, _ in shaped)
+        return (self._called(decode, self._decode_random, row, n, draw) for row, n in shaped)
+
+    def _called(
+        self, ask: Callable[..., Any], random: bool, row: Any, sample: int, draw: tuple[int, int]
+    ) -> Any:
+        """What a callable of the user makes of a sample. What it raises stays what it is, and says over which sample
+        (from Python 3.11 on)."""
+        try:
+            return ask(row, _generator(draw, sample)) if random else ask(row)
+        except Exception as error:
+            if hasattr(error, "add_note"):
+                error.add_note(f"over {self._catalog.key(sample)} in {self._catalog.uri}")
+            raise
 
     def _decode_row(self, row: Sequence[Any], sample: int) -> tuple[Any, ...]:
         assert self._decoders is not None

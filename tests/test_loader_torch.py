@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +147,27 @@ def explode(sample: torch.Tensor) -> torch.Tensor:
 def test_errors_in_workers_keep_their_type(link: MemoryLink, workers: int) -> None:
     with pytest.raises(CorruptData, match="mend"):
         list(DataLoader(in_memory(link, transform=explode), num_workers=workers))
+
+
+def spoilt(sample: torch.Tensor) -> torch.Tensor:
+    if sample[0] == 4 * 7:
+        raise KeyError("spoilt")
+    return sample
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes")
+@pytest.mark.parametrize("given", [{}, {"num_workers": 1}, {"num_workers": 1, "worker_type": "thread"}])
+@pytest.mark.parametrize(
+    "form", [{"transform": spoilt}, {"decode": lambda raw: spoilt(np.frombuffer(raw, "<f4"))}]
+)
+def test_what_a_users_callable_raises_says_over_which_sample(
+    link: MemoryLink, form: dict[str, Any], given: dict[str, Any]
+) -> None:
+    with pytest.raises(KeyError) as caught:
+        list(DataLoader(in_memory(link, **form), batch_size=10, **given))
+    said = "".join(traceback.format_exception(caught.value))
+    assert "spoilt" in said
+    assert re.search(r"over r\.bin:7 in file://.*/r\.bin", said)
 
 
 def noisy(sample: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
