@@ -9,18 +9,24 @@ import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import get_worker_info
 
 ORPHANED = 1
 
 
 @dataclass(frozen=True, slots=True)
 class EndsWithTrainer:
-    """A `worker_init_fn`: ties this worker to its trainer, then runs the user's own."""
+    """A `worker_init_fn`: ties this worker to its trainer, then runs the user's own, to which `get_worker_info()` names
+    the user's dataset, not what makes batches of it."""
 
     then: Callable[[int], None] | None
 
     def __call__(self, worker: int) -> None:
         end_with_parent()
+        info: Any = get_worker_info()
+        object.__setattr__(info, "dataset", info.dataset.dataset)  # by itself it refuses to be changed
         if self.then is not None:
             self.then(worker)
 

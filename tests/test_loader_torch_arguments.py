@@ -53,6 +53,24 @@ class Shards(IterableDataset[int]):
         return iter(range(first, COUNT, step))
 
 
+class Opening(Dataset[int]):
+    """A user's dataset around one of ours, with something that each worker opens for itself."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset, self.opened = dataset, -1
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> int:
+        return int(self.dataset[index]) * 0 + self.opened
+
+
+def open_in_worker(worker: int) -> None:
+    info: Any = get_worker_info()
+    info.dataset.opened = info.id
+
+
 class Unwilling(Dataset[int]):
     """Fails at one sample."""
 
@@ -151,6 +169,13 @@ def test_an_exception_in_a_worker_arrives_with_its_type_and_message() -> None:
 
 def _refuse(worker: int) -> None:
     raise RuntimeError(f"worker {worker} does not start")
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_worker_init_finds_the_users_dataset(link: MemoryLink, context: str) -> None:
+    given: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": context}
+    loader = DataLoader(Opening(in_memory(link)), 10, worker_init_fn=open_in_worker, **given)
+    assert set(flat(loader)) == {0, 1}
 
 
 def test_an_exception_in_worker_init_arrives_too(link: MemoryLink) -> None:
