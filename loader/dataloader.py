@@ -162,7 +162,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def __len__(self) -> int:
         own = self._ours is not None
-        return self._prepared().turns(self._progress.epoch) * (self.epochs or 1) if own else super().__len__()
+        return self._prepared().turns_of(self.epoch, self.epochs or 1) if own else super().__len__()
 
     @property
     def _index_sampler(self) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -160,6 +161,12 @@ class Feed(TorchDataset[Any]):
         if self.spec.last == "short":
             return full + -(-order.tail_samples // self.share.batch_size)
         return full + self.share.accumulate
+
+    def turns_of(self, epoch: int, epochs: int) -> int:
+        """Batches of this rank in so many epochs, which differ where a mixture gets other weights."""
+        changes = self._composed.changes if isinstance(self._composed, Mixture) else ()
+        bounds = [epoch, *(each for each in changes if epoch < each < epoch + epochs), epoch + epochs]
+        return sum(self.turns(first) * (end - first) for first, end in pairwise(bounds))
 
     def _as_long_as(self, epoch: int) -> EpochOrder | RunOrder:
         """An order of an epoch's length: any, but that a mixture may have other weights in each."""

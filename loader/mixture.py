@@ -138,6 +138,11 @@ class Mixture(TorchDataset[Any]):
 
     # ---- for the loader
 
+    @property
+    def changes(self) -> tuple[int, ...]:
+        """The epochs from which on other weights hold, ascending."""
+        return tuple(phase.first for phase in self._phases)
+
     def run(self, spec: OrderSpec, epoch: int) -> MixtureRun:
         """The slots of an epoch."""
         phase, drawn = self._phases[0], [0] * len(self._parts)

@@ -297,6 +297,19 @@ def test_weights_change_at_the_beginning_of_an_epoch(root: Path) -> None:
         later.reweighed(dict(zip(parts, (1, 1, 1), strict=True)), epoch=1)
 
 
+def test_the_length_of_several_epochs_counts_each_by_its_own_weights(root: Path) -> None:
+    parts = numbers(root)
+    mixture = mix(dict(zip(parts, (10, 10, 0), strict=True)), by="choose")
+    for epoch, third in ((2, 10), (3, 0)):
+        mixture = mixture.reweighed(dict(zip(parts, (5, 5, third), strict=True)), epoch)
+    loader = DataLoader(mixture, batch_size=5, epochs=5)
+    assert len(loader) == len(list(loader)) == 4 + 4 + 4 + 2 + 2
+    assert len(loader) == 5 * 2  # epochs 5 to 9
+    loader.set_epoch(1)
+    loader.skip(5)  # to the second batch of epoch 2
+    assert len(loader) == 4 + 4 * 2
+
+
 def test_a_state_of_another_filter_mixture_or_packing_is_refused(root: Path) -> None:
     dataset = notes(root)
     parts = numbers(root)
