@@ -7,9 +7,10 @@ pinned memory stays until the event has come.
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,5 +75,16 @@ def each_tensor(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
     if type(batch) in (list, tuple):
         return type(batch)(each_tensor(each, change) for each in batch)
     if isinstance(batch, Mapping):
-        return {name: each_tensor(each, change) for name, each in batch.items()}
+        changed = {name: each_tensor(each, change) for name, each in batch.items()}
+        return changed if type(batch) is dict else _like(batch, changed)
     return batch
+
+
+def _like(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
+    """A mapping of a user's own type (a tokenizer's batch, say) with these values, as torch does it when it pins; a dict
+    where that type does not let itself be changed."""
+    if not isinstance(mapping, MutableMapping):
+        return values
+    found = copy.copy(mapping)
+    found.update(values)
+    return found
