@@ -93,7 +93,8 @@ class Engine:
         self._settings = settings
         self._loader: torch.utils.data.DataLoader[Any] | None = self._opened()
         self._batches: Iterator[Any] = iter(())
-        self._next = Turn(0, 0)
+        self._arriving: Iterator[int] = iter(())
+        """Their turns. Each iteration has its own: who still waits in an abandoned one moves nothing of the next."""
 
     def start(self, epoch: int, first: int, last: int) -> None:
         """Begin to fetch the turns [first, last) of an epoch."""
@@ -105,25 +106,22 @@ class Engine:
             # New workers get new slots: nothing that is left of the old ones can write into these.
             self._made_by.arena = Arena(loader.num_workers, loader.prefetch_factor or 1)
         turns.run, turns.epoch, turns.first, turns.last = turns.run + 1, epoch, first, last
-        self._next = Turn(epoch, first)
-        self._batches = iter(loader)
+        self._arriving, self._batches = iter(range(first, last)), iter(loader)
 
     def fetch(self, key: tuple[int, int]) -> Made:
         """The batch of a turn; earlier ones that were prefetched and skipped are dropped."""
         if self._loader is None:
             raise InvalidInput(CHILD_SAYS)
-        while True:
-            reached = self._next
-            made = self._arrived()
+        arriving = self._arriving
+        for turn in arriving:
+            made = self._arrived() if arriving is self._arriving else None
             if made is None:
-                raise CacheError(
-                    f"the workers ended before batch {key[1]} of epoch {key[0]}; look at their log"
-                )
-            self._next = Turn(reached.epoch, reached.turn + 1)
+                break
             if isinstance(made.batch, Handed):
                 made = made._replace(batch=made.batch.open())
-            if reached == key:
+            if turn == key[1]:
                 return made
+        raise CacheError(f"the workers ended before batch {key[1]} of epoch {key[0]}; look at their log")
 
     def _arrived(self) -> Made | None:
         try:

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import threading
 from collections import OrderedDict, UserDict
+from contextlib import suppress
+from multiprocessing.synchronize import Event
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
+import pytest
 import torch
 
+from loader import DataLoader
 from loader.device import each_tensor
+from loader.feed import Turn
+from loader.made import Maker
+from loader.workers import Engine
+from tests import datasets
+from tests.loader_fakes import MemoryLink, compiled, in_memory
 
 
 class Encoding(UserDict[str, Any]):
@@ -43,3 +56,45 @@ def test_a_batch_keeps_the_types_that_it_is_made_of() -> None:
     assert (right["x"].item(), right["y"][0].item(), right["y"][1]) == (1, 2, None)
     assert inner.input_ids.tolist() == [0, 0]  # pinned memory stays until the copy has ended
     assert each_tensor(MappingProxyType({"x": torch.zeros(1)}), one_more) == {"x": torch.ones(1)}
+
+
+@pytest.fixture
+def link(tmp_path: Path) -> MemoryLink:
+    datasets.array_file(tmp_path / "r.bin", np.arange(40, dtype="<i8").reshape(40, 1))
+    return compiled(tmp_path / "r.bin", tmp_path, format="records", dtype="(1,)i8")
+
+
+def test_a_thread_that_waits_in_an_abandoned_iteration_moves_nothing_of_the_next(link: MemoryLink) -> None:
+    go: Event = multiprocessing.get_context("fork").Event()
+    held = multiprocessing.get_context("fork").Event()
+
+    def gated(sample: torch.Tensor) -> torch.Tensor:
+        if sample == 8 and not held.is_set():
+            held.set()
+            assert go.wait(20)
+        return sample
+
+    loader = DataLoader(in_memory(link, transform=gated), batch_size=4)
+    engine = Engine(Maker(loader._prepared(), "raise"), {"num_workers": 1})
+
+    def numbers(turn: int) -> list[int]:
+        found: list[int] = engine.fetch(Turn(0, turn)).batch.flatten().tolist()
+        return found
+
+    engine.start(0, 0, 10)
+    assert [numbers(turn) for turn in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+    def waits() -> None:
+        with suppress(KeyError):  # the memory of its batch has gone with its iteration
+            numbers(2)
+
+    late = threading.Thread(target=waits)
+    late.start()
+    assert held.wait(20)
+    engine.start(0, 0, 10)
+    before = [numbers(turn) for turn in range(4)]
+    go.set()
+    late.join(20)
+    after = [numbers(turn) for turn in range(4, 10)]
+    engine.rest()
+    assert [n for batch in before + after for n in batch] == list(range(40))
