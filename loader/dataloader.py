@@ -25,7 +25,7 @@ from loader.foreign import foretold, hear_epochs, tell_epoch
 from loader.inside import Core, flattened, ours
 from loader.mend import BadSample, Mender, OnError
 from loader.peers import PEER_FAILURE_S, PeerWatch, watch_for, watched
-from loader.progress import NEWER_ITERATION, STATE_VERSION, STATELESS, Progress, State, parsed
+from loader.progress import NEWER_ITERATION, STATELESS, Progress, State, parsed
 from loader.reader import Ints
 from loader.setup import (
     Window,
@@ -36,6 +36,7 @@ from loader.setup import (
     headline,
     resumed,
     share_of,
+    state_of,
     window_extents,
 )
 from loader.stats import Stats
@@ -43,6 +44,7 @@ from loader.topology import Topology, agree, job_store, must_stand, resolve
 
 PASSED_EVERY_S = 0.05
 """How often the daemon hears where this rank stands besides the ends of extents: a message costs 5 us."""
+OF_ONE_PROCESS = ("_topology", "_feed", "_engine", "_account", "_job", "_iterations", "_iteration")
 _log = logging.getLogger("cachesvc")
 
 
@@ -133,15 +135,27 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._ours = ours(dataset) if own and not isinstance(dataset, IterableDataset) else None
         if self._ours is None and sampler is None and batch_sampler is None:
             refuse_unused(rank, world_size, mesh, self.global_batch_size, self.epochs, last)
-        if self._ours is not None:
-            hear_epochs(self.sampler, self.set_epoch)
         self._progress = Progress()
         self._loaded: State | None = None
+        self._begin_in_process()
+
+    def _begin_in_process(self) -> None:
+        """What this very object has, and no copy of it."""
+        if self._ours is not None:
+            hear_epochs(self.sampler, self.set_epoch)
         self._topology: Topology | None = None
         self._feed: Feed | None = None
         self._engine: Fetches | None = None
-        self._account = Account(num_workers > 0 or pin_memory or self._device is not None, num_workers > 0)
+        others = self.num_workers > 0 or self.pin_memory or self._device is not None
+        self._account = Account(others, self.num_workers > 0)
         self._job, self._iterations, self._iteration = "", 0, object()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: each for name, each in self.__dict__.items() if name not in OF_ONE_PROCESS}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin_in_process()
 
     # ---- torch's surface
 
@@ -227,26 +241,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if self._ours is None:
             warnings.warn(STATELESS, stacklevel=2)
             return {}
-        feed = self._prepared()
-        spec, (epoch, turn) = feed.spec, self._progress.place_in(feed.turns)
-        step, micro = divmod(turn, feed.share.accumulate)
-        return State(
-            version=STATE_VERSION,
-            dataset=self._identity,
-            samples=len(self.dataset),  # type: ignore[arg-type]
-            epoch=epoch,
-            step=step,
-            micro=micro,
-            steps=feed.steps(epoch),
-            seed=spec.seed,
-            global_batch=spec.global_batch,
-            batch_size=feed.share.batch_size if micro else 0,
-            world_size=self._where().world_size if micro else 0,
-            window_extents=spec.window_extents,
-            canonical_nodes=spec.canonical_nodes,
-            shuffle=spec.shuffle,
-            last=spec.last,
-        ).plain()
+        feed, samples = self._prepared(), len(self.dataset)  # type: ignore[arg-type]
+        place = self._progress.place_in(feed.turns)
+        return state_of(self._identity, samples, feed, place, self._where().world_size).plain()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue a saved run at the next `iter()`, at any number of ranks and workers that divides its global

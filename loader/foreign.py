@@ -88,17 +88,25 @@ def foretold(sampler: Any, dataset: TorchDataset[Any], behind: int) -> Any:
     return Foretold(sampler, dataset, behind) if known else sampler
 
 
-def hear_epochs(sampler: Any, set_epoch: Callable[[int], None]) -> None:
-    """Have a loader hear of epochs, by its method, from whoever tells its sampler: Lightning, and scripts that were
-    written for a DistributedSampler."""
-    method = weakref.WeakMethod(set_epoch)
+class _Told:
+    """A sampler's `set_epoch`, which its loader hears. A copy tells nobody until its own loader wants to hear."""
 
-    def told(epoch: int) -> None:
-        hears = method()
+    def __init__(self, set_epoch: Callable[[int], None] | None = None) -> None:
+        self._hears = None if set_epoch is None else weakref.WeakMethod(set_epoch)
+
+    def __call__(self, epoch: int) -> None:
+        hears = None if self._hears is None else self._hears()
         if hears is not None:
             hears(epoch)
 
-    sampler.set_epoch = told
+    def __reduce__(self) -> tuple[type[_Told], tuple[()]]:
+        return _Told, ()
+
+
+def hear_epochs(sampler: Any, set_epoch: Callable[[int], None]) -> None:
+    """Have a loader hear of epochs, by its method, from whoever tells its sampler: Lightning, and scripts that were
+    written for a DistributedSampler."""
+    sampler.set_epoch = _Told(set_epoch)
 
 
 def tell_epoch(samplers: Iterable[Any], epoch: int) -> None:

@@ -10,9 +10,9 @@ import numpy as np
 from cachesvc.core.arguments import whole_number
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order import Last, OrderSpec
-from loader.feed import Share
+from loader.feed import Feed, Share
 from loader.mixture import begun
-from loader.progress import State
+from loader.progress import STATE_VERSION, State
 from loader.topology import Topology
 
 WINDOW_BYTES = 256 << 20
@@ -85,6 +85,29 @@ def share_of(global_batch: int, batch_size: int, topology: Topology) -> Share:
         )
     width = global_batch // world
     return Share(topology.rank * width, (topology.rank + 1) * width, batch_size)
+
+
+def state_of(identity: str, samples: int, feed: Feed, place: tuple[int, int], world_size: int) -> State:
+    """What is saved at an epoch and turn."""
+    spec, share, epoch = feed.spec, feed.share, place[0]
+    step, micro = divmod(place[1], share.accumulate)
+    return State(
+        version=STATE_VERSION,
+        dataset=identity,
+        samples=samples,
+        epoch=epoch,
+        step=step,
+        micro=micro,
+        steps=feed.steps(epoch),
+        seed=spec.seed,
+        global_batch=spec.global_batch,
+        batch_size=share.batch_size if micro else 0,
+        world_size=world_size if micro else 0,
+        window_extents=spec.window_extents,
+        canonical_nodes=spec.canonical_nodes,
+        shuffle=spec.shuffle,
+        last=spec.last,
+    )
 
 
 def check_data(state: State, identity: str, samples: int) -> None:

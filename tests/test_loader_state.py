@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -211,3 +214,23 @@ def test_epochs_and_skips_are_whole_numbers(link: MemoryLink, wrong: Any) -> Non
     for method in (run.set_epoch, run.skip):
         with pytest.raises(InvalidInput):
             method(wrong)
+
+
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 1}, {"num_workers": 1, "worker_type": "thread"}])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda given: pickle.loads(pickle.dumps(given))])
+def test_a_copy_of_a_loader_goes_on_by_itself(
+    link: MemoryLink, copied: Callable[[DataLoader], DataLoader], workers: dict[str, Any]
+) -> None:
+    """As processes get theirs that a launcher spawns with the loader as an argument."""
+    first = loader(link, **workers)
+    whole = rows(first)
+    first.load_state_dict(loader(link).state_dict())
+    first.skip(3)
+    second = copied(first)
+    reading = iter(first)
+    begun = rows(islice(reading, 2))
+    third = copied(first)
+    assert begun + rows(reading) == rows(second) == whole[3:]
+    assert third.state_dict()["step"] == 5
+    third.sampler.set_epoch(7)  # type: ignore[union-attr]
+    assert (first.epoch, second.epoch, third.epoch) == (1, 1, 7)
