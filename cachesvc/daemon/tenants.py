@@ -98,11 +98,12 @@ class Tenants:
         return [each for each in self._allowlist.prefixes or () if admits(self._over(each), peer)]
 
     def rules_of(self, folder: str, objects: Iterable[str]) -> frozenset[Rule]:
-        """The rules over a dataset's objects, all of which lie below `folder`; all of them must be met."""
+        """The rules over a dataset's objects, all of which lie below `folder`; all of them must be met. What lies in
+        storages of several kinds has no folder in common: then that is below no prefix."""
         if not self._rules:
             return frozenset()
-        folder = folder.rstrip("/")
-        if any(under(prefix, (folder,)) for prefix in self._allowlist.prefixes or () if prefix != folder):
+        folder, prefixes = folder.rstrip("/"), self._allowlist.prefixes or ()
+        if not under(folder, prefixes) or any(under(each, (folder,)) for each in prefixes if each != folder):
             return frozenset(rule for uri in objects for rule in self._over(uri))
         return frozenset(self._over(folder))
 
