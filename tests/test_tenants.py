@@ -67,7 +67,9 @@ def test_the_longest_prefix_decides_and_a_listing_meets_every_rule_below_it() ->
 
 def test_a_dataset_in_storages_of_several_kinds_meets_the_rules_of_each() -> None:
     tenants = Tenants(allowlist(["s3://a/", "/b"]), [Rule("s3://a/", (ALICE,), ()), Rule("/b", (BOB,), ())])
-    found = tenants.rules_of("/", ["s3://a/x", "file:///b/y"])  # what their URIs begin with in common is nothing
+    found = tenants.rules_of(
+        "/", ["s3://a/x", "file:///b/y"]
+    )  # what their URIs begin with in common is nothing
     assert {rule.uids for rule in found} == {(ALICE,), (BOB,)}
 
 

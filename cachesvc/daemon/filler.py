@@ -45,8 +45,6 @@ from cachesvc.tiers.tier import Checksums
 log = logging.getLogger(__name__)
 MAX_CATALOGS = 16
 """Open catalogs; each costs two descriptors and no memory of its own."""
-MAX_JOBS = 16
-"""Side by side: fills are fewer, builds of other datasets must not wait for one that takes minutes."""
 PROGRESS_S = 0.2
 WATCH_S = 1.0
 
@@ -71,7 +69,7 @@ class Filler:
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
         self._peers = _peers(settings)
         self._own = threading.local()
-        self._jobs = ThreadPoolExecutor(MAX_JOBS, thread_name_prefix="job")
+        self._jobs = ThreadPoolExecutor(jobs.SIDE_BY_SIDE, thread_name_prefix="job")
         self._catalogs: OrderedDict[str, Catalog] = OrderedDict()
         self._catalogs_lock = threading.Lock()
         self._building: dict[str, tuple[threading.Lock, int]] = {}

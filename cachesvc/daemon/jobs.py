@@ -16,6 +16,8 @@ MAX_DATAGRAM_BYTES = 192 << 10
 MAX_BODY_BYTES = 256 << 20
 """Of a message in a memfd: 100,000 URIs of the longest kind."""
 MAX_DESCRIPTORS = 4
+SIDE_BY_SIDE = 16
+"""Jobs that a process works at: fills are fewer, builds of other datasets must not wait for one that takes minutes."""
 IN_MEMFD = b"+"
 
 

@@ -15,8 +15,8 @@ from cachesvc.core.events import Command, Event
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.node import Node
 from cachesvc.core.stalls import StallReport, Stalls
-from cachesvc.daemon import jobs
 from cachesvc.daemon.budgets import Budgets
+from cachesvc.daemon.builds import Builds
 from cachesvc.daemon.checks import Checks, short_of_descriptors
 from cachesvc.daemon.datasets import Dataset, Datasets, unknown
 from cachesvc.daemon.fillers import Fillers
@@ -78,7 +78,7 @@ class Runner:
         self.fills = Fills(self._tiers, self._lanes, datasets, fillers, self.checks, self.handle)
         self._granting: dict[int, events.Grant] = {}
         self._settling = Settling()
-        self._fillers = fillers
+        self.builds = Builds(fillers.build)
         self._clock = clock
         self._ids = itertools.count(1)
         self._execute: dict[type[Command], Callable[..., None]] = {
@@ -156,10 +156,6 @@ class Runner:
         """Call `then` on the loop's thread when `done` (`node.claimed`, `node.claims.settled` or `.evicted`) says that
         nothing of its kind is under way for a dataset."""
         self._settling.add(partial(done, dataset), then)
-
-    def build(self, job: Callable[[int], jobs.Build], answered: Callable[[jobs.Answer], None]) -> None:
-        """Resolve URIs in the builder process; `answered` runs on the loop's thread for every answer."""
-        self._fillers.build(job, answered)
 
     def asked(self) -> SourceCounters:
         """What was asked of the sources since this daemon started."""

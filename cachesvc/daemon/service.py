@@ -19,6 +19,7 @@ from cachesvc.config import Settings
 from cachesvc.core import errors, events
 from cachesvc.core.model import DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.daemon import jobs
+from cachesvc.daemon.builds import Opening
 from cachesvc.daemon.datasets import Dataset, unknown
 from cachesvc.daemon.grants import Known
 from cachesvc.daemon.lookups import Lookups
@@ -74,9 +75,12 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
             uris = self._canonical(request.uris, self._caller(context))
             options = options_of(request.options, self._settings)
             answers: queue.Queue[jobs.Answer] = queue.Queue()
-            self._loop.call(lambda: self._build(uris, options, request.refresh, answers))
-            while isinstance(answer := self._next(answers, context), jobs.Progress):
-                yield pb.OpenDatasetReply(indexed_bytes=answer.done_bytes, total_bytes=answer.total_bytes)
+            opening = self._open(uris, options, request.refresh, self._uid(context), answers)
+            try:
+                while isinstance(answer := self._next(answers, context), jobs.Progress):
+                    yield pb.OpenDatasetReply(indexed_bytes=answer.done_bytes, total_bytes=answer.total_bytes)
+            finally:
+                self._loop.post(lambda: self._runner.builds.leave(opening, answers.put))
             if answer.code:
                 raise errors.from_code(answer.code, answer.message)
             if request.version and request.version != answer.dataset:
@@ -193,14 +197,15 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
             raise unknown(DatasetId(wanted))
         return self._loop.call(lambda: self._runner.datasets.admit(loaded))
 
-    def _build(
-        self, uris: list[str], options: Options, refresh: bool, answers: queue.Queue[jobs.Answer]
-    ) -> None:
+    def _open(
+        self, uris: list[str], options: Options, refresh: bool, user: int, answers: queue.Queue[jobs.Answer]
+    ) -> Opening:
         plain = {field.name: getattr(options, field.name) for field in fields(options)}
         job = partial(
             jobs.Build, uris=uris, options=plain, catalogs=self._runner.datasets.directory, refresh=refresh
         )
-        self._runner.build(job, answers.put)
+        asked = (tuple(uris), options, refresh)
+        return self._loop.call(lambda: self._runner.builds.open(user, asked, job, answers.put))
 
     def _dataset_of(self, request: pb.SubmitPlanRequest) -> tuple[ReaderId, Known]:
         assert self._runner.grants is not None
