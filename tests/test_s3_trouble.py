@@ -19,9 +19,9 @@ import pytest
 from cachesvc.core.errors import CorruptData, NotAllowed, SourceChanged, SourceUnavailable
 from cachesvc.core.model import ObjectVersion, Piece, extent_of
 from cachesvc.sources.fetch import Fetcher
-from cachesvc.sources.http import Connection
+from cachesvc.sources.http import Connection, wait_s
 from cachesvc.sources.resilient import Resilience, Resilient
-from cachesvc.sources.s3 import S3Settings, S3Source, open_s3
+from cachesvc.sources.s3 import S3Settings, S3Source, _verify, open_s3
 from tests.fake_s3 import FakeS3, Object, fake_s3, pattern
 from tests.test_sources_resilient import Clock
 
@@ -316,3 +316,45 @@ def test_an_object_overwritten_with_the_same_length_is_never_mixed(server: FakeS
     put(server, DATA[::-1])
     with pytest.raises(SourceChanged, match="overwritten"):
         read(source, version)
+
+
+@pytest.mark.parametrize("digits", ["\xb2", "9" * 5000, "-1", "+8", "1_0"])
+@pytest.mark.parametrize(
+    "head",
+    [
+        "HTTP/1.1 200 OK\r\nContent-Length: {}",
+        "HTTP/1.1 {} OK\r\nContent-Length: 8",
+        'HTTP/1.1 206 OK\r\nETag: "e"\r\nContent-Length: 4\r\nContent-Range: bytes 0-3/{}',
+        "HTTP/1.1 503 Slow\r\nRetry-After: {}\r\nContent-Length: 0",
+    ],
+)
+def test_numbers_that_are_none_are_the_servers_error(head: str, digits: str) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(head.format(digits).encode("latin-1") + b"\r\n\r\n")
+        theirs.shutdown(socket.SHUT_WR)
+        connection = Connection(ours, "server")
+        with suppress(SourceUnavailable):
+            answer = connection.ask(b"GET / HTTP/1.1\r\n\r\n")
+            if answer.status == 503:
+                assert wait_s(answer.headers) == 0.0
+            else:
+                _verify(ObjectVersion("s3://b/k", 8, ""), 0, 4, answer)
+
+
+@pytest.mark.parametrize(
+    ("said", "waits_s"),
+    [
+        ({"retry-after": "7"}, 7.0),
+        ({"retry-after": "Wed, 21 Oct 2026 07:28:09 GMT", "date": "Wed, 21 Oct 2026 07:28:00 GMT"}, 9.0),
+        ({"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT", "date": "Wed, 21 Oct 2026 07:28:09 GMT"}, 0.0),
+        ({"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT"}, 0.0),
+        ({"retry-after": "Wed, 21 Oct 2026 07:28:00 -0000", "date": "Wed, 21 Oct 2026 07:28:00 GMT"}, 0.0),
+        ({"retry-after": "soon"}, 0.0),
+        ({}, 0.0),
+    ],
+)
+def test_a_server_may_say_in_seconds_or_as_a_date_when_to_ask_again(
+    said: dict[str, str], waits_s: float
+) -> None:
+    assert wait_s(said) == waits_s

@@ -8,12 +8,14 @@ plain socket is one system call that runs outside the interpreter lock.
 from __future__ import annotations
 
 import errno
+import re
 import socket
 import ssl
 import struct
 import threading
 import time
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 
 from cachesvc.core.errors import CacheError, NotAllowed, SourceUnavailable
 from cachesvc.sources.proxies import Proxy
@@ -26,6 +28,7 @@ MAX_HEAD_BYTES = 64 << 10
 MAX_ERROR_BODY_BYTES = 64 << 10
 IDLE_CONNECTIONS = 128
 _RECV_BYTES = 4096
+_NUMBER = re.compile("[0-9]{1,18}")
 
 
 class Hangup(SourceUnavailable):
@@ -152,13 +155,13 @@ class Connection:
         lines = head.decode("latin-1").split("\r\n")
         headers = {name.lower(): value.strip() for name, _, value in (x.partition(":") for x in lines[1:])}
         version, _, rest = lines[0].partition(" ")
-        status, length = rest[:3], headers.get("content-length", "")
-        if not version.startswith("HTTP/1.") or not status.isdigit():
+        status, length = number(rest[:3]), number(headers.get("content-length", ""))
+        if not version.startswith("HTTP/1.") or status is None:
             raise SourceUnavailable(f"{self._name} does not speak HTTP/1.1")
         self._keep = headers.get("connection", "").lower() != "close" and version == "HTTP/1.1"
-        known = length.isdigit() and "transfer-encoding" not in headers
-        self._left = int(length) if known else 1
-        return Answer(int(status), headers, self._left if known else None)
+        length = None if "transfer-encoding" in headers else length
+        self._left = 1 if length is None else length
+        return Answer(status, headers, length)
 
     def _unavailable(self, error: OSError) -> SourceUnavailable:
         late = isinstance(error, ssl.SSLWantReadError | TimeoutError) or error.errno == errno.EAGAIN
@@ -236,6 +239,26 @@ class Pool:
         for connections in kept.values():
             for connection in connections:
                 connection.close()
+
+
+def number(text: str) -> int | None:
+    """What a server says in decimal digits; None for anything else (more of them than any object has, or those of other
+    scripts, which `isdigit` takes and `int` may not)."""
+    return int(text) if _NUMBER.fullmatch(text) else None
+
+
+def wait_s(headers: dict[str, str]) -> float:
+    """For how long a server wants to be left alone (Retry-After), in seconds; 0 where it does not say. A date is held
+    against the server's own, for our clock may go wrong."""
+    said = headers.get("retry-after", "")
+    seconds = number(said)
+    if seconds is not None:
+        return float(seconds)
+    try:
+        until, now = parsedate_to_datetime(said), parsedate_to_datetime(headers.get("date", ""))
+        return max(0.0, (until - now).total_seconds())
+    except (TypeError, ValueError):  # no date; or one with a zone beside one without
+        return 0.0
 
 
 def _refused(proxy: Proxy, status: int) -> CacheError:

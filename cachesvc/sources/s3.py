@@ -42,8 +42,10 @@ from cachesvc.sources.http import (
     Connection,
     Hangup,
     Pool,
+    number,
     unknown_to_proxy,
     untrusted,
+    wait_s,
 )
 from cachesvc.sources.identity import EXPIRED, Identity
 from cachesvc.sources.proxies import proxy_of
@@ -341,7 +343,7 @@ def _verify(version: ObjectVersion, offset: int, size: int, answer: Answer) -> N
         raise SourceChanged(f"{uri} is no longer the version {version.etag}: it was overwritten")
     if answer.status == 206 and span is not None:
         served, _, total = span.removeprefix("bytes ").partition("/")
-        if total.isdigit() and int(total) != version.size_bytes:
+        if number(total) not in (None, version.size_bytes):
             raise SourceChanged(f"{uri} has {total} bytes, not {version.size_bytes}: it was overwritten")
         if served != f"{offset}-{offset + size - 1}":
             raise SourceUnavailable(f"the server answered bytes {served} of {uri}, not those asked for")
@@ -364,8 +366,7 @@ def _error(status: str, code: str, uri: str, headers: dict[str, str]) -> CacheEr
         return NotFound(f"{uri}: {what}")
     error = SourceUnavailable(f"{uri}: the server answered {said}")
     error.throttled = bool({status, code} & _THROTTLED)
-    wait = headers.get("retry-after", "")
-    error.retry_after_s = min(float(wait), MAX_RETRY_AFTER_S) if wait.isdigit() else 0.0
+    error.retry_after_s = min(wait_s(headers), MAX_RETRY_AFTER_S)
     return error
 
 
