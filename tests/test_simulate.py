@@ -216,3 +216,23 @@ def test_the_command_prints_a_table_with_a_plot_and_json(capsys: pytest.CaptureF
 def test_a_batch_beyond_all_samples_is_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["simulate", "--shards", "10", "--samples", "1", "--batch", "11", "--epochs", "2"]) == 2
     assert "an epoch has no step" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--cache", "1e-12", "--policy", "random"], "room for one shard"),
+        (["--cache", "0.3", "--policy", "keep"], "room for one shard"),
+        (["--cache", "0.6", "--ram", "0.5", "--policy", "keep"], "room for one shard"),
+        (["--cache", "1", "--latency-s", "1e308"], "--latency-s"),
+        (["--cache", "1", "--step-s", "1e308"], "--step-s"),
+        (["--cache", "1", "--seed", str(1 << 64)], "--seed"),
+    ],
+)
+def test_what_cannot_be_simulated_is_said_at_once(
+    capsys: pytest.CaptureFixture[str], words: list[str], named: str
+) -> None:
+    assert run(["simulate", "--shards", "3", "--epochs", "2", "--json", *words]) == 2
+    out, error = capsys.readouterr()
+    assert not out
+    assert named in json.loads(error)["error"]

@@ -13,6 +13,8 @@ from cachesvc.core.model import EXTENT_BYTES
 
 BAR = 40
 """Columns of the plot: a bar of full length is a hit rate of 1."""
+DAY_S = 86_400
+"""Nobody's step or first byte takes longer; and sums of such numbers stay numbers."""
 
 
 @click.command()
@@ -48,13 +50,17 @@ BAR = 40
 @click.option("--ranks", type=click.IntRange(1), default=1, show_default=True, help="Readers of the node.")
 @click.option(
     "--step-s",
-    type=options.Number(0, min_open=True),
+    type=options.Number(0, DAY_S, min_open=True),
     default=0.05,
     show_default=True,
     help="Compute a step.",
 )
 @click.option(
-    "--latency-s", type=options.Number(0), default=0.02, show_default=True, help="The source's first byte."
+    "--latency-s",
+    type=options.Number(0, DAY_S),
+    default=0.02,
+    show_default=True,
+    help="The source's first byte.",
 )
 @click.option(
     "--source-rate", type=options.SIZE, default=2 * 10**9, help="Bytes/s of the source.  [default: 2GB]"
@@ -66,7 +72,9 @@ BAR = 40
     show_default=True,
     help="Part of fetches that fail.",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Same seed, same run.")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**64 - 1), default=0, show_default=True, help="Same seed, same run."
+)
 @click.option("--json", is_flag=True, help="One JSON object a policy and cache size.")
 def simulate(**given: Any) -> int:
     """Run epochs on a simulated node: the daemon's real decisions, a virtual clock, a source with a seed.
@@ -111,6 +119,10 @@ def _run(name: Any, cache: float, given: dict[str, Any]) -> Any:
     )
     capacity = int(cache * work.size_bytes)
     ram = int(capacity * given["ram"])
+    if max(ram, capacity - ram) < work.shard_bytes:
+        raise InvalidInput(
+            f"--cache {cache:g} leaves no tier with room for one shard; give more, or more --shards"
+        )
     source = SourceSpec(given["latency_s"], bytes_per_s=given["source_rate"], fault_rate=given["faults"])
     spec = NodeSpec(tiers_of(ram, capacity - ram), source=source, step_s=given["step_s"])
     return run(name, spec, work)
