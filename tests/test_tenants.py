@@ -200,6 +200,16 @@ def test_a_tenant_uses_its_own_data_and_meets_nothing_of_another_s(daemon: Daemo
     assert bobs in str(seen())
 
 
+def test_objects_below_several_prefixes_may_be_called_what_no_typed_uri_may(tmp_path: Path) -> None:
+    options = ["--ram", "1MiB", "--extent-bytes", str(EXTENT), "--fillers", "1"]
+    for folder, name in (("a", "we\\ird.bin"), ("b", "x%2Fy.bin")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_bytes(bytes(EXTENT))
+        options += ["--allow", str(tmp_path / folder)]
+    with Daemon(tmp_path / "node", options) as daemon, Control(daemon.socket_dir) as control:
+        assert control.open_dataset([f"{tmp_path}/a", f"{tmp_path}/b"], RECORDS).samples == 32
+
+
 @pytest.mark.parametrize("ruled", [False, True])
 def test_what_an_allowlist_no_longer_has_is_as_if_it_were_not_there(tmp_path: Path, ruled: bool) -> None:
     """Whoever kept the id of a dataset learns no name of its objects and no prefix that is allowed now."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.config import Rule
-from cachesvc.core.errors import CorruptData, InvalidInput, NotAllowed, NotFound
+from cachesvc.core.errors import CorruptData, NotAllowed, NotFound
 from cachesvc.core.model import DatasetId, ExtentId
 from cachesvc.core.node import Node
 from cachesvc.daemon.lookups import Lookups
@@ -177,14 +177,12 @@ class Datasets:
     def _check_allowed(self, wanted: DatasetId, catalog: Catalog) -> None:
         """The allowlist may have become narrower since the catalog was built: then whoever has its id is not told
         of its objects, nor of the prefixes that are allowed now. Raises NotFound, caused by the refusal."""
-        try:
-            self._allowlist.check(_folder(catalog))
-        except (NotAllowed, InvalidInput):
-            try:
-                for index in range(catalog.objects):  # their common prefix is above what is allowed
-                    self._allowlist.check(catalog.object(index).uri)
-            except (NotAllowed, InvalidInput) as refusal:
-                raise unknown(wanted) from refusal
+        if self._allowlist.holds(_folder(catalog)):
+            return
+        for index in range(catalog.objects):  # their common prefix is above what is allowed
+            uri = catalog.object(index).uri
+            if not self._allowlist.holds(uri):
+                raise unknown(wanted) from NotAllowed(f"{uri} is not below an allowed prefix")
 
 
 def _distinct(ids: Sequence[ExtentId], sizes: Sequence[int]) -> tuple[tuple[ExtentId, int], ...]:

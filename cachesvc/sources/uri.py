@@ -67,9 +67,19 @@ class Allowlist:
         """The canonical URI, symbolic links of paths resolved. Raises NotAllowed, InvalidInput, and what `follow`
         raises."""
         found = resolved(canonical(uri), self.follow)
-        if self.prefixes is not None and not under(found.rstrip("/"), self.prefixes):
-            raise NotAllowed(f"{uri} is not below an allowed prefix ({', '.join(self.prefixes) or 'none'})")
+        if not self._below(found):
+            raise NotAllowed(
+                f"{uri} is not below an allowed prefix ({', '.join(self.prefixes or ()) or 'none'})"
+            )
         return found
+
+    def holds(self, uri: str) -> bool:
+        """Whether an object lies below a prefix, named as listings name it: a key may hold what no typed URI may.
+        Raises what `follow` raises."""
+        return self._below(resolved(uri, self.follow))
+
+    def _below(self, found: str) -> bool:
+        return self.prefixes is None or under(found.rstrip("/"), self.prefixes)
 
     def place(self, typed: str) -> str:
         """Which of the prefixes was given so."""
