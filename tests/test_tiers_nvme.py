@@ -141,6 +141,31 @@ def test_a_file_removed_by_somebody_is_a_tier_error_and_can_be_evicted(tmp_path:
     tier.close()
 
 
+def test_a_folder_in_its_way_and_a_pipe_of_an_extents_name_stop_no_start(tmp_path: Path) -> None:
+    tier = open_nvme(NAME, tmp_path)
+    put(tier, 1)
+    tier.close()
+    (tmp_path / "cachesvc/v1/tmp/folder").mkdir()
+    pipe = Path(f"{final(tmp_path, 2)}.5")
+    os.mkfifo(pipe)
+    tier, found = reopened(tmp_path)
+    assert found == {extent(1): 5, extent(2): 5}
+    refused: list[bool] = []
+
+    def open_it() -> None:
+        with pytest.raises(TierFailed):
+            tier.open(extent(2))
+        refused.append(True)
+
+    opening = threading.Thread(target=open_it, daemon=True)
+    opening.start()
+    opening.join(5.0)
+    assert refused
+    tier.evict(extent(2))
+    assert not pipe.exists()
+    tier.close()
+
+
 def test_two_daemons_cannot_share_a_directory(tmp_path: Path) -> None:
     tier = open_nvme(NAME, tmp_path)
     with pytest.raises(InvalidInput, match="another cachesvc daemon"):

@@ -25,6 +25,8 @@ from cachesvc.tiers.failures import translated
 from cachesvc.tiers.probe import Room, probe
 from cachesvc.tiers.tier import Checksums
 
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+"""Without the last one, opening a pipe of an extent's name would wait for its writer; files do not care."""
 _FILE_MODE = 0o400  # readers get read-only descriptors and cannot open a writable one from them
 
 
@@ -115,7 +117,7 @@ class NvmeTier:
         if extent not in self._sizes:
             raise TierFailed(f"{self._where}: extent {extent.hex()} is not here")
         with translated(self._where, "open an extent"):
-            fd = os.open(self._final(extent), os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(self._final(extent), _READ)
             try:
                 return fd, footer.read(fd, extent, self._sizes[extent])
             except (OSError, CacheError):
@@ -142,8 +144,8 @@ class NvmeTier:
         grant. Raises `TierFailed`.
         """
         with translated(self._where, "recover"):
-            for entry in os.scandir(self._root / "tmp"):
-                os.unlink(entry.path)
+            for name in os.listdir(self._root / "tmp"):
+                _remove(self._root / "tmp" / name)
             for shelf in shelves(self._root):
                 self._sizes.update(_named(shelf))
         return dict(self._sizes)
@@ -199,8 +201,7 @@ def _named(shelf: Path) -> Iterator[tuple[ExtentId, int]]:
         if extent.hex() == text and len(text) == 32:
             yield extent, size_bytes
         else:
-            with suppress(IsADirectoryError):  # somebody else's
-                os.unlink(shelf / name)
+            _remove(shelf / name)
 
 
 def _suffix(text: str) -> int:
@@ -209,6 +210,12 @@ def _suffix(text: str) -> int:
     if text != f".{size_bytes}":
         raise ValueError(text)
     return size_bytes
+
+
+def _remove(path: Path) -> None:
+    """What is no extent; a directory stays, as somebody else's."""
+    with suppress(IsADirectoryError):
+        os.unlink(path)
 
 
 def _unlink_quietly(path: Path) -> None:
