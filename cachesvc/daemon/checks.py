@@ -6,12 +6,14 @@ import errno
 import logging
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 
 from cachesvc.core import events
 from cachesvc.core.errors import CacheError, CorruptData, TierFailed
 from cachesvc.core.model import ExtentId, TierName
 from cachesvc.core.node import Node
+from cachesvc.core.turns import Turns
 from cachesvc.daemon import jobs
 from cachesvc.daemon.fillers import Fillers
 from cachesvc.daemon.lanes import Lane
@@ -20,7 +22,30 @@ from cachesvc.tiers.tier import Checksums, Tier
 log = logging.getLogger(__name__)
 VERIFY_TRIES = 3
 Opened = Callable[[int, "Checksums | None"], None]
-_Waiting = list[Callable[[bool], None]]
+AT_ONCE = 4
+"""Checks at work in a tier: they keep a disk busy, and leave fillers threads for fills. A reader that doubts all that a
+disk holds has it all checked: that waits here, not before everybody's next fill."""
+NOBODY = -1
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """A tier's checks to come, users in turn, and how many are at work."""
+
+    waiting: Turns[_Check] = field(default_factory=Turns)
+    at_work: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Check:
+    """Of one copy, and who waits for it: in the lines of these users, until it has begun."""
+
+    extent: ExtentId
+    tier: TierName
+    line: _Line
+    waiting: list[Callable[[bool], None]] = field(default_factory=list)
+    users: set[int] = field(default_factory=set)
+    begun: bool = False
 
 
 class Checks:
@@ -44,7 +69,8 @@ class Checks:
         self.unverified: dict[TierName, set[ExtentId]] = {tier: set() for tier in tiers}
         """Copies whose bytes somebody else may have changed since we checked them: from before our start, or
         from before their disk's trouble."""
-        self._checking: dict[tuple[ExtentId, TierName], _Waiting] = {}
+        self._checking: dict[tuple[ExtentId, TierName], _Check] = {}
+        self._lines = {tier: _Line() for tier in tiers}
 
     def open(
         self, extent: ExtentId, tier: TierName, then: Opened, otherwise: Callable[[CacheError], None]
@@ -61,24 +87,48 @@ class Checks:
             return
         then(*found)
 
-    def verify(self, extent: ExtentId, tier: TierName, done: Callable[[bool], None]) -> None:
+    def verify(
+        self, extent: ExtentId, tier: TierName, done: Callable[[bool], None], user: int = NOBODY
+    ) -> None:
         """Check one resident copy against its checksums, once for all who ask meanwhile; a corrupt copy is
         dropped, and so is one whose check ends its process every time. `done` is called once, with whether
-        nothing wrong was found."""
-        waiting = self._checking.setdefault((extent, tier), [])
-        waiting.append(done)
-        if len(waiting) == 1:
-            self._verify(extent, tier, waiting, VERIFY_TRIES)
+        nothing wrong was found. Users take turns; a copy that several wait for stands in the line of each."""
+        line = self._lines[tier]
+        check = self._checking.setdefault((extent, tier), _Check(extent, tier, line))
+        check.waiting.append(done)
+        if not check.begun and user not in check.users:
+            check.users.add(user)
+            line.waiting.append(user, check)
+        self._feed(line)
 
-    def _verify(self, extent: ExtentId, tier: TierName, waiting: _Waiting, tries: int) -> None:
-        def ended() -> bool:  # its tier has another directory
-            return self._checking.get((extent, tier)) is not waiting
+    def _feed(self, line: _Line) -> None:
+        while line.waiting and line.at_work < AT_ONCE:
+            _, check = line.waiting.first
+            if check.begun or self._ended(check):
+                line.waiting.drop()
+                continue
+            line.waiting.served()
+            check.begun = True
+            line.at_work += 1
+            self._verify(check, VERIFY_TRIES)
+
+    def _ended(self, check: _Check) -> bool:
+        """Its tier has another directory, or all is said."""
+        return self._checking.get((check.extent, check.tier)) is not check
+
+    def _verify(self, check: _Check, tries: int) -> None:
+        extent, tier = check.extent, check.tier
+
+        def over() -> None:
+            check.line.at_work -= 1
+            self._feed(check.line)
 
         def done(good: bool) -> None:
-            if not ended():
+            if not self._ended(check):
                 del self._checking[(extent, tier)]
-                for each in waiting:
+                for each in check.waiting:
                     each(good)
+            over()
 
         def opened(fd: int, checksums: Checksums | None) -> None:
             if checksums is None:  # being committed: its filler has just checked it
@@ -92,10 +142,11 @@ class Checks:
 
         def answered(answer: jobs.Answer) -> None:
             assert isinstance(answer, jobs.Done)
-            if ended():
+            if self._ended(check):
+                over()
                 return
             if answer.retry and tries > 1:  # the process ended, which says nothing about the bytes
-                self._verify(extent, tier, waiting, tries - 1)
+                self._verify(check, tries - 1)
                 return
             if answer.code:
                 self.failed(extent, tier, answer.code)
@@ -104,7 +155,8 @@ class Checks:
             done(answer.code == 0)
 
         def not_opened(error: CacheError) -> None:
-            if ended():
+            if self._ended(check):
+                over()
                 return
             gone = self._node.where(extent) != tier and not isinstance(error, CorruptData)
             if not gone and not short_of_descriptors(error):
@@ -136,8 +188,9 @@ class Checks:
 
     def renewed(self, tier: TierName) -> None:
         """A tier has another directory: what is being checked in the old one says nothing about this one."""
+        self._lines[tier] = _Line()
         for key in [key for key in self._checking if key[1] == tier]:
-            for each in self._checking.pop(key):
+            for each in self._checking.pop(key).waiting:
                 each(True)
 
     def came_back(self, tier: TierName) -> None:

@@ -17,7 +17,7 @@ from cachesvc.core.node import Node
 from cachesvc.core.stalls import StallReport, Stalls
 from cachesvc.daemon.budgets import Budgets
 from cachesvc.daemon.builds import Builds
-from cachesvc.daemon.checks import Checks, short_of_descriptors
+from cachesvc.daemon.checks import NOBODY, Checks, short_of_descriptors
 from cachesvc.daemon.datasets import Dataset, Datasets, unknown
 from cachesvc.daemon.fillers import Fillers
 from cachesvc.daemon.fills import Fills
@@ -270,7 +270,8 @@ class Runner:
                 self.handle(events.Demanded(command.reader, command.request, command.extent))
 
         # After a restart or its trouble the disk may have changed what it holds: check before the first grant.
-        self.checks.verify(command.extent, command.tier, checked)
+        user = self.grants.user_of(command.reader) if self.grants else NOBODY
+        self.checks.verify(command.extent, command.tier, checked, user)
 
     def _open_grant(self, number: int) -> None:
         command = self._granting.get(number)

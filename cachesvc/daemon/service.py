@@ -243,10 +243,11 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
 
     def _verify(self, extent: ExtentId, tier: TierName, context: grpc.ServicerContext) -> bool:
         answers: queue.Queue[bool] = queue.Queue()
+        user = self._uid(context)
 
         def ask() -> None:
             if self._runner.node.where(extent) == tier:
-                self._runner.checks.verify(extent, tier, answers.put)
+                self._runner.checks.verify(extent, tier, answers.put, user)
             else:
                 answers.put(True)  # evicted or moved since it was listed: nothing corrupt is left
 

@@ -1,0 +1,87 @@
+"""Checks of copies are few at a time in each tier, and users take turns: who doubts a whole disk stops nobody."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from cachesvc.core.events import Recovered
+from cachesvc.core.model import ExtentId, TierName
+from cachesvc.core.node import Node
+from cachesvc.core.policy import TierSpec
+from cachesvc.daemon import jobs
+from cachesvc.daemon.checks import AT_ONCE, Checks
+from cachesvc.tiers.tier import Checksums
+
+SLOW, QUICK = TierName("slow"), TierName("quick")
+COPIES = 64
+HOARDER, VISITOR = 1, 2
+
+
+def extent(number: int) -> ExtentId:
+    return ExtentId(number.to_bytes(16, "big"))
+
+
+class Bench:
+    """Checks over two disks, and the jobs that fillers were given: answered when a test says so."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Callable[[jobs.Answer], None]] = []
+        self.over: list[tuple[int, bool]] = []
+        self.node = Node([TierSpec(SLOW, 1 << 20), TierSpec(QUICK, 1 << 20)])
+        for tier, first in ((SLOW, 0), (QUICK, COPIES)):
+            self.node.handle(Recovered(tier, {extent(first + each): 1 for each in range(COPIES)}), 0.0)
+        disks: Any = dict.fromkeys((SLOW, QUICK), self)
+        self.checks = Checks(self.node, disks, {}, self, lambda _: None, lambda _: None)  # type: ignore[arg-type]
+
+    def open(self, _: ExtentId) -> tuple[int, Checksums]:
+        return os.open(os.devnull, os.O_RDONLY), Checksums(1, bytes(8))
+
+    def submit(self, _make: object, _fds: object, answered: Callable[[jobs.Answer], None]) -> None:
+        self.jobs.append(answered)
+
+    def verify(self, number: int, user: int) -> None:
+        tier = SLOW if number < COPIES else QUICK
+        self.checks.verify(extent(number), tier, partial(self._over, number), user)
+
+    def end(self) -> None:
+        self.jobs.pop(0)(jobs.Done(0))
+
+    def _over(self, number: int, good: bool) -> None:
+        self.over.append((number, good))
+
+
+def test_a_user_who_asks_for_many_stands_before_another_by_one() -> None:
+    bench = Bench()
+    for number in range(COPIES - 1):
+        bench.verify(number, HOARDER)
+    assert len(bench.jobs) == AT_ONCE
+    bench.verify(COPIES - 1, VISITOR)
+    bench.verify(COPIES - 2, VISITOR)  # the hoarder waits for it too: one check, in the visitor's turn
+    while len(bench.over) < AT_ONCE + 4:
+        bench.end()
+    assert {COPIES - 1, COPIES - 2} <= {number for number, _ in bench.over}
+    while bench.jobs:
+        bench.end()
+    assert sorted(bench.over) == sorted([*((number, True) for number in range(COPIES)), (COPIES - 2, True)])
+
+
+def test_a_disk_that_hangs_holds_up_no_other_and_another_one_in_its_place_starts_anew() -> None:
+    bench = Bench()
+    for number in range(COPIES):
+        bench.verify(number, HOARDER)
+    hung, bench.jobs = bench.jobs, []
+    bench.verify(COPIES, VISITOR)
+    bench.end()
+    assert bench.over == [(COPIES, True)]
+    bench.checks.renewed(SLOW)
+    assert len(bench.over) == 1 + COPIES
+    bench.verify(0, VISITOR)
+    assert len(bench.jobs) == 1
+    for answered in hung:
+        answered(jobs.Done(0))
+    assert len(bench.jobs) == 1
+    bench.end()
+    assert len(bench.over) == 2 + COPIES
