@@ -79,6 +79,7 @@ class Runner:
         self._granting: dict[int, events.Grant] = {}
         self._settling = Settling()
         self.builds = Builds(fillers.build)
+        self._fillers = fillers
         self._clock = clock
         self._ids = itertools.count(1)
         self._execute: dict[type[Command], Callable[..., None]] = {
