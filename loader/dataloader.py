@@ -93,7 +93,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         last: Last | None = None,
         window: Window = "auto",
         mesh: Any = None,
-        dp_dims: Sequence[str] = ("dp",),
+        dp_dims: str | Sequence[str] = ("dp",),
         rank: int | None = None,
         world_size: int | None = None,
         shard: bool = True,
@@ -126,7 +126,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         check_arguments(last, window, rank, world_size, on_error, peer_failure_s)
         self.seed, self.epochs, self.global_batch_size = checked_numbers(seed, epochs, global_batch_size)
         self.in_order, self.shuffle, self.last = in_order, bool(shuffle), last
-        self.window, self.mesh, self.dp_dims = window, mesh, dp_dims
+        self.window, self.mesh = window, mesh
+        self.dp_dims = (dp_dims,) if isinstance(dp_dims, str) else dp_dims
         self.rank, self.world_size, self.shard, self.on_error = rank, world_size, shard, on_error
         self.peer_failure_s, self.log_stats = peer_failure_s, log_stats
         self.device, self.worker_type = device, worker_type

@@ -336,3 +336,21 @@ def test_of_two_iterations_at_once_the_older_one_says_so(link: MemoryLink, more:
     with pytest.raises(InvalidInput, match="a newer iteration"):
         list(zip(loader, loader, strict=True))
     assert len(list(loader)) == 10
+
+
+class HalvedMesh:
+    """A mesh whose one dimension is not called `dp`."""
+
+    mesh_dim_names = ("dp_shard",)
+
+    def get_coordinate(self) -> tuple[int]:
+        return (1,)
+
+    def size(self, mesh_dim: int | None = None) -> int:
+        return 2
+
+
+@pytest.mark.parametrize("dims", ["dp_shard", ["dp_shard"]])
+def test_one_dimension_of_a_mesh_is_a_name_like_a_list_of_one(link: MemoryLink, dims: Any) -> None:
+    loader = DataLoader(in_memory(link), batch_size=25, mesh=HalvedMesh(), dp_dims=dims)
+    assert [int(batch[0, 0]) // 4 for batch in loader] == [25, 75]
