@@ -304,7 +304,7 @@ class Feed(TorchDataset[Any]):
             inner.draw = draw  # for threads that the outer dataset reads in
         outer: Any = self.dataset
         numbers = indices.tolist()
-        if hasattr(outer, "__getitems__"):
+        if getattr(outer, "__getitems__", None):  # None is how a class takes it away, as torch has it
             return list(_asked(outer.__getitems__, numbers, draw))
         return (_asked(lambda at: outer[at], number, draw) for number in numbers)
 

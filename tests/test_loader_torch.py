@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
+    Dataset,
     DistributedSampler,
     IterableDataset,
     SequentialSampler,
@@ -354,3 +355,23 @@ class HalvedMesh:
 def test_one_dimension_of_a_mesh_is_a_name_like_a_list_of_one(link: MemoryLink, dims: Any) -> None:
     loader = DataLoader(in_memory(link), batch_size=25, mesh=HalvedMesh(), dp_dims=dims)
     assert [int(batch[0, 0]) // 4 for batch in loader] == [25, 75]
+
+
+class OneByOne(Dataset[Any]):
+    """A user's dataset that says it is not to be asked for several samples at once."""
+
+    __getitems__ = None
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index]
+
+
+def test_a_dataset_without_getitems_is_asked_one_by_one(link: MemoryLink) -> None:
+    found = torch.cat(list(DataLoader(OneByOne(in_memory(link)), batch_size=30)))
+    assert torch.equal(found, torch.arange(400.0).reshape(100, 4))
