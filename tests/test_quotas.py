@@ -13,6 +13,7 @@ from cachesvc.cli.options import Quota
 from cachesvc.client import Control
 from cachesvc.config import QuotaSpec, parse_quota
 from cachesvc.core.errors import InvalidInput
+from cachesvc.daemon.lookups import Lookups
 from cachesvc.daemon.quotas import Quotas
 from loader import open_dataset
 
@@ -25,6 +26,19 @@ def test_the_longest_prefix_and_the_users_own_quota_count() -> None:
     assert quotas.of_dataset("s3://c/") is None
     assert [quotas.of_user(uid) for uid in (7, 8, -1)] == [3 << 30, 2 << 30, None]
     assert Quota().convert("user=1", None, None) == QuotaSpec("user", 1)
+
+
+def test_a_quota_counts_below_its_prefix_and_not_beside_it() -> None:
+    quotas = Quotas([parse_quota("s3://b/a=1GiB")])
+    uris = ("s3://b/a", "s3://b/a/", "s3://b/a/x", "s3://b/ab/x", "s3://b/")
+    assert [quotas.of_dataset(uri) for uri in uris] == [1 << 30, 1 << 30, 1 << 30, None, None]
+
+
+def test_a_quota_of_a_link_counts_for_where_it_leads(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    quotas = Quotas([parse_quota(f"{tmp_path}/link/=1GiB")], lambda each: Lookups().place(each, "--quota"))
+    assert quotas.of_dataset(f"file://{tmp_path.resolve()}/real/train/") == 1 << 30
 
 
 def test_a_quota_of_a_path_counts_for_what_lies_there() -> None:

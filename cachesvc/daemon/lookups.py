@@ -82,19 +82,20 @@ class Lookups:
 
     def allowlist(self, prefixes: Sequence[str], exact: bool) -> Allowlist:
         """What `uri.allowlist` answers. A prefix whose mount hangs raises SourceUnavailable where it must be `exact`
-        (who may use it depends on where it leads); else it is taken as it was typed, so that a daemon can start: if
-        links are in it, nothing is below it until the next start. Raises InvalidInput."""
+        (who may use it depends on where it leads). Raises InvalidInput."""
+        return allowlist(prefixes, self.follow, lambda prefix: self.place(prefix, "--allow", exact))
 
-        def place(prefix: str) -> str:
-            try:
-                return self.run(lambda: resolved(canonical(prefix), self.follow), f"--allow {prefix}")
-            except SourceUnavailable as error:
-                if exact:
-                    raise
-                log.error("an allowed prefix is taken as it was typed", extra={"error": str(error)})
-                return canonical(prefix)
-
-        return allowlist(prefixes, self.follow, place)
+    def place(self, prefix: str, option: str, exact: bool = False) -> str:
+        """Where a prefix that was given to an option leads, canonical. Unless it must be `exact`, one whose mount hangs
+        is taken as it was typed, so that a daemon can start: if links are in it, nothing is below it until the next
+        start. Raises InvalidInput."""
+        try:
+            return self.run(lambda: resolved(canonical(prefix), self.follow), f"{option} {prefix}")
+        except SourceUnavailable as error:
+            if exact:
+                raise
+            log.error("a prefix is taken as it was typed", extra={"error": str(error)})
+            return canonical(prefix)
 
     def _hangs(self, mount: str) -> bool:
         now = self._clock()

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cachesvc.config import USER, QuotaSpec
+from cachesvc.sources.files import under
 from cachesvc.sources.uri import canonical
 
 
 class Quotas:
-    """What `--quota` said. Raises InvalidInput for a prefix that is none."""
+    """What `--quota` said."""
 
-    def __init__(self, specs: Sequence[QuotaSpec]) -> None:
+    def __init__(self, specs: Sequence[QuotaSpec], place: Callable[[str], str] = canonical) -> None:
+        """`place`: where a prefix leads, as a catalog names it. Raises InvalidInput for a prefix that is none."""
         self._users = {spec.of: spec.size_bytes for spec in specs if spec.of.partition(":")[0] == USER}
-        self._prefixes = {canonical(spec.of): spec.size_bytes for spec in specs if spec.of not in self._users}
+        self._prefixes = {
+            place(spec.of).rstrip("/"): spec.size_bytes for spec in specs if spec.of not in self._users
+        }
 
     def of_dataset(self, uri_prefix: str) -> int | None:
         """Bytes that one dataset below a prefix may keep: the longest prefix's; None without one."""
-        below = [prefix for prefix in self._prefixes if uri_prefix.startswith(prefix)]
+        below = [prefix for prefix in self._prefixes if under(uri_prefix, (prefix,))]
         return self._prefixes[max(below, key=len)] if below else None
 
     def of_user(self, uid: int) -> int | None:

@@ -237,7 +237,7 @@ def _built(
 ) -> Runner:
     """Build everything and bind the sockets. What has to be undone at the end, also of a start that failed, is
     `ending`'s."""
-    quotas = Quotas(settings.quota)
+    quotas = Quotas(settings.quota, lambda prefix: lookups.place(prefix, "--quota"))
     check_addresses(settings, before.addresses if before else ())
     loader = futures.ThreadPoolExecutor(2, thread_name_prefix="catalogs")
     control_file: tuple[int, int] | None = None
