@@ -20,7 +20,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
 from cachesvc.client import Control, DatasetInfo
-from cachesvc.core.errors import CacheError, DaemonUnavailable, NotAllowed, NotFound
+from cachesvc.core.errors import CacheError, DaemonUnavailable, NotAllowed, NotFound, OutOfSpace
 from cachesvc.core.model import DatasetId
 from cachesvc.grants import Granted, Refused
 from cachesvc.leases import DaemonGrants
@@ -350,3 +350,11 @@ def test_a_pin_survives_a_kill_until_it_is_taken_back(daemon: Daemon, bucket: st
     daemon.start()
     assert pinned() == []
     assert "the pins cannot be read" in daemon.log
+
+
+def test_pins_that_cannot_be_read_are_not_written_over(daemon: Daemon, bucket: str, data: bytes) -> None:
+    pins = daemon.root / "state" / "pins.json"
+    pins.symlink_to(pins)
+    with Control(daemon.socket_dir) as control, pytest.raises(OutOfSpace, match="cannot be rewritten"):
+        control.pin(opened(daemon, bucket).id, True)
+    assert pins.is_symlink()

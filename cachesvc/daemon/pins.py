@@ -9,12 +9,14 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 
 from cachesvc.core import events
 from cachesvc.core.errors import NotFound, OutOfSpace
 from cachesvc.core.model import DatasetId
 from cachesvc.daemon.datasets import Dataset
 from cachesvc.daemon.runner import Runner
+from cachesvc.tiers.directory import sync_directory
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +36,12 @@ class Pins:
     def restore(self) -> None:
         """Pin again what the file names, at once where it is loaded; what cannot be loaded is said once, and stays in
         the file unless its catalog is gone."""
-        for wanted in self._stored():
+        try:
+            stored = self._stored()
+        except OSError as error:
+            log.error("the pins cannot be read", extra={"file": self._path, "error": error.strerror})
+            return
+        for wanted in stored:
             if (known := self._runner.datasets.known(wanted)) is not None:
                 self._claim(known, True, gradual=False)  # no loop runs yet, nobody waits
                 continue
@@ -47,7 +54,7 @@ class Pins:
             self._store(dataset.id, pinned)
         except OSError as error:
             raise OutOfSpace(
-                f"{self._path} cannot be written ({error.strerror}); free room in the state directory"
+                f"{self._path} cannot be rewritten ({error.strerror}); look at the state directory"
             ) from None
 
         def claim() -> None:
@@ -80,12 +87,13 @@ class Pins:
             self._runner.handle(events.JobEnded(self._claims.pop(dataset.id)))
 
     def _stored(self) -> list[DatasetId]:
+        """What the file names. Raises OSError where it cannot be read: then nothing may be written in its place."""
         try:
             with open(self._path, encoding="utf-8") as file:
                 found = json.load(file)
         except FileNotFoundError:
             return []
-        except (OSError, ValueError) as error:
+        except ValueError as error:
             log.warning("the pins cannot be read; pin again", extra={"file": self._path, "error": str(error)})
             return []
         return [DatasetId(each) for each in found if isinstance(each, str)] if isinstance(found, list) else []
@@ -101,3 +109,4 @@ class Pins:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(f"{self._path}.new", self._path)
+            sync_directory(Path(self._path).parent, os.fsync)
