@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import grpc
 import pytest
 
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
 from cachesvc.cli.options import Quota
 from cachesvc.client import Control
-from cachesvc.config import QuotaSpec, parse_quota
+from cachesvc.config import CONTROL_SOCKET, QuotaSpec, parse_quota
 from cachesvc.core.errors import InvalidInput
 from cachesvc.daemon.lookups import Lookups
-from cachesvc.daemon.quotas import Quotas
+from cachesvc.daemon.quotas import STRANGER, Quotas
+from cachesvc.v1 import cachesvc_pb2 as pb
+from cachesvc.v1 import cachesvc_pb2_grpc
 from loader import open_dataset
 
 
@@ -26,6 +29,41 @@ def test_the_longest_prefix_and_the_users_own_quota_count() -> None:
     assert quotas.of_dataset("s3://c/") is None
     assert [quotas.of_user(uid) for uid in (7, 8, -1)] == [3 << 30, 2 << 30, None]
     assert Quota().convert("user=1", None, None) == QuotaSpec("user", 1)
+
+
+def test_strangers_together_have_the_least_quota_of_any_user() -> None:
+    texts: list[list[str]] = [
+        [],
+        ["s3://b/=1GiB"],
+        ["user=2GiB", "user:7=3GiB"],
+        ["user:7=3GiB", "user:8=1GiB"],
+    ]
+    quotas = [Quotas([parse_quota(text) for text in each]) for each in texts]
+    assert [each.of_user(STRANGER) for each in quotas] == [None, None, 2 << 30, 1 << 30]
+
+
+def test_a_prefetch_without_a_token_escapes_no_quota(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "x.bin").write_bytes(bytes(8 << 16))
+    options = [
+        "--ram",
+        "1MiB",
+        "--extent-bytes",
+        str(1 << 16),
+        "--quota",
+        f"user={2 << 16}",
+        "--fillers",
+        "1",
+    ]
+    with Daemon(tmp_path / "node", options) as daemon:
+        with Control(daemon.socket_dir) as control:
+            found = control.open_dataset(
+                [f"{tmp_path}/data"], Options(format="records", record_bytes=4096)
+            ).id
+        with grpc.insecure_channel(f"unix:{daemon.socket_dir}/{CONTROL_SOCKET}") as channel:
+            stub = cachesvc_pb2_grpc.CacheStub(channel)
+            *_, last = stub.Prefetch(pb.PrefetchRequest(dataset=found))
+    assert last.resident_extents == 2
 
 
 def test_a_quota_counts_below_its_prefix_and_not_beside_it() -> None:

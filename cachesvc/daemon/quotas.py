@@ -8,6 +8,9 @@ from cachesvc.config import USER, QuotaSpec
 from cachesvc.sources.files import under
 from cachesvc.sources.uri import canonical
 
+STRANGER = -2
+"""Who calls without a token, where a user is told by a uid; -1 is nobody."""
+
 
 class Quotas:
     """What `--quota` said."""
@@ -25,7 +28,10 @@ class Quotas:
         return self._prefixes[max(below, key=len)] if below else None
 
     def of_user(self, uid: int) -> int | None:
-        """Bytes that the datasets of one user may keep together; None without a quota, or without a user."""
+        """Bytes that the datasets of one user may keep together; None without a quota, or without a user. A stranger may
+        be any of them, so all strangers together have the least that any user has."""
+        if uid == STRANGER:
+            return min(self._users.values(), default=None)
         if uid < 0:
             return None
         return self._users.get(f"{USER}:{uid}", self._users.get(USER))

@@ -26,6 +26,7 @@ from cachesvc.daemon.lookups import Lookups
 from cachesvc.daemon.messages import described, options_of
 from cachesvc.daemon.pins import Pins
 from cachesvc.daemon.plans import entries_of, following_of
+from cachesvc.daemon.quotas import STRANGER
 from cachesvc.daemon.runner import Runner
 from cachesvc.daemon.statuses import statuses
 from cachesvc.daemon.tenants import Peer, Tenants, admits, token_of
@@ -184,7 +185,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
 
     def _uid(self, context: grpc.ServicerContext) -> int:
         caller = self._caller(context)
-        return caller.uid if caller else -1
+        return caller.uid if caller else STRANGER
 
     def _canonical(self, uris: Sequence[str], caller: Peer | None) -> list[str]:
         if not uris or len(uris) > MAX_URIS:
