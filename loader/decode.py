@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
+from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
@@ -19,6 +20,11 @@ _REFUSED = frozenset({"pkl", "pickle", "pyd", "pt", "pth", "joblib"})
 _SCALARS = {"int": "<i8", "float64": "<f8", "float32": "<f4", "float16": "<f2"} | {
     f"{sign}int{bits}": f"<{sign[:1] or 'i'}{bits // 8}" for sign in ("u", "") for bits in (8, 16, 32, 64)
 }
+
+_ARRAY_TYPES = {8: "u1", 9: "i1", 16: "<u2", 17: "<i2", 18: "<f2"} | {
+    bits + kind: f"<{letter}{bits // 8}" for bits in (32, 64) for kind, letter in enumerate("uif")
+}
+"""MDS's numbers for the types of arrays."""
 
 
 def decoder(name: str, encoding: str) -> Decoder:
@@ -38,7 +44,9 @@ def decoder(name: str, encoding: str) -> Decoder:
         return _pixels(name) if kind == "pil" else _several(_image(name))
     if kind in _SCALARS:
         return _scalar(_SCALARS[kind])
-    if kind.startswith("ndarray:"):
+    if kind.startswith("list[") and kind.endswith("]"):
+        return _several(decoder(name, kind[5:-1]), 4)
+    if kind == "ndarray" or kind.startswith("ndarray:"):
         return _ndarray(kind)
     return _PLAIN.get(kind, bytes)
 
@@ -78,12 +86,15 @@ def _pixels(name: str) -> Decoder:
     return decode
 
 
-def _several(decode: Decoder) -> Decoder:
-    """MDS `jpeg_array`: how many images, the size of each, then one behind the other."""
+def _several(decode: Decoder, skipped_bytes: int = 0) -> Decoder:
+    """MDS `jpeg_array`: how many images, the size of each, then one behind the other. A `list[...]` has 4 bytes more in
+    front."""
 
     def each(raw: bytes) -> Any:
-        count = int(np.frombuffer(raw, "<u4", 1)[0])
-        bounds = np.cumsum([4 + 4 * count, *np.frombuffer(raw[4:], "<u4", count).tolist()]).tolist()
+        count = int(np.frombuffer(raw, "<u4", 1, skipped_bytes)[0])
+        begin = skipped_bytes + 4
+        sizes = np.frombuffer(raw[begin:], "<u4", count).tolist()
+        bounds = np.cumsum([begin + 4 * count, *sizes]).tolist()
         return [decode(raw[low:high]) for low, high in pairwise(bounds)]
 
     return each
@@ -97,15 +108,19 @@ def _scalar(dtype: str) -> Decoder:
 
 
 def _ndarray(encoding: str) -> Decoder:
-    """MDS `ndarray:dtype:shape` with both given; others carry a header of their own and stay bytes."""
-    _, _, rest = encoding.partition(":")
-    dtype, _, shape = rest.partition(":")
-    if not dtype or not shape:
-        return bytes
-    sides = tuple(int(side) for side in shape.split(","))
+    """MDS `ndarray:dtype:shape`. Each value begins with what the encoding leaves open: a number for the type; the number
+    of sides, in 6 bits, and the log of a side's width in bytes, in 2, then the sides."""
+    _, stated, sides = (*encoding.split(":"), "", "")[:3]
+    fixed = [int(side) for side in sides.split(",")] if sides else None
 
     def decode(raw: bytes) -> Any:
-        return np.frombuffer(raw, dtype).reshape(sides).copy()
+        dtype, at = (stated, 0) if stated else (_ARRAY_TYPES[raw[0]], 1)
+        shape = fixed
+        if shape is None:
+            count, width = raw[at] >> 2, 1 << (raw[at] & 3)
+            shape = np.frombuffer(raw, f"<u{width}", count, at + 1).tolist()
+            at += 1 + count * width
+        return np.frombuffer(raw, dtype, offset=at).reshape(shape).copy()
 
     return decode
 
@@ -116,6 +131,10 @@ def _text(raw: bytes) -> str:
 
 def _number(raw: bytes) -> int:
     return int(raw)
+
+
+def _decimal(raw: bytes) -> Decimal:
+    return Decimal(raw.decode())
 
 
 def _npy(raw: bytes) -> Any:
@@ -133,6 +152,7 @@ _PLAIN: dict[str, Decoder] = {
     "id": _text,
     "str_int": _number,
     "str_float": float,
+    "str_decimal": _decimal,
     "npy": _npy,
 }
 

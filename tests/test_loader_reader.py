@@ -347,7 +347,38 @@ def test_images_as_mosaicml_writes_them(home: Path) -> None:
         assert [image.size for image in sample[name]] == [(8, 8), (9, 8)]
 
 
-@pytest.mark.parametrize("encoding", ["pil", "jpeg_array"])
+def test_arrays_and_lists_as_mosaicml_writes_them(home: Path) -> None:
+    open_shape = b"\x08\x02\x03" + np.arange(6, dtype="<f4").tobytes()
+    wide = b"\x05\x2c\x01" + bytes(300)  # one side, in two bytes
+    picture = np.asarray([4, 1, 1], "<u4").tobytes() + b"Lgrey"
+    row = {
+        "shape": open_shape,
+        "dtype": b"\x11" + np.asarray([-1, 2], "<i2").tobytes(),
+        "both": b"\x42" + open_shape[:3] + np.arange(6, dtype="<f8").tobytes(),
+        "wide": wide,
+        "pictures": np.asarray([0, 2, 17, 17], "<u4").tobytes() + picture * 2,
+        "none": bytes(8),
+        "exact": b"1.10",
+    }
+    encodings = [
+        "ndarray:float32",
+        "ndarray::2",
+        "ndarray",
+        "ndarray:uint8",
+        "list[pil]",
+        "list[png]",
+        "str_decimal",
+    ]
+    datasets.mds_shards(home / "d", dict(zip(row, encodings, strict=True)), [row], 1)
+    (sample,) = in_memory(compiled(home / "d", home))
+    assert sample["shape"].dtype == "f4" and sample["shape"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert sample["dtype"].tolist() == [-1, 2] and sample["wide"].shape == (300,)
+    assert sample["both"].dtype == "f8" and sample["both"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert [image.tobytes() for image in sample["pictures"]] == [b"grey"] * 2 and sample["none"] == []
+    assert str(sample["exact"]) == "1.10"
+
+
+@pytest.mark.parametrize("encoding", ["pil", "jpeg_array", "list[pil]", "ndarray", "ndarray:uint8"])
 @pytest.mark.parametrize(
     "raw",
     [b"", b"\xff" * 4, b"\xff" * 40, b"\2\0\0\0\2\0\0\0\3\0\0\0RGB12", b"\1\0\0\0\1\0\0\0\4\0\0\0nosuch"],
