@@ -384,6 +384,27 @@ def test_numbers_that_are_kept_as_text_are_found_all_the_same(tmp_path: Path) ->
         catalog.find("id > 7")
 
 
+def test_text_that_is_a_number_is_found_as_it_is_written(tmp_path: Path) -> None:
+    catalog = _about(tmp_path / "d", ['{"code": "15"}', '{"code": "150"}', "{}", '{"code": "2"}'])
+    assert _found(catalog, "code == '15'") == ["0"]
+    assert _found(catalog, "code in ['2', '150', 'x']") == ["1", "3"]
+    assert _found(catalog, "code != '15'") == ["1", "3"]
+    assert _found(catalog, "code not in ['15', '015']") == ["1", "3"]
+
+
+def test_numbers_among_texts_are_compared_as_numbers(tmp_path: Path) -> None:
+    catalog = _about(tmp_path / "d", [f'{{"size": {size}}}' for size in ("2.0", "2", '"big"', "true")])
+    assert _found(catalog, "size == 2") == _found(catalog, "size == 2.0") == ["0", "1"]
+    assert _found(catalog, "size != 2.0") == ["2", "3"]
+    assert _found(catalog, "size == True") == ["3"]
+
+
+def test_integers_that_float64_rounds_to_one_are_told_apart(tmp_path: Path) -> None:
+    catalog = _about(tmp_path / "d", [f'{{"id": {2**53 + more}}}' for more in range(2)])
+    assert _found(catalog, f"id == {2**53}") == ["0"]
+    assert _found(catalog, f"id == {2**53 + 1}") == ["1"]
+
+
 @pytest.mark.parametrize(
     "expression",
     [

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cachesvc.catalog.tags import NUMBER
 from cachesvc.core.errors import InvalidInput
 
 Mask = npt.NDArray[np.bool_]
@@ -57,7 +58,10 @@ class Numbers:
         )
 
     def compare(self, compare: Callable[[Any, Any], Any], constant: Any) -> Mask:
-        """Where `value <op> constant` holds; NaN fails all of them."""
+        """Where `value <op> constant` holds; NaN fails all of them. Text that is a number equals it: it may have been
+        text in the source, too."""
+        if isinstance(constant, str) and compare in (operator.eq, operator.ne):
+            constant = _number(constant, constant)
         if not isinstance(constant, (int, float)):
             return _unlike(compare, constant, self.present())
         return np.asarray(compare(self.values, constant) & self.present())
@@ -87,7 +91,10 @@ class Words:
             return self.test(lambda value: compare(value, constant))
         if not self.codes_are_numbers and compare in (operator.eq, operator.ne):
             # of numbers that float64 does not hold exactly, or that stand among texts
-            return self.test(lambda value: compare(value, str(constant)))
+            written = str(constant)
+            return self.test(
+                lambda value: compare(True, value == written or _number(value, None) == constant)
+            )
         if not self.codes_are_numbers:
             return _unlike(compare, constant, self.present())
         return np.asarray(compare(self.codes, constant) & self.present())
@@ -98,6 +105,14 @@ Column = Numbers | Words
 
 def _spelled(value: float) -> str:
     return str(int(value) if value.is_integer() and abs(value) <= _EXACT else value)
+
+
+def _number(text: str, other: Any) -> Any:
+    """The number that a text is, else `other`."""
+    if not NUMBER.fullmatch(text):
+        return other
+    number = int(text) if text.lstrip("-").isdigit() else float(text)
+    return number if abs(number) < _MAX_NUMBER else other
 
 
 def _unlike(compare: Callable[[Any, Any], Any], constant: Any, present: Mask) -> Mask:

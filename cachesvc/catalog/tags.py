@@ -24,7 +24,7 @@ MAX_CLASSES = 1 << 20
 _RESERVED = {"key", "label", "shard"}
 
 Value = str | int | float
-_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
+NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
 """Text that is a number; "007" is a name."""
 
 
@@ -131,14 +131,14 @@ def _chars(value: Value) -> int:
 
 
 def _number(value: Value) -> float | None:
-    """A value as a number that float64 holds exactly, else None."""
-    if isinstance(value, str) and not _NUMBER.fullmatch(value):
+    """A value as a number that float64 holds exactly, and no other integer near it, else None."""
+    if isinstance(value, str) and not NUMBER.fullmatch(value):
         return None
     try:
         number = float(value)
     except OverflowError:
         return None
-    return number if isinstance(value, float) or abs(number) <= 2**53 else None
+    return number if isinstance(value, float) or abs(number) < 2**53 else None
 
 
 def _classes(values: Sequence[str]) -> tuple[str, ...]:
