@@ -21,7 +21,7 @@ from cachesvc.core.run import RunOrder
 from cachesvc.core.stalls import StallReport
 from loader.composed import spread_of
 from loader.dataset import Dataset, drawing
-from loader.inside import Inside, flattened, ours
+from loader.inside import Inside, flattened, key_at, ours
 from loader.mixture import Mixture
 from loader.opened import Opened
 from loader.packs import Packed
@@ -264,10 +264,8 @@ class Feed(TorchDataset[Any]):
         return int(self._arranged(order.tail(0, self.spec.global_batch).samples)[slot])
 
     def key_of(self, index: int) -> str:
-        """A sample's key in the source; "" where the dataset is not a view of ours."""
-        if self._view is None:
-            return ""
-        return self._view.catalog.key(int(self._view.ids_of(np.asarray([index], np.int64))[0]))
+        """A sample's key in the source; "" where it has none, or who wrote the dataset alone knows."""
+        return key_at(self.dataset if self._view is None else self._view, index)
 
     def reading_s(self) -> tuple[float, ...]:
         """Seconds that this thread waited for bytes so far, by `stages.READING`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -61,6 +62,24 @@ def flattened(dataset: object) -> Dataset | None:
         inner = flattened(dataset.dataset)
         return inner.select(places_of(dataset.indices, len(inner), "sample")) if inner is not None else None
     return None
+
+
+def key_at(dataset: object, index: int) -> str:
+    """The key in the source of the sample that an index names; "" where what is around our dataset indexes it its own
+    way, and of a pack, which has pieces of several."""
+    if isinstance(dataset, Dataset):
+        return dataset.catalog.key(int(dataset.ids_of(np.asarray([index], np.int64))[0]))
+    if isinstance(dataset, Mixture):
+        component, _, inner = dataset.locate(np.asarray([index], np.int64))
+        return key_at(dataset.components[int(component[0])], int(inner[0]))
+    if type(dataset) is ConcatDataset:
+        part = bisect_right(dataset.cumulative_sizes, index)
+        before = dataset.cumulative_sizes[part - 1] if part else 0
+        return key_at(dataset.datasets[part], index - before)
+    if type(dataset) is Subset and isinstance(dataset.dataset, (Dataset, ConcatDataset, Subset)):
+        at = int(dataset.indices[index])
+        return key_at(dataset.dataset, at + len(dataset.dataset) if at < 0 else at)
+    return ""
 
 
 def _inside(dataset: object, depth: int) -> Iterator[Dataset | Mixture | Packed]:

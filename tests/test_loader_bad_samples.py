@@ -14,13 +14,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import ConcatDataset, Subset
 
 from bench.node import Daemon
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.errors import CorruptData, DaemonUnavailable, NotFound
 from cachesvc.core.substitutes import FAR, NEAR, substitutes
 from cachesvc.grants import Granted, Refused
-from loader import DataLoader, open_dataset
+from loader import DataLoader, mix, open_dataset
 from loader.around import Access
 from loader.mend import KEPT, LOGGED, BadSample, Found, Repair
 from tests import datasets
@@ -192,6 +193,25 @@ def test_a_sample_that_does_not_decode_is_bad(tmp_path: Path) -> None:
     (bad,) = loader.bad_samples
     assert bad.key == "x/05.json"
     assert bad.cause.startswith("CorruptData")
+
+
+def test_a_bad_sample_has_its_key_wherever_its_dataset_lies(tmp_path: Path) -> None:
+    parts = []
+    for part in ("a", "b"):
+        bodies = {f"{part}/{n}.json": b"[1]" if (part, n) != ("b", 2) else b"[1" for n in range(4)}
+        datasets.write_files(tmp_path / part, bodies)
+        parts.append(in_memory(compiled(tmp_path / part, tmp_path, format="files", labels="none")))
+    both = ConcatDataset(parts)
+    around: list[Any] = [
+        mix({parts[0]: 0.5, parts[1]: 0.5}),
+        mix({parts[0]: 0.5, parts[1].where("key >= 'b/2'"): 0.5}),
+        both,
+        Subset(both, [0, 5, 6, 7, -4, -3, -2, -1]),
+    ]
+    for dataset in around:
+        loader = DataLoader(dataset, batch_size=3, shuffle=True, on_error="skip", collate_fn=len)
+        list(loader)
+        assert {bad.key for bad in loader.bad_samples} == {"b/2.json"}
 
 
 def test_the_list_and_the_log_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
