@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from loader.spans import Bytes
@@ -70,6 +71,10 @@ def each_tensor(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
     """A batch with every tensor in its tuples, lists and mappings changed; whatever else stays as it is."""
     if isinstance(batch, torch.Tensor):
         return change(batch)
+    if isinstance(batch, PackedSequence):  # whose batch_sizes must lie in the processor's memory
+        return PackedSequence(
+            *(each if each is batch.batch_sizes else each_tensor(each, change) for each in batch)
+        )
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(each_tensor(each, change) for each in batch))
     if type(batch) in (list, tuple):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from loader import DataLoader
 from loader.device import each_tensor
@@ -56,6 +57,14 @@ def test_a_batch_keeps_the_types_that_it_is_made_of() -> None:
     assert (right["x"].item(), right["y"][0].item(), right["y"][1]) == (1, 2, None)
     assert inner.input_ids.tolist() == [0, 0]  # pinned memory stays until the copy has ended
     assert each_tensor(MappingProxyType({"x": torch.zeros(1)}), one_more) == {"x": torch.ones(1)}
+
+
+def test_only_the_batch_sizes_of_a_packed_sequence_stay() -> None:
+    packed = pack_sequence([torch.zeros(2), torch.ones(3)], enforce_sorted=False)
+    found = each_tensor({"x": packed}, lambda tensor: tensor.to("meta"))["x"]
+    assert type(found) is PackedSequence
+    assert (found.data.device.type, found.batch_sizes.tolist()) == ("meta", [2, 2, 1])
+    assert [tensor.device.type for tensor in (found.sorted_indices, found.unsorted_indices)] == ["meta"] * 2
 
 
 @pytest.fixture
