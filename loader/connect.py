@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -65,18 +65,20 @@ class Link:
             raise StateMismatch(f"the catalog of version {self.id} holds {found.id}; open the dataset again")
         return found
 
-    def open_again(self) -> None:
-        """Have a daemon that does not know this version compile it once more. Raises SourceChanged when the source has
+    def open_again(self, extent_bytes: int = 0) -> None:
+        """Have a daemon that does not know this version compile it once more, with the extents it has: the daemon may have
+        others as its own by now. Raises SourceChanged when the source has
         another one by now, and what opening a dataset raises."""
         _log.warning("the daemon was started without the catalog of version %s: it opens it again", self.id)
         with Control(self.daemon) as control:
-            control.open_dataset(self.uris, self.options, self.id)
+            options = replace(self.options, extent_bytes=extent_bytes or self.options.extent_bytes)
+            control.open_dataset(self.uris, options, self.id)
 
     def access(self, catalog: Catalog) -> Access:
         """Connect this process."""
         around = reads_around(catalog) if self.around else None
         if self.daemon:
-            return _through_daemon(self, around)
+            return _through_daemon(self, catalog.extent_bytes, around)
         assert around is not None, "a link has a daemon or a way around it"
         return around
 
@@ -109,7 +111,7 @@ def _granted_catalog(link: Link) -> int:
         time.sleep(KNOCK_EVERY_S)
 
 
-def _through_daemon(link: Link, around: Access | None) -> Access:
+def _through_daemon(link: Link, extent_bytes: int, around: Access | None) -> Access:
     announcer = partial(Announcer, link.daemon, link.id, link.job)
     first = announcer()
 
@@ -118,7 +120,7 @@ def _through_daemon(link: Link, around: Access | None) -> Access:
             around.submit(plan)
         first.submit(plan)
 
-    daemon = Reopened(first.daemon, link.open_again)
+    daemon = Reopened(first.daemon, partial(link.open_again, extent_bytes))
     grants = Failover(daemon, around.grants if around is not None else None)
     return Access(grants, submit, first.daemon.waited, first.daemon.suspect, announcer)
 

@@ -70,6 +70,19 @@ def test_a_job_goes_on_with_a_daemon_that_forgot_its_dataset(
     assert sum(len(batch) for batch in loader) == SAMPLES  # its plan is announced to the new one
 
 
+def test_a_job_goes_on_with_a_daemon_that_has_other_extents_by_now(
+    daemon: Daemon, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CACHESVC", "require")
+    dataset = opened(data)
+    daemon._options += ["--extent-bytes", f"{EXTENT // 2}"]  # the last one counts
+    forget(daemon)
+    loader = DataLoader(dataset, **LOADING)
+    assert sum(len(batch) for batch in loader) == SAMPLES
+    with pytest.raises(SourceChanged, match=r"extents of 524,288 bytes, this daemon's"):
+        open_dataset(data, format="records", record_bytes=RECORD, version=dataset.version)
+
+
 def test_workers_that_are_spawned_find_their_catalog_again(
     daemon: Daemon, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -177,6 +177,7 @@ def _write(survey: Survey, draft: Draft, into: str) -> None:
         "uri": survey.uri,
         "uri_prefix": prefix,
         "format": survey.format,
+        "extent_bytes": survey.options.extent_bytes,
         "samples": int(draft.extent_first[-1]),
         "fields": [(field.name, field.encoding) for field in draft.fields],
         "classes": draft.classes,

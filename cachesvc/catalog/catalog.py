@@ -56,6 +56,11 @@ class Catalog:
     def __len__(self) -> int:
         return self.samples
 
+    @property
+    def extent_bytes(self) -> int:
+        """The option that it was compiled with, the daemon's own where nobody gave one."""
+        return int(self._columns.head["extent_bytes"])
+
     def extents(self) -> list[ExtentId]:
         """Every extent's id, in address order."""
         raw = self._columns["extent.id"].tobytes()

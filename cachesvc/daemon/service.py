@@ -85,8 +85,13 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
             if answer.code:
                 raise errors.from_code(answer.code, answer.message)
             if request.version and request.version != answer.dataset:
+                own = (
+                    ""
+                    if request.options.extent_bytes
+                    else f" (with extents of {options.extent_bytes:,} bytes, this daemon's: extent_bytes= gives others)"
+                )
                 raise errors.SourceChanged(
-                    f"the data at {uris[0]} is version {answer.dataset}, not {request.version}"
+                    f"the data at {uris[0]} is version {answer.dataset}{own}, not {request.version}"
                 )
             dataset = self._dataset(answer.dataset, context)
             yield pb.OpenDatasetReply(dataset=described(dataset), notes=dataset.catalog.notes[:NOTES_TOLD])
