@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from cachesvc.catalog.formats.webdataset import PACKED
 from cachesvc.catalog.inputs import Entry, Options
 from cachesvc.core.errors import InvalidInput, NotFound
 from cachesvc.core.model import ObjectVersion
@@ -75,7 +76,9 @@ def format_of(uri: str, entries: Sequence[Entry], options: Options) -> str:
         # nothing but an index: its shards are lost, which mds says
         "mds": any(name.endswith(".mds") or ".mds." in name for name in names)
         or set(names) == {"index.json"},
-        "webdataset": any(name.endswith(".tar") for name in names),
+        # nothing but compressed tars: webdataset says that they are not read
+        "webdataset": any(name.endswith(".tar") for name in names)
+        or all(name.endswith(PACKED) for name in names),
         "tokens": arrays and bool(options.seq_len or any(name.endswith(".idx") for name in names)),
         "records": arrays and bool(options.record_bytes or all(name.endswith(".npy") for name in names)),
     }

@@ -21,6 +21,8 @@ from cachesvc.catalog.tags import SIDECAR_BYTES, SIDECARS, Tags
 from cachesvc.core.errors import CorruptData, InvalidInput, NotFound
 
 _MAX_FIELDS = 64
+PACKED = tuple(f".tar.{codec}" for codec in ("gz", "bz2", "xz", "zst")) + (".tgz",)
+"""Names of compressed tars."""
 _WINDOW_BYTES = 16 << 10
 """Read at once: a header and its small neighbours."""
 _META = re.compile(r"__[^/]*__($|/)")
@@ -29,7 +31,13 @@ _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
 
 
 def select(entries: Sequence[Entry]) -> list[Entry]:
-    """The tars."""
+    """The tars. Raises InvalidInput for compressed ones, whose samples would be missing."""
+    for entry in entries:
+        if entry.name.endswith(PACKED):
+            raise InvalidInput(
+                f"{entry.object.uri} is a compressed tar: decompress it, or name the plain ones (*.tar); format='files' "
+                "reads it as it is"
+            )
     return [entry for entry in entries if entry.name.endswith(".tar")]
 
 
