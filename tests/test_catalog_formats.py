@@ -265,6 +265,15 @@ def test_bodies_of_kinds_that_hold_no_sample_are_passed(tmp_path: Path, kind: by
     assert [row[0] for row in samples_of(catalog)] == [b"q"]
 
 
+def test_extensions_that_differ_in_case_alone_are_one_field(tmp_path: Path) -> None:
+    write_files(tmp_path / "d", {"x.JPG": b"1", "x.json": b"{}", "y.jpg": b"2", "y.JSON": b"{}"})
+    catalog = compiled(tmp_path / "d")
+    assert [field.name for field in catalog.fields] == ["jpg", "json"]
+    assert (catalog.locate(np.arange(2))[1] > 0).all()
+    write_files(tmp_path / "e", {"x.JPG": b"1", "x.jpg": b"22", "y.JPG": b"3"})
+    assert [field.name for field in compiled(tmp_path / "e").fields] == ["JPG", "jpg"]
+
+
 @pytest.mark.parametrize("others", [{}, {"b.tar": bytes(1024)}])
 @pytest.mark.parametrize("name", ["a.tar.gz", "a.tgz", "a.tar.zst"])
 def test_tars_that_are_compressed_are_refused_and_not_left_out(

@@ -73,7 +73,7 @@ def compile_files(inputs: Inputs) -> Draft:
 
 def _group(entries: Sequence[Entry]) -> _Samples:
     names = _names(entries)
-    split = [split_name(name) for name in names]
+    split = _alike([split_name(name) for name in names])
     extensions = sorted({extension for _, extension in split}, key=_data_first)
     alone = len(extensions) > _MAX_FIELDS or len({stem for stem, _ in split}) == len(entries)
     size = ints(array("q", [entry.object.size_bytes for entry in entries]))
@@ -88,6 +88,15 @@ def _group(entries: Sequence[Entry]) -> _Samples:
     at = {extension: number for number, extension in enumerate(extensions)}
     fields = tuple(Field(extension or "file", extension.lower()) for extension in extensions)
     return _Samples(list(index), sample, ints([at[extension] for _, extension in split]), fields, size)
+
+
+def _alike(split: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Stems and extensions, these in lower case where some differ in nothing else (`x.JPG` and `y.jpg` are one field),
+    unless one stem has both."""
+    given = {extension for _, extension in split}
+    lowered = [(stem, extension.lower()) for stem, extension in split]
+    same = len({extension.lower() for extension in given}) == len(given)
+    return split if same or len(set(lowered)) < len(split) else lowered
 
 
 def _names(entries: Sequence[Entry]) -> list[str]:
