@@ -371,10 +371,14 @@ def test_arrays_and_lists_as_mosaicml_writes_them(home: Path) -> None:
     ]
     datasets.mds_shards(home / "d", dict(zip(row, encodings, strict=True)), [row], 1)
     (sample,) = in_memory(compiled(home / "d", home))
-    assert sample["shape"].dtype == "f4" and sample["shape"].tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert sample["dtype"].tolist() == [-1, 2] and sample["wide"].shape == (300,)
-    assert sample["both"].dtype == "f8" and sample["both"].tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert [image.tobytes() for image in sample["pictures"]] == [b"grey"] * 2 and sample["none"] == []
+    assert sample["shape"].dtype == "f4"
+    assert sample["shape"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert sample["dtype"].tolist() == [-1, 2]
+    assert sample["wide"].shape == (300,)
+    assert sample["both"].dtype == "f8"
+    assert sample["both"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert [image.tobytes() for image in sample["pictures"]] == [b"grey"] * 2
+    assert sample["none"] == []
     assert str(sample["exact"]) == "1.10"
 
 

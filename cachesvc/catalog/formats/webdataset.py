@@ -21,7 +21,7 @@ from cachesvc.catalog.tags import SIDECAR_BYTES, SIDECARS, Tags
 from cachesvc.core.errors import CorruptData, InvalidInput, NotFound
 
 _MAX_FIELDS = 64
-PACKED = tuple(f".tar.{codec}" for codec in ("gz", "bz2", "xz", "zst")) + (".tgz",)
+PACKED = (*tuple(f".tar.{codec}" for codec in ("gz", "bz2", "xz", "zst")), ".tgz")
 """Names of compressed tars."""
 _WINDOW_BYTES = 16 << 10
 """Read at once: a header and its small neighbours."""
