@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from cachesvc.core.errors import CorruptData, InvalidInput, OutOfSpace, TierFailed
 from cachesvc.core.model import ExtentId, TierName
+from cachesvc.tiers import footer
 from cachesvc.tiers.checksum import Passing, verify
 from cachesvc.tiers.nvme import NvmeTier, open_nvme
 
@@ -91,6 +92,30 @@ def test_an_extent_is_readable_before_its_commit_and_through_it(tmp_path: Path) 
     os.close(reader)
     tier.close()
     assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("size", ["99999999999999", "9" * 200, "-5", str(2 << 30)])
+def test_a_name_that_says_more_than_its_file_holds_is_garbage(tmp_path: Path, size: str) -> None:
+    tier = open_nvme(NAME, tmp_path)
+    put(tier, 1)
+    tier.close()
+    Path(f"{final(tmp_path, 2)}.{size}").write_bytes(b"short")
+    tier, found = reopened(tmp_path)
+    assert found == {extent(1): 5}
+    assert files(tmp_path) == [extent(1).hex()]
+    tier.close()
+
+
+def test_a_large_extent_is_found_again(tmp_path: Path) -> None:
+    size_bytes = (1 << 30) + 1
+    tier = open_nvme(NAME, tmp_path)
+    tier.close()
+    path = Path(f"{final(tmp_path, 1)}.{size_bytes}")
+    path.touch()
+    os.truncate(path, size_bytes + footer.footer_bytes(size_bytes))
+    tier, found = reopened(tmp_path)
+    assert found == {extent(1): size_bytes}
+    tier.close()
 
 
 @pytest.mark.parametrize("mend", [NvmeTier.abort, NvmeTier.evict])

@@ -28,6 +28,8 @@ from cachesvc.tiers.tier import Checksums
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 """Without the last one, opening a pipe of an extent's name would wait for its writer; files do not care."""
 _FILE_MODE = 0o400  # readers get read-only descriptors and cannot open a writable one from them
+_BELIEVED_BYTES = 1 << 30
+"""What a name says of an extent up to this size is believed at a start; of few larger ones, their file is asked."""
 
 
 class NvmeTier:
@@ -141,7 +143,7 @@ class NvmeTier:
         """Every committed extent and its size in bytes, once garbage is dropped.
 
         The names are all that is read, so that a million extents take seconds: verify each before its first
-        grant. Raises `TierFailed`.
+        grant. A name that says more than a file holds would have good extents evicted. Raises `TierFailed`.
         """
         with translated(self._where, "recover"):
             for name in os.listdir(self._root / "tmp"):
@@ -198,7 +200,8 @@ def _named(shelf: Path) -> Iterator[tuple[ExtentId, int]]:
             extent = ExtentId(bytes.fromhex(text))
         except ValueError:
             extent, size_bytes = ExtentId(b""), 0
-        if extent.hex() == text and len(text) == 32:
+        named = extent.hex() == text and len(text) == 32
+        if named and (size_bytes <= _BELIEVED_BYTES or _holds(shelf / name, size_bytes)):
             yield extent, size_bytes
         else:
             _remove(shelf / name)
@@ -207,9 +210,14 @@ def _named(shelf: Path) -> Iterator[tuple[ExtentId, int]]:
 def _suffix(text: str) -> int:
     """The size in a name's end. Raises ValueError for any end that `NvmeTier` does not write."""
     size_bytes = int(text[1:])
-    if text != f".{size_bytes}":
+    if text != f".{size_bytes}" or size_bytes < 0:
         raise ValueError(text)
     return size_bytes
+
+
+def _holds(path: Path, size_bytes: int) -> bool:
+    """Whether a file is as long as one of such an extent."""
+    return os.lstat(path).st_size == size_bytes + footer.footer_bytes(size_bytes)
 
 
 def _remove(path: Path) -> None:
