@@ -191,6 +191,26 @@ def test_a_folder_in_its_way_and_a_pipe_of_an_extents_name_stop_no_start(tmp_pat
     tier.close()
 
 
+@pytest.mark.parametrize("place", ["v1", "v1/tmp", "v1/extents", "v1/extents/ab"])
+def test_a_file_in_the_place_of_a_folder_stops_no_start(tmp_path: Path, place: str) -> None:
+    path = tmp_path / "cachesvc" / place
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"stray")
+    tier = open_nvme(NAME, tmp_path)
+    put(tier, 0xAB << 120)
+    tier.close()
+    tier, found = reopened(tmp_path)
+    assert found == {extent(0xAB << 120): 5}
+    tier.close()
+
+
+def test_a_file_in_the_place_of_the_cache_directory_is_left_and_named(tmp_path: Path) -> None:
+    (tmp_path / "cachesvc").write_bytes(b"somebody's")
+    with pytest.raises(TierFailed, match="remove what lies there in the place of the directory `cachesvc`"):
+        open_nvme(NAME, tmp_path)
+    assert (tmp_path / "cachesvc").read_bytes() == b"somebody's"
+
+
 def test_two_daemons_cannot_share_a_directory(tmp_path: Path) -> None:
     tier = open_nvme(NAME, tmp_path)
     with pytest.raises(InvalidInput, match="another cachesvc daemon"):

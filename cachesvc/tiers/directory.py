@@ -123,8 +123,16 @@ def _locked(home: Path) -> int:
 
 
 def _lay_out(root: Path, sync: Sync) -> None:
-    for shelf in shelves(root):
-        shelf.mkdir(mode=0o700, parents=True, exist_ok=True)
-    (root / "tmp").mkdir(mode=0o700, exist_ok=True)
+    for folder in (root, root / "extents", *shelves(root), root / "tmp"):
+        _make(folder)
     for directory in (root / "extents", root, root / "..", root / "../.."):
         sync_directory(directory, sync)
+
+
+def _make(folder: Path) -> None:
+    """A folder, also where anything else lies in its place: that is no extent, and goes as all garbage does."""
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except FileExistsError:
+        os.unlink(folder)
+        folder.mkdir(mode=0o700)
