@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from cachesvc.core.errors import CacheError
+from cachesvc.core.errors import CacheError, TierFailed
 from cachesvc.tiers.failures import tier_error
 
+log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _Call = Callable[[], None]
 
@@ -33,7 +35,7 @@ class Lane:
     def submit(
         self, work: Callable[[], _T], then: Callable[[_T], None], otherwise: Callable[[CacheError], None]
     ) -> None:
-        """Run `work` on the thread, then `then` or `otherwise` on the loop's."""
+        """Run `work` on the thread, then `then` or `otherwise` on the loop's: one of them, whatever `work` raises."""
 
         def run() -> None:
             try:
@@ -42,6 +44,14 @@ class Lane:
                 self._answer(otherwise, error)
             except OSError as error:
                 self._answer(otherwise, tier_error(error, self._name, "do what it was asked"))
+            except (
+                Exception
+            ) as error:  # an error of ours: said aloud, and whoever waits is answered all the same
+                log.exception("a call failed unexpectedly", extra={"lane": self._name})
+                failure = TierFailed(
+                    f"{self._name}: a call failed unexpectedly ({error!r}); see the daemon's log"
+                )
+                self._answer(otherwise, failure)
             else:
                 self._answer(then, result)
 

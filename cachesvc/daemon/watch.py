@@ -100,6 +100,7 @@ class Watch:
 
     def _send(self, watched: _Watched, probe: Probe) -> None:
         clock, lost = self._clock, watched.breaker.lost
+        sent_at = clock()
 
         def ask() -> tuple[float, Room | None, str]:
             began_at = clock()
@@ -111,7 +112,8 @@ class Watch:
                 room, error = None, str(found)
             return clock() - began_at, room, error
 
-        watched.probes.submit(ask, partial(self._answered, watched), lambda error: _raise(error))
+        answered = partial(self._answered, watched)
+        watched.probes.submit(ask, answered, lambda error: answered((clock() - sent_at, None, str(error))))
 
     def _answered(self, watched: _Watched, answer: tuple[float, Room | None, str]) -> None:
         took_s, room, error = answer
@@ -134,7 +136,3 @@ class Watch:
             self._lost(watched.tier.name, watched.breaker.why)
         else:
             self._back(watched.tier.name)
-
-
-def _raise(error: CacheError) -> None:
-    raise error

@@ -1,0 +1,94 @@
+"""A tier's thread answers whoever waits for it, whatever its calls raise."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from cachesvc.core.errors import CacheError, OutOfSpace, TierFailed
+from cachesvc.core.model import TierName
+from cachesvc.daemon.lanes import Lane
+from cachesvc.daemon.watch import Watch
+from cachesvc.tiers.probe import Room
+
+WAIT_S = 10.0
+
+
+@pytest.fixture
+def posted() -> queue.Queue[Callable[[], None]]:
+    return queue.Queue()
+
+
+@pytest.fixture
+def lane(posted: queue.Queue[Callable[[], None]]) -> Iterator[Lane]:
+    made = Lane("tier-test", posted.put, time.monotonic)
+    yield made
+    assert made.close(WAIT_S)
+
+
+@pytest.mark.parametrize(
+    ("raised", "answered"),
+    [
+        (OutOfSpace("full"), OutOfSpace),
+        (OSError(5, "Input/output error"), TierFailed),
+        (AssertionError("reserved twice"), TierFailed),
+        (KeyError("extent"), TierFailed),
+        (MemoryError(), TierFailed),
+    ],
+)
+def test_whatever_a_call_raises_is_answered_and_the_next_one_is_run(
+    lane: Lane,
+    posted: queue.Queue[Callable[[], None]],
+    caplog: pytest.LogCaptureFixture,
+    raised: Exception,
+    answered: type[CacheError],
+) -> None:
+    def work() -> None:
+        raise raised
+
+    results: list[object] = []
+    errors: list[CacheError] = []
+    lane.submit(work, results.append, errors.append)
+    lane.submit(lambda: "next", results.append, errors.append)
+    for _ in range(2):
+        posted.get(timeout=WAIT_S)()
+    assert results == ["next"]
+    assert [type(error) for error in errors] == [answered]
+    ours = not isinstance(raised, CacheError | OSError)
+    assert ("unexpectedly" in caplog.text and "Traceback" in caplog.text) == ours
+
+
+class BrokenProbe:
+    """A tier whose probe fails as no tier should."""
+
+    name = TierName("nvme0")
+
+    def probe(self, thorough: bool) -> Room:
+        raise KeyError("probe")
+
+    revive = None  # not called
+
+
+def test_a_probe_that_fails_unexpectedly_is_an_answer_of_a_broken_disk(
+    posted: queue.Queue[Callable[[], None]],
+) -> None:
+    now = [0.0]
+    lost: list[str] = []
+
+    def lane(name: str) -> Lane:
+        return Lane(name, posted.put, lambda: now[0])
+
+    watch = Watch(
+        lambda name, why: lost.append(why), lambda name: None, lambda name, room: None, lane, lambda: now[0]
+    )
+    watch.add(BrokenProbe(), ())  # type: ignore[arg-type]
+    for _ in range(2):
+        now[0] = max(now[0], watch.next_deadline())
+        watch.tick()
+        posted.get(timeout=WAIT_S)()
+    watch.close(WAIT_S)
+    assert len(lost) == 1
+    assert "unexpectedly" in lost[0]
