@@ -12,7 +12,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from cachesvc.core.errors import NotFound, SourceChanged
+from cachesvc.core.errors import InvalidInput, NotFound, SourceChanged
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.files import FilesSource
 from cachesvc.sources.remote import open_fsspec
@@ -160,3 +160,11 @@ def test_threads_share_a_source(store: Store) -> None:
     with ThreadPoolExecutor(16) as threads:
         got = list(threads.map(lambda offset: _read(store.source, version, offset, 1 << 19), offsets))
     assert got == [data[offset : offset + (1 << 19)] for offset in offsets]
+
+
+@pytest.mark.parametrize("name", ["caf\udce9", "lone \ud800"])
+def test_a_name_that_is_not_utf_8_is_named_whoever_lists_it(name: str) -> None:
+    root = f"memory://t{uuid.uuid4().hex}/"
+    fsspec.filesystem("memory").pipe_file(root + name, b"data")
+    with pytest.raises(InvalidInput, match=r"not UTF-8: .*\\ud.*; rename it"):
+        list(open_fsspec(root).list(root))

@@ -35,7 +35,8 @@ class FsspecSource:
         self._filesystem = filesystem
 
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
-        """Every file below `prefix`, sorted by name; a file lists as itself. Raises NotFound."""
+        """Every file below `prefix`, sorted by name; a file lists as itself. Raises NotFound, and InvalidInput for
+        names that are not UTF-8."""
         try:
             self._filesystem.invalidate_cache()
             path = self._filesystem._strip_protocol(prefix)
@@ -46,7 +47,7 @@ class FsspecSource:
             raise
         except (OSError, ValueError) as error:
             raise _translated(error, prefix) from error
-        for name in sorted(found, key=str.encode):
+        for name in sorted(found, key=_utf8):
             if found[name].get("type", "file") == "file":
                 # Drivers name files in their own way; ours keep the prefix as it was asked for.
                 yield _version(prefix.rstrip("/") + name[len(path.rstrip("/")) :], found[name])
@@ -91,6 +92,13 @@ def open_fsspec(uri: str) -> FsspecSource:
         raise InvalidInput(f"{uri}: no driver for this kind of URL ({reason})") from error
     except OSError as error:
         raise _translated(error, uri) from error
+
+
+def _utf8(name: str) -> bytes:
+    try:
+        return name.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"a file name is not UTF-8: {name!a}; rename it") from error
 
 
 def _translated(error: Exception, uri: str) -> CacheError:
