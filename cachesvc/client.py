@@ -162,7 +162,7 @@ class Control:
         self._ask(self._stub.Pin, self._pb.PinRequest(dataset=dataset, pinned=pinned))
 
     def evict(self, dataset: DatasetId) -> pb.EvictReply:
-        """Drop a dataset from every tier."""
+        """Drop a dataset from every tier. The bytes are free then, but those of a disk that takes longer than 10 s."""
         found: pb.EvictReply = self._ask(self._stub.Evict, self._pb.EvictRequest(dataset=dataset))
         return found
 

@@ -245,6 +245,27 @@ def test_a_disk_that_takes_nothing_any_more_costs_no_read(
         assert time.monotonic() - began < 10.0
 
 
+def test_what_was_evicted_is_free_when_evict_answers(tmp_path: Path, data: bytes) -> None:
+    with FaultyDisk(tmp_path) as disk, node(tmp_path, data, f"{disk.path}=4MiB") as found:
+        found.fill()
+        disk.behave("0.05")
+        assert found.control.evict(found.dataset).evicted_bytes == len(data)
+        assert found.tier().used_bytes == 0  # type: ignore[attr-defined]
+        disk.behave("")
+        assert stored(disk.path) == []
+
+
+@pytest.mark.slow
+def test_an_eviction_on_a_disk_that_hangs_is_not_waited_for(tmp_path: Path, data: bytes) -> None:
+    with FaultyDisk(tmp_path) as disk, node(tmp_path, data, f"{disk.path}=4MiB") as found:
+        found.fill()
+        disk.behave("hang")
+        began = time.monotonic()
+        assert found.control.evict(found.dataset).evicted_bytes == len(data)
+        assert time.monotonic() - began < LOST_S
+        disk.behave("")
+
+
 @pytest.mark.slow
 def test_other_peoples_files_are_given_room_and_the_budget_comes_back(tmp_path: Path, data: bytes) -> None:
     with (

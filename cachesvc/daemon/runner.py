@@ -158,6 +158,21 @@ class Runner:
         nothing of its kind is under way for a dataset."""
         self._settling.add(partial(done, dataset), then)
 
+    def after_evictions(self, then: Callable[[], None]) -> None:
+        """Call `then` on the loop's thread when the tiers have done all evictions that were commanded before; a lost
+        one owes none."""
+        owing = {name for name, tier in self.node.policy.tiers.items() if not tier.lost}
+
+        def done(name: TierName, _: object = None) -> None:
+            owing.discard(name)
+            if not owing:
+                then()
+
+        for name in tuple(owing):
+            self._lanes[name].submit(lambda: None, partial(done, name), partial(done, name))
+        if not owing:
+            then()
+
     def asked(self) -> SourceCounters:
         """What was asked of the sources since this daemon started."""
         return self._fillers.asked

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, fields
 from functools import partial
 from typing import TypeVar
@@ -36,6 +38,8 @@ from cachesvc.v1 import cachesvc_pb2_grpc
 PROGRESS_S = 0.2
 ANSWER_S = 0.2
 """How often a call that waits for a job looks whether caller and daemon are still there."""
+FREED_S = 10.0
+"""How long an eviction is waited for until its bytes are free: what comes next is placed by what is free."""
 STOPPING = "the daemon is stopping; start it again: cachesvc serve"
 EVICTED = "the dataset was evicted while it was filled; run prefetch again"
 _Answer = TypeVar("_Answer")
@@ -164,6 +168,10 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
             before = {extent for extent, _ in self._runner.resident(dataset)}
             self._loop.call(lambda: self._runner.handle(events.EvictAsked(dataset.id, dataset.extent_ids)))
             self._after(self._runner.node.claims.evicted, dataset, context)
+            freed: queue.Queue[None] = queue.Queue()
+            self._loop.call(lambda: self._runner.after_evictions(partial(freed.put, None)))
+            with suppress(queue.Empty):  # a disk that hangs is lost some time, or goes on
+                self._next(freed, context, FREED_S)
             stayed = (extent for extent, _ in self._runner.resident(dataset) if extent in before)
             busy_bytes = _size_bytes(dataset, stayed)
             return pb.EvictReply(
@@ -267,8 +275,12 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
         self._loop.call(lambda: self._runner.after(done, dataset.id, partial(answers.put, None)))
         self._next(answers, context)
 
-    def _next(self, answers: queue.Queue[_Answer], context: grpc.ServicerContext) -> _Answer:
-        """The next answer of a job. A caller that went away frees its thread, and so does a daemon that ends."""
+    def _next(
+        self, answers: queue.Queue[_Answer], context: grpc.ServicerContext, patience_s: float = math.inf
+    ) -> _Answer:
+        """The next answer of a job. A caller that went away frees its thread, and so does a daemon that ends. Raises
+        queue.Empty when patience is over."""
+        until = time.monotonic() + patience_s
         while True:
             try:
                 return answers.get(timeout=ANSWER_S)
@@ -277,6 +289,8 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
                     raise errors.DaemonUnavailable(STOPPING) from None
                 if not context.is_active():
                     raise errors.DeadlineExceeded("the caller did not wait for the answer") from None
+                if time.monotonic() >= until:
+                    raise
 
     def _status(self) -> pb.StatusReply:
         status = self._runner.node.status()
