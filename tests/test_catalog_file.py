@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import random
+import subprocess
 from pathlib import Path
 
 import lmdb
@@ -18,7 +19,7 @@ from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.columns import TextColumn, Texts, read_columns, write_columns
 from cachesvc.catalog.detect import BESIDE
 from cachesvc.catalog.search import Numbers, Words, select
-from cachesvc.core.errors import CorruptData, InvalidInput
+from cachesvc.core.errors import CorruptData, InvalidInput, OutOfSpace
 from tests.catalog_reader import Folder, compiled, samples_of
 from tests.datasets import image_folder, tar_shards
 
@@ -27,6 +28,29 @@ def _built(tmp_path: Path) -> bytes:
     image_folder(tmp_path / "d", ["a", "b"], 40, 200)
     compiled(tmp_path / "d", Options(extent_bytes=4096))
     return next(tmp_path.glob(".*.catalog")).read_bytes()
+
+
+def test_a_file_that_cannot_be_written_says_why_and_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(OutOfSpace, match=r"No such file.*make the folder .*gone again") as gone:
+        write_columns(str(tmp_path / "gone/c.lmdb"), {}, {})
+    assert "free space" not in str(gone.value)
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(OutOfSpace, match="cannot be written"):
+        write_columns(str(tmp_path / "taken"), {}, {})
+    assert os.listdir(tmp_path) == ["taken"]
+
+
+def test_a_read_only_disk_is_not_called_full(tmp_path: Path) -> None:
+    mounted = tmp_path / "disk"
+    mounted.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "ro,size=1m", "none", mounted], capture_output=True)
+    if done.returncode:
+        pytest.skip("NOT TESTED: mounting needs root")
+    try:
+        with pytest.raises(OutOfSpace, match=r"Read-only file system.*make .*disk writable again"):
+            write_columns(str(mounted / "c.lmdb"), {}, {})
+    finally:
+        subprocess.run(["umount", mounted], check=True)
 
 
 def test_columns_come_back_and_lmdb_reads_the_same(tmp_path: Path) -> None:

@@ -8,12 +8,14 @@ when the file comes from where others write).
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
 import os
 import struct
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -181,16 +183,28 @@ def verify_digest(path: str) -> None:
 
 def write_columns(path: str, head: Mapping[str, Any], columns: Mapping[str, Array]) -> None:
     """Write a file at `path`: temporary name beside it, fsync, rename. The same input gives the same
-    bytes."""
+    bytes. Raises OutOfSpace where it cannot be written."""
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
         _write(temporary, head, columns)
         os.replace(temporary, path)
-    except lmdb.Error as error:
-        raise OutOfSpace(f"{path} cannot be written ({error}); free space there") from error
+    except (lmdb.Error, OSError) as error:
+        raise OutOfSpace(f"{path} cannot be written ({error}); {_mend(path, str(error))}") from error
     finally:
-        if os.path.exists(temporary):
+        with suppress(OSError):  # it was renamed, or its disk takes no removal either
             os.unlink(temporary)
+
+
+def _mend(path: str, said: str) -> str:
+    """What to do about a file that cannot be written; LMDB's errors have a text and no number."""
+    folder = os.path.dirname(path)
+    if not os.path.isdir(folder):
+        return f"make the folder {folder} again, or start the daemon again"
+    if any(os.strerror(code) in said for code in (errno.EROFS, errno.EACCES, errno.EPERM)):
+        return f"make {folder} writable again, or use another folder"
+    if os.strerror(errno.EIO) in said:
+        return f"the disk of {folder} reports errors: look into dmesg, or use another folder"
+    return "free space there"
 
 
 def _write(path: str, head: Mapping[str, Any], columns: Mapping[str, Array]) -> None:

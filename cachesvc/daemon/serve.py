@@ -205,10 +205,11 @@ def _make_state_dir(directory: str) -> None:
         with tempfile.TemporaryFile(dir=directory) as probe:
             os.posix_fallocate(probe.fileno(), 0, STATE_BYTES)
     except OSError as error:
-        kind = OutOfSpace if error.errno in (errno.ENOSPC, errno.EDQUOT) else NotAllowed
-        raise kind(
-            f"{directory} cannot hold the daemon's state ({error.strerror}); free {STATE_BYTES >> 20} MiB there, or"
-            " give --state-dir another directory"
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        mend = f"free {STATE_BYTES >> 20} MiB there" if full else "give it to the daemon's user, writable"
+        raise (OutOfSpace if full else NotAllowed)(
+            f"{directory} cannot hold the daemon's state ({error.strerror}); {mend}, or give --state-dir another"
+            " directory"
         ) from None
 
 

@@ -113,7 +113,8 @@ class CachedMetadata:
             return int(self._cache.evict(_tag(prefix)))
         except _FAILED as error:
             raise OutOfSpace(
-                f"old listings in {self._directory} cannot be dropped ({error}); free room in the state directory"
+                f"old listings in {self._directory} cannot be dropped ({error}); free room in the state directory,"
+                " or make it writable again"
             ) from error
 
     def close(self) -> None:
