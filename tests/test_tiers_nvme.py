@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -118,6 +119,31 @@ def test_a_large_extent_is_found_again(tmp_path: Path) -> None:
     tier.close()
 
 
+@pytest.mark.parametrize("removed", ["v1", "v1/tmp", "v1/extents", "v1/extents/00"])
+def test_folders_that_somebody_removed_are_made_again(tmp_path: Path, removed: str) -> None:
+    tier = open_nvme(NAME, tmp_path)
+    put(tier, 1)
+    tier.probe(thorough=True)
+    shutil.rmtree(tmp_path / "cachesvc" / removed)
+    put(tier, 2)
+    tier.probe(thorough=True)
+    writer = tier.reserve(extent(3), 5)
+    os.pwrite(writer, b"three", 0)
+    shutil.rmtree(tmp_path / "cachesvc" / "v1/extents")
+    tier.commit(extent(3), Passing(5).checksums(writer))
+    os.close(writer)
+    shutil.rmtree(tmp_path / "cachesvc" / "v1")
+    tier.probe(thorough=True)
+    put(tier, 4)
+    with pytest.raises(TierFailed, match="removed behind"):
+        tier.open(extent(3))
+    tier.evict(extent(3))
+    tier.close()
+    tier, found = reopened(tmp_path)
+    assert found == {extent(4): 5}
+    tier.close()
+
+
 @pytest.mark.parametrize("mend", [NvmeTier.abort, NvmeTier.evict])
 def test_a_commit_that_failed_leaves_nothing_behind(
     tmp_path: Path, mend: Callable[[NvmeTier, ExtentId], None]
@@ -125,6 +151,7 @@ def test_a_commit_that_failed_leaves_nothing_behind(
     tier = open_nvme(NAME, tmp_path)
     shelf = final(tmp_path, 1).parent
     shelf.rmdir()
+    shelf.touch()
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(TierFailed, match="commit"):
         put(tier, 1)
@@ -132,6 +159,7 @@ def test_a_commit_that_failed_leaves_nothing_behind(
     mend(tier, extent(1))
     assert os.pread(reader, 5, 0) == b"bytes"
     os.close(reader)
+    shelf.unlink()
     shelf.mkdir()
     assert files(tmp_path) == []
     assert len(os.listdir("/proc/self/fd")) == before

@@ -78,7 +78,7 @@ def lock_directory(
     found = Directory(path.absolute(), lock, here if mounted is None else mounted)
     try:
         with translated(str(path), "set up the tier"):
-            _lay_out(found.root, sync)
+            lay_out(found.root, sync)
     except CacheError:
         found.close()
         raise
@@ -88,6 +88,14 @@ def lock_directory(
 def shelves(root: Path) -> Iterator[Path]:
     """The folders of extents, by the first byte of their ids."""
     return (root / "extents" / f"{number:02x}" for number in range(256))
+
+
+def lay_out(root: Path, sync: Sync) -> None:
+    """Make what folders are missing, durably. Raises OSError."""
+    for folder in (root, root / "extents", *shelves(root), root / "tmp"):
+        _make(folder)
+    for directory in (root / "extents", root, root / "..", root / "../.."):
+        sync_directory(directory, sync)
 
 
 def sync_directory(directory: Path, sync: Sync) -> None:
@@ -120,13 +128,6 @@ def _locked(home: Path) -> int:
             f"{home} is used by another cachesvc daemon: stop it, or name another directory for --nvme"
         ) from error
     return lock
-
-
-def _lay_out(root: Path, sync: Sync) -> None:
-    for folder in (root, root / "extents", *shelves(root), root / "tmp"):
-        _make(folder)
-    for directory in (root / "extents", root, root / "..", root / "../.."):
-        sync_directory(directory, sync)
 
 
 def _make(folder: Path) -> None:

@@ -13,20 +13,24 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from cachesvc.core.errors import CacheError, TierFailed
 from cachesvc.core.model import ExtentId, TierName
 from cachesvc.tiers import footer
-from cachesvc.tiers.directory import Directory, Sync, lock_directory, shelves, sync_directory
+from cachesvc.tiers.directory import Directory, Sync, lay_out, lock_directory, shelves, sync_directory
 from cachesvc.tiers.failures import translated
 from cachesvc.tiers.probe import Room, probe
 from cachesvc.tiers.tier import Checksums
 
+_T = TypeVar("_T")
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 """Without the last one, opening a pipe of an extent's name would wait for its writer; files do not care."""
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _FILE_MODE = 0o400  # readers get read-only descriptors and cannot open a writable one from them
 _BELIEVED_BYTES = 1 << 30
 """What a name says of an extent up to this size is believed at a start; of few larger ones, their file is asked."""
@@ -65,7 +69,7 @@ class NvmeTier:
         with translated(self._where, "reserve space"):
             with suppress(FileNotFoundError):
                 os.unlink(path)  # a new file, never one that a stuck filler may still write to
-            own = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
+            own = self._in_folders(partial(os.open, path, _NEW, _FILE_MODE))
             try:
                 os.posix_fallocate(own, 0, size_bytes + footer.footer_bytes(size_bytes))
                 given = os.dup(own)
@@ -91,7 +95,7 @@ class NvmeTier:
         with translated(self._where, "commit an extent"):
             os.pwrite(own, footer.encode(extent, checksums), checksums.size_bytes)
             self._sync(own)
-            os.rename(self._temporary(extent), final)
+            self._in_folders(partial(os.rename, self._temporary(extent), final))
             sync_directory(final.parent, self._sync)
         with self._handover:
             os.close(self._filling.pop(extent))
@@ -154,8 +158,11 @@ class NvmeTier:
 
     def probe(self, thorough: bool) -> Room:
         """Whether the directory works and is still where its path leads, and the room on its disk; from any
-        thread. Raises `TierFailed`."""
+        thread. One that was emptied is laid out again when `thorough`. Raises `TierFailed`."""
         self.directory.check()
+        if thorough and not self._root.is_dir():
+            with translated(self._where, "lay out the cache directory"):
+                lay_out(self._root, self._sync)
         return probe(self._root, self._where, thorough)
 
     def anew(self) -> NvmeTier:
@@ -171,6 +178,15 @@ class NvmeTier:
         for extent in list(self._filling):
             self.abort(extent)
         self.directory.close()
+
+    def _in_folders(self, call: Callable[[], _T]) -> _T:
+        """The result of a call, which is made again where somebody had removed our folders: else nothing could be
+        kept until the next start. What was in them is found missing when it is opened."""
+        try:
+            return call()
+        except FileNotFoundError:
+            lay_out(self._root, self._sync)
+            return call()
 
     def _temporary(self, extent: ExtentId) -> Path:
         return self._root / "tmp" / extent.hex()
