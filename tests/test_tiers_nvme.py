@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import queue
+import resource
 import shutil
 import signal
 import subprocess
@@ -164,6 +165,24 @@ def test_a_commit_that_failed_leaves_nothing_behind(
     assert files(tmp_path) == []
     assert len(os.listdir("/proc/self/fd")) == before
     put(tier, 1)
+    tier.close()
+
+
+def test_a_footer_that_is_written_in_part_is_no_commit(tmp_path: Path) -> None:
+    tier = open_nvme(NAME, tmp_path)
+    fd = tier.reserve(extent(1), 4)
+    os.pwrite(fd, b"data", 0)
+    checksums = Passing(4).checksums(fd)
+    os.close(fd)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4 + 10, limits[1]))
+    try:
+        with pytest.raises(OutOfSpace, match="commit"):
+            tier.commit(extent(1), checksums)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    tier.abort(extent(1))
+    assert files(tmp_path) == []
     tier.close()
 
 

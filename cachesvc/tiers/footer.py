@@ -7,6 +7,7 @@ none can disagree with them.
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 
@@ -32,6 +33,13 @@ def encode(extent: ExtentId, checksums: Checksums) -> bytes:
     """The footer, to be written at `checksums.size_bytes`."""
     sealed = checksums.digests + _TAIL.pack(MAGIC, extent, checksums.size_bytes)
     return sealed + _SEAL.pack(xxh3_64_intdigest(sealed))
+
+
+def write(fd: int, extent: ExtentId, checksums: Checksums) -> None:
+    """Put the footer behind the bytes. Raises OSError, also where a disk that runs full takes a part of it."""
+    text = encode(extent, checksums)
+    if os.pwrite(fd, text, checksums.size_bytes) != len(text):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def is_there(fd: int, size_bytes: int) -> bool:

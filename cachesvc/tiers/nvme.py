@@ -89,15 +89,15 @@ class NvmeTier:
         """
         own = self._filling[extent]
         whole_bytes = checksums.size_bytes + footer.footer_bytes(checksums.size_bytes)
-        if os.fstat(own).st_size != whole_bytes or self._sizes[extent] != checksums.size_bytes:
-            raise TierFailed(f"{self._where}: extent {extent.hex()} changed its size while it was filled")
         final = self._final(extent)
         with translated(self._where, "commit an extent"):
-            os.pwrite(own, footer.encode(extent, checksums), checksums.size_bytes)
+            if os.fstat(own).st_size != whole_bytes or self._sizes[extent] != checksums.size_bytes:
+                raise TierFailed(f"{self._where}: extent {extent.hex()} changed its size while it was filled")
+            footer.write(own, extent, checksums)
             self._sync(own)
             self._in_folders(partial(os.rename, self._temporary(extent), final))
             sync_directory(final.parent, self._sync)
-        with self._handover:
+        with self._handover, suppress(OSError):  # all of it is durable
             os.close(self._filling.pop(extent))
 
     def abort(self, extent: ExtentId) -> None:
@@ -106,7 +106,8 @@ class NvmeTier:
             own = self._filling.pop(extent, None)
         if own is None:
             return
-        os.close(own)
+        with suppress(OSError):  # what could not be written goes anyway
+            os.close(own)
         for path in (self._temporary(extent), self._final(extent)):
             _unlink_quietly(path)
         del self._sizes[extent]
