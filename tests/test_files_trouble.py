@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cachesvc.core.errors import NotAllowed, NotFound, SourceChanged, SourceUnavailable
+from cachesvc.core.errors import InvalidInput, NotAllowed, NotFound, SourceChanged, SourceUnavailable
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.attributes import fresh
 from cachesvc.sources.files import FilesSource
@@ -185,3 +185,46 @@ def test_what_goes_away_while_its_folder_is_listed_is_left_out(tmp_path: Path, g
     subprocess.run(["rm", "-r", tmp_path / gone], check=True)
     left = {"b": ["/c", "/d/x"], "d": ["/b", "/c"]}[gone]
     assert [found.uri.removeprefix(f"file://{tmp_path}") for found in listed] == left
+
+
+@pytest.mark.parametrize("instead", ["file", "link"])
+def test_a_folder_that_becomes_something_else_while_it_is_listed_is_left_out(
+    tmp_path: Path, instead: str
+) -> None:
+    for name in ("a", "d/x", "e"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    listed = FilesSource().list(str(tmp_path))
+    assert next(listed).uri.endswith("/a")
+    subprocess.run(["rm", "-r", tmp_path / "d"], check=True)
+    (tmp_path / "d").write_bytes(b"x") if instead == "file" else (tmp_path / "d").symlink_to(".")
+    assert [found.uri.removeprefix(f"file://{tmp_path}") for found in listed] == ["/e"]
+
+
+def test_links_that_lead_to_one_another_are_left_out_as_those_that_lead_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x")
+    (tmp_path / "self").symlink_to("self")
+    (tmp_path / "ring").symlink_to("other")
+    (tmp_path / "other").symlink_to("ring")
+    (tmp_path / "nowhere").symlink_to("gone")
+    assert [found.uri for found in FilesSource().list(str(tmp_path))] == [f"file://{tmp_path}/a"]
+
+
+@pytest.mark.parametrize(("deep", "fits"), [(400, True), (1500, False)])
+def test_folders_too_deep_in_one_another_are_a_typed_error(tmp_path: Path, deep: int, fits: bool) -> None:
+    folder = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(deep):
+        os.mkdir("d", dir_fd=folder)
+        inner = os.open("d", os.O_RDONLY, dir_fd=folder)
+        os.close(folder)
+        folder = inner
+    os.close(os.open("x", os.O_CREAT | os.O_WRONLY, dir_fd=folder))
+    os.close(folder)
+    try:
+        if fits:
+            assert len(list(FilesSource().list(str(tmp_path)))) == 1
+        else:
+            with pytest.raises(InvalidInput, match="deep in one another"):
+                list(FilesSource().list(str(tmp_path)))
+    finally:
+        subprocess.run(["rm", "-rf", tmp_path / "d"], check=True)

@@ -27,6 +27,8 @@ from cachesvc.sources.attributes import Attributes, fresh
 
 SCHEME = "file://"
 _MAX_READ_BYTES = 1 << 30
+_MAX_DEPTH = 500
+"""Folders in one another: each takes a descriptor, and frames of the interpreter's thousand, while it is listed."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -43,7 +45,8 @@ class FilesSource:
     alive: Callable[[], None] = lambda: None
 
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
-        """Regular files below a folder, sorted by path bytes; a file lists as itself. Raises NotFound, NotAllowed."""
+        """Regular files below a folder, sorted by path bytes; a file lists as itself. Raises NotFound, NotAllowed,
+        InvalidInput."""
         path = path_of(prefix)
         try:
             file = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -118,6 +121,10 @@ class FilesSource:
             real = _place(folder)
             if real in above:  # a link to a folder above would never end
                 return
+            if len(above) == _MAX_DEPTH:
+                raise InvalidInput(
+                    f"{above[0]}: folders below it lie more than {_MAX_DEPTH} deep in one another"
+                )
             above = (*above, real)
             if not under(real, above[:1]) or not self._inside(real, path):
                 raise _outside(path)
@@ -132,7 +139,10 @@ class FilesSource:
                         inner = os.open(name, flags, dir_fd=folder)
                     else:
                         found = target or os.stat(name, dir_fd=folder, follow_symlinks=False)
-                except FileNotFoundError:  # gone since the folder was read
+                except (
+                    FileNotFoundError,
+                    NotADirectoryError,
+                ):  # gone since the folder was read, or another thing
                     continue
                 if inner >= 0:
                     yield from self._below(inner, here, above)
@@ -157,13 +167,13 @@ class FilesSource:
             yield os.fsencode(entry.name) + b"/" * is_folder, entry.name, target
 
     def _target(self, name: str, folder: int, path: str, root: str) -> os.stat_result | None:
-        """What a link in the folder leads to, unless that is nothing or is elsewhere."""
+        """What a link in the folder leads to, unless that is nothing, a link of its own ring, or is elsewhere."""
         try:
             file = os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=folder)
         except FileNotFoundError:
             return None
-        except OSError:
-            if under(_real(path), (root,)):
+        except OSError as error:
+            if error.errno != errno.ELOOP and under(_real(path), (root,)):
                 raise
             return None
         try:
