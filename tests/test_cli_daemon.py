@@ -185,6 +185,18 @@ def test_a_path_that_is_not_utf_8_is_2(daemon: Daemon, tmp_path: Path, capsys: A
     assert "not UTF-8: b'" in err
 
 
+def test_a_working_directory_and_a_link_that_lead_to_no_utf_8_are_2(
+    daemon: Daemon, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = tmp_path / os.fsdecode(b"\xff")
+    odd.mkdir()
+    (tmp_path / "link").symlink_to(odd)
+    monkeypatch.chdir(odd)
+    for named in (".", str(tmp_path / "link")):
+        assert run(["prefetch", named]) == 2
+        assert "not UTF-8: b'" in capsys.readouterr().err
+
+
 def test_doctor_sees_the_daemon(daemon: Daemon, capsys: Any) -> None:
     assert run(["doctor", "--ram", "1MiB", "--extent-bytes", "1MiB", "--json"]) == 0
     found = {row["check"]: row for row in rows(capsys.readouterr().out)}

@@ -67,14 +67,19 @@ def absolute(uri: str) -> str:
     where nothing is named, which would be the working directory, and for bytes that are no text."""
     if not uri.strip():
         raise InvalidInput("an empty URI names nothing; write . for the working directory")
-    try:
-        uri.encode()
-    except UnicodeEncodeError:
-        raise InvalidInput(f"a name is not UTF-8: {os.fsencode(uri)!r}; rename it") from None
+    _check_utf8(uri)
     if "://" in uri:
         return uri
     path = os.path.realpath(os.path.expanduser(uri))
+    _check_utf8(path)  # the working directory, or what a link leads to
     return f"{path}/" if uri.endswith("/") and path != "/" else path
+
+
+def _check_utf8(name: str) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise InvalidInput(f"a name is not UTF-8: {os.fsencode(name)!r}; rename it") from None
 
 
 def _bare(uri: str) -> str:
