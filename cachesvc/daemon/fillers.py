@@ -153,7 +153,7 @@ class Fillers:
         for fd in descriptors:  # none is expected, and none may pile up
             os.close(fd)
         if isinstance(answer, jobs.Asked) and jobs.typed(answer):
-            self.asked += SourceCounters(**asdict(answer))
+            self.asked += answer
         elif (
             not isinstance(answer, (jobs.Done, jobs.Progress))
             or not jobs.typed(answer)

@@ -11,6 +11,8 @@ import socket
 from dataclasses import asdict, dataclass, fields
 from typing import ClassVar, TypeAlias
 
+from cachesvc.sources.resilient import SourceCounters
+
 MAX_DATAGRAM_BYTES = 192 << 10
 """Under the kernel's default socket buffer; checksums of a 1 GiB extent are 175 KB in base64."""
 MAX_BODY_BYTES = 256 << 20
@@ -90,18 +92,11 @@ class Done:
     lost: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What the process asked of its sources since it last said so: `SourceCounters`, which has the meanings."""
+@dataclass(slots=True)
+class Asked(SourceCounters):
+    """What the process asked of its sources since it last said so."""
 
     kind: ClassVar[str] = "asked"
-    requests: int
-    bytes: int
-    retries: int
-    throttled: int
-    hedges: int
-    hedge_wins: int
-    hedge_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,9 +44,8 @@ class Lane:
                 self._answer(otherwise, error)
             except OSError as error:
                 self._answer(otherwise, tier_error(error, self._name, "do what it was asked"))
-            except (
-                Exception
-            ) as error:  # an error of ours: said aloud, and whoever waits is answered all the same
+            except Exception as error:
+                # An error of ours: said aloud, and whoever waits is answered all the same.
                 log.exception("a call failed unexpectedly", extra={"lane": self._name})
                 failure = TierFailed(
                     f"{self._name}: a call failed unexpectedly ({error!r}); see the daemon's log"
