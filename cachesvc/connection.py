@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import select
 import socket
-import struct
 import threading
 import time
 from collections.abc import Sequence
@@ -27,8 +26,7 @@ MAX_NUMBER = (1 << 32) - 1
 MAX_ASKED = 512
 """Requests without an answer, of all threads together; a daemon takes twice as many of one reader."""
 
-_DESCRIPTOR = struct.Struct("i")
-_ROOM_FOR_ONE = socket.CMSG_LEN(_DESCRIPTOR.size)
+_ROOM_FOR_ONE = socket.CMSG_LEN(wire.DESCRIPTOR.size)
 
 Answer = tuple[Message, int | None]
 """What the daemon said, and the descriptor that came with it, which is the receiver's to close."""
@@ -94,7 +92,10 @@ class Connection:
             raise
         finally:
             self._leave()
-        return sorted(call.answers, key=_number) if len(numbers) > 1 else call.answers
+        answers = call.answers
+        if len(answers) > 1:
+            answers.sort(key=_number)
+        return answers
 
     def greet(self, message: Message, deadline: float) -> Message:
         """Send a greeting, before anything else, and wait for its answer. Raises as `ask`."""
@@ -113,7 +114,8 @@ class Connection:
     def tell(self, messages: Sequence[Message]) -> None:
         """Send what has no answer. Raises DaemonUnavailable."""
         with self._lock:
-            self._check()
+            if self.over:
+                raise self._gone()
             self._users += 1
         try:
             for message in messages:
@@ -149,10 +151,6 @@ class Connection:
 
     # ---- inside
 
-    def _check(self) -> None:
-        if self.over:
-            raise self._gone()
-
     def _gone(self) -> DaemonUnavailable:
         return DaemonUnavailable(f"the daemon at {self._path} went away; start it again: cachesvc serve")
 
@@ -161,7 +159,8 @@ class Connection:
             while self._asked and len(self._asked) + call.left > MAX_ASKED and not self.over:
                 if not self._await(deadline):
                     raise self._late()
-            self._check()
+            if self.over:
+                raise self._gone()
             if self._number + call.left > MAX_NUMBER:
                 self._number = 0
             numbers = range(self._number + 1, self._number + 1 + call.left)
@@ -209,7 +208,8 @@ class Connection:
                     self._follow(call, deadline)
                 if not call.left:
                     return
-                self._check()
+                if self.over:
+                    raise self._gone()
                 self._reading = True
             self._read_until(call, deadline)
 
@@ -230,30 +230,22 @@ class Connection:
         """Read for everybody until this call is whole."""
         try:
             while call.left:
-                late = self._deliver(*self._receive(deadline), call)
-                if late is not None:
-                    self._put(late)
+                answer, fd = found = self._receive(deadline)
+                with self._lock:
+                    asker = self._asked.pop(answer.number, None)
+                    if asker is not None:
+                        asker.answers.append(found)
+                        asker.left -= 1
+                        if not asker.left and asker is not call:
+                            self._changed.notify_all()
+                if asker is None and fd is not None:  # nobody waits for it any more: nobody wants the lease
+                    os.close(fd)
+                    self._put(Message(Op.RELEASE, 0, answer.value))
         finally:
             with self._lock:
                 self._reading = False
                 if self._followers:
                     self._changed.notify_all()
-
-    def _deliver(self, answer: Message, fd: int | None, own: _Call) -> Message | None:
-        """Hand an answer to whoever asked. When nobody waits for it any more nobody wants the lease: returns the
-        message that gives it back."""
-        with self._lock:
-            call = self._asked.pop(answer.number, None)
-            if call is not None:
-                call.answers.append((answer, fd))
-                call.left -= 1
-                if not call.left and call is not own:
-                    self._changed.notify_all()
-                return None
-        if fd is None:
-            return None
-        os.close(fd)
-        return Message(Op.RELEASE, 0, answer.value)
 
     def _receive(self, deadline: float) -> Answer:
         if not self._readable.poll(max(0.0, deadline - time.monotonic()) * 1000):
@@ -264,7 +256,7 @@ class Connection:
             )
         except OSError:
             data, rights = b"", []
-        fd = _DESCRIPTOR.unpack(rights[0][2])[0] if rights else None
+        (fd,) = wire.DESCRIPTOR.unpack(rights[0][2]) if rights else (None,)
         try:
             return wire.decode(data), fd
         except ValueError:  # nothing: the other end is closed. Else no daemon of ours is there

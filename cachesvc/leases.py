@@ -95,10 +95,10 @@ class DaemonGrants:
                 if made:
                     raise
                 made = True  # it broke at some time since the last request: the daemon may be back
-        failure = next((answer for answer, _ in found if answer.op is Op.FAILED), None)
-        if failure is not None:
-            give_back(connection, found)
-            raise from_code(failure.size, failure.text)
+        for answer, _ in found:
+            if answer.op is Op.FAILED:
+                give_back(connection, found)
+                raise from_code(answer.size, answer.text)
         return self._entered(connection, found)
 
     def release(self, extents: Sequence[int]) -> None:

@@ -20,7 +20,7 @@ from cachesvc.daemon.builds import Builds, Make, Opening
 from cachesvc.daemon.fillers import Answered
 from tests.fake_s3 import FakeS3, Object, fake_s3
 from tests.test_daemon import wait_until
-from tests.test_tenants import ALICE, BOB, as_root, as_user
+from tests.users import ALICE, BOB, as_root, as_user
 
 HOARDED = 2 * jobs.SIDE_BY_SIDE
 
@@ -138,11 +138,12 @@ def test_openings_of_one_user_that_take_long_keep_nobody_else_s_waiting(
     (tmp_path / "bobs" / "x.bin").write_bytes(bytes(4096))
     options = ["--ram", "64MiB", "--allow", "s3://bucket/", "--allow", str(tmp_path / "bobs")]
     with Daemon(tmp_path / "node", [*options, "--socket-mode", "666", "--fillers", "1"]) as daemon:
-        Path(daemon.socket_dir).chmod(0o755)
+        here = daemon.socket_dir
+        Path(here).chmod(0o755)
 
         def hoard() -> str:
             def open_one(number: int) -> None:
-                with Control(daemon.socket_dir) as control:
+                with Control(here) as control:
                     control.open_dataset(["s3://bucket/"], Options(extent_bytes=4096 * (number + 1)))
 
             threads = [threading.Thread(target=open_one, args=(number,)) for number in range(HOARDED)]
@@ -153,7 +154,7 @@ def test_openings_of_one_user_that_take_long_keep_nobody_else_s_waiting(
             return "done"
 
         def open_mine() -> str:
-            with Control(daemon.socket_dir) as control:
+            with Control(here) as control:
                 return control.open_dataset([str(tmp_path / "bobs")], Options(format="files")).format
 
         hoarder = threading.Thread(target=as_user, args=(ALICE, hoard))

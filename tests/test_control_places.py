@@ -21,7 +21,7 @@ from cachesvc.core.errors import Busy
 from cachesvc.daemon.places import OWN_PLACES, PLACES, Places
 from cachesvc.identity import Identity
 from tests.test_daemon import wait_until
-from tests.test_tenants import ALICE, BOB, as_root
+from tests.users import ALICE, BOB, as_root
 
 CALLS = 640
 CONNECTIONS = 16

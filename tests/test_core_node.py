@@ -39,7 +39,7 @@ from cachesvc.core.events import (
     TierLost,
     Unpinned,
 )
-from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
+from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, Stay, TierName
 from cachesvc.core.node import Node
 from cachesvc.core.pacing import RETRY_CAP_S, backoff_s
 from cachesvc.core.policy import Settings, TierSpec
@@ -83,8 +83,9 @@ def plan(*extents: ExtentId, number: int = 1, job: int = 1) -> Planned:
     return Planned(number, job, tuple((extent, step, step) for step, extent in enumerate(extents)))
 
 
-def read(node: Node, *extents: ExtentId) -> None:
-    """Read extents one by one, from the source where they are absent."""
+def read(node: Node, *extents: ExtentId) -> list[Stay]:
+    """Read extents one by one, from the source where they are absent; how long each might be held."""
+    stays = []
     for extent in extents:
         todo: list[Command] = tell(node, Demanded(ONE, 0, extent, True, SIZE))
         while todo:
@@ -93,7 +94,10 @@ def read(node: Node, *extents: ExtentId) -> None:
                 todo += fill(node, command.extent, tier=command.tier)
             elif isinstance(command, Evict):
                 todo += tell(node, Evicted(command.extent, command.tier))
+            elif isinstance(command, Grant):
+                stays.append(command.stay)
         tell(node, Released(ONE, extent))
+    return stays
 
 
 def test_many_readers_of_one_cold_extent_cost_one_fill() -> None:
@@ -249,11 +253,17 @@ def test_the_window_moves_with_the_plan() -> None:
     node = node_of(ram=3, lookahead_bytes=2 * SIZE)
     assert tell(node, declare(A, B, C, D, E), plan(A, B, C, D, E)) == [StartFill(A, RAM)]
     assert fill(node, A) == []
-    assert tell(node, Demanded(ONE, 1, A), Passed(1, 1)) == [Grant(ONE, 1, A, RAM), StartFill(B, RAM)]
+    assert tell(node, Demanded(ONE, 1, A), Passed(1, 1)) == [
+        Grant(ONE, 1, A, RAM, "brief"),
+        StartFill(B, RAM),
+    ]
     fill(node, B)
-    assert tell(node, Demanded(ONE, 2, B), Passed(1, 2)) == [Grant(ONE, 2, B, RAM), StartFill(C, RAM)]
+    assert tell(node, Demanded(ONE, 2, B), Passed(1, 2)) == [
+        Grant(ONE, 2, B, RAM, "brief"),
+        StartFill(C, RAM),
+    ]
     fill(node, C)
-    assert tell(node, Released(ONE, B), Demanded(ONE, 3, C)) == [Grant(ONE, 3, C, RAM)]
+    assert tell(node, Released(ONE, B), Demanded(ONE, 3, C)) == [Grant(ONE, 3, C, RAM, "brief")]
     assert tell(node, Passed(1, 3)) == [Evict(B, RAM)]
     assert tell(node, Evicted(B, RAM)) == [StartFill(D, RAM)]
     assert node.where(A) == RAM, "kept"
@@ -273,7 +283,7 @@ def test_a_plan_may_name_any_step() -> None:
     far = Planned(1, 1, ((A, 0, 1 << 63), (B, 1 << 63, (1 << 64) - 1)))
     assert tell(node, declare(A, B, C, D), far) == [StartFill(A, RAM)]
     assert tell(node, Filled(A, RAM), Demanded(ONE, 1, A), Passed(1, 1 << 62)) == [
-        Grant(ONE, 1, A, RAM),
+        Grant(ONE, 1, A, RAM, "brief"),
         StartFill(B, RAM),
     ]
 
@@ -304,12 +314,12 @@ def test_a_quota_limits_what_is_kept_of_a_dataset_and_for_a_user() -> None:
 def test_a_reader_holds_for_one_read_only_what_competes_for_the_window() -> None:
     node = node_of(ram=3)
     tell(node, declare(A, B, C, D, E), Planned(1, 1, tuple((each, 0, 9) for each in (A, B, C, D, E))))
-    read(node, A, B, C)
-    assert [node.stay(each, RAM).value for each in (A, B, C)] == ["kept", "kept", "once"]
+    fill(node, A, B)
+    assert read(node, A, B, C) == ["kept", "kept", "once"]
     calm = node_of(ram=3, lookahead_bytes=2 * SIZE)
     tell(calm, declare(A, B, C, D, E), plan(A, B, C, D, E))
-    read(calm, A, B)
-    assert [calm.stay(each, RAM).value for each in (A, B)] == ["brief", "brief"]
+    fill(calm, A)
+    assert read(calm, A, B) == ["brief", "brief"]
 
 
 def test_look_ahead_promotes_from_nvme_and_the_lower_copy_stays() -> None:
@@ -318,7 +328,7 @@ def test_look_ahead_promotes_from_nvme_and_the_lower_copy_stays() -> None:
     assert tell(node, declare(A, B), plan(A, B)) == [StartFill(A, RAM, NVME)]
     assert tell(node, EvictAsked(DATASET)) == [Evict(B, NVME)], "what is read from stays"
     fill(node, A)
-    assert tell(node, Demanded(ONE, 1, A)) == [Grant(ONE, 1, A, RAM)]
+    assert tell(node, Demanded(ONE, 1, A)) == [Grant(ONE, 1, A, RAM, "brief")]
 
 
 def test_prefetch_reports_what_is_resident_what_failed_and_what_does_not_fit() -> None:
@@ -384,7 +394,7 @@ def test_recovered_extents_are_granted_and_what_exceeds_the_budget_goes() -> Non
     node = node_of(nvme=2)
     assert tell(node, Recovered(NVME, {A: SIZE, B: SIZE, C: SIZE})) == [Evict(A, NVME)]
     tell(node, Evicted(A, NVME))
-    assert tell(node, Demanded(ONE, 1, B)) == [Grant(ONE, 1, B, NVME)]
+    assert tell(node, Demanded(ONE, 1, B)) == [Grant(ONE, 1, B, NVME, "brief")]
 
 
 def test_what_was_found_costs_no_record_until_it_is_named_and_goes_first() -> None:
@@ -429,7 +439,7 @@ def test_memory_that_two_readers_hold_counts_once() -> None:
 def test_an_nvme_extent_is_granted_before_its_commit_and_evicted_only_after() -> None:
     node = node_of(nvme=1)
     tell(node, Demanded(ONE, 1, A, True, SIZE))
-    assert tell(node, Filled(A, NVME)) == [Grant(ONE, 1, A, NVME)]
+    assert tell(node, Filled(A, NVME)) == [Grant(ONE, 1, A, NVME, "brief")]
     tell(node, Released(ONE, A))
     assert tell(node, Demanded(ONE, 2, B, True, SIZE)) == []
     assert tell(node, Committed(A, NVME)) == [Evict(A, NVME)]
@@ -476,7 +486,7 @@ def test_waiters_of_a_fill_into_a_lost_tier_are_served_from_another() -> None:
     node = node_of(ram=2, nvme=2)
     tell(node, Demanded(ONE, 1, A, True, SIZE))
     assert tell(node, TierLost(RAM)) == [StartFill(A, NVME)]
-    assert tell(node, Filled(A, NVME)) == [Grant(ONE, 1, A, NVME)]
+    assert tell(node, Filled(A, NVME)) == [Grant(ONE, 1, A, NVME, "brief")]
     assert tell(node, FillFailed(A, RAM, 9, "io")) == []
 
 

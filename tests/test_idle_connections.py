@@ -23,7 +23,7 @@ from cachesvc.daemon import crowds, scrapes
 from tests.servers import free_ports
 from tests.test_control_places import being
 from tests.test_daemon import wait_until
-from tests.test_tenants import ALICE, BOB, as_root
+from tests.users import ALICE, BOB, as_root
 
 IDLE = 3000
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\4" + bytes(5)  # and empty settings

@@ -33,7 +33,7 @@ from cachesvc.v1 import takeover_pb2 as pb
 from tests.servers import Fault, Proxy, SeaweedFS, free_ports
 from tests.test_daemon import held_memory, wait_until
 from tests.test_job import Node, Records, Trainer, exactly_once, fetched
-from tests.test_tenants import as_user
+from tests.users import as_user
 
 EXTENT = 1 << 20
 EXTENTS = 8

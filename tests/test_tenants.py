@@ -8,7 +8,6 @@ import os
 import resource
 import signal
 import socket
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -30,11 +29,10 @@ from cachesvc.leases import DaemonGrants
 from cachesvc.sources.uri import allowlist
 from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import cachesvc_pb2_grpc
+from tests.users import ALICE, BOB, ML, as_root, as_user
 
 RECORDS = Options(format="records", record_bytes=4096)
 EXTENT = 64 << 10
-ALICE, BOB, ML = 64_001, 64_002, 64_100
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two users")
 
 
 def test_rules_are_read_off_the_option_and_mistakes_fail_closed() -> None:
@@ -79,34 +77,6 @@ def test_the_kernel_says_who_is_there() -> None:
         assert peer_of(here) == Peer(os.geteuid(), frozenset({os.getegid(), *os.getgroups()}))
 
 
-def as_user(uid: int, work: Callable[[], object], groups: tuple[int, ...] = ()) -> object:
-    """What `work` gives in a child process of that user; CacheErrors by name."""
-    back, out = os.pipe()
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            os.setgroups(groups)
-            os.setgid(uid)
-            os.setuid(uid)
-            try:
-                found: object = work()
-            except CacheError as error:
-                found = [type(error).__name__, str(error)]
-            os.write(out, json.dumps(found).encode())
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-            raise
-        finally:
-            os._exit(code)
-    os.close(out)
-    with os.fdopen(back) as answer:
-        text = answer.read()
-    assert os.waitpid(child, 0)[1] == 0
-    return json.loads(text)
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tenants") / "data"
@@ -129,17 +99,19 @@ def daemon(data: Path) -> Iterator[Daemon]:
         yield found
 
 
-def read_all(daemon: Daemon, dataset: str) -> list[int]:
-    grants = DaemonGrants(daemon.socket_dir, DatasetId(dataset))
+def read_all(socket_dir: str, dataset: str) -> list[int]:
+    grants = DaemonGrants(socket_dir, DatasetId(dataset))
     answers = grants.acquire(range(4), 20.0)
     return [os.pread(answer.fd, 1, 0)[0] for answer in answers if isinstance(answer, Granted)]
 
 
 @as_root
 def test_a_tenant_uses_its_own_data_and_meets_nothing_of_another_s(daemon: Daemon, data: Path) -> None:
+    here = daemon.socket_dir
+
     def opened(name: str) -> Callable[[], object]:
         def work() -> object:
-            with Control(daemon.socket_dir) as control:
+            with Control(here) as control:
                 found = control.open_dataset([f"{data}/{name}/"], RECORDS).id
                 *_, last = control.prefetch(found)
                 assert last.done
@@ -148,18 +120,18 @@ def test_a_tenant_uses_its_own_data_and_meets_nothing_of_another_s(daemon: Daemo
         return work
 
     def seen() -> object:
-        with Control(daemon.socket_dir) as control:
+        with Control(here) as control:
             return [str(control.status()), str(control.list())]
 
     alices, bobs = as_user(ALICE, opened("alice")), as_user(BOB, opened("bob"))
     assert isinstance(alices, str)
     assert isinstance(bobs, str)
-    assert len(as_user(ALICE, lambda: read_all(daemon, alices))) == 4  # type: ignore[arg-type]
+    assert len(as_user(ALICE, lambda: read_all(here, alices))) == 4  # type: ignore[arg-type]
     assert as_user(BOB + 1, opened("bob"), groups=(ML,)) == bobs  # by group
     for wanted in ([f"{data}/alice/"], [f"{data}/*/*.bin"], [f"{data}/bob/", f"{data}/alice/"], [f"{data}/"]):
 
         def open_it(uris: list[str] = wanted) -> object:
-            with Control(daemon.socket_dir) as control:
+            with Control(here) as control:
                 return control.open_dataset(uris, RECORDS).id
 
         kind, message = as_user(BOB, open_it)  # type: ignore[misc]
@@ -170,7 +142,7 @@ def test_a_tenant_uses_its_own_data_and_meets_nothing_of_another_s(daemon: Daemo
     for verb in ("pin", "evict", "verify", "prefetch", "read", "plan"):
 
         def use(dataset: str, verb: str = verb) -> object:
-            with Control(daemon.socket_dir) as control:
+            with Control(here) as control:
                 if verb == "pin":
                     control.pin(DatasetId(dataset), True)
                 elif verb == "evict":
@@ -178,7 +150,7 @@ def test_a_tenant_uses_its_own_data_and_meets_nothing_of_another_s(daemon: Daemo
                 elif verb == "plan":
                     control.plan(1, DatasetId(dataset), [0], [0], [0])
                 elif verb == "read":
-                    read_all(daemon, dataset)
+                    read_all(here, dataset)
                 else:
                     list(getattr(control, verb)(DatasetId(dataset)))
             return "done"
@@ -304,7 +276,8 @@ def test_what_the_daemon_writes_is_closed_to_others(daemon: Daemon, data: Path) 
 
 @as_root
 def test_another_user_cannot_write_through_a_granted_descriptor(daemon: Daemon, data: Path) -> None:
-    with Control(daemon.socket_dir) as control:
+    here = daemon.socket_dir
+    with Control(here) as control:
         for each in control.list():
             control.pin(DatasetId(each.dataset.id), False)
             control.evict(DatasetId(each.dataset.id))
@@ -312,7 +285,7 @@ def test_another_user_cannot_write_through_a_granted_descriptor(daemon: Daemon, 
         assert list(control.prefetch(dataset))[-1].resident_extents == 4
 
     def tamper() -> object:
-        grants, origins = DaemonGrants(daemon.socket_dir, dataset), set()
+        grants, origins = DaemonGrants(here, dataset), set()
         for answer in grants.acquire(range(4), 10.0):
             assert isinstance(answer, Granted)
             fd, path = answer.fd, f"/proc/self/fd/{answer.fd}"
@@ -330,7 +303,7 @@ def test_another_user_cannot_write_through_a_granted_descriptor(daemon: Daemon, 
         return sorted(origins)
 
     assert as_user(BOB, tamper) == ["nvme", "ram"]
-    with Control(daemon.socket_dir) as control:
+    with Control(here) as control:
         *_, last = control.verify(dataset)
         assert (last.checked_extents, last.corrupt_extents) == (4, 0)
 
@@ -345,7 +318,8 @@ def refused(attempt: Callable[[], object]) -> bool:
 
 @as_root
 def test_one_user_cannot_take_every_place(daemon: Daemon, data: Path) -> None:
-    with Control(daemon.socket_dir) as control:
+    here = daemon.socket_dir
+    with Control(here) as control:
         dataset = control.open_dataset([f"{data}/all/"], RECORDS).id
     most = READERS // 2 + 100
     resource.setrlimit(resource.RLIMIT_NOFILE, (2 * most, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
@@ -354,7 +328,7 @@ def test_one_user_cannot_take_every_place(daemon: Daemon, data: Path) -> None:
     def connect() -> None:
         while len(taken) < most:
             taken.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-            taken[-1].connect(f"{daemon.socket_dir}/grants.sock")
+            taken[-1].connect(f"{here}/grants.sock")
 
     # The kernel notes the effective user of the moment; the descriptors stay with this process.
     os.seteuid(BOB)
@@ -364,8 +338,8 @@ def test_one_user_cannot_take_every_place(daemon: Daemon, data: Path) -> None:
         os.seteuid(0)
     taken[-1].settimeout(10)
     assert refused(lambda: answered(taken[-1]))
-    assert as_user(ALICE, lambda: len(read_all(daemon, dataset))) == 4
-    assert len(read_all(daemon, dataset)) == 4
+    assert as_user(ALICE, lambda: len(read_all(here, dataset))) == 4
+    assert len(read_all(here, dataset)) == 4
     for each in taken:
         each.close()
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from cachesvc.core.model import DatasetId, ExtentId, ReaderId, TierName
+from cachesvc.core.model import DatasetId, ExtentId, ReaderId, Stay, TierName
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,13 +283,14 @@ class StartFill:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Hand the reader a read-only descriptor; the lease has begun. `from_peer`: the fill that brought the bytes to this
-    node had them from another one."""
+    """Hand the reader a read-only descriptor; the lease has begun. `stay`: how long the reader may hold it when it has
+    read it. `from_peer`: the fill that brought the bytes to this node had them from another one."""
 
     reader: ReaderId
     request: int
     extent: ExtentId
     tier: TierName
+    stay: Stay = "kept"
     from_peer: bool = False
 
 

@@ -6,7 +6,7 @@ import hashlib
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NewType
+from typing import Literal, NewType
 
 ExtentId = NewType("ExtentId", bytes)
 """128-bit digest of an extent's pieces: changed data has a new id."""
@@ -19,6 +19,10 @@ ReaderId = NewType("ReaderId", int)
 
 TierName = NewType("TierName", str)
 """`ram`, or the name of an NVMe directory (`nvme0`, `nvme1`, ...)."""
+
+Stay = Literal["kept", "brief", "once"]
+"""How long a reader may hold what it was granted: as long as it likes, while its reads come back to it, or for one
+read. The words go over the wire."""
 
 RAM = TierName("ram")
 EXTENT_BYTES = 64 << 20

@@ -46,7 +46,7 @@ from cachesvc.core.policy import Policy, Settings, TierSpec
 from cachesvc.core.readers import Readers
 from cachesvc.core.report import Counters, Progress, Status, TierStatus
 from cachesvc.core.scrub import Scrub
-from cachesvc.core.state import Copy, Entry, Phase, Stay, Tier
+from cachesvc.core.state import Copy, Entry, Phase, Tier
 from cachesvc.core.steps import Steps
 
 
@@ -66,7 +66,7 @@ class Node:
         self._began = math.inf
         self._more = False
         self._handlers: dict[type, Callable[[Any], None]] = {
-            ev.Demanded: self._demanded,
+            ev.Demanded: self.readers.demand,
             ev.Released: self._released,
             ev.ReaderGone: self._reader_gone,
             ev.Held: self._held,
@@ -104,7 +104,7 @@ class Node:
         self._handlers[type(event)](event)
         # a budget that shrank under a fill or a lease is met once it ends
         for tier in self.policy.tiers.values():
-            if tier.free_bytes + tier.evicting_bytes < 0:
+            if tier.budget_bytes + tier.evicting_bytes < tier.used_bytes + tier.held_bytes:
                 self._shrink(tier)
         if self.readers.dirty:
             self._feed()
@@ -122,11 +122,6 @@ class Node:
     def progress(self, job: int) -> Progress:
         """How much of a job's datasets is resident."""
         return self.claims.progress(job)
-
-    def stay(self, extent: ExtentId, tier: TierName) -> Stay:
-        """How long a reader may hold the extent's copy in that tier when it has read it."""
-        copy = self.copies.find(extent, self.policy.tiers[tier])
-        return Stay.BRIEF if copy is None else self.policy.stay(copy)
 
     def counters(self, dataset: DatasetId) -> Counters:
         """A dataset's hits, misses and bytes from the source, and the bound."""
@@ -190,9 +185,6 @@ class Node:
             self._more |= not (plans_done and prefetches_done)
 
     # Readers
-
-    def _demanded(self, event: ev.Demanded) -> None:
-        self.readers.demand(event)
 
     def _released(self, event: ev.Released) -> None:
         self.readers.release(event.reader, event.extent, self._now)

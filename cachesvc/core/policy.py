@@ -20,8 +20,8 @@ from enum import Enum
 from itertools import chain
 
 from cachesvc.core.bounds import Claimed, bounds
-from cachesvc.core.model import RAM, DatasetId, TierName
-from cachesvc.core.state import Copy, Dataset, Entry, Role, Stay, Tier
+from cachesvc.core.model import RAM, DatasetId, Stay, TierName
+from cachesvc.core.state import Copy, Dataset, Entry, Role, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,9 +234,9 @@ class Policy:
         """What is kept stays mapped; where part streams, only until its plan has passed it, so that others may be
         kept in its stead. What streams goes when it is read, at once where readers compete for the window."""
         if copy.role is not Role.KEPT:
-            return Stay.ONCE if self.tight else Stay.BRIEF
+            return "once" if self.tight else "brief"
         passes = self.streams and not self.tight and copy.entry.needs
-        return Stay.BRIEF if passes else Stay.KEPT
+        return "brief" if passes else "kept"
 
     def role(self, copy: Copy) -> Role:
         """The role of a resident copy that nobody uses: claimed ones are kept while there is room."""

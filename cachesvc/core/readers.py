@@ -156,8 +156,8 @@ class Readers:
             reader = self.readers[reader_id] = Reader()
         self._copies.lease(copy)
         reader.leases.setdefault(copy.entry.id, []).append(copy)
-        entry = copy.entry
-        self._copies.out.append(ev.Grant(reader_id, request, entry.id, copy.tier.name, entry.from_peer))
+        entry, stay = copy.entry, self._policy.stay(copy)
+        self._copies.out.append(ev.Grant(reader_id, request, entry.id, copy.tier.name, stay, entry.from_peer))
 
     def fail(self, entry: Entry, code: int, message: str) -> None:
         """Tell every waiter of an extent that its fill failed."""

@@ -38,15 +38,6 @@ class Role(Enum):
     LRU = 3
 
 
-class Stay(Enum):
-    """How long a reader may hold what it was granted: as long as it likes, while its reads come back to it, or
-    for one read. The values go over the wire."""
-
-    KEPT = "kept"
-    BRIEF = "brief"
-    ONCE = "once"
-
-
 class Shelf:
     """Copies that may be evicted now, oldest first, and their bytes. O(1) add, remove, both ends.
 
@@ -229,7 +220,7 @@ class Entry:
     def best(self) -> Copy | None:
         """The copy to grant: the last one made (a promotion into RAM) when there are two."""
         for copy in reversed(self.copies):
-            if copy.usable:
+            if copy.phase is Phase.RESIDENT and not copy.doomed and not copy.tier.lost:
                 return copy
         return None
 

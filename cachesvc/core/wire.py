@@ -26,6 +26,8 @@ MAGIC = 0x43534731
 MAX_MESSAGE_BYTES = 4096
 MAX_TEXT_BYTES = 2048
 _HEAD = struct.Struct("<BIQQ16s")
+DESCRIPTOR = struct.Struct("i")
+"""What SCM_RIGHTS carries."""
 NO_DATASET = bytes(16)
 
 
@@ -65,8 +67,8 @@ class Message(NamedTuple):
 
 def encode(message: Message) -> bytes:
     """Message -> datagram; text is cut to `MAX_TEXT_BYTES`."""
-    head = _HEAD.pack(message.op, message.number, message.value, message.size, message.digest)
-    return head + message.text.encode("utf-8", "replace")[:MAX_TEXT_BYTES]
+    op, number, value, size, digest, text = message
+    return _HEAD.pack(op, number, value, size, digest) + text.encode("utf-8", "replace")[:MAX_TEXT_BYTES]
 
 
 def decode(datagram: bytes) -> Message:

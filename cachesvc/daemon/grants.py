@@ -14,12 +14,13 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from cachesvc.config import Rule
-from cachesvc.core import wire
+from cachesvc.core import events, wire
 from cachesvc.core.errors import CacheError, InvalidInput
-from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
+from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId
 from cachesvc.core.stalls import StallReport
 from cachesvc.core.wire import Message, Op
 from cachesvc.daemon.listening import bind, identity, remove, spare, turn_away
@@ -208,39 +209,37 @@ class GrantsServer:
         """Live readers of a dataset."""
         return sum(1 for r in self._readers.values() if r.dataset is not None and r.dataset.id == dataset)
 
-    def grant(self, to: ReaderId, request: int, extent: ExtentId, tier: TierName, stay: str, fd: int) -> bool:
+    def grant(self, command: events.Grant, fd: int) -> bool:
         """Send a descriptor; it stays the caller's to close. False: the kernel carries no more of them to readers that
         do not take them, and nothing was sent."""
-        return self._send(to, Op.GRANT, request, extent, f"{tier} {stay}", fd=fd)
+        reader = self._readers.get(command.reader)
+        if reader is None or reader.dataset is None:
+            return True
+        dataset, extent = reader.dataset, command.extent
+        index = dataset.index_of[extent]
+        text = f"{command.tier} {command.stay}{' peer' * command.from_peer}"
+        granted = Message(Op.GRANT, command.request, index, dataset.sizes[index], extent, text)
+        return self._write(reader, granted, fd)
 
     def refuse(self, to: ReaderId, request: int, extent: ExtentId) -> None:
         """Say "read it elsewhere"."""
-        self._send(to, Op.REFUSED, request, extent)
+        self._answer(to, Op.REFUSED, request, extent)
 
     def fail(self, to: ReaderId, request: int, extent: ExtentId, code: int, message: str) -> None:
         """Say why an extent cannot be had."""
-        self._send(to, Op.FAILED, request, extent, message, code)
+        self._answer(to, Op.FAILED, request, extent, code, message)
 
-    def _send(
-        self,
-        to: ReaderId,
-        op: Op,
-        request: int,
-        extent: ExtentId,
-        text: str = "",
-        code: int = 0,
-        fd: int | None = None,
-    ) -> bool:
+    def _answer(
+        self, to: ReaderId, op: Op, request: int, extent: ExtentId, code: int = 0, text: str = ""
+    ) -> None:
         reader = self._readers.get(to)
-        if reader is None or reader.dataset is None:
-            return True
-        index = reader.dataset.index_of[extent]
-        size = code if fd is None else reader.dataset.sizes[index]
-        return self._write(reader, Message(op, request, index, size, extent, text), fd)
+        if reader is not None and reader.dataset is not None:
+            self._write(reader, Message(op, request, reader.dataset.index_of[extent], code, extent, text))
 
     def _write(self, reader: _Reader, message: Message, fd: int | None = None) -> bool:
+        rights = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, wire.DESCRIPTOR.pack(fd))]
         try:
-            socket.send_fds(reader.channel, [wire.encode(message)], [] if fd is None else [fd])
+            reader.channel.sendmsg([wire.encode(message)], rights)
         except OSError as error:
             if error.errno == errno.ETOOMANYREFS:
                 return False  # others are to blame: too many of our user's descriptors are under way
@@ -275,7 +274,7 @@ class GrantsServer:
 
     def _enter(self, reader: _Reader) -> None:
         self._readers[reader.id] = self._tokens[reader.token] = reader
-        self._watch(reader.channel.fileno(), lambda: self._read(reader))
+        self._watch(reader.channel.fileno(), partial(self._read, reader))
 
     def _crowds_out(self, peer: Peer) -> bool:
         """Another user than the daemon's gets half of all places at most. Counted only when half are taken."""
@@ -320,33 +319,30 @@ class GrantsServer:
         return reader.id in self._readers
 
     def _dispatch(self, reader: _Reader, message: Message) -> None:
-        if message.op in (Op.HELLO, Op.IDENTIFY):
+        op, dataset = message.op, reader.dataset
+        if op in (Op.HELLO, Op.IDENTIFY):
             self._hello(reader, message)
-            return
-        if reader.dataset is None:
-            raise InvalidInput(f"{message.op.name} before HELLO")
-        if message.op is Op.CATALOG:
-            self._write(reader, Message(Op.CATALOG, message.number), reader.dataset.catalog_fd)
-            return
-        if message.op is Op.PASSED:
-            self._answers.passed_or_gone(reader.id, message.value)
-            return
-        if message.op is Op.WAITED:
-            self._answers.waited(reader.dataset.id, StallReport.decode(message.text))
-            return
-        extent = reader.dataset.extent_ids[message.value]
-        if message.op is Op.GET:
+        elif dataset is None:
+            raise InvalidInput(f"{op.name} before HELLO")
+        elif op is Op.GET:
+            extent = dataset.extent_ids[message.value]
             self._answers.demanded(reader.id, message.number, extent, reader.job)
-        elif message.op is Op.RELEASE:
-            self._answers.released(reader.id, extent)
-        elif message.op is Op.HOLD:
+        elif op is Op.RELEASE:
+            self._answers.released(reader.id, dataset.extent_ids[message.value])
+        elif op is Op.PASSED:
+            self._answers.passed_or_gone(reader.id, message.value)
+        elif op is Op.WAITED:
+            self._answers.waited(dataset.id, StallReport.decode(message.text))
+        elif op is Op.CATALOG:
+            self._write(reader, Message(Op.CATALOG, message.number), dataset.catalog_fd)
+        elif op is Op.HOLD:
             # A file costs no memory, but its release comes as one of what was held, all the same.
-            in_memory = message.text == RAM
-            self._answers.held(reader.id, extent, reader.dataset.sizes[message.value] if in_memory else 0)
-        elif message.op is Op.SUSPECT:
-            self._answers.suspected(extent)
+            size_bytes = dataset.sizes[message.value] if message.text == RAM else 0
+            self._answers.held(reader.id, dataset.extent_ids[message.value], size_bytes)
+        elif op is Op.SUSPECT:
+            self._answers.suspected(dataset.extent_ids[message.value])
         else:
-            raise InvalidInput(f"{message.op.name} is not for the daemon")
+            raise InvalidInput(f"{op.name} is not for the daemon")
 
     def _hello(self, reader: _Reader, message: Message) -> None:
         if message.number != wire.MAGIC or reader.greeted:

@@ -27,6 +27,8 @@ class Loop:
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._ready: dict[int, Callable[[], object]] = {}
+        self._gone: set[int] = set()
+        """No longer watched since this round began."""
         self._posted: deque[Callable[[], None]] = deque()
         self._woken, self.wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         """`wake_fd` is for `signal.set_wakeup_fd` too: a signal that comes just before the wait for descriptors,
@@ -46,6 +48,7 @@ class Loop:
         """The inverse of `watch`; call it before closing `fd`."""
         del self._ready[fd]
         self._epoll.unregister(fd)
+        self._gone.add(fd)
 
     def post(self, work: Callable[[], None]) -> None:
         """Run `work` soon on the loop's thread."""
@@ -114,11 +117,11 @@ class Loop:
             os.write(self.wake_fd, b"\0")
 
     def _serve(self, wait_s: float | None) -> None:
-        found = [(fd, self._ready[fd]) for fd, _ in self._epoll.poll(wait_s)]
-        for fd, ready in found:
+        self._gone.clear()
+        for fd, _ in self._epoll.poll(wait_s):
             # One that was called earlier in this round may have closed this descriptor and opened another in its place.
-            if self._ready.get(fd) is ready:
-                ready()
+            if fd not in self._gone:
+                self._ready[fd]()
 
     def _drain(self) -> None:
         os.read(self._woken, 1 << 16)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -17,10 +16,11 @@ from cachesvc.core.node import Node
 from cachesvc.core.stalls import StallReport, Stalls
 from cachesvc.daemon.budgets import Budgets
 from cachesvc.daemon.builds import Builds
-from cachesvc.daemon.checks import NOBODY, Checks, short_of_descriptors
+from cachesvc.daemon.checks import Checks
 from cachesvc.daemon.datasets import Dataset, Datasets, unknown
 from cachesvc.daemon.fillers import Fillers
 from cachesvc.daemon.fills import Fills
+from cachesvc.daemon.granting import Granting
 from cachesvc.daemon.grants import GrantsServer, Known
 from cachesvc.daemon.lanes import Lane
 from cachesvc.daemon.loop import Loop
@@ -33,7 +33,7 @@ from cachesvc.daemon.watch import Watch
 from cachesvc.sources.resilient import SourceCounters
 from cachesvc.tiers.nvme import NvmeTier
 from cachesvc.tiers.probe import Room
-from cachesvc.tiers.tier import Checksums, Tier
+from cachesvc.tiers.tier import Tier
 
 log = logging.getLogger(__name__)
 CLOSE_S = 5.0
@@ -58,7 +58,6 @@ class Runner:
         self.node = node
         self.datasets = datasets
         self.loop = loop
-        self.grants: GrantsServer | None = None
         self.stalls: dict[DatasetId, Stalls] = {}
         self.quotas = Quotas(())
         self._tiers = {tier.name: tier for tier in tiers}
@@ -76,7 +75,7 @@ class Runner:
             self.watch.add(disk, (self._lanes[name], self._openers[name]))
         self.checks = Checks(node, self._tiers, self._openers, fillers, self.handle, self.watch.suspect)
         self.fills = Fills(self._tiers, self._lanes, datasets, fillers, self.checks, self.handle)
-        self._granting: dict[int, events.Grant] = {}
+        self.granting = Granting(self._tiers, self.checks, self.handle, self.next_id)
         self._settling = Settling()
         self.builds = Builds(fillers.build)
         self._fillers = fillers
@@ -84,12 +83,17 @@ class Runner:
         self._ids = itertools.count(1)
         self._execute: dict[type[Command], Callable[..., None]] = {
             events.StartFill: self.fills.start,
-            events.Grant: self._grant,
-            events.Refuse: self._refuse,
-            events.Fail: self._fail,
+            events.Grant: self.granting.grant,
+            events.Refuse: self.granting.refuse,
+            events.Fail: self.granting.fail,
             events.Evict: self._evict,
             events.Verify: self._scrub,
         }
+
+    @property
+    def grants(self) -> GrantsServer | None:
+        """Where readers speak; None before it is there."""
+        return self.granting.server
 
     def next_id(self) -> int:
         """A number for a job, reader or plan, never used before."""
@@ -102,10 +106,6 @@ class Runner:
     def locks(self) -> list[int]:
         """Descriptors of the cache directories' locks."""
         return [disk.tier.directory.lock for disk in self._disks.values()]
-
-    def unsent(self) -> list[events.Grant]:
-        """Grants whose descriptors are being opened."""
-        return list(self._granting.values())
 
     def handle(self, event: Event) -> None:
         """Give an event to the core and carry out its commands."""
@@ -271,63 +271,6 @@ class Runner:
 
     # What the core commands.
 
-    def _grant(self, command: events.Grant) -> None:
-        number = self.next_id()
-        self._granting[number] = command
-        if command.extent not in self.checks.unverified[command.tier]:
-            self._open_grant(number)
-            return
-
-        def checked(good: bool) -> None:
-            if good:
-                self._open_grant(number)
-            elif self._granting.pop(number, None):
-                self.handle(events.Released(command.reader, command.extent))
-                self.handle(events.Demanded(command.reader, command.request, command.extent))
-
-        # After a restart or its trouble the disk may have changed what it holds: check before the first grant.
-        user = self.grants.user_of(command.reader) if self.grants else NOBODY
-        self.checks.verify(command.extent, command.tier, checked, user)
-
-    def _open_grant(self, number: int) -> None:
-        command = self._granting.get(number)
-        if command is None:
-            return  # refused meanwhile: its tier was lost
-
-        def opened(fd: int, _: Checksums | None) -> None:
-            if self._granting.pop(number, None):
-                self._send_grant(command, fd)
-            os.close(fd)
-
-        def failed(error: CacheError) -> None:
-            log.error("a resident extent cannot be opened", extra={"error": str(error), "tier": command.tier})
-            if self._granting.pop(number, None):
-                if not short_of_descriptors(error):
-                    self.checks.failed(command.extent, command.tier, error.code)
-                self._grant_elsewhere(command)
-
-        self.checks.open(command.extent, command.tier, opened, failed)
-
-    def _send_grant(self, command: events.Grant, fd: int) -> None:
-        assert self.grants is not None
-        stay = self.node.stay(command.extent, command.tier).value + " peer" * command.from_peer
-        granted = (command.reader, command.request, command.extent)
-        if not self.grants.grant(*granted, command.tier, stay, fd):
-            self._grant_elsewhere(command)
-
-    def _grant_elsewhere(self, command: events.Grant) -> None:
-        assert self.grants is not None
-        self.handle(events.Released(command.reader, command.extent))
-        self.grants.refuse(command.reader, command.request, command.extent)
-
-    def _refuse(self, command: events.Refuse) -> None:
-        assert self.grants is not None
-        self.grants.refuse(command.reader, command.request, command.extent)
-
-    def _fail(self, command: events.Fail) -> None:
-        assert self.grants is not None
-        self.grants.fail(command.reader, command.request, command.extent, command.code, command.message)
-
     def _evict(self, command: events.Evict) -> None:
         tier = self._tiers[command.tier]
 
@@ -357,8 +300,7 @@ class Runner:
         log.error("a tier is left alone", extra={"tier": name, "why": why})
         self.handle(events.TierLost(name))
         self.fills.tier_lost(name, why)
-        for number in [number for number, grant in self._granting.items() if grant.tier == name]:
-            self._grant_elsewhere(self._granting.pop(number))
+        self.granting.tier_lost(name)
 
     def _tier_back(self, name: TierName) -> None:
         successor = self._disks[name].take()

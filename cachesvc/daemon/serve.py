@@ -266,7 +266,7 @@ def _built(
     runner.count_from(max(1, adopted.state.next_id))
     for event in recovered:
         runner.recovered(event)
-    runner.grants = GrantsServer(
+    grants = runner.granting.server = GrantsServer(
         f"{settings.socket_dir}/{GRANTS_SOCKET}",
         settings.socket_mode,
         runner,
@@ -276,7 +276,7 @@ def _built(
         most_readers(open_files),
         adopted.listener,
     )
-    ending.callback(runner.grants.close)
+    ending.callback(grants.close)
     pins = Pins(f"{settings.state_dir}/pins.json", runner)
     pins.restore()
     restore(adopted, runner)
@@ -288,7 +288,7 @@ def _built(
     if settings.share:
         sharing.start()
     callers = most_callers(open_files)
-    server = _control(settings, service, runner.grants.caller, callers)
+    server = _control(settings, service, grants.caller, callers)
     control_file = identity(_control_path(settings))
     ending.callback(server.stop, STOP_GRACE_S)
     crowds = Crowds(_control_path(settings), callers)

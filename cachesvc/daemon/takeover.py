@@ -191,7 +191,9 @@ class Takeover:
             )
         known = {each.id: datasets.known(each.wanted) for each in connections if each.welcomed}
         takeover_state.put(
-            state, replay.replay(node, self._runner.unsent()), lambda reader: known.get(ReaderId(reader))
+            state,
+            replay.replay(node, self._runner.granting.unsent()),
+            lambda reader: known.get(ReaderId(reader)),
         )
         return state
 

@@ -13,7 +13,7 @@ import os
 
 from cachesvc.core.errors import OutOfSpace, TierFailed
 from cachesvc.core.model import RAM, ExtentId, TierName
-from cachesvc.tiers.failures import translated
+from cachesvc.tiers.failures import tier_error, translated
 from cachesvc.tiers.tier import Checksums
 
 _NOEXEC_SEAL = 0x0008  # MFD_NOEXEC_SEAL, Linux 6.3; Python names it from 3.13
@@ -91,8 +91,10 @@ class RamTier:
     def open(self, extent: ExtentId) -> tuple[int, Checksums]:
         """A read-only descriptor of a committed extent (the caller closes it) and its checksums."""
         readable, checksums = self._committed[extent]
-        with translated(self.name, "open an extent"):
+        try:
             return os.dup(readable), checksums
+        except OSError as error:
+            raise tier_error(error, self.name, "open an extent") from error
 
     def checksums(self, extent: ExtentId) -> Checksums:
         """Of a committed extent."""
