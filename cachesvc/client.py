@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cachesvc.config import CONTROL_SOCKET, check_socket_dir, socket_dirs
 from cachesvc.core.errors import (
@@ -34,8 +34,10 @@ TAKEOVER_S = 60.0
 AGAIN_S = 0.1
 BUSY_S = 0.5
 """Between two tries where this user's calls hold all places that it can have; for no longer than a takeover takes."""
-MAX_MESSAGE_BYTES = 24 << 20
-"""A plan of 10^6 extents is 20 MB."""
+MAX_MESSAGE_BYTES = 4 << 20
+"""What a daemon takes: 40,000 URIs of 100 characters."""
+PLAN_ROWS = 8192
+"""Of one message, 200 KB: it is parsed in a millisecond, for which the daemon does nothing else."""
 CODE_KEY = "cachesvc-code"
 
 
@@ -56,6 +58,14 @@ class DatasetInfo:
 def find_daemon() -> str | None:
     """The directory of a daemon's sockets, or None where there is none."""
     return next((d for d in socket_dirs() if os.path.exists(f"{d}/{CONTROL_SOCKET}")), None)
+
+
+class Column(Protocol):
+    """Whole numbers that can be sliced: a list, an array."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: slice, /) -> Any: ...
 
 
 class Control:
@@ -79,8 +89,7 @@ class Control:
         self._identity = Identity(found)
         self._pb = cachesvc_pb2
         limits = [
-            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.max_receive_message_length", -1),
             ("grpc.initial_reconnect_backoff_ms", int(AGAIN_S * 1000)),
             ("grpc.min_reconnect_backoff_ms", int(AGAIN_S * 1000)),
             ("grpc.max_reconnect_backoff_ms", int(AGAIN_S * 1000)),
@@ -121,21 +130,27 @@ class Control:
         self,
         reader: int,
         dataset: DatasetId,
-        extents: Sequence[int],
-        first_steps: Sequence[int],
-        last_steps: Sequence[int],
-        following: Sequence[int] = (),
+        extents: Column,
+        first_steps: Column,
+        last_steps: Column,
+        following: Column = (),
     ) -> None:
         """Submit a reader's plan; see SubmitPlan."""
-        request = self._pb.SubmitPlanRequest(
-            reader=reader,
-            dataset=dataset,
-            extents=extents,
-            first_steps=first_steps,
-            last_steps=last_steps,
-            following=following,
-        )
-        self._ask(self._stub.SubmitPlan, request)
+        columns = {
+            "extents": extents,
+            "first_steps": first_steps,
+            "last_steps": last_steps,
+            "following": following,
+        }
+
+        def parts() -> Iterator[pb.SubmitPlanRequest]:
+            most = max(map(len, columns.values()))
+            yield self._pb.SubmitPlanRequest(reader=reader, dataset=dataset, more=most > 0)
+            for at in range(0, most, PLAN_ROWS):
+                rows = {name: column[at : at + PLAN_ROWS] for name, column in columns.items()}
+                yield self._pb.SubmitPlanRequest(**rows, more=at + PLAN_ROWS < most)
+
+        self._ask(self._stub.SubmitPlan, parts)
 
     def prefetch(self, dataset: DatasetId, dry_run: bool = False) -> Iterator[pb.PrefetchReply]:
         """Fill a dataset; the last reply has `done` set. Closing the iterator stops filling."""
@@ -167,10 +182,11 @@ class Control:
         return found
 
     def _ask(self, method: Any, request: Any) -> Any:
-        """One call with one answer."""
+        """One call with one answer; a request in parts is a function that makes them anew."""
 
         def call() -> Iterator[Any]:
-            yield method(request, timeout=CALL_TIMEOUT_S, metadata=self._identity.metadata())
+            asked = request() if callable(request) else request
+            yield method(asked, timeout=CALL_TIMEOUT_S, metadata=self._identity.metadata())
 
         return next(self._again(call))
 

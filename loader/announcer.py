@@ -42,7 +42,6 @@ class Announcer:
         plan = self._plan
         if plan is None:
             return
-        following = [] if plan.following is None else plan.following.tolist()
-        columns = (plan.extent.tolist(), plan.first_step.tolist(), plan.last_step.tolist(), following)
+        following = () if plan.following is None else plan.following
         with Control(self._directory) as control:
-            control.plan(token, self._dataset, *columns)
+            control.plan(token, self._dataset, plan.extent, plan.first_step, plan.last_step, following)

@@ -14,6 +14,7 @@ from bench.node import Daemon
 from cachesvc.client import Control
 from loader import DataLoader, Dataset, open_dataset
 from loader.announcer import Announcer
+from tests.test_daemon import wait_until
 
 RECORD, EACH, EXTENTS, FIT = 4096, 16, 240, 72
 """Bytes of a record, records of an extent, extents, and how many of them the cache holds."""
@@ -57,7 +58,7 @@ def test_a_validation_leaves_the_training_its_plan(data: Dataset) -> None:
     assert readers() == 1
     for number, _ in enumerate(validation):
         assert number or readers() == 2  # a plan of its own
-    assert readers() == 1
+    wait_until(lambda: readers() == 1)
     before = ahead()
     steps(running, len(train) - 80)
     assert ahead() > before
@@ -105,7 +106,7 @@ def test_what_is_given_up_leaves_nothing_behind(data: Dataset) -> None:
     assert readers() == 2
     del other
     gc.collect()
-    assert readers() == 1
+    wait_until(lambda: readers() == 1)
     next(running)
     data.opened.close()
-    assert readers() == 0
+    wait_until(lambda: readers() == 0)

@@ -97,7 +97,8 @@ def _placed(method: Any, leave: Callable[[], None]) -> grpc.RpcMethodHandler[Any
     behave = method.unary_unary or method.unary_stream or method.stream_unary or method.stream_stream
 
     def asked(requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
-        return behave(requests if method.request_streaming else _request(method, requests, context), context)
+        parsed = (_parsed(method, said, context) for said in requests)
+        return behave(parsed if method.request_streaming else _the_one(parsed, context), context)
 
     def answer(requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
         try:
@@ -111,18 +112,21 @@ def _placed(method: Any, leave: Callable[[], None]) -> grpc.RpcMethodHandler[Any
         finally:
             leave()
 
-    parse = method.request_deserializer if method.request_streaming else None
     if method.response_streaming:
-        return grpc.stream_stream_rpc_method_handler(answers, parse, method.response_serializer)
-    return grpc.stream_unary_rpc_method_handler(answer, parse, method.response_serializer)
+        return grpc.stream_stream_rpc_method_handler(answers, None, method.response_serializer)
+    return grpc.stream_unary_rpc_method_handler(answer, None, method.response_serializer)
 
 
-def _request(method: Any, requests: Iterator[bytes], context: grpc.ServicerContext) -> Any:
-    """The one message of a call, on the call's own thread; ends the call where it is none."""
+def _parsed(method: Any, said: bytes, context: grpc.ServicerContext) -> Any:
+    """A message of a call, on the call's own thread; ends the call where it is none."""
+    try:
+        return method.request_deserializer(said)
+    except DecodeError:
+        abort(context, InvalidInput("the call's message is none of this method; see cachesvc.proto"))
+
+
+def _the_one(requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
     said = next(requests, None)
-    if said is not None:
-        try:
-            return method.request_deserializer(said)
-        except DecodeError:
-            pass
-    abort(context, InvalidInput("the call's message is none of this method; see cachesvc.proto"))
+    if said is None:
+        abort(context, InvalidInput("the call has no message"))
+    return said

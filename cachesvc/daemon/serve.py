@@ -77,9 +77,9 @@ log = logging.getLogger(__name__)
 CONTROL_THREADS = PLACES + 8
 """One for each place, and some for calls that are refused. Started only when needed."""
 STREAMS_EACH = 64
-"""Calls at once on one connection: a process has a few. With `PLACES` messages being received and
-`PLANS_AT_ONCE` being read, this bounds what callers make the daemon hold: no more than a message a thread, 6 GiB, if
-all of them are hostile and slow."""
+"""Calls at once on one connection: a process has a few. With `PLACES` calls being received and `PLANS_AT_ONCE` being
+read, this bounds what callers make the daemon hold: no more than a plan of 28 MB and a message a thread, 8 GiB, if all
+of them are hostile and slow."""
 GC_THRESHOLDS = (1000, 2, 5000)
 """A full collection walks every extent's record: 30 ms for 20,000 extents, in the middle of a grant. What the
 core drops is no cycle, so one in millions of allocations is enough."""
@@ -348,7 +348,6 @@ def _control(
 ) -> grpc.Server:
     limits = [
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_concurrent_streams", STREAMS_EACH),
         ("grpc.so_reuseport", 0),
         *crowd_limits(callers),

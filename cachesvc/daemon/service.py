@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields
 from functools import partial
+from itertools import chain
 from typing import TypeVar
 
 import grpc
@@ -27,7 +28,7 @@ from cachesvc.daemon.grants import Known
 from cachesvc.daemon.lookups import Lookups
 from cachesvc.daemon.messages import described, options_of
 from cachesvc.daemon.pins import Pins
-from cachesvc.daemon.plans import entries_of, following_of
+from cachesvc.daemon.plans import Plan, entries_of, following_of
 from cachesvc.daemon.quotas import STRANGER
 from cachesvc.daemon.runner import Runner
 from cachesvc.daemon.statuses import statuses
@@ -100,18 +101,26 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
             dataset = self._dataset(answer.dataset, context)
             yield pb.OpenDatasetReply(dataset=described(dataset), notes=dataset.catalog.notes[:NOTES_TOLD])
 
-    def SubmitPlan(self, request: pb.SubmitPlanRequest, context: grpc.ServicerContext) -> pb.SubmitPlanReply:
+    def SubmitPlan(
+        self, requests: Iterator[pb.SubmitPlanRequest], context: grpc.ServicerContext
+    ) -> pb.SubmitPlanReply:
         with statuses(context):
-            reader, known = self._loop.call(lambda: self._dataset_of(request))
+            said = next(requests, pb.SubmitPlanRequest())
+            reader, known = self._loop.call(lambda: self._dataset_of(said))
+            plan = Plan()
+            for part in chain((said,), requests):
+                plan.take(part)
+            if part.more:  # a call that is cancelled ends for us as one whose parts have all come
+                raise errors.InvalidInput("the plan broke off before its last part")
             with self._plans:
-                entries, following = entries_of(request, known), following_of(request, known)
-            plan = events.Planned(reader, reader, entries, following)
+                entries, following = entries_of(plan, known), following_of(plan, known)
+            planned = events.Planned(reader, reader, entries, following)
 
             def submit() -> None:
                 if self._runner.grants is not None:
                     self._runner.grants.heed(reader)  # how far it came in the plan before this one
-                self._dataset_of(request)  # a reader that went away meanwhile has no plan
-                self._runner.handle(plan)
+                self._dataset_of(said)  # a reader that went away meanwhile has no plan
+                self._runner.handle(planned)
 
             self._loop.call(submit)
             return pb.SubmitPlanReply()

@@ -39,7 +39,7 @@ class CacheStub:
                 request_serializer=cachesvc_dot_v1_dot_cachesvc__pb2.OpenDatasetRequest.SerializeToString,
                 response_deserializer=cachesvc_dot_v1_dot_cachesvc__pb2.OpenDatasetReply.FromString,
                 _registered_method=True)
-        self.SubmitPlan = channel.unary_unary(
+        self.SubmitPlan = channel.stream_unary(
                 '/cachesvc.v1.Cache/SubmitPlan',
                 request_serializer=cachesvc_dot_v1_dot_cachesvc__pb2.SubmitPlanRequest.SerializeToString,
                 response_deserializer=cachesvc_dot_v1_dot_cachesvc__pb2.SubmitPlanReply.FromString,
@@ -87,9 +87,10 @@ class CacheServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def SubmitPlan(self, request, context):
+    def SubmitPlan(self, request_iterator, context):
         """Say in which order a reader will touch extents, so that the daemon fills ahead of it. Replaces the
-        reader's earlier plan; ends with the reader's connection to the grants socket.
+        reader's earlier plan; ends with the reader's connection to the grants socket. A long plan comes in parts, some
+        thousand rows each, which are put together in the order in which they come.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -146,7 +147,7 @@ def add_CacheServicer_to_server(servicer, server):
                     request_deserializer=cachesvc_dot_v1_dot_cachesvc__pb2.OpenDatasetRequest.FromString,
                     response_serializer=cachesvc_dot_v1_dot_cachesvc__pb2.OpenDatasetReply.SerializeToString,
             ),
-            'SubmitPlan': grpc.unary_unary_rpc_method_handler(
+            'SubmitPlan': grpc.stream_unary_rpc_method_handler(
                     servicer.SubmitPlan,
                     request_deserializer=cachesvc_dot_v1_dot_cachesvc__pb2.SubmitPlanRequest.FromString,
                     response_serializer=cachesvc_dot_v1_dot_cachesvc__pb2.SubmitPlanReply.SerializeToString,
@@ -220,7 +221,7 @@ class Cache:
             _registered_method=True)
 
     @staticmethod
-    def SubmitPlan(request,
+    def SubmitPlan(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -230,8 +231,8 @@ class Cache:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_unary(
+            request_iterator,
             target,
             '/cachesvc.v1.Cache/SubmitPlan',
             cachesvc_dot_v1_dot_cachesvc__pb2.SubmitPlanRequest.SerializeToString,
