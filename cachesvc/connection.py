@@ -85,7 +85,7 @@ class Connection:
         numbers = self._enter(call, deadline)
         try:
             for number, value in zip(numbers, values, strict=True):
-                self._put(Message(op, number, value))
+                self._put(wire.encode(op, number, value))
             self._wait(call, deadline)
         except BaseException:
             self._withdraw(call, numbers)
@@ -105,7 +105,7 @@ class Connection:
             self._users += 1
         try:
             with suppress(ConnectionError):  # turned away already: why, is to be read
-                self._channel.send(wire.encode(message))
+                self._channel.send(wire.encode(*message))
             self._wait(call, deadline)
         finally:
             self._leave()
@@ -119,7 +119,7 @@ class Connection:
             self._users += 1
         try:
             for message in messages:
-                self._put(message)
+                self._put(wire.encode(*message))
         finally:
             self._leave()
 
@@ -176,8 +176,7 @@ class Connection:
             if self.over and not self._users:
                 self._channel.close()
 
-    def _put(self, message: Message) -> None:
-        data = wire.encode(message)
+    def _put(self, data: bytes) -> None:
         try:
             self._channel.send(data)
         except BlockingIOError:
@@ -240,7 +239,7 @@ class Connection:
                             self._changed.notify_all()
                 if asker is None and fd is not None:  # nobody waits for it any more: nobody wants the lease
                     os.close(fd)
-                    self._put(Message(Op.RELEASE, 0, answer.value))
+                    self._put(wire.encode(Op.RELEASE, 0, answer.value))
         finally:
             with self._lock:
                 self._reading = False

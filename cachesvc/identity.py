@@ -12,7 +12,7 @@ import socket
 from cachesvc.config import GRANTS_SOCKET
 from cachesvc.core import wire
 from cachesvc.core.errors import DeadlineExceeded
-from cachesvc.core.wire import Message, Op
+from cachesvc.core.wire import Op
 
 TOKEN_KEY = "cachesvc-token"
 TIMEOUT_S = 30.0
@@ -54,7 +54,7 @@ class Identity:
         channel.settimeout(TIMEOUT_S)
         try:
             channel.connect(self._path)
-            channel.send(wire.encode(Message(Op.IDENTIFY, wire.MAGIC)))
+            channel.send(wire.encode(Op.IDENTIFY, wire.MAGIC))
             answer = wire.decode(channel.recv(wire.MAX_MESSAGE_BYTES))
         except TimeoutError:
             channel.close()

@@ -80,7 +80,7 @@ def grants_message(data: bytes) -> None:
         found = wire.decode(data)
     except ValueError:
         return
-    assert len(wire.encode(found)) <= wire.MAX_MESSAGE_BYTES
+    assert len(wire.encode(*found)) <= wire.MAX_MESSAGE_BYTES
 
 
 def plan_request(data: bytes) -> None:

@@ -86,7 +86,7 @@ def greeted(daemon: Daemon, dataset: DatasetId) -> socket.socket:
 
 
 def tell(channel: socket.socket, message: Message) -> None:
-    channel.send(wire.encode(message))
+    channel.send(wire.encode(*message))
 
 
 def reads_right(daemon: Daemon, dataset: DatasetId, data: bytes) -> None:

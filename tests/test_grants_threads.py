@@ -18,7 +18,7 @@ from bench.node import Daemon
 from cachesvc.core import wire
 from cachesvc.core.errors import CacheError, DaemonUnavailable, DeadlineExceeded
 from cachesvc.core.model import DatasetId
-from cachesvc.core.wire import Message, Op
+from cachesvc.core.wire import Op
 from cachesvc.grants import Granted, Refused
 from cachesvc.leases import DaemonGrants
 from tests.test_daemon import held_memory, wait_until
@@ -242,7 +242,7 @@ def test_a_message_that_is_none_of_ours_ends_the_connection(tmp_path: Path) -> N
             channel, _ = listener.accept()
             with channel:
                 channel.recv(4096)
-                channel.send(wire.encode(Message(Op.WELCOME, 0, 8, 7)))
+                channel.send(wire.encode(Op.WELCOME, 0, 8, 7))
                 channel.recv(4096)
                 with open("/dev/zero") as zero:
                     socket.send_fds(channel, [b"nonsense"], [zero.fileno()])

@@ -89,7 +89,7 @@ def connected(daemon: Daemon, dataset: DatasetId | None = None) -> Iterator[sock
         channel.settimeout(10)
         channel.connect(f"{daemon.socket_dir}/grants.sock")
         if dataset is not None:
-            channel.send(wire.encode(Message(Op.HELLO, wire.MAGIC, digest=bytes.fromhex(dataset))))
+            channel.send(wire.encode(Op.HELLO, wire.MAGIC, digest=bytes.fromhex(dataset)))
             assert wire.decode(channel.recv(4096)).op is Op.WELCOME
         yield channel
 
@@ -102,7 +102,7 @@ messages = st.builds(
     st.sampled_from([0, 1, 2**64 - 1]),
     st.binary(min_size=16, max_size=16),
     st.text(max_size=20),
-).map(wire.encode)
+).map(lambda fields: wire.encode(*fields))
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -125,9 +125,9 @@ def test_descriptors_that_a_client_sends_are_closed(
     with ours, connected(daemon, dataset) as channel:
         with theirs:
             for _ in range(200):
-                passed = wire.encode(Message(Op.PASSED, 0, 1))
+                passed = wire.encode(Op.PASSED, 0, 1)
                 socket.send_fds(channel, [passed], [theirs.fileno()] * 100)
-            channel.send(wire.encode(Message(Op.CATALOG)))
+            channel.send(wire.encode(Op.CATALOG))
             assert wire.decode(channel.recv(4096)).op is Op.CATALOG  # all before it has been taken
         ours.settimeout(10)
         assert ours.recv(1) == b""  # nobody else has the other end
@@ -145,7 +145,7 @@ def test_floods_from_clients_that_never_read(
             for channel in flooders:
                 channel.setblocking(False)
                 with contextlib.suppress(OSError):
-                    channel.send(wire.encode(Message(op, number, number % EXTENTS, text="ram")))
+                    channel.send(wire.encode(op, number, number % EXTENTS, text="ram"))
             if number % 500 == 0:
                 before = time.monotonic()
                 read_one(lives, 2)
@@ -156,7 +156,7 @@ def test_floods_from_clients_that_never_read(
 def test_greeting_twice_or_with_garbage_ends_that_connection_only(
     daemon: Daemon, dataset: DatasetId, lives: DaemonGrants
 ) -> None:
-    hello = wire.encode(Message(Op.HELLO, wire.MAGIC, digest=bytes.fromhex(dataset)))
+    hello = wire.encode(Op.HELLO, wire.MAGIC, digest=bytes.fromhex(dataset))
     for said in ([hello, hello], [hello[:-1]], [hello + b"x" * 5000], [struct.pack("<B", 255) * 37]):
         with connected(daemon) as channel:
             for each in said:

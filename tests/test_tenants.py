@@ -21,7 +21,7 @@ from cachesvc.config import READERS, Rule, parse_allow
 from cachesvc.core import wire
 from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed, NotFound
 from cachesvc.core.model import DatasetId
-from cachesvc.core.wire import Message, Op
+from cachesvc.core.wire import Op
 from cachesvc.daemon.tenants import Peer, Tenants, admits, peer_of
 from cachesvc.grants import Granted
 from cachesvc.identity import TOKEN_KEY
@@ -238,7 +238,7 @@ def test_tokens_are_random_differ_and_end_with_their_connection(daemon: Daemon, 
     def hello() -> tuple[socket.socket, int]:
         channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         channel.connect(f"{daemon.socket_dir}/grants.sock")
-        channel.send(wire.encode(Message(Op.IDENTIFY, wire.MAGIC)))
+        channel.send(wire.encode(Op.IDENTIFY, wire.MAGIC))
         return channel, wire.decode(channel.recv(4096)).size
 
     found = [hello() for _ in range(64)]
@@ -345,7 +345,7 @@ def test_one_user_cannot_take_every_place(daemon: Daemon, data: Path) -> None:
 
 
 def answered(channel: socket.socket) -> None:
-    channel.send(wire.encode(Message(Op.IDENTIFY, wire.MAGIC)))
+    channel.send(wire.encode(Op.IDENTIFY, wire.MAGIC))
     found = channel.recv(wire.MAX_MESSAGE_BYTES)
     if not found or wire.decode(found).op is Op.FAILED:
         raise ConnectionResetError

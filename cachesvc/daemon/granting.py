@@ -40,10 +40,15 @@ class Granting:
 
     def grant(self, command: events.Grant) -> None:
         """Send a descriptor of the copy, or have the reader read elsewhere what cannot be opened."""
-        if command.tier == RAM:
-            self._grant_memory(command)
-        else:
+        if command.tier != RAM:
             self._grant_file(command)
+            return
+        try:  # at once, and without a look at its bytes: nobody can have changed what is sealed
+            fd, _ = self._tiers[RAM].open(command.extent)
+        except CacheError as error:
+            self._not_opened(command, error)
+        else:
+            self._send(command, fd)
 
     def refuse(self, command: events.Refuse) -> None:
         """Have the reader read it elsewhere."""
@@ -59,15 +64,6 @@ class Granting:
         """Answer whoever waits for a file of a tier that does not answer."""
         for number in [number for number, grant in self._opening.items() if grant.tier == name]:
             self._elsewhere(self._opening.pop(number))
-
-    def _grant_memory(self, command: events.Grant) -> None:
-        """At once, and without a look at its bytes: nobody can have changed what is sealed."""
-        try:
-            fd, _ = self._tiers[RAM].open(command.extent)
-        except CacheError as error:
-            self._not_opened(command, error)
-            return
-        self._send(command, fd)
 
     def _grant_file(self, command: events.Grant) -> None:
         number = self._next_id()

@@ -218,7 +218,7 @@ class GrantsServer:
         dataset, extent = reader.dataset, command.extent
         index = dataset.index_of[extent]
         text = f"{command.tier} {command.stay}{' peer' * command.from_peer}"
-        granted = Message(Op.GRANT, command.request, index, dataset.sizes[index], extent, text)
+        granted = wire.encode(Op.GRANT, command.request, index, dataset.sizes[index], extent, text)
         return self._write(reader, granted, fd)
 
     def refuse(self, to: ReaderId, request: int, extent: ExtentId) -> None:
@@ -234,12 +234,13 @@ class GrantsServer:
     ) -> None:
         reader = self._readers.get(to)
         if reader is not None and reader.dataset is not None:
-            self._write(reader, Message(op, request, reader.dataset.index_of[extent], code, extent, text))
+            index = reader.dataset.index_of[extent]
+            self._write(reader, wire.encode(op, request, index, code, extent, text))
 
-    def _write(self, reader: _Reader, message: Message, fd: int | None = None) -> bool:
+    def _write(self, reader: _Reader, message: bytes, fd: int | None = None) -> bool:
         rights = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, wire.DESCRIPTOR.pack(fd))]
         try:
-            reader.channel.sendmsg([wire.encode(message)], rights)
+            reader.channel.sendmsg([message], rights)
         except OSError as error:
             if error.errno == errno.ETOOMANYREFS:
                 return False  # others are to blame: too many of our user's descriptors are under way
@@ -334,7 +335,7 @@ class GrantsServer:
         elif op is Op.WAITED:
             self._answers.waited(dataset.id, StallReport.decode(message.text))
         elif op is Op.CATALOG:
-            self._write(reader, Message(Op.CATALOG, message.number), dataset.catalog_fd)
+            self._write(reader, wire.encode(Op.CATALOG, message.number), dataset.catalog_fd)
         elif op is Op.HOLD:
             # A file costs no memory, but its release comes as one of what was held, all the same.
             size_bytes = dataset.sizes[message.value] if message.text == RAM else 0
@@ -350,7 +351,7 @@ class GrantsServer:
         reader.greeted = True
         reader.launch = message.value
         if message.op is Op.IDENTIFY:
-            self._write(reader, Message(Op.WELCOME, size=reader.token))
+            self._write(reader, wire.encode(Op.WELCOME, size=reader.token))
             return
         reader.wanted = DatasetId(message.digest.hex())
         self._welcome(reader)
@@ -360,10 +361,10 @@ class GrantsServer:
             if reader.id not in self._readers:
                 return
             if isinstance(found, CacheError):
-                self._write(reader, Message(Op.FAILED, 0, 0, found.code, text=str(found)))
+                self._write(reader, wire.encode(Op.FAILED, 0, 0, found.code, text=str(found)))
                 return
             reader.dataset = found
-            self._write(reader, Message(Op.WELCOME, 0, len(found.extent_ids), reader.token))
+            self._write(reader, wire.encode(Op.WELCOME, 0, len(found.extent_ids), reader.token))
 
         self._answers.connected(reader.id, reader.wanted, welcome)
 

@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from cachesvc.config import Settings
 from cachesvc.core import wire
 from cachesvc.core.errors import DaemonUnavailable, InvalidInput, NotAllowed
-from cachesvc.core.wire import Message, Op
+from cachesvc.core.wire import Op
 
 BACKLOG = 1024
 FREE_S, FREE_POLL_S = 3.0, 0.1
@@ -141,7 +141,7 @@ def turn_away(channel: socket.socket, why: str) -> None:
     with channel, suppress(OSError):
         with suppress(BlockingIOError):
             channel.recv(wire.MAX_MESSAGE_BYTES)  # what is left unread would take the answer with it
-        channel.send(wire.encode(Message(Op.FAILED, 0, 0, DaemonUnavailable.code, text=text)))
+        channel.send(wire.encode(Op.FAILED, 0, 0, DaemonUnavailable.code, text=text))
 
 
 def spare() -> int:
