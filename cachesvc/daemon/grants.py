@@ -64,11 +64,7 @@ class Answers(Protocol):
         """Load and declare a dataset for a reader."""
         ...
 
-    def demanded(self, reader: ReaderId, request: int, extent: ExtentId, job: int) -> None: ...
-
-    def released(self, reader: ReaderId, extent: ExtentId) -> None: ...
-
-    def held(self, reader: ReaderId, extent: ExtentId, size_bytes: int) -> None: ...
+    def handle(self, event: events.Event) -> None: ...
 
     def suspected(self, extent: ExtentId) -> None: ...
 
@@ -90,11 +86,13 @@ class _Reader:
     wanted: DatasetId = NO_DATASET
     dataset: Known | None = None
     launch: int = 0
+    job: int = 0
+    """Whose turn its demands take; nobody stands in another user's line. 0: its own."""
 
-    @property
-    def job(self) -> int:
-        """Whose turn its demands take; nobody stands in another user's line. 0: its own."""
-        return (self.peer.uid + 1) << 64 | self.launch if self.launch else 0
+    def belongs(self, launch: int) -> None:
+        """To the readers of one job, which say the same."""
+        self.launch = launch
+        self.job = (self.peer.uid + 1) << 64 | launch if launch else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,16 +165,9 @@ class GrantsServer:
             channel.close()
             return False
         channel.setblocking(False)
-        reader = _Reader(
-            given.id,
-            channel,
-            peer_of(channel),
-            given.token,
-            given.greeted,
-            given.wanted,
-            dataset,
-            given.launch,
-        )
+        peer = peer_of(channel)
+        reader = _Reader(given.id, channel, peer, given.token, given.greeted, given.wanted, dataset)
+        reader.belongs(given.launch)
         self._enter(reader)
         if given.wanted and dataset is None:
             self._welcome(reader)
@@ -327,9 +318,9 @@ class GrantsServer:
             raise InvalidInput(f"{op.name} before HELLO")
         elif op is Op.GET:
             extent = dataset.extent_ids[message.value]
-            self._answers.demanded(reader.id, message.number, extent, reader.job)
+            self._answers.handle(events.Demanded(reader.id, message.number, extent, job=reader.job))
         elif op is Op.RELEASE:
-            self._answers.released(reader.id, dataset.extent_ids[message.value])
+            self._answers.handle(events.Released(reader.id, dataset.extent_ids[message.value]))
         elif op is Op.PASSED:
             self._answers.passed_or_gone(reader.id, message.value)
         elif op is Op.WAITED:
@@ -339,7 +330,7 @@ class GrantsServer:
         elif op is Op.HOLD:
             # A file costs no memory, but its release comes as one of what was held, all the same.
             size_bytes = dataset.sizes[message.value] if message.text == RAM else 0
-            self._answers.held(reader.id, dataset.extent_ids[message.value], size_bytes)
+            self._answers.handle(events.Held(reader.id, dataset.extent_ids[message.value], size_bytes))
         elif op is Op.SUSPECT:
             self._answers.suspected(dataset.extent_ids[message.value])
         else:
@@ -349,7 +340,7 @@ class GrantsServer:
         if message.number != wire.MAGIC or reader.greeted:
             raise InvalidInput("not a greeting of this protocol")
         reader.greeted = True
-        reader.launch = message.value
+        reader.belongs(message.value)
         if message.op is Op.IDENTIFY:
             self._write(reader, wire.encode(Op.WELCOME, size=reader.token))
             return

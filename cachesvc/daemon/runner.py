@@ -240,18 +240,6 @@ class Runner:
 
         self.datasets.load(dataset).add_done_callback(lambda f: self.loop.post(lambda: loaded(f)))
 
-    def demanded(self, reader: ReaderId, request: int, extent: ExtentId, job: int) -> None:
-        """GET."""
-        self.handle(events.Demanded(reader, request, extent, job=job))
-
-    def released(self, reader: ReaderId, extent: ExtentId) -> None:
-        """RELEASE."""
-        self.handle(events.Released(reader, extent))
-
-    def held(self, reader: ReaderId, extent: ExtentId, size_bytes: int) -> None:
-        """HOLD."""
-        self.handle(events.Held(reader, extent, size_bytes))
-
     def suspected(self, extent: ExtentId) -> None:
         """SUSPECT."""
         self.checks.doubt(extent)
