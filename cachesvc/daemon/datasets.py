@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +22,6 @@ from cachesvc.daemon.tenants import Tenants
 from cachesvc.sources.uri import Allowlist
 
 log = logging.getLogger(__name__)
-PIECE = 10_000
-"""Entries of a dictionary made at once: a millisecond."""
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 
@@ -172,7 +170,10 @@ class Datasets:
         rules = self._tenants.rules_of(
             _folder(catalog), (catalog.object(index).uri for index in range(catalog.objects))
         )
-        return Dataset(wanted, catalog, sealed, ids, sizes, _distinct(ids, sizes), index_of, rules)
+        # Step by step: one call about a million would keep the interpreter, and so the loop, from all else.
+        pairs = enumerate(zip(ids, sizes))
+        extents = tuple(pair for index, pair in pairs if index_of[pair[0]] == index)
+        return Dataset(wanted, catalog, sealed, ids, sizes, extents, index_of, rules)
 
     def _check_allowed(self, wanted: DatasetId, catalog: Catalog) -> None:
         """The allowlist may have become narrower since the catalog was built: then whoever has its id is not told
@@ -183,14 +184,6 @@ class Datasets:
             uri = catalog.object(index).uri
             if not self._allowlist.holds(uri):
                 raise unknown(wanted) from NotAllowed(f"{uri} is not below an allowed prefix")
-
-
-def _distinct(ids: Sequence[ExtentId], sizes: Sequence[int]) -> tuple[tuple[ExtentId, int], ...]:
-    """Piece by piece: one call about a million would keep the interpreter, and so the loop, from all else."""
-    found: dict[ExtentId, int] = {}
-    for start in range(0, len(ids), PIECE):
-        found.update(zip(ids[start : start + PIECE], sizes[start : start + PIECE]))
-    return tuple(pair for pair in found.items())
 
 
 def is_claimed(node: Node, dataset: Dataset) -> bool:
