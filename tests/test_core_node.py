@@ -602,6 +602,19 @@ def test_a_prefetch_gives_up_what_a_full_tier_refused_to_a_reader() -> None:
     assert node.progress(1).stuck_extents == 1, "else the prefetch would never end"
 
 
+@pytest.mark.parametrize("loss", [Corrupt(A, NVME), TierLost(NVME)], ids=["corrupt", "lost"])
+def test_what_a_prefetch_loses_while_it_is_read_ahead_is_filled_again(loss: Event) -> None:
+    node = node_of(ram=4, nvme=4)
+    assert tell(node, Recovered(NVME, {A: SIZE}), declare(A), plan(A, number=2, job=2)) == [
+        StartFill(A, RAM, NVME)
+    ]
+    tell(node, Prefetched(1, DATASET), loss)
+    assert StartFill(A, RAM) in tell(node, FillFailed(A, RAM, SourceUnavailable.code, "torn", retry=True))
+    assert not node.progress(1).finished
+    fill(node, A)
+    assert node.progress(1).resident_extents == 1
+
+
 def test_what_a_peer_gave_costs_the_source_nothing_and_its_grants_say_so() -> None:
     node = node_of(ram=4)
     tell(node, DatasetDeclared(1, DATASET, ((A, SIZE), (B, SIZE))), Demanded(ONE, 1, A), Demanded(ONE, 2, B))

@@ -221,7 +221,12 @@ class Node:
         if event.code in (OutOfSpace.code, TierFailed.code):
             self._place_again(entry, copy)
             return
-        if entry.best() or entry.filling() or (promotion and not entry.waiters):
+        if entry.best() or entry.filling():
+            self.copies.forget(entry)
+            return
+        if promotion and not entry.waiters:
+            if entry.datasets:  # its origin went meanwhile, and this fill was taken for the repair
+                self.copies.refills[entry.id] = None
             self.copies.forget(entry)
             return
         entry.attempts += 1
