@@ -615,6 +615,15 @@ def test_what_a_prefetch_loses_while_it_is_read_ahead_is_filled_again(loss: Even
     assert node.progress(1).resident_extents == 1
 
 
+def test_a_prefetch_is_not_done_while_another_tier_takes_what_a_lost_one_had_not_committed() -> None:
+    node = Node([TierSpec(NVME, SIZE), TierSpec(NVME1, SIZE)])
+    assert tell(node, declare(A), Prefetched(1, DATASET), Filled(A, NVME)) == [StartFill(A, NVME)]
+    assert tell(node, TierLost(NVME), CommitFailed(A, NVME, "gone")) == [StartFill(A, NVME1)]
+    assert (node.progress(1).finished, node.progress(1).failed) == (False, {})
+    fill(node, A, tier=NVME1)
+    assert (node.progress(1).finished, node.progress(1).failed) == (True, {})
+
+
 def test_what_a_peer_gave_costs_the_source_nothing_and_its_grants_say_so() -> None:
     node = node_of(ram=4)
     tell(node, DatasetDeclared(1, DATASET, ((A, SIZE), (B, SIZE))), Demanded(ONE, 1, A), Demanded(ONE, 2, B))

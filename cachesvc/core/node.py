@@ -257,11 +257,14 @@ class Node:
 
     def _commit_failed(self, event: ev.CommitFailed) -> None:
         copy = self._copy(event.extent, event.tier, Phase.RESIDENT)
-        copy.entry.avoid = copy.tier
-        for dataset in copy.entry.datasets:
-            dataset.fail(copy.entry.id, TierFailed.code, event.message)
+        entry = copy.entry
+        entry.avoid = copy.tier
         self.copies.committed(copy)
         self._doom(copy)
+        if entry.ready or entry.filling() or entry.id in self.copies.refills:
+            return  # another tier has it, or takes it: this one was lost before
+        for dataset in entry.datasets:
+            dataset.fail(entry.id, TierFailed.code, event.message)
 
     def _corrupt(self, event: ev.Corrupt) -> None:
         copy = self.copies.find(event.extent, self.policy.tiers[event.tier])
