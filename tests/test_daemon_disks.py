@@ -245,6 +245,23 @@ def test_a_disk_that_takes_nothing_any_more_costs_no_read(
         assert time.monotonic() - began < 10.0
 
 
+def test_what_is_pinned_goes_last_when_a_daemon_starts_with_a_smaller_budget(
+    tmp_path: Path, data: bytes
+) -> None:
+    (tmp_path / "nvme").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/0.bin").write_bytes(data[::-1])
+    with node(tmp_path, data, f"{tmp_path}/nvme={3 * len(data)}") as found:
+        found.fill()
+        found.control.pin(found.dataset, True)
+        *_, last = found.control.prefetch(found.control.open_dataset([f"{tmp_path}/other/"], RECORDS).id)
+        assert last.resident_extents == EXTENTS
+    with node(tmp_path, data, f"{tmp_path}/nvme={len(data) + 4 * EXTENT}") as found:
+        wait_until(lambda: [row.pinned for row in found.control.list()] == [True])
+        (row,) = found.control.list()
+        assert row.resident_extents == EXTENTS
+
+
 def test_what_was_evicted_is_free_when_evict_answers(tmp_path: Path, data: bytes) -> None:
     with FaultyDisk(tmp_path) as disk, node(tmp_path, data, f"{disk.path}=4MiB") as found:
         found.fill()

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Pins:
-    """`restore` once at start; `pin` from any thread."""
+    """`restore` once at start, and `spared` before it; `pin` from any thread."""
 
     def __init__(self, path: str, runner: Runner) -> None:
         self._path = path
@@ -32,6 +32,18 @@ class Pins:
 
     def __contains__(self, dataset: DatasetId) -> bool:
         return dataset in self._claims
+
+    def spared(self, found: events.Recovered) -> events.Recovered:
+        """The same, what the file names behind the rest: where a tier holds more than its budget, the first go. Waits
+        for the catalogs; what cannot be loaded is not spared."""
+        try:
+            loading = [self._runner.datasets.load(wanted) for wanted in self._stored()]
+        except OSError:
+            return found  # `restore` says so
+        loaded = [each.result() for each in loading if each.exception() is None]
+        pinned = {extent for each in loaded for extent in self._runner.datasets.admit(each).index_of}
+        rest = {extent: size for extent, size in found.extents.items() if extent not in pinned}
+        return events.Recovered(found.tier, rest | found.extents)
 
     def restore(self) -> None:
         """Pin again what the file names, at once where it is loaded; what cannot be loaded is said once, and stays in

@@ -264,8 +264,10 @@ def _built(
     ending.callback(fillers.stop)
     runner.quotas = quotas
     runner.count_from(max(1, adopted.state.next_id))
+    pins = Pins(f"{settings.state_dir}/pins.json", runner)
     for event in recovered:
-        runner.recovered(event)
+        fits = sum(event.extents.values()) <= node.policy.tiers[event.tier].budget_bytes
+        runner.recovered(event if fits else pins.spared(event))
     grants = runner.granting.server = GrantsServer(
         f"{settings.socket_dir}/{GRANTS_SOCKET}",
         settings.socket_mode,
@@ -277,7 +279,6 @@ def _built(
         adopted.listener,
     )
     ending.callback(grants.close)
-    pins = Pins(f"{settings.state_dir}/pins.json", runner)
     pins.restore()
     restore(adopted, runner)
     takeover = Takeover(settings, lock, tiers, runner, partial(_leave_all, fillers))
