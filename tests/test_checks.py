@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +13,8 @@ from cachesvc.core.model import ExtentId, TierName
 from cachesvc.core.node import Node
 from cachesvc.core.policy import TierSpec
 from cachesvc.daemon import jobs
-from cachesvc.daemon.checks import AT_ONCE, Checks
+from cachesvc.daemon.checks import AT_ONCE, Checks, Good
+from cachesvc.tiers.failures import translated
 from cachesvc.tiers.tier import Checksums
 
 SLOW, QUICK = TierName("slow"), TierName("quick")
@@ -29,7 +31,8 @@ class Bench:
 
     def __init__(self) -> None:
         self.jobs: list[Callable[[jobs.Answer], None]] = []
-        self.over: list[tuple[int, bool]] = []
+        self.over: list[tuple[int, Good]] = []
+        self.short = False
         self.node = Node([TierSpec(SLOW, 1 << 20), TierSpec(QUICK, 1 << 20)])
         for tier, first in ((SLOW, 0), (QUICK, COPIES)):
             self.node.handle(Recovered(tier, {extent(first + each): 1 for each in range(COPIES)}), 0.0)
@@ -37,6 +40,9 @@ class Bench:
         self.checks = Checks(self.node, disks, {}, self, lambda _: None, lambda _: None)  # type: ignore[arg-type]
 
     def open(self, _: ExtentId) -> tuple[int, Checksums]:
+        if self.short:
+            with translated("slow", "open an extent"):
+                raise OSError(errno.EMFILE, "too many open files")
         return os.open(os.devnull, os.O_RDONLY), Checksums(1, bytes(8))
 
     def submit(self, _make: object, _fds: object, answered: Callable[[jobs.Answer], None]) -> None:
@@ -49,8 +55,18 @@ class Bench:
     def end(self) -> None:
         self.jobs.pop(0)(jobs.Done(0))
 
-    def _over(self, number: int, good: bool) -> None:
+    def _over(self, number: int, good: Good) -> None:
         self.over.append((number, good))
+
+
+def test_what_cannot_be_opened_for_want_of_descriptors_is_neither_good_nor_corrupt() -> None:
+    bench = Bench()
+    bench.short = True
+    bench.verify(0, HOARDER)
+    bench.short = False
+    bench.verify(0, HOARDER)
+    bench.end()
+    assert bench.over == [(0, None), (0, True)]
 
 
 def test_a_user_who_asks_for_many_stands_before_another_by_one() -> None:

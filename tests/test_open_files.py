@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import resource
 import subprocess
 import sys
 import threading
@@ -19,7 +20,7 @@ from cachesvc.client import Control
 from cachesvc.config import OPEN_FILES_LEAST, OPEN_FILES_SPARE, most_in_ram, most_readers
 from cachesvc.core.errors import DaemonUnavailable, InvalidInput, OutOfSpace
 from cachesvc.core.model import DatasetId, ExtentId
-from cachesvc.grants import Granted
+from cachesvc.grants import Granted, Refused
 from cachesvc.leases import DaemonGrants
 from cachesvc.tiers.checksum import Passing
 from cachesvc.tiers.ram import RamTier
@@ -112,6 +113,35 @@ def test_more_extents_than_open_files_leave_room_for_readers(tmp_path: Path) -> 
         assert connected >= 3 * READERS
         assert daemon.open_files() <= OPEN_FILES_LEAST - READERS, "and others find a place still"
         assert "Too many open files" not in daemon.log
+
+
+def test_what_nobody_can_check_for_want_of_open_files_is_read_elsewhere_at_once(tmp_path: Path) -> None:
+    for name in ("data", "nvme"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "data/0.bin").write_bytes(bytes(2 * EXTENT))
+    options = ["--ram", "0", "--nvme", f"{tmp_path}/nvme=1MiB", "--allow", f"{tmp_path}/"]
+    options += ["--extent-bytes", str(EXTENT), "--scrub-rate", "0"]
+    with Daemon(tmp_path / "node", options) as daemon, contextlib.ExitStack() as stack:
+        with Control(daemon.socket_dir) as control:
+            records = Options(format="records", record_bytes=512)
+            dataset = control.open_dataset([f"{tmp_path}/data/"], records).id
+            list(control.prefetch(dataset))
+        daemon.kill()
+        daemon.start()
+        grants = DaemonGrants(daemon.socket_dir, dataset)
+        stack.callback(grants.close)
+        (answer,) = grants.acquire([0], WAIT_S)
+        assert isinstance(answer, Granted)
+        os.close(answer.fd)
+        assert daemon.process is not None
+        _, hard = limits = resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE)
+        stack.callback(resource.prlimit, daemon.process.pid, resource.RLIMIT_NOFILE, limits)
+        resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, (1, hard))
+        assert grants.acquire([1], WAIT_S) == [Refused(1)]
+        resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, limits)
+        (answer,) = grants.acquire([1], WAIT_S)
+        assert isinstance(answer, Granted)
+        os.close(answer.fd)
 
 
 def test_below_the_least_a_daemon_does_not_start(tmp_path: Path) -> None:

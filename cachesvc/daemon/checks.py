@@ -21,6 +21,8 @@ from cachesvc.tiers.tier import Checksums, Tier
 
 log = logging.getLogger(__name__)
 VERIFY_TRIES = 3
+Good = bool | None
+"""Whether nothing wrong was found; None where nobody could look."""
 Opened = Callable[[int, "Checksums | None"], None]
 AT_ONCE = 4
 """Checks at work in a tier: they keep a disk busy, and leave fillers threads for fills. A reader that doubts all that a
@@ -43,7 +45,7 @@ class _Check:
     extent: ExtentId
     tier: TierName
     line: _Line
-    waiting: list[Callable[[bool], None]] = field(default_factory=list)
+    waiting: list[Callable[[Good], None]] = field(default_factory=list)
     users: set[int] = field(default_factory=set)
     begun: bool = False
 
@@ -88,11 +90,11 @@ class Checks:
         then(*found)
 
     def verify(
-        self, extent: ExtentId, tier: TierName, done: Callable[[bool], None], user: int = NOBODY
+        self, extent: ExtentId, tier: TierName, done: Callable[[Good], None], user: int = NOBODY
     ) -> None:
         """Check one resident copy against its checksums, once for all who ask meanwhile; a corrupt copy is
-        dropped, and so is one whose check ends its process every time. `done` is called once, with whether
-        nothing wrong was found. Users take turns; a copy that several wait for stands in the line of each."""
+        dropped, and so is one whose check ends its process every time. `done` is called once, with what was
+        found. Users take turns; a copy that several wait for stands in the line of each."""
         line = self._lines[tier]
         check = self._checking.setdefault((extent, tier), _Check(extent, tier, line))
         check.waiting.append(done)
@@ -123,7 +125,7 @@ class Checks:
             check.line.at_work -= 1
             self._feed(check.line)
 
-        def done(good: bool) -> None:
+        def done(good: Good) -> None:
             if not self._ended(check):
                 del self._checking[(extent, tier)]
                 for each in check.waiting:
@@ -159,7 +161,10 @@ class Checks:
                 over()
                 return
             gone = self._node.where(extent) != tier and not isinstance(error, CorruptData)
-            if not gone and not short_of_descriptors(error):
+            if not gone and short_of_descriptors(error):
+                done(None)
+                return
+            if not gone:
                 self.failed(extent, tier, error.code)
             done(gone)
 

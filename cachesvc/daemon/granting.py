@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from cachesvc.core import events
 from cachesvc.core.errors import CacheError
 from cachesvc.core.model import RAM, TierName
-from cachesvc.daemon.checks import NOBODY, Checks, short_of_descriptors
+from cachesvc.daemon.checks import NOBODY, Checks, Good, short_of_descriptors
 from cachesvc.daemon.grants import GrantsServer
 from cachesvc.tiers.tier import Checksums, Tier
 
@@ -72,10 +72,14 @@ class Granting:
             self._open(number)
             return
 
-        def checked(good: bool) -> None:
+        def checked(good: Good) -> None:
             if good:
                 self._open(number)
-            elif self._opening.pop(number, None):
+            elif not self._opening.pop(number, None):
+                return  # refused meanwhile: its tier was lost
+            elif good is None:  # to ask again at once would keep the loop from all else
+                self._elsewhere(command)
+            else:
                 self._handle(events.Released(command.reader, command.extent))
                 self._handle(events.Demanded(command.reader, command.request, command.extent))
 

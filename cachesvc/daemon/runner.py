@@ -16,7 +16,7 @@ from cachesvc.core.node import Node
 from cachesvc.core.stalls import StallReport, Stalls
 from cachesvc.daemon.budgets import Budgets
 from cachesvc.daemon.builds import Builds
-from cachesvc.daemon.checks import Checks
+from cachesvc.daemon.checks import Checks, Good
 from cachesvc.daemon.datasets import Dataset, Datasets, unknown
 from cachesvc.daemon.fillers import Fillers
 from cachesvc.daemon.fills import Fills
@@ -276,7 +276,7 @@ class Runner:
         self._lanes[command.tier].submit(lambda: tier.evict(command.extent), evicted, failed)
 
     def _scrub(self, command: events.Verify) -> None:
-        def checked(_: bool) -> None:
+        def checked(_: Good) -> None:
             self.handle(events.Verified(command.extent, command.tier))
 
         self.checks.verify(command.extent, command.tier, checked)

@@ -23,6 +23,7 @@ from cachesvc.core import errors, events
 from cachesvc.core.model import DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.daemon import jobs
 from cachesvc.daemon.builds import Opening
+from cachesvc.daemon.checks import Good
 from cachesvc.daemon.datasets import Dataset, unknown
 from cachesvc.daemon.grants import Known
 from cachesvc.daemon.lookups import Lookups
@@ -41,6 +42,7 @@ ANSWER_S = 0.2
 """How often a call that waits for a job looks whether caller and daemon are still there."""
 FREED_S = 10.0
 """How long an eviction is waited for until its bytes are free: what comes next is placed by what is free."""
+SHORT = "the daemon has as many files open, or as much memory, as it may; raise the limit (LimitNOFILE=, ulimit -Hn)"
 STOPPING = "the daemon is stopping; start it again: cachesvc serve"
 EVICTED = "the dataset was evicted while it was filled; run prefetch again"
 _Answer = TypeVar("_Answer")
@@ -265,7 +267,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
         return max(0, int(reply.size_bytes - reply.resident_bytes - room))
 
     def _verify(self, extent: ExtentId, tier: TierName, context: grpc.ServicerContext) -> bool:
-        answers: queue.Queue[bool] = queue.Queue()
+        answers: queue.Queue[Good] = queue.Queue()
         user = self._uid(context)
 
         def ask() -> None:
@@ -275,7 +277,10 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
                 answers.put(True)  # evicted or moved since it was listed: nothing corrupt is left
 
         self._loop.call(ask)
-        return self._next(answers, context)
+        good = self._next(answers, context)
+        if good is None:
+            raise errors.DaemonUnavailable(SHORT)
+        return good
 
     def _after(
         self, done: Callable[[DatasetId], bool], dataset: Dataset, context: grpc.ServicerContext

@@ -19,7 +19,7 @@ from cachesvc.config import Settings
 from cachesvc.core.errors import CacheError
 from cachesvc.core.model import ExtentId
 from cachesvc.daemon import jobs
-from cachesvc.daemon.checks import short_of_descriptors
+from cachesvc.daemon.checks import Good, short_of_descriptors
 from cachesvc.daemon.runner import Runner
 from cachesvc.daemon.spawn import spawn
 from cachesvc.tiers.tier import Checksums
@@ -132,7 +132,7 @@ class Sharing:
                 checks.failed(extent, tier, error.code)
             absent()
 
-        def checked(good: bool) -> None:
+        def checked(good: Good) -> None:
             if tier is not None and good and node.where(extent) == tier:
                 checks.open(extent, tier, found, failed)
             else:
