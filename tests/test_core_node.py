@@ -624,6 +624,18 @@ def test_a_prefetch_is_not_done_while_another_tier_takes_what_a_lost_one_had_not
     assert (node.progress(1).finished, node.progress(1).failed) == (True, {})
 
 
+def test_a_prefetch_has_what_a_reader_who_left_waited_to_be_tried_again() -> None:
+    node = node_of(ram=4, max_fills=1)
+    assert tell(node, declare(A, B), Demanded(ONE, 1, A), Prefetched(1, DATASET)) == [StartFill(A, RAM)]
+    failed = FillFailed(A, RAM, SourceUnavailable.code, "busy", retry=True)
+    assert tell(node, failed, Demanded(TWO, 2, B)) == [StartFill(B, RAM)]
+    assert tell(node, Tick(), now=RETRY_CAP_S) == [], "the only slot is taken"
+    tell(node, ReaderGone(ONE), now=RETRY_CAP_S)
+    assert StartFill(A, RAM) in tell(node, Filled(B, RAM), now=RETRY_CAP_S)
+    tell(node, Filled(A, RAM), now=RETRY_CAP_S)
+    assert node.progress(1).finished
+
+
 def test_what_a_peer_gave_costs_the_source_nothing_and_its_grants_say_so() -> None:
     node = node_of(ram=4)
     tell(node, DatasetDeclared(1, DATASET, ((A, SIZE), (B, SIZE))), Demanded(ONE, 1, A), Demanded(ONE, 2, B))

@@ -350,11 +350,10 @@ class Node:
             if entry is None or entry.due_at is None or entry.due_at > self._now:
                 continue
             entry.due_at = None
+            self.copies.refills[extent] = None  # also beside waiters, who may leave or be refused
             if entry.waiters:
                 self.readers.answer(entry)
-            else:
-                self.copies.refills[extent] = None
-                self.copies.forget(entry)
+            self.copies.forget(entry)
             self.readers.dirty = True
 
     # Jobs and operators
