@@ -24,12 +24,20 @@ LABEL = "label"
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What the user asked a sample to look like; see `open_dataset`."""
+    """What the user asked a sample to look like; see `open_dataset`. Raises InvalidInput for what nobody can call."""
 
     fields: tuple[str, ...] | None = None
     decode: Literal["auto"] | Callable[..., Any] | None = "auto"
     transform: Callable[..., Any] | None = None
     out: str | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.decode is None or self.decode == "auto" or callable(self.decode)):
+            raise InvalidInput(
+                f"decode={self.decode!r} is neither 'auto', None (bytes) nor a function of the sample"
+            )
+        if not (self.transform is None or callable(self.transform)):
+            raise InvalidInput(f"transform={self.transform!r} is no function of the sample")
 
 
 class Samples:

@@ -77,6 +77,15 @@ def test_numpys_integers_are_sizes_and_text_must_be_text(data: Path) -> None:
         open_dataset(data, format="records", dtype=np.uint16)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("given", [{"decode": "pil"}, {"decode": False}, {"decode": True}, {"transform": 3}])
+def test_what_nobody_can_call_is_refused_at_opening(
+    data: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
+) -> None:
+    monkeypatch.setenv("CACHESVC", "off")
+    with pytest.raises(InvalidInput, match=f"{next(iter(given))}=.*function of the sample"):
+        open_dataset(data, **RECORD, **given)
+
+
 @pytest.mark.usefixtures("way")
 def test_what_is_left_out_is_said_at_each_opening_and_briefly(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
