@@ -83,13 +83,13 @@ def open_dataset(
 
 
 def _uris(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
-    """One URI or several, canonical. Raises InvalidInput for what is none."""
+    """One URI or several, canonical, `~` expanded as the commands do. Raises InvalidInput for what is none."""
     several = isinstance(given, Iterable) and not isinstance(given, (str, bytes, os.PathLike))
     uris: list[Any] = list(given) if several else [given]  # type: ignore[arg-type]
     for one in uris:
         if not isinstance(one, (str, os.PathLike)):
             raise InvalidInput(f"{one!r} is no URI; give open_dataset a str, a path, or a list of them")
-    return [canonical(os.fsdecode(one)) for one in uris]
+    return [canonical(os.path.expanduser(os.fsdecode(one))) for one in uris]
 
 
 def _say(notes: Sequence[str]) -> None:

@@ -77,6 +77,16 @@ def test_numpys_integers_are_sizes_and_text_must_be_text(data: Path) -> None:
         open_dataset(data, format="records", dtype=np.uint16)  # type: ignore[arg-type]
 
 
+def test_a_path_below_home_is_what_the_commands_take_it_for(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CACHESVC", "off")
+    monkeypatch.setenv("HOME", str(data.parent))
+    assert len(open_dataset(f"~/{data.name}", **RECORD)) == RECORDS
+    with pytest.raises(FileNotFoundError, match=f"{data.parent}/nope: no such"):
+        open_dataset("~/nope")
+
+
 @pytest.mark.parametrize("given", [{"decode": "pil"}, {"decode": False}, {"decode": True}, {"transform": 3}])
 def test_what_nobody_can_call_is_refused_at_opening(
     data: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
