@@ -82,6 +82,10 @@ class State:
 def parsed(state: Mapping[str, Any]) -> State:
     """Raises StateMismatch for anything that `State.plain` did not write."""
     expected = State.__dataclass_fields__
+    if not isinstance(state, Mapping):
+        raise StateMismatch(
+            f"{type(state).__name__} is not a state of this loader: give what state_dict() returned"
+        )
     if set(state) != set(expected):
         odd = sorted(set(state) ^ set(expected))
         raise StateMismatch(f"not a state of this loader: its keys differ in {', '.join(odd)}")

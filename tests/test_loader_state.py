@@ -201,6 +201,12 @@ def test_a_state_that_no_loader_saved_is_refused(link: MemoryLink, wrong: dict[s
         run.load_state_dict(run.state_dict() | wrong)
 
 
+@pytest.mark.parametrize("given", [None, [], "state.pt"])
+def test_what_is_no_state_at_all_is_refused_by_its_type(link: MemoryLink, given: Any) -> None:
+    with pytest.raises(StateMismatch, match=f"{type(given).__name__} is not a state of this loader"):
+        small(link, batch_size=10).load_state_dict(given)
+
+
 def test_data_that_never_fills_a_batch_does_not_spin(link: MemoryLink) -> None:
     run = DataLoader(in_memory(link), batch_size=10**6, drop_last=True, epochs=None)
     with pytest.raises(InvalidInput, match="epochs=None never ends"):
