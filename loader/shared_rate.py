@@ -62,7 +62,10 @@ def direct_rate(folder: str) -> SharedRate:
     """This user's on this node, of CACHESVC_DIRECT_RATE bytes a second, kept in the user's own folder, which nodes
     may share. Raises InvalidInput for what is no rate."""
     given = os.environ.get(VARIABLE) or DEFAULT
-    bytes_per_s = parse_size(given)
+    try:
+        bytes_per_s = parse_size(given)
+    except InvalidInput as error:
+        raise InvalidInput(f"{VARIABLE}: {error}") from None
     if not bytes_per_s:
         raise InvalidInput(f"{VARIABLE}={given!r} would read nothing; CACHESVC=require never reads directly")
     boot = _BOOT_ID.read_text().strip()  # of this node, and of the clock, which begins anew with each boot

@@ -62,7 +62,7 @@ def test_real_processes_share_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("given", ["0", "fast", "-1"])
 def test_what_is_no_rate_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
     monkeypatch.setenv(VARIABLE, given)
-    with pytest.raises(InvalidInput):
+    with pytest.raises(InvalidInput, match=VARIABLE):
         direct_rate(str(tmp_path))
 
 
