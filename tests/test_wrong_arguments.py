@@ -66,7 +66,7 @@ def test_the_largest_size_is_answered_in_one_typed_line_or_fits(data: Path, name
     if name == "extent_bytes":
         assert len(open_dataset(data, **largest)) == RECORDS
     else:
-        with pytest.raises(FileNotFoundError, match="no whole sample"):
+        with pytest.raises(FileNotFoundError, match="no whole sample in 49,152 bytes; give a smaller"):
             open_dataset(data, **largest)
 
 

@@ -44,6 +44,10 @@ _COMPILE: dict[str, Callable[[Inputs], Draft]] = {
     "records": fixed.compile_records,
     "tokens": tokens.compile_tokens,
 }
+_SHORTER = {
+    "records": "; give a smaller record_bytes or dtype",
+    "tokens": "; give a smaller seq_len or overlap",
+}
 _MEANT_FOR = {
     "dtype": ("records", "tokens"),
     "seq_len": ("tokens",),
@@ -127,7 +131,10 @@ def build(
     inputs = Inputs(survey.uri, survey.entries, survey.options, fetch, data, progress)
     draft = _COMPILE[survey.format](inputs)
     if not draft.extent_first[-1]:
-        raise NotFound(f"{survey.uri} holds no whole sample")
+        found = sum(entry.object.size_bytes for entry in survey.entries)
+        raise NotFound(
+            f"{survey.uri} holds no whole sample in {found:,} bytes{_SHORTER.get(survey.format, '')}"
+        )
     _write(survey, draft, into)
     return tuple(redacted(note) for note in draft.notes)
 
