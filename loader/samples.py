@@ -243,6 +243,8 @@ def converted(out: str | None) -> np.dtype[Any] | None:
     """The dtype that `out` asks for, in this machine's byte order. Raises InvalidInput for one that no tensor has."""
     if not out:
         return None
+    if isinstance(out, torch.dtype):
+        raise InvalidInput(f"out={out!r}: give it as text, {str(out).removeprefix('torch.')!r}")
     try:
         found: np.dtype[Any] = np.dtype(out).newbyteorder("=")
         torch.from_numpy(np.empty(0, found))

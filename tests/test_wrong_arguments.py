@@ -75,6 +75,8 @@ def test_numpys_integers_are_sizes_and_text_must_be_text(data: Path) -> None:
     assert len(open_dataset(data, format="records", record_bytes=np.int64(4096))) == RECORDS  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match=r"dtype=.*as text"):
         open_dataset(data, format="records", dtype=np.uint16)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match=r"out=torch\.int64: give it as text, 'int64'"):
+        open_dataset(data, format="tokens", dtype="uint16", seq_len=64, out=torch.int64)  # type: ignore[arg-type]
 
 
 def test_a_path_below_home_is_what_the_commands_take_it_for(
