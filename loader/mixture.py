@@ -123,7 +123,12 @@ class Mixture(TorchDataset[Any]):
         """The same mixture with other weights from the beginning of `epoch` on. A state saved before that continues
         in a loader over it. Raises InvalidInput for other datasets, or an epoch not after the latest change."""
         given = dict(zip(weights, shares("weights", weights), strict=True))
-        if set(weights) != set(self.components) or epoch <= self._phases[-1].first:
+        others = [repr(one) for one in weights if one not in self.components]
+        if others:
+            raise InvalidInput(
+                f"{others[0]} is none of the {len(self.components)} mixed datasets: weigh those"
+            )
+        if len(weights) != len(self.components) or epoch <= self._phases[-1].first:
             raise InvalidInput(
                 f"weights for {len(weights)} datasets from epoch {epoch}: give one for each of the "
                 f"{len(self.components)} mixed ones, from an epoch after {self._phases[-1].first}"

@@ -220,6 +220,7 @@ WRONG: dict[str, Callable[[Dataset], object]] = {
     "]=-1: give a number": lambda data: mix({data: -1}),
     "weights=[Dataset(": lambda data: mix([data, data]),  # type: ignore[arg-type]
     "weights=None": lambda data: mix({data: 1}).reweighed(None, 1),  # type: ignore[arg-type]
+    "is none of the 1 mixed datasets": lambda data: mix({data: 1}).reweighed({data.take(2): 1}, 1),
     "]='y': give a number": lambda data: mix({data: 1}).reweighed({data: "y"}, 1),  # type: ignore[dict-item]
     "seq_len=2.5": lambda data: pack(data, 2.5),  # type: ignore[arg-type]
     "seq_len=0": lambda data: pack(data, 0),
