@@ -71,6 +71,10 @@ def open_dataset(
         record_bytes=record_bytes,
         labels=labels,
     )
+    if version is not None and not isinstance(version, str):
+        raise InvalidInput(f"version={version!r}: give it as text, as ds.version is")
+    if fields is not None and not isinstance(fields, Iterable):
+        raise InvalidInput(f"fields={fields!r}: give a name, or several")
     rank, processes = foreseen()
     link = connect(_uris(uri), options, version or "", processes)
     if isinstance(fields, str):

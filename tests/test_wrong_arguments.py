@@ -89,6 +89,13 @@ def test_a_path_below_home_is_what_the_commands_take_it_for(
         open_dataset("~/nope")
 
 
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("given", [{"version": 3}, {"fields": 3}])
+def test_a_version_and_fields_are_text(data: Path, given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match=f"{next(iter(given))}=3: give"):
+        open_dataset(data, **RECORD, **given)
+
+
 @pytest.mark.parametrize("given", [{"decode": "pil"}, {"decode": False}, {"decode": True}, {"transform": 3}])
 def test_what_nobody_can_call_is_refused_at_opening(
     data: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
