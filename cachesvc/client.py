@@ -276,3 +276,15 @@ def _info(found: pb.Dataset, notes: Iterable[str]) -> DatasetInfo:
         found.stored_bytes,
         tuple(notes),
     )
+
+
+def answers(directory: str) -> bool:
+    """Whether a daemon is there, not only the socket of a dead one."""
+    if not os.path.exists(f"{directory}/{CONTROL_SOCKET}"):
+        return False
+    try:
+        with Control(directory) as control:
+            control.status()
+    except DaemonUnavailable:
+        return False
+    return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from bench.node import Daemon
 from cachesvc.__main__ import run
+from cachesvc.config import CONTROL_SOCKET
 from tests.servers import SeaweedFS
 
 EXTENT = 1 << 20
@@ -84,6 +86,18 @@ def test_samples_are_found_without_a_daemon(nobody: None, pets: Path, capsys: An
     assert all("cat" in key for key in keys)
     assert run(["find", "--count", str(pets), "label == 'dog'"]) == 0
     assert capsys.readouterr().out == "3\n"
+
+
+def test_a_dead_daemons_socket_is_no_daemon_unless_it_was_named(
+    nobody: None, pets: Path, tmp_path: Path, capsys: Any
+) -> None:
+    directory = tmp_path / "cachesvc"
+    directory.mkdir()
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(f"{directory}/{CONTROL_SOCKET}")
+    assert run(["find", "--count", str(pets), "label == 'dog'"]) == 0
+    assert capsys.readouterr().out == "3\n"
+    assert run(["find", str(pets), "label == 'dog'", "--socket", str(directory)]) == 10
 
 
 @pytest.mark.parametrize("expression", ["colour == 'red'", "label ==", "__import__('os')"])

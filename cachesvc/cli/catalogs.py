@@ -13,7 +13,7 @@ from cachesvc.cli import target
 from cachesvc.cli.feedback import Feedback
 from cachesvc.cli.notes import say_notes
 from cachesvc.cli.options import is_dataset_id
-from cachesvc.client import Control, find_daemon
+from cachesvc.client import Control, answers, find_daemon
 from cachesvc.core.errors import DaemonUnavailable
 from cachesvc.leases import DaemonGrants
 from cachesvc.sources.open import Sources, SourceSettings
@@ -26,10 +26,11 @@ def catalog_file(
 ) -> Iterator[tuple[Catalog, str]]:
     """A dataset's catalog and the path of its file, good inside the block; what is noted of a URI is said.
 
-    Without a daemon the catalog is built from the source with this user's own rights and thrown away.
+    Without a daemon the catalog is built from the source with this user's own rights and thrown away; one that was
+    named must answer.
     """
     directory = socket or find_daemon()
-    if directory is not None:
+    if directory is not None and (socket or answers(directory)):
         with _granted(directory, name, options, as_json) as found:
             yield Catalog.open(found), found
     elif is_dataset_id(name):

@@ -24,10 +24,9 @@ import click
 
 from cachesvc import config
 from cachesvc.cli import options, output
-from cachesvc.client import Control, find_daemon
+from cachesvc.client import Control, answers, find_daemon
 from cachesvc.core.errors import (
     CacheError,
-    DaemonUnavailable,
     DeadlineExceeded,
     InvalidInput,
     NotAllowed,
@@ -57,8 +56,8 @@ def run(command: tuple[str, ...], socket: str | None, json: bool, **given: Any) 
     Returns the command's exit code.
     """
     socket = os.path.abspath(socket) if socket else None  # the command may go elsewhere
-    running = socket if socket and _answers(socket) else None if socket else find_daemon()
-    if running is not None and _answers(running):
+    running = socket if socket and answers(socket) else None if socket else find_daemon()
+    if running is not None and answers(running):
         return _report(_command(command, running), running, False, json)
     directory = socket or private_dir()
     make_private(directory)
@@ -93,7 +92,7 @@ def _sharing(directory: str, serve: list[str]) -> Iterator[bool]:
             fcntl.flock(starting, fcntl.LOCK_EX)
             # 1. counted in before the start is over, so that nobody who ends now takes himself for the last
             fcntl.flock(users, fcntl.LOCK_SH)
-            started = not _answers(directory)
+            started = not answers(directory)
             if started:
                 _start(directory, serve)
         try:
@@ -123,7 +122,7 @@ def _start(directory: str, serve: list[str]) -> None:
             serve, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, close_fds=True
         )
     deadline = time.monotonic() + START_S
-    while not _answers(directory):
+    while not answers(directory):
         if (code := daemon.poll()) is not None:
             lines = Path(log).read_bytes()[begin:].decode("utf-8", "replace").strip().splitlines()
             reason = lines[-1].removeprefix("cachesvc: ") if lines else f"it exited with {code}"
@@ -154,17 +153,6 @@ def _stop(directory: str) -> None:
             )
     finally:
         os.close(handle)
-
-
-def _answers(directory: str) -> bool:
-    if not os.path.exists(f"{directory}/{config.CONTROL_SOCKET}"):
-        return False
-    try:
-        with Control(directory) as control:
-            control.status()
-    except DaemonUnavailable:
-        return False
-    return True
 
 
 def _command(command: Sequence[str], directory: str) -> int:
