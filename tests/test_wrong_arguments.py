@@ -235,6 +235,7 @@ WRONG: dict[str, Callable[[Dataset], object]] = {
     "dtype='zz'": lambda data: pack(data, 2, dtype="zz"),
     "not documents of int16": lambda data: pack(data, 2, dtype="int16"),
     "not list": lambda data: pack([data], 2),  # type: ignore[arg-type]
+    "write it like label == 'cat'": lambda data: data.where("key = 'x'"),
     "not NoneType": lambda data: data.where(None),  # type: ignore[arg-type]
 }
 

@@ -131,7 +131,10 @@ def select(expression: str, samples: int, column: Callable[[str], Column], names
     try:
         tree = ast.parse(expression.strip(), mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        raise InvalidInput(f"cannot read the search {expression[:200]!r}: {error}") from error
+        reason = error.msg if isinstance(error, SyntaxError) else error
+        raise InvalidInput(
+            f"cannot read the search {expression[:200]!r}: {reason}; write it like label == 'cat' and key != 'x'"
+        ) from error
     try:
         return _Search(samples, column, names, {}).mask(tree.body, 0)
     except RecursionError:  # the parser goes deeper than we do
