@@ -143,7 +143,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _begin_in_process(self) -> None:
         """What this very object has, and no copy of it."""
         if self._ours is not None:
-            hear_epochs(self.sampler, self.set_epoch)
+            hear_epochs(self)
         self._topology: Topology | None = None
         self._feed: Feed | None = None
         self._engine: Fetches | None = None
@@ -156,6 +156,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._progress = self._progress.copied()
         self._begin_in_process()
 
     # ---- torch's surface

@@ -4,6 +4,7 @@ ahead for it too. Samplers of other kinds may draw by what the training does mea
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -103,10 +104,12 @@ class _Told:
         return _Told, ()
 
 
-def hear_epochs(sampler: Any, set_epoch: Callable[[int], None]) -> None:
-    """Have a loader hear of epochs, by its method, from whoever tells its sampler: Lightning, and scripts that were
-    written for a DistributedSampler."""
-    sampler.set_epoch = _Told(set_epoch)
+def hear_epochs(loader: Any) -> None:
+    """Have a loader of ours hear of epochs from whoever tells its sampler: Lightning, and scripts that were written for a
+    DistributedSampler. It has a sampler of its own from now on: one that `copy.copy` took along is the other loader's."""
+    sampler, batches = copy.copy(loader.sampler), copy.copy(loader.batch_sampler)
+    sampler.set_epoch, batches.sampler = _Told(loader.set_epoch), sampler
+    vars(loader).update(sampler=sampler, batch_sampler=batches)  # torch lets nobody set them
 
 
 def tell_epoch(samplers: Iterable[Any], epoch: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from cachesvc.core.errors import StateMismatch
@@ -28,6 +28,10 @@ class Progress:
     turn: int = 0
     resume: bool = False
     latest: tuple[int, int] | None = None
+
+    def copied(self) -> Progress:
+        """The same place, for another loader to go on from."""
+        return replace(self)
 
     def place(self, accumulate: int) -> str:
         """For messages."""

@@ -223,7 +223,9 @@ def test_epochs_and_skips_are_whole_numbers(link: MemoryLink, wrong: Any) -> Non
 
 
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 1}, {"num_workers": 1, "worker_type": "thread"}])
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda given: pickle.loads(pickle.dumps(given))])
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda given: pickle.loads(pickle.dumps(given))]
+)
 def test_a_copy_of_a_loader_goes_on_by_itself(
     link: MemoryLink, copied: Callable[[DataLoader], DataLoader], workers: dict[str, Any]
 ) -> None:
@@ -240,3 +242,13 @@ def test_a_copy_of_a_loader_goes_on_by_itself(
     assert third.state_dict()["step"] == 5
     third.sampler.set_epoch(7)  # type: ignore[union-attr]
     assert (first.epoch, second.epoch, third.epoch) == (1, 1, 7)
+    first.batch_sampler.sampler.set_epoch(4)  # type: ignore[union-attr]
+    assert (first.epoch, second.epoch, third.epoch) == (4, 1, 7)
+
+
+def test_a_shallow_copy_that_runs_in_the_midst_of_an_epoch_repeats_nothing(link: MemoryLink) -> None:
+    first = loader(link)
+    reading = iter(first)
+    begun = rows(islice(reading, 2))
+    assert rows(islice(copy.copy(first), 1)) == begun[:1]
+    assert begun + rows(reading) == rows(loader(link))
