@@ -202,11 +202,12 @@ class Dataset(TorchDataset[Any]):
         return self.select(np.arange(min(whole_number("take", count, 0, 2**63 - 1), len(self))))
 
     def split(self, fractions: Mapping[str, float], seed: int = 0) -> dict[str, Dataset]:
-        """Disjoint random parts; fractions of at most 1 in total. The same for every process and run."""
-        given = shares("fractions", fractions)
+        """Disjoint random parts; fractions of at most 1 in total. The same for every process and run. Raises InvalidInput,
+        also for a seed outside 0 to 2^64 - 1."""
+        given, seed = shares("fractions", fractions), whole_number("seed", seed, 0, 2**64 - 1)
         if not given or sum(given) > 1 + 1e-9:
             raise InvalidInput(f"fractions {dict(fractions)} are not shares of 1")
-        shuffled = permute(np.arange(len(self)), len(self), seed).astype(np.int64)
+        shuffled = permute(np.arange(len(self)), max(1, len(self)), seed).astype(np.int64)
         bounds = [round(share * len(self)) for share in np.cumsum([0.0, *given]).tolist()]
         return {
             name: self.select(np.sort(shuffled[low:high]))

@@ -211,6 +211,7 @@ def test_a_selection_is_of_indices_that_exist(numbers: Dataset, ids: Any, says: 
 def test_a_selection_of_none_and_a_part_are_what_they_say(numbers: Dataset) -> None:
     assert len(numbers.select([])) == len(numbers.take(0)) == 0
     assert [int(numbers.take(np.int64(2))[at]) for at in (0, 1)] == [0, 1]  # type: ignore[arg-type]
+    assert [len(part) for part in numbers.take(0).split({"x": 0.5, "y": 0.5}).values()] == [0, 0]
     with pytest.raises(InvalidInput, match="take=-1"):
         numbers.take(-1)
 
@@ -222,6 +223,9 @@ WRONG: dict[str, Callable[[Dataset], object]] = {
     r"fractions['x']=-0.5": lambda data: data.split({"x": -0.5}),
     r"fractions=[0.5, 0.5]": lambda data: data.split([0.5, 0.5]),  # type: ignore[arg-type]
     "are not shares of 1": lambda data: data.split({"x": 0.7, "y": 0.7}),
+    "seed='a'": lambda data: data.split({"x": 1}, seed="a"),  # type: ignore[arg-type]
+    "seed=1.5": lambda data: data.split({"x": 1}, seed=1.5),  # type: ignore[arg-type]
+    "seed=-1": lambda data: data.split({"x": 1}, seed=-1),
     "]='x': give a number": lambda data: mix({data: "x"}),  # type: ignore[dict-item]
     "]=inf: give a number": lambda data: mix({data: 1e999}),
     "]=-1: give a number": lambda data: mix({data: -1}),
