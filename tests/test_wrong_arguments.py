@@ -227,6 +227,9 @@ WRONG: dict[str, Callable[[Dataset], object]] = {
     "seed=1.5": lambda data: data.split({"x": 1}, seed=1.5),  # type: ignore[arg-type]
     "seed=-1": lambda data: data.split({"x": 1}, seed=-1),
     "]='x': give a number": lambda data: mix({data: "x"}),  # type: ignore[dict-item]
+    "size='all'": lambda data: mix({data: 1}, size="all"),  # type: ignore[arg-type]
+    "size=True": lambda data: mix({data: 1}, size=True),
+    "size=1180591620717411303424": lambda data: mix({data: 1}, size=2**70),
     "]=inf: give a number": lambda data: mix({data: 1e999}),
     "]=-1: give a number": lambda data: mix({data: -1}),
     "weights=[Dataset(": lambda data: mix([data, data]),  # type: ignore[arg-type]
@@ -254,4 +257,5 @@ def test_shares_lengths_and_types_that_are_none_are_refused(numbers: Dataset, sa
 
 def test_numpys_and_torchs_numbers_are_shares(numbers: Dataset) -> None:
     assert len(numbers.split({"x": np.float32(0.5)})["x"]) == RECORDS // 2  # type: ignore[dict-item]
+    assert len(mix({numbers: 1}, size=np.int64(5))) == 5  # type: ignore[arg-type]
     assert len(mix({numbers: torch.tensor(2.0)})) == RECORDS  # type: ignore[dict-item]

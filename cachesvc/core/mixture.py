@@ -21,9 +21,11 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from cachesvc.core.arguments import whole_number
 from cachesvc.core.deal import I64
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order import Touches
+from cachesvc.core.permute import MAX_SIZE
 from cachesvc.core.run import Run
 
 Size = int | Literal["total", "first", "last"]
@@ -136,9 +138,9 @@ def epoch_slots(pattern: Pattern, sizes: Sequence[int], size: Size) -> int:
         return min(int(pattern.slot(index, np.array([sizes[index]]))[0]) for index in drawn)
     if size == "last":
         return max(int(pattern.slot(index, np.array([sizes[index] - 1]))[0]) + 1 for index in drawn)
-    if not isinstance(size, int) or size < 1:
+    if isinstance(size, str):
         raise InvalidInput(f"size={size!r}: give a number of samples, 'total', 'first' or 'last'")
-    return size
+    return whole_number("size", size, 1, MAX_SIZE)
 
 
 class MixtureRun:
