@@ -148,7 +148,9 @@ def resumed(state: State, spec: OrderSpec, given_batch: bool, world_size: int) -
                 f"has {spec.global_batch}; it may change between epochs only"
             )
         batch = spec.global_batch
-    last: Last = spec.last if state.last == "short" or spec.last == "error" else state.last  # type: ignore[assignment]
+    # Under "error" an epoch has no rest: what was consumed does not depend on what becomes of one.
+    kept = state.last not in ("short", "error") and spec.last != "error"
+    last: Last = state.last if kept else spec.last  # type: ignore[assignment]
     if last == "short" and world_size > 1:
         last = "pad"
     return OrderSpec(spec.seed, batch, state.window_extents, state.canonical_nodes, spec.shuffle, last)

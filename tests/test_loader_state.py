@@ -252,3 +252,13 @@ def test_a_shallow_copy_that_runs_in_the_midst_of_an_epoch_repeats_nothing(link:
     begun = rows(islice(reading, 2))
     assert rows(islice(copy.copy(first), 1)) == begun[:1]
     assert begun + rows(reading) == rows(loader(link))
+
+
+def test_where_a_new_global_batch_leaves_a_rest_it_becomes_what_the_loader_says_now(link: MemoryLink) -> None:
+    first = small(link, batch_size=10, last="error")
+    assert len(list(first)) == 10
+    then = small(link, batch_size=8, global_batch_size=8, last="drop")
+    then.load_state_dict(first.state_dict())
+    assert len(rows(then)) == 12
+    with pytest.raises(InvalidInput, match="leave 4 over"):
+        small(link, batch_size=8, global_batch_size=8, last="error").load_state_dict(first.state_dict())
