@@ -51,6 +51,8 @@ class Maker:
             batch, repair = self.mender.make(key)
         except CacheError as error:
             failure = error.code, str(error)
+        except StopIteration as error:  # which would end the iteration, and nobody would hear why
+            raise RuntimeError("what makes batches (a collate_fn, say) raised StopIteration") from error
         now_waited, now_read = self.feed.reading_s(), self.feed.origin_bytes()
         reading = tuple(now - before for now, before in zip(now_waited, waited, strict=True))
         bytes_read = tuple(now_read.get(origin, 0) - read.get(origin, 0) for origin in ORIGINS)

@@ -167,6 +167,18 @@ def test_an_exception_in_a_worker_arrives_with_its_type_and_message() -> None:
             list(DataLoader(Unwilling(), 8, num_workers=workers))
 
 
+def _exhausted(samples: list[Any]) -> Any:
+    return next(iter(()))
+
+
+@pytest.mark.parametrize("given", [{}, {"num_workers": 1}, {"num_workers": 1, "worker_type": "thread"}])
+def test_a_stop_iteration_of_the_users_code_is_an_error_that_says_so(
+    link: MemoryLink, given: dict[str, Any]
+) -> None:
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        list(DataLoader(in_memory(link), 10, collate_fn=_exhausted, **given))
+
+
 def _refuse(worker: int) -> None:
     raise RuntimeError(f"worker {worker} does not start")
 
