@@ -104,7 +104,7 @@ def _identity(dataset: object, depth: int) -> str:
         parts = [f"{len(part)}:{_identity(part, depth - 1)}" for part in dataset.datasets]  # type: ignore[arg-type]
         return _digest("\n".join(parts).encode())
     inner = _identity(getattr(dataset, "dataset", None), depth - 1)
-    if type(dataset) is Subset:
+    if isinstance(dataset, Subset):  # also a user's own kind of it: its indices say which samples these are
         return f"{inner}:{_digest(np.asarray(dataset.indices, np.int64).tobytes())}"
     return inner
 

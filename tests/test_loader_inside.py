@@ -131,6 +131,17 @@ def test_a_plain_dataset_keeps_its_identity_however_it_is_held(links: list[Memor
         assert DataLoader(given, batch_size=8).state_dict()["dataset"] == identity
 
 
+class Chosen(Subset[Any]):
+    """A user's own kind of torch's Subset."""
+
+
+def test_choices_of_a_users_own_kind_are_told_apart(links: list[MemoryLink]) -> None:
+    dataset = in_memory(links[0])
+    first, second = (DataLoader(Chosen(dataset, range(at, at + 9)), batch_size=4) for at in (0, 9))
+    with pytest.raises(StateMismatch, match="belongs to"):
+        second.load_state_dict(first.state_dict())
+
+
 def test_choices_from_a_concatenation_are_told_apart(links: list[MemoryLink]) -> None:
     whole = ConcatDataset([in_memory(links[0]), in_memory(links[1])])
     halves = random_split(whole, [COUNT, COUNT], torch.Generator().manual_seed(0))
