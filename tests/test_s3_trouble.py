@@ -157,6 +157,17 @@ def test_expired_keys_without_others_are_refused_by_name(server: FakeS3, source:
     assert server.requests == 1
 
 
+def test_keys_that_expired_and_are_gone_are_refused_by_name(
+    server: FakeS3, source: S3Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = put(server, DATA)
+    _accept(server, "second")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(NotAllowed, match=r"ExpiredToken.*check the credentials"):
+        read(source, version)
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -69,11 +69,11 @@ class Identity:
             self._again_at = self._clock() + RENEW_S
             try:
                 client, credentials = self._connect()
-                kept = credentials.get_frozen_credentials()
+                kept = credentials and credentials.get_frozen_credentials()
             except _FAILED as error:
                 log.warning("the AWS credentials could not be renewed", extra={"error": str(error)[:300]})
                 return False
-            if kept == refused:
+            if kept in (None, refused):  # None: the chain holds none any more
                 return False
             self.client, self._credentials, self._kept = client, credentials, kept
             self._again_at = 0.0
