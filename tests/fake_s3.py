@@ -41,13 +41,15 @@ class Object:
 
 @dataclass
 class FakeS3:
-    """`refuse(handler)` may answer (status, code) before anything else; errors come `in_chunks`, as AWS sends them;
+    """`refuse(handler)` may answer (status, code) before anything else, and adds `more_said`; errors come `in_chunks`, as
+    AWS sends them;
     `before_page(number)` runs before a page of a listing is made; `more_rows` are added to each, and one that is `stuck`
     gives the same token again."""
 
     objects: dict[str, Object] = field(default_factory=dict)
     refuse: Callable[[BaseHTTPRequestHandler], tuple[int, str] | None] = lambda handler: None
     before_page: Callable[[int], None] = lambda number: None
+    more_said: str = ""
     more_rows: str = ""
     stuck: bool = False
     in_chunks: bool = False
@@ -74,7 +76,8 @@ def fake_s3() -> Iterator[FakeS3]:
             fake.requests += 1
             refused = fake.refuse(self)
             if refused is not None:
-                return self._send(refused[0], f"<Error><Code>{refused[1]}</Code></Error>".encode())
+                said = f"<Code>{refused[1]}</Code>{fake.more_said}"
+                return self._send(refused[0], f"<Error>{said}</Error>".encode())
             url = urlsplit(self.path)
             _, _, key = url.path.lstrip("/").partition("/")
             if "list-type" in url.query:

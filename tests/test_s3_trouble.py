@@ -168,6 +168,21 @@ def test_keys_that_expired_and_are_gone_are_refused_by_name(
         read(source, version)
 
 
+def test_a_signature_for_another_region_is_made_anew_for_the_one_that_the_server_names(
+    server: FakeS3, source: S3Source
+) -> None:
+    def refuse(handler: BaseHTTPRequestHandler) -> tuple[int, str] | None:
+        fine = "/garage/s3/" in handler.headers.get("Authorization", "")
+        return None if fine else (400, "AuthorizationHeaderMalformed")
+
+    version = put(server, DATA)
+    server.refuse, server.more_said = refuse, "<Region>garage</Region>"
+    assert [read(source, found) for found in source.list("s3://bucket/")] == [DATA]
+    asked = server.requests
+    assert read(source, version) == DATA
+    assert server.requests == asked + 1
+
+
 @pytest.mark.parametrize(
     "body",
     [

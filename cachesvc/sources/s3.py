@@ -55,6 +55,10 @@ LIST_ATTEMPTS = 5
 MAX_RETRY_AFTER_S = 60.0
 _CODE = re.compile(rb"<Code>([A-Za-z0-9._-]{1,64})</Code>")
 _REGION = re.compile(r"[a-z0-9-]{1,32}")
+_SIGN_FOR = re.compile(
+    rb"<Code>AuthorizationHeaderMalformed</Code>.*<Region>([a-z0-9-]{1,32})</Region>", re.DOTALL
+)
+"""What a server says that was asked with a signature for another region than its own: AWS, MinIO, Garage."""
 _HOST_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 _MISSING = {"404", "NoSuchKey", "NoSuchBucket", "NotFound"}
 _FORBIDDEN = {"401", "403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"}
@@ -229,8 +233,10 @@ class S3Source:
     def _refused(self, version: ObjectVersion, keys: Any, answer: Answer, body: bytes) -> bool:
         """False when another region or other credentials, known from here on, may do; raises otherwise."""
         bucket, _ = split_uri(version.uri)
-        region = answer.headers.get("x-amz-bucket-region", "")
-        if self._aws and _REGION.fullmatch(region) and region != self._regions.get(bucket, self._region):
+        region = answer.headers.get("x-amz-bucket-region", "") if self._aws else ""
+        if found := _SIGN_FOR.search(body):
+            region = found[1].decode()
+        if _REGION.fullmatch(region) and region != self._regions.get(bucket, self._region):
             self._regions[bucket] = region
             return False
         found = _CODE.search(body)
