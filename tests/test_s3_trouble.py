@@ -11,8 +11,10 @@ import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -181,6 +183,31 @@ def test_a_signature_for_another_region_is_made_anew_for_the_one_that_the_server
     asked = server.requests
     assert read(source, version) == DATA
     assert server.requests == asked + 1
+
+
+@pytest.mark.parametrize(("style", "host"), [("virtual", "bucket.s3.test"), ("auto", "s3.test")])
+def test_objects_are_read_at_the_host_that_lists_them(
+    style: str, host: str, server: FakeS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hosts, find = [], socket.getaddrinfo
+
+    def found(name: str, *arguments: Any, **options: Any) -> Any:
+        return find("127.0.0.1" if name.endswith("s3.test") else name, *arguments, **options)
+
+    def refuse(handler: BaseHTTPRequestHandler) -> None:
+        hosts.append(handler.headers["Host"])
+
+    version = replace(put(server, DATA), uri="s3://bucket/x" if style == "auto" else "s3://bucket/folder/x")
+    server.refuse = refuse
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    (tmp_path / "config").write_text(f"[default]\ns3 =\n  addressing_style = {style}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    port = server.endpoint.rpartition(":")[2]
+    source = open_s3(S3Settings(endpoint=f"http://s3.test:{port}"))
+    assert len(list(source.list("s3://bucket"))) == 1
+    assert read(source, version) == DATA
+    assert hosts == [f"{host}:{port}"] * 2
+    source.close()
 
 
 @pytest.mark.parametrize(

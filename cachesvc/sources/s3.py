@@ -59,6 +59,7 @@ _SIGN_FOR = re.compile(
     rb"<Code>AuthorizationHeaderMalformed</Code>.*<Region>([a-z0-9-]{1,32})</Region>", re.DOTALL
 )
 """What a server says that was asked with a signature for another region than its own: AWS, MinIO, Garage."""
+_ADDRESS = re.compile(r"[0-9.]+|.*:.*")
 _HOST_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 _MISSING = {"404", "NoSuchKey", "NoSuchBucket", "NotFound"}
 _FORBIDDEN = {"401", "403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"}
@@ -99,8 +100,8 @@ class S3Source:
         self._region: str = client.meta.region_name
         self._endpoint = urlsplit(client.meta.endpoint_url)
         self._aws = (self._endpoint.hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn"))
-        s3 = client.meta.config.s3 or {}
-        self._path_style = not self._aws or s3.get("addressing_style") == "path"
+        style = (client.meta.config.s3 or {}).get("addressing_style")
+        self._path_style = style == "path" or not (self._aws or style == "virtual")
         self._regions: dict[str, str] = {}
         self._whole = WholeObject(tags_are_md5=self._aws)
         self._proxy = proxy_of(client.meta.endpoint_url)
@@ -264,10 +265,10 @@ class S3Source:
         if self._aws and bucket in self._regions:
             host = name = f"s3.{self._regions[bucket]}.{host[host.rindex('amazonaws.') :]}"
         path = self._endpoint.path.rstrip("/") + "/" + quote(key, safe="/~")
-        if self._path_style or not _HOST_BUCKET.fullmatch(bucket):
+        if self._path_style or _ADDRESS.fullmatch(host) or not _HOST_BUCKET.fullmatch(bucket):
             path = f"{self._endpoint.path.rstrip('/')}/{bucket}/{quote(key, safe='/~')}"
         else:
-            host = name = f"{bucket}.{name}"
+            host, name = f"{bucket}.{host}", f"{bucket}.{name}"
         return _Target(host, port, path, f"{scheme}://{name}{path}", name)
 
     def _signed(
