@@ -11,11 +11,12 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from fsspec.spec import AbstractFileSystem
 
-from cachesvc.core.errors import InvalidInput, NotFound, SourceChanged
+from cachesvc.core.errors import InvalidInput, NotFound, SourceChanged, SourceUnavailable
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.files import FilesSource
-from cachesvc.sources.remote import open_fsspec
+from cachesvc.sources.remote import FsspecSource, open_fsspec
 from cachesvc.sources.resilient import Resilient
 from cachesvc.sources.s3 import S3Settings, open_s3
 from cachesvc.sources.source import Source
@@ -168,3 +169,29 @@ def test_a_name_that_is_not_utf_8_is_named_whoever_lists_it(name: str) -> None:
     fsspec.filesystem("memory").pipe_file(root + name, b"data")
     with pytest.raises(InvalidInput, match=r"not UTF-8: .*\\ud.*; rename it"):
         list(open_fsspec(root).list(root))
+
+
+class _Trouble(Exception):
+    """As gcsfs's HttpError, Azure's, paramiko's: a class that is no OSError."""
+
+
+class _Down(AbstractFileSystem):
+    """A driver whose storage is in trouble."""
+
+    def find(self, *_: object, **__: object) -> None:
+        raise _Trouble("503 try again")
+
+    info = cat_file = find
+
+
+def test_whatever_a_driver_raises_is_trouble_that_may_pass() -> None:
+    source = FsspecSource(_Down())
+    version = ObjectVersion("down://host/x", 5, "")
+    calls: list[Callable[[], object]] = [
+        lambda: list(source.list("down://host/")),
+        lambda: source.head(version.uri),
+        lambda: _read(source, version),
+    ]
+    for call in calls:
+        with pytest.raises(SourceUnavailable, match=r"down://host/.*: 503 try again"):
+            call()

@@ -29,6 +29,7 @@ class FsspecSource:
 
     A version is what the driver's `info` offers (entity tag, checksum, modification time); without any the
     objects are unversioned. It is looked up again after each read, which catches a change before and during.
+    Drivers raise what they like: not only OSError means that the storage is in trouble.
     """
 
     def __init__(self, filesystem: Any) -> None:
@@ -45,7 +46,7 @@ class FsspecSource:
                 raise NotFound(f"{prefix}: no such file or folder")
         except CacheError:
             raise
-        except (OSError, ValueError) as error:
+        except Exception as error:
             raise _translated(error, prefix) from error
         for name in sorted(found, key=_utf8):
             if found[name].get("type", "file") == "file":
@@ -57,7 +58,7 @@ class FsspecSource:
         try:
             self._filesystem.invalidate_cache()
             found = self._filesystem.info(self._filesystem._strip_protocol(uri))
-        except (OSError, ValueError) as error:
+        except Exception as error:
             raise _translated(error, uri) from error
         if found.get("type", "file") != "file":
             raise NotFound(f"{uri} is not a file")
@@ -70,7 +71,7 @@ class FsspecSource:
         try:
             path = self._filesystem._strip_protocol(version.uri)
             data = self._filesystem.cat_file(path, start=offset, end=offset + len(into))
-        except (OSError, ValueError) as error:
+        except Exception as error:
             raise _translated(error, version.uri) from error
         now = self.head(version.uri)
         if (now.size_bytes, now.etag) != (version.size_bytes, version.etag):
@@ -87,10 +88,10 @@ def open_fsspec(uri: str) -> FsspecSource:
     """The source for a URL. Raises InvalidInput when no driver for it is installed."""
     try:
         return FsspecSource(fsspec.core.url_to_fs(uri)[0])
-    except (ImportError, ValueError) as error:
+    except (ImportError, ValueError, TypeError) as error:  # TypeError: it wants what no URL says
         reason = " ".join(str(error).split())[:200]
         raise InvalidInput(f"{uri}: no driver for this kind of URL ({reason})") from error
-    except OSError as error:
+    except Exception as error:
         raise _translated(error, uri) from error
 
 
