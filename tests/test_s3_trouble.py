@@ -170,6 +170,23 @@ def test_keys_that_expired_and_are_gone_are_refused_by_name(
         read(source, version)
 
 
+@pytest.mark.parametrize(
+    ("status", "code", "mend"),
+    [
+        (403, "InvalidObjectState", "it is archived: restore it"),
+        (403, "RequestTimeTooSkewed", "this machine's clock is wrong"),
+        (400, "InvalidToken", "check the credentials"),
+    ],
+)
+def test_what_is_refused_says_what_to_do(
+    server: FakeS3, source: S3Source, status: int, code: str, mend: str
+) -> None:
+    version = put(server, DATA)
+    server.refuse = lambda handler: (status, code)
+    with pytest.raises(NotAllowed, match=f"{code}.*{mend}"):
+        read(source, version)
+
+
 def test_a_signature_for_another_region_is_made_anew_for_the_one_that_the_server_names(
     server: FakeS3, source: S3Source
 ) -> None:

@@ -62,7 +62,11 @@ _SIGN_FOR = re.compile(
 _ADDRESS = re.compile(r"[0-9.]+|.*:.*")
 _HOST_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 _MISSING = {"404", "NoSuchKey", "NoSuchBucket", "NotFound"}
-_FORBIDDEN = {"401", "403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"}
+_FORBIDDEN = {"401", "403", "AccessDenied", "SignatureDoesNotMatch"} | EXPIRED
+_MENDS = {
+    "InvalidObjectState": "it is archived: restore it, or copy it to a storage class that is read at once",
+    "RequestTimeTooSkewed": "this machine's clock is wrong: set it",
+}
 _THROTTLED = {"429", "503", "SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded"}
 _NO_CREDENTIALS = (botocore.exceptions.NoCredentialsError, botocore.exceptions.PartialCredentialsError)
 _UNTRUSTED = re.compile(r"(?:certificate verify failed: |(?=hostname ))(.*?)(?: \(_ssl\.c:\d+\))?$")
@@ -367,7 +371,8 @@ def _error(status: str, code: str, uri: str, headers: dict[str, str]) -> CacheEr
     if status in ("412", "416"):
         return SourceChanged(f"{uri} is no longer the version that was listed ({said}): it was overwritten")
     if {status, code} & _FORBIDDEN:
-        return NotAllowed(f"{uri}: access refused ({said}); check the credentials and the bucket's policy")
+        mend = _MENDS.get(code, "check the credentials and the bucket's policy")
+        return NotAllowed(f"{uri}: access refused ({said}); {mend}")
     if {status, code} & _MISSING:
         what = "its bucket does not exist" if code == "NoSuchBucket" else "no such object"
         return NotFound(f"{uri}: {what}")
