@@ -6,6 +6,7 @@ import operator
 import os
 import random
 import subprocess
+import tracemalloc
 from pathlib import Path
 
 import lmdb
@@ -211,3 +212,17 @@ def test_a_search_that_cannot_be_read_is_one_line(tmp_path: Path, expression: st
     image_folder(tmp_path / "d", ["a", "b"], 2, 50)
     with pytest.raises(InvalidInput):
         compiled(tmp_path / "d").find(expression)
+
+
+@pytest.mark.parametrize("word", ["or", "and"])
+def test_a_search_of_many_parts_takes_the_memory_of_a_few(word: str) -> None:
+    samples, column = 10_000, Numbers(np.arange(10_000, dtype=np.float64))
+    expression = f" {word} ".join(f"x == {number}" for number in range(1000))
+    tracemalloc.start()
+    try:
+        found = select(expression, samples, lambda _: column, ["x"])
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found.sum() == (1000 if word == "or" else 0)
+    assert peak_bytes < 5_000_000

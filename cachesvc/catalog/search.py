@@ -9,6 +9,7 @@ import ast
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -152,15 +153,14 @@ class _Search:
         if depth > _MAX_DEPTH:
             raise InvalidInput(f"the search is nested deeper than {_MAX_DEPTH}")
         if isinstance(node, ast.BoolOp):
-            masks = [self.mask(value, depth + 1) for value in node.values]
             join = np.logical_and if isinstance(node.op, ast.And) else np.logical_or
-            return np.asarray(join.reduce(masks))
+            # one after another: all masks of a long search at once are more than memory holds
+            return reduce(join, (self.mask(value, depth + 1) for value in node.values))
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             return ~self.mask(node.operand, depth + 1)
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
-            parts = [self._compare(*part) for part in zip(sides, node.ops, sides[1:])]
-            return np.asarray(np.logical_and.reduce(parts))
+            return reduce(np.logical_and, (self._compare(*part) for part in zip(sides, node.ops, sides[1:])))
         if isinstance(node, ast.Call):
             return self._call(node)
         if isinstance(node, ast.Constant) and isinstance(node.value, bool):
