@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cachesvc.core.errors import CorruptData, NotFound, OutOfSpace
+from cachesvc.core.errors import CacheError, CorruptData, NotFound, OutOfSpace, SourceChanged
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.metadata import CachedMetadata
 
@@ -24,6 +24,7 @@ class CountingSource:
 
     def __init__(self) -> None:
         self.asked = 0
+        self.error: CacheError | None = None
 
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
         self.asked += 1
@@ -36,6 +37,8 @@ class CountingSource:
         return ObjectVersion(uri, 1, "e")
 
     def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
+        if self.error is not None:
+            raise self.error
         into[:] = b"x" * len(into)
 
     def close(self) -> None:
@@ -85,6 +88,18 @@ def test_forget_drops_its_bucket_only(source: CountingSource, cached: CachedMeta
     list(cached.list("s3://other/p/"))
     list(cached.list("s3://b/p/"))
     assert source.asked == 4
+
+
+@pytest.mark.parametrize("kind", [SourceChanged, NotFound])
+def test_what_a_read_finds_changed_is_asked_again(
+    source: CountingSource, cached: CachedMetadata, kind: type[CacheError]
+) -> None:
+    (version, *_) = cached.list("s3://b/p/")
+    source.error = kind("not what was listed")
+    with pytest.raises(kind):
+        cached.read_into(version, 0, memoryview(bytearray(1)))
+    list(cached.list("s3://b/p/"))
+    assert source.asked == 2
 
 
 def test_what_expired_is_asked_again(source: CountingSource, tmp_path: Path) -> None:

@@ -13,13 +13,14 @@ import logging
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import diskcache
 from diskcache.core import MODE_BINARY, MODE_RAW, MODE_TEXT, UNKNOWN
 
-from cachesvc.core.errors import CorruptData, OutOfSpace
+from cachesvc.core.errors import CorruptData, NotFound, OutOfSpace, SourceChanged
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.source import Source
 
@@ -64,7 +65,7 @@ class CachedMetadata:
     """A `Source` whose `list` and `head` answer from disk until `expiry_s`; reads pass through.
 
     A listing is kept once it is complete. `forget(prefix)` drops what is known about a prefix. Only what
-    exists is kept: a missing object is looked for again.
+    exists is kept: a missing object is looked for again, and what a read finds changed is forgotten.
     """
 
     def __init__(
@@ -103,8 +104,13 @@ class CachedMetadata:
         return version
 
     def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
-        """The source's."""
-        self._source.read_into(version, offset, into)
+        """The source's. What turns out to have changed since it was listed is listed anew by whoever opens it next."""
+        try:
+            self._source.read_into(version, offset, into)
+        except (SourceChanged, NotFound):
+            with suppress(OutOfSpace):  # it expires by itself
+                self.forget(version.uri)
+            raise
 
     def forget(self, prefix: str) -> int:
         """Drop the listings and HEADs that `prefix` may have a part in; answers how many were dropped. Raises
