@@ -195,3 +195,27 @@ def test_whatever_a_driver_raises_is_trouble_that_may_pass() -> None:
     for call in calls:
         with pytest.raises(SourceUnavailable, match=r"down://host/.*: 503 try again"):
             call()
+
+
+class _Store(AbstractFileSystem):
+    """A driver with a file of five bytes, and a word of its own for what tells its versions apart."""
+
+    def __init__(self, word: str) -> None:
+        super().__init__()
+        self.word, self.version, self.data = word, 1, b"first"
+
+    def info(self, path: str, **_: object) -> dict[str, object]:
+        return {"name": path, "size": 5, "type": "file", self.word: self.version}
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: object) -> bytes:
+        return self.data[start:end]
+
+
+@pytest.mark.parametrize("word", ["ETag", "mtime", "modificationTime", "blob_id"])
+def test_each_driver_has_its_own_word_for_a_version(word: str) -> None:
+    files = _Store(word)
+    source = FsspecSource(files)
+    version = source.head("store://host/x")
+    files.version, files.data = 2, b"later"
+    with pytest.raises(SourceChanged, match="no longer the version"):
+        _read(source, version)

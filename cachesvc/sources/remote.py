@@ -21,6 +21,7 @@ from cachesvc.core.model import ObjectVersion
 _VERSION_KEYS = (
     "ETag", "etag", "e_tag", "checksum", "md5", "content_md5", "generation",
     "mtime", "last_modified", "LastModified", "updated", "modified", "created",
+    "modificationTime", "blob_id",  # WebHDFS, Hugging Face
 )  # fmt: skip
 
 
