@@ -202,6 +202,15 @@ def test_a_signature_for_another_region_is_made_anew_for_the_one_that_the_server
     assert server.requests == asked + 1
 
 
+def test_a_listing_that_makes_no_sense_is_the_servers_error(server: FakeS3, source: S3Source) -> None:
+    put(server, DATA)
+    server.more_rows = (
+        "<Contents><Key>y</Key><Size>1</Size><LastModified>0000-00-00</LastModified></Contents>"
+    )
+    with pytest.raises(SourceUnavailable, match="0000-00-00"):
+        list(source.list("s3://bucket/"))
+
+
 @pytest.mark.parametrize(("style", "host"), [("virtual", "bucket.s3.test"), ("auto", "s3.test")])
 def test_objects_are_read_at_the_host_that_lists_them(
     style: str, host: str, server: FakeS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -24,6 +24,7 @@ from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.config import Config
 from botocore.httpsession import get_cert_path
+from botocore.parsers import ResponseParserError
 
 from cachesvc.core.errors import (
     CacheError,
@@ -55,9 +56,7 @@ LIST_ATTEMPTS = 5
 MAX_RETRY_AFTER_S = 60.0
 _CODE = re.compile(rb"<Code>([A-Za-z0-9._-]{1,64})</Code>")
 _REGION = re.compile(r"[a-z0-9-]{1,32}")
-_SIGN_FOR = re.compile(
-    rb"<Code>AuthorizationHeaderMalformed</Code>.*<Region>([a-z0-9-]{1,32})</Region>", re.DOTALL
-)
+_SIGN_FOR = re.compile(rb">AuthorizationHeaderMalformed<.*<Region>([a-z0-9-]{1,32})</Region>", re.DOTALL)
 """What a server says that was asked with a signature for another region than its own: AWS, MinIO, Garage."""
 _ADDRESS = re.compile(r"[0-9.]+|.*:.*")
 _HOST_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
@@ -68,6 +67,11 @@ _MENDS = {
     "RequestTimeTooSkewed": "this machine's clock is wrong: set it",
 }
 _THROTTLED = {"429", "503", "SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded"}
+_FAILED = (
+    botocore.exceptions.BotoCoreError,
+    ResponseParserError,
+    ValueError,
+)  # a date or number that is none
 _NO_CREDENTIALS = (botocore.exceptions.NoCredentialsError, botocore.exceptions.PartialCredentialsError)
 _UNTRUSTED = re.compile(r"(?:certificate verify failed: |(?=hostname ))(.*?)(?: \(_ssl\.c:\d+\))?$")
 _CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or give the node a role"
@@ -155,21 +159,17 @@ class S3Source:
     def _asked(self, uri: str, operation: str, **arguments: str | int) -> Any:
         """LIST or HEAD through boto3, and once more with new credentials where the old ones have expired."""
         used = self._identity.frozen()
-        try:
-            return getattr(self._identity.client, operation)(**arguments)
-        except botocore.exceptions.ClientError as error:
-            code = error.response.get("Error", {}).get("Code", "")
-            expired = code in EXPIRED or (
-                operation == "head_object" and code in ("400", "403")
-            )  # no body says more
-            if not expired or not self._identity.renewed(used):
+        while True:
+            try:
+                return getattr(self._identity.client, operation)(**arguments)
+            except botocore.exceptions.ClientError as error:
+                code = error.response.get("Error", {}).get("Code", "")  # of a HEAD no body says more
+                expired = code in EXPIRED or (operation == "head_object" and code in ("400", "403"))
+                if used is None or not expired or not self._identity.renewed(used):
+                    raise self._translated(error, uri) from error
+                used = None
+            except _FAILED as error:
                 raise self._translated(error, uri) from error
-        except botocore.exceptions.BotoCoreError as error:
-            raise self._translated(error, uri) from error
-        try:
-            return getattr(self._identity.client, operation)(**arguments)
-        except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
-            raise self._translated(error, uri) from error
 
     def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
         """One ranged GET with If-Match; status, Content-Range, length and ETag are checked."""
