@@ -206,6 +206,13 @@ def test_token_sequences_overlap_and_share_extents(
     assert other.extents() == catalog.extents()
 
 
+def test_a_dtype_that_the_tokens_are_not_of_is_refused(tmp_path: Path) -> None:
+    megatron(tmp_path / "d" / "corpus", [[1, 2, 3, 4]])
+    assert compiled(tmp_path / "d", Options(seq_len=2, dtype="uint16")).samples == 2
+    with pytest.raises(InvalidInput, match="holds <u2, not dtype int32"):
+        compiled(tmp_path / "d", Options(seq_len=2, dtype="int32"))
+
+
 def test_megatron_pairs_keep_their_documents(tmp_path: Path) -> None:
     documents = [list(range(n)) for n in (5, 1000, 1, 700)]
     stream = megatron(tmp_path / "d" / "corpus", documents)

@@ -67,6 +67,9 @@ def _check(inputs: Inputs, payloads: Sequence[Payload], unpaired: Sequence[str])
     dtypes = sorted({payload.dtype.str for payload in payloads})
     if len(dtypes) > 1:
         raise InvalidInput(f"{inputs.uri}: token files of different types: {', '.join(dtypes)}")
+    stated = inputs.options.dtype
+    if stated and parse_dtype(stated) != payloads[0].dtype:
+        raise InvalidInput(f"{inputs.uri} holds {dtypes[0]}, not dtype {stated}")
 
 
 def _plain(inputs: Inputs, at: int) -> Payload:
