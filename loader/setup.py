@@ -44,6 +44,8 @@ def ending(last: Last | None, drop_last: bool, world_size: int) -> Last:
         raise InvalidInput(
             f"last='short' would give {world_size} ranks unequal steps; choose 'pad' or 'drop'"
         )
+    if drop_last and last not in (None, "drop"):
+        raise InvalidInput(f"drop_last=True says 'drop', and last={last!r} something else; give one of them")
     if last is not None:
         return last
     if drop_last:

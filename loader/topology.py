@@ -248,6 +248,8 @@ def _wait(store: Store, key: str, timeout_s: float, otherwise: str) -> None:
 
 def _mesh(mesh: Mesh, dp_dims: Sequence[str]) -> _Place:
     """The data-parallel dimensions flattened in the mesh's order; a mesh of one unnamed dimension is that."""
+    if not hasattr(mesh, "get_coordinate"):
+        raise InvalidInput(f"mesh={mesh!r} is no DeviceMesh; give one, or rank and world_size")
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         raise InvalidInput("this process is not in the mesh: give the mesh that it belongs to")

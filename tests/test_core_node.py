@@ -515,7 +515,7 @@ def test_nothing_is_remembered_of_what_is_neither_claimed_nor_resident() -> None
     read(node, A)
     tell(node, JobEnded(1), EvictAsked(DATASET, (A, B)), Evicted(A, RAM), ReaderGone(ONE))
     assert not node.copies.entries
-    assert node.status().readers == 0
+    assert not node.readers.readers
 
 
 def test_backoff_doubles_up_to_its_cap_and_differs_between_extents() -> None:

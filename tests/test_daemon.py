@@ -289,8 +289,10 @@ def test_a_daemon_that_was_started_again_between_two_requests_is_asked_at_once(
 
 def test_a_reader_that_is_forgotten_is_not_kept_connected(daemon: Daemon, bucket: str, data: bytes) -> None:
     grants = DaemonGrants(daemon.socket_dir, opened(daemon, bucket).id)
-    read(grants.acquire([0], 30.0)[0])
+    grants.connect()
     with Control(daemon.socket_dir) as control:
+        assert control.status().readers == 1  # before it asks for anything; and who looks reads nothing
+        read(grants.acquire([0], 30.0)[0])
         assert control.status().readers == 1
         time.sleep(2 * EVERY_S)  # it has been looked after meanwhile
         del grants

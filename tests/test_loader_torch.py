@@ -300,6 +300,12 @@ def test_arguments_that_make_no_sense_are_refused(link: MemoryLink, arguments: d
         DataLoader(in_memory(link), **arguments)
 
 
+def test_two_words_about_the_rest_must_agree(link: MemoryLink) -> None:
+    with pytest.raises(InvalidInput, match="give one of them"):
+        len(DataLoader(in_memory(link), 3, last="pad", drop_last=True))
+    assert len(DataLoader(in_memory(link), 3, last="drop", drop_last=True)) == 33
+
+
 def test_stats_tell_waits_and_origins(link: MemoryLink) -> None:
     loader = DataLoader(in_memory(link), batch_size=10)
     list(loader)

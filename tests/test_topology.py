@@ -96,6 +96,7 @@ def test_model_parallel_peers_share_a_rank_and_are_several_processes() -> None:
         (lambda: resolve(2, 2, env={}), "rank 2 of 2"),
         (lambda: resolve(0, 0, env={}), "rank 0 of 0"),
         (lambda: resolve(1, env={}), "give both"),
+        (lambda: resolve(mesh=3, env={}), "mesh=3 is no DeviceMesh"),  # type: ignore[arg-type]
         (lambda: resolve(env={"RANK": "1"}), "RANK=1 is set without WORLD_SIZE"),
         (lambda: resolve(env={"WORLD_SIZE": "4"}), "WORLD_SIZE=4 is set without RANK"),
         (lambda: resolve(env={"RANK": "one", "WORLD_SIZE": "2"}), "RANK='one'"),

@@ -150,7 +150,6 @@ class Node:
             undeclared=self.counters(UNDECLARED),
             fills=len(self.copies.filling),
             queued=len(self.readers.queue),
-            readers=len(self.readers.readers),
             plans=len(self.lookahead.plans),
         )
 

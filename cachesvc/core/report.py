@@ -106,5 +106,4 @@ class Status:
     undeclared: Counters
     fills: int
     queued: int
-    readers: int
     plans: int

@@ -11,6 +11,7 @@ import logging
 import os
 import secrets
 import socket
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -198,7 +199,11 @@ class GrantsServer:
 
     def readers_of(self, dataset: DatasetId) -> int:
         """Live readers of a dataset."""
-        return sum(1 for r in self._readers.values() if r.dataset is not None and r.dataset.id == dataset)
+        return self.readers()[dataset]
+
+    def readers(self) -> Counter[DatasetId]:
+        """How many live readers each dataset has; not those that wait for their welcome, or only say who calls."""
+        return Counter(r.dataset.id for r in self._readers.values() if r.dataset is not None)
 
     def grant(self, command: events.Grant, fd: int) -> bool:
         """Send a descriptor; it stays the caller's to close. False: the kernel carries no more of them to readers that

@@ -58,9 +58,8 @@ class Metrics:
             budget.add_metric([tier.tier], tier.budget_bytes)
             used.add_metric([tier.tier], tier.used_bytes)
             lost.add_metric([tier.tier], float(tier.lost))
-        readers = GaugeMetricFamily(
-            "cachesvc_readers", "Connections to the grants socket.", value=status.readers
-        )
+        reading = self._runner.grants.readers().total() if self._runner.grants else 0
+        readers = GaugeMetricFamily("cachesvc_readers", "Connections that read a dataset.", value=reading)
         fills = GaugeMetricFamily("cachesvc_fills", "Fills running.", value=status.fills)
         sent = CounterMetricFamily(
             "cachesvc_peer_sent_bytes", "Read by other nodes.", value=self._sharing.sent_bytes

@@ -307,6 +307,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
                     raise
 
     def _status(self) -> pb.StatusReply:
+        assert self._runner.grants is not None
         status = self._runner.node.status()
         tiers = [
             pb.TierStatus(
@@ -325,7 +326,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
             pid=os.getpid(),
             uptime_s=time.monotonic() - self._started,
             tiers=tiers,
-            readers=status.readers,
+            readers=self._runner.grants.readers().total(),
             fills_running=status.fills,
             sources=pb.SourceStatus(**asdict(self._runner.asked())),
         )
