@@ -20,7 +20,7 @@ lint: $(VENV)/.ready
 	$(VENV)/bin/lint-imports
 
 test: lint
-	$(PY) -m pytest -m 'not slow' -n 2 --dist loadfile
+	$(PY) -m pytest -m 'not slow' -n 3 --dist loadfile
 
 chaos: $(VENV)/.ready
 	$(PY) -m pytest -m slow --timeout 1500
