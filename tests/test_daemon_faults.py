@@ -412,7 +412,7 @@ def test_an_acquire_past_its_deadline_leaves_neither_descriptor_nor_lease(
             os.kill(pid, signal.SIGSTOP)
         with pytest.raises(DeadlineExceeded):
             grants.acquire([0, 1], 0.5)
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) <= before
         for pid in children(daemon):
             os.kill(pid, signal.SIGCONT)
         (second,) = grants.acquire([1], 20.0)

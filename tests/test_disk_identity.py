@@ -119,7 +119,7 @@ def test_the_directory_that_the_path_names_now_is_locked_and_listed(directory: P
     old.close()
     disk.tier.close()
     assert not locked(directory)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_what_another_daemon_has_locked_stays_out_until_it_lets_go(directory: Path) -> None:

@@ -199,7 +199,7 @@ def test_an_arena_leaves_no_descriptor_and_no_memory() -> None:
     del arena, slot
     assert batch.sum() == 1000
     del batch
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_pinned_batches_are_right_too(link: MemoryLink) -> None:

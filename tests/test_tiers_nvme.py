@@ -163,7 +163,7 @@ def test_a_commit_that_failed_leaves_nothing_behind(
     shelf.unlink()
     shelf.mkdir()
     assert files(tmp_path) == []
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
     put(tier, 1)
     tier.close()
 
@@ -368,7 +368,7 @@ def test_a_full_disk_refuses_the_reservation_and_keeps_the_rest(small_disk: Path
     tier, found = reopened(small_disk)
     assert len(found) == 2
     tier.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_a_read_only_file_system_is_a_tier_error(small_disk: Path) -> None:
