@@ -23,10 +23,10 @@ from cachesvc import client
 from cachesvc.catalog.build import Options
 from cachesvc.client import PLAN_ROWS, Control
 from cachesvc.core import wire
-from cachesvc.core.errors import CacheError, DeadlineExceeded, InvalidInput, SourceUnavailable
+from cachesvc.core.errors import CacheError, DeadlineExceeded, InvalidInput, NotAllowed, SourceUnavailable
 from cachesvc.core.model import DatasetId
 from cachesvc.core.wire import Message, Op
-from cachesvc.daemon.service import PLANS_AT_ONCE
+from cachesvc.daemon.service import MAX_URIS, PLANS_AT_ONCE
 from cachesvc.grants import Granted
 from cachesvc.leases import DaemonGrants
 from cachesvc.v1 import cachesvc_pb2 as pb
@@ -270,6 +270,12 @@ def test_without_descriptors_readers_are_turned_away_and_nothing_is_dropped(
         reads_right(daemon, dataset, data)
         assert "cannot be accepted" in daemon.log
         assert "corrupt" not in daemon.log
+
+
+def test_as_many_uris_as_are_taken_fit_a_message(daemon: Daemon) -> None:
+    elsewhere = [f"file:///elsewhere/{number:0100}" for number in range(MAX_URIS)]
+    with Control(daemon.socket_dir) as control, pytest.raises(NotAllowed):
+        control.open_dataset(elsewhere, RECORDS)
 
 
 def test_plans_are_checked(daemon: Daemon, data: bytes) -> None:

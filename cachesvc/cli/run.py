@@ -56,7 +56,7 @@ def run(command: tuple[str, ...], socket: str | None, json: bool, **given: Any) 
     Returns the command's exit code.
     """
     socket = os.path.abspath(socket) if socket else None  # the command may go elsewhere
-    running = socket if socket and answers(socket) else None if socket else find_daemon()
+    running = socket or find_daemon()
     if running is not None and answers(running):
         return _report(_command(command, running), running, False, json)
     directory = socket or private_dir()

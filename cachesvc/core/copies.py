@@ -176,12 +176,10 @@ class Copies:
 
     def lease(self, copy: Copy) -> None:
         """Begin a lease: from here on the copy cannot be evicted."""
-        if copy.shelf is not None:
-            copy.shelf.remove(copy)
+        self._unshelve(copy)
         copy.leases += 1
         copy.touched = True
-        if copy.ahead_of is not None:
-            self.not_ahead(copy)
+        self.not_ahead(copy)
 
     def not_ahead(self, copy: Copy) -> None:
         """Count a copy no more as fetched ahead: it was read, or is no longer needed."""

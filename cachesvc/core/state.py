@@ -220,7 +220,7 @@ class Entry:
     def best(self) -> Copy | None:
         """The copy to grant: the last one made (a promotion into RAM) when there are two."""
         for copy in reversed(self.copies):
-            if copy.phase is Phase.RESIDENT and not copy.doomed and not copy.tier.lost:
+            if copy.usable:
                 return copy
         return None
 

@@ -51,7 +51,7 @@ class Op(IntEnum):
 
 _OPS = {int(op): op for op in Op}
 _new = tuple.__new__
-"""A named tuple's own goes through one more call of Python's, and every grant passes here four times."""
+"""A named tuple's own goes through one more call of Python's, and every grant and its release pass here three times."""
 
 
 class Message(NamedTuple):

@@ -78,7 +78,7 @@ CONTROL_THREADS = PLACES + 8
 """One for each place, and some for calls that are refused. Started only when needed."""
 STREAMS_EACH = 64
 """Calls at once on one connection: a process has a few. With `PLACES` calls being received and `PLANS_AT_ONCE` being
-read, this bounds what callers make the daemon hold: no more than a plan of 28 MB and a message a thread, 8 GiB, if all
+read, this bounds what callers make the daemon hold: no more than a plan of 28 MB and a message a thread, 13 GiB, if all
 of them are hostile and slow."""
 GC_THRESHOLDS = (1000, 2, 5000)
 """A full collection walks every extent's record: 30 ms for 20,000 extents, in the middle of a grant. What the
