@@ -41,6 +41,9 @@ class Folder:
             file.seek(offset)
             assert file.readinto(into) == len(into)
 
+    def checker(self, version: ObjectVersion) -> None:
+        pass
+
     def close(self) -> None:
         """Nothing is held."""
 

@@ -8,8 +8,10 @@ import json
 import os
 import socket
 import sys
+import threading
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
@@ -202,12 +204,38 @@ def test_a_signature_for_another_region_is_made_anew_for_the_one_that_the_server
     assert server.requests == asked + 1
 
 
-def test_a_listing_that_makes_no_sense_is_the_servers_error(server: FakeS3, source: S3Source) -> None:
+def test_many_first_reads_signed_for_another_region_are_each_asked_twice_and_no_more(
+    server: FakeS3, source: S3Source
+) -> None:
+    together = threading.Barrier(8)
+
+    def refuse(handler: BaseHTTPRequestHandler) -> tuple[int, str] | None:
+        if "/garage/s3/" in handler.headers.get("Authorization", ""):
+            return None
+        together.wait(20)
+        return 400, "AuthorizationHeaderMalformed"
+
+    version = put(server, DATA)
+    server.refuse, server.more_said = refuse, "<Region>garage</Region>"
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda _: read(source, version), range(8))) == [DATA] * 8
+    assert server.requests == 16
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ("<Key>y</Key><Size>1</Size><LastModified>0000-00-00</LastModified>", "0000-00-00"),
+        ("<Key>y</Key>", "without their names or sizes"),
+        ("<Size>1</Size>", "without their names or sizes"),
+    ],
+)
+def test_a_listing_that_makes_no_sense_is_the_servers_error(
+    server: FakeS3, source: S3Source, row: str, says: str
+) -> None:
     put(server, DATA)
-    server.more_rows = (
-        "<Contents><Key>y</Key><Size>1</Size><LastModified>0000-00-00</LastModified></Contents>"
-    )
-    with pytest.raises(SourceUnavailable, match="0000-00-00"):
+    server.more_rows = f"<Contents>{row}</Contents>"
+    with pytest.raises(SourceUnavailable, match=says):
         list(source.list("s3://bucket/"))
 
 

@@ -263,6 +263,9 @@ class Dead:
     def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
         self.head(version.uri)
 
+    def checker(self, version: ObjectVersion) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

@@ -41,6 +41,9 @@ class CountingSource:
             raise self.error
         into[:] = b"x" * len(into)
 
+    def checker(self, version: ObjectVersion) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

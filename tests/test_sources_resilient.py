@@ -52,6 +52,9 @@ class FlakySource:
         self._maybe()
         into[:] = b"data"[offset : offset + len(into)]
 
+    def checker(self, version: ObjectVersion) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

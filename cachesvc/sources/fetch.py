@@ -9,11 +9,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import zstandard
 
-from cachesvc.core.errors import CorruptData, InvalidInput, OutOfSpace, TierFailed
+from cachesvc.core.errors import CorruptData, InvalidInput, OutOfSpace, SourceUnavailable, TierFailed
 from cachesvc.core.model import Extent, ObjectVersion, Piece
 from cachesvc.sources.source import Source
 
@@ -23,7 +23,7 @@ THREADS = 64
 """Small objects wait for latency, not bandwidth: 64 under way hide 20 ms at 3,000 objects a second."""
 BUFFERS_BYTES = 128 << 20
 """What all buffers of one fetch may take; fewer threads run where parts are large."""
-_DECODE_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 20
 _WINDOW_BYTES = 128 << 20
 
 
@@ -53,26 +53,47 @@ class Into:
                 raise OutOfSpace("no space left for the extent; lower the budget") from error
             raise TierFailed(f"cannot write the extent being filled: {error.strerror}") from error
 
-
-@dataclass(slots=True)
-class _Stored:
-    """An encoded object that is being fetched whole; `missing` parts have not arrived."""
-
-    piece: Piece
-    at: int
-    data: bytearray
-    missing: int
+    def read(self, data: memoryview, at: int) -> None:
+        """What was written from byte `at` on, to fill all of `data`. Raises TierFailed."""
+        try:
+            while len(data):
+                done = os.preadv(self.fd, [data], at)
+                if not done:
+                    raise TierFailed("the extent being filled ends before what was written to it")
+                data, at = data[done:], at + done
+        except OSError as error:
+            raise TierFailed(f"cannot read the extent being filled: {error.strerror}") from error
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A range of one object and where it goes: the descriptor at `at`, or `stored` at `offset`."""
+    """A range of one object and where it goes: the descriptor at `at`, or what is `whole.stored`."""
 
     version: ObjectVersion
     offset: int
     size: int
     at: int
-    stored: _Stored | None = None
+    whole: _Whole | None = None
+
+
+@dataclass(slots=True)
+class _Whole:
+    """An object that is fetched whole, by `parts`, to `at`; so many are `missing`. An encoded one waits in `stored`."""
+
+    piece: Piece
+    at: int
+    stored: bytearray | None
+    parts: list[_Part] = field(default_factory=list)
+    missing: int = 0
+
+    def split(self, part_bytes: int) -> list[_Part]:
+        """Its parts."""
+        version = self.piece.object
+        for start in range(0, version.size_bytes, part_bytes):
+            size = min(part_bytes, version.size_bytes - start)
+            self.parts.append(_Part(version, start, size, self.at + start, self))
+        self.missing = len(self.parts)
+        return self.parts
 
 
 class Fetcher:
@@ -138,19 +159,48 @@ class Fetcher:
             run.set_result(None)
 
     def _one(self, part: _Part, into: Into) -> None:
-        source = self._source_of(part.version.uri)
-        stored = part.stored
-        if stored is None:
-            view = self._buffer(part.size)
-            source.read_into(part.version, part.offset, view)
-            into.write(view, part.at)
+        self._read(part, into)
+        if part.whole is None:
             return
-        source.read_into(part.version, part.offset, memoryview(stored.data)[part.offset :][: part.size])
         with self._lock:
-            stored.missing -= 1
-            complete = not stored.missing
+            part.whole.missing -= 1
+            complete = not part.whole.missing
         if complete:
-            _decode(stored, into, self._buffer(_DECODE_BYTES))
+            self._complete(part.whole, into)
+
+    def _read(self, part: _Part, into: Into) -> None:
+        source = self._source_of(part.version.uri)
+        if part.whole is not None and part.whole.stored is not None:
+            stored = memoryview(part.whole.stored)
+            source.read_into(part.version, part.offset, stored[part.offset :][: part.size])
+            return
+        view = self._buffer(part.size)
+        source.read_into(part.version, part.offset, view)
+        into.write(view, part.at)
+
+    def _complete(self, whole: _Whole, into: Into) -> None:
+        """All of an object is here. Where that is not what the source says of it, it is read once more."""
+        version = whole.piece.object
+        check = self._source_of(version.uri).checker(version) if len(whole.parts) > 1 else None
+        if check is not None:
+            try:
+                check(self._bytes(whole, into))
+            except SourceUnavailable:
+                for part in whole.parts:
+                    self._read(part, into)
+                check(self._bytes(whole, into))
+        if whole.stored is not None:
+            _decode(whole.piece, whole.stored, whole.at, into, self._buffer(_CHUNK_BYTES))
+
+    def _bytes(self, whole: _Whole, into: Into) -> Iterator[memoryview]:
+        """Of an object as it is stored, in order."""
+        if whole.stored is not None:
+            yield memoryview(whole.stored)
+            return
+        for start in range(0, whole.piece.length, _CHUNK_BYTES):
+            view = self._buffer(min(_CHUNK_BYTES, whole.piece.length - start))
+            into.read(view, whole.at + start)
+            yield view
 
     def _buffer(self, size: int) -> memoryview:
         """This thread's buffer, grown when it is too small."""
@@ -176,10 +226,9 @@ def _parts(extent: Extent, part_bytes: int) -> Iterator[_Part]:
                 raise InvalidInput(f"{version.uri}: codec {piece.codec!r} is unknown; only zstd is read")
             if piece.length and not version.size_bytes:
                 raise CorruptData(f"{version.uri} is empty, not zstd")
-            starts = range(0, version.size_bytes, part_bytes)
-            stored = _Stored(piece, at, bytearray(version.size_bytes), len(starts))
-            for start in starts:
-                yield _Part(version, start, min(part_bytes, version.size_bytes - start), at, stored)
+            yield from _Whole(piece, at, bytearray(version.size_bytes)).split(part_bytes)
+        elif piece.offset == 0 and part_bytes < piece.length == version.size_bytes:
+            yield from _Whole(piece, at, None).split(part_bytes)
         else:
             for start in range(0, piece.length, part_bytes):
                 size = min(part_bytes, piece.length - start)
@@ -187,16 +236,16 @@ def _parts(extent: Extent, part_bytes: int) -> Iterator[_Part]:
         at += piece.length
 
 
-def _decode(stored: _Stored, into: Into, buffer: memoryview) -> None:
+def _decode(piece: Piece, stored: bytearray, at: int, into: Into, buffer: memoryview) -> None:
     """Decode by pieces of the buffer; a byte more than announced stops it, so no bomb unfolds."""
-    uri, expected, done = stored.piece.object.uri, stored.piece.length, 0
+    uri, expected, done = piece.object.uri, piece.length, 0
     decoder = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES)
     try:
-        with decoder.stream_reader(stored.data, read_across_frames=True) as reader:
+        with decoder.stream_reader(stored, read_across_frames=True) as reader:
             while got := reader.readinto(buffer):
                 if done + got > expected:
                     raise CorruptData(f"{uri} decodes to more than the {expected} bytes that its index says")
-                into.write(buffer[:got], stored.at + done)
+                into.write(buffer[:got], at + done)
                 done += got
     except zstandard.ZstdError as error:
         raise CorruptData(f"{uri} is not valid zstd: {error}") from error

@@ -99,6 +99,9 @@ class FilesSource:
         except OSError as error:
             raise self._translated(error, version.uri) from error
 
+    def checker(self, version: ObjectVersion) -> None:
+        """None: nothing is said of the bytes."""
+
     def close(self) -> None:
         """Nothing is held."""
 

@@ -22,7 +22,7 @@ from diskcache.core import MODE_BINARY, MODE_RAW, MODE_TEXT, UNKNOWN
 
 from cachesvc.core.errors import CorruptData, NotFound, OutOfSpace, SourceChanged
 from cachesvc.core.model import ObjectVersion
-from cachesvc.sources.source import Source
+from cachesvc.sources.source import Checker, Source
 
 log = logging.getLogger(__name__)
 EXPIRY_S = 600.0
@@ -111,6 +111,10 @@ class CachedMetadata:
             with suppress(OutOfSpace):  # it expires by itself
                 self.forget(version.uri)
             raise
+
+    def checker(self, version: ObjectVersion) -> Checker | None:
+        """The source's."""
+        return self._source.checker(version)
 
     def forget(self, prefix: str) -> int:
         """Drop the listings and HEADs that `prefix` may have a part in; answers how many were dropped. Raises

@@ -81,6 +81,9 @@ class FsspecSource:
             raise SourceUnavailable(f"{version.uri}: {len(data)} bytes came instead of {len(into)}")
         into[:] = data
 
+    def checker(self, version: ObjectVersion) -> None:
+        """None: nothing is said of the bytes."""
+
     def close(self) -> None:
         """The file system belongs to fsspec, which keeps it."""
 

@@ -14,7 +14,7 @@ import operator
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, field
 from typing import Protocol, TypeVar, runtime_checkable
@@ -22,7 +22,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 from cachesvc.core.backoff import Breaker, LatencyTail, Pace, full_jitter_s, hedge_allowed
 from cachesvc.core.errors import CacheError, SourceUnavailable
 from cachesvc.core.model import ObjectVersion
-from cachesvc.sources.source import Source
+from cachesvc.sources.source import Checker, Source
 
 T = TypeVar("T")
 HEDGE_THREADS = 4
@@ -137,6 +137,22 @@ class Resilient:
     def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
         """As the source's, with patience."""
         self._patiently(lambda: self._timed(version, offset, into))
+
+    def checker(self, version: ObjectVersion) -> Checker | None:
+        """As the source's, asked for with patience; an object that it finds damaged is one more retry."""
+        check = self._patiently(lambda: self._source.checker(version))
+        if check is None:
+            return None
+
+        def counted(data: Iterable[memoryview]) -> None:
+            try:
+                check(data)
+            except SourceUnavailable:
+                with self._changed:
+                    self._counters.retries += 1
+                raise
+
+        return counted
 
     def close(self) -> None:
         """Stop hedging and close the source."""

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -30,11 +31,11 @@ from cachesvc.core.errors import (
     CacheError,
     InvalidInput,
     NotAllowed,
-    NotFound,
     SourceChanged,
     SourceUnavailable,
 )
 from cachesvc.core.model import ObjectVersion
+from cachesvc.sources import s3_errors
 from cachesvc.sources.digests import WholeObject
 from cachesvc.sources.http import (
     CONNECT_TIMEOUT_S,
@@ -44,37 +45,24 @@ from cachesvc.sources.http import (
     Hangup,
     Pool,
     number,
-    unknown_to_proxy,
-    untrusted,
-    wait_s,
 )
 from cachesvc.sources.identity import EXPIRED, Identity
 from cachesvc.sources.proxies import proxy_of
+from cachesvc.sources.source import Checker
 
 SCHEME = "s3://"
 LIST_ATTEMPTS = 5
-MAX_RETRY_AFTER_S = 60.0
 _CODE = re.compile(rb"<Code>([A-Za-z0-9._-]{1,64})</Code>")
 _REGION = re.compile(r"[a-z0-9-]{1,32}")
 _SIGN_FOR = re.compile(rb">AuthorizationHeaderMalformed<.*<Region>([a-z0-9-]{1,32})</Region>", re.DOTALL)
 """What a server says that was asked with a signature for another region than its own: AWS, MinIO, Garage."""
 _ADDRESS = re.compile(r"[0-9.]+|.*:.*")
 _HOST_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
-_MISSING = {"404", "NoSuchKey", "NoSuchBucket", "NotFound"}
-_FORBIDDEN = {"401", "403", "AccessDenied", "SignatureDoesNotMatch"} | EXPIRED
-_MENDS = {
-    "InvalidObjectState": "it is archived: restore it, or copy it to a storage class that is read at once",
-    "RequestTimeTooSkewed": "this machine's clock is wrong: set it",
-}
-_THROTTLED = {"429", "503", "SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded"}
 _FAILED = (
     botocore.exceptions.BotoCoreError,
     ResponseParserError,
     ValueError,
 )  # a date or number that is none
-_NO_CREDENTIALS = (botocore.exceptions.NoCredentialsError, botocore.exceptions.PartialCredentialsError)
-_UNTRUSTED = re.compile(r"(?:certificate verify failed: |(?=hostname ))(.*?)(?: \(_ssl\.c:\d+\))?$")
-_CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or give the node a role"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +85,14 @@ class _Target:
     url: str
     name: str
     """What the Host header says."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Signer:
+    """As whom a request is signed (None: not at all), and for which region."""
+
+    keys: Any
+    region: str
 
 
 class S3Source:
@@ -122,7 +118,7 @@ class S3Source:
         bucket, key = split_uri(prefix, key_needed=False)
         if key and not key.endswith("/"):
             page = self._asked(prefix, "list_objects_v2", Bucket=bucket, Prefix=key, MaxKeys=1)
-            first = page.get("Contents", [])
+            first = _contents(prefix, page)
             if first and first[0]["Key"] == key:
                 yield _version(bucket, first[0])
                 return
@@ -148,7 +144,7 @@ class S3Source:
         start: dict[str, str] = {}
         while True:
             page = self._asked(prefix, "list_objects_v2", Bucket=bucket, Prefix=key, **start)
-            yield from page.get("Contents", [])
+            yield from _contents(prefix, page)
             if not page.get("IsTruncated"):
                 return
             token = page.get("NextContinuationToken", "")
@@ -180,6 +176,17 @@ class S3Source:
                 return
         raise SourceUnavailable(f"{version.uri} is redirected in a circle; set AWS_REGION")
 
+    def checker(self, version: ObjectVersion) -> Checker | None:
+        """Of the MD5 or checksum that a HEAD states; None over TLS. Raises as `head`, and SourceChanged."""
+        if self._endpoint.scheme == "https" or not self._whole.checks(version):
+            return None
+        bucket, key = split_uri(version.uri)
+        asked = {"IfMatch": f'"{version.etag}"', "ChecksumMode": "ENABLED"}
+        said = self._asked(version.uri, "head_object", Bucket=bucket, Key=key, **asked)
+        if said.get("ETag", "").strip('"') != version.etag:  # a server that knows no If-Match
+            raise SourceChanged(f"{version.uri} is no longer the version {version.etag}: it was overwritten")
+        return partial(self._whole.check, version, said["ResponseMetadata"]["HTTPHeaders"])
+
     def interrupt(self, thread: int) -> None:
         """Make the read that runs in that thread (`threading.get_ident()`) fail now, if one does."""
         with self._lock:  # not a moment later: the connection may serve another thread then
@@ -195,11 +202,12 @@ class S3Source:
     def _read(self, version: ObjectVersion, offset: int, into: memoryview) -> bool:
         """One GET, and once more when a kept connection turns out stale. False: another region or credentials."""
         bucket, key = split_uri(version.uri)
-        target, keys = self._target(bucket, key), self._identity.frozen()
-        request = self._signed(target, bucket, keys, version, (offset, offset + len(into) - 1))
+        signer = _Signer(self._identity.frozen(), self._regions.get(bucket) or self._region)
+        target = self._target(bucket, key)
+        request = self._signed(target, signer, version, (offset, offset + len(into) - 1))
         connection = self._pool.take(target.host, target.port)
         try:
-            return self._exchange(connection, request, keys, version, offset, into)
+            return self._exchange(connection, request, signer, version, offset, into)
         except Hangup:
             if not connection.reused or connection.interrupted:
                 raise
@@ -207,7 +215,7 @@ class S3Source:
             self._pool.give(target.host, target.port, connection)
         connection = self._pool.connect(target.host, target.port)
         try:
-            return self._exchange(connection, request, keys, version, offset, into)
+            return self._exchange(connection, request, signer, version, offset, into)
         finally:
             self._pool.give(target.host, target.port, connection)
 
@@ -215,7 +223,7 @@ class S3Source:
         self,
         connection: Connection,
         request: bytes,
-        keys: Any,
+        signer: _Signer,
         version: ObjectVersion,
         offset: int,
         into: memoryview,
@@ -225,42 +233,42 @@ class S3Source:
         try:
             answer = connection.ask(request)
             if answer.status not in (200, 206):
-                return self._refused(version, keys, answer, connection.read_error(answer))
+                return self._refused(version, signer, answer, connection.read_error(answer))
             _verify(version, offset, len(into), answer)
             connection.read_into(into)
         finally:
             with self._lock:
                 del self._active[thread]
         if len(into) == version.size_bytes:
-            self._whole.check(version, answer.headers, into)
+            self._whole.check(version, answer.headers, (into,))
         return True
 
-    def _refused(self, version: ObjectVersion, keys: Any, answer: Answer, body: bytes) -> bool:
+    def _refused(self, version: ObjectVersion, signer: _Signer, answer: Answer, body: bytes) -> bool:
         """False when another region or other credentials, known from here on, may do; raises otherwise."""
         bucket, _ = split_uri(version.uri)
         region = answer.headers.get("x-amz-bucket-region", "") if self._aws else ""
         if found := _SIGN_FOR.search(body):
             region = found[1].decode()
-        if _REGION.fullmatch(region) and region != self._regions.get(bucket, self._region):
+        if _REGION.fullmatch(region) and region != signer.region:
             self._regions[bucket] = region
             return False
         found = _CODE.search(body)
         code = found[1].decode() if found else ""
-        if code in EXPIRED and self._identity.renewed(keys):
+        if code in EXPIRED and self._identity.renewed(signer.keys):
             return False
         raise self._error(str(answer.status), code, version.uri, answer.headers)
 
     def _error(self, status: str, code: str, uri: str, headers: dict[str, str]) -> CacheError:
         if code in EXPIRED and self._identity.refreshable:
             return SourceUnavailable(f"{uri}: the credentials have expired, and there are no new ones yet")
-        return _error(status, code, uri, headers)
+        return s3_errors.of_answer(status, code, uri, headers)
 
     def _translated(self, error: Exception, uri: str) -> CacheError:
         if isinstance(error, botocore.exceptions.ClientError):
             meta = error.response.get("ResponseMetadata", {})
             code = error.response.get("Error", {}).get("Code", "")
             return self._error(str(meta.get("HTTPStatusCode", "")), code, uri, meta.get("HTTPHeaders", {}))
-        return _translated(error, uri)
+        return s3_errors.of_botocore(error, uri)
 
     def _target(self, bucket: str, key: str) -> _Target:
         scheme, host = self._endpoint.scheme, self._endpoint.hostname or ""
@@ -276,7 +284,7 @@ class S3Source:
         return _Target(host, port, path, f"{scheme}://{name}{path}", name)
 
     def _signed(
-        self, target: _Target, bucket: str, keys: Any, version: ObjectVersion, span: tuple[int, int]
+        self, target: _Target, signer: _Signer, version: ObjectVersion, span: tuple[int, int]
     ) -> bytes:
         """The request head. Range and If-Match need no signature: the answer is checked against both. A whole object
         is asked for without a range: with one, S3 sends no checksum."""
@@ -291,10 +299,9 @@ class S3Source:
             lines.append(f"Range: bytes={span[0]}-{span[1]}")
         if version.etag:
             lines.append(f'If-Match: "{version.etag}"')
-        if keys is not None:
+        if signer.keys is not None:
             signed = AWSRequest(method="GET", url=target.url, headers={"Host": target.name, **headers})
-            region = self._regions.get(bucket) or self._region
-            S3SigV4Auth(keys, "s3", region).add_auth(signed)
+            S3SigV4Auth(signer.keys, "s3", signer.region).add_auth(signed)
             headers = {name: value for name, value in signed.headers.items() if name != "Host"}
         lines += [f"{name}: {value}" for name, value in headers.items()]
         return ("\r\n".join(lines) + "\r\n\r\n").encode()
@@ -323,9 +330,9 @@ def open_s3(settings: S3Settings, clock: Callable[[], float] = time.monotonic) -
     try:
         identity = Identity(connect, clock)
         if identity.missing and not settings.anonymous:
-            raise NotAllowed(f"no S3 credentials found: {_CREDENTIALS}")
+            raise NotAllowed(f"no S3 credentials found: {s3_errors.CREDENTIALS}")
     except (botocore.exceptions.BotoCoreError, ValueError) as error:
-        raise InvalidInput(f"the AWS configuration does not work: {_line(error)}") from error
+        raise InvalidInput(f"the AWS configuration does not work: {s3_errors.line(error)}") from error
     tls = None
     if identity.client.meta.endpoint_url.startswith("https"):
         bundle = os.environ.get("AWS_CA_BUNDLE") or boto3.Session()._session.get_config_variable("ca_bundle")
@@ -341,6 +348,13 @@ def split_uri(uri: str, key_needed: bool = True) -> tuple[str, str]:
             f"not an S3 {'object' if key_needed else 'prefix'}: {uri!r}; write s3://bucket/key"
         )
     return bucket, key
+
+
+def _contents(prefix: str, page: dict[str, Any]) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = page.get("Contents", [])
+    if any("Key" not in row or "Size" not in row for row in rows):
+        raise SourceUnavailable(f"{prefix}: the server lists objects without their names or sizes")
+    return rows
 
 
 def _version(bucket: str, found: dict[str, Any]) -> ObjectVersion:
@@ -362,38 +376,3 @@ def _verify(version: ObjectVersion, offset: int, size: int, answer: Answer) -> N
         raise SourceUnavailable(f"the server ignored the byte range asked of {uri}")
     if answer.length != size:
         raise SourceUnavailable(f"the server announced {answer.length} bytes of {uri}, not {size}")
-
-
-def _error(status: str, code: str, uri: str, headers: dict[str, str]) -> CacheError:
-    said = f"{status} {code}".strip()
-    if status == "407":
-        return unknown_to_proxy(uri, "http")
-    if status in ("412", "416"):
-        return SourceChanged(f"{uri} is no longer the version that was listed ({said}): it was overwritten")
-    if {status, code} & _FORBIDDEN:
-        mend = _MENDS.get(code, "check the credentials and the bucket's policy")
-        return NotAllowed(f"{uri}: access refused ({said}); {mend}")
-    if {status, code} & _MISSING:
-        what = "its bucket does not exist" if code == "NoSuchBucket" else "no such object"
-        return NotFound(f"{uri}: {what}")
-    error = SourceUnavailable(f"{uri}: the server answered {said}")
-    error.throttled = bool({status, code} & _THROTTLED)
-    error.retry_after_s = min(wait_s(headers), MAX_RETRY_AFTER_S)
-    return error
-
-
-def _translated(error: Exception, uri: str) -> CacheError:
-    """What botocore itself has to say about LIST and HEAD, as our errors."""
-    if isinstance(error, _NO_CREDENTIALS):
-        return NotAllowed(f"{uri}: no S3 credentials: {_CREDENTIALS}")
-    if isinstance(error, botocore.exceptions.SSLError) and (found := _UNTRUSTED.search(str(error))):
-        return untrusted(uri, found[1])
-    if isinstance(error, botocore.exceptions.ProxyConnectionError) and " 407" in str(error.kwargs["error"]):
-        return unknown_to_proxy(uri, "https")
-    if isinstance(error, botocore.exceptions.ParamValidationError):
-        return InvalidInput(f"{uri}: not a valid bucket or key; write s3://bucket/key")
-    return SourceUnavailable(f"{uri}: {_line(error)}")
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]

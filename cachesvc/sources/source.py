@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from cachesvc.core.model import ObjectVersion
+
+Checker = Callable[[Iterable[memoryview]], None]
+"""Takes all bytes in order. Raises `SourceUnavailable` where they may come right the next time, `CorruptData` where the
+same wrong ones came twice."""
 
 
 class Source(Protocol):
@@ -32,6 +36,11 @@ class Source(Protocol):
         Raises `SourceChanged` when the object is no longer that version; a short or unverifiable answer
         is never returned as success.
         """
+        ...
+
+    def checker(self, version: ObjectVersion) -> Checker | None:
+        """What compares the bytes of a whole object, read by several calls, with what the source says of them; None
+        where it says nothing that the reads have not shown already."""
         ...
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from cachesvc.core.model import ObjectVersion
-from cachesvc.sources.source import Source
+from cachesvc.sources.source import Checker, Source
 
 HUNG_S = 30.0
 """A disk that spins up takes 10 s, a server that reboots minutes: those waits are of retries, not of one call."""
@@ -70,6 +70,10 @@ class Watched:
         """As the source's."""
         with self._calls.of(version.uri):
             self._source.read_into(version, offset, into)
+
+    def checker(self, version: ObjectVersion) -> Checker | None:
+        """The source's."""
+        return self._source.checker(version)
 
     def close(self) -> None:
         """Close the source."""

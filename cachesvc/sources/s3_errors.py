@@ -1,0 +1,67 @@
+"""What S3 servers and botocore say is wrong, as our errors."""
+
+from __future__ import annotations
+
+import re
+
+import botocore.exceptions
+
+from cachesvc.core.errors import (
+    CacheError,
+    InvalidInput,
+    NotAllowed,
+    NotFound,
+    SourceChanged,
+    SourceUnavailable,
+)
+from cachesvc.sources.http import unknown_to_proxy, untrusted, wait_s
+from cachesvc.sources.identity import EXPIRED
+
+MAX_RETRY_AFTER_S = 60.0
+_MISSING = {"404", "NoSuchKey", "NoSuchBucket", "NotFound"}
+_FORBIDDEN = {"401", "403", "AccessDenied", "SignatureDoesNotMatch"} | EXPIRED
+_MENDS = {
+    "InvalidObjectState": "it is archived: restore it, or copy it to a storage class that is read at once",
+    "RequestTimeTooSkewed": "this machine's clock is wrong: set it",
+}
+_THROTTLED = {"429", "503", "SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded"}
+_NO_CREDENTIALS = (botocore.exceptions.NoCredentialsError, botocore.exceptions.PartialCredentialsError)
+_UNTRUSTED = re.compile(r"(?:certificate verify failed: |(?=hostname ))(.*?)(?: \(_ssl\.c:\d+\))?$")
+CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or give the node a role"
+
+
+def of_answer(status: str, code: str, uri: str, headers: dict[str, str]) -> CacheError:
+    """An answer of this status, with this code in its body."""
+    said = f"{status} {code}".strip()
+    if status == "407":
+        return unknown_to_proxy(uri, "http")
+    if status in ("412", "416"):
+        return SourceChanged(f"{uri} is no longer the version that was listed ({said}): it was overwritten")
+    if {status, code} & _FORBIDDEN:
+        mend = _MENDS.get(code, "check the credentials and the bucket's policy")
+        return NotAllowed(f"{uri}: access refused ({said}); {mend}")
+    if {status, code} & _MISSING:
+        what = "its bucket does not exist" if code == "NoSuchBucket" else "no such object"
+        return NotFound(f"{uri}: {what}")
+    error = SourceUnavailable(f"{uri}: the server answered {said}")
+    error.throttled = bool({status, code} & _THROTTLED)
+    error.retry_after_s = min(wait_s(headers), MAX_RETRY_AFTER_S)
+    return error
+
+
+def of_botocore(error: Exception, uri: str) -> CacheError:
+    """What botocore itself has to say about LIST and HEAD, as our errors."""
+    if isinstance(error, _NO_CREDENTIALS):
+        return NotAllowed(f"{uri}: no S3 credentials: {CREDENTIALS}")
+    if isinstance(error, botocore.exceptions.SSLError) and (found := _UNTRUSTED.search(str(error))):
+        return untrusted(uri, found[1])
+    if isinstance(error, botocore.exceptions.ProxyConnectionError) and " 407" in str(error.kwargs["error"]):
+        return unknown_to_proxy(uri, "https")
+    if isinstance(error, botocore.exceptions.ParamValidationError):
+        return InvalidInput(f"{uri}: not a valid bucket or key; write s3://bucket/key")
+    return SourceUnavailable(f"{uri}: {line(error)}")
+
+
+def line(error: Exception) -> str:
+    """Its words, in one line."""
+    return " ".join(str(error).split())[:300]
