@@ -76,7 +76,6 @@ class Filler:
 
     def run(self) -> None:
         """Serve until the daemon closes the channel."""
-        self._jobs.submit(self._open_sources)
         with suppress(ConnectionResetError):  # the same, while answers were under way
             while (received := jobs.receive(self._channel)) is not None:
                 job, descriptors = received
@@ -85,7 +84,7 @@ class Filler:
                     self._unanswered[job.number] = job
                 self._jobs.submit(self._answer, job, descriptors).add_done_callback(_report)
 
-    def _open_sources(self) -> None:
+    def open_sources(self) -> None:
         """Before anyone waits: a boto3 client takes 0.4 s of CPU to make. What fails is said by the first job
         that needs it."""
         for uri in self._settings.allow:
@@ -249,7 +248,6 @@ def _report(ended: Future[None]) -> None:
 
 def main() -> None:
     """The process's whole life."""
-    run_in_background()
     fields = json.loads(os.environ.pop("CACHESVC_GIVEN"))
     channel = socket.socket(fileno=int(sys.argv[1]))
     fields |= {name: tuple(fields[name]) for name in ("allow", "peer")}
@@ -257,7 +255,11 @@ def main() -> None:
     roots = tuple(fields.pop("roots"))
     settings = Settings(**fields)
     configure_logging(settings.log_format)
-    Filler(channel, settings, roots).run()
+    filler = Filler(channel, settings, roots)
+    # Not in the background: beside jobs that keep every core busy it took 20 s, and readers wait for it.
+    threading.Thread(target=filler.open_sources, name="sources", daemon=True).start()
+    run_in_background()
+    filler.run()
     os._exit(0)
 
 
