@@ -507,3 +507,34 @@ def test_a_socket_of_another_user_is_not_allowed_rather_than_no_daemon(daemon: D
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
         assert [line.split()[0] for line in said] == ["NotAllowed", "NotAllowed"]
         assert all("join the group" in line for line in said)
+
+
+def no_more_threads(pid: int) -> tuple[int, int]:
+    """A thread's stack finds no room from here on; the limit before."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
+    before = resource.prlimit(pid, resource.RLIMIT_AS)
+    resource.prlimit(pid, resource.RLIMIT_AS, (pages * resource.getpagesize() + (2 << 20), before[1]))
+    return before
+
+
+def test_where_no_thread_can_be_started_calls_are_answered_by_those_that_there_are(daemon: Daemon) -> None:
+    assert daemon.process is not None
+
+    def ask() -> None:
+        with contextlib.suppress(CacheError), Control(daemon.socket_dir) as control:
+            control.status()
+
+    before = no_more_threads(daemon.process.pid)
+    crowd = [threading.Thread(target=ask, daemon=True) for _ in range(24)]
+    for each in crowd:
+        each.start()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as newer:
+        newer.settimeout(10)
+        newer.connect(f"{daemon.socket_dir}/takeover.sock")
+        assert newer.recv(1) == b""  # refused, and the daemon lives
+    for each in crowd:
+        each.join(30)
+    resource.prlimit(daemon.process.pid, resource.RLIMIT_AS, before)
+    assert opened(daemon)
+    assert "no more threads can be started" in daemon.log
+    assert "a takeover is refused" in daemon.log

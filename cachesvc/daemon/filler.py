@@ -17,7 +17,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -32,6 +32,7 @@ from cachesvc.daemon.background import run_in_background
 from cachesvc.daemon.cached_bytes import CachedBytes
 from cachesvc.daemon.logs import configure_logging
 from cachesvc.daemon.peers import Peers
+from cachesvc.daemon.threads import Threads
 from cachesvc.sources import s3 as _s3  # noqa: F401  before the first job, which would else wait for boto3
 from cachesvc.sources.fetch import Fetcher
 from cachesvc.sources.open import Sources, SourceSettings
@@ -69,20 +70,20 @@ class Filler:
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
         self._peers = _peers(settings)
         self._own = threading.local()
-        self._jobs = ThreadPoolExecutor(jobs.SIDE_BY_SIDE, thread_name_prefix="job")
         self._catalogs: OrderedDict[str, Catalog] = OrderedDict()
         self._catalogs_lock = threading.Lock()
         self._building: dict[str, tuple[threading.Lock, int]] = {}
 
     def run(self) -> None:
         """Serve until the daemon closes the channel."""
+        threads = Threads(jobs.SIDE_BY_SIDE, "job")  # of this thread's priority
         with suppress(ConnectionResetError):  # the same, while answers were under way
             while (received := jobs.receive(self._channel)) is not None:
                 job, descriptors = received
                 assert isinstance(job, jobs.Job), "the daemon sends jobs"
                 with self._unanswered_lock:
                     self._unanswered[job.number] = job
-                self._jobs.submit(self._answer, job, descriptors).add_done_callback(_report)
+                threads.submit(self._answer, job, descriptors).add_done_callback(_report)
 
     def open_sources(self) -> None:
         """Before anyone waits: a boto3 client takes 0.4 s of CPU to make. What fails is said by the first job

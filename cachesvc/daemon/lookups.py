@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import TypeVar
 
-from cachesvc.core.errors import CacheError, SourceUnavailable
+from cachesvc.core.errors import Busy, CacheError, SourceUnavailable
 from cachesvc.sources import links
 from cachesvc.sources.uri import Allowlist, allowlist, canonical, resolved
 
@@ -52,10 +52,16 @@ class Lookups:
 
     def run(self, work: Callable[[], _T], about: str) -> _T:
         """The result, or error, of work that looks paths up. SourceUnavailable about `about` where a mount on
-        their way hangs: after `LOOKUP_S` in turn and `LOOKUP_S` at work at most, at once where that is known."""
+        their way hangs: after `LOOKUP_S` in turn and `LOOKUP_S` at work at most, at once where that is known. Busy where no
+        thread can be started."""
         done: Future[_T] = Future()
         thread = threading.Thread(target=_settle, args=(work, done), name="lookup", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:
+            raise Busy(
+                f"{about}: no thread can be started to look it up; allow more processes or memory"
+            ) from None
         while not wait((done,), ASK_S).done:
             since, mount = self._under_way.get(thread.ident or 0, (self._clock(), ""))
             if self._clock() - since > LOOKUP_S:

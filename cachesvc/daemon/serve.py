@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent import futures
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -64,6 +63,7 @@ from cachesvc.daemon.sharing import Sharing
 from cachesvc.daemon.takeover import Takeover
 from cachesvc.daemon.takeover_wire import SOCKET as TAKEOVER_SOCKET
 from cachesvc.daemon.tenants import Peer, Tenants
+from cachesvc.daemon.threads import Threads
 from cachesvc.daemon.tls import read_tls, server_credentials
 from cachesvc.memory import allowed_bytes
 from cachesvc.sources.uri import Allowlist
@@ -240,7 +240,7 @@ def _built(
     `ending`'s."""
     quotas = Quotas(settings.quota, lambda prefix: lookups.place(prefix, "--quota"))
     check_addresses(settings, before.addresses if before else ())
-    loader = futures.ThreadPoolExecutor(2, thread_name_prefix="catalogs")
+    loader = Threads(2, "catalogs")
     control_file: tuple[int, int] | None = None
     ending.callback(lambda: remove(_control_path(settings), control_file))
     tenants = Tenants(allowed, settings.rules)
@@ -354,7 +354,7 @@ def _control(
         *crowd_limits(callers),
     ]
     server = grpc.server(
-        futures.ThreadPoolExecutor(CONTROL_THREADS, thread_name_prefix="control"),
+        Threads(CONTROL_THREADS, "control"),
         options=limits,
         interceptors=[Doorman(caller)],
     )

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
 from contextlib import contextmanager
 
@@ -25,6 +25,7 @@ from cachesvc.daemon import jobs
 from cachesvc.daemon.background import run_in_background
 from cachesvc.daemon.logs import configure_logging
 from cachesvc.daemon.statuses import statuses
+from cachesvc.daemon.threads import Threads
 from cachesvc.daemon.tls import server_credentials
 from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import cachesvc_pb2_grpc
@@ -112,7 +113,7 @@ class Sharer(cachesvc_pb2_grpc.PeersServicer):  # type: ignore[misc]
 def serve(sharer: Sharer, address: str, tls: Tls | None) -> None:
     """Answer peers at `address`, as soon as nobody else does."""
     server = grpc.server(
-        ThreadPoolExecutor(AT_ONCE, thread_name_prefix="peer"),
+        Threads(AT_ONCE, "peer"),
         options=[
             ("grpc.so_reuseport", 0),
             ("grpc.max_connection_age_ms", int(CONNECTION_S * 1000)),

@@ -97,8 +97,13 @@ class Takeover:
             log.warning("a takeover is refused", extra={"peer_uid": uid, "busy": self._busy})
             channel.close()
             return
-        self._busy = True
-        threading.Thread(target=self._converse, args=(channel, pid), name="takeover", daemon=True).start()
+        try:
+            threading.Thread(target=self._converse, args=(channel, pid), name="takeover", daemon=True).start()
+        except RuntimeError as error:
+            log.warning("a takeover is refused", extra={"peer_uid": uid, "error": str(error)})
+            channel.close()
+        else:
+            self._busy = True  # until `_go_on`, which runs on this thread
 
     def _converse(self, channel: socket.socket, pid: int) -> None:
         """On a thread of its own, but for what is done at a standstill."""
