@@ -86,6 +86,13 @@ def test_a_daemon_that_was_held_up_does_not_blame_the_disk() -> None:
     assert not breaker.lost
 
 
+def test_a_daemon_that_was_held_up_does_not_blame_the_disk_whose_answer_it_hears_first() -> None:
+    breaker = Breaker(LIMITS, 0.0)
+    assert breaker.tick(0.0) is Probe.CANARY
+    breaker.answered(40.0, 40.0)  # stopped all that time, the probe's thread as well
+    assert not breaker.lost
+
+
 def test_a_lost_tier_comes_back_after_three_good_answers_and_flaps_ever_less() -> None:
     breaker = Breaker(LIMITS, 0.0)
     disk: Disk = lambda now, _: (0.01, "EIO" if now % 40 < 10 else "")  # noqa: E731

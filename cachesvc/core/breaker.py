@@ -79,12 +79,8 @@ class Breaker:
 
     def tick(self, now: float) -> Probe | None:
         """The probe to begin now, if any; its end is owed to `answered`. May find the tier lost."""
-        late_s = now - self._looked_at - self.limits.slow_s
-        self._looked_at = now
+        self._look(now)
         if self._asked_at is not None:
-            if late_s > 0:  # we were held up ourselves: no witness against the disk
-                self._asked_at += late_s
-                self._bad_since = self._bad_since + late_s if self._bad_since is not None else None
             if now - self._asked_at > self.limits.slow_s:
                 self._slow(now)
             return None
@@ -97,11 +93,10 @@ class Breaker:
     def answered(self, now: float, took_s: float, error: str = "") -> None:
         """The probe ended after `took_s`, with an error of the tier or without."""
         assert self._asked_at is not None, "an answer to nothing"
-        quick = took_s <= self.limits.slow_s
+        quick = took_s - self._look(now) <= self.limits.slow_s
         if not quick:
             self._slow(now)
         self._asked_at = None
-        self._looked_at = now
         self._due_at = now + (self._pause_s if self.lost else self.limits.probe_s)
         if error and self._probe is Probe.CANARY:
             self.suspect(now)
@@ -113,6 +108,16 @@ class Breaker:
             self._good = self._good + 1 if quick and not error else 0
             if self._good >= self.limits.back_probes:
                 self._return(now)
+
+    def _look(self, now: float) -> float:
+        """For how long we were held up ourselves while a probe was under way: no witness against the disk."""
+        late_s = now - self._looked_at - self.limits.slow_s
+        self._looked_at = now
+        if self._asked_at is None or late_s <= 0:
+            return 0.0
+        self._asked_at += late_s
+        self._bad_since = self._bad_since + late_s if self._bad_since is not None else None
+        return late_s
 
     def _slow(self, now: float) -> None:
         assert self._asked_at is not None
