@@ -8,18 +8,20 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from cachesvc.core.events import Recovered
+from cachesvc.core.errors import SourceUnavailable
+from cachesvc.core.events import Corrupt, Event, Recovered
 from cachesvc.core.model import ExtentId, TierName
 from cachesvc.core.node import Node
 from cachesvc.core.policy import TierSpec
 from cachesvc.daemon import jobs
-from cachesvc.daemon.checks import AT_ONCE, Checks, Good
+from cachesvc.daemon.checks import AT_ONCE, VERIFY_TRIES, Checks, Good
 from cachesvc.tiers.failures import translated
 from cachesvc.tiers.tier import Checksums
 
 SLOW, QUICK = TierName("slow"), TierName("quick")
 COPIES = 64
 HOARDER, VISITOR = 1, 2
+GOOD = jobs.Done(0)
 
 
 def extent(number: int) -> ExtentId:
@@ -37,7 +39,8 @@ class Bench:
         for tier, first in ((SLOW, 0), (QUICK, COPIES)):
             self.node.handle(Recovered(tier, {extent(first + each): 1 for each in range(COPIES)}), 0.0)
         disks: Any = dict.fromkeys((SLOW, QUICK), self)
-        self.checks = Checks(self.node, disks, {}, self, lambda _: None, lambda _: None)  # type: ignore[arg-type]
+        self.corrupt: list[ExtentId] = []
+        self.checks = Checks(self.node, disks, {}, self, self.handle, lambda _: None)  # type: ignore[arg-type]
 
     def open(self, _: ExtentId) -> tuple[int, Checksums]:
         if self.short:
@@ -52,8 +55,12 @@ class Bench:
         tier = SLOW if number < COPIES else QUICK
         self.checks.verify(extent(number), tier, partial(self._over, number), user)
 
-    def end(self) -> None:
-        self.jobs.pop(0)(jobs.Done(0))
+    def end(self, answer: jobs.Answer = GOOD) -> None:
+        self.jobs.pop(0)(answer)
+
+    def handle(self, event: Event) -> None:
+        assert isinstance(event, Corrupt)
+        self.corrupt.append(event.extent)
 
     def _over(self, number: int, good: Good) -> None:
         self.over.append((number, good))
@@ -67,6 +74,21 @@ def test_what_cannot_be_opened_for_want_of_descriptors_is_neither_good_nor_corru
     bench.verify(0, HOARDER)
     bench.end()
     assert bench.over == [(0, None), (0, True)]
+
+
+def test_what_no_process_could_look_at_is_neither_good_nor_corrupt() -> None:
+    """Another mount hangs, no process can be started, memory is short: no witness against what a disk holds."""
+    bench = Bench()
+    bench.verify(0, HOARDER)
+    for _ in range(VERIFY_TRIES):
+        bench.end(jobs.Done(0, SourceUnavailable.code, "a mount hangs", retry=True))
+    assert bench.over == [(0, None)]
+    assert not bench.corrupt
+    bench.verify(0, HOARDER)
+    for _ in range(VERIFY_TRIES):
+        bench.end(jobs.Done(0, SourceUnavailable.code, "it ended the process", retry=True, lost=True))
+    assert bench.over == [(0, None), (0, False)]
+    assert bench.corrupt == [extent(0)]
 
 
 def test_a_user_who_asks_for_many_stands_before_another_by_one() -> None:

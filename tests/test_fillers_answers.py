@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
+import resource
 import socket
 from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
 
 import pytest
 
+from cachesvc.config import Settings
+from cachesvc.core.errors import SourceUnavailable
 from cachesvc.daemon import jobs
+from cachesvc.daemon.fillers import Fillers
 from cachesvc.daemon.serve import configure_logging
 
 DONE = jobs.Done(1, message="m", dataset="0" * 32)
@@ -59,3 +65,18 @@ def test_a_log_record_is_one_line_whatever_an_object_is_called(capsys: pytest.Ca
         logging.getLogger().handlers[:] = before
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith(r"error=s3://b/a\n12:00:00 INFO forged\x1b[2J\u2028é")
+
+
+def test_a_job_for_which_no_process_can_be_started_ended_none(tmp_path: Path) -> None:
+    settings = Settings(0, (), (), str(tmp_path), str(tmp_path), fillers=1)
+    fillers, answers = Fillers(settings, (), lambda *_: None, lambda _: None), list[jobs.Answer]()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        fillers.submit(partial(jobs.Verify, size_bytes=1, digests=""), (), answers.append)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    (done,) = answers
+    assert isinstance(done, jobs.Done)
+    assert (done.code, done.retry, done.lost) == (SourceUnavailable.code, True, False)
+    assert "no process can be started" in done.message

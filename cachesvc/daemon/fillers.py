@@ -92,7 +92,10 @@ class Fillers:
         try:
             filler = self._least_busy(builds=isinstance(job, jobs.Build))
         except OSError as error:
-            answered(self._lost(job.number, error))
+            message = (
+                f"no process can be started for it ({error.strerror}); try again, and see the daemon's log"
+            )
+            answered(jobs.Done(job.number, SourceUnavailable.code, message, retry=True))
             return
         filler.waiting[job.number] = answered
         try:

@@ -42,7 +42,10 @@ ANSWER_S = 0.2
 """How often a call that waits for a job looks whether caller and daemon are still there."""
 FREED_S = 10.0
 """How long an eviction is waited for until its bytes are free: what comes next is placed by what is free."""
-SHORT = "the daemon has as many files open, or as much memory, as it may; raise the limit (LimitNOFILE=, ulimit -Hn)"
+SHORT = (
+    "nothing can be checked now: open files (LimitNOFILE=, ulimit -Hn), memory or processes are short, or a mount hangs;"
+    " the daemon's log says which"
+)
 STOPPING = "the daemon is stopping; start it again: cachesvc serve"
 EVICTED = "the dataset was evicted while it was filled; run prefetch again"
 _Answer = TypeVar("_Answer")
