@@ -16,7 +16,7 @@ from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.attributes import fresh
 from cachesvc.sources.files import FilesSource
 from cachesvc.sources.resilient import Resilience, Resilient
-from cachesvc.sources.watched import Calls, Watched
+from cachesvc.sources.watched import HUNG_S, Calls, Watched
 from tests.fuse import FaultyMount, File
 
 DATA = os.urandom(300_000)
@@ -151,6 +151,19 @@ def test_a_call_that_takes_too_long_is_named() -> None:
         assert calls.hung() == "file:///slow"
     calls.alive()
     assert calls.hung() == ""
+
+
+def test_a_process_that_was_stopped_itself_blames_no_mount() -> None:
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds + late_s
+
+    calls, late_s = Calls(lambda: now[0]), 40.0
+    with calls.of("file:///x"):
+        assert calls.look(1.0, sleep) == ""
+        assert calls.look(HUNG_S - 2.0, sleep) == ""
+        assert calls.look(2.0, sleep) == "file:///x", "it had as long as ever while the process ran"
 
 
 def test_a_listing_says_that_it_comes_along(tmp_path: Path) -> None:

@@ -124,8 +124,7 @@ class Filler:
 
     def _watch(self) -> None:
         told = SourceCounters()
-        while not (uri := self._calls.hung()):
-            time.sleep(WATCH_S)
+        while not (uri := self._calls.look(WATCH_S)):
             if (asked := self._sources.asked()) != told:
                 with suppress(OSError):  # the daemon's end, and ours
                     jobs.send(self._channel, jobs.Asked(**asdict(asked - told)))

@@ -16,17 +16,18 @@ HUNG_S = 30.0
 
 
 class Calls:
-    """The calls under way in this process; for many threads."""
+    """The calls under way in this process; for many threads, one of which may `look`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self._held_up_s = 0.0
         self._under_way: dict[int, tuple[float, str]] = {}
 
     @contextmanager
     def of(self, uri: str) -> Iterator[None]:
         """This thread is in a call about `uri` that hangs if it takes longer than `HUNG_S` without a word."""
         thread = threading.get_ident()
-        self._under_way[thread] = self._clock() + HUNG_S, uri
+        self._under_way[thread] = self._ran_s() + HUNG_S, uri
         try:
             yield
         finally:
@@ -37,12 +38,23 @@ class Calls:
         million files perhaps, has been read and sorted."""
         thread = threading.get_ident()
         if under_way := self._under_way.get(thread):
-            self._under_way[thread] = self._clock() + HUNG_S, under_way[1]
+            self._under_way[thread] = self._ran_s() + HUNG_S, under_way[1]
 
     def hung(self) -> str:
         """The URI of a call that is beyond its limit; else ""."""
         until, uri = min(tuple(self._under_way.values()), default=(math.inf, ""))
-        return uri if self._clock() > until else ""
+        return uri if self._ran_s() > until else ""
+
+    def look(self, every_s: float, sleep: Callable[[float], None] = time.sleep) -> str:
+        """`hung`, after a sleep. By how much that was too long, this process was stopped or had no core: no witness
+        against a source."""
+        began_at = self._clock()
+        sleep(every_s)
+        self._held_up_s += max(0.0, self._clock() - began_at - every_s)
+        return self.hung()
+
+    def _ran_s(self) -> float:
+        return self._clock() - self._held_up_s
 
 
 class Watched:
