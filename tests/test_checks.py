@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from cachesvc.core.errors import SourceUnavailable
+from cachesvc.core.errors import OutOfSpace, SourceUnavailable
 from cachesvc.core.events import Corrupt, Event, Recovered
 from cachesvc.core.model import ExtentId, TierName
 from cachesvc.core.node import Node
@@ -82,12 +82,15 @@ def test_what_no_process_could_look_at_is_neither_good_nor_corrupt() -> None:
     bench.verify(0, HOARDER)
     for _ in range(VERIFY_TRIES):
         bench.end(jobs.Done(0, SourceUnavailable.code, "a mount hangs", retry=True))
-    assert bench.over == [(0, None)]
+    bench.verify(0, HOARDER)
+    for _ in range(VERIFY_TRIES):
+        bench.end(jobs.Done(0, OutOfSpace.code, "a filler is at its limit", retry=True))
+    assert bench.over == [(0, None), (0, None)]
     assert not bench.corrupt
     bench.verify(0, HOARDER)
     for _ in range(VERIFY_TRIES):
         bench.end(jobs.Done(0, SourceUnavailable.code, "it ended the process", retry=True, lost=True))
-    assert bench.over == [(0, None), (0, False)]
+    assert bench.over == [(0, None), (0, None), (0, False)]
     assert bench.corrupt == [extent(0)]
 
 

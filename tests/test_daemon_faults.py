@@ -27,7 +27,7 @@ from cachesvc.core.errors import CacheError, DeadlineExceeded, InvalidInput, Not
 from cachesvc.core.model import DatasetId
 from cachesvc.core.wire import Message, Op
 from cachesvc.daemon.service import MAX_URIS, PLANS_AT_ONCE
-from cachesvc.grants import Granted
+from cachesvc.grants import Granted, Refused
 from cachesvc.leases import DaemonGrants
 from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import cachesvc_pb2_grpc
@@ -270,6 +270,21 @@ def test_without_descriptors_readers_are_turned_away_and_nothing_is_dropped(
         reads_right(daemon, dataset, data)
         assert "cannot be accepted" in daemon.log
         assert "corrupt" not in daemon.log
+
+
+def test_what_a_filler_at_its_limit_cannot_take_is_read_elsewhere(tmp_path: Path, data: bytes) -> None:
+    with Daemon(tmp_path / "node", options(tmp_path, "--fillers", "1")) as daemon:
+        dataset = opened(daemon)
+        grants = DaemonGrants(daemon.socket_dir, dataset)
+        (granted,) = grants.acquire([1], 20.0)  # it has opened what it needs
+        assert isinstance(granted, Granted)
+        os.close(granted.fd)
+        for pid in children(daemon):
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (0, 4096))
+        assert grants.acquire([0], 20.0) == [Refused(0)]
+        grants.close()
+        assert "a filler process is at its limit (Too many open files)" in daemon.log
+        assert "Traceback" not in daemon.log
 
 
 def test_as_many_uris_as_are_taken_fit_a_message(daemon: Daemon) -> None:

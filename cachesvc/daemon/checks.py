@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from cachesvc.core import events
-from cachesvc.core.errors import CacheError, CorruptData, SourceUnavailable, TierFailed
+from cachesvc.core.errors import CacheError, CorruptData, OutOfSpace, SourceUnavailable, TierFailed
 from cachesvc.core.model import ExtentId, TierName
 from cachesvc.core.node import Node
 from cachesvc.core.turns import Turns
@@ -150,7 +150,7 @@ class Checks:
             if answer.retry and tries > 1:  # the process ended, which says nothing about the bytes
                 self._verify(check, tries - 1)
                 return
-            if answer.code == SourceUnavailable.code and not answer.lost:
+            if answer.code == OutOfSpace.code or (answer.code == SourceUnavailable.code and not answer.lost):
                 log.warning("an extent cannot be checked", extra={"tier": tier, "error": answer.message})
                 done(None)
                 return

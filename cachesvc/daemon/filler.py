@@ -7,6 +7,7 @@ and the daemon puts a new process in its place.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -26,7 +27,7 @@ from cachesvc.catalog.build import Options, build, survey
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.layout import Indirect
 from cachesvc.config import Settings, Tls
-from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, SourceUnavailable
+from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, OutOfSpace, SourceUnavailable
 from cachesvc.daemon import jobs
 from cachesvc.daemon.background import run_in_background
 from cachesvc.daemon.cached_bytes import CachedBytes
@@ -48,6 +49,7 @@ MAX_CATALOGS = 16
 """Open catalogs; each costs two descriptors and no memory of its own."""
 PROGRESS_S = 0.2
 WATCH_S = 1.0
+SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class Filler:
@@ -102,13 +104,15 @@ class Filler:
         # Every job is answered, also one that ends in an error of ours: its readers must not wait for ever.
         done = jobs.Done(job.number, CacheError.code, "a job failed unexpectedly; see the daemon's log")
         try:
+            if len(descriptors) < job.descriptors:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             done = work[type(job)](job, *descriptors)
         except SourceUnavailable as error:
             done = jobs.Done(job.number, error.code, str(error), retry=True)
         except CacheError as error:
             done = jobs.Done(job.number, error.code, str(error))
-        except OSError as error:
-            failure = tier_error(error, "tier", "read or write an extent")
+        except (OSError, MemoryError) as error:
+            failure = _failure(error)
             done = jobs.Done(job.number, failure.code, str(failure), retry=True)
         finally:
             for fd in descriptors:
@@ -233,6 +237,17 @@ def _peers(settings: Settings) -> Peers:
     except InvalidInput as error:
         log.error("no peer is asked", extra={"error": str(error)})
         return Peers(())
+
+
+def _failure(error: OSError | MemoryError) -> CacheError:
+    """What this process is short of says nothing about a tier, nor about what is in it."""
+    number = errno.ENOMEM if isinstance(error, MemoryError) else error.errno
+    if number not in SHORT:
+        assert isinstance(error, OSError)
+        return tier_error(error, "tier", "read or write an extent")
+    return OutOfSpace(
+        f"a filler process is at its limit ({os.strerror(number)}); allow it more (LimitNOFILE=, ulimit -n, ulimit -v)"
+    )
 
 
 def _reads(job: jobs.Build, uri: str) -> bool:

@@ -28,6 +28,7 @@ class Fill:
     """Fill the target descriptor with extent `index` of a catalog. Descriptors: target, catalog."""
 
     kind: ClassVar[str] = "fill"
+    descriptors: ClassVar[int] = 2
     number: int
     dataset: str
     index: int
@@ -38,6 +39,7 @@ class Copy:
     """Bring an extent from one tier to another, verified on the way. Descriptors: target, origin."""
 
     kind: ClassVar[str] = "copy"
+    descriptors: ClassVar[int] = 2
     number: int
     size_bytes: int
     digests: str
@@ -48,6 +50,7 @@ class Verify:
     """Check an extent against its checksums. Descriptors: the extent."""
 
     kind: ClassVar[str] = "verify"
+    descriptors: ClassVar[int] = 1
     number: int
     size_bytes: int
     digests: str
@@ -58,6 +61,7 @@ class Build:
     """Resolve URIs to a dataset version and build its catalog in `catalogs` unless it is there."""
 
     kind: ClassVar[str] = "build"
+    descriptors: ClassVar[int] = 0
     number: int
     uris: list[str]
     options: dict[str, str | int]
