@@ -473,6 +473,15 @@ def test_a_corrupt_file_goes_and_is_filled_again_though_it_is_leased() -> None:
     assert tell(node, Released(TWO, A), ReaderGone(TWO)) == []
 
 
+def test_two_disks_bring_the_same_extent_and_the_first_has_no_room_for_it_any_more() -> None:
+    node = Node([TierSpec(NVME, SIZE), TierSpec(NVME1, 2 * SIZE)], Settings())
+    assert tell(node, Recovered(NVME, {A: SIZE, B: SIZE})) == [Evict(A, NVME)]
+    tell(node, Recovered(NVME1, {A: SIZE, C: SIZE}))
+    assert tell(node, Demanded(ONE, 1, A)) == [Grant(ONE, 1, A, NVME1, "brief")]
+    tell(node, Evicted(A, NVME))
+    assert node.resident_in(NVME1) == {A, C}
+
+
 def test_a_lost_tier_is_neither_filled_nor_granted_from_until_it_is_back() -> None:
     node = node_of(ram=2, nvme=2)
     read(node, A)

@@ -70,10 +70,17 @@ class Copies:
         return next((copy for copy in entry.copies if copy.tier is tier), None) if entry else None
 
     def found(self, tier: Tier, extents: dict[ExtentId, int]) -> None:
-        """What a tier brought through a restart. Comes before anything names these extents."""
-        assert not extents.keys() & self.entries.keys(), "found after it was named"
+        """What a tier brought through a restart. What has a record already, say since another tier that has it too is
+        beyond its budget and gives it up, gets one here at once."""
+        named = [extent for extent in extents if extent in self.entries] if self.entries else []
+        if named:
+            extents = {extent: size for extent, size in extents.items() if extent not in self.entries}
         tier.found.add(extents, partial(self._awaken, tier))
         tier.used_bytes += tier.found.size_bytes
+        for extent in named:
+            entry = self.entries[extent]
+            tier.used_bytes += entry.size_bytes
+            self._adopt(entry, tier)
 
     def of(self, tier: Tier) -> list[Copy]:
         """The copies in a tier that have a record, in any phase. O(extents)."""
@@ -85,12 +92,7 @@ class Copies:
             self._vanish(copy)
         tier.used_bytes -= tier.found.size_bytes
         tier.found.clear()
-        named = [extent for extent in extents if extent in self.entries]
-        self.found(tier, {extent: size for extent, size in extents.items() if extent not in self.entries})
-        for extent in named:
-            entry = self.entries[extent]
-            tier.used_bytes += entry.size_bytes
-            self._adopt(entry, tier)
+        self.found(tier, extents)
 
     def _vanish(self, copy: Copy) -> None:
         assert copy.tier.lost, "another directory under a tier in use"
