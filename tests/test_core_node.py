@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from cachesvc.core.copies import UNDECLARED
 from cachesvc.core.errors import NotFound, OutOfSpace, SourceUnavailable
 from cachesvc.core.events import (
     Command,
@@ -180,6 +181,19 @@ def test_a_demand_waits_for_an_eviction_and_is_refused_when_only_readers_could_f
     assert tell(node, Demanded(TWO, 2, C, True, SIZE)) == [Refuse(TWO, 2, C)]
     tell(node, Released(ONE, B))
     assert tell(node, Demanded(TWO, 3, C, True, SIZE)) == [Evict(B, RAM)]
+
+
+@pytest.mark.parametrize("claimed", [False, True], ids=["undeclared", "claimed meanwhile"])
+def test_a_counter_never_goes_back_though_who_waits_is_refused(claimed: bool) -> None:
+    node = node_of(ram=1)
+    read(node, A)
+    tell(node, Demanded(ONE, 1, B, True, SIZE))
+    before = node.counters(UNDECLARED)
+    tell(node, *[declare(B)] * claimed, Held(TWO, C, SIZE))
+    assert tell(node, Evicted(A, RAM)) == [Refuse(ONE, 1, B)]
+    after = node.counters(DATASET if claimed else UNDECLARED)
+    assert after.misses == before.misses * (not claimed)
+    assert after.refused == 1
 
 
 def test_a_lease_counts_and_a_dead_reader_frees_them_all() -> None:

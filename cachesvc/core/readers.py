@@ -63,7 +63,6 @@ class Readers:
             self._copies.out.append(ev.Refuse(event.reader, event.request, event.extent))
             self._copies.forget(entry)
             return
-        self._copies.tally(entry).misses += 1
         entry.waiters.append((event.reader, event.request))
         reader.waiting[entry.id] = reader.waiting.get(entry.id, 0) + 1
         self._line_up(entry, (reader.job,))
@@ -95,8 +94,9 @@ class Readers:
         reader = self.readers.pop(reader_id, None)
         if reader is None:
             return
-        for extent in reader.waiting:
+        for extent, count in reader.waiting.items():
             entry = self._copies.entries[extent]
+            self._copies.tally(entry).misses += count
             entry.waiters = [waiter for waiter in entry.waiters if waiter[0] != reader_id]
             self._copies.forget(entry)
         for leases in reader.leases.values():
@@ -161,6 +161,7 @@ class Readers:
 
     def fail(self, entry: Entry, code: int, message: str) -> None:
         """Tell every waiter of an extent that its fill failed."""
+        self._copies.tally(entry).misses += len(entry.waiters)
         for reader, request in self._take_waiters(entry):
             self._copies.out.append(ev.Fail(reader, request, entry.id, code, message))
 
@@ -192,15 +193,14 @@ class Readers:
         if copy is None:
             self.want(entry)
             return
+        self._copies.tally(entry).misses += len(entry.waiters)
         for reader, request in self._take_waiters(entry):
             self._grant(reader, request, copy)
 
     def _refuse(self, entry: Entry, now: float) -> None:
         entry.sourced_at = now
+        self._copies.tally(entry).refused += len(entry.waiters)
         for reader, request in self._take_waiters(entry):
-            tally = self._copies.tally(entry)
-            tally.misses -= 1
-            tally.refused += 1
             self._copies.out.append(ev.Refuse(reader, request, entry.id))
 
     def feed(self, now: float) -> bool:
