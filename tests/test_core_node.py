@@ -638,6 +638,27 @@ def test_what_a_prefetch_loses_while_it_is_read_ahead_is_filled_again(loss: Even
     assert node.progress(1).resident_extents == 1
 
 
+def test_a_prefetch_fills_elsewhere_what_a_lost_tier_was_taking() -> None:
+    node = Node([TierSpec(NVME, SIZE), TierSpec(NVME1, SIZE)], Settings())
+    tell(node, declare(A))
+    (fill_of_a,) = tell(node, Prefetched(1, DATASET))
+    assert fill_of_a == StartFill(A, NVME)
+    assert tell(node, TierLost(NVME)) == [StartFill(A, NVME1)], "it may be long until the lost one answers"
+    tell(node, Filled(A, NVME), Committed(A, NVME))
+    assert not node.progress(1).finished
+    fill(node, A, tier=NVME1)
+    assert node.progress(1).resident_extents == 1
+
+
+def test_a_prefetch_is_done_though_the_only_tier_is_lost_while_it_fills() -> None:
+    node = node_of(nvme=2)
+    tell(node, declare(A), Prefetched(1, DATASET), TierLost(NVME), Filled(A, NVME), Committed(A, NVME))
+    assert node.progress(1).finished
+    assert node.progress(1).stuck_extents == 1
+    tell(node, TierBack(NVME))
+    assert (node.progress(1).resident_extents, node.progress(1).stuck_extents) == (1, 0)
+
+
 def test_a_prefetch_is_not_done_while_another_tier_takes_what_a_lost_one_had_not_committed() -> None:
     node = Node([TierSpec(NVME, SIZE), TierSpec(NVME1, SIZE)])
     assert tell(node, declare(A), Prefetched(1, DATASET), Filled(A, NVME)) == [StartFill(A, NVME)]

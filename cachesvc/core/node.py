@@ -310,6 +310,8 @@ class Node:
         self._retune_tier()
         for copy in [each for each in self.copies.filling if each.tier is tier]:
             self.readers.want(copy.entry)
+            if copy.entry.datasets:  # a prefetch takes it elsewhere too: the answer may be long
+                self.copies.refills[copy.entry.id] = None
 
     def _tier_back(self, event: ev.TierBack) -> None:
         tier = self.policy.tiers[event.tier]
