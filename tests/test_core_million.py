@@ -15,6 +15,7 @@ from cachesvc.core.events import (
     Event,
     EvictAsked,
     JobEnded,
+    Passed,
     Pinned,
     PlanEnded,
     Planned,
@@ -71,6 +72,9 @@ def slowest(room: int) -> list[tuple[str, float]]:
     done("claim", DatasetDeclared(1, DATASET, tuple((extent, 1) for extent in ids), gradual=True))
     done("plan", plan(1))
     done("another plan in its place", plan(2))
+    done("a cursor that moves far", Passed(1, MILLION // 8 // 2))
+    done("a cursor that moves to the end", Passed(1, MILLION))
+    done("a third plan", plan(3))
     done("end of the plan", PlanEnded(1))
     done("pin", Pinned(DATASET, gradual=True))
     done("unpin", Unpinned(DATASET))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import pytest
+
 from cachesvc.core.events import (
     Command,
     DatasetDeclared,
@@ -204,3 +206,54 @@ def test_the_end_of_a_long_plan_gives_up_its_window_in_steps() -> None:
     assert 0 < needed() == before - 3
     to_the_end(node)
     assert needed() == 0
+
+
+def at_mid_plan(claim_step: int, ahead: int) -> Node:
+    """All is resident; a plan of one extent a step has a window of `ahead`, and jumps to its eighth step."""
+    node = node_of(10, claim_step, ahead=ahead)
+    tell(node, Planned(1, 1, tuple((extent, step, step) for step, extent in enumerate(EXTENTS))))
+    tell(node, Passed(1, 8))
+    return node
+
+
+def needed(node: Node) -> set[ExtentId]:
+    """What plans protect."""
+    return {entry.id for entry in node.copies.entries.values() if entry.needs}
+
+
+def touched(node: Node) -> list[tuple[int, int]]:
+    """Of each epoch, what was touched and hit."""
+    return [(each.touched, each.hits) for each in node.counters(DATASET).epochs]
+
+
+@pytest.mark.parametrize("ahead", [1, 6], ids=["before the window", "in the window"])
+def test_a_cursor_that_moves_far_takes_steps_and_ends_as_if_it_were_done_at_once(ahead: int) -> None:
+    at_once, node = at_mid_plan(100, ahead), at_mid_plan(3, ahead)
+    assert touched(node) == [(3, 3)], "three extents a step"
+    assert not needed(node) & {EXTENTS[8], EXTENTS[9]}, "entered before what was passed is left"
+    to_the_end(node)
+    assert touched(node) == touched(at_once) == [(8, 8)]
+    assert needed(node) == needed(at_once)
+    assert EXTENTS[8] in needed(node)
+
+
+def test_a_cursor_that_moves_on_while_it_is_followed_is_followed_to_its_end() -> None:
+    node = at_mid_plan(2, 6)
+    tell(node, Tick(), Passed(1, 9))
+    to_the_end(node)
+    assert touched(node) == [(9, 9)]
+    assert needed(node) == {EXTENTS[9]}
+    tell(node, Passed(1, 1 << 60))
+    to_the_end(node)
+    assert touched(node) == [(10, 10)]
+    assert not needed(node)
+
+
+@pytest.mark.parametrize("another", [False, True], ids=["ended", "replaced"])
+def test_a_plan_that_ends_while_its_cursor_is_followed_has_its_epoch_counted_in_full(another: bool) -> None:
+    node = at_mid_plan(3, 6)
+    tell(node, Planned(1, 1, ((EXTENTS[0], 0, 0),)) if another else PlanEnded(1))
+    to_the_end(node)
+    assert touched(node)[0] == (8, 8)
+    assert needed(node) == ({EXTENTS[0]} if another else set())
+    assert not node.lookahead.ending

@@ -122,6 +122,7 @@ def _check_plans(node: Node) -> None:
         needs.update(plan.entries[index][0] for _, index, _ in plan.window)
         assert plan.entered_bytes == sum(size for _, _, size in plan.window), "bytes in the window"
         assert plan.number in plan.shared.plans, "a plan that shares a window"
+        assert plan.behind or not plan.window or plan.window[0][0] >= plan.passed, "passed, and not left"
         ahead[plan.shared] = 0
     for copy in _copies(node):
         if copy.ahead_of is not None:

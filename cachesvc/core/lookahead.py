@@ -8,7 +8,8 @@ plans of one order together have at most their part of the window fetched and no
 a schedule (`schedule.py`), so that the source sees an even rate over the whole plan. A schedule holds nobody up:
 while a reader waits for a fill, only room and slots limit its plans. Over what is resident a window goes
 `window_bytes` ahead and no further, so that one event never walks a whole plan. A long plan is scheduled, and its
-end done, in steps between other events; until it is scheduled it enters nothing, and readers fetch for themselves.
+end done, in steps between other events; until it is scheduled it enters nothing, and readers fetch for themselves. So is
+a cursor that moves far, as in a resume; until all that it passed is given up, its plan enters nothing either.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ class Lookahead:
         plan = self.plans.pop(number, None)
         if plan:
             self._steps.drop((Work.PACE, number))
+            self._steps.drop((Work.PASS, number))
             self.ending.add(plan)
             at_once = len(plan.entries) <= self._policy.settings.claim_step
             self._steps.begin((Work.END, plan), self._end(plan), at_once)
@@ -88,11 +90,10 @@ class Lookahead:
         plan = self.plans.get(number)
         if plan and step > plan.passed:
             plan.passed = step
-            for extent in plan.leave():
-                self._count(plan, extent)
-                self._leave(plan, extent, done=True)
-            for extent in plan.skip_passed():
-                self._count(plan, extent)
+            work = self._pass(plan)
+            plan.behind = next(work, work) is not work
+            if plan.behind:
+                self._steps.begin((Work.PASS, number), work, at_once=False)
 
     def feed(self, now: float) -> bool:
         """Enter entries, the most urgent plan first, until each plan waits or is at its end.
@@ -101,7 +102,9 @@ class Lookahead:
         resident is entered then. False when `FEED_LIMIT` was reached and there is more to do.
         """
         urgent = [
-            (plan.lead_steps, plan.number) for plan in self.plans.values() if plan.paced and not plan.ended
+            (plan.lead_steps, plan.number)
+            for plan in self.plans.values()
+            if plan.paced and not plan.behind and not plan.ended
         ]
         heapq.heapify(urgent)
         held_up = any(copy.entry.waiters for copy in self._copies.filling)
@@ -228,8 +231,29 @@ class Lookahead:
         plan.schedule = schedule(first, costs, room) if costs.any() and room else None
         plan.paced = True
 
+    def _pass(self, plan: Plan) -> Iterator[None]:
+        """Give up what is before its cursor, wherever that is by then; gives way after each `claim_step` entries."""
+        step = left = self._policy.settings.claim_step
+        for extent in plan.leave():
+            self._count(plan, extent)
+            self._leave(plan, extent, done=True)
+            left -= 1
+            if not left:
+                yield
+                left = step
+        for extent in plan.skip_passed():
+            self._count(plan, extent)
+            left -= 1
+            if not left:
+                yield
+                left = step
+        plan.behind = False
+
     def _end(self, plan: Plan) -> Iterator[None]:
-        """Give up what its window protects, then its rows: to free a million at once would take 100 ms."""
+        """Give up what its window protects, then its rows: to free a million at once would take 100 ms. What it had
+        passed counts for its epoch all the same."""
+        if plan.behind:
+            yield from self._pass(plan)
         step = self._policy.settings.claim_step
         while plan.window:
             for _, index, _ in plan.window[-step:]:

@@ -344,6 +344,8 @@ class Plan:
     """Where the data does not fit: how far ahead the plan may fetch."""
     paced: bool = True
     """Not while it is being scheduled."""
+    behind: bool = False
+    """Some of what it passed is still to be given up."""
     next: int = 0
     passed: int = 0
     entered_bytes: int = 0

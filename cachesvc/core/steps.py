@@ -10,13 +10,14 @@ Key = tuple["Work", Hashable]
 
 class Work(Enum):
     """What is done in steps. About a dataset: to claim it or to end its claim, to judge its copies after a pin or an
-    unpin, to evict it; about a plan: to pace it, to end it."""
+    unpin, to evict it; about a plan: to pace it, to give up what it passed, to end it."""
 
     CLAIM = 1
     PIN = 2
     EVICT = 3
     PACE = 4
     END = 5
+    PASS = 6
 
 
 class Steps:
