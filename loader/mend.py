@@ -121,10 +121,12 @@ class Mender:
         """The index that stands in for the sample at `at` of a batch. Raises CorruptData when all tried are bad."""
         feed, spec, order = self._feed, self._feed.spec, self._feed.order(epoch)
         step, micro = divmod(turn, feed.share.accumulate)
-        low = feed.share.low
+        low, nth = feed.share.low, micro * feed.share.batch_size + at
         if step >= order.full_steps:  # the partial batch's real samples are dealt over the ranks
-            low = low * order.tail_samples // spec.global_batch
-        position = step * spec.global_batch + low + micro * feed.share.batch_size + at
+            low, high = (slot * order.tail_samples // spec.global_batch for slot in (low, feed.share.high))
+            if low + nth >= high:  # a repeat, which is at no position of its own
+                nth += order.tail_samples
+        position = step * spec.global_batch + low + nth
         positions = order.full_steps * spec.global_batch or order.tail_samples
         for candidate in substitutes(spec.seed, epoch, position, spec.global_batch, positions):
             index = feed.index_at(epoch, candidate)

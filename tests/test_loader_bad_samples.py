@@ -295,3 +295,15 @@ def test_only_bad_samples_are_left_out_whatever_the_collate_fn_thinks_of_few(lin
     loader = ranks(link, 1, frozenset({3, 4, 9}), shuffle=False, **given)[0]
     assert next(iter(loader)).tolist() == sorted(set(range(20)) - {3, 4, 9})
     assert [bad.sample for bad in loader.bad_samples] == [3, 4, 9]
+
+
+def test_what_fills_up_a_batch_finds_the_only_good_sample_too(link: MemoryLink) -> None:
+    """Repeats are at no position of their own, so none is left out when another sample is looked for."""
+    for bad in (0, 1):
+        for run in ranks(
+            link, 4, frozenset({bad}), batch_size=1, shuffle=False, last="pad", on_error="substitute"
+        ):
+            pair = run.dataset.take(2)  # type: ignore[attr-defined]
+            settings: dict[str, Any] = {"rank": run.rank, "world_size": 4, "last": "pad"}
+            batches = list(DataLoader(pair, batch_size=1, on_error="substitute", **settings))
+            assert [batch.tolist() for batch in batches] == [[1 - bad]]
