@@ -265,9 +265,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         except BaseException:
             self._loaded, self._feed, self._engine, self._progress = before
             raise
-        if not over:
-            self._progress.turn = found.step * feed.share.accumulate + found.micro
-            self._progress.resume = True
+        if not over:  # the rest in which it stands may be dropped now
+            turn = found.step * feed.share.accumulate + found.micro
+            self._progress.turn, self._progress.resume = min(turn, feed.turns(found.epoch)), True
 
     # ---- inside
 

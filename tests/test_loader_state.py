@@ -262,3 +262,15 @@ def test_where_a_new_global_batch_leaves_a_rest_it_becomes_what_the_loader_says_
     assert len(rows(then)) == 12
     with pytest.raises(InvalidInput, match="leave 4 over"):
         small(link, batch_size=8, global_batch_size=8, last="error").load_state_dict(first.state_dict())
+
+
+def test_a_rest_that_is_dropped_after_a_resume_takes_nothing_from_the_next_epoch(link: MemoryLink) -> None:
+    """The state stands inside the rest, after two of its micro-batches."""
+    first = small(link, batch_size=4, global_batch_size=40)
+    list(islice(first, 2 * 10 + 2))
+    then = small(link, batch_size=4, global_batch_size=40, drop_last=True)
+    then.load_state_dict(first.state_dict())
+    anew = small(link, batch_size=4, global_batch_size=40, drop_last=True)
+    anew.set_epoch(1)
+    assert then.epoch == 1
+    assert rest(then) == rest(anew)
