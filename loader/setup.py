@@ -155,4 +155,5 @@ def resumed(state: State, spec: OrderSpec, given_batch: bool, world_size: int) -
     last: Last = state.last if kept else spec.last  # type: ignore[assignment]
     if last == "short" and world_size > 1:
         last = "pad"
-    return OrderSpec(spec.seed, batch, state.window_extents, state.canonical_nodes, spec.shuffle, last)
+    nodes = state.canonical_nodes if batch == state.global_batch else min(state.canonical_nodes, batch)
+    return OrderSpec(spec.seed, batch, state.window_extents, nodes, spec.shuffle, last)

@@ -274,3 +274,17 @@ def test_a_rest_that_is_dropped_after_a_resume_takes_nothing_from_the_next_epoch
     anew.set_epoch(1)
     assert then.epoch == 1
     assert rest(then) == rest(anew)
+
+
+def test_a_new_global_batch_may_be_smaller_than_the_number_of_nodes(
+    link: MemoryLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as four_nodes:
+        for name, value in {"RANK": 0, "WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 1}.items():
+            four_nodes.setenv(name, str(value))
+        state = small(link, batch_size=2).state_dict()
+    assert state["canonical_nodes"] == 4
+    run = small(link, batch_size=2, global_batch_size=2)
+    run.load_state_dict(state)
+    assert run.state_dict()["canonical_nodes"] == 2
+    assert sorted(n for batch in rest(run) for n in batch) == list(range(100))
