@@ -170,7 +170,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             return super().__iter__()
         feed = self._prepared()
         must_stand(self._topology, self.rank, self.world_size, self.mesh, tuple(self.dp_dims))
-        self._progress.begin(feed.turns)
+        self._progress.begin(feed)
         if not self._job:
             self._agree_and_say(feed)
         self._iteration = mine = object()
@@ -191,7 +191,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def epoch(self) -> int:
         """The epoch that the latest `iter()` is in, and the next one after its end."""
         now = self._progress
-        return now.place_in(self._prepared().turns)[0] if now.resume else now.epoch
+        return now.place_in(self._prepared())[0] if now.resume else now.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Begin this epoch at the next `iter()`. Of the epoch that a loaded state or a skip stands in it changes nothing:
@@ -244,7 +244,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             warnings.warn(STATELESS, stacklevel=2)
             return {}
         feed, samples = self._prepared(), len(self.dataset)  # type: ignore[arg-type]
-        place = self._progress.place_in(feed.turns)
+        place = self._progress.place_in(feed)
         return state_of(self._identity, samples, feed, place, self._where().world_size).plain()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

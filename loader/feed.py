@@ -162,10 +162,14 @@ class Feed(TorchDataset[Any]):
             return full + -(-order.tail_samples // self.share.batch_size)
         return full + self.share.accumulate
 
+    @property
+    def changes(self) -> tuple[int, ...]:
+        """The epochs from which on others may be longer or shorter, ascending."""
+        return self._composed.changes if isinstance(self._composed, Mixture) else ()
+
     def turns_of(self, epoch: int, epochs: int) -> int:
         """Batches of this rank in so many epochs, which differ where a mixture gets other weights."""
-        changes = self._composed.changes if isinstance(self._composed, Mixture) else ()
-        bounds = [epoch, *(each for each in changes if epoch < each < epoch + epochs), epoch + epochs]
+        bounds = [epoch, *(each for each in self.changes if epoch < each < epoch + epochs), epoch + epochs]
         return sum(self.turns(first) * (end - first) for first, end in pairwise(bounds))
 
     def _as_long_as(self, epoch: int) -> EpochOrder | RunOrder:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from cachesvc.core.errors import StateMismatch
 
@@ -17,6 +17,15 @@ NEWER_ITERATION = (
     "a newer iteration of this DataLoader has begun, and it has one place in the data: make a DataLoader for each that "
     "runs at the same time"
 )
+
+
+class Turns(Protocol):
+    """How long epochs are: alike, but from each of `changes`, ascending, on."""
+
+    @property
+    def changes(self) -> tuple[int, ...]: ...
+
+    def turns(self, epoch: int) -> int: ...
 
 
 @dataclass(slots=True)
@@ -37,18 +46,20 @@ class Progress:
         """For messages."""
         return f"epoch {self.epoch}, step {self.turn // accumulate}"
 
-    def begin(self, turns_of: Callable[[int], int]) -> None:
+    def begin(self, feed: Turns) -> None:
         """An iteration starts: an abandoned epoch begins anew, a loaded state or a skip continues. An epoch whose batches
         were all handed over is over, also for a caller (Lightning, `zip`) who counts them and asks for no more."""
-        if not self.resume and self.turn < turns_of(self.epoch):
+        if not self.resume and self.turn < feed.turns(self.epoch):
             self.turn = 0
-        self.epoch, self.turn = self.place_in(turns_of)
+        self.epoch, self.turn = self.place_in(feed)
 
-    def place_in(self, turns_of: Callable[[int], int]) -> tuple[int, int]:
-        """Epoch and turn of the next batch; turns beyond an epoch's (`turns_of` it) are those of the next."""
+    def place_in(self, feed: Turns) -> tuple[int, int]:
+        """Epoch and turn of the next batch; turns beyond an epoch's are those of the next."""
         epoch, turn = self.epoch, self.turn
-        while (turns := turns_of(epoch)) and turn >= turns:
-            epoch, turn = epoch + 1, turn - turns
+        while (turns := feed.turns(epoch)) and turn >= turns:
+            alike = [change - epoch for change in feed.changes if change > epoch][:1]
+            epochs = min([turn // turns, *alike])
+            epoch, turn = epoch + epochs, turn - epochs * turns
         return epoch, turn
 
     def finish(self, turns: int) -> None:

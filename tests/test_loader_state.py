@@ -16,7 +16,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from cachesvc.core.errors import InvalidInput, StateMismatch
-from loader import DataLoader
+from loader import DataLoader, mix
 from tests import datasets
 from tests.loader_fakes import MemoryLink, compiled, in_memory
 
@@ -288,3 +288,14 @@ def test_a_new_global_batch_may_be_smaller_than_the_number_of_nodes(
     run.load_state_dict(state)
     assert run.state_dict()["canonical_nodes"] == 2
     assert sorted(n for batch in rest(run) for n in batch) == list(range(100))
+
+
+def test_a_skip_over_any_number_of_epochs_finds_its_place_at_once(link: MemoryLink) -> None:
+    run = small(link, batch_size=10)
+    run.skip(10 * 2**58 + 3)
+    assert (run.epoch, run.state_dict()["step"]) == (2**58, 3)
+    half, other = in_memory(link).take(50), in_memory(link).take(30)
+    mixture = mix({half: 10, other: 10}, by="choose").reweighed({half: 10, other: 20}, epoch=3)
+    mixed = DataLoader(mixture.reweighed({half: 30, other: 10}, epoch=5), batch_size=10)
+    mixed.skip(3 * 2 + 2 * 3 + 4 * 10**15 + 1)
+    assert (mixed.epoch, mixed.state_dict()["step"]) == (5 + 10**15, 1)
