@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 from torch.utils.data import default_collate
 
+from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order import EpochOrder, OrderSpec, Touches, subset_first
 from cachesvc.core.run import Run
 from loader.dataset import Dataset
@@ -26,7 +27,7 @@ class Component(Protocol):
 
     def run(self, spec: OrderSpec, epoch: int) -> Run: ...
 
-    def take(self, spots: Ints, spec: OrderSpec, epoch: int) -> list[Any]: ...
+    def read(self, spots: Ints, spec: OrderSpec, epoch: int) -> list[Any]: ...
 
     def collate(self, samples: Sequence[Any]) -> Any: ...
 
@@ -51,6 +52,18 @@ def spread_of(dataset: Dataset, shuffle: bool) -> Spread:
         return Spread(np.asarray([0, len(ids)], np.int64), None, False)
     arrange = np.argsort(ids, kind="stable")
     return Spread(subset_first(first, ids[arrange]), arrange, True)
+
+
+def unasked(made: str) -> Callable[..., NoReturn]:
+    """A method that a dataset has, and what is made of datasets by `made` has not."""
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise InvalidInput(
+            f"{made}() draws anew in each epoch, so it has no parts of its own: where(), select(), take() or split() "
+            f"the datasets first, then {made}() the parts"
+        )
+
+    return refuse
 
 
 def alone(spec: OrderSpec) -> OrderSpec:
@@ -95,7 +108,7 @@ class Plain:
             self._spreads[spec.shuffle] = spread_of(self.leaf, spec.shuffle)
         return _ViewRun(self._spreads[spec.shuffle], spec, epoch)
 
-    def take(self, spots: Ints, spec: OrderSpec, epoch: int) -> list[Any]:
+    def read(self, spots: Ints, spec: OrderSpec, epoch: int) -> list[Any]:
         """Samples; their generators are keyed by (seed, own epoch, sample)."""
         leaf = self.leaf
         return leaf.samples.take(leaf.opened.reader(), leaf.ids_of(spots), (spec.seed, epoch))

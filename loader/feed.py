@@ -297,7 +297,7 @@ class Feed(TorchDataset[Any]):
     def _drawn(self, epoch: int, indices: Ints) -> Iterable[Any]:
         """One after the other, so that what made one is free for the next."""
         if self._composed is not None:
-            return self._composed.take(indices, self.spec, epoch)
+            return self._composed.read(indices, self.spec, epoch)
         draw = (self.spec.seed, epoch)
         if self._view is not None:
             view = self._view

@@ -24,7 +24,7 @@ from cachesvc.core.mixture import (
 )
 from cachesvc.core.order import OrderSpec
 from cachesvc.core.permute import mix as keyed
-from loader.composed import Component, Plain
+from loader.composed import Component, Plain, unasked
 from loader.dataset import Dataset
 from loader.packs import Packed
 from loader.reader import Ints
@@ -100,7 +100,7 @@ class Mixture(TorchDataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         slot = np.asarray([place_of(index, len(self), "sample")], np.int64)
-        return self.take(self.run(IN_ORDER, 0).at(slot), IN_ORDER, 0)[0]
+        return self.read(self.run(IN_ORDER, 0).at(slot), IN_ORDER, 0)[0]
 
     def __repr__(self) -> str:
         return f"Mixture({len(self.components)} datasets, {len(self):,} samples, {self.identity})"
@@ -141,6 +141,8 @@ class Mixture(TorchDataset[Any]):
         index) comes once in a job."""
         return unspotted(self._sizes, np.asarray(indices, np.int64))
 
+    where = select = take = split = unasked("mix")
+
     # ---- for the loader
 
     @property
@@ -159,18 +161,18 @@ class Mixture(TorchDataset[Any]):
         self._draw(drawn, phase, epoch - phase.first)
         return MixtureRun(phase.pattern, phase.slots, self._sizes, drawn, self._run_of(spec))
 
-    def take(self, spots: Ints, spec: OrderSpec, epoch: int) -> list[Any]:
+    def read(self, spots: Ints, spec: OrderSpec, epoch: int) -> list[Any]:
         """Samples, read component by component."""
         out: list[Any] = [None] * len(spots)
         for rows, part, own, own_epoch, inner in self._groups(spots, spec):
-            for row, sample in zip(rows.tolist(), part.take(inner, own, own_epoch), strict=True):
+            for row, sample in zip(rows.tolist(), part.read(inner, own, own_epoch), strict=True):
                 out[row] = sample
         return out
 
     def whole(self, spots: Ints, spec: OrderSpec, epoch: int) -> Any:
         """A batch as it goes out when nobody collates: records of one size without Python for each."""
         if not all(isinstance(part, Plain) and part.leaf.samples.ready for part in self._parts):
-            return self._parts[0].collate(self.take(spots, spec, epoch))
+            return self._parts[0].collate(self.read(spots, spec, epoch))
         batch = None
         for rows, part, _, _, inner in self._groups(spots, spec):
             reader, samples = part.leaf.opened.reader(), part.leaf.samples

@@ -14,7 +14,7 @@ from cachesvc.core.arguments import place_of, whole_number
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order import EpochOrder, OrderSpec
 from cachesvc.core.packing import PackRun
-from loader.composed import alone
+from loader.composed import alone, unasked
 from loader.dataset import Dataset
 from loader.documents import Documents, documents_of
 from loader.reader import Ints
@@ -69,7 +69,7 @@ class Packed(TorchDataset[Any]):
         return self._documents.tokens // self.seq_len
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return self.take(np.asarray([place_of(index, len(self), "pack")], np.int64), _IN_ORDER, 0)[0]
+        return self.read(np.asarray([place_of(index, len(self), "pack")], np.int64), _IN_ORDER, 0)[0]
 
     def __repr__(self) -> str:
         return f"Packed({self.leaf!r}, {len(self):,} packs of {self.seq_len})"
@@ -89,6 +89,8 @@ class Packed(TorchDataset[Any]):
         """The dataset that is read."""
         return (self.leaf,)
 
+    where = select = take = split = unasked("pack")
+
     # ---- for the loader
 
     def run(self, spec: OrderSpec, epoch: int) -> PackRun:
@@ -101,7 +103,7 @@ class Packed(TorchDataset[Any]):
             self._runs = kept
         return kept[key]
 
-    def take(self, spots: Ints, spec: OrderSpec, epoch: int) -> list[dict[str, torch.Tensor]]:
+    def read(self, spots: Ints, spec: OrderSpec, epoch: int) -> list[dict[str, torch.Tensor]]:
         """Packs, read in one pass."""
         rows, pack_of, ends = self._read(spots, spec, epoch)
         cuts = np.searchsorted(pack_of, np.arange(len(spots) + 1)).tolist()

@@ -352,6 +352,10 @@ def test_a_state_of_another_filter_mixture_or_packing_is_refused(root: Path) -> 
         (lambda root: pack(notes(root), 8, dtype="uint32"), "uint32"),
         (lambda root: pack(text(root, transform=len), 8), "transform"),
         (lambda root: notes(root).where("label == 'bird'"), "none"),
+        (lambda root: mix({numbers(root)[0]: 1}).take(3), "datasets first, then mix"),
+        (lambda root: mix({numbers(root)[0]: 1}).split({"train": 1.0}), "datasets first, then mix"),
+        (lambda root: pack(text(root), 8).where("key == 'x'"), "datasets first, then pack"),
+        (lambda root: pack(text(root), 8).select([1]), "datasets first, then pack"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_the_first_batch(
