@@ -7,12 +7,14 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from pathlib import Path
 
 from cachesvc.catalog.catalog import Catalog
+from cachesvc.catalog.unused import remove_unused, used
 from cachesvc.config import Rule
 from cachesvc.core.errors import CorruptData, NotAllowed, NotFound
 from cachesvc.core.model import DatasetId, ExtentId
@@ -27,6 +29,8 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_
 
 UNUSED = 16
 """Catalogs that are loaded, though nobody uses them, for whoever comes next: each is two open files and a map."""
+TIDY_S = 3600.0
+"""Catalogs that nobody has used for a month are looked for no more often."""
 
 
 class Sealed:
@@ -97,6 +101,7 @@ class Datasets:
         self.used: Callable[[Dataset], bool] = lambda _: True
         Path(directory).mkdir(parents=True, exist_ok=True)
         self._claim = tidied(directory, alone)
+        self._tidy_at = 0.0
 
     def load(self, wanted: DatasetId) -> Future[Dataset]:
         """The dataset with that id, read once however many ask. Raises NotFound when no catalog is here or its
@@ -150,6 +155,16 @@ class Datasets:
         """Every loaded dataset, in the order of loading."""
         return list(self._loaded.values())
 
+    def tidy(self, pinned: Callable[[], Iterable[DatasetId]]) -> None:
+        """Remove from disk, off the caller's thread, the catalogs that nobody has used for 30 days; those that are
+        loaded or pinned stay."""
+        now = time.monotonic()
+        with self._lock:
+            if now < self._tidy_at:
+                return
+            self._tidy_at = now + TIDY_S
+        self._executor.submit(self._remove_unused, pinned)
+
     def close(self) -> None:
         """Give back the catalogs' descriptors."""
         self._loaded.clear()
@@ -158,8 +173,19 @@ class Datasets:
     def _path(self, wanted: DatasetId) -> str:
         return f"{self.directory}/{wanted}.lmdb"
 
+    def _remove_unused(self, pinned: Callable[[], Iterable[DatasetId]]) -> None:
+        try:
+            with self._lock:
+                kept = {*self._loaded, *self._loading}
+            removed = remove_unused(self.directory, kept.union(pinned()))
+        except OSError as error:
+            log.warning("unused catalogs cannot be removed", extra={"error": str(error)})
+            return
+        if removed:
+            log.info("catalogs that nobody used for 30 days are removed", extra={"files": len(removed)})
+
     def _read(self, wanted: DatasetId) -> Dataset:
-        if not self.stored(wanted):
+        if not self.stored(wanted) or not used(self._path(wanted)):
             raise unknown(wanted)
         sealed = Sealed(sealed_copy(self._path(wanted)))
         catalog = Catalog.open(f"/proc/self/fd/{sealed.fd}")

@@ -26,6 +26,7 @@ from pathlib import Path
 from cachesvc.catalog.build import Options, build, survey
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.layout import Indirect
+from cachesvc.catalog.unused import used
 from cachesvc.config import Settings, Tls
 from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, OutOfSpace, SourceUnavailable
 from cachesvc.daemon import jobs
@@ -183,7 +184,7 @@ class Filler:
         found = survey(uris, Options(**job.options), self._sources)  # type: ignore[arg-type]
         path = f"{job.catalogs}/{found.id}.lmdb"
         with self._one_build(found.id):
-            if not os.path.exists(path):
+            if not used(path):
                 with CachedBytes(self._settings.socket_dir, job.catalogs, found) as data:
                     notes = build(found, path, self._sources, data, self._progress(job.number))
                 for note in notes:

@@ -37,7 +37,7 @@ class Pins:
         """The same, what the file names behind the rest: where a tier holds more than its budget, the first go. Waits
         for the catalogs; what cannot be loaded is not spared."""
         try:
-            loading = [self._runner.datasets.load(wanted) for wanted in self._stored()]
+            loading = [self._runner.datasets.load(wanted) for wanted in self.stored()]
         except OSError:
             return found  # `restore` says so
         loaded = [each.result() for each in loading if each.exception() is None]
@@ -49,7 +49,7 @@ class Pins:
         """Pin again what the file names, at once where it is loaded; what cannot be loaded is said once, and stays in
         the file unless its catalog is gone."""
         try:
-            stored = self._stored()
+            stored = self.stored()
         except OSError as error:
             log.error("the pins cannot be read", extra={"file": self._path, "error": error.strerror})
             return
@@ -98,7 +98,7 @@ class Pins:
             self._runner.handle(events.Unpinned(dataset.id))
             self._runner.handle(events.JobEnded(self._claims.pop(dataset.id)))
 
-    def _stored(self) -> list[DatasetId]:
+    def stored(self) -> list[DatasetId]:
         """What the file names. Raises OSError where it cannot be read: then nothing may be written in its place."""
         try:
             with open(self._path, encoding="utf-8") as file:
@@ -112,7 +112,7 @@ class Pins:
 
     def _store(self, dataset: DatasetId, pinned: bool) -> None:
         with self._file:
-            stored = dict.fromkeys(self._stored())
+            stored = dict.fromkeys(self.stored())
             stored.pop(dataset, None)
             if pinned:
                 stored[dataset] = None

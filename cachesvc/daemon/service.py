@@ -104,6 +104,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
                     f"the data at {uris[0]} is version {answer.dataset}{own}, not {request.version}"
                 )
             dataset = self._dataset(answer.dataset, context)
+            self._runner.datasets.tidy(self._pins.stored)
             yield pb.OpenDatasetReply(dataset=described(dataset), notes=dataset.catalog.notes[:NOTES_TOLD])
 
     def SubmitPlan(

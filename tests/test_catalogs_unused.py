@@ -1,0 +1,97 @@
+"""Catalogs that nobody has used for a month are removed; those that somebody uses, or is about to, are not."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+from bench.node import Daemon
+from cachesvc.catalog.build import Options
+from cachesvc.catalog.unused import UNUSED_S, remove_unused, used
+from cachesvc.client import Control
+from cachesvc.core.model import DatasetId
+from cachesvc.leases import DaemonGrants
+from tests.test_daemon import wait_until
+
+
+def aged(path: Path, more_s: float = 1.0) -> Path:
+    then = time.time() - UNUSED_S - more_s
+    os.utime(path, (then, then))
+    return path
+
+
+def made(path: Path) -> Path:
+    path.write_bytes(b"catalog")
+    return path
+
+
+def test_what_is_old_goes_and_what_is_young_kept_or_no_file_stays(tmp_path: Path) -> None:
+    for name in ("old.lmdb", "kept.lmdb", "old.lmdb.7.tmp"):
+        aged(made(tmp_path / name))
+    aged(made(tmp_path / "young.lmdb"), -60.0)
+    (tmp_path / "lost+found").mkdir()
+    aged(tmp_path / "lost+found")
+    assert sorted(remove_unused(str(tmp_path), {"kept"})) == ["old.lmdb", "old.lmdb.7.tmp"]
+    assert sorted(os.listdir(tmp_path)) == ["kept.lmdb", "lost+found", "young.lmdb"]
+    assert remove_unused(str(tmp_path), set()) == [], "what was kept was used just now"
+
+
+def test_what_is_about_to_be_opened_is_not_removed(tmp_path: Path) -> None:
+    path = aged(made(tmp_path / "a.lmdb"))
+    fd = os.open(path, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_SH)  # as `used`, in another process
+    assert remove_unused(str(tmp_path), set()) == []
+    os.close(fd)
+    assert used(str(path))
+    assert remove_unused(str(tmp_path), set()) == []
+    aged(path)
+    assert remove_unused(str(tmp_path), set()) == ["a.lmdb"]
+    assert not used(str(path))
+
+
+def test_a_day_is_as_exact_as_a_catalogs_time_is(tmp_path: Path) -> None:
+    path = made(tmp_path / "a.lmdb")
+    before = path.stat().st_mtime_ns
+    assert used(str(path))
+    assert path.stat().st_mtime_ns == before
+    aged(path)
+    assert used(str(path))
+    assert path.stat().st_mtime_ns >= before
+
+
+def test_a_daemon_removes_catalogs_that_nobody_used_for_a_month(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/0.bin").write_bytes(os.urandom(1 << 16))
+    catalogs = tmp_path / "node/state/catalogs"
+    with Daemon(tmp_path / "node", ["--ram", "64MiB", "--allow", f"{tmp_path}/"]) as daemon:
+
+        def opened(record_bytes: int) -> DatasetId:
+            with Control(daemon.socket_dir) as control:
+                options = Options(format="records", record_bytes=record_bytes)
+                return control.open_dataset([f"{tmp_path}/data/"], options).id
+
+        def stays(dataset: DatasetId) -> bool:
+            return (catalogs / f"{dataset}.lmdb").exists()
+
+        old, pinned, again, read, other = (opened(number) for number in (16, 32, 64, 128, 256))
+        with Control(daemon.socket_dir) as control:
+            control.pin(pinned, True)
+        daemon.stop()
+        for each in (old, pinned, again, other):
+            aged(catalogs / f"{each}.lmdb")
+        daemon.start()
+        reader = DaemonGrants(daemon.socket_dir, read)
+        reader.acquire([0], 20.0)
+        aged(catalogs / f"{read}.lmdb")
+        assert opened(64) == again
+        wait_until(lambda: not stays(old))
+        wait_until(lambda: not stays(other))
+        assert stays(pinned)
+        assert stays(again)
+        assert stays(read), "a reader's dataset"
+        reader.close()
+        assert opened(16) == old, "whoever comes after all has it built anew"
+        assert stays(old)
+        assert "Traceback" not in daemon.log
