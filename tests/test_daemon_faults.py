@@ -479,8 +479,17 @@ def test_what_a_killed_daemon_left_among_its_catalogs_is_removed(tmp_path: Path,
         catalogs = tmp_path / "node/state/catalogs"
         (catalogs / f"{dataset}.lmdb.77.tmp").write_bytes(b"half")
         (catalogs / f"{'0' * 32}.lmdb").write_bytes(b"cut")
+        (catalogs / f"{'1' * 32}.lmdb").symlink_to("nowhere")
+        os.mkfifo(catalogs / f"{'2' * 32}.lmdb")
         daemon.start()
         assert os.listdir(catalogs) == [f"{dataset}.lmdb"]
+        reads_right(daemon, dataset, data)
+        daemon.kill()
+        folders = {"lost+found", f"{'3' * 32}.lmdb"}
+        for folder in folders:
+            (catalogs / folder).mkdir()
+        daemon.start()
+        assert set(os.listdir(catalogs)) == {f"{dataset}.lmdb", *folders}
         reads_right(daemon, dataset, data)
 
 

@@ -234,27 +234,28 @@ def _folder(catalog: Catalog) -> str:
 
 def tidied(directory: str, alone: bool = True) -> int:
     """Remove what a daemon that was killed left among the catalogs, unless another daemon works there (known to
-    where not `alone`): unfinished files, catalogs without samples (of datasets being indexed), damaged ones.
+    where not `alone`): unfinished files, catalogs without samples (of datasets being indexed), damaged
+    ones; folders stay, as somebody else's.
     Returns a descriptor that claims the directory while it is open."""
     claim = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if alone:
             fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for name in os.listdir(directory) if alone else ():
-            if not _whole(f"{directory}/{name}"):
-                log.info("an unfinished catalog is removed", extra={"file": name})
-                os.unlink(f"{directory}/{name}")
+        for found in list(os.scandir(directory)) if alone else ():
+            if not found.is_dir(follow_symlinks=False) and not _whole(found):
+                log.info("an unfinished catalog is removed", extra={"file": found.name})
+                os.unlink(found)
     except BlockingIOError:
         log.warning("another daemon uses the same catalogs", extra={"directory": directory})
     fcntl.flock(claim, fcntl.LOCK_SH)
     return claim
 
 
-def _whole(path: str) -> bool:
-    if not path.endswith(".lmdb"):
+def _whole(found: os.DirEntry[str]) -> bool:
+    if not found.name.endswith(".lmdb") or not found.is_file(follow_symlinks=False):
         return False
     try:
-        return Catalog.open(path).samples > 0
+        return Catalog.open(found.path).samples > 0
     except CorruptData:
         return False
 
