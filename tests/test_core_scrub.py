@@ -54,6 +54,16 @@ def test_a_small_tier_is_read_once_a_round_and_not_without_end() -> None:
     assert core.status().tiers[0].scrubbed_bytes == 9 * SIZE
 
 
+def test_what_nobody_could_look_at_is_not_counted_and_comes_again() -> None:
+    core = node(FIRST)
+    core.handle(recovered(FIRST, 1), 0.0)
+    assert core.handle(ev.Tick(), 0.0) == [ev.Verify(extent(1), FIRST)]
+    core.handle(ev.Verified(extent(1), FIRST, looked=False), 0.0)
+    assert core.status().tiers[0].scrubbed_bytes == 0
+    assert len(checks(core, 0.0, 1.5 * ROUND_S)) == 1
+    assert core.status().tiers[0].scrubbed_bytes == SIZE
+
+
 def test_bytes_are_read_at_the_rate() -> None:
     core = node(FIRST)
     core.handle(recovered(FIRST, 1, 2, 3), 0.0)

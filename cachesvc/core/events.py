@@ -261,10 +261,11 @@ class Resized:
 @dataclass(frozen=True, slots=True)
 class Verified:
     """The check that `Verify` asked for ended: the bytes are right, or nothing could be said about them.
-    A copy that is wrong is `Corrupt`, before this."""
+    A copy that is wrong is `Corrupt`, before this. `looked`: somebody could look."""
 
     extent: ExtentId
     tier: TierName
+    looked: bool = True
 
 
 @dataclass(frozen=True, slots=True)

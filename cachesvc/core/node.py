@@ -301,7 +301,9 @@ class Node:
             self.copies.evict(copy)
 
     def _verified(self, event: ev.Verified) -> None:
-        self.policy.tiers[event.tier].scrubbed_bytes += self.scrub.done(event.extent, event.tier)
+        size_bytes = self.scrub.done(event.extent, event.tier)
+        if event.looked:
+            self.policy.tiers[event.tier].scrubbed_bytes += size_bytes
 
     def _tier_lost(self, event: ev.TierLost) -> None:
         tier = self.policy.tiers[event.tier]

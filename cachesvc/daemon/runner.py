@@ -276,8 +276,8 @@ class Runner:
         self._lanes[command.tier].submit(lambda: tier.evict(command.extent), evicted, failed)
 
     def _scrub(self, command: events.Verify) -> None:
-        def checked(_: Good) -> None:
-            self.handle(events.Verified(command.extent, command.tier))
+        def checked(good: Good) -> None:
+            self.handle(events.Verified(command.extent, command.tier, good is not None))
 
         self.checks.verify(command.extent, command.tier, checked)
 
