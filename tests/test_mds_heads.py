@@ -44,6 +44,16 @@ def test_opening_reads_each_plain_shard_once_and_no_compressed_one(tmp_path: Pat
         assert len(folder.reads) == reads
 
 
+@pytest.mark.parametrize("compression", ["", "zstd"])
+def test_a_shard_that_an_index_names_twice_is_refused(tmp_path: Path, compression: str) -> None:
+    path = shards(tmp_path / "d", compression, told=40) / "index.json"
+    index = json.loads(path.read_text())
+    index["shards"].append(index["shards"][1])
+    path.write_text(json.dumps(index))
+    with pytest.raises(CorruptData, match=r"index\.json: shards\[3\] names 'shard\.00001\.mds.* again"):
+        compiled(path.parent)
+
+
 def test_a_compressed_shard_is_named_when_it_is_filled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

@@ -49,6 +49,7 @@ def compile_mds(inputs: Inputs) -> Draft:
     space, firsts, samples = Space([entry.object for entry in inputs.entries]), array("q"), 0
     columns: tuple[tuple[str, str, int], ...] | None = None
     heads: list[_Head] = []
+    named: set[int] = set()
     for index in _indices(inputs):
         root = index.object.uri.rpartition("/")[0]
         for number, shard in enumerate(_shards(inputs, index)):
@@ -56,6 +57,11 @@ def compile_mds(inputs: Inputs) -> Draft:
             at = places.get(f"{root}/{shard.file}")
             if at is None:
                 raise CorruptData(f"{where} names {shard.file!r}, which is not there")
+            if at in named:
+                raise CorruptData(
+                    f"{where} names {shard.file!r} again: its samples would come twice an epoch"
+                )
+            named.add(at)
             if inputs.entries[at].object.size_bytes != shard.stored:
                 raise CorruptData(f"{where}: {shard.file!r} should have {shard.stored} bytes")
             if columns is not None and shard.columns != columns:
