@@ -70,6 +70,7 @@ def test_a_table_of_tabs_or_semicolons_is_found_without_being_named(tmp_path: Pa
 def test_a_byte_order_mark_quotes_and_a_line_separator_in_json_are_no_matter(tmp_path: Path) -> None:
     quoted = '"file";"a;b";"label"\n' + "".join(f'"{n}.dat";"x,y";"{k}"\n' for n, k in enumerate(KINDS))
     assert is_labelled(opened(tmp_path / "csv", b"\xef\xbb\xbf" + quoted.encode()))
+    assert is_labelled(opened(tmp_path / "cut", quoted.removesuffix("\n")))
     rows = [{"file": f"{n}.dat", "said": "a\u2028b", "label": kind} for n, kind in enumerate(KINDS)]
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     assert is_labelled(opened(tmp_path / "jsonl", lines, "labels.jsonl"))
@@ -106,6 +107,13 @@ def test_files_are_named_by_path_uri_or_stem(
         ("file,label\n0.dat,cat\n", "l.jsonl", CorruptData, "line 1 is no JSON"),
         ('[{"file": "0.dat", "label": 1}]', "l.json", CorruptData, "one a line"),
         ("file,label\n0.dat,kätzchen\n".encode("latin-1"), "labels.csv", CorruptData, "UTF-8"),
+        (
+            'file,label\n0.dat,cat\n1.dat,"dog\n2.dat,cat\n3.dat,dog\n',
+            "labels.csv",
+            CorruptData,
+            "line 3: a quote",
+        ),
+        ('file,"label\n0.dat,cat\n', "labels.csv", CorruptData, "line 1: a quote"),
         ("file,label\n0.dat," + "x" * 200_000, "labels.csv", CorruptData, "line 2: field larger"),
     ],
 )

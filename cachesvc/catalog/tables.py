@@ -100,10 +100,26 @@ def _first(columns: Sequence[str], wanted: Sequence[str]) -> str | None:
 
 
 def _lines(uri: str, text: str, separator: str) -> Iterator[list[str]]:
-    """The lines that hold something, as cells without the blanks around them."""
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True)
+    """The lines that hold something, as cells without the blanks around them. Raises CorruptData where a quote is open
+    at the end: what it took in may be half the table."""
+    end, ended, before = ["", "end"], False, 0
+
+    def marked() -> Iterator[str]:
+        nonlocal ended
+        yield from io.StringIO(text, newline="")
+        ended = True
+        yield separator.join(end)
+
+    reader = csv.reader(marked(), delimiter=separator, skipinitialspace=True)
     try:
-        yield from ([cell.strip() for cell in cells] for cells in reader if cells)
+        for cells in reader:
+            if ended and cells == end:
+                return
+            if ended:
+                raise CorruptData(f"{uri} line {before + 1}: a quote is opened and never closed")
+            before = reader.line_num
+            if cells:
+                yield [cell.strip() for cell in cells]
     except csv.Error as error:
         raise CorruptData(f"{uri} line {reader.line_num}: {error}") from error
 
