@@ -133,6 +133,16 @@ def test_what_webdataset_takes_for_no_sample_is_none(tmp_path: Path) -> None:
     assert [row[0] for row in samples_of(catalog)] == [b"__meta__", b"__a__b", b"d/__a__", b"a"]
 
 
+def test_a_tar_whose_checksums_take_bytes_for_signed_is_read(tmp_path: Path) -> None:
+    body = tar_bytes({"é": {"jpg": b"q"}}, tarfile.USTAR_FORMAT)
+    rest = body[:148] + b" " * 8 + body[156:512]
+    signed = sum(byte - 256 if byte > 127 else byte for byte in rest)
+    write_files(tmp_path / "d", {"a.tar": body[:148] + f"{signed:06o}\0 ".encode() + body[156:]})
+    assert compiled(tmp_path / "d").key(0) == "é"
+    write_files(tmp_path / "d", {"a.tar": body[:148] + f"{signed + 1:06o}\0 ".encode() + body[156:]})
+    assert "checksum does not match" in str(_refusal(tmp_path / "d"))
+
+
 def test_tar_sidecars_are_searchable(tmp_path: Path) -> None:
     tar_shards(tmp_path / "d", 2, 12, 300)
     catalog = compiled(tmp_path / "d", Options(extent_bytes=SMALL))

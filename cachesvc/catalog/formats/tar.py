@@ -70,7 +70,7 @@ def members(uri: str, size_bytes: int, read: Callable[[int, int], bytes]) -> Ite
 
 def _parse(uri: str, at: int, block: bytes) -> _Header:
     stated = _number(uri, at, block[148:156], "checksum")
-    if stated != sum(block) - sum(block[148:156]) + 8 * 32:
+    if stated not in _checksums(block[:148] + b" " * 8 + block[156:]):
         raise CorruptData(f"{uri}: no tar header at offset {at} (checksum does not match)")
     name = block[:100].partition(b"\0")[0]
     if block[257:263] == b"ustar\0" and block[345]:
@@ -78,6 +78,12 @@ def _parse(uri: str, at: int, block: bytes) -> _Header:
     size = _number(uri, at, block[124:136], "size")
     kind = block[156:157]
     return _Header(name.decode("utf-8", "surrogateescape"), 0 if kind in _BODILESS else size, kind)
+
+
+def _checksums(block: bytes) -> tuple[int, int]:
+    """The standard's, and that of old tars that took bytes for signed."""
+    unsigned = sum(block)
+    return unsigned, unsigned - 256 * sum(byte >> 7 for byte in block)
 
 
 def _number(uri: str, at: int, raw: bytes, what: str) -> int:
