@@ -108,6 +108,18 @@ def test_a_name_that_says_more_than_its_file_holds_is_garbage(tmp_path: Path, si
     tier.close()
 
 
+def test_an_extent_in_another_ones_folder_is_garbage(tmp_path: Path) -> None:
+    tier = open_nvme(NAME, tmp_path)
+    put(tier, 1)
+    tier.close()
+    strange = "ff" + extent(1).hex()[2:]
+    (final(tmp_path, 1).parent / f"{strange}.5").write_bytes(b"hello")
+    tier, found = reopened(tmp_path)
+    assert found == {extent(1): 5}, "it would be room that nobody can use, at each start"
+    assert files(tmp_path) == [extent(1).hex()]
+    tier.close()
+
+
 def test_a_large_extent_is_found_again(tmp_path: Path) -> None:
     size_bytes = (1 << 30) + 1
     tier = open_nvme(NAME, tmp_path)

@@ -217,7 +217,7 @@ def _named(shelf: Path) -> Iterator[tuple[ExtentId, int]]:
             extent = ExtentId(bytes.fromhex(text))
         except ValueError:
             extent, size_bytes = ExtentId(b""), 0
-        named = extent.hex() == text and len(text) == 32
+        named = extent.hex() == text and len(text) == 32 and text[:2] == shelf.name
         if named and (size_bytes <= _BELIEVED_BYTES or _holds(shelf / name, size_bytes)):
             yield extent, size_bytes
         else:
