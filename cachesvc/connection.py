@@ -23,8 +23,11 @@ from cachesvc.core.wire import Message, Op
 SEND_TIMEOUT_S = 30.0
 """A daemon that is stopped takes no messages; past this it counts as gone."""
 MAX_NUMBER = (1 << 32) - 1
-MAX_ASKED = 512
-"""Requests without an answer, of all threads together; a daemon takes twice as many of one reader."""
+MAX_ASKED = 256
+"""Requests without an answer, of all threads together: their answers fit the daemon's buffer (`daemon/grants.py`), also
+when this process gets no core to read them. One who does not read is dropped."""
+AT_ONCE = 128
+"""Of one call: it leaves room for another's."""
 
 _ROOM_FOR_ONE = socket.CMSG_LEN(wire.DESCRIPTOR.size)
 
@@ -81,20 +84,13 @@ class Connection:
     def ask(self, op: Op, values: Sequence[int], deadline: float) -> list[Answer]:
         """Send a request for each value and wait for the answers, in the same order. Raises DaemonUnavailable when the
         connection is gone, DeadlineExceeded at `deadline` (monotonic); then what had come is given back."""
-        call = _Call(len(values))
-        numbers = self._enter(call, deadline)
+        answers: list[Answer] = []
         try:
-            for number, value in zip(numbers, values, strict=True):
-                self._put(wire.encode(op, number, value))
-            self._wait(call, deadline)
+            for start in range(0, len(values), AT_ONCE):
+                answers += self._ask(op, values[start : start + AT_ONCE], deadline)
         except BaseException:
-            self._withdraw(call, numbers)
+            give_back(self, answers)
             raise
-        finally:
-            self._leave()
-        answers = call.answers
-        if len(answers) > 1:
-            answers.sort(key=_number)
         return answers
 
     def greet(self, message: Message, deadline: float) -> Message:
@@ -153,6 +149,23 @@ class Connection:
 
     def _gone(self) -> DaemonUnavailable:
         return DaemonUnavailable(f"the daemon at {self._path} went away; start it again: cachesvc serve")
+
+    def _ask(self, op: Op, values: Sequence[int], deadline: float) -> list[Answer]:
+        call = _Call(len(values))
+        numbers = self._enter(call, deadline)
+        try:
+            for number, value in zip(numbers, values, strict=True):
+                self._put(wire.encode(op, number, value))
+            self._wait(call, deadline)
+        except BaseException:
+            self._withdraw(call, numbers)
+            raise
+        finally:
+            self._leave()
+        answers = call.answers
+        if len(answers) > 1:
+            answers.sort(key=_number)
+        return answers
 
     def _enter(self, call: _Call, deadline: float) -> range:
         with self._lock:

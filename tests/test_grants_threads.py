@@ -118,6 +118,23 @@ def test_a_thread_that_waits_for_a_cold_extent_delays_no_other(
     grants.close()
 
 
+def test_more_extents_than_a_sockets_buffer_holds_answers_for_are_granted_in_one_call(tmp_path: Path) -> None:
+    extents = 1100
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/0.bin").write_bytes(os.urandom(extents * 4096))
+    small = ["--ram", "16MiB", "--allow", f"{tmp_path}/", "--extent-bytes", "4096"]
+    with Daemon(tmp_path / "node", small) as daemon:
+        grants = DaemonGrants(daemon.socket_dir, opened(daemon))
+        for turn in ("cold", "resident", "resident"):
+            answers = grants.acquire(range(extents), 60.0)
+            assert [answer.extent for answer in answers] == [*range(extents)], turn
+            for answer in answers:
+                assert isinstance(answer, Granted), turn
+                os.close(answer.fd)
+            grants.release(range(extents))
+        grants.close()
+
+
 def test_every_thread_that_waits_hears_of_a_killed_daemon_and_one_connection_is_made_anew(
     daemon: Daemon, data: bytes, pool: ThreadPoolExecutor
 ) -> None:
