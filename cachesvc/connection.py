@@ -84,6 +84,8 @@ class Connection:
     def ask(self, op: Op, values: Sequence[int], deadline: float) -> list[Answer]:
         """Send a request for each value and wait for the answers, in the same order. Raises DaemonUnavailable when the
         connection is gone, DeadlineExceeded at `deadline` (monotonic); then what had come is given back."""
+        if len(values) <= AT_ONCE:
+            return self._ask(op, values, deadline)
         answers: list[Answer] = []
         try:
             for start in range(0, len(values), AT_ONCE):

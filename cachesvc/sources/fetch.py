@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import zstandard
@@ -213,7 +214,8 @@ class Fetcher:
 def _huge(size: int) -> memoryview:
     """Memory in huge pages where the kernel has them: 32 buffers of 8 MiB are 65,536 page faults less."""
     memory = mmap.mmap(-1, max(1, size), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
+    with suppress(OSError):  # a kernel that has none
+        memory.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(memory)
 
 
