@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, get_args
 
 from cachesvc.core.arguments import whole_number
@@ -46,6 +47,15 @@ def checked_numbers(
         if global_batch_size is None
         else whole_number("global_batch_size", global_batch_size, 1, MAX_COUNT),
     )
+
+
+def named(dp_dims: Any) -> tuple[str, ...]:
+    """Names of a mesh's dimensions, of one or several. Raises InvalidInput."""
+    names = (dp_dims,) if isinstance(dp_dims, str) else dp_dims
+    found = tuple(names) if isinstance(names, Iterable) else (names,)
+    if not all(isinstance(name, str) for name in found):
+        raise InvalidInput(f"dp_dims={dp_dims!r}: give names of the mesh's dimensions, ('dp',) say")
+    return found
 
 
 def refuse_unused(

@@ -14,11 +14,11 @@ import torch
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, Sampler, default_collate
 
-from cachesvc.core.arguments import whole_number
+from cachesvc.core.arguments import flag, whole_number
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order import Last, OrderSpec
 from loader.account import Account
-from loader.arguments import MAX_COUNT, check_arguments, checked_numbers, refuse_unused
+from loader.arguments import MAX_COUNT, check_arguments, checked_numbers, named, refuse_unused
 from loader.engines import Fetches, WorkerType, checked, engine_for
 from loader.feed import Feed
 from loader.foreign import foretold, hear_epochs, tell_epoch
@@ -127,9 +127,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self.seed, self.epochs, self.global_batch_size = checked_numbers(seed, epochs, global_batch_size)
         self.in_order, self.shuffle, self.last = in_order, bool(shuffle), last
         self.window, self.mesh = window, mesh
-        self.dp_dims = (dp_dims,) if isinstance(dp_dims, str) else dp_dims
-        self.rank, self.world_size, self.shard, self.on_error = rank, world_size, shard, on_error
-        self.peer_failure_s, self.log_stats = peer_failure_s, log_stats
+        self.dp_dims, self.shard = named(dp_dims), flag("shard", shard)
+        self.rank, self.world_size, self.on_error = rank, world_size, on_error
+        self.peer_failure_s, self.log_stats = peer_failure_s, flag("log_stats", log_stats)
         self.device, self.worker_type = device, worker_type
         self._device = checked(worker_type, device)
         own = sampler is None and batch_sampler is None and batch_size is not None
@@ -169,7 +169,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 )
             return super().__iter__()
         feed = self._prepared()
-        must_stand(self._topology, self.rank, self.world_size, self.mesh, tuple(self.dp_dims))
+        must_stand(self._topology, self.rank, self.world_size, self.mesh, self.dp_dims)
         self._progress.begin(feed)
         if not self._job:
             self._agree_and_say(feed)
@@ -285,7 +285,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if not self.shard:
             return Topology(0, 1, "this rank alone")
         if self._topology is None:
-            self._topology = resolve(self.rank, self.world_size, self.mesh, tuple(self.dp_dims))
+            self._topology = resolve(self.rank, self.world_size, self.mesh, self.dp_dims)
         return self._topology
 
     def _prepared(self) -> Feed:

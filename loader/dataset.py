@@ -15,7 +15,7 @@ from torch.utils.data import Dataset as TorchDataset
 from cachesvc.catalog.build import Options
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.layout import Fixed
-from cachesvc.core.arguments import place_of, places_of, shares, whole_number
+from cachesvc.core.arguments import flag, place_of, places_of, shares, whole_number
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.permute import permute
 from cachesvc.sources.uri import canonical
@@ -75,12 +75,13 @@ def open_dataset(
         raise InvalidInput(f"version={version!r}: give it as text, as ds.version is")
     if fields is not None and not isinstance(fields, Iterable):
         raise InvalidInput(f"fields={fields!r}: give a name, or several")
+    checked = flag("verify", verify)
     rank, processes = foreseen()
     link = connect(_uris(uri), options, version or "", processes)
     if isinstance(fields, str):
         fields = (fields,)
     form = Form(tuple(fields) if fields is not None else None, decode, transform, out)
-    dataset = Dataset(Opened(link, verify), form)
+    dataset = Dataset(Opened(link, checked), form)
     if rank == 0:
         _say(dataset.catalog.notes)
     return dataset
@@ -187,7 +188,10 @@ class Dataset(TorchDataset[Any]):
 
     def select(self, ids: Sequence[int] | Ints) -> Dataset:
         """The samples of these indices, in that order. Raises InvalidInput for one that does not exist."""
-        given = np.asarray(ids).reshape(-1)
+        try:
+            given = np.asarray(ids).reshape(-1)
+        except ValueError as error:
+            raise InvalidInput(f"select() takes one list of indices: {error}") from None
         if len(given) and given.dtype.kind not in "iu":
             raise InvalidInput(
                 f"select() takes indices, not {given.dtype}; np.flatnonzero(mask) makes them of a mask"

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset as TorchDataset
 
-from cachesvc.core.arguments import place_of, shares
+from cachesvc.core.arguments import place_of, shares, whole_number
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.mixture import (
     MAX_PERIOD,
@@ -123,6 +123,7 @@ class Mixture(TorchDataset[Any]):
         """The same mixture with other weights from the beginning of `epoch` on. A state saved before that continues
         in a loader over it. Raises InvalidInput for other datasets, or an epoch not after the latest change."""
         given = dict(zip(weights, shares("weights", weights), strict=True))
+        epoch = whole_number("epoch", epoch, 0, 2**63 - 1)
         others = [repr(one) for one in weights if one not in self.components]
         if others:
             raise InvalidInput(

@@ -236,6 +236,13 @@ WRONG: dict[str, Callable[[Dataset], object]] = {
     "weights=None": lambda data: mix({data: 1}).reweighed(None, 1),  # type: ignore[arg-type]
     "is none of the 1 mixed datasets": lambda data: mix({data: 1}).reweighed({data.take(2): 1}, 1),
     "]='y': give a number": lambda data: mix({data: 1}).reweighed({data: "y"}, 1),  # type: ignore[dict-item]
+    "epoch='3'": lambda data: mix({data: 1}).reweighed({data: 2}, "3"),  # type: ignore[arg-type]
+    "epoch=1.5": lambda data: mix({data: 1}).reweighed({data: 2}, 1.5),  # type: ignore[arg-type]
+    "one list of indices": lambda data: data.select([[1], [2, 3]]),  # type: ignore[list-item]
+    "verify='no': give True": lambda data: open_dataset(data.catalog.uri, verify="no"),  # type: ignore[arg-type]
+    "shard='no': give True": lambda data: DataLoader(data, shard="no"),  # type: ignore[arg-type]
+    "log_stats='no': give True": lambda data: DataLoader(data, log_stats="no"),  # type: ignore[arg-type]
+    "dp_dims=5": lambda data: DataLoader(data, dp_dims=5),  # type: ignore[arg-type]
     "seq_len=2.5": lambda data: pack(data, 2.5),  # type: ignore[arg-type]
     "seq_len=0": lambda data: pack(data, 0),
     "packs of 99 tokens": lambda data: pack(data, 99),

@@ -25,6 +25,14 @@ def whole_number(name: str, given: Any, low: int, high: int) -> int:
     return number
 
 
+def flag(name: str, given: Any) -> bool:
+    """An argument that is on or off, numpy's and 0 and 1 included. Raises InvalidInput for anything else: of text each
+    word, "no" too, would count as on."""
+    if isinstance(given, (bool, int, np.bool_)) and given in (0, 1):
+        return bool(given)
+    raise InvalidInput(f"{name}={_short(given)}: give True or False")
+
+
 def share(name: str, given: Any) -> float:
     """An argument as a number of at least 0, numpy's included. Raises InvalidInput for text, NaN and infinity too."""
     try:
