@@ -15,6 +15,7 @@ from cachesvc.core.errors import InvalidInput
 from loader.dataset import Dataset
 from loader.mixture import Mixture
 from loader.packs import Packed
+from loader.reader import Ints
 
 MAX_DEPTH = 8
 """Layers looked through for a dataset of ours."""
@@ -104,9 +105,18 @@ def _identity(dataset: object, depth: int) -> str:
         parts = [f"{len(part)}:{_identity(part, depth - 1)}" for part in dataset.datasets]  # type: ignore[arg-type]
         return _digest("\n".join(parts).encode())
     inner = _identity(getattr(dataset, "dataset", None), depth - 1)
-    if isinstance(dataset, Subset):  # also a user's own kind of it: its indices say which samples these are
-        return f"{inner}:{_digest(np.asarray(dataset.indices, np.int64).tobytes())}"
-    return inner
+    chosen = _chosen(dataset)
+    return inner if chosen is None else f"{inner}:{_digest(chosen.tobytes())}"
+
+
+def _chosen(dataset: object) -> Ints | None:
+    """The indices that say which samples these are: of a Subset, and of what a user wrote like it."""
+    try:
+        indices = np.asarray(getattr(dataset, "indices", None))
+    except ValueError:  # a list of lists, say: no choice of samples
+        return None
+    whole = indices.ndim == 1 and (indices.dtype.kind in "iu" or not indices.size)
+    return indices.astype(np.int64) if whole or isinstance(dataset, Subset) else None
 
 
 def _digest(content: bytes) -> str:

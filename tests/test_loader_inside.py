@@ -135,9 +135,23 @@ class Chosen(Subset[Any]):
     """A user's own kind of torch's Subset."""
 
 
-def test_choices_of_a_users_own_kind_are_told_apart(links: list[MemoryLink]) -> None:
+class Picked(TorchDataset[Any]):
+    """A Subset that a user wrote."""
+
+    def __init__(self, dataset: TorchDataset[Any], indices: Any) -> None:
+        self.dataset, self.indices = dataset, indices
+
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[self.indices[index]]
+
+
+@pytest.mark.parametrize("kind", [Chosen, Picked])
+def test_choices_of_a_users_own_kind_are_told_apart(links: list[MemoryLink], kind: Any) -> None:
     dataset = in_memory(links[0])
-    first, second = (DataLoader(Chosen(dataset, range(at, at + 9)), batch_size=4) for at in (0, 9))
+    first, second = (DataLoader(kind(dataset, range(at, at + 9)), batch_size=4) for at in (0, 9))
     with pytest.raises(StateMismatch, match="belongs to"):
         second.load_state_dict(first.state_dict())
 
