@@ -225,6 +225,27 @@ def test_a_file_removed_by_somebody_is_a_tier_error_and_can_be_evicted(tmp_path:
     tier.close()
 
 
+def test_what_could_not_be_removed_is_removed_later_unless_it_is_kept_again(tmp_path: Path) -> None:
+    tier = open_nvme(NAME, tmp_path)
+    for number in (1, 2, 3):
+        put(tier, number)
+        there = final(tmp_path, number)
+        kept = there.rename(tmp_path / "kept")
+        there.mkdir()  # as good as a disk that says EIO
+        with pytest.raises(TierFailed, match="cannot remove"):
+            tier.evict(extent(number))
+        there.rmdir()
+        kept.rename(there)
+    assert files(tmp_path) == [extent(3).hex()], "1 went when 2 was put, and 2 when 3 was"
+    put(tier, 3)
+    put(tier, 4)
+    tier.evict(extent(4))
+    assert files(tmp_path) == [extent(3).hex()]
+    fd, _ = tier.open(extent(3))
+    os.close(fd)
+    tier.close()
+
+
 def test_a_folder_in_its_way_and_a_pipe_of_an_extents_name_stop_no_start(tmp_path: Path) -> None:
     tier = open_nvme(NAME, tmp_path)
     put(tier, 1)

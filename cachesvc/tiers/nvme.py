@@ -57,6 +57,8 @@ class NvmeTier:
         self._sync = sync
         self._sizes: dict[ExtentId, int] = {}
         self._filling: dict[ExtentId, int] = {}
+        self._left: dict[Path, None] = {}
+        """Files that the disk would not remove: tried again, one at each reservation and eviction."""
         self._handover = threading.Lock()  # a commit's last step against open and abort
 
     def reserve(self, extent: ExtentId, size_bytes: int) -> int:
@@ -66,16 +68,16 @@ class NvmeTier:
         """
         assert extent not in self._filling, "reserved twice"
         path = self._temporary(extent)
+        self._remove_left()
         with translated(self._where, "reserve space"):
-            with suppress(FileNotFoundError):
-                os.unlink(path)  # a new file, never one that a stuck filler may still write to
+            self._remove(path)  # a new file, never one that a stuck filler may still write to
             own = self._in_folders(partial(os.open, path, _NEW, _FILE_MODE))
             try:
                 os.posix_fallocate(own, 0, size_bytes + footer.footer_bytes(size_bytes))
                 given = os.dup(own)
             except OSError:
                 os.close(own)
-                _unlink_quietly(path)
+                self._remove_quietly(path)
                 raise
         self._filling[extent] = own
         self._sizes[extent] = size_bytes
@@ -95,6 +97,7 @@ class NvmeTier:
                 raise TierFailed(f"{self._where}: extent {extent.hex()} changed its size while it was filled")
             footer.write(own, extent, checksums)
             self._sync(own)
+            self._left.pop(final, None)
             self._in_folders(partial(os.rename, self._temporary(extent), final))
             sync_directory(final.parent, self._sync)
         with self._handover, suppress(OSError):  # all of it is durable
@@ -109,7 +112,7 @@ class NvmeTier:
         with suppress(OSError):  # what could not be written goes anyway
             os.close(own)
         for path in (self._temporary(extent), self._final(extent)):
-            _unlink_quietly(path)
+            self._remove_quietly(path)
         del self._sizes[extent]
 
     def open(self, extent: ExtentId) -> tuple[int, Checksums | None]:
@@ -139,10 +142,11 @@ class NvmeTier:
         self.abort(extent)
         if extent not in self._sizes:
             return
+        self._remove_left()
         path = self._final(extent)
         del self._sizes[extent]
-        with translated(self._where, "remove an extent"), suppress(FileNotFoundError):
-            os.unlink(path)
+        with translated(self._where, "remove an extent"):
+            self._remove(path)
 
     def recover(self) -> dict[ExtentId, int]:
         """Every committed extent and its size in bytes, once garbage is dropped.
@@ -179,6 +183,25 @@ class NvmeTier:
         for extent in list(self._filling):
             self.abort(extent)
         self.directory.close()
+
+    def _remove(self, path: Path) -> None:
+        """Raises OSError; the file, which nothing counts, is then `_left`."""
+        self._left.pop(path, None)
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
+        except OSError:
+            self._left[path] = None
+            raise
+
+    def _remove_quietly(self, path: Path) -> None:
+        with suppress(OSError):
+            self._remove(path)
+
+    def _remove_left(self) -> None:
+        if self._left:
+            self._remove_quietly(next(iter(self._left)))
 
     def _in_folders(self, call: Callable[[], _T]) -> _T:
         """The result of a call, which is made again where somebody had removed our folders: else nothing could be
@@ -241,11 +264,3 @@ def _remove(path: Path) -> None:
     """What is no extent; a directory stays, as somebody else's."""
     with suppress(IsADirectoryError):
         os.unlink(path)
-
-
-def _unlink_quietly(path: Path) -> None:
-    """Best effort: what stays behind is garbage that recovery removes."""
-    try:
-        os.unlink(path)
-    except OSError:
-        pass
