@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -491,6 +492,14 @@ def test_what_a_killed_daemon_left_among_its_catalogs_is_removed(tmp_path: Path,
         daemon.start()
         assert set(os.listdir(catalogs)) == {f"{dataset}.lmdb", *folders}
         reads_right(daemon, dataset, data)
+
+
+def test_a_catalogs_folder_that_somebody_removed_is_made_again(
+    tmp_path: Path, daemon: Daemon, data: bytes
+) -> None:
+    shutil.rmtree(tmp_path / "node/state/catalogs")
+    reads_right(daemon, opened(daemon), data)
+    assert (tmp_path / "node/state/catalogs").stat().st_mode & 0o777 == 0o700
 
 
 KNOCK = """
