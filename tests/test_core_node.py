@@ -496,6 +496,17 @@ def test_two_disks_bring_the_same_extent_and_the_first_has_no_room_for_it_any_mo
     assert node.resident_in(NVME1) == {A, C}
 
 
+def test_look_ahead_leaves_out_what_was_consumed_behind_an_extent_that_is_still_read() -> None:
+    node = node_of(ram=4, max_fills=1)
+    tell(node, declare(A, B, C), Demanded(ONE, 1, D, True, SIZE))
+    tell(node, Planned(1, 1, ((A, 0, 20), (B, 1, 2), (C, 3, 12))), Passed(1, 10))
+    assert fill(node, D) == [Grant(ONE, 1, D, RAM, "brief"), StartFill(A, RAM)]
+    assert fill(node, A) == [StartFill(C, RAM)]
+    tell(node, Filled(C, RAM), Passed(1, 30))
+    (epoch,) = node.counters(DATASET).epochs
+    assert (epoch.touched, epoch.hits) == (3, 1)
+
+
 def test_a_lost_tier_is_neither_filled_nor_granted_from_until_it_is_back() -> None:
     node = node_of(ram=2, nvme=2)
     read(node, A)

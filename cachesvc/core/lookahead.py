@@ -113,8 +113,12 @@ class Lookahead:
             if not urgent:
                 return True
             plan = self.plans[heapq.heappop(urgent)[1]]
-            entry = self._copies.entry(plan.entries[plan.next][0])
+            extent, _, last_step = plan.entries[plan.next]
+            entry = self._copies.entry(extent)
             if entry is None:
+                plan.next += 1
+            elif last_step < plan.passed:  # consumed, behind one that is not yet
+                self._count(plan, extent)
                 plan.next += 1
             elif not _absent(entry):
                 if plan.entered_bytes >= self._policy.window_bytes or not self._promote(entry):
