@@ -507,6 +507,14 @@ def test_look_ahead_leaves_out_what_was_consumed_behind_an_extent_that_is_still_
     assert (epoch.touched, epoch.hits) == (3, 1)
 
 
+@pytest.mark.parametrize("held", [0, 2], ids=["too small", "held by readers"])
+def test_what_does_not_fit_streams_through_a_disk_where_ram_has_no_room_for_an_extent(held: int) -> None:
+    node = node_of(ram=held, nvme=3)
+    tell(node, *(Held(TWO, extent, SIZE) for extent in (E, F)[:held]), declare(A, B, C, D))
+    for extent in (A, B, C, D, A, B, C, D):
+        assert read(node, extent), "granted"
+
+
 def test_a_lost_tier_is_neither_filled_nor_granted_from_until_it_is_back() -> None:
     node = node_of(ram=2, nvme=2)
     read(node, A)

@@ -143,7 +143,7 @@ class Policy:
         self.streams = False
         for tier in self.tiers.values():
             tier.reserve_bytes = 0
-        self.window = max(works, key=lambda tier: (tier.name == RAM, tier.budget_bytes), default=None)
+        self.window = max(works, key=self._suits_window, default=None)
         if self.window is None:
             self.window_bytes = 0
             return
@@ -156,6 +156,11 @@ class Policy:
         if not fits or (ahead and self.claimed_bytes + spill + self.window_bytes <= capacity):
             self.window.reserve_bytes = self.window_bytes
         self.streams = not fits
+
+    def _suits_window(self, tier: Tier) -> tuple[bool, int]:
+        """RAM where an extent fits beside what readers hold there: with the window in less, nothing could stream."""
+        room = tier.budget_bytes - tier.held_bytes
+        return tier.name == RAM and room >= self.largest_bytes, room
 
     def _wanted_bytes(self) -> int:
         if self.settings.lookahead_bytes is not None:
