@@ -163,9 +163,11 @@ def test_unexpected_errors_in_a_job_are_answered(tmp_path: Path, daemon: Daemon,
     dataset = opened(daemon)
     catalog = daemon.root / f"state/catalogs/{dataset}.lmdb"
     catalog.unlink()
-    (daemon.root / "state/catalogs").rename(daemon.root / "state/gone")  # the builder cannot write
+    (daemon.root / "state/catalogs").rename(daemon.root / "state/gone")
+    (daemon.root / "state/catalogs").touch()  # the builder cannot write
     with pytest.raises(CacheError):
         opened(daemon)
+    (daemon.root / "state/catalogs").unlink()
     (daemon.root / "state/gone").rename(daemon.root / "state/catalogs")
     assert opened(daemon) == dataset
 

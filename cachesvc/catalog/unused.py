@@ -21,7 +21,7 @@ def used(path: str) -> bool:
     """Say that a catalog is used; False where there is none (any more)."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:
         return True  # who opens it is told why it cannot be
