@@ -185,9 +185,8 @@ class Filler:
         path = f"{job.catalogs}/{found.id}.lmdb"
         with self._one_build(found.id):
             if not used(path):
-                with suppress(
-                    OSError
-                ):  # somebody removed it; what else there is against it is said of the file
+                # Somebody may have removed it; what else there is against it is said of the file.
+                with suppress(OSError):
                     os.mkdir(job.catalogs, 0o700)
                 with CachedBytes(self._settings.socket_dir, job.catalogs, found) as data:
                     notes = build(found, path, self._sources, data, self._progress(job.number))
