@@ -20,6 +20,9 @@ from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.resilient import LINE_LOOK_S, Resilience, Resilient
 from tests.test_sources_resilient import Clock
 
+LATE_S = 0.005
+"""A thread that sleeps wakes up to so much later than it wanted."""
+
 
 @dataclass
 class Bucket:
@@ -79,7 +82,8 @@ def simulate(
 
     def stand(process: Process, attempt: int, place: float, now: float) -> None:
         if wait_s := process.pace.wait_s(place, now):
-            return later(process, now + min(wait_s, LINE_LOOK_S), partial(stand, process, attempt, place))
+            wakes_at = now + min(wait_s, LINE_LOOK_S) + chance.random() * LATE_S
+            return later(process, wakes_at, partial(stand, process, attempt, place))
         asked.append(now)
         back = now + latency_s * (0.5 + chance.random())
         if bucket.allows(now):
@@ -128,6 +132,17 @@ def test_clients_settle_at_what_the_source_allows(
         assert share(asked, start, start + 10, rate) <= 1.1, start
         assert share(served, start, start + 10, rate) >= 0.85, start
     assert len(asked) <= 1.15 * rate * 60
+
+
+@pytest.mark.parametrize("latency_s", [0.002, 0.005, 0.02])
+def test_a_slow_source_is_used_from_the_fifth_second_on(latency_s: float) -> None:
+    """All who stood in line once looked at the same moments, asked at once when their turn had come sooner than they
+    were told, and were refused: the rate was halved, and took 20 s to come back."""
+    rate = 40
+    for seed in range(20):
+        asked, served = simulate(Bucket(rate, 4), 2, 64, 30, latency_s, seed)
+        assert share(asked, 5, 30, rate) <= 1.1, seed
+        assert share(served, 5, 30, rate) >= 0.95, seed
 
 
 @pytest.mark.parametrize("latency_s", [0.1, 0.5, 1.0, 2.0, 5.0])

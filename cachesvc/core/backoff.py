@@ -68,10 +68,13 @@ class Pace:
 
     SETTLE_S = 1.0
     FIRST_S = 0.25
-    """Of answers needed for a first guess."""
+    """A first guess takes the answers before it to have come over so long at least: a source serves more at once
+    than it bears for long. Too low is mended in a second or two; too high is a storm of refusals."""
     CUT_LEAST = 0.95
     CUT_MOST = 0.5
     LEAST_RATE = 0.2
+    LOOK_S = 1e-3
+    """Nobody in line looks more often."""
     FORGET_S = 60.0
     """So long after a refusal there is no limit any more."""
     _base: float = math.inf
@@ -98,17 +101,18 @@ class Pace:
 
     def join(self, now: float) -> float:
         """Stand in line for the next request; the place there, for `wait_s`. Who leaves early wastes a place."""
-        if math.isinf(self.rate(now)):
-            return self._due
         self._move(now)
         self._last += 1
         return self._last
 
     def wait_s(self, place: float, now: float) -> float:
-        """Seconds until that place may ask, as far as is known now; 0: go. Look again before they are over:
-        the rate changes."""
+        """Seconds for which that place may not ask; 0: go. Look again after them. They end before its turn where
+        the rate does not double meanwhile: or all whose turn came sooner than they were told would ask at once."""
         self._move(now)
-        return self.paused_s(now) + max(0.0, place - self._due) / self.rate(now)
+        rate, before = self.rate(now), max(0.0, place - self._due)
+        if not before or math.isinf(rate):
+            return self.paused_s(now)
+        return self.paused_s(now) + max(self.LOOK_S, math.log2(1 + math.log(2) * before / rate))
 
     def paused_s(self, now: float) -> float:
         """Seconds for which the source asked to be left alone."""
@@ -130,10 +134,7 @@ class Pace:
         refused = sum(window.refused for window in self._seen)
         span_s = now - self._seen[0].since
         if math.isinf(self.rate(now)):
-            if span_s < self.FIRST_S:  # too early to tell, and no reason to go on like that
-                self._paused_until = max(self._paused_until, self._seen[0].since + self.FIRST_S)
-                return
-            self._base, self._guessed, self._due = accepted / span_s, True, self._last
+            self._base, self._guessed = max(1, accepted) / max(self.FIRST_S, span_s), True
         elif span_s < self.SETTLE_S:
             return
         else:
@@ -147,7 +148,7 @@ class Pace:
     def _move(self, now: float) -> None:
         """Bring the line up to now; of places that nobody took while it was empty, one is left."""
         rate, since = self.rate(now), max(self._due_at, min(now, self._paused_until))
-        if math.isfinite(rate) and math.isfinite(since):
+        if now > since:
             self._due = min(self._last + 1, self._due + rate * (now - since))
         self._due_at = now
 
