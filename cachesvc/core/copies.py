@@ -13,6 +13,7 @@ from cachesvc.core.events import Command, Evict, StartFill
 from cachesvc.core.model import RAM, DatasetId, ExtentId
 from cachesvc.core.policy import Policy
 from cachesvc.core.state import Copy, Entry, Phase, Role, Shelf, Tally, Tier, Window
+from cachesvc.core.table import Table
 
 UNDECLARED = DatasetId("")
 """The name under which reads that no job declared are counted."""
@@ -23,7 +24,7 @@ class Copies:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self.entries: dict[ExtentId, Entry] = {}
+        self.entries: Table[Entry] = Table()
         self.filling: set[Copy] = set()
         self.out: list[Command] = []
         self.refills: OrderedDict[ExtentId, None] = OrderedDict()
@@ -62,7 +63,7 @@ class Copies:
         """Drop the record of an extent that nothing refers to any more."""
         used = entry.copies or entry.waiters or entry.datasets or entry.needs or entry.queued
         if not used and entry.due_at is None:
-            self.entries.pop(entry.id, None)
+            self.entries.pop(entry.id)
 
     def find(self, extent: ExtentId, tier: Tier) -> Copy | None:
         """The copy of an extent in a tier, in any phase."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from cachesvc.core.model import ExtentId
 from cachesvc.core.state import Copy, Entry
+from cachesvc.core.table import Table
 
 STRETCHES = 100
 """Parts of the next order that should keep alike: five in the 5 % of an epoch over which a rate is judged."""
@@ -28,24 +29,28 @@ class Retention:
     passed."""
 
     def __init__(self, following: Sequence[ExtentId]) -> None:
-        self.following = tuple(following)
-        self._stretch: dict[ExtentId, int] = {}
-        self._counted: set[ExtentId] = set()
+        self.following = following
+        self._stretch: Table[int] = Table()
+        self._counted: Table[bool] = Table()
         self._kept = np.zeros(STRETCHES)
         self._passed: list[list[Copy]] = [[] for _ in range(STRETCHES)]
 
     def count(self, kept: Callable[[ExtentId], bool], step: int) -> Iterator[None]:
         """Find out what is kept; gives way after each `step` extents."""
-        stretch: dict[ExtentId, int] = {}
+        stretch: Table[int] = Table()
+        order: list[ExtentId] = []
         for start in range(0, len(self.following), step):
-            stretch.update(dict.fromkeys(self.following[start : start + step], 0))
+            for extent in self.following[start : start + step]:
+                if extent not in stretch:
+                    stretch[extent] = 0
+                    order.append(extent)
             yield
-        self.following = order = tuple(stretch)
+        self.following = order
         for start in range(0, len(order), step):
             for at, extent in enumerate(order[start : start + step], start):
                 stretch[extent] = at * STRETCHES // len(order)
                 if kept(extent):
-                    self._counted.add(extent)
+                    self._counted[extent] = True
                     self._kept[stretch[extent]] += 1
             yield
         self._stretch = stretch
@@ -79,4 +84,7 @@ class Retention:
     def _count(self, extent: ExtentId, kept: bool) -> None:
         if kept != (extent in self._counted):
             self._kept[self._stretch[extent]] += 1 if kept else -1
-            (self._counted.add if kept else self._counted.discard)(extent)
+            if kept:
+                self._counted[extent] = True
+            else:
+                self._counted.pop(extent)

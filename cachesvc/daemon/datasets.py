@@ -219,8 +219,9 @@ def is_claimed(node: Node, dataset: Dataset) -> bool:
 
 def in_use(node: Node, dataset: Dataset) -> bool:
     """Whether the node has any of its extents: resident, filling or asked for. O(the fewer of them)."""
-    known = [node.copies.entries.keys(), *(tier.found.keys() for tier in node.policy.tiers.values())]
-    return not all(dataset.index_of.keys().isdisjoint(each) for each in known)
+    wanted = dataset.index_of.keys()
+    found = (tier.found.keys() for tier in node.policy.tiers.values())
+    return not (node.copies.entries.isdisjoint(wanted) and all(map(wanted.isdisjoint, found)))
 
 
 def unknown(wanted: DatasetId) -> NotFound:
