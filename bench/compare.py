@@ -188,7 +188,9 @@ class Bench:
     def _cold(self, peer: str) -> dict[str, Any]:
         """One epoch through the slow network, with nothing cached."""
         with (
-            ProxyProcess(self.s3.endpoint.removeprefix("http://"), DELAY_MS, RATE_MB) as proxy,
+            ProxyProcess(
+                self.s3.endpoint.removeprefix("http://"), delay_ms=DELAY_MS, rate_mb=RATE_MB
+            ) as proxy,
             tempfile.TemporaryDirectory(dir="/dev/shm") as cache,
         ):
             job = replace(

@@ -111,7 +111,7 @@ class Proxy:
 
     `rate` is bytes per second and connection (0: no limit), `delay_s` is added to each request. Tests append
     to `faults`; the first that matches a GET is used up. Beyond `gets_per_s` (0: no limit; a tenth of a second's
-    worth at once) GETs of objects are answered with 503 SlowDown.
+    worth at once) GETs of objects are answered with 503 SlowDown, and with `retry_after_s` where it is set.
     """
 
     def __init__(
@@ -122,6 +122,7 @@ class Proxy:
         self.delay_s = delay_s
         self.rate = rate
         self.gets_per_s = gets_per_s
+        self.retry_after_s: int | None = None
         self._allowed = (0.0, 0.0)
         self.faults: list[Fault] = []
         self.counts = Counts()
@@ -249,7 +250,7 @@ class _Exchange:
         self.proxy.count_request(method.decode(), path.decode(), found[1].decode() if found else "")
         fault = self.proxy.take_fault(method.decode(), path.decode())
         if self.proxy.refuses(method.decode(), path.decode()):
-            fault = Fault("status", status=503, code="SlowDown")
+            fault = Fault("status", code="SlowDown", retry_after_s=self.proxy.retry_after_s)
         if self.proxy.delay_s:
             time.sleep(self.proxy.delay_s)
         if fault is not None and fault.kind == "status":
@@ -367,11 +368,10 @@ class _Exchange:
 class ProxyProcess:
     """The same proxy in a process of its own, for measurements. Context manager."""
 
-    def __init__(
-        self, target: str, delay_ms: float = 0.0, rate_mb: float = 0.0, gets_per_s: float = 0.0
-    ) -> None:
-        self._arguments = ["--target", target, "--delay-ms", str(delay_ms), "--rate-mb", str(rate_mb)]
-        self._arguments += ["--gets-per-s", str(gets_per_s)]
+    def __init__(self, target: str, **options: float | None) -> None:
+        """`options` are those of `python -m tests.servers proxy`; None: its default."""
+        given = {f"--{name.replace('_', '-')}": value for name, value in options.items() if value is not None}
+        self._arguments = ["--target", target, *(str(each) for option in given.items() for each in option)]
 
     def __enter__(self) -> ProxyProcess:
         root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

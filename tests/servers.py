@@ -203,12 +203,14 @@ def _main() -> None:
     proxy.add_argument("--delay-ms", type=float, default=0.0)
     proxy.add_argument("--rate-mb", type=float, default=0.0)
     proxy.add_argument("--gets-per-s", type=float, default=0.0)
+    proxy.add_argument("--retry-after-s", type=int)
     s3 = verbs.add_parser("s3")
     s3.add_argument("--directory", type=Path)
     chosen = parser.parse_args()
     if chosen.verb == "proxy":
         delay_s, rate = chosen.delay_ms / 1000, chosen.rate_mb * 1e6
         found = Proxy(chosen.target, delay_s, rate, chosen.port, chosen.gets_per_s)
+        found.retry_after_s = chosen.retry_after_s
         with found, _until_stopped():
             print(found.endpoint, flush=True)
         return

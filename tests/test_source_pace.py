@@ -65,6 +65,7 @@ def simulate(
     latency_s: float,
     seed: int = 1,
     runs: tuple[float, float] = (1.0, 1.0),
+    retry_after_s: float = 0.0,
 ) -> tuple[list[float], list[float]]:
     """When requests came to the source, and when it served one: closed loops with the line and the retries of
     `Resilient`; `runs` as `Process`. Answers are refused or not when they are sent, and known later."""
@@ -96,8 +97,9 @@ def simulate(
         join(process, 0, now)
 
     def refused(process: Process, attempt: int, sent_at: float, now: float) -> None:
-        process.pace.refused(sent_at, now, 0.0)
-        later(process, now + full_jitter_s(attempt, chance.random()), partial(join, process, attempt + 1))
+        process.pace.refused(sent_at, now, retry_after_s)
+        wait_s = max(full_jitter_s(attempt, chance.random()), retry_after_s * (1 + 0.25 * chance.random()))
+        later(process, now + wait_s, partial(join, process, attempt + 1))
 
     numbers = count()
     for number in range(clients * threads):
@@ -143,6 +145,18 @@ def test_a_slow_source_is_used_from_the_fifth_second_on(latency_s: float) -> Non
         asked, served = simulate(Bucket(rate, 4), 2, 64, 30, latency_s, seed)
         assert share(asked, 5, 30, rate) <= 1.1, seed
         assert share(served, 5, 30, rate) >= 0.95, seed
+
+
+@pytest.mark.parametrize("retry_after_s", [0.5, 1, 2, 5, 10, 30])
+@pytest.mark.parametrize("rate", [40, 300])
+def test_a_source_that_says_when_to_come_back_is_used_all_the_same(rate: int, retry_after_s: float) -> None:
+    """Once one refusal of many answers stopped all, and the rate grew meanwhile: 30 s of it, a storm, and so on."""
+    for seed in range(3):
+        asked, served = simulate(Bucket(rate, rate / 10), 2, 64, 120, 0.01, seed, retry_after_s=retry_after_s)
+        start = 10 + 1.25 * retry_after_s
+        assert share(asked, start, 120, rate) <= 1.1, seed
+        assert share(served, start, 120, rate) >= 0.85, seed
+        assert len(asked) <= 1.1 * len(served)
 
 
 @pytest.mark.parametrize("latency_s", [0.1, 0.5, 1.0, 2.0, 5.0])

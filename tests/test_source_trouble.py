@@ -79,9 +79,14 @@ def starved(daemon: Daemon) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("delay_s", [0.0, 1.0])
+@pytest.mark.parametrize(("delay_s", "retry_after_s"), [(0.0, None), (1.0, None), (0.0, 5)])
 def test_two_fillers_settle_at_the_rate_of_a_source_that_throttles(
-    delay_s: float, tmp_path: Path, s3_server: SeaweedFS, bucket: str, s3_env: dict[str, str]
+    delay_s: float,
+    retry_after_s: int | None,
+    tmp_path: Path,
+    s3_server: SeaweedFS,
+    bucket: str,
+    s3_env: dict[str, str],
 ) -> None:
     rate, count, size = 40.0, 1_400, 4096  # few enough for fillers that must share their core
     client = s3_server.client()
@@ -90,7 +95,7 @@ def test_two_fillers_settle_at_the_rate_of_a_source_that_throttles(
         list(pool.map(lambda n: client.put_object(Bucket=bucket, Key=f"t/{n:05}.x", Body=body), range(count)))
     target = s3_server.endpoint.removeprefix("http://")
     # In a process of its own: while this one looks for garbage, it would let nothing pass.
-    with ProxyProcess(target, delay_ms=1e3 * delay_s, gets_per_s=rate) as proxy:
+    with ProxyProcess(target, delay_ms=1e3 * delay_s, gets_per_s=rate, retry_after_s=retry_after_s) as proxy:
         credentials = {**s3_env, "AWS_ENDPOINT_URL": proxy.endpoint}
         options = [
             "--ram",
@@ -111,7 +116,7 @@ def test_two_fillers_settle_at_the_rate_of_a_source_that_throttles(
             hungry = starved(daemon)
         asked = proxy.counts().gets
     start = asked[0][0]
-    found_s = 5 + 5 * delay_s
+    found_s = 5 + 5 * delay_s + (retry_after_s or 0)  # at first most is refused, and all wait for so long
     settled = [(at - start, passed) for at, passed in asked if found_s <= at - start <= 30]
     span = settled[-1][0] - settled[0][0]
     offered, served = len(settled) / span / rate, sum(passed for _, passed in settled) / span / rate

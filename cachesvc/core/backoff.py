@@ -92,7 +92,7 @@ class Pace:
         """Requests a second. t seconds after a cut: base * exp(0.01 t (1 + (t/10)^2)) + t/20, which is 1 % more
         after 1 s, 6 % after 5 s, 2.7 times as much after 20 s; the last term lifts a share that is too small. A first
         guess doubles every second until the next refusal."""
-        quiet_s = now - self._cut_at
+        quiet_s = max(0.0, now - max(self._cut_at, self._paused_until))
         if math.isinf(self._base) or quiet_s > self.FORGET_S:
             return math.inf
         if self._guessed:
@@ -124,9 +124,9 @@ class Pace:
             self._window(now).accepted += 1
 
     def refused(self, sent_at: float, now: float, retry_after_s: float) -> None:
-        """The source said 429 or 503, and perhaps until when."""
+        """The source said 429 or 503, and perhaps until when. Who was refused waits so long; everybody does where
+        most is refused, for then the source is closed, not at its limit."""
         self._move(now)
-        self._paused_until = max(self._paused_until, now + retry_after_s)
         if sent_at < self._cut_at:
             return
         self._window(now).refused += 1
@@ -141,6 +141,8 @@ class Pace:
             kept = accepted / (accepted + refused)
             self._base = self.rate(now) * min(self.CUT_LEAST, max(self.CUT_MOST, kept))
             self._guessed = False
+        if refused > accepted:
+            self._paused_until = max(self._paused_until, now + retry_after_s)
         self._base = max(self.LEAST_RATE, self._base)
         self._cut_at = now
         self._seen.clear()
