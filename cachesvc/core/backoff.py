@@ -89,9 +89,9 @@ class Pace:
     _seen: deque[_Window] = field(default_factory=lambda: deque(maxlen=2))
 
     def rate(self, now: float) -> float:
-        """Requests a second. t seconds after a cut: base * exp(0.01 t (1 + (t/10)^2)) + t/20, which is 1 % more
-        after 1 s, 6 % after 5 s, 2.7 times as much after 20 s; the last term lifts a share that is too small. A first
-        guess doubles every second until the next refusal."""
+        """Requests a second. t seconds after a cut, or after the pause that came of it:
+        base * exp(0.01 t (1 + (t/10)^2)) + t/20, which is 1 % more after 1 s, 6 % after 5 s, 2.7 times as much after
+        20 s; the last term lifts a share that is too small. A first guess doubles every second until the next refusal."""
         quiet_s = max(0.0, now - max(self._cut_at, self._paused_until))
         if math.isinf(self._base) or quiet_s > self.FORGET_S:
             return math.inf
