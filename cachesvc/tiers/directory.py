@@ -98,7 +98,7 @@ def lay_out(root: Path, sync: Sync) -> None:
         sync_directory(directory, sync)
 
 
-def sync_directory(directory: Path, sync: Sync) -> None:
+def sync_directory(directory: str | Path, sync: Sync) -> None:
     """Make a directory's names durable. Raises OSError."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -57,7 +57,7 @@ class NvmeTier:
         self._sync = sync
         self._sizes: dict[ExtentId, int] = {}
         self._filling: dict[ExtentId, int] = {}
-        self._left: dict[Path, None] = {}
+        self._left: dict[str, None] = {}
         """Files that the disk would not remove: tried again, one at each reservation and eviction."""
         self._handover = threading.Lock()  # a commit's last step against open and abort
 
@@ -99,7 +99,7 @@ class NvmeTier:
             self._sync(own)
             self._left.pop(final, None)
             self._in_folders(partial(os.rename, self._temporary(extent), final))
-            sync_directory(final.parent, self._sync)
+            sync_directory(os.path.dirname(final), self._sync)
         with self._handover, suppress(OSError):  # all of it is durable
             os.close(self._filling.pop(extent))
 
@@ -184,7 +184,7 @@ class NvmeTier:
             self.abort(extent)
         self.directory.close()
 
-    def _remove(self, path: Path) -> None:
+    def _remove(self, path: str) -> None:
         """Raises OSError; the file, which nothing counts, is then `_left`."""
         self._left.pop(path, None)
         try:
@@ -195,7 +195,7 @@ class NvmeTier:
             self._left[path] = None
             raise
 
-    def _remove_quietly(self, path: Path) -> None:
+    def _remove_quietly(self, path: str) -> None:
         with suppress(OSError):
             self._remove(path)
 
@@ -212,12 +212,14 @@ class NvmeTier:
             lay_out(self._root, self._sync)
             return call()
 
-    def _temporary(self, extent: ExtentId) -> Path:
-        return self._root / "tmp" / extent.hex()
+    def _temporary(self, extent: ExtentId) -> str:
+        return f"{self._root}/tmp/{extent.hex()}"
 
-    def _final(self, extent: ExtentId) -> Path:
+    def _final(self, extent: ExtentId) -> str:
+        """No `Path`: it interns each part, and ever new names rebuild the interpreter's table of interned strings
+        again and again, 2 MB each time, which stay with the thread that happened to do it."""
         text = extent.hex()
-        return self._root / "extents" / text[:2] / f"{text}.{self._sizes[extent]}"
+        return f"{self._root}/extents/{text[:2]}/{text}.{self._sizes[extent]}"
 
 
 def open_nvme(name: TierName, directory: Path, sync: Sync = os.fsync, locks: Sequence[int] = ()) -> NvmeTier:
