@@ -130,11 +130,23 @@ class Leases:
         if self._owed:
             self._give_back()
 
-    def keep_all(self) -> None:
-        """From now on nothing is given back but by `close`: views of the range are out."""
-        self.kept = True
+    @contextmanager
+    def keeping_all(self) -> Iterator[None]:
+        """What is leased meanwhile stays; until `close` where all is mapped at the end, for views of the range go out
+        then. Else nothing stays."""
         everything = np.arange(len(self._starts))
-        self.begin(everything, everything)
+        use = Use(everything, everything)
+        with self._lock:
+            self._uses.add(use)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.kept = bool(self.mapped.all())
+                if not self.kept:
+                    self._uses.discard(use)
+                    self._drop(list(self.held))
+            self._give_back()
 
     def ensure(self, use: Use, extents: Sequence[int]) -> bool:
         """Lease what is not held yet: mapped while there is room, otherwise kept as an open descriptor. `use`

@@ -147,20 +147,9 @@ class Reader:
 
         Raises OutOfSpace when an extent is not in memory (a file) or more than the mapping limit.
         """
-        leases, count = self._leases, len(self._starts)
-        leases.keep_all()  # never given back: the mappings stay as long as the caller may look
-        for at in range(0, count, MAX_GROUP):
-            extents = np.arange(at, min(at + MAX_GROUP, count))
-            use, _ = leases.begin(extents, extents)
-            try:
-                leases.ensure(use, extents.tolist())
-            finally:
-                leases.end(use)
-        if not leases.mapped.all():
-            lacking = int((~leases.mapped).sum())
-            raise OutOfSpace(
-                f"{lacking} of {count} extents are not in memory; give the daemon more --ram, or read by sample"
-            )
+        leases = self._leases
+        if not leases.kept:
+            self._keep_all()
         return leases.range.array
 
     def origin_bytes(self) -> dict[str, int]:
@@ -185,6 +174,23 @@ class Reader:
         self._leases.abandon()
 
     # ---- reads
+
+    def _keep_all(self) -> None:
+        leases, count = self._leases, len(self._starts)
+        with leases.keeping_all():
+            for at in range(0, count, MAX_GROUP):
+                extents = np.arange(at, min(at + MAX_GROUP, count))
+                use, _ = leases.begin(extents, extents)
+                try:
+                    leases.ensure(use, extents.tolist())
+                finally:
+                    leases.end(use)
+                if not leases.mapped[extents].all():
+                    break
+        if not leases.kept:
+            raise OutOfSpace(
+                f"the {count} extents are not all in memory; give the daemon more --ram, or read by sample"
+            )
 
     def _record_view(self) -> Records:
         """Every record as one opaque item: numpy gathers those as fast as rows, overlapping ones too."""

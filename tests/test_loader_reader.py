@@ -6,6 +6,7 @@ import gc
 import io
 import itertools
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -163,6 +164,38 @@ def test_array_is_the_whole_dataset_without_a_copy(tmp_path: Path) -> None:
     assert (found == rows).all()
     assert not found.flags.writeable
     assert np.shares_memory(found, whole.array())
+
+
+class Streaming(MemoryGrants):
+    """Room of what streams by: others wait for it."""
+
+    def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
+        answers = super().acquire(extents, timeout_s)
+        return [each._replace(brief=True) if isinstance(each, Granted) else each for each in answers]
+
+
+def test_nothing_of_an_array_is_given_back_whatever_is_read_later(tmp_path: Path) -> None:
+    datasets.records(tmp_path / "r.bin", 100, 4096)
+    link = compiled(tmp_path / "r.bin", tmp_path, format="records", record_bytes=4096, extent_bytes=4096)
+    catalog = link.catalog()
+    grants = Streaming(catalog.extent)
+    reader = Reader(catalog, grants)
+    reader.array()
+    reader.read(np.asarray([0]), np.asarray([8]))
+    assert grants.leases == dict.fromkeys(range(100), 1), "a touch of what is gone would end the process"
+    reader.close()
+
+
+def test_an_array_that_does_not_fit_keeps_nothing(tmp_path: Path) -> None:
+    datasets.records(tmp_path / "r.bin", 100, 4096)
+    link = compiled(tmp_path / "r.bin", tmp_path, format="records", record_bytes=4096, extent_bytes=4096)
+    catalog = link.catalog()
+    grants = MemoryGrants(catalog.extent, room=90)
+    reader = Reader(catalog, grants)
+    with pytest.raises(OutOfSpace, match="--ram"):
+        reader.array()
+    assert not any(grants.leases.values())
+    reader.close()
 
 
 @pytest.mark.parametrize("record_bytes", [48, 3000, 4096])
