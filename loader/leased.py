@@ -143,7 +143,9 @@ class Leases:
         finally:
             with self._lock:
                 self.kept = bool(self.mapped.all())
-                if not self.kept:
+                if self.kept:
+                    self.range.leave_to_children()
+                else:
                     self._uses.discard(use)
                     self._drop(list(self.held))
             self._give_back()

@@ -17,14 +17,14 @@ from cachesvc.core.model import HUGE_BYTES, PAGE_BYTES
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
-_MADV_DONTFORK = 10
+_MADV_DONTFORK, _MADV_DOFORK = 10, 11
 
 
 class AddressRange:
     """Reserved, unreadable memory of `size_bytes`, into which read-only descriptors are mapped.
 
     Touching a page where nothing is mapped kills the process: the reader alone decides what is touched, and
-    changes mappings only while it touches nothing. A forked child does not have the range.
+    changes mappings only while it touches nothing. A forked child does not have the range, unless it was left to it.
     """
 
     def __init__(self, size_bytes: int) -> None:
@@ -58,6 +58,10 @@ class AddressRange:
             mapping.place(self._home + address, size_bytes, mapping.PROT_NONE, flags)
         self._keep_from_children(address, size_bytes)
 
+    def leave_to_children(self) -> None:
+        """Children forked from now on have the range as it is: they may hold views of it."""
+        mapping.advise(self._home, self._size, _MADV_DOFORK)
+
     def close(self) -> None:
         """Give the range back. The caller has dropped every view of it."""
         if self._size:
@@ -67,7 +71,7 @@ class AddressRange:
             self._size = 0
 
     def forget(self) -> None:
-        """In a forked child: the range does not exist here."""
+        """In a forked child: the range is not this process's to change, or does not exist here."""
         self._size = 0
 
     def _keep_from_children(self, address: int, size_bytes: int) -> None:

@@ -186,6 +186,18 @@ def test_nothing_of_an_array_is_given_back_whatever_is_read_later(tmp_path: Path
     reader.close()
 
 
+def test_a_forked_child_may_look_at_its_parents_array(tmp_path: Path) -> None:
+    rows = datasets.records(tmp_path / "r.bin", 100, 4096)
+    link = compiled(tmp_path / "r.bin", tmp_path, format="records", record_bytes=4096, extent_bytes=16384)
+    whole = in_memory(link)
+    found = whole.array()
+    child = os.fork()
+    if child == 0:
+        right = bool((found == rows).all() and (whole[7].numpy() == rows[7]).all())
+        os._exit(0 if right else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_an_array_that_does_not_fit_keeps_nothing(tmp_path: Path) -> None:
     datasets.records(tmp_path / "r.bin", 100, 4096)
     link = compiled(tmp_path / "r.bin", tmp_path, format="records", record_bytes=4096, extent_bytes=4096)
