@@ -113,11 +113,11 @@ class Mixture(TorchDataset[Any]):
     @property
     def identity(self) -> str:
         """Which data this is: a digest of the components, and the weights of each phase as integers, e.g.
-        `9f2c@0:7,3;5:1,1` where 7:3 holds from epoch 0 and 1:1 from epoch 5."""
+        `9f2c@0:7,3;5:1,1` where 7:3 holds from epoch 0 and 1:1 from epoch 5. Where weights say how long an epoch is,
+        they are what it takes of each."""
         parts = [self._by, str(self._size), *(one.identity for one in self.components)]
         digest = hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
-        phases = [f"{phase.first}:{','.join(map(str, phase.pattern.shares))}" for phase in self._phases]
-        return f"{digest}@{';'.join(phases)}"
+        return f"{digest}@{';'.join(map(self._said, self._phases))}"
 
     def reweighed(self, weights: Mapping[Dataset | Packed, float], epoch: int) -> Mixture:
         """The same mixture with other weights from the beginning of `epoch` on. A state saved before that continues
@@ -196,6 +196,10 @@ class Mixture(TorchDataset[Any]):
 
     def _run_of(self, spec: OrderSpec) -> Callable[[int, int], Any]:
         return lambda index, own_epoch: self._parts[index].run(_own(spec, index), own_epoch)
+
+    def _said(self, phase: _Phase) -> str:
+        times = 1 if self._by == "proportion" else phase.slots // phase.pattern.period
+        return f"{phase.first}:{','.join(str(share * times) for share in phase.pattern.shares)}"
 
     def _draw(self, drawn: list[int], phase: _Phase, epochs: int) -> None:
         for index in range(len(drawn)):

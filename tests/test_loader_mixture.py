@@ -310,6 +310,18 @@ def test_the_length_of_several_epochs_counts_each_by_its_own_weights(root: Path)
     assert len(loader) == 4 + 4 * 2
 
 
+@pytest.mark.parametrize(("by", "one", "other"), [("choose", 10, 5), ("repeat", 1, 2)])
+def test_a_state_knows_how_much_an_epoch_takes(root: Path, by: Any, one: int, other: int) -> None:
+    parts = numbers(root)[:2]
+    first = mix(dict.fromkeys(parts, 3), by=by)
+    loader = DataLoader(first.reweighed(dict.fromkeys(parts, one), epoch=1), batch_size=5, shuffle=True)
+    loader.set_epoch(1)
+    next(iter(loader))
+    changed = first.reweighed(dict.fromkeys(parts, other), epoch=1)
+    with pytest.raises(StateMismatch, match="weights"):
+        DataLoader(changed, batch_size=5, shuffle=True).load_state_dict(loader.state_dict())
+
+
 def test_a_state_of_another_filter_mixture_or_packing_is_refused(root: Path) -> None:
     dataset = notes(root)
     parts = numbers(root)
