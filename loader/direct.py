@@ -75,7 +75,10 @@ class DirectGrants:
         if failure is None and late:
             failure = DeadlineExceeded(f"the source did not deliver {len(late)} extents in {timeout_s:.0f} s")
         if failure is not None:
-            self.release([extent for extent, copy in copies.items() if copy is not None])
+            with self._lock:  # of these very copies: a failed one may have given its place to another's
+                for copy in copies.values():
+                    if copy is not None:
+                        copy.leases -= 1
             raise failure
         return [self._answer(extent, copy) for extent, copy in copies.items()]
 

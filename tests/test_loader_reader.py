@@ -6,7 +6,10 @@ import gc
 import io
 import itertools
 import os
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -304,6 +307,36 @@ def test_a_failed_fill_is_raised_and_tried_again_at_the_next_demand(
     [answer] = direct.acquire([0], 10)
     assert isinstance(answer, Granted)
     os.close(answer.fd)
+    direct.close()
+
+
+def test_who_fails_gives_back_no_lease_of_another(sequences: tuple[MemoryLink, np.ndarray]) -> None:
+    catalog, slow, left = sequences[0].catalog(), threading.Event(), [1]
+
+    def fill(extent: Extent, fd: int) -> None:
+        if extent.id == catalog.extent(1).id:
+            slow.wait(10)
+        elif left[0]:
+            left[0] -= 1
+            raise SourceUnavailable("the source is busy; try again")
+
+    direct = DirectGrants(catalog.extent, fill, lambda _: 0.0, 2 * 8192)
+    with ThreadPoolExecutor() as others:
+        failing = others.submit(direct.acquire, [0, 1], 10)  # knows of the first when the second is there
+        while left[0]:
+            pass
+        answers = list[Granted | Refused]()
+        while not answers:
+            with suppress(SourceUnavailable):
+                answers = direct.acquire([0], 10)
+        slow.set()
+        with pytest.raises(SourceUnavailable):
+            failing.result()
+    answers += direct.acquire([1], 10)
+    assert direct.acquire([2], 10) == [Refused(2)], "both places are leased"
+    for answer in answers:
+        assert isinstance(answer, Granted)
+        os.close(answer.fd)
     direct.close()
 
 
