@@ -52,6 +52,8 @@ class DirectGrants:
         self._pool = ThreadPoolExecutor(AHEAD, thread_name_prefix="cachesvc-direct")
         self._plan: Sequence[int] = ()
         self._place: dict[int, int] = {}
+        self._passed = 0
+        """Places of the plan before this one give their room to what is filled ahead."""
         self.bytes_read = 0
         abandon_in_children(self)
 
@@ -139,8 +141,8 @@ class DirectGrants:
         self.bytes_read += extent.stored_bytes
 
     def _reserve(self, size_bytes: int, needed: bool) -> bool:
-        ahead = set(self._copies) if needed else {e for e in self._copies if e not in self._place}
-        for extent in [e for e, copy in self._copies.items() if e in ahead and copy.leases <= 0]:
+        may_go = [e for e in self._copies if needed or self._place.get(e, -1) < self._passed]
+        for extent in [e for e in may_go if self._copies[e].leases <= 0]:
             if self._used + size_bytes <= self._budget:
                 break
             if self._copies[extent].filled.done():
@@ -154,6 +156,7 @@ class DirectGrants:
 
     def _read_ahead(self, extents: Sequence[int]) -> None:
         at = max((self._place.get(extent, -1) for extent in extents), default=-1)
+        self._passed = at
         for extent in self._plan[at + 1 : at + 1 + AHEAD]:
             if extent not in self._copies:
                 self._begin(extent, needed=False)

@@ -297,6 +297,22 @@ def test_direct_reads_stay_within_their_budget(sequences: tuple[MemoryLink, np.n
     assert descriptors() <= before
 
 
+def test_what_was_read_directly_makes_room_for_what_comes_next(
+    sequences: tuple[MemoryLink, np.ndarray],
+) -> None:
+    direct = filled(sequences[0].catalog(), budget=3 * 8192)
+    direct.plan(range(10))
+    ahead = []
+    for index in range(9):
+        [answer] = direct.acquire([index], 10)
+        assert isinstance(answer, Granted)
+        os.close(answer.fd)
+        ahead.append(index + 1 in direct._copies)
+        direct.release([index])
+    assert all(ahead)
+    direct.close()
+
+
 def test_a_failed_fill_is_raised_and_tried_again_at_the_next_demand(
     sequences: tuple[MemoryLink, np.ndarray],
 ) -> None:
