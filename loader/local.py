@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
-from cachesvc.core.errors import NotAllowed, NotFound, SourceChanged
+from cachesvc.core.errors import NotAllowed, NotFound, SourceChanged, SourceUnavailable
 from cachesvc.core.model import Extent, Piece
 from cachesvc.grants import Granted, Grants, Refused
 
@@ -26,7 +26,8 @@ class LocalGrants:
         self._elsewhere: set[int] = set()
 
     def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
-        """See Grants. Raises NotFound or SourceChanged when a file is not the one that the catalog names."""
+        """See Grants. Raises NotFound or SourceChanged when a file is not the one that the catalog names, NotAllowed, and
+        SourceUnavailable where it cannot be opened now."""
         others, answers = [], list[Granted | Refused]()
         try:
             for index in extents:
@@ -65,11 +66,14 @@ class LocalGrants:
 
 def _open(piece: Piece, path: str) -> int:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+        # Without O_NONBLOCK, opening a FIFO waits for its writer.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
         raise NotFound(f"{path} is gone since the dataset was opened; open it again") from None
     except PermissionError:
         raise NotAllowed(f"{path} may not be read by this user") from None
+    except OSError as error:  # too many open files, a stale handle: no sample is bad by that
+        raise SourceUnavailable(f"{path} cannot be opened: {error.strerror}; try again when it can") from None
     found = os.fstat(fd)
     etag = f"{found.st_mtime_ns}-{found.st_ctime_ns}"
     if found.st_size != piece.object.size_bytes or (piece.object.etag and piece.object.etag != etag):

@@ -6,6 +6,8 @@ import gc
 import io
 import itertools
 import os
+import resource
+import shutil
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -261,6 +263,31 @@ def test_local_files_are_read_without_a_daemon_and_a_changed_one_is_refused(home
     (home / "r.npy").unlink()
     with pytest.raises(NotFound):
         first_row()
+
+
+def test_a_local_file_that_cannot_be_opened_is_a_typed_error(home: Path) -> None:
+    (home / "data").mkdir()
+    datasets.records(home / "data" / "r.npy", 50, 3000)
+    catalog = compiled(home / "data", home, format="records", extent_bytes=8192).catalog()
+    grants = reads_around(catalog).grants
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+    try:
+        with pytest.raises(SourceUnavailable, match="open files"):
+            grants.acquire([0], 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    (home / "data" / "r.npy").unlink()
+    os.mkfifo(home / "data" / "r.npy")
+    with pytest.raises(SourceChanged):
+        grants.acquire([0], 1)
+    shutil.rmtree(home / "data")
+    (home / "data").touch()
+    with pytest.raises(NotFound):
+        grants.acquire([0], 1)
+    grants.close()
 
 
 def filled(catalog: Catalog, budget: int, failures: int = 0) -> DirectGrants:
