@@ -198,7 +198,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         scripts say it at each epoch's beginning, the resumed one's too. Your own sampler is told. Raises InvalidInput."""
         wanted = whole_number("epoch", epoch, 0, MAX_COUNT)
         if self._ours is None:
-            tell_epoch((self.sampler, self.batch_sampler), wanted)
+            tell_epoch(self, wanted)
         if not (self._progress.resume and wanted == self.epoch):
             self._progress = Progress(epoch=wanted)
 

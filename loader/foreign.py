@@ -112,9 +112,11 @@ def hear_epochs(loader: Any) -> None:
     vars(loader).update(sampler=sampler, batch_sampler=batches)  # torch lets nobody set them
 
 
-def tell_epoch(samplers: Iterable[Any], epoch: int) -> None:
-    """Tell a user's samplers of an epoch: those that want to hear it, as torch's DistributedSampler does."""
-    for sampler in samplers:
+def tell_epoch(loader: Any, epoch: int) -> None:
+    """Tell a user's samplers of an epoch: those that want to hear it, as torch's DistributedSampler does, also inside
+    a batch sampler."""
+    batches = loader.batch_sampler
+    for sampler in (loader.sampler, batches, getattr(batches, "sampler", None)):
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(epoch)
 

@@ -91,6 +91,8 @@ def test_an_epoch_reaches_the_users_sampler(link: MemoryLink) -> None:
     for epoch, given in ((3, {"sampler": sampler}), (4, {"batch_sampler": batches})):
         DataLoader(in_memory(link), **given).set_epoch(epoch)  # type: ignore[arg-type]
         assert sampler.epoch == epoch
+    DataLoader(in_memory(link), batch_sampler=BatchSampler(sampler, 50, False)).set_epoch(5)
+    assert sampler.epoch == 5
 
 
 def test_plain_torch_reads_our_datasets_in_workers(link: MemoryLink) -> None:
