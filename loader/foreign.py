@@ -116,7 +116,8 @@ def tell_epoch(loader: Any, epoch: int) -> None:
     """Tell a user's samplers of an epoch: those that want to hear it, as torch's DistributedSampler does, also inside
     a batch sampler."""
     batches = loader.batch_sampler
-    for sampler in (loader.sampler, batches, getattr(batches, "sampler", None)):
+    samplers: tuple[Any, ...] = (loader.sampler, batches, getattr(batches, "sampler", None))
+    for sampler in samplers:
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(epoch)
 
