@@ -465,3 +465,11 @@ def test_an_npy_of_objects_is_refused_without_unpickling(tmp_path: Path) -> None
     assert isinstance(_refusal(tmp_path / "d"), InvalidInput)
     write_files(tmp_path / "e", {"a.npy": b"\x93NUMPY\x01\x00" + b"\xff" * 40})
     assert isinstance(_refusal(tmp_path / "e"), CorruptData)
+
+
+def test_files_that_share_a_stem_by_chance_fit_their_extents(tmp_path: Path) -> None:
+    files = {f"part.{n:03d}": bytes([n]) * 900 for n in range(60)}
+    write_files(tmp_path / "d", files)
+    catalog = compiled(tmp_path / "d", Options(extent_bytes=SMALL))
+    assert catalog.extent_sizes.max() <= SMALL
+    assert {catalog.key(i): row[0] for i, row in enumerate(samples_of(catalog))} == files

@@ -15,7 +15,7 @@ from cachesvc.core.errors import CorruptData
 from cachesvc.core.model import PAGE_BYTES, DatasetId, Extent, ExtentId, ObjectVersion, Piece, extent_of
 from cachesvc.core.secrets import redacted
 
-BUILDER_VERSION = 6
+BUILDER_VERSION = 7
 """Part of every dataset's digest: raised when the same listing would compile to something else."""
 
 

@@ -1,8 +1,8 @@
 """A folder of plain files. Files that share a stem are one sample; small ones are gathered in virtual shards.
 
-A sample joins a bucket by the hash of its stem; a bucket that would exceed `extent_bytes` splits by the next
-bit (extendible hashing), so one more file changes one extent. A sample too big for an extent gets extents of
-its own. Samples are numbered in the order of extents.
+A sample joins a bucket by the hash of its stem (of its name where other samples have that stem); a bucket that
+would exceed `extent_bytes` splits by the next bit (extendible hashing), so one more file changes one extent. A sample
+too big for an extent gets extents of its own. Samples are numbered in the order of extents.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -114,10 +115,12 @@ def _data_first(extension: str) -> tuple[bool, str]:
 
 
 def _hashes(names: Sequence[str], grouped: bool) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    raw = bytearray()
-    for name in names:
-        stem = name if grouped else split_name(name)[0]
-        raw += hashlib.blake2b(stem.encode("utf-8", "surrogateescape"), digest_size=8).digest()
+    """Of stems; of whole names where several samples share a stem, or nothing could split them."""
+    stems = names if grouped else [split_name(name)[0] for name in names]
+    shared, raw = Counter(stems), bytearray()
+    for name, stem in zip(names, stems, strict=True):
+        text = name if shared[stem] > 1 else stem
+        raw += hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest()
     return np.frombuffer(raw, ">u8").astype(np.uint64)
 
 
