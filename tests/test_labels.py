@@ -15,7 +15,7 @@ from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, NotFound
 from cachesvc.core.model import ObjectVersion
 from loader import open_dataset
 from tests.catalog_reader import Folder, compiled
-from tests.datasets import tar_shards, write_files
+from tests.datasets import tar_bytes, tar_shards, write_files
 
 FILES = {f"{n}.dat": bytes([n]) * 9 for n in range(4)}
 KINDS = ["cat", "dog", "cat", "dog"]
@@ -299,3 +299,19 @@ def test_a_stem_of_several_samples_names_none_but_a_file_of_that_name(tmp_path: 
     labelled = {catalog.key(i): catalog.classes[catalog.labels[i]] for i in catalog.find("label >= 0")}
     assert labelled == {"y": "dog", "0.e0": "eel"}
     assert any("1 of 3 rows name no file here, 'x'" in note for note in catalog.notes)
+
+
+def test_what_json_calls_a_label_gives_way_to_a_table_and_to_cls(tmp_path: Path) -> None:
+    said = {f"{n}.json": json.dumps({"label": "wrong"}).encode() for n in range(4)}
+    table = {"labels.csv": separated("file", "label").encode()}
+    write_files(tmp_path / "d", FILES | table | said)
+    for labels in ("", "labels.csv"):
+        found = compiled(tmp_path / "d", Options(labels=labels))
+        assert found.classes == ("cat", "dog")
+        assert dict(_labels(found)) == dict(zip("0123", KINDS, strict=True))
+        assert len(found.find("_label == 'wrong'")) == 4
+    members = {str(n): {"cls": str(n).encode(), "jpg": b"x", "json": b'{"label": "wrong"}'} for n in range(4)}
+    write_files(tmp_path / "w", {"a.tar": tar_bytes(members)})
+    assert _labels(compiled(tmp_path / "w")) == [(str(n), str(n)) for n in range(4)]
+    write_files(tmp_path / "j", FILES | said)
+    assert compiled(tmp_path / "j").classes == ("wrong",)

@@ -22,6 +22,8 @@ MAX_DROPPED = 1000
 MAX_VALUE_CHARS = 1024
 MAX_CLASSES = 1 << 20
 _RESERVED = {"key", "label", "shard"}
+_JSON_LABEL = "label of .json"
+"""No tag is called so."""
 
 Value = str | int | float
 NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
@@ -45,7 +47,11 @@ class Tags:
         self._dropped: set[str] = set()
 
     def add(self, sample: int, raw_name: str, value: object) -> None:
-        """Note one value; what is neither text nor number, or empty, or too long, is no tag. Halves of characters,
+        """Note one value of a column or sidecar; `label` is the label's."""
+        self._add(sample, raw_name if raw_name == "label" else tag_name(raw_name), value)
+
+    def _add(self, sample: int, name: str, value: object) -> None:
+        """What is neither text nor number, or empty, or too long, is no tag. Halves of characters,
         which JSON may hold and UTF-8 may not, become question marks."""
         if not isinstance(value, (str, int, float)) or not 0 < _chars(value) <= MAX_VALUE_CHARS:
             return
@@ -53,8 +59,7 @@ class Tags:
             return
         if isinstance(value, str):
             value = value.encode(errors="replace").decode()
-        name = raw_name if raw_name == "label" else tag_name(raw_name)
-        if name not in self._values and name != "label" and len(self._values) >= MAX_TAGS:
+        if name not in self._values and name not in ("label", _JSON_LABEL) and len(self._values) >= MAX_TAGS:
             if len(self._dropped) < MAX_DROPPED:
                 self._dropped.add(name)
             return
@@ -75,11 +80,11 @@ class Tags:
     def _add_json(self, sample: int, value: object) -> None:
         if isinstance(value, dict):
             for name, item in value.items():
-                self.add(sample, "label" if name == "label" else str(name), item)
+                self._add(sample, _JSON_LABEL if name == "label" else tag_name(str(name)), item)
 
     @property
     def labelled(self) -> bool:
-        """Whether any sample has a label."""
+        """Whether any sample has a label, of a table or a `.cls` sidecar."""
         return "label" in self._values
 
     def notes(self) -> list[str]:
@@ -96,7 +101,12 @@ class Tags:
         return sum(firsts.setdefault(sample, value) != value for sample, value in given)
 
     def take_labels(self, samples: int) -> tuple[tuple[str, ...], Array] | None:
-        """Remove the tag `label` and encode it: class names and int32[samples], -1 for none."""
+        """Remove the tag `label` and encode it: class names and int32[samples], -1 for none. What `.json` sidecars call
+        so is it where nothing else is; else it becomes the tag `_label`."""
+        if _JSON_LABEL in self._values:
+            name = "_label" if self.labelled else "label"
+            self._samples.setdefault(name, array("q")).extend(self._samples.pop(_JSON_LABEL))
+            self._values.setdefault(name, []).extend(self._values.pop(_JSON_LABEL))
         if "label" not in self._values:
             return None
         where, values = ints(self._samples.pop("label")), [str(v) for v in self._values.pop("label")]

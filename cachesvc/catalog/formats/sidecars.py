@@ -39,8 +39,9 @@ class Files:
 
 
 def annotate(inputs: Inputs, draft: Draft, files: Files, table_entries: Sequence[int]) -> None:
-    """Give a draft its labels and tags: tables first, then `.cls` sidecars, then class folders. The first of
-    these that labels anything decides, unless `options.labels` does. Raises InvalidInput where that labels nothing."""
+    """Give a draft its labels and tags: tables first, then `.cls` sidecars, then the `label` of `.json` ones, then
+    class folders. The first of these that labels anything decides, unless `options.labels` does. Raises InvalidInput
+    where that labels nothing."""
     tags, wanted = Tags(), inputs.options.labels
     if table_entries:
         draft.notes += read_tables(inputs, table_entries, _by_name(inputs, files), tags)
