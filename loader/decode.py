@@ -33,6 +33,8 @@ def decoder(name: str, encoding: str) -> Decoder:
     Raises InvalidInput for pickles, and for images where Pillow is not installed.
     """
     kind = encoding.lower().rpartition(".")[2] if "." in encoding else encoding.lower()
+    if kind.startswith("jpeg:"):  # MDS: the quality that it was written with
+        kind = "jpeg"
     if kind in _REFUSED:
         raise InvalidInput(
             f"field {name!r} is a pickle ({encoding}), which can run code when it is read; choose other fields=, "

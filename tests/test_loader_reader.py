@@ -563,3 +563,16 @@ def test_what_is_expected_is_only_announced_and_changes_no_byte(
     assert reader.on_disk == (origin == "nvme")
     reader.close()
     assert not grants.leases
+
+
+@pytest.mark.parametrize("encoding", ["jpeg:90", "list[jpeg:90]"])
+def test_the_quality_that_mosaicml_wrote_a_jpeg_with_does_not_keep_it_from_being_decoded(
+    encoding: str,
+) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (3, 2)).save(file, "JPEG", quality=90)
+    raw = file.getvalue()
+    if encoding.startswith("list"):
+        raw = np.asarray([0, 1, len(raw)], "<u4").tobytes() + raw
+    found = decoded(decoder("x", encoding), raw, lambda: "sample 3")
+    assert (found[0] if isinstance(found, list) else found).size == (3, 2)
