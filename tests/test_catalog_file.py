@@ -22,7 +22,7 @@ from cachesvc.catalog.detect import BESIDE
 from cachesvc.catalog.search import Numbers, Words, select
 from cachesvc.core.errors import CorruptData, InvalidInput, OutOfSpace
 from tests.catalog_reader import Folder, compiled, samples_of
-from tests.datasets import image_folder, tar_shards
+from tests.datasets import image_folder, labelled_table, mds_shards, tar_shards, write_files
 
 
 def _built(tmp_path: Path) -> bytes:
@@ -226,3 +226,59 @@ def test_a_search_of_many_parts_takes_the_memory_of_a_few(word: str) -> None:
         tracemalloc.stop()
     assert found.sum() == (1000 if word == "or" else 0)
     assert peak_bytes < 5_000_000
+
+
+def _forged(tmp_path: Path, changed: dict[str, np.ndarray]) -> Catalog:
+    """A sound catalog with some columns replaced, as whoever may write beside the data can write it."""
+    (path,) = tmp_path.glob(".*.catalog")
+    found = read_columns(str(path), lambda found: found)
+    columns = {name: found[name] for name in found.head["columns"]} | changed
+    write_columns(str(tmp_path / "forged"), {k: v for k, v in found.head.items() if k != "columns"}, columns)
+    return Catalog.open(str(tmp_path / "forged"))
+
+
+def _is_refused(tmp_path: Path, *changes: dict[str, np.ndarray]) -> None:
+    _forged(tmp_path, {}).check()
+    for changed in changes:
+        with pytest.raises(CorruptData):
+            _forged(tmp_path, changed).check()
+
+
+def test_a_forged_catalog_whose_rows_lie_between_extents_is_refused(tmp_path: Path) -> None:
+    image_folder(tmp_path / "d", ["a", "b"], 40, 200)
+    rows = [{"file_name": f"a/{n:06d}.jpg", "size": n, "city": "x"} for n in range(9)]
+    labelled_table(tmp_path / "d", "labels.csv", rows)
+    catalog = compiled(tmp_path / "d", Options(extent_bytes=4096))
+    assert catalog.extent_sizes[0] < catalog.extent_starts[1]
+    count, (address, length) = (
+        catalog.samples,
+        (each[:, 0].copy() for each in catalog.locate(np.arange(catalog.samples))),
+    )
+    length[0] = catalog.extent_starts[1] - address[0]
+    _is_refused(
+        tmp_path,
+        {"row.length": length},
+        {"row.address": np.full(count, catalog.extent_sizes[0])},
+        {"row.address": address.astype(np.float64)},
+        {"label": np.zeros(count - 1, np.int32)},
+        {"label": np.full(count, -2, np.int32)},
+        {"key.end": np.zeros(count - 1, np.int64)},
+        {"tag.0.code": np.full(count, 7, np.int32)},
+        {"tag.1.number": np.zeros(count + 1)},
+    )
+
+
+def test_a_forged_catalog_of_records_and_shards_beyond_their_extents_is_refused(tmp_path: Path) -> None:
+    write_files(tmp_path / "r/d", {"x.bin": bytes(300), "y.bin": bytes(300)})
+    compiled(tmp_path / "r/d", Options(format="records", record_bytes=30))
+    _is_refused(
+        tmp_path / "r",
+        {"run.slot": np.asarray([1, 2048])},
+        {"run.slot": np.asarray([0, 2**62])},
+        {"run.first": np.asarray([0, 5])},
+        {"run.first": np.asarray([0])},
+        {"run.object": np.asarray([0, 2])},
+    )
+    mds_shards(tmp_path / "m/d", {"x": "bytes"}, [{"x": b"1"}] * 9, 3)
+    compiled(tmp_path / "m/d")
+    _is_refused(tmp_path / "m", {"extent.first": np.asarray([0, 0, 0, 9])})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -184,28 +185,80 @@ class Catalog:
         try:
             _check_pieces(self._columns)
             self._check_samples()
+            self._check_tags()
             for index in range(len(self.extent_sizes)):
                 extent = self.extent(index)
                 if extent != extent_of(extent.pieces):
                     raise CorruptData(f"extent {index} is not named after its pieces")
-        except (ValueError, IndexError, KeyError, OverflowError) as error:
+        except (ValueError, IndexError, KeyError, OverflowError, TypeError, SyntaxError) as error:
             raise CorruptData(f"catalog rows make no sense: {error!r}") from error
 
     def _check_samples(self) -> None:
         columns, layout = self._columns, self.layout
-        for name in [name for name in columns.head["columns"] if name.endswith(".end")]:
-            _ascending(columns[name], name)
+        for name, (dtype, _) in columns.head["columns"].items():
+            if dtype != _dtype_of(name):
+                raise CorruptData(f"catalog column {name!r} is of type {dtype}")
+            if name.endswith(".end"):
+                _ascending(columns[name], name)
         if isinstance(layout, Rows) and self.samples:
             lengths = np.maximum(layout.lengths, 0)
             if layout.addresses.min() < 0 or (lengths > self.space_bytes - layout.addresses).any():
                 raise CorruptData("a sample lies outside the address space")
+            begins = layout.addresses[lengths > 0]
+            self._check_held(begins, begins + lengths[lengths > 0])
         if isinstance(layout, Fixed):
-            last = np.append(layout.runs_first[1:], self.samples) - 1
-            ends = layout.slots(last) * layout.stride_bytes + layout.record_bytes
-            if layout.stride_bytes <= 0 or (layout.runs_slot < 0).any() or (ends > self.space_bytes).any():
-                raise CorruptData("a run of records lies outside the address space")
-        if self.labels is not None and self.labels.max() >= len(self.classes):
-            raise CorruptData("a label names no class")
+            self._check_runs(layout)
+        if isinstance(layout, Indirect) and (np.diff(self.extent_first) > self.extent_sizes // 4 - 2).any():
+            raise CorruptData("a shard is too small for the offsets of its samples")
+
+    def _check_runs(self, layout: Fixed) -> None:
+        first, slot, objects = layout.runs_first, layout.runs_slot, self._columns["run.object"]
+        if not 0 < len(first) == len(slot) == len(objects) or first[0] or (np.diff(first) <= 0).any():
+            raise CorruptData("runs of records make no sense")
+        if first[-1] >= self.samples or not 0 <= objects.min() <= objects.max() < self.objects:
+            raise CorruptData("a run of records is of no object, or has no sample")
+        last = layout.slots(np.append(first[1:], self.samples) - 1)
+        if layout.stride_bytes <= 0 or slot.min() < 0 or last.max() > self.space_bytes // layout.stride_bytes:
+            raise CorruptData("a run of records lies outside the address space")
+        self._check_held(slot * layout.stride_bytes, last * layout.stride_bytes + layout.record_bytes)
+        item = np.dtype(layout.dtype)
+        if item.hasobject or math.prod((item.itemsize, *layout.shape)) != layout.record_bytes:
+            raise CorruptData("records are no items of their type and shape")
+
+    def _check_held(self, begins: Ints, ends: Ints) -> None:
+        """Raises CorruptData for a range that reaches into a gap between extents: whoever reads there is killed."""
+        starts, stops = self.extent_starts, self.extent_starts + self.extent_sizes
+        gaps = np.flatnonzero(np.append(starts[1:] != stops[:-1], True))
+        until = stops[gaps][np.searchsorted(gaps, np.arange(len(starts)))]
+        first = np.searchsorted(starts, begins, "right") - 1
+        if (first < 0).any() or (ends > until[first]).any():
+            raise CorruptData("a sample lies between extents")
+
+    def _check_tags(self) -> None:
+        columns = self._columns
+        coded = [
+            (columns[f"tag.{at}.code"], len(Texts(columns, f"tag.{at}.values"))) for at in self._tags("text")
+        ]
+        if self.labels is not None:
+            coded.append((self.labels, len(self.classes)))
+        if any(codes.min() < -1 or codes.max() >= names for codes, names in coded):
+            raise CorruptData("a label or tag names no value")
+        rows = [len(codes) for codes, _ in coded]
+        rows += [len(columns[f"tag.{at}.number"]) for at in self._tags("number")]
+        rows += [len(columns["key.end"])] if "key.end" in columns else []
+        if set(rows) - {self.samples}:
+            raise CorruptData("labels, tags or keys are not one a sample")
+
+    def _tags(self, kind: str) -> list[int]:
+        return [at for at, (_, found) in enumerate(self._columns.head["tags"]) if found == kind]
+
+
+def _dtype_of(name: str) -> str:
+    if name.endswith(".number"):
+        return "<f8"
+    if name == "label" or name.endswith(".code"):
+        return "<i4"
+    return "|u1" if name.endswith((".text", ".codec", ".id")) else "<i8"
 
 
 def _check_pieces(columns: Columns) -> None:
