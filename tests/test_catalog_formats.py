@@ -473,3 +473,14 @@ def test_files_that_share_a_stem_by_chance_fit_their_extents(tmp_path: Path) -> 
     catalog = compiled(tmp_path / "d", Options(extent_bytes=SMALL))
     assert catalog.extent_sizes.max() <= SMALL
     assert {catalog.key(i): row[0] for i, row in enumerate(samples_of(catalog))} == files
+
+
+@pytest.mark.parametrize("padding", [0, 10_240])
+def test_archives_behind_one_another_are_refused_and_not_left_out(tmp_path: Path, padding: int) -> None:
+    both = tar_bytes({"a": {"jpg": b"1"}}) + bytes(padding) + tar_bytes({"b": {"jpg": b"2"}})
+    write_files(tmp_path / "d", {"a.tar": both})
+    error = _refusal(tmp_path / "d")
+    assert isinstance(error, InvalidInput)
+    assert f"offset {10_240 + padding}" in str(error)
+    write_files(tmp_path / "d", {"a.tar": tar_bytes({"a": {"jpg": b"1"}}) + b"whatever".ljust(512, b"!")})
+    assert compiled(tmp_path / "d").samples == 1

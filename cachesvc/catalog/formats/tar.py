@@ -13,6 +13,8 @@ _REGULAR = b"0\x007"
 _BODILESS = b"123456"
 """Links, devices, folders, pipes. Of kinds that nobody knows, POSIX says that a body follows."""
 _ZERO = bytes(BLOCK)
+_TAIL_BYTES = 1 << 20
+"""Looked at behind the end: archives are padded to records, 10 KiB unless somebody chose more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class _Header:
 def members(uri: str, size_bytes: int, read: Callable[[int, int], bytes]) -> Iterator[Member]:
     """Regular members in order; `read(offset, length)` gives exactly those bytes of the archive. Raises
     CorruptData, naming archive and offset, for broken headers and for an archive that ends early, InvalidInput for
-    members without their holes: what is stored is not what they hold."""
+    members without their holes: what is stored is not what they hold, and for another archive behind the first."""
     at, extra, lasting = 0, {}, {}  # type: ignore[var-annotated]
     while True:
         if at + BLOCK > size_bytes:
@@ -43,6 +45,7 @@ def members(uri: str, size_bytes: int, read: Callable[[int, int], bytes]) -> Ite
             )
         block = read(at, BLOCK)
         if block == _ZERO:
+            _check_last(uri, at + BLOCK, size_bytes, read)
             return
         header = _parse(uri, at, block)
         size = _pax_size(uri, at, {**lasting, **extra}, header)
@@ -66,6 +69,22 @@ def members(uri: str, size_bytes: int, read: Callable[[int, int], bytes]) -> Ite
             yield Member(name, body, size)
         if header.kind != b"K":
             extra = {}
+
+
+def _check_last(uri: str, at: int, size_bytes: int, read: Callable[[int, int], bytes]) -> None:
+    """Raises InvalidInput where a header comes first behind the end: what tar leaves out there are samples."""
+    for begin in range(at, min(at + _TAIL_BYTES, size_bytes - BLOCK + 1), BLOCK):
+        block = read(begin, BLOCK)
+        if block == _ZERO:
+            continue
+        try:
+            _parse(uri, begin, block)
+        except CorruptData:
+            return
+        raise InvalidInput(
+            f"{uri}: another archive begins at offset {begin}, behind the end of the first: join them with tar "
+            "--concatenate, or keep each in a file of its own"
+        )
 
 
 def _parse(uri: str, at: int, block: bytes) -> _Header:
