@@ -484,3 +484,21 @@ def test_archives_behind_one_another_are_refused_and_not_left_out(tmp_path: Path
     assert f"offset {10_240 + padding}" in str(error)
     write_files(tmp_path / "d", {"a.tar": tar_bytes({"a": {"jpg": b"1"}}) + b"whatever".ljust(512, b"!")})
     assert compiled(tmp_path / "d").samples == 1
+
+
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
+def test_members_that_are_links_are_left_out_and_noted(tmp_path: Path, kind: bytes) -> None:
+    names = ["README", "b.jpg", "c.jpg"]
+    links = b""
+    for name in names:
+        link = tarfile.TarInfo(name)
+        link.type, link.linkname = kind, "a.jpg"
+        links += link.tobuf()
+    write_files(tmp_path / "d", {"a.tar": links + tar_bytes({"a": {"jpg": b"q"}})})
+    catalog = compiled(tmp_path / "d")
+    assert [row[0] for row in samples_of(catalog)] == [b"q"]
+    (note,) = catalog.notes
+    assert note.startswith("2 members are links")
+    assert "'b.jpg'" in note
+    write_files(tmp_path / "d", {"a.tar": links + bytes(1024)})
+    assert "2 members are links" in str(_refusal(tmp_path / "d"))

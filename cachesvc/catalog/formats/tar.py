@@ -10,6 +10,7 @@ from cachesvc.core.errors import CorruptData, InvalidInput
 BLOCK = 512
 _MAX_NAME_BYTES = 1 << 20
 _REGULAR = b"0\x007"
+_LINKS = b"12"
 _BODILESS = b"123456"
 """Links, devices, folders, pipes. Of kinds that nobody knows, POSIX says that a body follows."""
 _ZERO = bytes(BLOCK)
@@ -19,11 +20,12 @@ _TAIL_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A regular file in an archive: its body is bytes [offset, offset + size) of it."""
+    """A regular file in an archive: its body is bytes [offset, offset + size) of it. Or a `link` to another one."""
 
     name: str
     offset: int
     size: int
+    link: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class _Header:
 
 
 def members(uri: str, size_bytes: int, read: Callable[[int, int], bytes]) -> Iterator[Member]:
-    """Regular members in order; `read(offset, length)` gives exactly those bytes of the archive. Raises
+    """Regular members and links in order; `read(offset, length)` gives exactly those bytes of the archive. Raises
     CorruptData, naming archive and offset, for broken headers and for an archive that ends early, InvalidInput for
     members without their holes: what is stored is not what they hold, and for another archive behind the first."""
     at, extra, lasting = 0, {}, {}  # type: ignore[var-annotated]
@@ -63,10 +65,10 @@ def members(uri: str, size_bytes: int, read: Callable[[int, int], bytes]) -> Ite
             else:
                 (lasting if header.kind == b"g" else extra).update(_pax(uri, body, raw))
             continue
-        if header.kind in _REGULAR:
+        if header.kind in _REGULAR + _LINKS:
             path = extra.get("path", lasting.get("path"))
             name = header.name if path is None else path.decode("utf-8", "surrogateescape")
-            yield Member(name, body, size)
+            yield Member(name, body, size, header.kind in _LINKS)
         if header.kind != b"K":
             extra = {}
 

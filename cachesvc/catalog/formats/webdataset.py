@@ -114,6 +114,7 @@ class _Collector:
         self._seen: set[str] = set()
         self._fields: dict[str, int] = {}
         self._keys, self._tags, self._first = TextColumn(), Tags(), array("q")
+        self._links, self._link = 0, ""
         self._sample, self._field = array("q"), array("B")
         self._address, self._length = array("q"), array("q")
 
@@ -126,6 +127,10 @@ class _Collector:
         name = member.name.removeprefix("./")
         match = _NAME.fullmatch(name)
         if match is None or _META.match(name):
+            return
+        if member.link:
+            self._links += 1
+            self._link = self._link or f"{member.name!r} in {self._uri}"
             return
         key, extension = match[1], match[2].lower()
         if key != self._key:
@@ -150,11 +155,20 @@ class _Collector:
         if extension in SIDECARS and member.size <= SIDECAR_BYTES and self._shard is not None:
             self._tags.add_sidecar(sample, extension, self._shard.read(member.offset, member.size))
 
+    def _notes(self) -> list[str]:
+        """What was left out, for people."""
+        links = (
+            f"{self._links:,} members are links, without bytes of their own, and left out, {self._link} is the first: "
+            "write the archives with tar --dereference --hard-dereference"
+        )
+        return [*([links] if self._links else []), *self._tags.notes()]
+
     def draft(self, inputs: Inputs, space: Space) -> Draft:
         """What was collected."""
         count, names = len(self._keys), sorted(self._fields)
         if not count:
-            raise NotFound(f"{inputs.uri}: no member of its archives is a sample (name.extension)")
+            none = f"{inputs.uri}: no member of its archives is a sample (name.extension)"
+            raise NotFound("; ".join([none, *self._notes()]))
         column = np.asarray([names.index(name) for name in self._fields])
         where = ints(self._sample), column[np.frombuffer(self._field, np.uint8)]
         addresses, lengths = (np.full((count, len(names)), fill, np.int64) for fill in (0, -1))
@@ -168,5 +182,5 @@ class _Collector:
         if labelled is not None and inputs.options.labels != "none":
             draft.label(*labelled)
         draft.tags = self._tags.columns(count)
-        draft.notes += self._tags.notes()
+        draft.notes += self._notes()
         return draft
