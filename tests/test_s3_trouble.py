@@ -226,6 +226,9 @@ def test_many_first_reads_signed_for_another_region_are_each_asked_twice_and_no_
     ("row", "says"),
     [
         ("<Key>y</Key><Size>1</Size><LastModified>0000-00-00</LastModified>", "0000-00-00"),
+        (f"<Key>y</Key><Size>1</Size><LastModified>{'9' * 30}</LastModified>", "9999"),
+        ("<Key>y</Key><Size>-5</Size>", "without their names or sizes"),
+        (f"<Key>y</Key><Size>{2**63}</Size>", "without their names or sizes"),
         ("<Key>y</Key>", "without their names or sizes"),
         ("<Size>1</Size>", "without their names or sizes"),
     ],
@@ -458,6 +461,8 @@ def test_numbers_that_are_none_are_the_servers_error(head: str, digits: str) -> 
         ({"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT"}, 0.0),
         ({"retry-after": "Wed, 21 Oct 2026 07:28:00 -0000", "date": "Wed, 21 Oct 2026 07:28:00 GMT"}, 0.0),
         ({"retry-after": "soon"}, 0.0),
+        ({"retry-after": f"Wed, 21 Oct {'9' * 30} 07:28:00 GMT"}, 0.0),
+        ({"retry-after": f"Wed, 21 Oct 2026 07:28:00 +{'9' * 30}"}, 0.0),
         ({}, 0.0),
     ],
 )

@@ -257,7 +257,8 @@ def wait_s(headers: dict[str, str]) -> float:
     try:
         until, now = parsedate_to_datetime(said), parsedate_to_datetime(headers.get("date", ""))
         return max(0.0, (until - now).total_seconds())
-    except (TypeError, ValueError):  # no date; or one with a zone beside one without
+    # no date; one with a zone beside one without; or one of a year or zone that nothing has
+    except (TypeError, ValueError, OverflowError):
         return 0.0
 
 

@@ -56,12 +56,14 @@ _CODE = re.compile(rb"<Code>([A-Za-z0-9._-]{1,64})</Code>")
 _REGION = re.compile(r"[a-z0-9-]{1,32}")
 _SIGN_FOR = re.compile(rb">AuthorizationHeaderMalformed<.*<Region>([a-z0-9-]{1,32})</Region>", re.DOTALL)
 """What a server says that was asked with a signature for another region than its own: AWS, MinIO, Garage."""
+_MAX_OBJECT_BYTES = 1 << 50
 _ADDRESS = re.compile(r"[0-9.]+|.*:.*")
 _HOST_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 _FAILED = (
     botocore.exceptions.BotoCoreError,
     ResponseParserError,
     ValueError,
+    RuntimeError,
 )  # a date or number that is none
 
 
@@ -352,7 +354,7 @@ def split_uri(uri: str, key_needed: bool = True) -> tuple[str, str]:
 
 def _contents(prefix: str, page: dict[str, Any]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = page.get("Contents", [])
-    if any("Key" not in row or "Size" not in row for row in rows):
+    if any("Key" not in row or not 0 <= row.get("Size", -1) < _MAX_OBJECT_BYTES for row in rows):
         raise SourceUnavailable(f"{prefix}: the server lists objects without their names or sizes")
     return rows
 
