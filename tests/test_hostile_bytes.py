@@ -109,11 +109,13 @@ BOMBS = {
     "an .npy of 10**30 rows": ("npy", lambda: _npy("(1" + "0" * 30 + ",)")),
     "an .npy with sides below zero": ("npy", lambda: _npy("(-1, -8)")),
     "an .npy whose sides multiply to zero": ("npy", lambda: _npy("(1" + "0" * 30 + ", 0)")),
+    "an .npy of no rows of 2**70 bytes": ("npy", lambda: _npy("(0, 1180591620717411303424)")),
     "an .npy of deep brackets": ("npy", lambda: _npy("(" * 5000)),
     "an .npy of objects": ("npy", lambda: _npy("(1,)", "|O")),
     "an MDS index of deep brackets": ("mds", lambda: b"[" * 200_000),
     "an MDS index with a number of 10,000 digits": ("mds", lambda: b'{"version": ' + b"9" * 10_000 + b"}"),
     "an MDS shard outside its folder": ("mds", lambda: _shard("../../etc/passwd")),
+    "an MDS shard that unfolds to 10**30 bytes": ("mds", lambda: _packed(10**30)),
     "an MDS row count beyond its bytes": ("mds", lambda: _shard("shard.0.mds", 2**62)),
 }
 
@@ -172,6 +174,14 @@ def _pax(records: bytes) -> bytes:
 def _npy(shape: str, dtype: str = "|u1") -> bytes:
     text = f"{{'descr': {dtype!r}, 'fortran_order': False, 'shape': {shape}, }}\n".encode()
     return np.lib.format.magic(1, 0) + struct.pack("<H", len(text)) + text + bytes(64)
+
+
+def _packed(raw_bytes: int) -> bytes:
+    index = json.loads(json.dumps(_MDS))
+    shard = index["shards"][0]
+    raw = {"basename": "x", "bytes": raw_bytes}
+    shard |= {"compression": "zstd", "zip_data": shard["raw_data"], "raw_data": raw}
+    return json.dumps(index).encode()
 
 
 def _shard(name: str, samples: int = 2) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -99,7 +100,7 @@ def compile_records(inputs: Inputs) -> Draft:
         if (payload.dtype, payload.row_shape) != (first.dtype, first.row_shape):
             uris = [inputs.entries[each.object].object.uri for each in (first, payload)]
             raise InvalidInput(f"{uris[0]} and {uris[1]} hold records of different type or shape")
-    record = int(np.prod(shape, dtype=np.int64)) * first.dtype.itemsize
+    record = math.prod(shape) * first.dtype.itemsize
     if record <= 0:
         raise InvalidInput(f"{inputs.uri}: a record of {record} bytes; give record_bytes or dtype")
     common = unit(record, inputs.options.extent_bytes)

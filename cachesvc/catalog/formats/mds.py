@@ -175,6 +175,10 @@ def _shard(record: _Record) -> _Shard:
     stored = record.record("zip_data") if codec else raw
     if raw_bytes < 4 * (samples + 2):
         raise CorruptData(f"{record.where}.raw_data: field 'bytes' is too small for {samples} samples")
+    if raw_bytes >> 32:
+        raise CorruptData(
+            f"{record.where}.raw_data: field 'bytes' is beyond 4 GiB, which no offset in a shard reaches"
+        )
     return _Shard(
         stored.take("basename", str), stored.take("bytes", int), raw_bytes, samples, codec, _columns(record)
     )
