@@ -282,3 +282,14 @@ def test_a_forged_catalog_of_records_and_shards_beyond_their_extents_is_refused(
     mds_shards(tmp_path / "m/d", {"x": "bytes"}, [{"x": b"1"}] * 9, 3)
     compiled(tmp_path / "m/d")
     _is_refused(tmp_path / "m", {"extent.first": np.asarray([0, 0, 0, 9])})
+
+
+def test_a_catalog_beside_the_data_that_cannot_be_kept_is_not_the_end(tmp_path: Path) -> None:
+    tar_shards(tmp_path / "d", 1, 10, 300)
+    compiled(tmp_path / "d")
+    (tmp_path / "d" / BESIDE).write_bytes(next(tmp_path.glob(".*.catalog")).read_bytes())
+    source = Folder()
+    found = survey([str(tmp_path / "d")], Options(), lambda uri: source)
+    gone = str(tmp_path / "gone/c.lmdb")
+    with pytest.raises(OutOfSpace, match="gone"):
+        build(found, gone, lambda uri: source, DirectBytes(lambda uri: source), lambda done, total: None)

@@ -211,7 +211,7 @@ def _adopt(survey: Survey, beside: ObjectVersion, into: str, sources: _Sources) 
             raise CorruptData("it names other objects than are listed")
         catalog.check()
         os.replace(temporary, into)
-    except CacheError as error:
+    except (CacheError, OSError) as error:  # OSError: no room for it, which may be room for one that is built
         _log.warning("%s is not used: %s", beside.uri, error)
         return False
     finally:
