@@ -502,3 +502,12 @@ def test_members_that_are_links_are_left_out_and_noted(tmp_path: Path, kind: byt
     assert "'b.jpg'" in note
     write_files(tmp_path / "d", {"a.tar": links + bytes(1024)})
     assert "2 members are links" in str(_refusal(tmp_path / "d"))
+
+
+def test_a_sidecar_across_the_border_of_two_extents_has_each_read_once(tmp_path: Path) -> None:
+    said = {"jpg": bytes(60_000), "json": json.dumps({"width": 7, "boxes": "x" * 20_000}).encode()}
+    write_files(tmp_path / "d", {"a.tar": tar_bytes({"k": said}, tarfile.USTAR_FORMAT)})
+    folder = Folder()
+    catalog = compiled(tmp_path / "d", Options(extent_bytes=1 << 16), folder)
+    assert len(catalog.find("width == 7")) == 1
+    assert len(folder.reads) == len(catalog.extent_sizes) == 2

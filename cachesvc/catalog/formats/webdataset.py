@@ -77,7 +77,9 @@ class _Shard:
         """Exactly [offset, offset + length)."""
         begin = offset - self._window_at
         if not 0 <= begin <= len(self._window) - length:
-            self._window = self._across(offset, min(max(length, _WINDOW_BYTES), self._size - offset))
+            held = self._window[begin:] if begin >= 0 else b""  # not read again: its extent was passed
+            wanted = min(max(length, _WINDOW_BYTES), self._size - offset) - len(held)
+            self._window = held + self._across(offset + len(held), wanted)
             self._window_at, begin = offset, 0
         found = self._window[begin : begin + length]
         assert len(found) == length, "callers check the archive's size first"
