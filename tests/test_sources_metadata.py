@@ -42,7 +42,8 @@ class CountingSource:
         into[:] = b"x" * len(into)
 
     def checker(self, version: ObjectVersion) -> None:
-        pass
+        if self.error is not None:
+            raise self.error
 
     def close(self) -> None:
         pass
@@ -101,6 +102,17 @@ def test_what_a_read_finds_changed_is_asked_again(
     source.error = kind("not what was listed")
     with pytest.raises(kind):
         cached.read_into(version, 0, memoryview(bytearray(1)))
+    list(cached.list("s3://b/p/"))
+    assert source.asked == 2
+
+
+def test_what_a_comparison_finds_changed_is_asked_again(
+    source: CountingSource, cached: CachedMetadata
+) -> None:
+    version = list(cached.list("s3://b/p/"))[1]
+    source.error = SourceChanged("overwritten")
+    with pytest.raises(SourceChanged):
+        cached.checker(version)
     list(cached.list("s3://b/p/"))
     assert source.asked == 2
 

@@ -13,7 +13,7 @@ import logging
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -105,16 +105,13 @@ class CachedMetadata:
 
     def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
         """The source's. What turns out to have changed since it was listed is listed anew by whoever opens it next."""
-        try:
+        with self._forgetting(version):
             self._source.read_into(version, offset, into)
-        except (SourceChanged, NotFound):
-            with suppress(OutOfSpace):  # it expires by itself
-                self.forget(version.uri)
-            raise
 
     def checker(self, version: ObjectVersion) -> Checker | None:
-        """The source's."""
-        return self._source.checker(version)
+        """The source's; what has changed is listed anew, as after a read."""
+        with self._forgetting(version):
+            return self._source.checker(version)
 
     def forget(self, prefix: str) -> int:
         """Drop the listings and HEADs that `prefix` may have a part in; answers how many were dropped. Raises
@@ -132,6 +129,15 @@ class CachedMetadata:
         if self._opened is not None:
             self._opened.close()
         self._source.close()
+
+    @contextmanager
+    def _forgetting(self, version: ObjectVersion) -> Iterator[None]:
+        try:
+            yield
+        except (SourceChanged, NotFound):
+            with suppress(OutOfSpace):  # it expires by itself
+                self.forget(version.uri)
+            raise
 
     @property
     def _cache(self) -> diskcache.Cache:
