@@ -289,6 +289,16 @@ def test_chunks_that_make_no_sense_are_the_servers_error_still(body: bytes) -> N
         assert not connection.clean
 
 
+def test_a_head_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    monkeypatch.setattr("cachesvc.sources.http.BODY_TIMEOUT_S", -1.0)
+    with ours, theirs:
+        theirs.sendall(b"HTTP/1.1 200 OK\r\nContent-")
+        theirs.shutdown(socket.SHUT_WR)
+        with pytest.raises(SourceUnavailable, match="too slow"):
+            Connection(ours, "server:80").ask(b"GET")
+
+
 def test_another_request_may_follow_an_error_in_chunks() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:

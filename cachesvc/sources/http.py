@@ -23,7 +23,7 @@ from cachesvc.sources.proxies import Proxy
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
 BODY_TIMEOUT_S = 120.0
-"""A part of 8 MiB comes at 70 KB/s then; one that drips slower is asked for on another connection."""
+"""A part of 8 MiB comes at 70 KB/s then; one that drips slower is asked for on another connection. Of a head, too."""
 MAX_HEAD_BYTES = 64 << 10
 MAX_ERROR_BODY_BYTES = 64 << 10
 IDLE_CONNECTIONS = 128
@@ -140,10 +140,14 @@ class Connection:
 
     def _up_to(self, mark: bytes) -> bytes:
         """What comes before a mark in a head or between chunks."""
-        ahead = self._ahead
+        ahead, until = self._ahead, time.monotonic() + BODY_TIMEOUT_S
         while (end := ahead.find(mark)) < 0:
             if len(ahead) > MAX_HEAD_BYTES:
                 raise SourceUnavailable(f"{self._name} sent a response head above {MAX_HEAD_BYTES} bytes")
+            if ahead and time.monotonic() > until:
+                raise SourceUnavailable(
+                    f"{self._name} sent no whole head in {BODY_TIMEOUT_S:.0f} s: too slow"
+                )
             got = self._sock.recv(_RECV_BYTES)
             if not got:
                 raise Hangup(f"{self._name} closed the connection")
