@@ -115,6 +115,14 @@ def test_what_is_leased_comes_first_then_what_was_used_last() -> None:
     assert [extent for extent, _ in best_first(old, RAM)] == [A, C, B]
 
 
+def test_what_nobody_has_named_since_the_last_takeover_goes_on_too_and_last() -> None:
+    old = node()
+    old.handle(ev.Recovered(RAM, {A: 10, B: 10, C: 10}), 0.0)
+    assert best_first(old, RAM) == [(C, 10), (B, 10), (A, 10)], "what would be evicted first is the last"
+    old.handle(ev.DatasetDeclared(READER, DATASET, ((A, 10),)), 1.0)
+    assert [extent for extent, _ in best_first(old, RAM)] == [A, C, B]
+
+
 def test_a_lease_is_told_as_a_lease_and_holds_its_copy() -> None:
     old = filled((A,))
     old.handle(ev.Demanded(READER, 9, A), 9.0)

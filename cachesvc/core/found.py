@@ -7,7 +7,7 @@ for nobody has used them for longest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, KeysView
+from collections.abc import Callable, ItemsView, Iterator, KeysView
 from typing import TYPE_CHECKING
 
 from cachesvc.core.model import ExtentId
@@ -58,6 +58,10 @@ class Found:
     def keys(self) -> KeysView[ExtentId]:
         """The extents that are here, those first that go last."""
         return self._sizes.keys()
+
+    def items(self) -> ItemsView[ExtentId, int]:
+        """Those and their sizes in bytes, in the same order."""
+        return self._sizes.items()
 
     def __contains__(self, extent: ExtentId) -> bool:
         return extent in self._sizes

@@ -16,11 +16,12 @@ from cachesvc.core.state import Copy, Role
 
 
 def best_first(node: Node, tier: TierName) -> list[tuple[ExtentId, int]]:
-    """(extent, size_bytes) of what may be granted from a tier: leased, then kept, then by recent use. A smaller
-    budget takes as much from the front as it holds."""
-    copies = [copy for entry in node.copies.entries.values() for copy in entry.copies]
-    usable = [copy for copy in copies if copy.tier.name == tier and copy.usable]
-    return [(copy.entry.id, copy.entry.size_bytes) for copy in sorted(usable, key=_worth, reverse=True)]
+    """(extent, size_bytes) of what may be granted from a tier: leased, then kept, then by recent use, then what nobody
+    has named since the start. A smaller budget takes as much from the front as it holds."""
+    holder = node.policy.tiers[tier]
+    usable = sorted((copy for copy in node.copies.of(holder) if copy.usable), key=_worth, reverse=True)
+    unnamed = () if holder.lost else holder.found.items()
+    return [*((copy.entry.id, copy.entry.size_bytes) for copy in usable), *unnamed]
 
 
 def _worth(copy: Copy) -> tuple[bool, bool, float]:
