@@ -159,6 +159,16 @@ def test_a_grant_that_was_not_sent_is_granted_again() -> None:
     assert len(new.readers.readers[READER].leases[A]) == 1
 
 
+def test_a_grant_whose_reader_went_and_whose_extent_is_gone_is_not_told() -> None:
+    old = Node([TierSpec(NVME, 30)])
+    old.handle(ev.Recovered(NVME, {A: 10}), 0.0)
+    (unsent,) = old.handle(ev.Demanded(READER, 9, A), 1.0)
+    assert isinstance(unsent, ev.Grant)
+    for event in (ev.ReaderGone(READER), ev.EvictAsked(DATASET, (A,)), ev.Evicted(A, NVME)):
+        old.handle(event, 2.0)
+    assert replay(old, [unsent]) == []
+
+
 def test_a_plan_goes_on_in_the_middle_and_its_past_counts_in_no_epoch() -> None:
     old = node()
     old.handle(ev.DatasetDeclared(READER, DATASET, EXTENTS), 0.0)

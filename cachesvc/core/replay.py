@@ -57,8 +57,9 @@ def _plans(node: Node) -> Iterable[Event]:
 
 def _demands(node: Node, unsent: list[Grant]) -> Iterable[Event]:
     for grant in unsent:
-        entry = node.copies.entries[grant.extent]
-        yield Demanded(grant.reader, grant.request, grant.extent, size_bytes=entry.size_bytes)
+        waiting = node.copies.entries.get(grant.extent)
+        if waiting is not None:  # else its reader is gone, and so is the extent since
+            yield Demanded(grant.reader, grant.request, grant.extent, size_bytes=waiting.size_bytes)
     for entry in node.copies.entries.values():
         for reader, request in entry.waiters:
             yield Demanded(reader, request, entry.id, size_bytes=entry.size_bytes)
