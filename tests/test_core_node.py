@@ -541,6 +541,28 @@ def test_pinned_extents_outlive_their_job_and_an_asked_eviction() -> None:
     assert tell(node, Demanded(ONE, 1, B, True, SIZE)) == [Refuse(ONE, 1, B)]
 
 
+def test_what_is_pinned_stays_so_when_its_tier_was_lost_while_it_was_read() -> None:
+    node = node_of(nvme=2)
+    tell(node, declare(A, B, C))
+    read(node, A, B)
+    tell(node, Pinned(DATASET), Demanded(ONE, 1, A), Demanded(ONE, 2, B))
+    tell(node, TierLost(NVME), Released(ONE, A), TierBack(NVME), Released(ONE, B))
+    assert tell(node, Demanded(ONE, 3, C)) == [Refuse(ONE, 3, C)], "nothing gives way"
+    assert node.counters(DATASET).kept_bytes == 2 * SIZE
+
+
+def test_a_quota_counts_nothing_that_lies_in_a_lost_tier() -> None:
+    node = Node([TierSpec(NVME, 4 * SIZE), TierSpec(NVME1, 4 * SIZE)], Settings(lookahead_bytes=SIZE))
+    tell(node, DatasetDeclared(1, DATASET, ((A, SIZE), (B, SIZE)), 1000, 2 * SIZE), Prefetched(1, DATASET))
+    fill(node, A, tier=NVME)
+    fill(node, B, tier=NVME1)
+    assert tell(node, TierLost(NVME)) == [StartFill(A, NVME1)]
+    fill(node, A, tier=NVME1)
+    tell(node, TierBack(NVME))
+    assert node.counters(DATASET).kept_bytes == 2 * SIZE
+    assert node.progress(1).resident_extents == 2
+
+
 def test_an_ended_job_leaves_its_extents_as_undeclared_ones() -> None:
     node = node_of(ram=1)
     tell(node, declare(A), declare(A, job=2))

@@ -294,6 +294,17 @@ class Copies:
                 self._set_role(copy, Role.KEPT if entry.datasets else Role.LRU)
             self.settle(copy)
 
+    def rejudge(self, tier: Tier) -> None:
+        """Judge the copies of a tier that was lost, or is back. What is lost counts for no quota: it may be kept
+        elsewhere. What is back is kept as far as there is room, and what is pinned in any case."""
+        for copy in self.of(tier):
+            if tier.lost:
+                self._unshelve(copy)
+                self._set_role(copy, Role.LRU)
+            self.settle(copy)
+            if copy.entry.pinned and not any(each.role is Role.KEPT for each in copy.entry.copies):
+                self.keep(copy.entry)
+
     def keep(self, entry: Entry) -> None:
         """Keep an extent's usable copy whether or not there is room to keep: an operator pinned it."""
         copy = entry.best()

@@ -309,6 +309,7 @@ class Node:
         tier = self.policy.tiers[event.tier]
         tier.lost = True
         self.scrub.lost(tier.name)
+        self.copies.rejudge(tier)
         self._retune_tier()
         for copy in [each for each in self.copies.filling if each.tier is tier]:
             self.readers.want(copy.entry)
@@ -322,8 +323,7 @@ class Node:
         for entry in tuple(self.copies.entries.values()):
             if entry.waiters and entry.ready:
                 self.readers.answer(entry)
-        for copy in [each for each in self.copies.of(tier) if each.phase is Phase.RESIDENT]:
-            self.copies.settle(copy)
+        self.copies.rejudge(tier)
 
     def _renewed(self, event: ev.Renewed) -> None:
         tier = self.policy.tiers[event.tier]
