@@ -325,6 +325,17 @@ def test_a_quota_limits_what_is_kept_of_a_dataset_and_for_a_user() -> None:
     assert node.where(B) == RAM, "in room that is free"
 
 
+@pytest.mark.parametrize("pinned", [False, True])
+def test_what_another_dataset_had_kept_is_kept_no_further_than_the_quota_of_the_next(pinned: bool) -> None:
+    node = node_of(ram=8)
+    both = ((A, SIZE), (B, SIZE), (C, SIZE))
+    tell(node, declare(A, B, C), DatasetDeclared(2, OTHER, both, 1000, None, SIZE))
+    read(node, A, B, C)
+    tell(node, *[Pinned(OTHER)] * pinned, Demanded(ONE, 1, C), JobEnded(1), Released(ONE, C))
+    assert node.counters(OTHER).kept_bytes == (3 * SIZE if pinned else SIZE)
+    assert {node.where(each) for each in (A, B, C)} == {RAM}, "in room that is free"
+
+
 def test_a_reader_holds_for_one_read_only_what_competes_for_the_window() -> None:
     node = node_of(ram=3)
     tell(node, declare(A, B, C, D, E), Planned(1, 1, tuple((each, 0, 9) for each in (A, B, C, D, E))))

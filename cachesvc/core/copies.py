@@ -289,9 +289,11 @@ class Copies:
     def resettle(self, entry: Entry) -> None:
         """Judge all copies of an extent anew after its claims changed."""
         for copy in tuple(entry.copies):
-            if copy.home is not None:
+            if copy.home is not None and copy.home not in entry.datasets:
                 self._unshelve(copy)
-                self._set_role(copy, Role.KEPT if entry.datasets else Role.LRU)
+                self._set_role(copy, Role.LRU)
+                if entry.datasets and (entry.pinned or self.policy.within_quota(entry)):
+                    self._set_role(copy, Role.KEPT)
             self.settle(copy)
 
     def rejudge(self, tier: Tier) -> None:
