@@ -336,6 +336,19 @@ def test_what_another_dataset_had_kept_is_kept_no_further_than_the_quota_of_the_
     assert {node.where(each) for each in (A, B, C)} == {RAM}, "in room that is free"
 
 
+@pytest.mark.parametrize("gradual", [False, True])
+def test_the_window_is_as_large_as_extents_of_claims_that_last_need_it(gradual: bool) -> None:
+    node = node_of(ram=20, claim_step=1, lookahead_bytes=None)
+    large = DatasetDeclared(1, OTHER, ((E, 5 * SIZE), (F, SIZE)), gradual=gradual)
+    small = declare(A, B, C, job=2)
+    tell(node, small)
+    before = node.policy.window_bytes
+    tell(node, large, *[Tick()] * 9)
+    assert node.policy.window_bytes > before
+    tell(node, JobEnded(1), *[Tick()] * 9)
+    assert node.policy.window_bytes == before
+
+
 def test_a_reader_holds_for_one_read_only_what_competes_for_the_window() -> None:
     node = node_of(ram=3)
     tell(node, declare(A, B, C, D, E), Planned(1, 1, tuple((each, 0, 9) for each in (A, B, C, D, E))))

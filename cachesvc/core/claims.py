@@ -228,10 +228,11 @@ class Claims:
                     policy.claimed_bytes += entry.size_bytes
                 entry.datasets.append(dataset)
                 dataset.size_bytes += entry.size_bytes
-                policy.largest_bytes = max(policy.largest_bytes, entry.size_bytes)
+                dataset.largest_bytes = max(dataset.largest_bytes, entry.size_bytes)
                 if entry.ready:
                     dataset.ready_count += 1
                     dataset.ready_bytes += entry.size_bytes
+            policy.largest_bytes = max(policy.largest_bytes, dataset.largest_bytes)
             policy.retune()
             yield
         yield from self._judge(dataset)
@@ -263,6 +264,7 @@ class Claims:
         del policy.datasets[dataset.id]
         for tier in policy.tiers.values():
             tier.kept.pop(dataset.id, None)
+        policy.largest_bytes = max((each.largest_bytes for each in policy.datasets.values()), default=0)
         policy.retune()
 
     def _evict(self, name: DatasetId, extents: Iterator[ExtentId]) -> Iterator[None]:

@@ -265,6 +265,8 @@ class Dataset:
     extents: tuple[tuple[ExtentId, int], ...]
     tally: Tally
     size_bytes: int = 0
+    largest_bytes: int = 0
+    """Of its extents."""
     jobs: set[int] = field(default_factory=set)
     pinned: bool = False
     kept_bytes: int = 0
