@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -69,6 +70,24 @@ def test_the_answer_is_counted_and_nothing_else_happens(tmp_path: Path) -> None:
     late(jobs.Done(1, 0, "", source_bytes=10))
     assert fills.source_bytes(known.id) == 10
     assert node.where(known.extent_ids[0]) is None
+    datasets.close()
+
+
+def test_what_was_read_for_somebody_who_went_away_is_let_go_of(tmp_path: Path) -> None:
+    anything: Any = None
+    sealed: list[int] = []
+
+    def read(_: Callable[[DatasetId], Dataset], wanted: DatasetId) -> Future[Dataset]:
+        found: Future[Dataset] = Future()
+        found.set_result(dataset(int(wanted, 16)))
+        sealed.append(found.result().catalog_fd)
+        return found
+
+    executor: Any = SimpleNamespace(submit=read)
+    datasets = Datasets(str(tmp_path), anything, anything, anything, executor)
+    for number in range(100):
+        datasets.load(DatasetId(f"{number:032x}"))
+    assert len(set(sealed)) <= 3, "each was closed, and its number given away again"
     datasets.close()
 
 

@@ -104,7 +104,7 @@ class Datasets:
         self._tidy_at = 0.0
 
     def load(self, wanted: DatasetId) -> Future[Dataset]:
-        """The dataset with that id, read once however many ask. Raises NotFound when no catalog is here or its
+        """The dataset with that id, read once for all who ask meanwhile. Raises NotFound when no catalog is here or its
         source is no longer on the allowlist, CorruptData when the file is damaged, SourceUnavailable while it cannot
         be told what is allowed."""
         with self._lock:
@@ -116,7 +116,8 @@ class Datasets:
             if found is not None:
                 return found
             found = self._loading[wanted] = self._executor.submit(self._read, wanted)
-        found.add_done_callback(lambda done: self._loading.pop(wanted, None) if done.exception() else None)
+        # Kept by those who asked, until one admits it: they may be gone, or must not see it.
+        found.add_done_callback(lambda _: self._loading.pop(wanted, None))
         return found
 
     def stored(self, wanted: DatasetId) -> bool:
@@ -131,7 +132,6 @@ class Datasets:
             self._loaded[dataset.id] = known or dataset  # the latest is the last
             if known is not None:
                 return known
-            self._loading.pop(dataset.id, None)
         unclaimed = [each for each in self._loaded.values() if each is not dataset and not self.claimed(each)]
         oldest = unclaimed[: max(0, len(unclaimed) - UNUSED)]  # to look at all would take long
         for each in oldest:
