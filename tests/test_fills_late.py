@@ -105,6 +105,17 @@ def test_what_was_forgotten_since_a_dataset_was_read_is_at_home_with_it(tmp_path
     datasets.close()
 
 
+def test_an_extent_is_at_home_where_somebody_claims_it(tmp_path: Path) -> None:
+    anything: Any = None
+    datasets = Datasets(str(tmp_path), anything, anything, anything, anything)
+    opened, read = dataset(1), replace(dataset(1), id=DatasetId("f" * 32))
+    datasets.claimed = lambda each: each is read
+    datasets.admit(opened)
+    datasets.admit(read)
+    assert datasets.home(read.extent_ids[0]) == (read, 0)
+    datasets.close()
+
+
 def test_an_extent_is_at_home_in_a_dataset_that_is_indexed(tmp_path: Path) -> None:
     anything: Any = None
     datasets = Datasets(str(tmp_path), anything, anything, anything, anything)

@@ -141,10 +141,10 @@ class Datasets:
         return dataset
 
     def home(self, extent: ExtentId) -> tuple[Dataset, int] | None:
-        """A loaded dataset that has the extent, and its index there: one that is indexed if there is one, since fills
-        count for it. O(datasets). On the event loop's thread."""
+        """A loaded dataset that has the extent, and its index there: of those that are indexed one that is claimed, if
+        there is one, since fills count for it. O(datasets). On the event loop's thread."""
         having = [each for each in self._loaded.values() if extent in each.index_of]
-        found = min(having, key=lambda each: each.provisional, default=None)
+        found = min(having, key=lambda each: (each.provisional, not self.claimed(each)), default=None)
         return (found, found.index_of[extent]) if found else None
 
     def known(self, wanted: DatasetId) -> Dataset | None:
