@@ -115,6 +115,13 @@ def test_what_is_leased_comes_first_then_what_was_used_last() -> None:
     assert [extent for extent, _ in best_first(old, RAM)] == [A, C, B]
 
 
+def test_what_is_pinned_comes_before_what_is_only_kept() -> None:
+    old = filled()
+    old.handle(ev.DatasetDeclared(2, DatasetId("pinned"), ((A, 10),)), 9.0)
+    old.handle(ev.Pinned(DatasetId("pinned")), 9.0)
+    assert [extent for extent, _ in best_first(old, RAM)] == [A, C, B]
+
+
 def test_what_nobody_has_named_since_the_last_takeover_goes_on_too_and_last() -> None:
     old = node()
     old.handle(ev.Recovered(RAM, {A: 10, B: 10, C: 10}), 0.0)

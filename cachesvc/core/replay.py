@@ -16,16 +16,16 @@ from cachesvc.core.state import Copy, Role
 
 
 def best_first(node: Node, tier: TierName) -> list[tuple[ExtentId, int]]:
-    """(extent, size_bytes) of what may be granted from a tier: leased, then kept, then by recent use, then what nobody
-    has named since the start. A smaller budget takes as much from the front as it holds."""
+    """(extent, size_bytes) of what may be granted from a tier: leased, then pinned, then kept, then by recent use, then
+    what nobody has named since the start. A smaller budget takes as much from the front as it holds."""
     holder = node.policy.tiers[tier]
     usable = sorted((copy for copy in node.copies.of(holder) if copy.usable), key=_worth, reverse=True)
     unnamed = () if holder.lost else holder.found.items()
     return [*((copy.entry.id, copy.entry.size_bytes) for copy in usable), *unnamed]
 
 
-def _worth(copy: Copy) -> tuple[bool, bool, float]:
-    return copy.leases > 0, copy.role is Role.KEPT, copy.used_at
+def _worth(copy: Copy) -> tuple[bool, bool, bool, float]:
+    return copy.leases > 0, copy.entry.pinned, copy.role is Role.KEPT, copy.used_at
 
 
 def replay(node: Node, unsent: Iterable[Grant]) -> list[Event]:
