@@ -12,7 +12,7 @@ from cachesvc.core import events as ev
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.node import Node
 from cachesvc.core.policy import Settings, TierSpec
-from cachesvc.core.replay import best_first, replay
+from cachesvc.core.replay import best_first, protecting_first, replay
 from tests.test_core_machine import BUDGETS, DATASETS, NVME, SIZES, NodeMachine, picks
 
 HELD = TierName("memory that only its readers have")
@@ -66,7 +66,7 @@ class ChangingHands(NodeMachine):
                 self.send(ev.DatasetDeclared(job, name, DATASETS[name]))
             if dataset.pinned:
                 self.send(ev.Pinned(name))
-        for event in told:
+        for event in protecting_first(self.node, told):
             self.send(event)
         assert {p.number for p in self.node.lookahead.plans.values()} == set(old.lookahead.plans)
 
@@ -152,6 +152,18 @@ def test_a_lease_of_what_does_not_fit_counts_as_held_memory() -> None:
     assert new.status().tiers[0].held_bytes == 10
     new.handle(ev.Released(READER, A), 2.0)
     assert new.status().tiers[0].held_bytes == 0
+
+
+def test_what_is_leased_and_fits_a_smaller_budget_is_not_evicted_for_what_does_not() -> None:
+    old = filled((A, B))
+    for number, extent in enumerate((A, B)):
+        old.handle(ev.Demanded(READER, 9 + number, extent), 9.0)
+    new = node(ram_bytes=15)
+    new.handle(ev.Recovered(RAM, {B: 10}), 0.0)
+    for event in protecting_first(new, replay(old, ())):
+        assert new.handle(event, 1.0) == []
+    assert new.readers.readers[READER].leases.keys() == {B}
+    assert new.status().tiers[0].held_bytes == 10
 
 
 def test_a_grant_that_was_not_sent_is_granted_again() -> None:

@@ -35,6 +35,14 @@ def replay(node: Node, unsent: Iterable[Grant]) -> list[Event]:
     return [*_leases(node, grants), *_plans(node), *_demands(node, grants)]
 
 
+def protecting_first(node: Node, told: Iterable[Event]) -> list[Event]:
+    """The same events in the order for a node that has less room: leases of what is in it, then the rest, among it
+    leases that only hold memory. Told before, those would have what is leased evicted."""
+    return sorted(
+        told, key=lambda each: not (isinstance(each, Leased) and node.where(each.extent) == each.tier)
+    )
+
+
 def _leases(node: Node, unsent: list[Grant]) -> Iterable[Event]:
     owed = Counter((grant.reader, grant.extent, grant.tier) for grant in unsent)
     for name, reader in node.readers.readers.items():

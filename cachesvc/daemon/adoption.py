@@ -12,6 +12,7 @@ import cachesvc
 from cachesvc.core import events
 from cachesvc.core.errors import CacheError, DaemonUnavailable, InvalidInput, NotAllowed
 from cachesvc.core.model import DatasetId, ExtentId, ReaderId
+from cachesvc.core.replay import protecting_first
 from cachesvc.daemon import takeover_state
 from cachesvc.daemon.datasets import Dataset, Datasets
 from cachesvc.daemon.grants import Connection
@@ -207,7 +208,7 @@ def restore(adopted: Adopted, runner: Runner) -> None:
         if runner.grants.adopt(given, dataset) and dataset is not None:
             known[reader.id] = dataset
             runner.declare(reader.id, dataset)
-    for event in takeover_state.taken(adopted.state, known.get):
+    for event in protecting_first(runner.node, takeover_state.taken(adopted.state, known.get)):
         runner.handle(event)
     if adopted.listener is not None:
         extents, readers = len(adopted.state.extents), len(adopted.state.readers)
