@@ -10,7 +10,7 @@ import resource
 import shutil
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -315,6 +315,7 @@ def test_direct_reads_stay_within_their_budget(sequences: tuple[MemoryLink, np.n
         os.close(answer.fd)
         assert direct._used <= 3 * 8192
         direct.release([index])
+    wait([copy.filled for copy in direct._copies.values()], 10)  # room that is being filled ahead is taken
     leased = direct.acquire([0, 1, 2, 3], 10)
     assert [type(answer) for answer in leased].count(Refused) == 1
     for answer in leased:
