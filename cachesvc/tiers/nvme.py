@@ -217,7 +217,7 @@ class NvmeTier:
 
     def _final(self, extent: ExtentId) -> str:
         """No `Path`: it interns each part, and ever new names rebuild the interpreter's table of interned strings
-        again and again, 2 MB each time, which stay with the thread that happened to do it."""
+        again and again, 1.9 MB each time, which stay with the thread that happened to do it."""
         text = extent.hex()
         return f"{self._root}/extents/{text[:2]}/{text}.{self._sizes[extent]}"
 
