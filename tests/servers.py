@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
+import itertools
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -33,16 +36,30 @@ from tests.proxy import Counts, Fault, Proxy, ProxyProcess
 __all__ = ["Counts", "Fault", "Proxy", "ProxyProcess", "SeaweedFS", "free_ports"]
 
 READY_S = 60.0
+LOWEST_PORT = 10_000
 STARTS = 3
 REGION = "us-east-1"
 _NOT_YET = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError)
 
 
 def free_ports(count: int) -> list[int]:
-    """Loopback ports that nobody held a moment ago."""
-    with contextlib.ExitStack() as stack:
-        held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [sock.getsockname()[1] for sock in held]
+    """Loopback ports that nobody holds, and that nobody gets before our server binds them: they lie below those
+    that the kernel gives to connections, each worker of pytest-xdist has its own, and none comes twice soon."""
+    found: list[int] = []
+    while len(found) < count:
+        port = next(_ports())
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found.append(port)
+    return found
+
+
+@functools.cache
+def _ports() -> Iterator[int]:
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    connections = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ours = range(LOWEST_PORT + worker, connections, workers)
+    return itertools.cycle(random.sample(ours, len(ours)))
 
 
 def weed_binary() -> str:
