@@ -30,6 +30,7 @@ class Bucket:
 
     rate: float
     burst: float
+    retry_after_s: float = 0.0
     level: float = field(init=False)
     at: float = 0.0
 
@@ -43,6 +44,29 @@ class Bucket:
             return False
         self.level -= 1
         return True
+
+    def closed_s(self, now: float) -> float:
+        """What it says, as Retry-After, to whom it refuses."""
+        return self.retry_after_s
+
+
+@dataclass
+class Quota:
+    """A source that allows `rate` requests a second on average, whenever they come in a window of `window_s`."""
+
+    rate: float
+    window_s: float
+    window: int = 0
+    asked: int = 0
+
+    def allows(self, now: float) -> bool:
+        if int(now // self.window_s) != self.window:
+            self.window, self.asked = int(now // self.window_s), 0
+        self.asked += 1
+        return self.asked <= self.rate * self.window_s
+
+    def closed_s(self, now: float) -> float:
+        return self.window_s - now % self.window_s
 
 
 @dataclass
@@ -58,14 +82,13 @@ class Process:
 
 
 def simulate(
-    bucket: Bucket,
+    source: Bucket | Quota,
     clients: int,
     threads: int,
     seconds: float,
     latency_s: float,
     seed: int = 1,
     runs: tuple[float, float] = (1.0, 1.0),
-    retry_after_s: float = 0.0,
 ) -> tuple[list[float], list[float]]:
     """When requests came to the source, and when it served one: closed loops with the line and the retries of
     `Resilient`; `runs` as `Process`. Answers are refused or not when they are sent, and known later."""
@@ -87,16 +110,16 @@ def simulate(
             return later(process, wakes_at, partial(stand, process, attempt, place))
         asked.append(now)
         back = now + latency_s * (0.5 + chance.random())
-        if bucket.allows(now):
+        if source.allows(now):
             served.append(now)
             return later(process, back, partial(accepted, process, now))
-        later(process, back, partial(refused, process, attempt, now))
+        later(process, back, partial(refused, process, attempt, now, source.closed_s(now)))
 
     def accepted(process: Process, sent_at: float, now: float) -> None:
         process.pace.accepted(sent_at, now)
         join(process, 0, now)
 
-    def refused(process: Process, attempt: int, sent_at: float, now: float) -> None:
+    def refused(process: Process, attempt: int, sent_at: float, retry_after_s: float, now: float) -> None:
         process.pace.refused(sent_at, now, retry_after_s)
         wait_s = max(full_jitter_s(attempt, chance.random()), retry_after_s * (1 + 0.25 * chance.random()))
         later(process, now + wait_s, partial(join, process, attempt + 1))
@@ -152,10 +175,21 @@ def test_a_slow_source_is_used_from_the_fifth_second_on(latency_s: float) -> Non
 def test_a_source_that_says_when_to_come_back_is_used_all_the_same(rate: int, retry_after_s: float) -> None:
     """Once one refusal of many answers stopped all, and the rate grew meanwhile: 30 s of it, a storm, and so on."""
     for seed in range(3):
-        asked, served = simulate(Bucket(rate, rate / 10), 2, 64, 120, 0.01, seed, retry_after_s=retry_after_s)
+        asked, served = simulate(Bucket(rate, rate / 10, retry_after_s), 2, 64, 120, 0.01, seed)
         start = 10 + 1.25 * retry_after_s
         assert share(asked, start, 120, rate) <= 1.1, seed
         assert share(served, start, 120, rate) >= 0.85, seed
+        assert len(asked) <= 1.1 * len(served)
+
+
+@pytest.mark.parametrize("window_s", [1, 5, 10, 60])
+@pytest.mark.parametrize(("rate", "latency_s"), [(40, 0.01), (100, 0.1), (300, 0.01)])
+def test_a_quota_is_used_up_evenly(rate: int, latency_s: float, window_s: float) -> None:
+    """Each window's refusals are some in a row; once they were up to two fifths of what was asked."""
+    for seed in range(2):
+        asked, served = simulate(Quota(rate, window_s), 2, 64, 240, latency_s, seed)
+        assert share(asked, 120, 240, rate) <= 1.1, seed
+        assert share(served, 120, 240, rate) >= 0.85, seed
         assert len(asked) <= 1.1 * len(served)
 
 

@@ -60,6 +60,10 @@ class Pace:
     for the limit itself may have moved (the idea of CUBIC, Ha et al., 2008). Each process does so by itself; its
     refusals tell it of the others.
 
+    `CLOSED` refusals in a row that say when to come back (Retry-After) mean a quota that is used up, not a rate:
+    everybody waits until then, and goes on at what was accepted since the source opened last, over all the time until
+    it opens again. So a quota a minute is used all through the minute, and few requests learn that it is used up.
+
     A cut must be seen to work before the next, however long answers take (a slow source, a process without a
     core): (1) places in the line are handed out at the rate as it is, not as it was when somebody joined; (2) only
     answers to requests sent since the last cut count, `SETTLE_S` of them at least. Otherwise each late refusal
@@ -73,6 +77,8 @@ class Pace:
     CUT_LEAST = 0.95
     CUT_MOST = 0.5
     LEAST_RATE = 0.2
+    CLOSED = 8
+    """Where a third is refused, as many in a row are one case in 6,600; each more is a refusal a quota."""
     LOOK_S = 1e-3
     """Nobody in line looks more often."""
     FORGET_S = 60.0
@@ -81,6 +87,12 @@ class Pace:
     _guessed: bool = False
     _cut_at: float = -math.inf
     _paused_until: float = -math.inf
+    _opened_at: float = -math.inf
+    """The end of the last pause."""
+    _since_opened: int = 0
+    """Accepted since."""
+    _in_a_row: int = 0
+    """Refused since the last cut, with nothing accepted between."""
     _last: float = 0.0
     """The place at the end of the line."""
     _due: float = 0.0
@@ -120,31 +132,36 @@ class Pace:
 
     def accepted(self, sent_at: float, now: float) -> None:
         """The source answered what was sent then; that an object is missing is an answer too."""
+        self._since_opened += 1
         if sent_at >= self._cut_at:
             self._window(now).accepted += 1
+            self._in_a_row = 0
 
     def refused(self, sent_at: float, now: float, retry_after_s: float) -> None:
         """The source said 429 or 503, and perhaps until when. Who was refused waits so long; everybody does where
-        most is refused, for then the source is closed, not at its limit."""
+        most is refused or many in a row are, for then the source is closed, not at its limit."""
         self._move(now)
         if sent_at < self._cut_at:
             return
         self._window(now).refused += 1
+        self._in_a_row += 1
         accepted = sum(window.accepted for window in self._seen)
         refused = sum(window.refused for window in self._seen)
-        span_s = now - self._seen[0].since
-        if math.isinf(self.rate(now)):
+        span_s, rate = now - self._seen[0].since, self.rate(now)
+        closed = retry_after_s > 0 and self._in_a_row >= self.CLOSED
+        if math.isinf(rate):
             self._base, self._guessed = max(1, accepted) / max(self.FIRST_S, span_s), True
-        elif span_s < self.SETTLE_S:
-            return
+        elif closed or span_s >= self.SETTLE_S:
+            until_open_s = max(self.LOOK_S, now + retry_after_s - self._opened_at)
+            borne = self._since_opened / until_open_s if closed else rate * accepted / (accepted + refused)
+            self._base, self._guessed = min(self.CUT_LEAST * rate, max(self.CUT_MOST * rate, borne)), False
         else:
-            kept = accepted / (accepted + refused)
-            self._base = self.rate(now) * min(self.CUT_LEAST, max(self.CUT_MOST, kept))
-            self._guessed = False
-        if refused > accepted:
-            self._paused_until = max(self._paused_until, now + retry_after_s)
+            return
+        if closed or refused > accepted:
+            self._paused_until = self._opened_at = max(self._paused_until, now + retry_after_s)
+            self._since_opened = 0
         self._base = max(self.LEAST_RATE, self._base)
-        self._cut_at = now
+        self._cut_at, self._in_a_row = now, 0
         self._seen.clear()
 
     def _move(self, now: float) -> None:
