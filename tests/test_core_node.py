@@ -575,6 +575,17 @@ def test_what_is_pinned_stays_so_when_its_tier_was_lost_while_it_was_read() -> N
     assert node.counters(DATASET).kept_bytes == 2 * SIZE
 
 
+def test_a_plan_whose_extents_fit_only_a_lost_tier_holds_no_other_plan_up() -> None:
+    node = node_of(ram=4, nvme=20)
+    large = tuple((extent, 6 * SIZE) for extent in (A, B))
+    tell(node, DatasetDeclared(1, DATASET, large), declare(C, D, job=2, dataset=OTHER), TierLost(NVME))
+    assert tell(node, plan(A, B)) == []
+    assert tell(node, plan(C, D, number=2, job=2)) == [StartFill(C, RAM), StartFill(D, RAM)]
+    assert tell(node, Demanded(ONE, 1, A)) == [Refuse(ONE, 1, A)], "read past the tiers"
+    fill(node, C, D)
+    assert tell(node, TierBack(NVME), Passed(1, 1)) == [StartFill(B, NVME)], "within the window only"
+
+
 def test_a_quota_counts_nothing_that_lies_in_a_lost_tier() -> None:
     node = Node([TierSpec(NVME, 4 * SIZE), TierSpec(NVME1, 4 * SIZE)], Settings(lookahead_bytes=SIZE))
     tell(node, DatasetDeclared(1, DATASET, ((A, SIZE), (B, SIZE)), 1000, 2 * SIZE), Prefetched(1, DATASET))

@@ -232,7 +232,6 @@ class Claims:
                 if entry.ready:
                     dataset.ready_count += 1
                     dataset.ready_bytes += entry.size_bytes
-            policy.largest_bytes = max(policy.largest_bytes, dataset.largest_bytes)
             policy.retune()
             yield
         yield from self._judge(dataset)
@@ -264,7 +263,6 @@ class Claims:
         del policy.datasets[dataset.id]
         for tier in policy.tiers.values():
             tier.kept.pop(dataset.id, None)
-        policy.largest_bytes = max((each.largest_bytes for each in policy.datasets.values()), default=0)
         policy.retune()
 
     def _evict(self, name: DatasetId, extents: Iterator[ExtentId]) -> Iterator[None]:

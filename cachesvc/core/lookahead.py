@@ -4,12 +4,13 @@ A plan's window is the entries between what was passed and what was entered. Ent
 extent, which protects its copy; leaving takes it back. An absent extent is entered when its fill starts.
 
 Where everything fits, the cold part of a plan runs ahead as far as it finds room. Where part of it streams, the
-plans of one order together have at most their part of the window fetched and not yet read, and fetch it along
-a schedule (`schedule.py`), so that the source sees an even rate over the whole plan. A schedule holds nobody up:
-while a reader waits for a fill, only room and slots limit its plans. Over what is resident a window goes
-`window_bytes` ahead and no further, so that one event never walks a whole plan. A long plan is scheduled, and its
-end done, in steps between other events; until it is scheduled it enters nothing, and readers fetch for themselves. So is
-a cursor that moves far, as in a resume; until all that it passed is given up, its plan enters nothing either.
+plans of one order together have at most their part of the window fetched and not yet read, and fetch it along a
+schedule (`schedule.py`), so that the source sees an even rate over the whole plan. A schedule holds nobody up:
+while a reader waits for a fill, only room and slots limit its plans. Over what is resident, or fits no tier that
+works, a window goes `window_bytes` ahead and no further, so that one event never walks a whole plan. A long plan is
+scheduled, and its end done, in steps between other events; until it is scheduled it enters nothing, and readers
+fetch for themselves. So is a cursor that moves far, as in a resume; until all that it passed is given up, its plan
+enters nothing either.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ class Lookahead:
             elif last_step < plan.passed:  # consumed, behind one that is not yet
                 self._count(plan, extent)
                 plan.next += 1
-            elif not _absent(entry):
+            elif not _absent(entry) or not self._policy.fits(entry):
                 if plan.entered_bytes >= self._policy.window_bytes or not self._promote(entry):
                     continue
                 self._enter(plan, entry)
@@ -163,9 +164,7 @@ class Lookahead:
             self._copies.evict(victim)
         if place.tier is not None:
             self._copies.start(entry, place.tier, place.role, ahead_of=plan.shared)
-            return True
-        budgets = (tier.budget_bytes for tier in self._policy.tiers.values())
-        return entry.size_bytes > max(budgets, default=0)
+        return place.tier is not None
 
     def _promote(self, entry: Entry) -> bool:
         """Start a fill from NVMe into RAM where that is free; False when it must wait for an eviction. Where part

@@ -92,6 +92,7 @@ class Policy:
         self.datasets: dict[DatasetId, Dataset] = {}
         self.claimed_bytes = 0
         self.largest_bytes = 0
+        """Of the claimed extents; a dataset that has some which fit no tier that works does not count."""
         self.window: Tier | None = None
         self.streams = False
         """More is claimed than can be kept: part of it streams through the window."""
@@ -118,6 +119,10 @@ class Policy:
         tier.budget_bytes = min(tier.budget_bytes, budget_bytes) if tier.full_until else budget_bytes
         self.retune()
 
+    def fits(self, entry: Entry) -> bool:
+        """Whether some tier that works is large enough for an extent."""
+        return any(entry.size_bytes <= tier.budget_bytes for tier in self.tiers.values() if not tier.lost)
+
     def overflow(self, tier: Tier) -> tuple[Copy, ...]:
         """What goes when a tier holds more than its budget: LRU, then windows, then what is kept."""
         short_bytes = -tier.free_bytes - tier.evicting_bytes
@@ -140,6 +145,9 @@ class Policy:
     def retune(self) -> None:
         """Set the window again after claims, tiers or held bytes changed. No window where all fits."""
         works = self.healthy()
+        most = max((tier.budget_bytes for tier in works), default=0)
+        largest = (dataset.largest_bytes for dataset in self.datasets.values())
+        self.largest_bytes = max((each for each in largest if each <= most), default=0)
         self.streams = False
         for tier in self.tiers.values():
             tier.reserve_bytes = 0
