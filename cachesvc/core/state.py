@@ -206,7 +206,7 @@ class Entry:
     queued: frozenset[int] = frozenset()
     """The jobs in whose lines it stands."""
     ready: bool = False
-    """Some copy is usable, as last counted in its datasets."""
+    """Some copy is usable, as last counted in its datasets: `best` says whether that is so now."""
     due_at: float | None = None
     attempts: int = 0
     failed: bool = False

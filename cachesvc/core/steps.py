@@ -10,7 +10,8 @@ Key = tuple["Work", Hashable]
 
 class Work(Enum):
     """What is done in steps. About a dataset: to claim it or to end its claim, to judge its copies after a pin or an
-    unpin, to evict it; about a plan: to pace it, to give up what it passed, to end it."""
+    unpin, to evict it; about a plan: to pace it, to give up what it passed, to end it; about a tier: to judge its copies
+    after it was lost or came back."""
 
     CLAIM = 1
     PIN = 2
@@ -18,6 +19,7 @@ class Work(Enum):
     PACE = 4
     END = 5
     PASS = 6
+    TIER = 7
 
 
 class Steps:
