@@ -66,6 +66,17 @@ def test_shared_stems_are_one_sample_with_tags(tmp_path: Path) -> None:
     assert all(int(catalog.key(i)[1:]) % 4 == 2 for i in catalog.find("label == 2"))
 
 
+def test_a_number_that_may_mean_a_class_or_its_index_is_refused(tmp_path: Path) -> None:
+    labels = {"a": "1", "b": "2", "c": "cat"}
+    write_files(tmp_path / "d", {f"{key}.bin": b"x" for key in labels})
+    write_files(tmp_path / "d", {f"{key}.cls": label.encode() for key, label in labels.items()})
+    catalog = compiled(tmp_path / "d", Options(extent_bytes=SMALL))
+    assert sorted(catalog.key(i) for i in catalog.find("label == '1' or label == 'cat'")) == ["a", "c"]
+    for search in ("label == 1", "label in [0, 1]", "label >= 1"):
+        with pytest.raises(InvalidInput, match=r"index 0 is called '1'.*label == '1'"):
+            catalog.find(search)
+
+
 @pytest.mark.parametrize("name", ["labels.csv", "metadata.jsonl"])
 def test_a_table_beside_the_files_labels_them(tmp_path: Path, name: str) -> None:
     write_files(tmp_path / "d", {f"{i}.png": bytes([i]) for i in range(6)})

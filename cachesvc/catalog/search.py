@@ -98,6 +98,12 @@ class Words:
             )
         if not self.codes_are_numbers:
             return _unlike(compare, constant, self.present())
+        for code, value in enumerate(self.values):
+            if value is not None and _number(value, code) != code:  # what is meant, its index or its name?
+                raise InvalidInput(
+                    f"the class of index {code} is called {value!r}, so a number may mean either:"
+                    f" compare with the name, as in label == {value!r}"
+                )
         return np.asarray(compare(self.codes, constant) & self.present())
 
 
