@@ -7,11 +7,13 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from cachesvc.core.errors import CacheError, DeadlineExceeded
 from cachesvc.core.model import Extent
 from cachesvc.grants import Granted, Refused
+from cachesvc.tiers.failures import translated
 from cachesvc.tiers.huge import in_huge_pages
 from loader.forks import abandon_in_children
 
@@ -64,8 +66,21 @@ class DirectGrants:
 
     def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
         """See Grants; raises what the source raises."""
+        copies: dict[int, _Copy | None] = {}
+        try:
+            with translated("memory for extents", "hold one more"):
+                return self._acquire(extents, timeout_s, copies)
+        except BaseException:
+            with self._lock:  # of these very copies: a failed one may have given its place to another's
+                for copy in copies.values():
+                    if copy is not None:
+                        copy.leases -= 1
+            raise
+
+    def _acquire(
+        self, extents: Sequence[int], timeout_s: float, copies: dict[int, _Copy | None]
+    ) -> list[Granted | Refused]:
         with self._lock:
-            copies: dict[int, _Copy | None] = {}
             for extent in extents:
                 copy = copies[extent] = self._begin(extent, needed=True)
                 if copy is not None:
@@ -77,12 +92,11 @@ class DirectGrants:
         if failure is None and late:
             failure = DeadlineExceeded(f"the source did not deliver {len(late)} extents in {timeout_s:.0f} s")
         if failure is not None:
-            with self._lock:  # of these very copies: a failed one may have given its place to another's
-                for copy in copies.values():
-                    if copy is not None:
-                        copy.leases -= 1
             raise failure
-        return [self._answer(extent, copy) for extent, copy in copies.items()]
+        with ExitStack() as made:
+            answers = [self._answer(extent, copy, made) for extent, copy in copies.items()]
+            made.pop_all()
+        return answers
 
     def release(self, extents: Sequence[int]) -> None:
         """See Grants; a released extent stays until its room is needed."""
@@ -110,10 +124,12 @@ class DirectGrants:
             os.close(copy.fd)
         self._copies.clear()
 
-    def _answer(self, extent: int, copy: _Copy | None) -> Granted | Refused:
+    def _answer(self, extent: int, copy: _Copy | None, made: ExitStack) -> Granted | Refused:
         if copy is None:
             return Refused(extent)
-        return Granted(extent, os.dup(copy.fd), 0, copy.size_bytes, "direct")
+        fd = os.dup(copy.fd)
+        made.callback(os.close, fd)
+        return Granted(extent, fd, 0, copy.size_bytes, "direct")
 
     def _begin(self, extent: int, needed: bool) -> _Copy | None:
         """The extent's copy, its fill under way; None when there is no room."""
@@ -127,7 +143,11 @@ class DirectGrants:
         if not self._reserve(wanted.size_bytes, needed):
             return None
         fd = os.memfd_create("cachesvc-direct", os.MFD_CLOEXEC)
-        os.ftruncate(fd, wanted.size_bytes)
+        try:
+            os.ftruncate(fd, wanted.size_bytes)
+        except OSError:
+            os.close(fd)
+            raise
         copy = _Copy(fd, wanted.size_bytes, self._pool.submit(self._run, wanted, fd))
         self._copies[extent] = copy
         self._used += wanted.size_bytes
@@ -159,4 +179,5 @@ class DirectGrants:
         self._passed = at
         for extent in self._plan[at + 1 : at + 1 + AHEAD]:
             if extent not in self._copies:
-                self._begin(extent, needed=False)
+                with suppress(OSError):  # too many open files: what is needed is read all the same
+                    self._begin(extent, needed=False)

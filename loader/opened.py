@@ -14,7 +14,7 @@ from loader.announcer import Announcer
 from loader.around import Access
 from loader.connect import Link, read_timeout_s
 from loader.forks import abandon_in_children
-from loader.reader import Reader
+from loader.reader import ORIGINS, Reader
 from loader.stages import READING
 
 
@@ -32,6 +32,9 @@ class Opened:
         self._verify = verify
         self.catalog: Catalog = link.catalog()
         self._reader: Reader | None = None
+        self._read_before: dict[str, int] = {}
+        self._waited_before = [0.0] * len(READING)
+        """By readers that were closed."""
         self._access: Access | None = None
         self._dropping: weakref.finalize[..., object] | None = None
         self._connecting = threading.Lock()
@@ -103,11 +106,13 @@ class Opened:
 
     def origin_bytes(self) -> dict[str, int]:
         """Bytes that this process read so far, by where they lay."""
-        return self._reader.origin_bytes() if self._reader is not None else {}
+        here = self._reader.origin_bytes() if self._reader is not None else {}
+        return {origin: here.get(origin, 0) + self._read_before.get(origin, 0) for origin in ORIGINS}
 
     def reading_s(self) -> tuple[float, ...]:
         """Seconds that this thread waited for bytes so far, by `stages.READING`."""
-        return tuple(self._reader.stages.seconds) if self._reader is not None else (0.0,) * len(READING)
+        here = self._reader.stages.seconds if self._reader is not None else (0.0,) * len(READING)
+        return tuple(map(sum, zip(here, self._waited_before, strict=True)))
 
     def report(self, report: StallReport) -> None:
         """Say what steps waited for, to a daemon's metrics."""
@@ -116,6 +121,7 @@ class Opened:
 
     def close(self) -> None:
         """Give back leases, mappings and the connection; the next use connects again."""
+        self._read_before, self._waited_before = self.origin_bytes(), [*self.reading_s()]
         if self._reader is not None:
             self._reader.close()
         for _, closing in self._beside.values():

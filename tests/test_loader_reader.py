@@ -31,6 +31,7 @@ from cachesvc.core.errors import (
     OutOfSpace,
     SourceChanged,
     SourceUnavailable,
+    TierFailed,
 )
 from cachesvc.core.model import Extent
 from cachesvc.grants import Granted, Refused
@@ -323,6 +324,27 @@ def test_direct_reads_stay_within_their_budget(sequences: tuple[MemoryLink, np.n
             os.close(answer.fd)
     direct.close()
     assert descriptors() <= before
+
+
+def test_too_many_open_files_are_a_typed_error_and_keep_nothing_leased(
+    sequences: tuple[MemoryLink, np.ndarray],
+) -> None:
+    grants = filled(sequences[0].catalog(), 10 << 20)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    for spare in (0, 1):  # no memory for an extent; memory for it, and no descriptor of it for the reader
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + spare, limits[1]))
+        try:
+            with pytest.raises(TierFailed, match="open-file limit"):
+                grants.acquire([0], 5.0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    (found,) = grants.acquire([0], 5.0)
+    assert isinstance(found, Granted)
+    os.close(found.fd)
+    assert [copy.leases for copy in grants._copies.values()] == [1]
+    grants.close()
 
 
 def test_what_was_read_directly_makes_room_for_what_comes_next(

@@ -332,6 +332,9 @@ def test_a_bucket_is_read_without_a_daemon(
     stats = loader.stats()
     assert (stats.samples, stats.bytes_by_origin["direct"]) == (300, 300_000)
     dataset.close()
+    assert loader.stats() == stats, "what was read stays read"
+    assert sum(1 for _ in loader) == len(loader)
+    assert loader.stats().bytes_by_origin["direct"] == 300_000
 
 
 @pytest.mark.parametrize("more", [{}, {"num_workers": 2}, {"num_workers": 1, "worker_type": "thread"}])
