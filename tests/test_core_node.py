@@ -598,6 +598,22 @@ def test_a_quota_counts_nothing_that_lies_in_a_lost_tier() -> None:
     assert node.progress(1).resident_extents == 2
 
 
+def test_reads_and_epochs_count_for_the_dataset_that_their_job_claims() -> None:
+    """`B` is of both, as where a folder and one folder in it are two datasets."""
+    node = node_of(ram=4)
+    tell(node, declare(A, B, job=1), declare(B, C, job=2, dataset=OTHER))
+    tell(node, Demanded(TWO, 1, B))
+    fill(node, B)
+    tell(node, Demanded(TWO, 2, B), Demanded(ONE, 3, B))
+    tell(node, plan(B, number=2, job=2), Passed(2, 1))
+    mine, other = node.counters(DATASET), node.counters(OTHER)
+    assert (mine.hits, mine.misses, mine.source_bytes) == (1, 0, SIZE), (
+        "bytes once, where they were claimed first"
+    )
+    assert (other.hits, other.misses, other.source_bytes) == (1, 1, 0)
+    assert [len(each.epochs) for each in (mine, other)] == [0, 1]
+
+
 def test_an_ended_job_leaves_its_extents_as_undeclared_ones() -> None:
     node = node_of(ram=1)
     tell(node, declare(A), declare(A, job=2))

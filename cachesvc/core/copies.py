@@ -55,9 +55,11 @@ class Copies:
                 return self._awaken(tier, extent, size_bytes).entry
         return None
 
-    def tally(self, entry: Entry) -> Tally:
-        """Where this extent's reads and fills are counted."""
-        return entry.datasets[0].tally if entry.datasets else self.undeclared
+    def tally(self, entry: Entry, job: int = 0) -> Tally:
+        """Where this extent's fills are counted, and the reads of a job (a reader is one): with the dataset that the
+        job claims it of."""
+        home = entry.home(job)
+        return home.tally if home else self.undeclared
 
     def forget(self, entry: Entry) -> None:
         """Drop the record of an extent that nothing refers to any more."""

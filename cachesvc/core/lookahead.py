@@ -56,7 +56,7 @@ class Lookahead:
         first = frozenset(extent for extent, step, _ in entries[:FEED_LIMIT] if step == entries[0][1])
         shared = self._windows.setdefault(first, Window())
         shared.plans.add(number)
-        tally = self._tally(number, entries)
+        tally = self._tally(event)
         plan = self.plans[number] = Plan(number, event.job, entries, now, shared, tally)
         plan.passed = event.passed
         for _ in plan.skip_passed():
@@ -273,13 +273,13 @@ class Lookahead:
         self._policy.open_bytes = sum(window.open_bytes for window in self._windows.values())
         self._policy.retune()
 
-    def _tally(self, number: int, entries: Entries) -> EpochTally | None:
+    def _tally(self, event: Planned) -> EpochTally | None:
         """The epoch that a plan belongs to: a number that was in the latest one begins another."""
-        entry = self._copies.entries.get(entries[0][0]) if entries else None
-        if entry is None or not entry.datasets:
+        entry = self._copies.entries.get(event.entries[0][0]) if event.entries else None
+        home = entry.home(event.job) if entry else None
+        if home is None:
             return None
-        home = entry.datasets[0]
-        epochs = home.epochs
+        number, epochs = event.plan, home.epochs
         if not epochs or number in epochs[-1].plans:
             bound = self._policy.bound_of(home)
             epochs.append(EpochTally(epochs[-1].number + 1 if epochs else 0, bound))

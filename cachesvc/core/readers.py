@@ -39,7 +39,7 @@ class Readers:
         entry = self._copies.entry(event.extent)
         copy = entry.best() if entry else None
         if entry is not None and copy is not None:
-            tally = self._copies.tally(entry)
+            tally = self._copies.tally(entry, event.reader)
             if copy.ahead_of is not None:
                 tally.ahead += 1
             else:
@@ -59,7 +59,7 @@ class Readers:
         reader = self.readers.setdefault(event.reader, Reader())
         reader.job = event.job or reader.job or event.reader
         if not event.wait or sum(reader.waiting.values()) >= MAX_WAITS:
-            self._copies.tally(entry).refused += 1
+            self._copies.tally(entry, event.reader).refused += 1
             self._copies.out.append(ev.Refuse(event.reader, event.request, event.extent))
             self._copies.forget(entry)
             return
@@ -96,7 +96,7 @@ class Readers:
             return
         for extent, count in reader.waiting.items():
             entry = self._copies.entries[extent]
-            self._copies.tally(entry).misses += count
+            self._copies.tally(entry, reader_id).misses += count
             entry.waiters = [waiter for waiter in entry.waiters if waiter[0] != reader_id]
             self._copies.forget(entry)
         for leases in reader.leases.values():
@@ -161,8 +161,8 @@ class Readers:
 
     def fail(self, entry: Entry, code: int, message: str) -> None:
         """Tell every waiter of an extent that its fill failed."""
-        self._copies.tally(entry).misses += len(entry.waiters)
         for reader, request in self._take_waiters(entry):
+            self._copies.tally(entry, reader).misses += 1
             self._copies.out.append(ev.Fail(reader, request, entry.id, code, message))
 
     def want(self, entry: Entry) -> None:
@@ -193,8 +193,8 @@ class Readers:
         if copy is None:
             self.want(entry)
             return
-        self._copies.tally(entry).misses += len(entry.waiters)
         for reader, request in self._take_waiters(entry):
+            self._copies.tally(entry, reader).misses += 1
             self._grant(reader, request, copy)
 
     def rejudge(self, tier: Tier) -> Iterator[None]:
@@ -209,8 +209,8 @@ class Readers:
 
     def _refuse(self, entry: Entry, now: float) -> None:
         entry.sourced_at = now
-        self._copies.tally(entry).refused += len(entry.waiters)
         for reader, request in self._take_waiters(entry):
+            self._copies.tally(entry, reader).refused += 1
             self._copies.out.append(ev.Refuse(reader, request, entry.id))
 
     def feed(self, now: float) -> bool:

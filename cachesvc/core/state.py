@@ -224,6 +224,12 @@ class Entry:
                 return copy
         return None
 
+    def home(self, job: int) -> Dataset | None:
+        """The dataset that a job claims this extent of, else the one that was claimed first."""
+        if len(self.datasets) > 1:
+            return next((dataset for dataset in self.datasets if job in dataset.jobs), self.datasets[0])
+        return self.datasets[0] if self.datasets else None
+
     def filling(self) -> bool:
         """A fill is under way into a tier that works."""
         return any(copy.phase is Phase.FILLING and not copy.tier.lost for copy in self.copies)
