@@ -41,8 +41,8 @@ class Object:
 
 @dataclass
 class FakeS3:
-    """`refuse(handler)` may answer (status, code) before anything else, and adds `more_said`; errors come `in_chunks`, as
-    AWS sends them;
+    """`refuse(handler)` may answer (status, code) before anything else, and adds `more_said`; bodies come `in_chunks`, as
+    AWS sends its errors and some gateways everything;
     `before_page(number)` runs before a page of a listing is made; `more_rows` are added to each, and one that is `stuck`
     gives the same token again."""
 
@@ -99,9 +99,10 @@ def fake_s3() -> Iterator[FakeS3]:
         def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
             self.send_response(status)
             length = {"Content-Length": str(len(body))}
-            if fake.in_chunks and status >= 400 and self.command != "HEAD":
+            if fake.in_chunks and body and self.command != "HEAD":
                 length = {"Transfer-Encoding": "chunked"}
-                body = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (body[:9], body[9:], b""))
+                parts = [part for part in (body[:9], body[9:70_000], body[70_000:]) if part]
+                body = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (*parts, b""))
             for name, value in {**(headers or {}), **length}.items():
                 self.send_header(name, value)
             self.end_headers()

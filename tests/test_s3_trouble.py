@@ -142,6 +142,18 @@ def test_keys_that_expired_are_looked_up_anew_and_used(
     assert [found.uri for found in source.list("s3://bucket/")] == [version.uri]
 
 
+@pytest.mark.parametrize("size", [5, 9, 10, 70_000, 200_000])
+def test_a_gateway_that_sends_objects_in_chunks_is_read(server: FakeS3, source: S3Source, size: int) -> None:
+    data = bytes(range(256)) * (size // 256 + 1)
+    server.in_chunks = True
+    version = put(server, data[:size])
+    for _ in range(3):
+        assert read(source, version) == data[:size]
+    into = bytearray(3)
+    source.read_into(version, 1, memoryview(into))
+    assert into == data[1:4]
+
+
 @pytest.mark.parametrize("call", ["list", "head"])
 def test_listings_and_heads_renew_too(
     server: FakeS3, source: S3Source, monkeypatch: pytest.MonkeyPatch, call: str
@@ -289,6 +301,34 @@ def test_chunks_that_make_no_sense_are_the_servers_error_still(body: bytes) -> N
         assert not connection.clean
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"zz\r\n",
+        b"-5\r\nabcde\r\n0\r\n\r\n",
+        b"3\r\nabc\r\n0\r\n\r\n",
+        b"6\r\nabcdef\r\n0\r\n\r\n",
+        b"3\r\nabc\r\n3\r\ndef\r\n0\r\n\r\n",
+        b"3\r\nabcd\r\n1\r\ne\r\n0\r\n\r\n",
+        b"5\r\nabc",
+        b"5\r\nabcde",
+        b"5\r\nabcde\r\n",
+        b"",
+        b"5" * 99_999,
+    ],
+)
+def test_an_object_in_chunks_that_make_no_sense_is_the_servers_error(body: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + body)
+        theirs.shutdown(socket.SHUT_WR)
+        connection = Connection(ours, "server:80")
+        assert connection.ask(b"GET").chunked
+        with pytest.raises(SourceUnavailable):
+            connection.read_into(memoryview(bytearray(5)))
+        assert not connection.clean
+
+
 def test_a_head_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair()
     monkeypatch.setattr("cachesvc.sources.http.BODY_TIMEOUT_S", -1.0)
@@ -307,6 +347,14 @@ def test_another_request_may_follow_an_error_in_chunks() -> None:
         )
         connection = Connection(ours, "server:80")
         assert connection.read_error(connection.ask(b"GET")) == b"abcdefghijklm"
+        assert connection.clean
+        theirs.sendall(
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\n0A\r\ndefghijklm\r\n0\r\n\r\n"
+        )
+        into = bytearray(13)
+        connection.ask(b"GET")
+        connection.read_into(memoryview(into))
+        assert into == b"abcdefghijklm"
         assert connection.clean
 
 

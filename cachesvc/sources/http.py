@@ -29,6 +29,7 @@ MAX_ERROR_BODY_BYTES = 64 << 10
 IDLE_CONNECTIONS = 128
 _RECV_BYTES = 4096
 _NUMBER = re.compile("[0-9]{1,18}")
+_HEX = re.compile(b"[0-9a-fA-F]{1,15}")
 
 
 class Hangup(SourceUnavailable):
@@ -37,11 +38,13 @@ class Hangup(SourceUnavailable):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A response head; header names in lower case. `length` is None where the server did not say."""
+    """A response head; header names in lower case. `length` is None where the server did not say; a `chunked` body
+    says where it ends by itself."""
 
     status: int
     headers: dict[str, str]
     length: int | None
+    chunked: bool
 
 
 class Connection:
@@ -54,6 +57,7 @@ class Connection:
         self._ahead = b""
         self._left = 0
         self._keep = True
+        self._chunked = False
         self.reused = False
         self.interrupted = False
 
@@ -72,7 +76,30 @@ class Connection:
         return self._parse(head)
 
     def read_into(self, into: memoryview) -> None:
-        """Fill `into` with the next bytes of the body. Raises SourceUnavailable when it ends early."""
+        """Fill `into` with the next bytes of the body; with all of one that comes in chunks. Raises SourceUnavailable
+        when it ends early."""
+        if not self._chunked:
+            return self._read(into)
+        keep, self._keep, done = self._keep, False, 0
+        try:
+            while size := self._chunk_size():
+                if size > len(into) - done:
+                    raise SourceUnavailable(f"{self._name} sent more than the {len(into)} bytes asked for")
+                self._read(into[done : done + size])
+                self._end_of_chunk()
+                done += size
+            if done < len(into):
+                raise SourceUnavailable(f"{self._name} cut the answer after {done} of {len(into)} bytes")
+            self._keep = keep and not self._up_to(b"\r\n")
+        except (ValueError, Hangup) as error:
+            raise SourceUnavailable(
+                f"{self._name} cut the answer, or sent chunks that make no sense"
+            ) from error
+        except OSError as error:
+            raise self._unavailable(error) from error
+        self._left = 0
+
+    def _read(self, into: memoryview) -> None:
         done = min(len(self._ahead), len(into))
         into[:done] = self._ahead[:done]
         self._ahead = self._ahead[done:]
@@ -94,7 +121,7 @@ class Connection:
 
     def read_error(self, answer: Answer) -> bytes:
         """The body of an error answer, or nothing (and no reuse) when it is long or of unknown length."""
-        if answer.headers.get("transfer-encoding", "").lower() == "chunked":
+        if self._chunked:
             return self._chunks()
         if answer.length is None or answer.length > MAX_ERROR_BODY_BYTES:
             return b""
@@ -124,12 +151,13 @@ class Connection:
         """A body in chunks, as AWS sends its errors; nothing (and no reuse) when it is long or makes no sense."""
         body, keep, self._keep = bytearray(), self._keep, False
         try:
-            while size := int(self._up_to(b"\r\n").partition(b";")[0], 16):
-                if not 0 < size <= MAX_ERROR_BODY_BYTES - len(body):
+            while size := self._chunk_size():
+                if size > MAX_ERROR_BODY_BYTES - len(body):
                     return b""
-                chunk = bytearray(size + 2)
-                self.read_into(memoryview(chunk))
-                body += chunk[:size]
+                chunk = bytearray(size)
+                self._read(memoryview(chunk))
+                self._end_of_chunk()
+                body += chunk
             self._keep = keep and not self._up_to(b"\r\n")
         except ValueError:
             return b""
@@ -137,6 +165,17 @@ class Connection:
             raise self._unavailable(error) from error
         self._left = 0
         return bytes(body)
+
+    def _chunk_size(self) -> int:
+        """Of the next chunk, in bytes; 0 for the last. Raises ValueError."""
+        size = self._up_to(b"\r\n").partition(b";")[0].strip()
+        if not _HEX.fullmatch(size):
+            raise ValueError(size)
+        return int(size, 16)
+
+    def _end_of_chunk(self) -> None:
+        if self._up_to(b"\r\n"):
+            raise ValueError("a chunk that is longer than it says")
 
     def _up_to(self, mark: bytes) -> bytes:
         """What comes before a mark in a head or between chunks."""
@@ -163,9 +202,10 @@ class Connection:
         if not version.startswith("HTTP/1.") or status is None:
             raise SourceUnavailable(f"{self._name} does not speak HTTP/1.1")
         self._keep = headers.get("connection", "").lower() != "close" and version == "HTTP/1.1"
+        self._chunked = headers.get("transfer-encoding", "").lower() == "chunked"
         length = None if "transfer-encoding" in headers else length
         self._left = 1 if length is None else length
-        return Answer(status, headers, length)
+        return Answer(status, headers, length, self._chunked)
 
     def _unavailable(self, error: OSError) -> SourceUnavailable:
         late = isinstance(error, ssl.SSLWantReadError | TimeoutError) or error.errno == errno.EAGAIN

@@ -376,5 +376,5 @@ def _verify(version: ObjectVersion, offset: int, size: int, answer: Answer) -> N
             raise SourceUnavailable(f"the server answered bytes {served} of {uri}, not those asked for")
     elif answer.status == 206 or span is not None or offset or size != version.size_bytes:
         raise SourceUnavailable(f"the server ignored the byte range asked of {uri}")
-    if answer.length != size:
+    if answer.length != size and not answer.chunked:
         raise SourceUnavailable(f"the server announced {answer.length} bytes of {uri}, not {size}")
