@@ -66,6 +66,20 @@ def test_shared_stems_are_one_sample_with_tags(tmp_path: Path) -> None:
     assert all(int(catalog.key(i)[1:]) % 4 == 2 for i in catalog.find("label == 2"))
 
 
+def test_a_name_without_extension_takes_no_field_of_another(tmp_path: Path) -> None:
+    files = {"x": b"bare", "x.file": b"file", "x._file": b"_file", "y": b"y"}
+    write_files(tmp_path / "d", files)
+    catalog = compiled(tmp_path / "d", Options(extent_bytes=SMALL))
+    names = [field.name for field in catalog.fields]
+    assert sorted(names) == ["__file", "_file", "file"]
+    found = {
+        catalog.key(sample): dict(zip(names, row, strict=True))
+        for sample, row in enumerate(samples_of(catalog))
+    }
+    assert found["x"] == {"__file": b"bare", "_file": b"_file", "file": b"file"}
+    assert found["y"] == {"__file": b"y", "_file": None, "file": None}
+
+
 def test_a_number_that_may_mean_a_class_or_its_index_is_refused(tmp_path: Path) -> None:
     labels = {"a": "1", "b": "2", "c": "cat"}
     write_files(tmp_path / "d", {f"{key}.bin": b"x" for key in labels})

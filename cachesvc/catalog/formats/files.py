@@ -87,7 +87,10 @@ def _group(entries: Sequence[Entry]) -> _Samples:
     index: dict[str, int] = {}
     sample = ints(array("q", [index.setdefault(stem, len(index)) for stem, _ in split]))
     at = {extension: number for number, extension in enumerate(extensions)}
-    fields = tuple(Field(extension or "file", extension.lower()) for extension in extensions)
+    bare = "file"  # of names without an extension
+    while bare in extensions:
+        bare = "_" + bare
+    fields = tuple(Field(extension or bare, extension.lower()) for extension in extensions)
     return _Samples(list(index), sample, ints([at[extension] for _, extension in split]), fields, size)
 
 
