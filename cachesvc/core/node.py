@@ -334,7 +334,8 @@ class Node:
         tier = self.policy.tiers[event.tier]
         self.steps.finish((Work.TIER, tier.name))
         for copy in self.copies.of(tier):
-            self.readers.detach(copy, self._now)
+            if copy.leases:
+                self.readers.detach(copy, self._now)
         self.copies.renew(tier, event.extents)
         self.scrub.admit(event.extents, event.tier)
         self.policy.retry(tier)
