@@ -66,37 +66,45 @@ class DirectGrants:
 
     def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
         """See Grants; raises what the source raises."""
-        copies: dict[int, _Copy | None] = {}
+        leased: list[_Copy] = []
         try:
-            with translated("memory for extents", "hold one more"):
-                return self._acquire(extents, timeout_s, copies)
+            with ExitStack() as made:
+                answers = self._lease(extents, leased, made)
+                filling = [copy.filled for copy in leased]
+                late = wait(filling, timeout_s).not_done
+                failure = next((f.exception() for f in filling if f.done() and f.exception()), None)
+                if failure is None and late:
+                    failure = DeadlineExceeded(
+                        f"the source did not deliver {len(late)} extents in {timeout_s:.0f} s"
+                    )
+                if failure is not None:
+                    raise failure
+                made.pop_all()
+                return answers
         except BaseException:
             with self._lock:  # of these very copies: a failed one may have given its place to another's
-                for copy in copies.values():
-                    if copy is not None:
-                        copy.leases -= 1
+                for copy in leased:
+                    copy.leases -= 1
             raise
 
-    def _acquire(
-        self, extents: Sequence[int], timeout_s: float, copies: dict[int, _Copy | None]
-    ) -> list[Granted | Refused]:
-        with self._lock:
+    def _lease(self, extents: Sequence[int], leased: list[_Copy], made: ExitStack) -> list[Granted | Refused]:
+        """Enters in `leased` what is, and in `made` the descriptors of the answers. What is needed gets its own before
+        anything is read ahead."""
+        answers: dict[int, Granted | Refused] = {}
+        with self._lock, translated("memory for extents", "hold one more"):
             for extent in extents:
-                copy = copies[extent] = self._begin(extent, needed=True)
-                if copy is not None:
-                    copy.leases += 1  # at once: the next extent's room must not be made from this one
+                copy = self._begin(extent, needed=True)
+                if copy is None:
+                    answers[extent] = Refused(extent)
+                    continue
+                copy.leases += 1  # at once: the next extent's room must not be made from this one
+                leased.append(copy)
+                if extent not in answers:
+                    fd = os.dup(copy.fd)
+                    made.callback(os.close, fd)
+                    answers[extent] = Granted(extent, fd, 0, copy.size_bytes, "direct")
             self._read_ahead(extents)
-        filling = [copy.filled for copy in copies.values() if copy is not None]
-        late = wait(filling, timeout_s).not_done
-        failure = next((f.exception() for f in filling if f.done() and f.exception()), None)
-        if failure is None and late:
-            failure = DeadlineExceeded(f"the source did not deliver {len(late)} extents in {timeout_s:.0f} s")
-        if failure is not None:
-            raise failure
-        with ExitStack() as made:
-            answers = [self._answer(extent, copy, made) for extent, copy in copies.items()]
-            made.pop_all()
-        return answers
+        return list(answers.values())
 
     def release(self, extents: Sequence[int]) -> None:
         """See Grants; a released extent stays until its room is needed."""
@@ -123,13 +131,6 @@ class DirectGrants:
         for copy in self._copies.values():
             os.close(copy.fd)
         self._copies.clear()
-
-    def _answer(self, extent: int, copy: _Copy | None, made: ExitStack) -> Granted | Refused:
-        if copy is None:
-            return Refused(extent)
-        fd = os.dup(copy.fd)
-        made.callback(os.close, fd)
-        return Granted(extent, fd, 0, copy.size_bytes, "direct")
 
     def _begin(self, extent: int, needed: bool) -> _Copy | None:
         """The extent's copy, its fill under way; None when there is no room."""

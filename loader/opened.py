@@ -33,8 +33,8 @@ class Opened:
         self.catalog: Catalog = link.catalog()
         self._reader: Reader | None = None
         self._read_before: dict[str, int] = {}
-        self._waited_before = [0.0] * len(READING)
-        """By readers that were closed."""
+        self._waited_before: tuple[float, ...] = (0.0,) * len(READING)
+        """By the reader that was closed, and in the thread that closed it."""
         self._access: Access | None = None
         self._dropping: weakref.finalize[..., object] | None = None
         self._connecting = threading.Lock()
@@ -121,12 +121,13 @@ class Opened:
 
     def close(self) -> None:
         """Give back leases, mappings and the connection; the next use connects again."""
-        self._read_before, self._waited_before = self.origin_bytes(), [*self.reading_s()]
+        read, waited = self.origin_bytes(), self.reading_s()
         if self._reader is not None:
             self._reader.close()
         for _, closing in self._beside.values():
             closing()
         self.abandon()
+        self._read_before, self._waited_before = read, waited
 
     def abandon(self) -> None:
         """In a forked child: the reader is the parent's, and perhaps a thread of it held the lock."""
@@ -136,3 +137,4 @@ class Opened:
         if self._dropping is not None:
             self._dropping.detach()
         self._reader = self._access = self._dropping = None
+        self._read_before, self._waited_before = {}, (0.0,) * len(READING)

@@ -22,8 +22,6 @@ from cachesvc.core.events import (
     Planned,
     Recovered,
     Tick,
-    TierBack,
-    TierLost,
     Unpinned,
 )
 from cachesvc.core.model import RAM, DatasetId, ExtentId
@@ -81,8 +79,6 @@ def slowest(room: int) -> list[tuple[str, float]]:
     done("a cursor that moves to the end", Passed(1, MILLION))
     done("a third plan", plan(3))
     done("end of the plan", PlanEnded(1))
-    done("loss of the tier", TierLost(RAM))
-    done("return of the tier", TierBack(RAM))
     done("pin", Pinned(DATASET, gradual=True))
     done("unpin", Unpinned(DATASET))
     done("eviction", EvictAsked(DATASET))

@@ -598,6 +598,14 @@ def test_a_quota_counts_nothing_that_lies_in_a_lost_tier() -> None:
     assert node.progress(1).resident_extents == 2
 
 
+def test_an_extent_that_fits_no_tier_takes_no_look_ahead_from_the_others() -> None:
+    node = node_of(nvme=4, lookahead_bytes=None)
+    small = (A, B, C, D, E)
+    tell(node, DatasetDeclared(1, DATASET, (*((each, SIZE) for each in small), (F, 50 * SIZE))))
+    assert tell(node, plan(*small)) == [StartFill(A, NVME)], "at its pace; once nothing at all"
+    assert node.policy.largest_bytes == SIZE
+
+
 def test_reads_and_epochs_count_for_the_dataset_that_their_job_claims() -> None:
     """`B` is of both, as where a folder and one folder in it are two datasets."""
     node = node_of(ram=4)

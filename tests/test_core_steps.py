@@ -9,14 +9,12 @@ import pytest
 
 from cachesvc.core.events import (
     Command,
-    Committed,
     DatasetDeclared,
     Demanded,
     Event,
     Evict,
     EvictAsked,
     Evicted,
-    Filled,
     Grant,
     JobEnded,
     Passed,
@@ -28,17 +26,14 @@ from cachesvc.core.events import (
     Released,
     StartFill,
     Tick,
-    TierBack,
-    TierLost,
     Unpinned,
 )
-from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
+from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId
 from cachesvc.core.node import Node
 from cachesvc.core.policy import Settings, TierSpec
 from cachesvc.core.schedule import Schedule
 
 DATASET, OTHER = DatasetId("d"), DatasetId("o")
-DISKS = TierName("nvme0"), TierName("nvme1")
 EXTENTS = [ExtentId(bytes([number]) * 16) for number in range(10)]
 ONE = ReaderId(1)
 SIZE = 10
@@ -117,55 +112,6 @@ def test_a_pin_in_the_middle_of_a_claim_and_of_an_unpin_holds_everything() -> No
     to_the_end(node)
     assert node.status().datasets == ()
     assert node.status().tiers[0].kept_bytes == 0
-
-
-def disks(claim_step: int) -> Node:
-    """Two disks that hold five extents each; all are claimed."""
-    node = Node(
-        [TierSpec(name, SIZE * 20) for name in DISKS], Settings(lookahead_bytes=SIZE, claim_step=claim_step)
-    )
-    for name, some in zip(DISKS, (EXTENTS[:5], EXTENTS[5:]), strict=True):
-        tell(node, Recovered(name, dict.fromkeys(some, SIZE)))
-    tell(node, DatasetDeclared(1, DATASET, tuple((extent, SIZE) for extent in EXTENTS)))
-    return node
-
-
-def filled(node: Node, commands: list[Command]) -> list[ExtentId]:
-    """Answer fills until there are no more; what was filled, each into the second disk."""
-    extents = []
-    while commands:
-        command = commands.pop(0)
-        if isinstance(command, StartFill):
-            assert command.tier == DISKS[1]
-            extents.append(command.extent)
-            commands += tell(node, Filled(command.extent, DISKS[1]), Committed(command.extent, DISKS[1]))
-    return extents
-
-
-def test_a_disk_is_lost_and_comes_back_in_steps_as_if_it_were_at_once() -> None:
-    at_once, node = disks(100), disks(2)
-    assert sorted(filled(at_once, tell(at_once, Prefetched(1, DATASET), TierLost(DISKS[0])))) == EXTENTS[:5]
-    early = tell(node, Prefetched(1, DATASET), TierLost(DISKS[0]))
-    assert node.steps
-    early += tell(node, Demanded(ONE, 1, EXTENTS[4]))
-    assert StartFill(EXTENTS[4], DISKS[1]) in early, "not granted from there"
-    assert sorted(filled(node, [*early, *to_the_end(node)])) == EXTENTS[:5]
-    assert node.progress(1) == at_once.progress(1)
-    for each in (at_once, node):
-        tell(each, Released(ONE, EXTENTS[4]), TierBack(DISKS[0]))
-        to_the_end(each)
-    assert node.status().tiers == at_once.status().tiers
-
-
-def test_what_a_disk_has_that_came_back_is_not_filled_while_it_is_judged() -> None:
-    node = disks(2)
-    tell(node, TierLost(DISKS[0]))
-    assert to_the_end(node) == []
-    assert node.progress(1).resident_extents == 5
-    assert tell(node, TierBack(DISKS[0]), Prefetched(1, DATASET)) == []
-    assert tell(node, Demanded(ONE, 1, EXTENTS[4])) == [Grant(ONE, 1, EXTENTS[4], DISKS[0], "brief")]
-    assert to_the_end(node) == []
-    assert node.progress(1).resident_extents == 10
 
 
 def test_an_eviction_in_steps_leaves_what_is_read_and_what_is_pinned_meanwhile() -> None:

@@ -341,9 +341,18 @@ def test_too_many_open_files_are_a_typed_error_and_keep_nothing_leased(
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     (found,) = grants.acquire([0], 5.0)
+    grants.plan(range(8))
     assert isinstance(found, Granted)
     os.close(found.fd)
-    assert [copy.leases for copy in grants._copies.values()] == [1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (found.fd + 1, limits[1]))
+    try:  # what is needed gets its descriptor before anything is read ahead
+        (found,) = grants.acquire([0], 5.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert isinstance(found, Granted)
+    os.close(found.fd)
+    grants.release([0])
+    assert [copy.leases for copy in grants._copies.values()] == [1, *[0] * (len(grants._copies) - 1)]
     grants.close()
 
 

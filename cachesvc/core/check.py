@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from cachesvc.core.model import RAM, ExtentId
 from cachesvc.core.state import Copy, Entry, Phase, Role, Shelf, Tier, Window
-from cachesvc.core.steps import Work
 
 if TYPE_CHECKING:
     from cachesvc.core.node import Node
@@ -19,12 +18,9 @@ def check(node: Node) -> None:
     for job, entry in node.readers.queue:
         assert job not in queued[entry.id], "twice in one line"
         queued[entry.id].add(job)
-    judged = {tier for tier in node.policy.tiers.values() if (Work.TIER, tier.name) not in node.steps}
     for entry in node.copies.entries.values():
         assert entry.queued == queued.pop(entry.id, set()), "queue membership"
         _check_entry(entry, all(node.claims.settled(dataset.id) for dataset in entry.datasets))
-        if all(copy.tier in judged for copy in entry.copies):
-            _check_judged(entry)
     assert not queued, "queued without a record"
     for tier in node.policy.tiers.values():
         _check_tier(node, tier)
@@ -43,19 +39,14 @@ def _copies(node: Node) -> list[Copy]:
 def _check_entry(entry: Entry, settled: bool) -> None:
     tiers = [copy.tier.name for copy in entry.copies]
     assert len(set(tiers)) == len(tiers), "two copies in one tier"
-    for copy in entry.copies:
-        _check_copy(copy, settled)
-    alive = entry.copies or entry.waiters or entry.datasets or entry.needs or entry.queued
-    assert alive or entry.due_at is not None, "a record of nothing"
-
-
-def _check_judged(entry: Entry) -> None:
-    for copy in entry.copies:
-        assert not (copy.idle and copy.doomed) or copy.tier.lost, "a doomed copy that nobody uses"
     assert entry.ready == (entry.best() is not None), "readiness"
     if entry.waiters:
         assert not entry.ready, "a waiter on a resident extent"
         assert entry.filling() or entry.queued or entry.due_at is not None, "a waiter nobody works for"
+    for copy in entry.copies:
+        _check_copy(copy, settled)
+    alive = entry.copies or entry.waiters or entry.datasets or entry.needs or entry.queued
+    assert alive or entry.due_at is not None, "a record of nothing"
 
 
 def _check_copy(copy: Copy, settled: bool) -> None:
@@ -71,6 +62,7 @@ def _check_copy(copy: Copy, settled: bool) -> None:
     shelved = copy.idle and not copy.doomed and not pinned
     assert settled or copy.shelf is None or (copy.idle and not copy.doomed), "on a shelf though in use"
     assert not settled or (copy.shelf is not None) == shelved, "on a shelf exactly while evictable"
+    assert not (copy.idle and copy.doomed) or copy.tier.lost, "a doomed copy that nobody uses"
 
 
 def _check_tier(node: Node, tier: Tier) -> None:

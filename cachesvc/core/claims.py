@@ -132,9 +132,9 @@ class Claims:
         return False
 
     def feed_refills(self, now: float) -> bool:
-        """Fill again what was lost, in turn, `claim_step` at most; False when that must wait."""
+        """Fill again what was lost, in turn; False when that must wait."""
         refills = self._copies.refills
-        for _ in range(min(len(refills), self._policy.settings.claim_step)):
+        while refills:
             extent = next(iter(refills))
             entry = self._copies.entries.get(extent)
             wanted = entry is not None and (entry.needs or any(d.prefetched for d in entry.datasets))
@@ -189,7 +189,7 @@ class Claims:
         return self.claimed(dataset.id) and self.evicted(dataset.id)
 
     def _settled(self, entry: Entry) -> bool:
-        return entry.best() is not None or entry.filling() or bool(entry.queued) or entry.due_at is not None
+        return entry.ready or entry.filling() or bool(entry.queued) or entry.due_at is not None
 
     def _fill(self, entry: Entry, now: float) -> bool:
         """Start a fill, or know that it finds no room; False when it must wait for a slot or an eviction."""
@@ -228,7 +228,7 @@ class Claims:
                     policy.claimed_bytes += entry.size_bytes
                 entry.datasets.append(dataset)
                 dataset.size_bytes += entry.size_bytes
-                dataset.largest_bytes = max(dataset.largest_bytes, entry.size_bytes)
+                dataset.measure(entry.size_bytes)
                 if entry.ready:
                     dataset.ready_count += 1
                     dataset.ready_bytes += entry.size_bytes

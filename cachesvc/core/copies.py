@@ -220,7 +220,6 @@ class Copies:
         """Ask for the bytes back; they are free when the executor says so."""
         assert copy.idle, "an eviction of a copy in use"
         assert not copy.tier.lost, "an eviction in a lost tier"
-        self.note(copy.entry)  # counts are late while a tier that came back is judged
         self._unshelve(copy)
         self._set_role(copy, Role.LRU)
         self.not_ahead(copy)
@@ -299,23 +298,16 @@ class Copies:
                     self._set_role(copy, Role.KEPT)
             self.settle(copy)
 
-    def rejudge(self, entry: Entry, tier: Tier) -> None:
-        """Judge an extent's copy in a tier that was lost, or is back. What is lost counts for no quota: it may be kept
-        elsewhere, and is filled again where a claim wants it. What is back is kept as far as there is room, and what
-        is pinned in any case."""
-        copy = next((copy for copy in entry.copies if copy.tier is tier), None)
-        if copy is None:
-            return
-        if tier.lost:
-            self._unshelve(copy)
-            self._set_role(copy, Role.LRU)
-        self.settle(copy)
-        if entry.pinned and not any(each.role is Role.KEPT for each in entry.copies):
-            self.keep(entry)
-        was_ready = entry.ready
-        self.note(entry)
-        if was_ready and not entry.ready and entry.datasets:
-            self.refills[entry.id] = None
+    def rejudge(self, tier: Tier) -> None:
+        """Judge the copies of a tier that was lost, or is back. What is lost counts for no quota: it may be kept
+        elsewhere. What is back is kept as far as there is room, and what is pinned in any case."""
+        for copy in self.of(tier):
+            if tier.lost:
+                self._unshelve(copy)
+                self._set_role(copy, Role.LRU)
+            self.settle(copy)
+            if copy.entry.pinned and not any(each.role is Role.KEPT for each in copy.entry.copies):
+                self.keep(copy.entry)
 
     def keep(self, entry: Entry) -> None:
         """Keep an extent's usable copy whether or not there is room to keep: an operator pinned it."""

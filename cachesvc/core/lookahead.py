@@ -136,7 +136,7 @@ class Lookahead:
 
     def _enter(self, plan: Plan, entry: Entry) -> None:
         # a schedule bounds how far a plan goes over what stays where it is
-        free = plan.schedule is not None and entry.best() and self._keeps(entry)
+        free = plan.schedule is not None and entry.ready and self._keeps(entry)
         plan.enter(0 if free else entry.size_bytes)
         entry.needs += 1
         if entry.needs == 1:
@@ -296,7 +296,7 @@ class Lookahead:
 def _absent(entry: Entry) -> bool:
     """Nothing is there and nothing is on its way; what failed waits for a reader to ask."""
     on_its_way = entry.waiters or entry.due_at is not None or entry.filling()
-    return not (entry.best() or entry.failed or on_its_way)
+    return not (entry.ready or entry.failed or on_its_way)
 
 
 def _gives_place(copy: Copy) -> bool:

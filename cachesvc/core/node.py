@@ -47,7 +47,7 @@ from cachesvc.core.readers import Readers
 from cachesvc.core.report import Counters, Progress, Status, TierStatus
 from cachesvc.core.scrub import Scrub
 from cachesvc.core.state import Copy, Entry, Phase, Tier
-from cachesvc.core.steps import Steps, Work
+from cachesvc.core.steps import Steps
 
 
 class Node:
@@ -179,7 +179,6 @@ class Node:
         self._more = bool(self.steps)
         self.policy.reopen(self._now)
         if self.readers.feed(self._now) and self.claims.feed_refills(self._now):
-            self._more |= bool(self.copies.refills)
             plans_done = self.lookahead.feed(self._now)
             prefetches_done = self.claims.feed_prefetch(self._now)
             self._more |= not (plans_done and prefetches_done)
@@ -261,7 +260,7 @@ class Node:
         entry.avoid = copy.tier
         self.copies.committed(copy)
         self._doom(copy)
-        if entry.best() or entry.filling() or entry.id in self.copies.refills:
+        if entry.ready or entry.filling() or entry.id in self.copies.refills:
             return  # another tier has it, or takes it: this one was lost before
         for dataset in entry.datasets:
             dataset.fail(entry.id, TierFailed.code, event.message)
@@ -310,9 +309,8 @@ class Node:
         tier = self.policy.tiers[event.tier]
         tier.lost = True
         self.scrub.lost(tier.name)
-        self._judge(tier)
-        for copy in tier.committing:  # to fill it elsewhere needs no answer from the tier
-            self.copies.rejudge(copy.entry, tier)
+        self.copies.rejudge(tier)
+        self._retune_tier()
         for copy in [each for each in self.copies.filling if each.tier is tier]:
             self.readers.want(copy.entry)
             if copy.entry.datasets:  # a prefetch takes it elsewhere too: the answer may be long
@@ -321,24 +319,29 @@ class Node:
     def _tier_back(self, event: ev.TierBack) -> None:
         tier = self.policy.tiers[event.tier]
         tier.lost = False
-        self._judge(tier)
-
-    def _judge(self, tier: Tier) -> None:
-        """Bring everything up to date with whether a tier is lost, in steps where that is much."""
-        self.policy.retune()
-        self.readers.dirty = True
-        at_once = len(self.copies.entries) <= self.policy.settings.claim_step
-        self.steps.begin((Work.TIER, tier.name), self.readers.rejudge(tier), at_once)
+        self._retune_tier()
+        for entry in tuple(self.copies.entries.values()):
+            if entry.waiters and entry.ready:
+                self.readers.answer(entry)
+        self.copies.rejudge(tier)
 
     def _renewed(self, event: ev.Renewed) -> None:
         tier = self.policy.tiers[event.tier]
-        self.steps.finish((Work.TIER, tier.name))
         for copy in self.copies.of(tier):
             if copy.leases:
                 self.readers.detach(copy, self._now)
         self.copies.renew(tier, event.extents)
         self.scrub.admit(event.extents, event.tier)
         self.policy.retry(tier)
+        self.readers.dirty = True
+
+    def _retune_tier(self) -> None:
+        self.policy.retune()
+        for entry in self.copies.entries.values():
+            was_ready = entry.ready
+            self.copies.note(entry)
+            if was_ready and not entry.ready and entry.datasets:
+                self.copies.refills[entry.id] = None
         self.readers.dirty = True
 
     def _tick(self, _: ev.Tick) -> None:

@@ -92,7 +92,7 @@ class Policy:
         self.datasets: dict[DatasetId, Dataset] = {}
         self.claimed_bytes = 0
         self.largest_bytes = 0
-        """Of the claimed extents; a dataset that has some which fit no tier that works does not count."""
+        """Of the claimed extents that fit a tier that works."""
         self.window: Tier | None = None
         self.streams = False
         """More is claimed than can be kept: part of it streams through the window."""
@@ -146,7 +146,7 @@ class Policy:
         """Set the window again after claims, tiers or held bytes changed. No window where all fits."""
         works = self.healthy()
         most = max((tier.budget_bytes for tier in works), default=0)
-        largest = (dataset.largest_bytes for dataset in self.datasets.values())
+        largest = chain.from_iterable(each.largest_bytes.values() for each in self.datasets.values())
         self.largest_bytes = max((each for each in largest if each <= most), default=0)
         self.streams = False
         for tier in self.tiers.values():

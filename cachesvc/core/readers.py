@@ -8,14 +8,14 @@ and is refused when only readers could free it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from cachesvc.core import events as ev
 from cachesvc.core.copies import Copies
 from cachesvc.core.errors import NotFound
 from cachesvc.core.model import RAM, ExtentId, ReaderId
 from cachesvc.core.policy import Asked
-from cachesvc.core.state import Copy, Entry, Reader, Role, Tier
+from cachesvc.core.state import Copy, Entry, Reader, Role
 from cachesvc.core.turns import Turns
 
 MAX_WAITS = 1024
@@ -196,16 +196,6 @@ class Readers:
         for reader, request in self._take_waiters(entry):
             self._copies.tally(entry, reader).misses += 1
             self._grant(reader, request, copy)
-
-    def rejudge(self, tier: Tier) -> Iterator[None]:
-        """Judge the copies of a tier that was lost, or is back, and answer who waits for one; gives way after each
-        `claim_step` extents."""
-        for entries in self._copies.entries.some(self._policy.settings.claim_step):
-            for entry in entries:
-                self._copies.rejudge(entry, tier)
-                if entry.waiters and entry.ready:
-                    self.answer(entry)
-            yield
 
     def _refuse(self, entry: Entry, now: float) -> None:
         entry.sourced_at = now

@@ -206,7 +206,7 @@ class Entry:
     queued: frozenset[int] = frozenset()
     """The jobs in whose lines it stands."""
     ready: bool = False
-    """Some copy is usable, as last counted in its datasets: `best` says whether that is so now."""
+    """Some copy is usable, as last counted in its datasets."""
     due_at: float | None = None
     attempts: int = 0
     failed: bool = False
@@ -271,8 +271,8 @@ class Dataset:
     extents: tuple[tuple[ExtentId, int], ...]
     tally: Tally
     size_bytes: int = 0
-    largest_bytes: int = 0
-    """Of its extents."""
+    largest_bytes: dict[int, int] = field(default_factory=dict)
+    """Of its extents: of each power of two in eight parts, for not all may fit."""
     jobs: set[int] = field(default_factory=set)
     pinned: bool = False
     kept_bytes: int = 0
@@ -309,6 +309,12 @@ class Dataset:
     def limited(self) -> bool:
         """A quota says how much of it may be kept."""
         return self.quota_bytes is not None or self.user_quota_bytes is not None
+
+    def measure(self, size_bytes: int) -> None:
+        """Take note of an extent's size."""
+        length = size_bytes.bit_length()
+        part = length << 3 | (size_bytes << 3 >> max(0, length - 1)) & 7
+        self.largest_bytes[part] = max(self.largest_bytes.get(part, 0), size_bytes)
 
     def fail(self, extent: ExtentId, code: int, message: str) -> None:
         """Record why an extent is not resident."""

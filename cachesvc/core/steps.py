@@ -10,8 +10,7 @@ Key = tuple["Work", Hashable]
 
 class Work(Enum):
     """What is done in steps. About a dataset: to claim it or to end its claim, to judge its copies after a pin or an
-    unpin, to evict it; about a plan: to pace it, to give up what it passed, to end it; about a tier: to judge its copies
-    after it was lost or came back."""
+    unpin, to evict it; about a plan: to pace it, to give up what it passed, to end it."""
 
     CLAIM = 1
     PIN = 2
@@ -19,7 +18,6 @@ class Work(Enum):
     PACE = 4
     END = 5
     PASS = 6
-    TIER = 7
 
 
 class Steps:

@@ -38,13 +38,6 @@ class Table(Generic[T]):
         for part in self._parts:
             yield from part.values()
 
-    def some(self, count: int) -> Iterator[list[T]]:
-        """All of them, at most `count` at a time. What comes or goes between two times is left out or is still there."""
-        for part in self._parts:
-            values = list(part.values())
-            for start in range(0, len(values), count):
-                yield values[start : start + count]
-
     def isdisjoint(self, extents: KeysView[ExtentId]) -> bool:
         """Whether it has none of these. O(the fewer of them)."""
         return all(part.keys().isdisjoint(extents) for part in self._parts)
