@@ -329,6 +329,17 @@ def test_an_object_in_chunks_that_make_no_sense_is_the_servers_error(body: bytes
         assert not connection.clean
 
 
+def test_chunks_that_drip_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 9)
+        connection = Connection(ours, "server:80")
+        connection.ask(b"GET")
+        monkeypatch.setattr("cachesvc.sources.http.BODY_TIMEOUT_S", -1.0)
+        with pytest.raises(SourceUnavailable, match="too slow"):
+            connection.read_into(memoryview(bytearray(9)))
+
+
 def test_a_head_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair()
     monkeypatch.setattr("cachesvc.sources.http.BODY_TIMEOUT_S", -1.0)

@@ -80,9 +80,11 @@ class Connection:
         when it ends early."""
         if not self._chunked:
             return self._read(into)
-        keep, self._keep, done = self._keep, False, 0
+        keep, self._keep, done, until = self._keep, False, 0, time.monotonic() + BODY_TIMEOUT_S
         try:
             while size := self._chunk_size():
+                if time.monotonic() > until:
+                    raise self._slow(done, into)
                 if size > len(into) - done:
                     raise SourceUnavailable(f"{self._name} sent more than the {len(into)} bytes asked for")
                 self._read(into[done : done + size])
@@ -107,9 +109,7 @@ class Connection:
         until = time.monotonic() + BODY_TIMEOUT_S
         while done < len(into):
             if time.monotonic() > until:
-                raise SourceUnavailable(
-                    f"{self._name} sent {done} of {len(into)} bytes in {BODY_TIMEOUT_S:.0f} s: too slow"
-                )
+                raise self._slow(done, into)
             try:
                 got = self._sock.recv_into(into[done:], 0, flags)
             except OSError as error:
@@ -206,6 +206,11 @@ class Connection:
         length = None if "transfer-encoding" in headers else length
         self._left = 1 if length is None else length
         return Answer(status, headers, length, self._chunked)
+
+    def _slow(self, done: int, into: memoryview) -> SourceUnavailable:
+        return SourceUnavailable(
+            f"{self._name} sent {done} of {len(into)} bytes in {BODY_TIMEOUT_S:.0f} s: too slow"
+        )
 
     def _unavailable(self, error: OSError) -> SourceUnavailable:
         late = isinstance(error, ssl.SSLWantReadError | TimeoutError) or error.errno == errno.EAGAIN
