@@ -185,7 +185,7 @@ def test_a_source_that_says_when_to_come_back_is_used_all_the_same(rate: int, re
 @pytest.mark.parametrize("window_s", [1, 5, 10, 60])
 @pytest.mark.parametrize(("rate", "latency_s"), [(40, 0.01), (100, 0.1), (300, 0.01)])
 def test_a_quota_is_used_up_evenly(rate: int, latency_s: float, window_s: float) -> None:
-    """Each window's refusals are some in a row; once they were up to two fifths of what was asked."""
+    """Each window's refusals are some in a row; once they were up to a fifth of what was asked."""
     for seed in range(2):
         asked, served = simulate(Quota(rate, window_s), 2, 64, 240, latency_s, seed)
         assert share(asked, 120, 240, rate) <= 1.1, seed

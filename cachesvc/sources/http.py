@@ -14,6 +14,7 @@ import ssl
 import struct
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
@@ -80,26 +81,24 @@ class Connection:
         when it ends early."""
         if not self._chunked:
             return self._read(into)
-        keep, self._keep, done, until = self._keep, False, 0, time.monotonic() + BODY_TIMEOUT_S
+        done = 0
         try:
-            while size := self._chunk_size():
-                if time.monotonic() > until:
-                    raise self._slow(done, into)
+            for size in self._chunk_sizes():
                 if size > len(into) - done:
                     raise SourceUnavailable(f"{self._name} sent more than the {len(into)} bytes asked for")
                 self._read(into[done : done + size])
-                self._end_of_chunk()
                 done += size
-            if done < len(into):
-                raise SourceUnavailable(f"{self._name} cut the answer after {done} of {len(into)} bytes")
-            self._keep = keep and not self._up_to(b"\r\n")
         except (ValueError, Hangup) as error:
             raise SourceUnavailable(
                 f"{self._name} cut the answer, or sent chunks that make no sense"
             ) from error
+        except CacheError:
+            raise
         except OSError as error:
             raise self._unavailable(error) from error
-        self._left = 0
+        if done < len(into):
+            self._keep = False
+            raise SourceUnavailable(f"{self._name} cut the answer after {done} of {len(into)} bytes")
 
     def _read(self, into: memoryview) -> None:
         done = min(len(self._ahead), len(into))
@@ -109,7 +108,9 @@ class Connection:
         until = time.monotonic() + BODY_TIMEOUT_S
         while done < len(into):
             if time.monotonic() > until:
-                raise self._slow(done, into)
+                raise SourceUnavailable(
+                    f"{self._name} sent {done} of {len(into)} bytes in {BODY_TIMEOUT_S:.0f} s: too slow"
+                )
             try:
                 got = self._sock.recv_into(into[done:], 0, flags)
             except OSError as error:
@@ -149,33 +150,40 @@ class Connection:
 
     def _chunks(self) -> bytes:
         """A body in chunks, as AWS sends its errors; nothing (and no reuse) when it is long or makes no sense."""
-        body, keep, self._keep = bytearray(), self._keep, False
+        body = bytearray()
         try:
-            while size := self._chunk_size():
+            for size in self._chunk_sizes():
                 if size > MAX_ERROR_BODY_BYTES - len(body):
                     return b""
                 chunk = bytearray(size)
                 self._read(memoryview(chunk))
-                self._end_of_chunk()
                 body += chunk
-            self._keep = keep and not self._up_to(b"\r\n")
         except ValueError:
             return b""
         except OSError as error:
             raise self._unavailable(error) from error
-        self._left = 0
         return bytes(body)
 
+    def _chunk_sizes(self) -> Iterator[int]:
+        """In bytes, of each chunk of a body, which is read before the next is asked for. After the last another request
+        may follow. Raises ValueError."""
+        keep, self._keep, until = self._keep, False, time.monotonic() + BODY_TIMEOUT_S
+        while size := self._chunk_size():
+            if time.monotonic() > until:
+                raise SourceUnavailable(
+                    f"{self._name} sent no whole body in {BODY_TIMEOUT_S:.0f} s: too slow"
+                )
+            yield size
+            if self._up_to(b"\r\n"):
+                raise ValueError("a chunk that is longer than it says")
+        self._keep = keep and not self._up_to(b"\r\n")
+        self._left = 0
+
     def _chunk_size(self) -> int:
-        """Of the next chunk, in bytes; 0 for the last. Raises ValueError."""
         size = self._up_to(b"\r\n").partition(b";")[0].strip()
         if not _HEX.fullmatch(size):
             raise ValueError(size)
         return int(size, 16)
-
-    def _end_of_chunk(self) -> None:
-        if self._up_to(b"\r\n"):
-            raise ValueError("a chunk that is longer than it says")
 
     def _up_to(self, mark: bytes) -> bytes:
         """What comes before a mark in a head or between chunks."""
@@ -206,11 +214,6 @@ class Connection:
         length = None if "transfer-encoding" in headers else length
         self._left = 1 if length is None else length
         return Answer(status, headers, length, self._chunked)
-
-    def _slow(self, done: int, into: memoryview) -> SourceUnavailable:
-        return SourceUnavailable(
-            f"{self._name} sent {done} of {len(into)} bytes in {BODY_TIMEOUT_S:.0f} s: too slow"
-        )
 
     def _unavailable(self, error: OSError) -> SourceUnavailable:
         late = isinstance(error, ssl.SSLWantReadError | TimeoutError) or error.errno == errno.EAGAIN
