@@ -32,6 +32,8 @@ class Object:
     etag: str = "0" * 31 + "1-7"
     data: bytes | None = None
     headers: dict[str, str] = field(default_factory=dict)
+    parts: list[int] = field(default_factory=list)
+    """Bytes of each, of an object that was uploaded in them."""
 
     def span(self, first: int, last: int) -> bytes:
         if self.data is not None:
@@ -89,6 +91,12 @@ def fake_s3() -> Iterator[FakeS3]:
             if self.headers.get("x-amz-checksum-mode") == "ENABLED":
                 headers |= found.headers
             asked = _RANGE.fullmatch(self.headers.get("Range", ""))
+            number = int(parse_qs(url.query).get("partNumber", ["0"])[0])
+            if number and found.parts:
+                first = sum(found.parts[: number - 1])
+                last = first + found.parts[number - 1] - 1
+                headers["Content-Range"] = f"bytes {first}-{last}/{found.size}"
+                return self._send(206, found.span(first, last), headers)
             if asked is None:
                 return self._send(200, found.span(0, found.size - 1), headers)
             first, last = int(asked[1]), int(asked[2])

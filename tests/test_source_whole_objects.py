@@ -1,10 +1,11 @@
-"""Bits that flip on the way in an object that is read by ranges, over plain HTTP: one of one part is compared with what
-its server says of it, once all of it is there."""
+"""Bits that flip on the way in an object that is read by ranges, or was uploaded in parts, over plain HTTP: it is
+compared with what its server says of it, once all of it is there."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import os
 import zlib
 from collections.abc import Iterator
@@ -53,15 +54,17 @@ def source(fake: FakeS3) -> Iterator[S3Source]:
     found.close()
 
 
-def put(fake: FakeS3, data: bytes, etag: str = MD5, **headers: str) -> ObjectVersion:
+def put(
+    fake: FakeS3, data: bytes, etag: str = MD5, parts: list[int] | None = None, **headers: str
+) -> ObjectVersion:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    fake.objects["x"] = Object(len(data), etag, data, named)
+    fake.objects["x"] = Object(len(data), etag, data, named, parts or [])
     return ObjectVersion("s3://bucket/x", len(data), etag)
 
 
-def fetched(source: S3Source | Resilient, piece: Piece, target: int) -> bytes:
+def fetched(source: S3Source | Resilient, piece: Piece, target: int, part_bytes: int = PART) -> bytes:
     """What a fetch of one piece writes."""
-    fetcher = Fetcher(lambda _: source, threads=4, part_bytes=PART)
+    fetcher = Fetcher(lambda _: source, threads=4, part_bytes=part_bytes)
     try:
         fetcher.fetch(extent_of([piece]), target)
     finally:
@@ -130,13 +133,115 @@ def test_tags_that_look_like_md5_and_are_not_cost_one_reading_more_a_server(
 
 
 @pytest.mark.parametrize("piece", [(0, 99_999), (1, 99_999)])
-def test_a_part_of_an_object_and_one_of_many_parts_are_not_asked_about(
+def test_a_part_of_an_object_is_not_asked_about(
     fake: FakeS3, source: S3Source, target: int, piece: tuple[int, int]
 ) -> None:
     offset, length = piece
     assert fetched(source, Piece(put(fake, DATA), *piece), target) == DATA[offset : offset + length]
-    assert fetched(source, Piece(put(fake, DATA, MD5 + "-4"), 0, len(DATA)), target) == DATA
-    assert fake.requests == len(fake.ranges) == 8
+    assert fake.requests == len(fake.ranges) == 4
+
+
+@pytest.mark.parametrize("stated", ["crc32", ""])
+@pytest.mark.parametrize("size_mib", [6, 11])
+def test_a_bit_flipped_in_an_object_of_several_parts_is_seen(
+    s3_env: dict[str, str],
+    s3_server: SeaweedFS,
+    bucket: str,
+    proxy: Proxy,
+    target: int,
+    stated: str,
+    size_mib: int,
+) -> None:
+    data = os.urandom((size_mib << 20) + 3)
+    upload(s3_server, bucket, data, 5 << 20, stated)
+    patient = Resilient(open_s3(S3Settings(endpoint=proxy.endpoint)), Resilience(hedge=False))
+    version = patient.head(f"s3://{bucket}/x")
+    assert version.etag.endswith(f"-{-(-len(data) // (5 << 20))}")
+    proxy.faults.append(Fault("flip", after_bytes=99_999))
+    assert fetched(patient, Piece(version, 0, len(data)), target, PART_BYTES) == data
+    assert patient.counters.retries == 1
+    patient.close()
+    heads = [each for each in proxy.counts.by if each.startswith("HEAD")]
+    assert any("partNumber=2" in each for each in heads)
+
+
+def upload(server: SeaweedFS, bucket: str, data: bytes, part_bytes: int, stated: str) -> None:
+    """As `x`, in parts: with the composite checksum that SDKs send today, or with none."""
+    client, at = server.client(), {"Bucket": bucket, "Key": "x"}
+    said = {"ChecksumAlgorithm": stated.upper()} if stated else {}
+    number = client.create_multipart_upload(**at, **said)["UploadId"]
+    done = []
+    for start in range(0, len(data), part_bytes):
+        part = {"PartNumber": start // part_bytes + 1}
+        body = data[start : start + part_bytes]
+        answer = client.upload_part(**at, **part, **said, UploadId=number, Body=body)
+        sums = {name: answer[name] for name in ("ETag", "ChecksumCRC32") if name in answer}
+        done.append({**part, **sums})
+    client.complete_multipart_upload(**at, UploadId=number, MultipartUpload={"Parts": done})
+
+
+def composite(parts: list[int]) -> tuple[str, str]:
+    """The tag and the CRC-32 of DATA in parts of so many bytes."""
+    bounds = [0, *itertools.accumulate(parts)]
+    pieces = [DATA[start:end] for start, end in itertools.pairwise(bounds)]
+    tag = hashlib.md5(b"".join(hashlib.md5(piece).digest() for piece in pieces)).hexdigest()
+    crc = zlib.crc32(b"".join(zlib.crc32(piece).to_bytes(4, "big") for piece in pieces))
+    return f"{tag}-{len(parts)}", base64.b64encode(crc.to_bytes(4, "big")).decode() + f"-{len(parts)}"
+
+
+@pytest.mark.parametrize(
+    "parts", [[100_000], [60_000, 40_000], [50_000, 50_000], [30_000, 30_000, 30_000, 10_000]]
+)
+@pytest.mark.parametrize("by_crc", [True, False])
+def test_what_parts_say_is_compared_as_they_were_uploaded(
+    fake: FakeS3, source: S3Source, target: int, parts: list[int], by_crc: bool
+) -> None:
+    tag, crc = composite(parts)
+    said = {"x_amz_checksum_crc32": crc, "x_amz_checksum_type": "COMPOSITE"} if by_crc else {}
+    version = put(fake, DATA, tag, parts, **said)
+    assert fetched(source, Piece(version, 0, len(DATA)), target) == DATA
+    assert len(fake.ranges) == 4
+    sound = fake.objects["x"]
+
+    def mended(handler: BaseHTTPRequestHandler) -> None:
+        if len(fake.ranges) == 8:
+            fake.objects["x"] = sound
+
+    put(fake, FLIPPED, tag, parts, **said)
+    fake.refuse = mended
+    assert fetched(source, Piece(version, 0, len(DATA)), target) == DATA
+    assert len(fake.ranges) == 12
+
+
+@pytest.mark.parametrize(
+    ("parts", "told", "readings"),
+    [
+        ([40_000, 30_000, 30_000], True, 1),  # the first two tell
+        ([20_000, 20_000, 10_000, 20_000, 20_000, 10_000], True, 1),  # their count tells
+        ([30_000, 30_000, 20_000, 20_000], False, 1),  # a server that does not say
+        ([30_000, 30_000, 25_000, 15_000], True, 2),  # in the middle: only that nothing fits
+    ],
+)
+def test_parts_of_several_sizes_are_read_as_they_come(
+    fake: FakeS3, source: S3Source, target: int, parts: list[int], told: bool, readings: int
+) -> None:
+    assert fetched(source, Piece(put(fake, DATA), 0, len(DATA)), target) == DATA
+    version = put(fake, DATA, composite(parts)[0], parts if told else [])
+    assert fetched(source, Piece(version, 0, len(DATA)), target) == DATA
+    assert len(fake.ranges) == 4 * (1 + readings)
+
+
+@pytest.mark.parametrize(("status", "passes"), [(400, True), (501, True), (416, True), (503, False)])
+def test_a_server_that_knows_no_parts_is_believed_and_one_in_trouble_is_not(
+    fake: FakeS3, source: S3Source, target: int, status: int, passes: bool
+) -> None:
+    fake.refuse = lambda handler: (status, "Refused") if "partNumber" in handler.path else None
+    piece = Piece(put(fake, DATA, composite([60_000, 40_000])[0]), 0, len(DATA))
+    if passes:
+        assert fetched(source, piece, target) == DATA
+    else:
+        with pytest.raises(SourceUnavailable, match="503"):
+            fetched(source, piece, target)
 
 
 def test_what_a_key_of_the_users_encrypts_has_no_md5(fake: FakeS3, source: S3Source, target: int) -> None:

@@ -1,9 +1,10 @@
 """What a server says about the bytes of an object, compared with the bytes that came.
 
-S3's checksums and entity tags are of whole objects (or of the parts in which they were uploaded), not of ranges. What
-came in one answer is compared with what that answer says. What was read by ranges is compared over plain HTTP, when
-all of it is there, with what a HEAD says, where the tag may be an MD5; TLS has seen a bit that flipped already. An
-object that was uploaded in parts, or that no single extent holds, has over plain HTTP TCP's 16-bit sum alone.
+S3's checksums and entity tags are of whole objects, or of the digests of the parts in which they were uploaded, not of
+ranges. What came in one answer is compared with what that answer says. What was read by ranges, or was uploaded in
+parts, is compared over plain HTTP, when all of it is there, with what HEADs say, where the tag may be of MD5s; TLS has
+seen a bit that flipped already. An object that no single extent holds has over plain HTTP TCP's 16-bit sum alone.
+https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity-upload.html
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from cachesvc.core.model import ObjectVersion
 
 log = logging.getLogger(__name__)
 _SUSPECTS = 1024
-_MD5 = re.compile(r"[0-9a-f]{32}")
+_SPAN = re.compile(r"bytes ([0-9]{1,15})-([0-9]{1,15})/([0-9]{1,15})")
+_TAG = re.compile(r"([0-9a-f]{32})(?:-([1-9][0-9]{0,4}))?")
 
 
 class _Hash(Protocol):
@@ -46,6 +48,28 @@ class _Crc:
 
     def digest(self) -> bytes:
         return self._value.to_bytes(self._size_bytes, "big")
+
+
+class _OfParts:
+    """A composite: the digest of the digests of parts of so many bytes each, the last one shorter."""
+
+    def __init__(self, begin: Callable[[], _Hash], part_bytes: int) -> None:
+        self._begin, self._part_bytes = begin, part_bytes
+        self._part, self._left, self._digests = begin(), part_bytes, b""
+
+    def update(self, data: memoryview, /) -> None:
+        while len(data):
+            if not self._left:
+                self._digests += self._part.digest()
+                self._part, self._left = self._begin(), self._part_bytes
+            taken = data[: self._left]
+            self._part.update(taken)
+            data, self._left = data[len(taken) :], self._left - len(taken)
+
+    def digest(self) -> bytes:
+        whole = self._begin()
+        whole.update(memoryview(self._digests + self._part.digest()))
+        return whole.digest()
 
 
 def _crt(name: str, size_bytes: int) -> dict[str, Callable[[], _Hash]]:
@@ -81,22 +105,35 @@ class WholeObject:
         self._lock = threading.Lock()
 
     def checks(self, version: ObjectVersion) -> bool:
-        """Whether the tag may be an MD5, so that it is worth a HEAD to learn what it is."""
-        return self._tags_are_md5 is not False and bool(_MD5.fullmatch(version.etag))
+        """Whether the tag may be an MD5, or one of parts' MD5s, so that it is worth a HEAD to learn what it is."""
+        return self._tags_are_md5 is not False and bool(_TAG.fullmatch(version.etag))
 
-    def check(self, version: ObjectVersion, headers: dict[str, str], data: Iterable[memoryview]) -> None:
-        """Raises SourceUnavailable for bytes that do not match (they may come right the next time), and CorruptData
-        when the same wrong bytes come twice: then they are stored like that."""
+    def check(
+        self, version: ObjectVersion, headers: dict[str, str], data: Iterable[memoryview], part_bytes: int = 0
+    ) -> None:
+        """`part_bytes` of an object that was uploaded in parts of that size; 0 where that is not known.
+
+        Raises SourceUnavailable for bytes that do not match (they may come right the next time), and CorruptData when
+        the same wrong bytes come twice: then they are stored like that, or the parts were of several sizes, where
+        there are any; those are read as they come, with a warning.
+        """
+        part_bytes = part_bytes or (version.size_bytes if parts_of(version) == 1 else 0)
         for name, begin in STATED.items():
-            expected = _stated(headers, name)
-            if expected is not None:
-                self._compare(version, expected, _digest(begin(), data), name)
+            expected, composite = _stated(headers, name)
+            if expected and (part_bytes or not composite):
+                begin = partial(_OfParts, begin, part_bytes) if composite else begin
+                self._compare(version, expected, _digest(begin(), data), name, composite)
                 return
-        if self.checks(version) and not _encrypted(headers, bool(self._tags_are_md5)):
-            found = _digest(hashlib.md5(usedforsecurity=False), data)
-            self._compare(version, bytes.fromhex(version.etag), found, "MD5")
+        checked = self.checks(version) and not _encrypted(headers, bool(self._tags_are_md5))
+        tag = _TAG.fullmatch(version.etag) if checked else None
+        if tag and (part_bytes or not tag[2]):
+            begin = partial(hashlib.md5, usedforsecurity=False)
+            begin = partial(_OfParts, begin, part_bytes) if tag[2] else begin
+            self._compare(version, bytes.fromhex(tag[1]), _digest(begin(), data), "MD5", bool(tag[2]))
 
-    def _compare(self, version: ObjectVersion, expected: bytes, found: bytes, name: str) -> None:
+    def _compare(
+        self, version: ObjectVersion, expected: bytes, found: bytes, name: str, composite: bool
+    ) -> None:
         tag = name == "MD5"
         with self._lock:
             before = self._suspects.pop(version.uri, None)
@@ -112,18 +149,43 @@ class WholeObject:
                 self._tags_are_md5 = False
                 log.warning("entity tags of this server are no MD5: they are not checked")
                 return
-        raise CorruptData(f"{version.uri} does not match its own {name}; write the object again")
+        if not composite:
+            raise CorruptData(f"{version.uri} does not match its own {name}; write the object again")
+        log.warning(
+            "%s does not match the %s of its parts: their sizes differ, or it is damaged", version.uri, name
+        )
 
 
-def _stated(headers: dict[str, str], name: str) -> bytes | None:
-    """A checksum of the whole object; one of its parts' checksums ("...-12") says nothing about its bytes."""
-    text = headers.get(f"x-amz-checksum-{name}", "")
-    if not text or "-" in text or headers.get("x-amz-checksum-type", "").upper() == "COMPOSITE":
-        return None
+def parts_of(version: ObjectVersion) -> int:
+    """In how many parts it was uploaded, by its tag; 0 where that says nothing of parts."""
+    tag = _TAG.fullmatch(version.etag)
+    return int(tag[2] or 0) if tag else 0
+
+
+def part_bytes_of(version: ObjectVersion, second: dict[str, str]) -> int:
+    """Bytes of each of its parts but the last, by the headers of a HEAD of the second one; 0 where that is not told, or
+    their sizes are seen to differ."""
+    found = _SPAN.fullmatch(second.get("content-range", ""))
+    first, last, size = (int(each) for each in found.groups()) if found else (0, 0, 0)
+    count = parts_of(version)
+    alike = first > 0 and size == version.size_bytes and (count == 2 or last + 1 == 2 * first)
+    return first if alike and -(-size // first) == count else 0
+
+
+def stated_whole(headers: dict[str, str]) -> bool:
+    """Whether a checksum that is checked here is of the object's bytes themselves, however it was uploaded."""
+    stated = [_stated(headers, name) for name in STATED]
+    return any(expected and not composite for expected, composite in stated)
+
+
+def _stated(headers: dict[str, str], name: str) -> tuple[bytes, bool]:
+    """A checksum, none where it is empty, and whether it is one of its parts' checksums ("...-12")."""
+    text, _, parts = headers.get(f"x-amz-checksum-{name}", "").partition("-")
+    composite = bool(parts) or headers.get("x-amz-checksum-type", "").upper() == "COMPOSITE"
     try:
-        return base64.b64decode(text, validate=True)
+        return base64.b64decode(text, validate=True), composite
     except binascii.Error:
-        return None
+        return b"", composite
 
 
 def _encrypted(headers: dict[str, str], known: bool) -> bool:

@@ -36,7 +36,7 @@ from cachesvc.core.errors import (
 )
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources import s3_errors
-from cachesvc.sources.digests import WholeObject
+from cachesvc.sources.digests import WholeObject, part_bytes_of, parts_of, stated_whole
 from cachesvc.sources.http import (
     CONNECT_TIMEOUT_S,
     READ_TIMEOUT_S,
@@ -179,15 +179,32 @@ class S3Source:
         raise SourceUnavailable(f"{version.uri} is redirected in a circle; set AWS_REGION")
 
     def checker(self, version: ObjectVersion) -> Checker | None:
-        """Of the MD5 or checksum that a HEAD states; None over TLS. Raises as `head`, and SourceChanged."""
+        """Of the MD5 or checksum that HEADs state; None over TLS. Raises as `head`, and SourceChanged."""
         if self._endpoint.scheme == "https" or not self._whole.checks(version):
             return None
+        headers = self._stated(version, ChecksumMode="ENABLED")
+        by_parts = parts_of(version) > 1 and not stated_whole(headers)
+        part_bytes = self._part_bytes(version) if by_parts else 0
+        return partial(self._whole.check, version, headers, part_bytes=part_bytes)
+
+    def _stated(self, version: ObjectVersion, **asked: str | int) -> dict[str, str]:
+        """The headers of a HEAD of that version."""
         bucket, key = split_uri(version.uri)
-        asked = {"IfMatch": f'"{version.etag}"', "ChecksumMode": "ENABLED"}
-        said = self._asked(version.uri, "head_object", Bucket=bucket, Key=key, **asked)
+        tag = f'"{version.etag}"'
+        said = self._asked(version.uri, "head_object", Bucket=bucket, Key=key, IfMatch=tag, **asked)
         if said.get("ETag", "").strip('"') != version.etag:  # a server that knows no If-Match
             raise SourceChanged(f"{version.uri} is no longer the version {version.etag}: it was overwritten")
-        return partial(self._whole.check, version, said["ResponseMetadata"]["HTTPHeaders"])
+        headers: dict[str, str] = said["ResponseMetadata"]["HTTPHeaders"]
+        return headers
+
+    def _part_bytes(self, version: ObjectVersion) -> int:
+        """Of each of its parts but the last; 0 where sizes differ, or are not told."""
+        try:
+            return part_bytes_of(version, self._stated(version, PartNumber=2))
+        except CacheError as error:
+            if s3_errors.unknown_request(error):
+                return 0
+            raise
 
     def interrupt(self, thread: int) -> None:
         """Make the read that runs in that thread (`threading.get_ident()`) fail now, if one does."""
@@ -242,7 +259,8 @@ class S3Source:
             with self._lock:
                 del self._active[thread]
         if len(into) == version.size_bytes:
-            self._whole.check(version, answer.headers, (into,))
+            check = self.checker(version) if parts_of(version) > 1 else None
+            (check or partial(self._whole.check, version, answer.headers))((into,))
         return True
 
     def _refused(self, version: ObjectVersion, signer: _Signer, answer: Answer, body: bytes) -> bool:
