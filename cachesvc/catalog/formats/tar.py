@@ -91,7 +91,7 @@ def _check_last(uri: str, at: int, size_bytes: int, read: Callable[[int, int], b
 
 def _parse(uri: str, at: int, block: bytes) -> _Header:
     stated = _number(uri, at, block[148:156], "checksum")
-    if stated not in _checksums(block[:148] + b" " * 8 + block[156:]):
+    if not _sums_to(stated, block[:148] + b" " * 8 + block[156:]):
         raise CorruptData(f"{uri}: no tar header at offset {at} (checksum does not match)")
     name = block[:100].partition(b"\0")[0]
     if block[257:263] == b"ustar\0" and block[345]:
@@ -101,10 +101,10 @@ def _parse(uri: str, at: int, block: bytes) -> _Header:
     return _Header(name.decode("utf-8", "surrogateescape"), 0 if kind in _BODILESS else size, kind)
 
 
-def _checksums(block: bytes) -> tuple[int, int]:
-    """The standard's, and that of old tars that took bytes for signed."""
+def _sums_to(stated: int, block: bytes) -> bool:
+    """By the standard, or as old tars did that took bytes for signed."""
     unsigned = sum(block)
-    return unsigned, unsigned - 256 * sum(byte >> 7 for byte in block)
+    return stated == unsigned or stated == unsigned - 256 * sum(byte >> 7 for byte in block)
 
 
 def _number(uri: str, at: int, raw: bytes, what: str) -> int:
