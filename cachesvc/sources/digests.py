@@ -1,9 +1,9 @@
 """What a server says about the bytes of an object, compared with the bytes that came.
 
 S3's checksums and entity tags are of whole objects, or of the digests of the parts in which they were uploaded, not of
-ranges. What came in one answer is compared with what that answer says. What was read by ranges, or was uploaded in
-parts, is compared over plain HTTP, when all of it is there, with what HEADs say, where the tag may be of MD5s; TLS has
-seen a bit that flipped already. An object that no single extent holds has over plain HTTP TCP's 16-bit sum alone.
+ranges. What came in one answer is compared with what that answer says. What was read by ranges is compared over plain
+HTTP, when all of it is there, with what HEADs say, where the tag may be of MD5s; TLS has seen a bit that flipped
+already. An object that no single extent holds has over plain HTTP TCP's 16-bit sum alone.
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity-upload.html
 """
 
@@ -55,21 +55,20 @@ class _OfParts:
 
     def __init__(self, begin: Callable[[], _Hash], part_bytes: int) -> None:
         self._begin, self._part_bytes = begin, part_bytes
-        self._part, self._left, self._digests = begin(), part_bytes, b""
+        self._whole, self._part, self._left = begin(), begin(), part_bytes
 
     def update(self, data: memoryview, /) -> None:
         while len(data):
             if not self._left:
-                self._digests += self._part.digest()
+                self._whole.update(memoryview(self._part.digest()))
                 self._part, self._left = self._begin(), self._part_bytes
             taken = data[: self._left]
             self._part.update(taken)
             data, self._left = data[len(taken) :], self._left - len(taken)
 
     def digest(self) -> bytes:
-        whole = self._begin()
-        whole.update(memoryview(self._digests + self._part.digest()))
-        return whole.digest()
+        self._whole.update(memoryview(self._part.digest()))
+        return self._whole.digest()
 
 
 def _crt(name: str, size_bytes: int) -> dict[str, Callable[[], _Hash]]:
@@ -102,11 +101,22 @@ class WholeObject:
     def __init__(self, tags_are_md5: bool) -> None:
         self._tags_are_md5: bool | None = tags_are_md5 or None
         self._suspects: dict[str, bytes] = {}
+        self._warned = False
         self._lock = threading.Lock()
 
     def checks(self, version: ObjectVersion) -> bool:
-        """Whether the tag may be an MD5, or one of parts' MD5s, so that it is worth a HEAD to learn what it is."""
+        """Whether the tag may be of MD5s, so that it is worth a HEAD to learn what it is."""
         return self._tags_are_md5 is not False and bool(_TAG.fullmatch(version.etag))
+
+    def by_parts(self, version: ObjectVersion, headers: dict[str, str]) -> bool:
+        """Whether only who knows the size of its parts can compare it with what is said of it."""
+        kinds = [
+            composite
+            for expected, composite in (_stated(version, headers, name) for name in STATED)
+            if expected
+        ]
+        said = bool(kinds) or self._tag(version, headers) is not None
+        return parts_of(version) > 0 and said and all(kinds)
 
     def check(
         self, version: ObjectVersion, headers: dict[str, str], data: Iterable[memoryview], part_bytes: int = 0
@@ -114,46 +124,52 @@ class WholeObject:
         """`part_bytes` of an object that was uploaded in parts of that size; 0 where that is not known.
 
         Raises SourceUnavailable for bytes that do not match (they may come right the next time), and CorruptData when
-        the same wrong bytes come twice: then they are stored like that, or the parts were of several sizes, where
-        there are any; those are read as they come, with a warning.
+        the same wrong bytes come twice: then they are stored like that. Of parts whose sizes may differ nobody can tell
+        that: they are read as they come then, with a warning.
         """
-        part_bytes = part_bytes or (version.size_bytes if parts_of(version) == 1 else 0)
         for name, begin in STATED.items():
-            expected, composite = _stated(headers, name)
-            if expected and (part_bytes or not composite):
-                begin = partial(_OfParts, begin, part_bytes) if composite else begin
-                self._compare(version, expected, _digest(begin(), data), name, composite)
+            expected, composite = _stated(version, headers, name)
+            size_bytes = part_bytes or (version.size_bytes if parts_of(version) == 1 else 0)
+            if expected and (size_bytes or not composite):
+                begin = partial(_OfParts, begin, size_bytes) if composite else begin
+                unsure = composite and parts_of(version) > 2
+                self._compare(version, expected, _digest(begin(), data), name, unsure)
                 return
-        checked = self.checks(version) and not _encrypted(headers, bool(self._tags_are_md5))
-        tag = _TAG.fullmatch(version.etag) if checked else None
+        tag = self._tag(version, headers)
         if tag and (part_bytes or not tag[2]):
             begin = partial(hashlib.md5, usedforsecurity=False)
             begin = partial(_OfParts, begin, part_bytes) if tag[2] else begin
             self._compare(version, bytes.fromhex(tag[1]), _digest(begin(), data), "MD5", bool(tag[2]))
 
+    def _tag(self, version: ObjectVersion, headers: dict[str, str]) -> re.Match[str] | None:
+        """Of MD5s, as far as is known."""
+        checked = self.checks(version) and not _encrypted(headers, bool(self._tags_are_md5))
+        return _TAG.fullmatch(version.etag) if checked else None
+
     def _compare(
-        self, version: ObjectVersion, expected: bytes, found: bytes, name: str, composite: bool
+        self, version: ObjectVersion, expected: bytes, found: bytes, name: str, unsure: bool
     ) -> None:
-        tag = name == "MD5"
+        tag = name == "MD5" and not unsure
         with self._lock:
             before = self._suspects.pop(version.uri, None)
             if found == expected:
                 self._tags_are_md5 = True if tag else self._tags_are_md5
                 return
-            if before != found:
+            if before != found or unsure:
                 if len(self._suspects) >= _SUSPECTS:
                     self._suspects.clear()
                 self._suspects[version.uri] = found
+            if before != found:
                 raise SourceUnavailable(f"{version.uri} arrived damaged: its {name} differs")
             if tag and self._tags_are_md5 is None:
                 self._tags_are_md5 = False
                 log.warning("entity tags of this server are no MD5: they are not checked")
                 return
-        if not composite:
+            warned, self._warned = self._warned, self._warned or unsure
+        if not unsure:
             raise CorruptData(f"{version.uri} does not match its own {name}; write the object again")
-        log.warning(
-            "%s does not match the %s of its parts: their sizes differ, or it is damaged", version.uri, name
-        )
+        if not warned:
+            log.warning("%s is not what the %s of its parts says: it is read as it comes", version.uri, name)
 
 
 def parts_of(version: ObjectVersion) -> int:
@@ -165,23 +181,23 @@ def parts_of(version: ObjectVersion) -> int:
 def part_bytes_of(version: ObjectVersion, second: dict[str, str]) -> int:
     """Bytes of each of its parts but the last, by the headers of a HEAD of the second one; 0 where that is not told, or
     their sizes are seen to differ."""
+    count = parts_of(version)
+    if count == 1:
+        return version.size_bytes
     found = _SPAN.fullmatch(second.get("content-range", ""))
     first, last, size = (int(each) for each in found.groups()) if found else (0, 0, 0)
-    count = parts_of(version)
     alike = first > 0 and size == version.size_bytes and (count == 2 or last + 1 == 2 * first)
     return first if alike and -(-size // first) == count else 0
 
 
-def stated_whole(headers: dict[str, str]) -> bool:
-    """Whether a checksum that is checked here is of the object's bytes themselves, however it was uploaded."""
-    stated = [_stated(headers, name) for name in STATED]
-    return any(expected and not composite for expected, composite in stated)
-
-
-def _stated(headers: dict[str, str], name: str) -> tuple[bytes, bool]:
-    """A checksum, none where it is empty, and whether it is one of its parts' checksums ("...-12")."""
+def _stated(version: ObjectVersion, headers: dict[str, str], name: str) -> tuple[bytes, bool]:
+    """A checksum, none where it is empty, and whether it is one of its parts' checksums. Of an object of parts it says
+    which, by its type or "-12" behind it, or nothing: Garage's are of parts, and say neither."""
     text, _, parts = headers.get(f"x-amz-checksum-{name}", "").partition("-")
-    composite = bool(parts) or headers.get("x-amz-checksum-type", "").upper() == "COMPOSITE"
+    kind = headers.get("x-amz-checksum-type", "").upper()
+    composite = bool(parts) or kind == "COMPOSITE"
+    if parts_of(version) and not composite and kind != "FULL_OBJECT":
+        return b"", False
     try:
         return base64.b64decode(text, validate=True), composite
     except binascii.Error:

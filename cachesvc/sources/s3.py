@@ -36,7 +36,7 @@ from cachesvc.core.errors import (
 )
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources import s3_errors
-from cachesvc.sources.digests import WholeObject, part_bytes_of, parts_of, stated_whole
+from cachesvc.sources.digests import WholeObject, part_bytes_of, parts_of
 from cachesvc.sources.http import (
     CONNECT_TIMEOUT_S,
     READ_TIMEOUT_S,
@@ -52,6 +52,7 @@ from cachesvc.sources.source import Checker
 
 SCHEME = "s3://"
 LIST_ATTEMPTS = 5
+UNTOLD = 3  # objects of which a server did not say where their parts lie, and it is asked no more
 _CODE = re.compile(rb"<Code>([A-Za-z0-9._-]{1,64})</Code>")
 _REGION = re.compile(r"[a-z0-9-]{1,32}")
 _SIGN_FOR = re.compile(rb">AuthorizationHeaderMalformed<.*<Region>([a-z0-9-]{1,32})</Region>", re.DOTALL)
@@ -110,6 +111,7 @@ class S3Source:
         self._path_style = style == "path" or not (self._aws or style == "virtual")
         self._regions: dict[str, str] = {}
         self._whole = WholeObject(tags_are_md5=self._aws)
+        self._untold = 0
         self._proxy = proxy_of(client.meta.endpoint_url)
         self._pool = Pool(tls, self._proxy)
         self._active: dict[int, Connection] = {}
@@ -182,29 +184,31 @@ class S3Source:
         """Of the MD5 or checksum that HEADs state; None over TLS. Raises as `head`, and SourceChanged."""
         if self._endpoint.scheme == "https" or not self._whole.checks(version):
             return None
-        headers = self._stated(version, ChecksumMode="ENABLED")
-        by_parts = parts_of(version) > 1 and not stated_whole(headers)
-        part_bytes = self._part_bytes(version) if by_parts else 0
-        return partial(self._whole.check, version, headers, part_bytes=part_bytes)
-
-    def _stated(self, version: ObjectVersion, **asked: str | int) -> dict[str, str]:
-        """The headers of a HEAD of that version."""
         bucket, key = split_uri(version.uri)
-        tag = f'"{version.etag}"'
-        said = self._asked(version.uri, "head_object", Bucket=bucket, Key=key, IfMatch=tag, **asked)
+        asked = {"Bucket": bucket, "Key": key, "IfMatch": f'"{version.etag}"'}
+        said = self._asked(version.uri, "head_object", **asked, ChecksumMode="ENABLED")
         if said.get("ETag", "").strip('"') != version.etag:  # a server that knows no If-Match
             raise SourceChanged(f"{version.uri} is no longer the version {version.etag}: it was overwritten")
-        headers: dict[str, str] = said["ResponseMetadata"]["HTTPHeaders"]
-        return headers
+        headers = said["ResponseMetadata"]["HTTPHeaders"]
+        part_bytes = self._part_bytes(version, asked) if self._whole.by_parts(version, headers) else 0
+        return partial(self._whole.check, version, headers, part_bytes=part_bytes)
 
-    def _part_bytes(self, version: ObjectVersion) -> int:
-        """Of each of its parts but the last; 0 where sizes differ, or are not told."""
+    def _part_bytes(self, version: ObjectVersion, asked: dict[str, str]) -> int:
+        """Of each of its parts but the last; 0 where sizes differ, or are not told: servers answer this with all kinds of
+        errors, of which only being asked for fewer requests is one. Raises SourceUnavailable."""
+        second: dict[str, str] = {}
+        if parts_of(version) == 1 or self._untold >= UNTOLD:
+            return part_bytes_of(version, second)
         try:
-            return part_bytes_of(version, self._stated(version, PartNumber=2))
-        except CacheError as error:
-            if s3_errors.unknown_request(error):
-                return 0
-            raise
+            said = self._identity.client.head_object(**asked, PartNumber=2)
+            second = said["ResponseMetadata"]["HTTPHeaders"]
+        except (botocore.exceptions.ClientError, *_FAILED) as error:
+            failed = self._translated(error, version.uri)
+            unanswered = not isinstance(error, botocore.exceptions.ClientError)
+            if isinstance(failed, SourceUnavailable) and (failed.throttled or unanswered):
+                raise failed from error
+        self._untold = 0 if "content-range" in second else self._untold + 1
+        return part_bytes_of(version, second)
 
     def interrupt(self, thread: int) -> None:
         """Make the read that runs in that thread (`threading.get_ident()`) fail now, if one does."""
@@ -259,8 +263,7 @@ class S3Source:
             with self._lock:
                 del self._active[thread]
         if len(into) == version.size_bytes:
-            check = self.checker(version) if parts_of(version) > 1 else None
-            (check or partial(self._whole.check, version, answer.headers))((into,))
+            self._whole.check(version, answer.headers, (into,))
         return True
 
     def _refused(self, version: ObjectVersion, signer: _Signer, answer: Answer, body: bytes) -> bool:

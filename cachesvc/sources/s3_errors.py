@@ -49,12 +49,6 @@ def of_answer(status: str, code: str, uri: str, headers: dict[str, str]) -> Cach
     return error
 
 
-def unknown_request(error: CacheError) -> bool:
-    """Whether a server answered that it knows no request of this kind."""
-    answer = getattr(error.__cause__, "response", {})
-    return answer.get("ResponseMetadata", {}).get("HTTPStatusCode") in (400, 405, 416, 501)
-
-
 def of_botocore(error: Exception, uri: str) -> CacheError:
     """What botocore itself has to say about LIST and HEAD, as our errors."""
     if isinstance(error, _NO_CREDENTIALS):
