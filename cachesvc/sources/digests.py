@@ -110,13 +110,10 @@ class WholeObject:
 
     def by_parts(self, version: ObjectVersion, headers: dict[str, str]) -> bool:
         """Whether only who knows the size of its parts can compare it with what is said of it."""
-        kinds = [
-            composite
-            for expected, composite in (_stated(version, headers, name) for name in STATED)
-            if expected
-        ]
-        said = bool(kinds) or self._tag(version, headers) is not None
-        return parts_of(version) > 0 and said and all(kinds)
+        stated = [_stated(version, headers, name) for name in STATED]
+        composites = [composite for expected, composite in stated if expected]
+        said = bool(composites) or self._tag(version, headers) is not None
+        return parts_of(version) > 0 and said and all(composites)
 
     def check(
         self, version: ObjectVersion, headers: dict[str, str], data: Iterable[memoryview], part_bytes: int = 0

@@ -204,8 +204,7 @@ class S3Source:
             second = said["ResponseMetadata"]["HTTPHeaders"]
         except (botocore.exceptions.ClientError, *_FAILED) as error:
             failed = self._translated(error, version.uri)
-            unanswered = not isinstance(error, botocore.exceptions.ClientError)
-            if isinstance(failed, SourceUnavailable) and (failed.throttled or unanswered):
+            if isinstance(failed, SourceUnavailable) and (failed.throttled or isinstance(error, _FAILED)):
                 raise failed from error
         self._untold = 0 if "content-range" in second else self._untold + 1
         return part_bytes_of(version, second)
