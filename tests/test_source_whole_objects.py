@@ -171,6 +171,7 @@ def upload(server: SeaweedFS, bucket: str, data: bytes, part_bytes: int, stated:
         sums = {name: answer[name] for name in ("ETag", "ChecksumCRC32") if name in answer}
         done.append({**part, **sums})
     client.complete_multipart_upload(**at, UploadId=number, MultipartUpload={"Parts": done})
+    assert ("ChecksumCRC32" in client.head_object(**at, ChecksumMode="ENABLED")) == bool(stated)
 
 
 def crc32(data: bytes) -> str:
