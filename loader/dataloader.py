@@ -21,7 +21,7 @@ from loader.account import Account
 from loader.arguments import MAX_COUNT, check_arguments, checked_numbers, named, refuse_unused
 from loader.engines import Fetches, WorkerType, checked, engine_for
 from loader.feed import Feed
-from loader.foreign import foretold, hear_epochs, tell_epoch
+from loader.foreign import begin_as_torch, foretold, hear_epochs, tell_epoch
 from loader.inside import Core, flattened, ours
 from loader.mend import BadSample, Mender, OnError
 from loader.peers import PEER_FAILURE_S, PeerWatch, watch_for, watched
@@ -163,10 +163,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if self._ours is None:
-            if self.worker_type != "process" or self._device is not None:
-                raise InvalidInput(
-                    "worker_type='thread' and device= need a dataset of open_dataset without a sampler of your own"
-                )
+            begin_as_torch(self, self._progress.epoch)
+            self._progress.epoch += 1
             return super().__iter__()
         feed = self._prepared()
         must_stand(self._topology, self.rank, self.world_size, self.mesh, self.dp_dims)

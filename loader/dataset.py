@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from torch.utils.data import Dataset as TorchDataset
 
 from cachesvc.catalog.build import Options
@@ -114,7 +115,8 @@ class Dataset(TorchDataset[Any]):
         self.opened, self._form, self._ids = opened, form, ids
         self._catalog = opened.catalog
         self.samples = Samples(opened.catalog, form)
-        self.draw = (0, 0)
+        self._seed = 0
+        self._epoch: list[int] | torch.Tensor = [0]
         self._identity = ""
 
     def __len__(self) -> int:
@@ -130,13 +132,13 @@ class Dataset(TorchDataset[Any]):
         """Samples in the order asked, read in one pass. Raises as `[]` does."""
         return self.take_ids(self.ids_of(places_of(indices, len(self), "sample")))
 
-    def __getstate__(self) -> tuple[Opened, Form, Ints | None, tuple[int, int]]:
-        return self.opened, self._form, self._ids, self.draw
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self.opened, self._form, self._ids, self._seed, self._epoch
 
-    def __setstate__(self, state: tuple[Opened, Form, Ints | None, tuple[int, int]]) -> None:
-        opened, form, ids, draw = state
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        opened, form, ids, seed, epoch = state
         self.__init__(opened, form, ids)  # type: ignore[misc]
-        self.draw = draw
+        self._seed, self._epoch = seed, [*epoch] if isinstance(epoch, list) else epoch
 
     def __repr__(self) -> str:
         return f"Dataset({self._catalog.uri!r}, {self._catalog.format}, {len(self):,} samples, {self.version[:8]})"
@@ -169,9 +171,23 @@ class Dataset(TorchDataset[Any]):
         """How the data comes, in words."""
         return "daemon" if self.opened.link.daemon else "direct reads"
 
+    @property
+    def draw(self) -> tuple[int, int]:
+        """The (seed, epoch) that `rng` of transforms is keyed by, where no loader of ours has an order of its own."""
+        return self._seed, int(self._epoch[0])
+
+    @draw.setter
+    def draw(self, draw: tuple[int, int]) -> None:
+        self._seed, self._epoch[0] = draw
+
     def set_epoch(self, epoch: int) -> None:
         """The epoch that `rng` of transforms is keyed by, under a loader that is not ours."""
-        self.draw = (self.draw[0], epoch)
+        self._epoch[0] = epoch
+
+    def share_epoch(self) -> None:
+        """Have processes that are started from now on hear of epochs that come later."""
+        if isinstance(self._epoch, list):
+            self._epoch = torch.tensor(self._epoch).share_memory_()
 
     def where(self, expression: str) -> Dataset:
         """Samples that an expression over key, label and tags selects, e.g. "label == 'cat'"; costs no rewrite.

@@ -22,9 +22,10 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from cachesvc.core.arguments import places_of
+from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order import Plan
 from loader.dataset import Dataset
-from loader.inside import flattened
+from loader.inside import flattened, leaves_in
 
 _DRAW_AT_ONCE = (
     RandomSampler,
@@ -102,6 +103,19 @@ class _Told:
 
     def __reduce__(self) -> tuple[type[_Told], tuple[()]]:
         return _Told, ()
+
+
+def begin_as_torch(loader: Any, epoch: int) -> None:
+    """Before a loader begins an iteration as torch's own: its transforms draw from its seed and this epoch. Raises
+    InvalidInput for what torch's own does not do."""
+    if loader.worker_type != "process" or loader._device is not None:
+        raise InvalidInput(
+            "worker_type='thread' and device= need a dataset of open_dataset without a sampler of your own"
+        )
+    for leaf in leaves_in(loader.dataset):
+        if loader.persistent_workers:
+            leaf.share_epoch()
+        leaf.draw = (loader.seed, epoch)
 
 
 def hear_epochs(loader: Any) -> None:

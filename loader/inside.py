@@ -55,6 +55,12 @@ def ours(dataset: object) -> Core | None:
     return Inside(dataset, tuple(leaves)) if leaves else None
 
 
+def leaves_in(dataset: object) -> Iterator[Dataset]:
+    """The plain datasets of ours, whatever is around them."""
+    for found in _inside(dataset, MAX_DEPTH):
+        yield from found.leaves
+
+
 def flattened(dataset: object) -> Dataset | None:
     """The dataset as a view of ours, where it is one: ours, or torch's own Subset of it. Raises IndexError."""
     if isinstance(dataset, Dataset):

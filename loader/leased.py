@@ -297,9 +297,7 @@ class Leases:
         self._pressed |= granted.once
         origins = {entry.origin for entry in (held, *self._any_held())}
         self._one_origin = held.origin if len(origins) == 1 else None
-        fits = self._mapped_bytes + held.size_bytes <= self._limit
-        if granted.origin in MAPPABLE and held.offset % PAGE_BYTES == 0 and fits and held.size_bytes:
-            self.range.map(int(self._starts[granted.extent]), held.size_bytes, held.fd, held.offset)
+        if granted.origin in MAPPABLE and self._map(granted.extent, held):
             os.close(held.fd)
             held.fd = -1
             self._mapped_bytes += held.size_bytes
@@ -307,6 +305,17 @@ class Leases:
             self._unmapped -= 1
         else:
             self.files += 1
+
+    def _map(self, extent: int, held: Held) -> bool:
+        """Whether it is mapped now; not where that is more than this process may map."""
+        fits = self._mapped_bytes + held.size_bytes <= self._limit
+        if not fits or held.offset % PAGE_BYTES or not held.size_bytes:
+            return False
+        try:
+            self.range.map(int(self._starts[extent]), held.size_bytes, held.fd, held.offset)
+        except OutOfSpace:
+            return False
+        return True
 
     def _any_held(self) -> list[Held]:
         """One held extent stands for all while they share an origin."""

@@ -129,3 +129,36 @@ def test_a_plan_says_first_and_last_steps(data: Dataset) -> None:
         [5, 3],
         [4],
     ]
+
+
+def augmented(record: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+    return torch.tensor([int(record.view(torch.int64)[0]), int(rng.integers(0, 1 << 40))])
+
+
+@pytest.mark.parametrize(
+    "workers",
+    [
+        {},
+        {"num_workers": 2},
+        {"num_workers": 2, "persistent_workers": True},
+        {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": "spawn"},
+    ],
+)
+def test_transforms_draw_anew_in_each_epoch_as_under_an_order_of_ours(
+    node: Daemon, data: Dataset, workers: dict[str, object]
+) -> None:
+    options = {"format": "records", "record_bytes": RECORD, "transform": augmented}
+    opened = open_dataset(node.data, **options)  # type: ignore[attr-defined]
+    shown = Subset(opened, range(0, COUNT, 5))
+
+    def drawn(loader: DataLoader) -> dict[int, int]:
+        return {int(number): int(draw) for batch in loader for number, draw in batch}
+
+    own = DataLoader(shown, 16, shuffle=True, seed=7)
+    expected = [drawn(own) for _ in range(3)]
+    foreign = DataLoader(shown, 16, sampler=SubsetRandomSampler(range(len(shown))), seed=7, **workers)
+    assert [drawn(foreign) for _ in range(3)] == expected
+    assert len({tuple(sorted(each.items())) for each in expected}) == 3
+    foreign.set_epoch(1)
+    assert drawn(foreign) == expected[1]
+    opened.close()

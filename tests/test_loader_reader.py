@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import io
 import itertools
@@ -21,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from cachesvc import mapping
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.errors import (
     CorruptData,
@@ -113,6 +115,34 @@ def test_files_of_any_size_are_right_however_they_are_held(
     assert found == [files[catalog.key(int(n))] for n in order]
     reader.close()
     assert not grants.leases
+
+
+def test_what_the_kernel_maps_no_more_is_read_from_its_descriptor(
+    sequences: tuple[MemoryLink, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, wanted = sequences
+    catalog = link.catalog()
+    layout = catalog.layout
+    place, asked = mapping.place, itertools.count()
+
+    def short(
+        address: int, size_bytes: int, protection: int, flags: int, fd: int = -1, offset: int = 0
+    ) -> int:
+        if fd >= 0 and next(asked) % 2:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return place(address, size_bytes, protection, flags, fd, offset)
+
+    monkeypatch.setattr(mapping, "place", short)
+    before, grants = descriptors(), MemoryGrants(catalog.extent, "ram")
+    reader = Reader(catalog, grants)
+    slots = layout.slots(np.arange(catalog.samples))
+    first, last = reader.spans(slots * layout.stride_bytes, np.full(len(slots), layout.record_bytes))
+    found = reader.gather(slots, first, last).view("<u2").reshape(len(slots), -1)
+    assert (found == wanted).all()
+    assert next(asked) > 4
+    reader.close()
+    assert not grants.leases
+    assert descriptors() <= before
 
 
 def test_a_sample_that_no_room_can_hold_is_a_typed_error(blobs: tuple[MemoryLink, dict[str, bytes]]) -> None:
