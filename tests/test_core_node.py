@@ -283,6 +283,22 @@ def test_the_window_moves_with_the_plan() -> None:
     assert node.where(A) == RAM, "kept"
 
 
+def test_orders_too_many_for_a_part_of_the_window_each_look_ahead_in_turn() -> None:
+    node = node_of(ram=12, lookahead_bytes=5 * SIZE, max_fills=8)
+    every = [ExtentId(bytes([number]) * 16) for number in range(40)]
+    orders = [every[number:] + every[:number] for number in (0, 10, 20)]
+    claims = [declare(*every, job=job) for job in (1, 2, 3)]
+    tell(node, *claims, Demanded(ONE, 0, every[5]), Filled(every[5], RAM), Released(ONE, every[5]))
+    plans = [plan(*order, number=job, job=job) for job, order in enumerate(orders, start=1)]
+    assert tell(node, *plans) == [StartFill(every[0], RAM), StartFill(every[10], RAM)]
+    assert node.policy.ahead_bytes() == 2 * SIZE
+    assert fill(node, every[0], every[10]) == []
+    assert tell(node, Demanded(ONE, 1, every[0]), Passed(1, 1)) == [
+        Grant(ONE, 1, every[0], RAM, "brief"),
+        StartFill(every[20], RAM),
+    ]
+
+
 def test_an_ended_plan_protects_nothing() -> None:
     node = node_of(ram=3, lookahead_bytes=2 * SIZE)
     tell(node, declare(A, B, C, D, E))

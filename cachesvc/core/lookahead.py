@@ -47,6 +47,7 @@ class Lookahead:
         self.ending: set[Plan] = set()
         """Plans that have ended, while what their windows protect is given up."""
         self._windows: dict[frozenset[ExtentId], Window] = {}
+        self._turn = 0
 
     def begin(self, event: Planned, now: float) -> None:
         """Take up a plan, in place of an older one of the same number. What was consumed before it began here is not
@@ -103,9 +104,7 @@ class Lookahead:
         resident is entered then. False when `FEED_LIMIT` was reached and there is more to do.
         """
         urgent = [
-            (plan.lead_steps, plan.number)
-            for plan in self.plans.values()
-            if plan.paced and not plan.behind and not plan.ended
+            plan.urgency for plan in self.plans.values() if plan.paced and not plan.behind and not plan.ended
         ]
         heapq.heapify(urgent)
         held_up = any(copy.entry.waiters for copy in self._copies.filling)
@@ -113,7 +112,7 @@ class Lookahead:
         for _ in range(FEED_LIMIT):
             if not urgent:
                 return True
-            plan = self.plans[heapq.heappop(urgent)[1]]
+            plan = self.plans[heapq.heappop(urgent)[-1]]
             extent, _, last_step = plan.entries[plan.next]
             entry = self._copies.entry(extent)
             if entry is None:
@@ -131,7 +130,7 @@ class Lookahead:
                     continue
                 self._enter(plan, entry)
             if not plan.ended:
-                heapq.heappush(urgent, (plan.lead_steps, plan.number))
+                heapq.heappush(urgent, plan.urgency)
         return not urgent
 
     def _enter(self, plan: Plan, entry: Entry) -> None:
@@ -148,12 +147,19 @@ class Lookahead:
             return True
         if self._policy.tight:
             return self._policy.room_to_keep(entry)
-        most = self._policy.ahead_bytes() // len(self._windows)
-        if plan.shared.ahead_bytes + entry.size_bytes > most:
+        if not self._has_room(plan.shared, entry.size_bytes):
             return False
         if plan.schedule is None or (held_up and plan.passed):
             return True
         return plan.schedule.allows(plan.next, plan.passed)
+
+    def _has_room(self, window: Window, size_bytes: int) -> bool:
+        """Whether so much more may be ahead in a window: within its part, or, where orders are too many for parts of an
+        extent, the only extent in it."""
+        every, ahead = self._policy.ahead_bytes(), window.ahead_bytes
+        if ahead + size_bytes <= every // len(self._windows):
+            return True
+        return not ahead and size_bytes + sum(each.ahead_bytes for each in self._windows.values()) <= every
 
     def _fill(self, plan: Plan, entry: Entry, now: float) -> bool:
         """Start a fill from the source; False when it must wait for a slot or for room."""
@@ -164,6 +170,7 @@ class Lookahead:
             self._copies.evict(victim)
         if place.tier is not None:
             self._copies.start(entry, place.tier, place.role, ahead_of=plan.shared)
+            self._turn = plan.shared.turn = self._turn + 1
         return place.tier is not None
 
     def _promote(self, entry: Entry) -> bool:
@@ -230,7 +237,8 @@ class Lookahead:
             yield from retention.count(lambda each: self._keeps(self._copies.entries.get(each)), step)
         plan.shared.open_bytes = max(plan.shared.open_bytes, opened.most_bytes)
         self._retune()
-        room = self._policy.ahead_bytes() // len(self._windows)
+        every = self._policy.ahead_bytes()
+        room = max(every // len(self._windows), min(every, self._policy.largest_bytes))
         plan.schedule = schedule(first, costs, room) if costs.any() and room else None
         plan.paced = True
 

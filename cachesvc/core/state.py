@@ -341,6 +341,8 @@ class Window:
     """The most bytes of extents that the order reads side by side."""
     ahead_bytes: int = 0
     """Fetched ahead by these plans, or on the way, and not yet read."""
+    turn: int = 0
+    """When it last fetched ahead: of orders that need their next as soon, the one that waited longest is first."""
     retention: Retention | None = None
 
 
@@ -391,6 +393,6 @@ class Plan:
         return self.next >= len(self.entries)
 
     @property
-    def lead_steps(self) -> int:
-        """How many steps remain until the next entry is needed."""
-        return self.entries[self.next][1] - self.passed
+    def urgency(self) -> tuple[int, int, int]:
+        """The steps that remain until the next entry is needed, then whose turn it is, then its number."""
+        return self.entries[self.next][1] - self.passed, self.shared.turn, self.number
