@@ -309,9 +309,9 @@ def test_an_ended_plan_protects_nothing() -> None:
 
 
 def test_a_plan_may_name_any_step() -> None:
-    node = node_of(ram=3, lookahead_bytes=2 * SIZE)
+    node = node_of(ram=4, lookahead_bytes=3 * SIZE)
     far = Planned(1, 1, ((A, 0, 1 << 63), (B, 1 << 63, (1 << 64) - 1)))
-    assert tell(node, declare(A, B, C, D), far) == [StartFill(A, RAM)]
+    assert tell(node, declare(A, B, C, D, E, F), far) == [StartFill(A, RAM)]
     assert tell(node, Filled(A, RAM), Demanded(ONE, 1, A), Passed(1, 1 << 62)) == [
         Grant(ONE, 1, A, RAM, "brief"),
         StartFill(B, RAM),

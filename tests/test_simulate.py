@@ -56,6 +56,19 @@ def test_eight_epochs_at_each_size_and_split_of_the_cache_hold_the_promise(
     held_to_the_promise(simulate("keep", spec_of(work, f, ram), work), work, f)
 
 
+@pytest.mark.parametrize(
+    ("window", "f", "ram", "most"),
+    [(128, 0.5, 1.0, 0.8), (64, 0.5, 0.2, 0.7), (30, 0.1, 1.0, 1.0), (16, 0.2, 0.1, 0.9)],
+)
+def test_a_shuffle_window_that_the_cache_holds_costs_each_extent_one_fetch_an_epoch(
+    window: int, f: float, ram: float, most: float
+) -> None:
+    work = Workload(shards=400, batch=16, samples_per_shard=64, window=window, epochs=3)
+    first, *later = simulate("keep", spec_of(work, f, ram), work).epochs
+    assert first.source_bytes <= 1.01 * work.size_bytes
+    assert all(epoch.source_bytes <= most * work.size_bytes for epoch in later)
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_places_change_under_faults_with_every_invariant_intact(seed: int) -> None:
     """What is kept moves between tiers only by being fetched, and stays as much as it was."""

@@ -53,3 +53,13 @@ def _level(room_bytes: float, wants: Sequence[tuple[float, float, float]]) -> li
         else:
             high = middle
     return shares(low)
+
+
+def not_kept(open_bytes: float, absent_bytes: float, claimed_bytes: float, capacity_bytes: float) -> float:
+    """Of O bytes that are read side by side, out of D claimed ones, those that a cache of C does not keep, W, where it
+    keeps a part of the data in all but W: W = O (1 - (C - W) / D). What is absent at an epoch's beginning where that is
+    more: in a cold one the first extents are kept, not a part of each of those to come. All of C where they do not fit."""
+    if open_bytes >= capacity_bytes:
+        return capacity_bytes
+    streams_bytes = max(0.0, claimed_bytes - capacity_bytes)
+    return max(absent_bytes, open_bytes * streams_bytes / max(1.0, claimed_bytes - open_bytes))

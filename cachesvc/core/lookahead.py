@@ -223,7 +223,7 @@ class Lookahead:
     def _pace(self, plan: Plan, retention: Retention | None) -> Iterator[None]:
         """Find out what a plan reads side by side and what of it is absent, and schedule that; gives way after each
         `claim_step` entries."""
-        step, opened = self._policy.settings.claim_step, Opened()
+        step, opened, total_bytes = self._policy.settings.claim_step, Opened(), 0
         first, costs = np.zeros(len(plan.entries), np.int64), np.zeros(len(plan.entries), np.int64)
         for start in range(0, len(plan.entries), step):
             rows = plan.entries[start : start + step]
@@ -232,10 +232,13 @@ class Lookahead:
             costs[start : start + step] = [_cost(entry) for entry in known]
             for entry, row in zip(known, rows, strict=True):
                 opened.add(entry.size_bytes if entry else 0, row[1], row[2])
+                total_bytes += entry.size_bytes if entry else 0
             yield
         if retention is not None:
             yield from retention.count(lambda each: self._keeps(self._copies.entries.get(each)), step)
         plan.shared.open_bytes = max(plan.shared.open_bytes, opened.most_bytes)
+        absent_bytes = opened.most_bytes * int(costs.sum()) // max(1, total_bytes)
+        plan.shared.absent_bytes = max(plan.shared.absent_bytes, absent_bytes)
         self._retune()
         every = self._policy.ahead_bytes()
         room = max(every // len(self._windows), min(every, self._policy.largest_bytes))
@@ -279,6 +282,7 @@ class Lookahead:
 
     def _retune(self) -> None:
         self._policy.open_bytes = sum(window.open_bytes for window in self._windows.values())
+        self._policy.absent_bytes = sum(window.absent_bytes for window in self._windows.values())
         self._policy.retune()
 
     def _tally(self, event: Planned) -> EpochTally | None:

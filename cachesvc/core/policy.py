@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import chain
 
-from cachesvc.core.bounds import Claimed, bounds
+from cachesvc.core.bounds import Claimed, bounds, not_kept
 from cachesvc.core.model import RAM, DatasetId, Stay, TierName
 from cachesvc.core.state import Copy, Dataset, Entry, Role, Tier
 
@@ -37,7 +37,7 @@ class Settings:
     """The few numbers that the core's decisions depend on."""
 
     lookahead_bytes: int | None = None
-    """Bytes of the window; None: what plans need, from `WINDOW_SHARE` of the data to an eighth of all tiers."""
+    """Bytes of the window; None: what plans read side by side and the node does not keep, and as much again."""
     max_fills: int = 8
     """Fills at once: enough extents to fill 10 Gbit/s from a source of 90 MB/s a connection, each fill
     being several connections."""
@@ -97,8 +97,12 @@ class Policy:
         self.streams = False
         """More is claimed than can be kept: part of it streams through the window."""
         self.window_bytes = 0
+        self.opened_bytes = 0
+        """What plans read side by side and the rest of the node does not keep."""
         self.open_bytes = 0
         """The most bytes that all plans together read side by side, kept ones included; set by `lookahead`."""
+        self.absent_bytes = 0
+        """The part of those that was not kept when the plans began."""
         self.retune()
 
     def full(self, tier: Tier, now: float) -> None:
@@ -151,9 +155,10 @@ class Policy:
         self.streams = False
         for tier in self.tiers.values():
             tier.reserve_bytes = 0
+        self.opened_bytes = self._opened_bytes()
         self.window = max(works, key=self._suits_window, default=None)
         if self.window is None:
-            self.window_bytes = 0
+            self.window_bytes = self.opened_bytes = 0
             return
         self.window_bytes = min(self.window.budget_bytes, self._wanted_bytes())
         spill, capacity = (len(works) - 1) * self.largest_bytes, self.capacity_bytes()
@@ -166,28 +171,29 @@ class Policy:
         self.streams = not fits
 
     def _suits_window(self, tier: Tier) -> tuple[bool, int]:
-        """RAM where an extent fits beside what readers hold there: with the window in less, nothing could stream."""
+        """RAM where what is read side by side fits, beside what readers hold there."""
         room = tier.budget_bytes - tier.held_bytes
-        return tier.name == RAM and room >= self.largest_bytes, room
+        return tier.name == RAM and room >= max(self.largest_bytes, self.opened_bytes), room
 
     def _wanted_bytes(self) -> int:
         if self.settings.lookahead_bytes is not None:
             return self.settings.lookahead_bytes
         least = WINDOW_EXTENTS * self.largest_bytes
-        share = int(WINDOW_SHARE * self.claimed_bytes)
+        share, capacity = int(WINDOW_SHARE * self.claimed_bytes), self.capacity_bytes()
         # beside what is read now and not kept: as much again at least, for the next of it is fetched meanwhile
-        wanted = self._open_absent_bytes(1) + max(share, self._open_absent_bytes(1))
-        return min(max(least, wanted), max(least, self.capacity_bytes() // 8))
+        wanted = self.opened_bytes + max(share, self.opened_bytes)
+        return max(least, min(wanted, capacity // 8 + self.opened_bytes))
 
-    def _open_absent_bytes(self, times: int) -> int:
-        """What plans read side by side and the node cannot keep, as many times over."""
-        absent = int(times * self.open_bytes * (1 - self.bound()))
-        return -(-absent // max(1, self.largest_bytes)) * self.largest_bytes
+    def _opened_bytes(self) -> int:
+        pinned = sum(dataset.kept_bytes for dataset in self.datasets.values() if dataset.pinned)
+        claimed, room = self.claimed_bytes - pinned, max(0, self.capacity_bytes() - pinned)
+        absent = not_kept(self.open_bytes, self.absent_bytes, claimed, room)
+        return math.ceil(round(absent / max(1, self.largest_bytes), 1)) * self.largest_bytes
 
     def ahead_bytes(self) -> int:
         """How much all plans together may have fetched ahead and not read: what the extents that are read side
         by side leave of the window. 0 where they fill it: then each is fetched when it is demanded."""
-        return max(0, self.window_bytes - self._open_absent_bytes(1))
+        return max(0, self.window_bytes - self.opened_bytes)
 
     @property
     def tight(self) -> bool:

@@ -338,7 +338,8 @@ class Window:
 
     plans: set[int] = field(default_factory=set)
     open_bytes: int = 0
-    """The most bytes of extents that the order reads side by side."""
+    """The most bytes of extents that the order reads side by side, and the part that was not kept when it began."""
+    absent_bytes: int = 0
     ahead_bytes: int = 0
     """Fetched ahead by these plans, or on the way, and not yet read."""
     turn: int = 0
