@@ -290,6 +290,12 @@ class Feed(TorchDataset[Any]):
             return default_collate_into(self.empty, samples, len(indices))
         return self.collate(list(samples))
 
+    def collated(self, samples: list[Any]) -> Any:
+        """A batch of samples that were taken."""
+        if self._composed is not None and self._wants_ready:
+            return self._composed.collate(samples)
+        return self.collate(samples)
+
     def take(self, epoch: int, indices: Ints) -> list[Any]:
         """The samples of these indices, before they are made a batch."""
         return list(self._drawn(epoch, indices))

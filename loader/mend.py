@@ -77,48 +77,55 @@ class Mender:
 
     def _mended(self, epoch: int, turn: int, error: Exception) -> tuple[Any, Repair]:
         indices, valid = self._feed.indices(epoch, turn)
+        good: dict[int, Any] = {}
         bad: dict[int, Exception] = {}
-        whole = self._error_of(epoch, indices)
-        if whole is not None:
-            self._narrow(epoch, indices, list(range(len(indices))), whole, bad)
-        kept = [at for at in range(len(indices)) if at not in bad]
+        self._sort(epoch, indices, list(range(len(indices))), good, bad)
+        kept = sorted(good)
         real = sum(at < valid for at in kept)
         rows = indices.copy()
         if self._on_error == "substitute":
             for at in sorted(bad):
-                rows[at] = self._substitute(epoch, turn, at, bad[at])
+                rows[at], good[at] = self._substitute(epoch, turn, at, bad[at])
             real = valid
         elif kept:
             rows = rows[kept]
         else:
-            rows = np.asarray([self._substitute(epoch, turn, 0, error)], np.int64)
+            rows[0], good[0] = self._substitute(epoch, turn, 0, error)
+            rows = rows[:1]
         told = tuple(self._told(epoch, int(indices[at]), bad[at]) for at in sorted(bad) if at < valid)
-        return self._feed.fetch(epoch, rows), Repair(epoch, turn, rows, real, told)
-
-    def _narrow(
-        self, epoch: int, indices: Ints, failed: list[int], error: Exception, bad: dict[int, Exception]
-    ) -> None:
-        """Find which of the samples at `failed`, together bad by `error`, are so alone."""
-        if len(failed) == 1:
-            bad[failed[0]] = error
-            return
-        half = len(failed) // 2
-        for part in (failed[:half], failed[half:]):
-            found = self._error_of(epoch, indices[part])
-            if found is not None:
-                self._narrow(epoch, indices, part, found, bad)
-
-    def _error_of(self, epoch: int, indices: Ints) -> Exception | None:
+        repair = Repair(epoch, turn, rows, real, told)
         try:
-            self._feed.take(epoch, indices)  # without collation: what fails there is no sample's fault
+            return self._feed.fetch(epoch, rows), repair
+        except Exception as again:  # of a transform that fails by chance, what it made before will do
+            if not is_bad_sample(again):
+                raise
+            return self._feed.collated([good[at] for at in sorted(good)]), repair
+
+    def _sort(
+        self, epoch: int, indices: Ints, places: list[int], good: dict[int, Any], bad: dict[int, Exception]
+    ) -> None:
+        """Make the samples at `places`, by halves where one of them fails, and find out which fail alone."""
+        found = self._taken(epoch, indices[places])
+        if not isinstance(found, Exception):
+            good.update(zip(places, found, strict=True))
+        elif len(places) == 1:
+            bad[places[0]] = found
+        else:
+            half = len(places) // 2
+            self._sort(epoch, indices, places[:half], good, bad)
+            self._sort(epoch, indices, places[half:], good, bad)
+
+    def _taken(self, epoch: int, indices: Ints) -> list[Any] | Exception:
+        try:
+            return self._feed.take(epoch, indices)  # without collation: what fails there is no sample's fault
         except Exception as error:
             if not is_bad_sample(error):
                 raise
             return error
-        return None
 
-    def _substitute(self, epoch: int, turn: int, at: int, error: Exception) -> int:
-        """The index that stands in for the sample at `at` of a batch. Raises CorruptData when all tried are bad."""
+    def _substitute(self, epoch: int, turn: int, at: int, error: Exception) -> tuple[int, Any]:
+        """The index that stands in for the sample at `at` of a batch, and that sample. Raises CorruptData when all tried
+        are bad."""
         feed, spec, order = self._feed, self._feed.spec, self._feed.order(epoch)
         step, micro = divmod(turn, feed.share.accumulate)
         low, nth = feed.share.low, micro * feed.share.batch_size + at
@@ -130,8 +137,9 @@ class Mender:
         positions = order.full_steps * spec.global_batch or order.tail_samples
         for candidate in substitutes(spec.seed, epoch, position, spec.global_batch, positions):
             index = feed.index_at(epoch, candidate)
-            if self._error_of(epoch, np.asarray([index], np.int64)) is None:
-                return index
+            found = self._taken(epoch, np.asarray([index], np.int64))
+            if not isinstance(found, Exception):
+                return index, found[0]
         raise CorruptData(
             f"no good sample was found to stand in for a bad one ({error}); mend the data, or use on_error='raise'"
         ) from error

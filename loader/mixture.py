@@ -173,7 +173,7 @@ class Mixture(TorchDataset[Any]):
     def whole(self, spots: Ints, spec: OrderSpec, epoch: int) -> Any:
         """A batch as it goes out when nobody collates: records of one size without Python for each."""
         if not all(isinstance(part, Plain) and part.leaf.samples.ready for part in self._parts):
-            return self._parts[0].collate(self.read(spots, spec, epoch))
+            return self.collate(self.read(spots, spec, epoch))
         batch = None
         for rows, part, _, _, inner in self._groups(spots, spec):
             reader, samples = part.leaf.opened.reader(), part.leaf.samples
@@ -182,6 +182,10 @@ class Mixture(TorchDataset[Any]):
                 batch = np.empty((len(spots), *records.shape[1:]), records.dtype)
             batch[rows] = records  # numpy's is 30 times as fast as torch's
         return torch.from_numpy(batch)
+
+    def collate(self, samples: Sequence[Any]) -> Any:
+        """A batch of samples, when nobody else collates."""
+        return self._parts[0].collate(samples)
 
     def _groups(self, spots: Ints, spec: OrderSpec) -> list[tuple[Ints, Component, OrderSpec, int, Ints]]:
         """Rows of one component and one of its epochs each."""

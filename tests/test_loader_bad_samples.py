@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -307,3 +308,27 @@ def test_what_fills_up_a_batch_finds_the_only_good_sample_too(link: MemoryLink) 
             settings: dict[str, Any] = {"rank": run.rank, "world_size": 4, "last": "pad"}
             batches = list(DataLoader(pair, batch_size=1, on_error="substitute", **settings))
             assert [batch.tolist() for batch in batches] == [[1 - bad]]
+
+
+class Moody:
+    """A transform that fails now and then, whatever the sample is."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate, self._random = rate, random.Random(3)
+
+    def __call__(self, record: torch.Tensor) -> int:
+        if self._random.random() < self._rate:
+            raise ValueError("not now")
+        return int(record[0]) // 4
+
+
+@pytest.mark.parametrize("on_error", ["skip", "substitute"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_transforms_that_fail_by_chance_end_nothing(link: MemoryLink, on_error: Any, workers: int) -> None:
+    data = in_memory(link, transform=Moody(0.3))
+    loader = DataLoader(data, batch_size=10, shuffle=True, on_error=on_error, num_workers=workers)
+    real = [number for batch in seen(loader) for number in batch]
+    assert len(loader) == 11
+    assert loader.bad_samples
+    missing = len(loader.bad_samples) if on_error == "skip" else 0
+    assert len(real) == COUNT - missing
