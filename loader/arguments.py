@@ -9,10 +9,13 @@ from cachesvc.core.arguments import whole_number
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order import Last
 from loader.mend import OnError
+from loader.mixture import Mixture
+from loader.packs import Packed
 from loader.setup import Window, window_bytes
 from loader.topology import stated
 
 MAX_COUNT = 2**63 - 1
+_OF_AN_ORDER = ("rank", "world_size", "mesh", "global_batch_size", "last")
 _MAX_SEED = 2**64 - 1
 """The order's keys are of 64 bits, without a sign."""
 
@@ -58,27 +61,21 @@ def named(dp_dims: Any) -> tuple[str, ...]:
     return found
 
 
-def refuse_unused(
-    rank: int | None,
-    world_size: int | None,
-    mesh: Any,
-    global_batch_size: int | None,
-    epochs: int | None,
-    last: Last | None,
-) -> None:
-    """For a loader that torch alone runs, without a sampler: every rank would see everything. Raises InvalidInput
-    for what it would ignore."""
-    given = {
-        "rank": rank is not None,
-        "world_size": world_size is not None,
-        "mesh": mesh is not None,
-        "global_batch_size": global_batch_size is not None,
-        "epochs": epochs != 1,
-        "last": last is not None,
-    }
+def refuse_unused(loader: Any, drawn: bool) -> None:
+    """Of a loader that torch alone runs, over another dataset or with a sampler of the user's own (`drawn`). Raises
+    InvalidInput for what it would ignore; without a sampler every rank would see everything."""
+    if isinstance(loader.dataset, (Mixture, Packed)):
+        raise InvalidInput(
+            f"a {type(loader.dataset).__name__} is drawn anew in each epoch, in an order of its own: leave the sampler "
+            "out, and give a batch_size"
+        )
+    given = {"on_error": loader.on_error != "raise"}
+    if not drawn:
+        given |= {name: getattr(loader, name) is not None for name in _OF_AN_ORDER}
+        given["epochs"] = loader.epochs != 1
     unused = [f"{name}=" for name, is_given in given.items() if is_given]
     if unused:
         raise InvalidInput(
             f"{', '.join(unused)} would be ignored: torch alone runs this loader; give a map-style dataset of "
-            "open_dataset and a batch_size, or a sampler (torch's DistributedSampler, say) that does it"
+            "open_dataset and a batch_size, without a sampler of your own"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,36 +15,35 @@ from torch.utils.data import IterableDataset, Sampler, default_collate
 
 from cachesvc.core.arguments import flag, whole_number
 from cachesvc.core.errors import InvalidInput, StateMismatch
-from cachesvc.core.order import Last, OrderSpec
+from cachesvc.core.order import Last
 from loader.account import Account
 from loader.arguments import MAX_COUNT, check_arguments, checked_numbers, named, refuse_unused
 from loader.engines import Fetches, WorkerType, checked, engine_for
 from loader.feed import Feed
 from loader.foreign import begin_as_torch, foretold, hear_epochs, tell_epoch
 from loader.inside import Core, flattened, ours
-from loader.mend import BadSample, Mender, OnError
+from loader.iteration import Iteration, Raised
+from loader.mend import BadSample, Mender, OnError, is_bad_sample
 from loader.peers import PEER_FAILURE_S, PeerWatch, watch_for, watched
 from loader.progress import NEWER_ITERATION, STATELESS, Progress, State, parsed
 from loader.reader import Ints
 from loader.setup import (
     Window,
+    agreed,
     check_data,
     check_inside,
-    ending,
     facts_of,
-    headline,
     resumed,
     share_of,
+    spec_of,
     state_of,
-    window_extents,
 )
 from loader.stats import Stats
-from loader.topology import Topology, agree, job_store, must_stand, resolve
+from loader.topology import Topology, job_store, must_stand, resolve
 
 PASSED_EVERY_S = 0.05
 """How often the daemon hears where this rank stands besides the ends of extents: a message costs 5 us."""
 OF_ONE_PROCESS = ("_topology", "_feed", "_engine", "_account", "_job", "_iterations", "_iteration")
-_log = logging.getLogger("cachesvc")
 
 
 class DataLoader(torch.utils.data.DataLoader[Any]):
@@ -134,8 +132,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._device = checked(worker_type, device)
         own = sampler is None and batch_sampler is None and batch_size is not None
         self._ours = ours(dataset) if own and not isinstance(dataset, IterableDataset) else None
-        if self._ours is None and sampler is None and batch_sampler is None:
-            refuse_unused(rank, world_size, mesh, self.global_batch_size, self.epochs, last)
+        if self._ours is None:
+            refuse_unused(self, drawn=sampler is not None or batch_sampler is not None)
         self._progress = Progress()
         self._loaded: State | None = None
         self._begin_in_process()
@@ -172,7 +170,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if not self._job:
             self._agree_and_say(feed)
         self._iteration = mine = object()
-        return self._run(feed, mine)
+        return Iteration(self._run(feed, mine))
 
     def __len__(self) -> int:
         own = self._ours is not None
@@ -207,14 +205,15 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     @property
     def valid(self) -> int:
-        """How many samples of the latest batch are real (the first ones); fewer than its size in a padded one."""
-        latest = self._progress.latest
+        """How many samples of the latest batch are real (the first ones); fewer than its size in a padded one. Raises
+        InvalidInput where torch alone runs this loader."""
+        latest = self._latest()
         return self._account.valid(self._prepared(), latest) if latest is not None else 0
 
     @property
     def indices(self) -> Ints:
-        """The latest batch's indices in the dataset."""
-        latest = self._progress.latest
+        """The latest batch's indices in the dataset. Raises as `valid`."""
+        latest = self._latest()
         if latest is None:
             return np.empty(0, np.int64)
         repair = self._account.repair(latest)
@@ -279,6 +278,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             raise StateMismatch(STATELESS)
         return self._ours
 
+    def _latest(self) -> tuple[int, int] | None:
+        if self._ours is None:
+            raise InvalidInput("torch alone runs this DataLoader: what its batches hold, its sampler says")
+        return self._progress.latest
+
     def _where(self) -> Topology:
         if not self.shard:
             return Topology(0, 1, "this rank alone")
@@ -292,19 +296,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             return self._feed
         core, topology = self._core(), self._where()
         assert self.batch_size is not None, "torch runs loaders without a batch size"
-        world = topology.world_size
-        wanted = self.global_batch_size or self.batch_size * world
-        sizes = np.concatenate([leaf.catalog.extent_sizes for leaf in core.leaves])
-        spec = OrderSpec(
-            seed=self.seed,
-            global_batch=wanted,
-            window_extents=window_extents(self.window, sizes),
-            canonical_nodes=1 if self.window == "all" else min(topology.nodes, wanted),
-            shuffle=self.shuffle,
-            last=ending(self.last, self.drop_last, world),
-        )
+        spec = spec_of(self, core, topology)
         if self._loaded is not None:
-            spec = resumed(self._loaded, spec, self.global_batch_size is not None, world)
+            spec = resumed(self._loaded, spec, self.global_batch_size is not None, topology.world_size)
         share = share_of(spec.global_batch, self.batch_size, topology)
         self._feed = Feed(self.dataset, spec, share, self.collate_fn, self.collate_fn is default_collate)
         self._feed.order(self._progress.epoch)
@@ -317,14 +311,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             "batches already consumed": self._progress.turn,
             "steps": feed.order(self._progress.epoch).steps,
         }
-        store, job = self._store(), "alone"
-        if store is not None:
-            # The how-manieth loader this is in its process: the same on all, and a name not used before.
-            job = f"{topology.group}loader-{store.add(f'cachesvc/loaders/{topology.group}{topology.process}', 1)}"
-            agree(topology, facts, store, job)
-        self._job = job
-        if topology.rank == 0:
-            _log.info("%s", headline(topology, facts, core.leaves[0].via))
+        self._job = agreed(topology, facts, self._store(), core.leaves[0].via)
 
     def _store(self) -> Any:
         """The job's, where this loader is one of several."""
@@ -342,8 +329,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             finally:  # at its end, and when it is abandoned; unless another has taken over
                 if self._iteration is mine:
                     feed.given_up()
-                    if self._engine is not None:
-                        self._engine.rest()
+                    self._rest()
+
+    def _rest(self) -> None:
+        if self._engine is not None:
+            self._engine.rest()
 
     def _epoch(self, feed: Feed, watch: PeerWatch | None, mine: object) -> Iterator[Any]:
         progress, share = self._progress, feed.share
@@ -352,15 +342,15 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             raise InvalidInput("the data is less than one batch, and epochs=None never ends")
         account = self._account
         account.begin(feed)
-        began = time.perf_counter()
-        consumed = feed.submit(epoch)
-        fetch = self._fetcher(feed, epoch, turns)
+        now, began, tell_at = time.perf_counter, time.perf_counter(), 0.0
+        consumed, fetch = feed.submit(epoch), None
         full = feed.order(epoch).full_steps * share.accumulate
-        now, tell_at = time.perf_counter, 0.0
         try:
             while (turn := progress.turn) < turns:
                 if self._iteration is not mine:
                     raise InvalidInput(NEWER_ITERATION)
+                if progress is not self._progress:
+                    return  # set_epoch or load_state_dict in mid-epoch ends this iteration
                 asked = began or now()  # the first step waits for the plan and the workers' start too
                 began = 0.0
                 step = turn // share.accumulate
@@ -370,12 +360,22 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                     tell_at = asked + PASSED_EVERY_S
                 if watch is not None and watch.failure is not None:
                     watch.raise_failure()
-                batch = fetch((epoch, turn))
+                fetch = fetch or self._fetcher(feed, epoch, turns)
+                try:
+                    batch = fetch((epoch, turn))
+                except Exception as error:
+                    if watch is not None:
+                        raise
+                    self._rest()
+                    yield Raised(error)
+                    progress.turn, fetch = (
+                        turn + is_bad_sample(error),
+                        None,
+                    )  # else the same batch is tried again
+                    continue
                 progress.turn, progress.latest, progress.resume = turn + 1, (epoch, turn), False
                 account.record(asked, (epoch, turn), full)
                 yield batch
-                if progress is not self._progress:
-                    return  # set_epoch or load_state_dict in mid-epoch ends this iteration
         finally:  # also for who has taken the last batch and never asks again
             if progress.turn >= turns and progress is self._progress and self._iteration is mine:
                 feed.passed(turns + share.accumulate)

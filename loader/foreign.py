@@ -26,6 +26,7 @@ from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order import Plan
 from loader.dataset import Dataset
 from loader.inside import flattened, leaves_in
+from loader.topology import resolve
 
 _DRAW_AT_ONCE = (
     RandomSampler,
@@ -112,7 +113,16 @@ def begin_as_torch(loader: Any, epoch: int) -> None:
         raise InvalidInput(
             "worker_type='thread' and device= need a dataset of open_dataset without a sampler of your own"
         )
-    for leaf in leaves_in(loader.dataset):
+    leaves = [*leaves_in(loader.dataset)]
+    alone = loader.batch_size is None and loader.batch_sampler is None
+    if leaves and alone and type(loader.sampler) in (RandomSampler, SequentialSampler):
+        ranks = resolve(None, None, None, loader.dp_dims).world_size if loader.shard else 1
+        if ranks > 1:
+            raise InvalidInput(
+                f"batch_size=None shares nothing out: each of {ranks} ranks would see all; give a batch_size, a "
+                "sampler, or shard=False"
+            )
+    for leaf in leaves:
         if loader.persistent_workers:
             leaf.share_epoch()
         leaf.draw = (loader.seed, epoch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -11,10 +12,12 @@ from cachesvc.core.arguments import whole_number
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order import Last, OrderSpec
 from loader.feed import Feed, Share
+from loader.inside import Core
 from loader.mixture import begun
 from loader.progress import STATE_VERSION, State
-from loader.topology import Topology
+from loader.topology import Topology, agree
 
+_log = logging.getLogger("cachesvc")
 WINDOW_BYTES = 256 << 20
 """Four extents of 64 MiB: mixes well, and the first batch waits for no more than this."""
 Window = Literal["auto", "all"] | int
@@ -67,6 +70,19 @@ def facts_of(identity: str, spec: OrderSpec, share: Share) -> dict[str, str | in
     }
 
 
+def agreed(topology: Topology, facts: Mapping[str, Any], store: Any, via: str) -> str:
+    """What a job's store knows a loader by, "alone" without one, once all ranks agree on the facts; rank 0 says them.
+    Raises what `agree` does."""
+    job = "alone"
+    if store is not None:
+        # The how-manieth loader this is in its process: the same on all, and a name not used before.
+        job = f"{topology.group}loader-{store.add(f'cachesvc/loaders/{topology.group}{topology.process}', 1)}"
+        agree(topology, facts, store, job)
+    if topology.rank == 0:
+        _log.info("%s", headline(topology, facts, via))
+    return job
+
+
 def headline(topology: Topology, facts: Mapping[str, Any], via: str) -> str:
     """The line that rank 0 logs where a job starts."""
     each, whole = facts["batch_size"], facts["global_batch"]
@@ -74,6 +90,20 @@ def headline(topology: Topology, facts: Mapping[str, Any], via: str) -> str:
         f"{topology.world_size} ranks ({topology.source}), {each} x {whole // each} = {whole} a step, "
         f"epoch {facts['epoch']}, version {facts['version'][:4]}, seed {facts['seed']}, {facts['steps']:,} steps, "
         f"{facts['last']}, via {via}"
+    )
+
+
+def spec_of(loader: Any, core: Core, topology: Topology) -> OrderSpec:
+    """The order that a loader's arguments ask for. Raises InvalidInput."""
+    wanted = loader.global_batch_size or loader.batch_size * topology.world_size
+    sizes = np.concatenate([leaf.catalog.extent_sizes for leaf in core.leaves])
+    return OrderSpec(
+        seed=loader.seed,
+        global_batch=wanted,
+        window_extents=window_extents(loader.window, sizes),
+        canonical_nodes=1 if loader.window == "all" else min(topology.nodes, wanted),
+        shuffle=loader.shuffle,
+        last=ending(loader.last, loader.drop_last, topology.world_size),
     )
 
 

@@ -227,7 +227,7 @@ from tests.loader_fakes import MemoryLink, in_memory
 link = MemoryLink(sys.argv[1], sys.argv[2])
 reading = iter(DataLoader(in_memory(link), batch_size=8, num_workers=2, multiprocessing_context="fork"))
 kept = next(reading)
-print(*[worker.pid for worker in reading.gi_frame.f_locals["self"]._engine._batches._workers], flush=True)
+print(*[worker.pid for worker in reading._batches.gi_frame.f_locals["self"]._engine._batches._workers], flush=True)
 sys.stdin.read()
 """
 

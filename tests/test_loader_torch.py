@@ -22,8 +22,15 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from cachesvc.core.errors import CorruptData, DaemonUnavailable, InvalidInput, NotFound, StateMismatch
-from loader import DataLoader, open_dataset, pack
+from cachesvc.core.errors import (
+    CorruptData,
+    DaemonUnavailable,
+    InvalidInput,
+    NotFound,
+    SourceUnavailable,
+    StateMismatch,
+)
+from loader import DataLoader, mix, open_dataset, pack
 from tests import datasets
 from tests.loader_fakes import MemoryLink, compiled, in_memory
 from tests.servers import SeaweedFS
@@ -386,3 +393,83 @@ class OneByOne(Dataset[Any]):
 def test_a_dataset_without_getitems_is_asked_one_by_one(link: MemoryLink) -> None:
     found = torch.cat(list(DataLoader(OneByOne(in_memory(link)), batch_size=30)))
     assert torch.equal(found, torch.arange(400.0).reshape(100, 4))
+
+
+class Spoilt:
+    """A transform that fails for some records."""
+
+    def __call__(self, record: torch.Tensor) -> int:
+        number = int(record[0]) // 4
+        if number in (3, 4, 61):
+            raise ValueError(f"record {number} is spoilt")
+        return number
+
+
+@pytest.mark.parametrize("given", [{}, {"num_workers": 2}, {"num_workers": 2, "worker_type": "thread"}])
+def test_who_goes_on_after_an_exception_gets_the_next_batch_as_from_torch(
+    link: MemoryLink, given: dict[str, Any]
+) -> None:
+    def gone_on(loader: Any) -> list[list[int]]:
+        found, batches = [], iter(loader)
+        while True:
+            try:
+                found.append(next(batches).tolist())
+            except StopIteration:
+                return found
+            except ValueError:
+                found.append([])
+
+    data = in_memory(link, transform=Spoilt())
+    loader = DataLoader(data, 10, **given)
+    expected = gone_on(torch.utils.data.DataLoader(data, 10))
+    assert gone_on(loader) == expected
+    assert loader.epoch == 1
+    assert sum(not batch for batch in expected) == 2
+    batches = iter(loader)
+    with pytest.raises(ValueError, match="record 3 is spoilt"):
+        next(batches)
+    resumed = DataLoader(data, 10, **given)
+    resumed.load_state_dict(loader.state_dict())
+    with pytest.raises(ValueError, match="record 3 is spoilt"):
+        next(iter(resumed))
+
+
+@pytest.mark.parametrize("given", [{}, {"num_workers": 2}, {"num_workers": 1, "worker_type": "thread"}])
+def test_a_batch_whose_source_was_away_is_tried_again_by_who_goes_on(
+    link: MemoryLink, tmp_path: Path, given: dict[str, Any]
+) -> None:
+    def away(record: torch.Tensor) -> int:
+        if int(record[0]) // 4 == 33 and not (tmp_path / "back").exists():
+            (tmp_path / "back").touch()
+            raise SourceUnavailable("away for a moment")
+        return int(record[0]) // 4
+
+    batches = iter(DataLoader(in_memory(link, transform=away), 10, **given))
+    found = [next(batches) for _ in range(3)]
+    with pytest.raises(SourceUnavailable, match="away"):
+        next(batches)
+    found += list(batches)
+    assert torch.cat(found).tolist() == list(range(len(in_memory(link))))
+
+
+def test_what_torch_alone_runs_refuses_what_it_would_not_do(
+    link: MemoryLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = in_memory(link)
+    with pytest.raises(InvalidInput, match=r"on_error= would be ignored: torch alone runs this loader"):
+        DataLoader(data, 10, sampler=[1, 2, 3], on_error="skip")
+    for given in ({"sampler": [1, 2]}, {"batch_sampler": [[1, 2]]}, {"batch_size": None}):
+        with pytest.raises(InvalidInput, match="a Mixture is drawn anew in each epoch"):
+            DataLoader(mix({data: 1.0}), **given)  # type: ignore[arg-type]
+    drawn = DataLoader(data, 2, sampler=[1, 2])
+    assert len(list(drawn)) == 1
+    for ask in (lambda: drawn.valid, lambda: drawn.indices):
+        with pytest.raises(InvalidInput, match="its sampler says"):
+            ask()
+    for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(InvalidInput, match="each of 2 ranks would see all"):
+        iter(DataLoader(data, batch_size=None, shuffle=True))
+    assert len(list(DataLoader(data, batch_size=None, shard=False))) == len(data)
+    assert len(list(DataLoader(data, batch_size=None, sampler=[3, 4]))) == 2
+    assert len(list(DataLoader(data, batch_sampler=[[3, 4]]))) == 1
