@@ -1,29 +1,32 @@
-"""As whom S3 is asked: a client and credentials of the AWS chain, renewed when the server calls them expired."""
+"""As whom S3 is asked, and whom it is believed to be: a client and credentials of the AWS chain, renewed when the
+server calls them expired, and the authorities that may sign for the server. What the environment says of them is
+somebody's words: where it makes no sense, that is no error of whoever reads."""
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
+import ssl
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-import botocore.exceptions
+import boto3
+from botocore import UNSIGNED
+from botocore.config import Config
 from botocore.credentials import RefreshableCredentials
+from botocore.httpsession import get_cert_path
 
-from cachesvc.core.errors import SourceUnavailable
+from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed, SourceUnavailable
+from cachesvc.sources import s3_errors
+from cachesvc.sources.http import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
+from cachesvc.sources.s3_errors import FAILED
 
 log = logging.getLogger(__name__)
-EXPIRED = {
-    "ExpiredToken",
-    "ExpiredTokenException",
-    "TokenRefreshRequired",
-    "InvalidToken",
-    "InvalidAccessKeyId",
-}
-"""Codes of a 403 that newer credentials may mend; keys that were rotated are unknown, not expired."""
-_FAILED = (botocore.exceptions.BotoCoreError, RuntimeError, OSError, ValueError)
-"""What a chain that does not work raises; ValueError where a credential process prints no JSON."""
+LIST_ATTEMPTS = 5
+_SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 RENEW_S = 5.0
 """Between two tries to renew: all threads are refused at once, and a metadata service that fails needs no more."""
 
@@ -49,8 +52,8 @@ class Identity:
             return self._kept
         try:
             self._kept = self._credentials.get_frozen_credentials()
-        except _FAILED as error:
-            said = " ".join(str(error).split())[:300]
+        except FAILED as error:
+            said = s3_errors.line(error)
             if self._kept is None:  # it may work soon
                 raise SourceUnavailable(f"the AWS credentials could not be refreshed: {said}") from error
             log.warning(
@@ -70,8 +73,10 @@ class Identity:
             try:
                 client, credentials = self._connect()
                 kept = credentials and credentials.get_frozen_credentials()
-            except _FAILED as error:
-                log.warning("the AWS credentials could not be renewed", extra={"error": str(error)[:300]})
+            except FAILED as error:
+                log.warning(
+                    "the AWS credentials could not be renewed", extra={"error": s3_errors.line(error)}
+                )
                 return False
             if kept in (None, refused):  # None: the chain holds none any more
                 return False
@@ -89,3 +94,64 @@ class Identity:
     def missing(self) -> bool:
         """Whether the chain holds no credentials."""
         return self._credentials is None
+
+
+def sign_in(
+    endpoint: str, region: str, anonymous: bool, clock: Callable[[], float] = time.monotonic
+) -> Identity:
+    """As the arguments say, and where they are empty the AWS environment. Raises NotAllowed without credentials,
+    InvalidInput where the environment makes no sense, SourceUnavailable where this process is at a limit."""
+    config = Config(
+        connect_timeout=CONNECT_TIMEOUT_S,
+        read_timeout=READ_TIMEOUT_S,
+        retries={"mode": "standard", "total_max_attempts": LIST_ATTEMPTS},
+        signature_version=UNSIGNED if anonymous else None,
+        max_pool_connections=32,
+    )
+
+    def connect() -> tuple[Any, Any]:
+        session = boto3.Session()
+        client = session.client(
+            "s3",
+            endpoint_url=endpoint or None,
+            region_name=region or session.region_name or "us-east-1",
+            config=config,
+        )
+        return client, None if anonymous else session.get_credentials()
+
+    try:
+        identity = Identity(connect, clock)
+    except FAILED as error:
+        raise _unusable(error, _setting(error)) from error
+    if identity.missing and not anonymous:
+        raise NotAllowed(f"no S3 credentials found: {s3_errors.CREDENTIALS}")
+    return identity
+
+
+def trusted(url: str) -> ssl.SSLContext | None:
+    """Whoever boto3 trusts to sign for the server of a URL; None where it speaks plainly. Raises InvalidInput for a file
+    that holds no certificates, SourceUnavailable where this process is at a limit."""
+    if not url.startswith("https"):
+        return None
+    try:
+        bundle = os.environ.get("AWS_CA_BUNDLE") or boto3.Session()._session.get_config_variable("ca_bundle")
+        return ssl.create_default_context(cafile=bundle or get_cert_path(True))
+    except FAILED as error:
+        named = f"AWS_CA_BUNDLE (ca_bundle of the AWS profile), {bundle}, for a file of certificates in PEM"
+        raise _unusable(error, named) from error
+
+
+def _unusable(error: Exception, setting: str) -> CacheError:
+    said = s3_errors.line(error)
+    if isinstance(error, OSError) and error.errno in _SHORT and not isinstance(error, ssl.SSLError):
+        return SourceUnavailable(
+            f"this process is at its limit: {said}; allow it more (LimitNOFILE=, ulimit)"
+        )
+    return InvalidInput(f"the AWS configuration does not work: {said}; check {setting}")
+
+
+def _setting(error: Exception) -> str:
+    """What names a file that cannot be read or run."""
+    file = getattr(error, "filename", None)
+    found = [name for name, value in os.environ.items() if name.startswith("AWS_") and value == file]
+    return found[0] if found else "AWS_PROFILE, and what its profile names: credential_process, files"

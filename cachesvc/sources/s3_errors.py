@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import botocore.exceptions
+from botocore.parsers import ResponseParserError
 
 from cachesvc.core.errors import (
     CacheError,
@@ -15,9 +16,27 @@ from cachesvc.core.errors import (
     SourceUnavailable,
 )
 from cachesvc.sources.http import unknown_to_proxy, untrusted, wait_s
-from cachesvc.sources.identity import EXPIRED
 
 MAX_RETRY_AFTER_S = 60.0
+EXPIRED = {
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "TokenRefreshRequired",
+    "InvalidToken",
+    "InvalidAccessKeyId",
+}
+"""Codes of a 403 that newer credentials may mend; keys that were rotated are unknown, not expired."""
+FAILED = (
+    botocore.exceptions.BotoCoreError,
+    ResponseParserError,
+    OSError,
+    ValueError,
+    RuntimeError,
+    TypeError,
+    AttributeError,
+)
+"""What botocore raises: also where a date or number is none, a credential process cannot be started, or prints no JSON,
+or other JSON."""
 _MISSING = {"404", "NoSuchKey", "NoSuchBucket", "NotFound"}
 _FORBIDDEN = {"401", "403", "AccessDenied", "SignatureDoesNotMatch"} | EXPIRED
 _MENDS = {
