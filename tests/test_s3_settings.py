@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from botocore.exceptions import HTTPClientError
 
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
 from cachesvc.client import Control
 from cachesvc.core.errors import CacheError, InvalidInput, SourceUnavailable
+from cachesvc.core.model import ObjectVersion
 from cachesvc.leases import DaemonGrants
+from cachesvc.sources import s3_errors
 from cachesvc.sources.s3 import S3Settings, open_s3
 from tests.fake_s3 import FakeS3, Object, fake_s3, pattern
 from tests.test_daemon_faults import children
@@ -23,7 +27,7 @@ EXTENT = 1 << 20
 EXTENTS = 4
 RECORDS = Options(format="records", record_bytes=4096)
 KEYS = '{"Version": 1, "AccessKeyId": "a", "SecretAccessKey": "s", "SessionToken": "t"%s}'
-SOON = ', "Expiration": "2000-01-01T00:00:00Z"'
+LATE = ', "Expiration": "2099-01-01T00:00:00Z"'
 
 
 @pytest.fixture
@@ -104,7 +108,7 @@ def test_a_process_at_its_limit_is_no_wrong_setting(
 
 def test_a_helper_that_goes_away_while_its_keys_are_due_is_waited_for(server: FakeS3, tmp_path: Path) -> None:
     server.objects["x"] = Object(10)
-    program = helper(tmp_path, KEYS % ', "Expiration": "2099-01-01T00:00:00Z"')
+    program = helper(tmp_path, KEYS % LATE)
     source = open_s3(S3Settings())
     (version,) = source.list("s3://bucket/")
     program.unlink()
@@ -150,3 +154,82 @@ def test_wrong_settings_leave_tiers_and_what_they_hold_alone(
         (after,) = control.status().tiers
         assert (after.budget_bytes, after.used_bytes) == (before.budget_bytes, EXTENTS * EXTENT)
         assert "Traceback" not in daemon.log
+
+
+NAMES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+
+
+@pytest.fixture
+def keys(server: FakeS3, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in NAMES:
+        monkeypatch.setenv(name, "first")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("value", ["S3CR3T\n", "S3CR3T\r\nRange: bytes=0-1", "\tS3CR3T", "S3CR3T\udcff"])
+def test_keys_that_no_header_can_hold_are_named_and_not_shown(
+    keys: None, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert "S3CR3T" not in refused(f"^{name}, .* no header can hold")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_keys_that_no_header_can_hold_and_come_later_are_not_shown_either(
+    keys: None, server: FakeS3, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    source = open_s3(S3Settings())
+    server.refuse = lambda handler: (400, "ExpiredToken")
+    monkeypatch.setenv(name, "S3CR3T\n")
+    with pytest.raises(InvalidInput, match=f"^{name}, ") as caught:
+        list(source.list("s3://bucket/"))
+    assert "S3CR3T" not in f"{caught.value} {caught.value.__cause__}"
+    assert server.requests == 1
+    source.close()
+
+
+@pytest.mark.parametrize("token", [r'"S3CR3T\n"', "53"])
+def test_keys_of_a_helper_that_no_header_can_hold(server: FakeS3, tmp_path: Path, token: str) -> None:
+    helper(tmp_path, KEYS.replace('"t"', token) % LATE)
+    source = open_s3(S3Settings())  # these may still have to be asked for, so nobody has looked yet
+    version = ObjectVersion("s3://bucket/x", 10, "e")
+    for ask in (
+        lambda: list(source.list("s3://bucket/")),
+        lambda: source.read_into(version, 0, memoryview(bytearray(10))),
+    ):
+        with pytest.raises(InvalidInput, match=r"^AWS_SESSION_TOKEN") as caught:
+            ask()
+        assert "S3CR3T" not in str(caught.value)
+    source.close()
+    assert server.requests == 0
+
+
+def test_what_a_http_library_says_of_headers_is_not_said_again() -> None:
+    error = HTTPClientError(error=ValueError("Invalid header value b'S3CR3T\\n'"))
+    assert "S3CR3T" not in str(s3_errors.of_botocore(error, "s3://bucket/x"))
+    error = HTTPClientError(error=OSError(2, "No such file or directory"))
+    assert "No such file" in str(s3_errors.of_botocore(error, "s3://bucket/x"))
+
+
+@pytest.mark.parametrize("url", ["ftp://host", "http://host:99999", "host", "http://", "http://[::1"])
+def test_an_endpoint_that_is_no_web_address(keys: None, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+    refused("AWS_ENDPOINT_URL")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("AWS_SESSION_TOKEN", "S3CR3T\n"), ("AWS_ENDPOINT_URL", "ftp://host")]
+)
+def test_what_a_client_is_told_at_once(
+    keys: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with (
+        Daemon(tmp_path / "node", ["--ram", "64MiB", "--allow", "s3://bucket/"]) as daemon,
+        Control(daemon.socket_dir) as control,
+    ):
+        began = time.monotonic()
+        with pytest.raises(InvalidInput, match=name) as caught:
+            control.open_dataset(["s3://bucket/"], RECORDS)
+        assert time.monotonic() - began < 5
+        assert "S3CR3T" not in str(caught.value) + daemon.log

@@ -7,11 +7,13 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import ssl
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import boto3
 from botocore import UNSIGNED
@@ -27,6 +29,12 @@ from cachesvc.sources.s3_errors import FAILED
 log = logging.getLogger(__name__)
 LIST_ATTEMPTS = 5
 _SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+_FIELDS = {
+    "AWS_ACCESS_KEY_ID": "access_key",
+    "AWS_SECRET_ACCESS_KEY": "secret_key",
+    "AWS_SESSION_TOKEN": "token",
+}
+_UNFIT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 RENEW_S = 5.0
 """Between two tries to renew: all threads are refused at once, and a metadata service that fails needs no more."""
 
@@ -45,14 +53,17 @@ class Identity:
 
     def frozen(self) -> Any:
         """Keys to sign with; None is anonymous. While a refresh fails, those of before: they are valid for minutes
-        beyond the moment when botocore wants new ones. Raises SourceUnavailable when there are none yet."""
+        beyond the moment when botocore wants new ones. Raises SourceUnavailable when there are none yet, InvalidInput
+        when there are only such as no header can hold."""
         if self._credentials is None:
             return None
         if self._kept is not None and self._clock() < self._again_at:
             return self._kept
         try:
-            self._kept = self._credentials.get_frozen_credentials()
+            self._kept = _checked(self._credentials.get_frozen_credentials())
         except FAILED as error:
+            if self._kept is None and isinstance(error, InvalidInput):
+                raise
             said = s3_errors.line(error)
             if self._kept is None:  # it may work soon
                 raise SourceUnavailable(f"the AWS credentials could not be refreshed: {said}") from error
@@ -63,7 +74,8 @@ class Identity:
         return self._kept
 
     def renewed(self, refused: Any) -> bool:
-        """Whether there are other keys than those that the server refused; asks the chain when there are none."""
+        """Whether there are other keys than those that the server refused; asks the chain when there are none. Raises
+        InvalidInput for keys that no header can hold."""
         with self._lock:
             if self._kept is not None and self._kept != refused:
                 return True
@@ -72,7 +84,9 @@ class Identity:
             self._again_at = self._clock() + RENEW_S
             try:
                 client, credentials = self._connect()
-                kept = credentials and credentials.get_frozen_credentials()
+                kept = credentials and _checked(credentials.get_frozen_credentials())
+            except InvalidInput:
+                raise
             except FAILED as error:
                 log.warning(
                     "the AWS credentials could not be renewed", extra={"error": s3_errors.line(error)}
@@ -121,17 +135,23 @@ def sign_in(
 
     try:
         identity = Identity(connect, clock)
+        if not identity.refreshable:  # else it may have to ask for them, and waits until they are needed
+            identity.frozen()
+    except CacheError:
+        raise
     except FAILED as error:
         raise _unusable(error, _setting(error)) from error
     if identity.missing and not anonymous:
         raise NotAllowed(f"no S3 credentials found: {s3_errors.CREDENTIALS}")
+    if not _is_web(url := identity.client.meta.endpoint_url):
+        raise InvalidInput(f"the S3 endpoint {url} is no http:// or https:// address; check AWS_ENDPOINT_URL")
     return identity
 
 
 def trusted(url: str) -> ssl.SSLContext | None:
     """Whoever boto3 trusts to sign for the server of a URL; None where it speaks plainly. Raises InvalidInput for a file
     that holds no certificates, SourceUnavailable where this process is at a limit."""
-    if not url.startswith("https"):
+    if urlsplit(url).scheme != "https":
         return None
     try:
         bundle = os.environ.get("AWS_CA_BUNDLE") or boto3.Session()._session.get_config_variable("ca_bundle")
@@ -139,6 +159,26 @@ def trusted(url: str) -> ssl.SSLContext | None:
     except FAILED as error:
         named = f"AWS_CA_BUNDLE (ca_bundle of the AWS profile), {bundle}, for a file of certificates in PEM"
         raise _unusable(error, named) from error
+
+
+def _is_web(url: str) -> bool:
+    parts = urlsplit(url)
+    try:
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none
+        return False
+
+
+def _checked(keys: Any) -> Any:
+    """Of what would end a header, the HTTP library says all of that header. Raises InvalidInput, without what they are."""
+    for name, field in _FIELDS.items():
+        value = getattr(keys, field)
+        if value is not None and (not isinstance(value, str) or _UNFIT.search(value)):
+            raise InvalidInput(
+                f"{name}, as the environment or the AWS profile has it, holds a line end or something else that no header"
+                " can hold; set it anew without that"
+            )
+    return keys
 
 
 def _unusable(error: Exception, setting: str) -> CacheError:
@@ -154,4 +194,6 @@ def _setting(error: Exception) -> str:
     """What names a file that cannot be read or run."""
     file = getattr(error, "filename", None)
     found = [name for name, value in os.environ.items() if name.startswith("AWS_") and value == file]
-    return found[0] if found else "AWS_PROFILE, and what its profile names: credential_process, files"
+    return (
+        found[0] if found else "AWS_ENDPOINT_URL, AWS_PROFILE, and what that names: credential_process, files"
+    )
