@@ -60,7 +60,7 @@ class Identity:
         if self._kept is not None and self._clock() < self._again_at:
             return self._kept
         try:
-            self._kept = _checked(self._credentials.get_frozen_credentials())
+            self._kept = checked(self._credentials.get_frozen_credentials())
         except FAILED as error:
             if self._kept is None and isinstance(error, InvalidInput):
                 raise
@@ -84,7 +84,7 @@ class Identity:
             self._again_at = self._clock() + RENEW_S
             try:
                 client, credentials = self._connect()
-                kept = credentials and _checked(credentials.get_frozen_credentials())
+                kept = credentials and checked(credentials.get_frozen_credentials())
             except InvalidInput:
                 raise
             except FAILED as error:
@@ -140,7 +140,7 @@ def sign_in(
     except CacheError:
         raise
     except FAILED as error:
-        raise _unusable(error, _setting(error)) from error
+        raise _unusable(error, setting_of(error)) from error
     if identity.missing and not anonymous:
         raise NotAllowed(f"no S3 credentials found: {s3_errors.CREDENTIALS}")
     if not _is_web(url := identity.client.meta.endpoint_url):
@@ -169,7 +169,7 @@ def _is_web(url: str) -> bool:
         return False
 
 
-def _checked(keys: Any) -> Any:
+def checked(keys: Any) -> Any:
     """Of what would end a header, the HTTP library says all of that header. Raises InvalidInput, without what they are."""
     for name, field in _FIELDS.items():
         value = getattr(keys, field)
@@ -190,8 +190,8 @@ def _unusable(error: Exception, setting: str) -> CacheError:
     return InvalidInput(f"the AWS configuration does not work: {said}; check {setting}")
 
 
-def _setting(error: Exception) -> str:
-    """What names a file that cannot be read or run."""
+def setting_of(error: Exception) -> str:
+    """What to check where credentials cannot be had: the variable that names the file which cannot be read or run."""
     file = getattr(error, "filename", None)
     found = [name for name, value in os.environ.items() if name.startswith("AWS_") and value == file]
     return (
