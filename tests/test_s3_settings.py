@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -202,6 +203,22 @@ def test_keys_of_a_helper_that_no_header_can_hold(server: FakeS3, tmp_path: Path
         assert "S3CR3T" not in str(caught.value)
     source.close()
     assert server.requests == 0
+
+
+def test_keys_that_no_header_can_hold_and_botocore_alone_has_seen(
+    server: FakeS3, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.objects["x"] = Object(10)
+    helper(tmp_path, KEYS % LATE)
+    source = open_s3(S3Settings())
+    (version,) = source.list("s3://bucket/")
+    helper(tmp_path, KEYS.replace('"t"', r'"S3CR3T\n"') % LATE)
+    source._identity._credentials._expiry_time = source._identity._credentials._time_fetcher()
+    source.read_into(version, 0, memoryview(bytearray(10)))  # the keys of before do as yet
+    with pytest.raises(SourceUnavailable, match=r"cannot be sent \(ValueError\)$") as caught:
+        source.head(version.uri)
+    assert "S3CR3T" not in "".join(traceback.format_exception(caught.value)) + caplog.text
+    source.close()
 
 
 def test_what_a_http_library_says_of_headers_is_not_said_again() -> None:

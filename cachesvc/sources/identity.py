@@ -1,6 +1,6 @@
 """As whom S3 is asked, and whom it is believed to be: a client and credentials of the AWS chain, renewed when the
-server calls them expired, and the authorities that may sign for the server. What the environment says of them is
-somebody's words: where it makes no sense, that is no error of whoever reads."""
+server calls them expired, and the authorities that may sign for the server. Where the environment makes no sense of
+them, that is InvalidInput, and no OSError, which could pass for a disk's."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ class S3Source:
                     raise self._translated(error, uri) from error
                 used = None
             except FAILED as error:
-                raise self._translated(error, uri) from error
+                raise self._translated(error, uri) from s3_errors.shown(error)
 
     def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
         """One ranged GET with If-Match; status, Content-Range, length and ETag are checked."""
@@ -190,7 +190,7 @@ class S3Source:
         except (botocore.exceptions.ClientError, *FAILED) as error:
             failed = self._translated(error, version.uri)
             if isinstance(failed, SourceUnavailable) and (failed.throttled or isinstance(error, FAILED)):
-                raise failed from error
+                raise failed from s3_errors.shown(error)
         self._untold = 0 if "content-range" in second else self._untold + 1
         return part_bytes_of(version, second)
 

@@ -78,11 +78,16 @@ def of_botocore(error: Exception, uri: str) -> CacheError:
         return unknown_to_proxy(uri, "https")
     if isinstance(error, botocore.exceptions.ParamValidationError):
         return InvalidInput(f"{uri}: not a valid bucket or key; write s3://bucket/key")
-    if type(error) is botocore.exceptions.HTTPClientError:  # it may quote a header, with keys and signature
-        inner = error.kwargs["error"]
+    if shown(error) is None:
+        inner = error.kwargs["error"]  # type: ignore[attr-defined]
         said = line(inner) if isinstance(inner, OSError) else type(inner).__name__
         return SourceUnavailable(f"{uri}: the request cannot be sent ({said})")
     return SourceUnavailable(f"{uri}: {line(error)}")
+
+
+def shown(error: Exception) -> Exception | None:
+    """The error, where a traceback may show it; None for what may quote a header, with keys and signature."""
+    return None if type(error) is botocore.exceptions.HTTPClientError else error
 
 
 def line(error: Exception) -> str:
