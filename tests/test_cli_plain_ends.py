@@ -20,6 +20,7 @@ import pytest
 from bench.node import Daemon
 from cachesvc.__main__ import run
 from cachesvc.cli import checks, output
+from cachesvc.cli.notes import say_notes
 from cachesvc.client import Control
 from cachesvc.config import OPEN_FILES, SOCKET_PATH_BYTES, open_files_advised
 from cachesvc.core.errors import CorruptData
@@ -265,6 +266,8 @@ def test_names_that_a_terminal_would_obey_are_spelled_out(
     assert json.loads(capsys.readouterr().out)["key"] == name
     output.complain(CorruptData(f"{name} is no tar"))
     assert capsys.readouterr().err == r"cachesvc: a b\x1b[2Jc é d is no tar" + "\n"
+    say_notes([f"{name} is left out"], as_json=False)
+    assert capsys.readouterr().err == r"warning: a b\x1b[2Jc é d is left out" + "\n"
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
