@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from itertools import takewhile
 
 from cachesvc.core.errors import INTERRUPTED, CacheError
@@ -41,9 +40,11 @@ def main() -> None:
         code = run()
     except KeyboardInterrupt:  # Ctrl-C while the verbs are imported
         code = INTERRUPTED
+    try:
+        print(end="", flush=True)
+    except OSError:  # said already; at the interpreter's end it would be said once more, in other words
+        os._exit(code or CacheError.code)
     if code == INTERRUPTED:  # at once: gRPC's threads, stopped in mid-call, would end in tracebacks
-        with suppress(OSError):
-            print(end="", flush=True)
         os._exit(code)
     sys.exit(code)
 

@@ -89,6 +89,47 @@ def test_secrets_are_never_shown(no_cloud: None, capsys: Any, monkeypatch: pytes
     assert "hunter2" not in out
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize(
+    ("env", "profile", "mend"),
+    [
+        ({}, "credential_process = /nonexistent/tool", "credential_process"),
+        ({}, "credential_process = /bin/echo [1]", "credential_process"),
+        (
+            {"AWS_WEB_IDENTITY_TOKEN_FILE": "/nonexistent", "AWS_ROLE_ARN": "arn:aws:iam::1:role/x"},
+            "",
+            "AWS_WEB_IDENTITY_TOKEN_FILE",
+        ),
+        ({"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "hunter2\n"}, "", "set it anew without that"),
+    ],
+)
+def test_credentials_that_cannot_be_had_are_one_failed_check(
+    no_cloud: None,
+    capsys: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    env: dict[str, str],
+    profile: str,
+    mend: str,
+    as_json: bool,
+) -> None:
+    (tmp_path / "config").write_text(f"[default]\nregion = us-east-1\n{profile}\n")
+    for name, value in ({"AWS_CONFIG_FILE": str(tmp_path / "config")} | env).items():
+        monkeypatch.setenv(name, value)
+    words = ["doctor", "--ram", "1MiB", "--extent-bytes", "1MiB", "--endpoint", "http://127.0.0.1:1"]
+    assert run([*words, "--json"] if as_json else words) == 1
+    out = capsys.readouterr().out
+    assert "hunter2" not in out
+    if as_json:
+        found = {row["check"]: row for row in map(json.loads, out.splitlines())}
+        assert found["credentials"]["level"] == "fail"
+        assert mend in found["credentials"]["mend"]
+    else:
+        (line,) = [line for line in out.splitlines() if line.startswith("fail  credentials: ")]
+        assert mend in line.partition("; ")[2]
+    assert "clock" in out  # the checks after it have run
+
+
 def test_a_socket_nobody_answers_fails(no_cloud: None, capsys: Any, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(tmp_path / "cachesvc.sock"))

@@ -19,9 +19,11 @@ import pytest
 
 from bench.node import Daemon
 from cachesvc.__main__ import run
-from cachesvc.cli import checks
+from cachesvc.cli import checks, output
+from cachesvc.cli.notes import say_notes
 from cachesvc.client import Control
 from cachesvc.config import OPEN_FILES, SOCKET_PATH_BYTES, open_files_advised
+from cachesvc.core.errors import CorruptData
 from cachesvc.v1 import cachesvc_pb2 as pb
 from tests import datasets
 from tests.canned import DATASET, NEW, OLD, CannedCache, canned_daemon
@@ -250,3 +252,65 @@ def test_names_that_are_no_utf8_are_printed(
     datasets.write_files(tmp_path / "d", {"a.tar": datasets.tar_bytes({"\udcfcn": {"jpg": b"1"}})})
     assert run(["find", f"{tmp_path}/d/", "key != 'x'"]) == 0
     assert capsys.readouterr().out == "\\udcfcn\n"
+
+
+def test_names_that_a_terminal_would_obey_are_spelled_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    name = "a\nb\x1b[2Jc\r\u2028é d"
+    datasets.write_files(tmp_path / "d", {"a.tar": datasets.tar_bytes({name: {"jpg": b"1"}})})
+    assert run(["find", f"{tmp_path}/d/", "key != 'x'"]) == 0
+    assert capsys.readouterr().out == r"a\nb\x1b[2Jc\r\u2028é d" + "\n"
+    assert run(["find", "--json", f"{tmp_path}/d/", "key != 'x'"]) == 0
+    assert json.loads(capsys.readouterr().out)["key"] == name
+    output.complain(CorruptData(f"{name} is no tar"))
+    assert capsys.readouterr().err == r"cachesvc: a b\x1b[2Jc é d is no tar" + "\n"
+    say_notes([f"{name} is left out"], as_json=False)
+    assert capsys.readouterr().err == r"warning: a b\x1b[2Jc é d is left out" + "\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_a_full_disk_does_not_take_is_one_line(
+    daemon: Daemon, pets: Path, unbuffered: str
+) -> None:
+    assert run(["prefetch", str(pets)]) == 0
+    find = ["find", str(pets), "key != 'x'"]
+    environment = {**os.environ, **daemon.env, "PYTHONUNBUFFERED": unbuffered}
+    for words in (
+        ["status"],
+        ["ls"],
+        ["doctor", *SMALL[:2]],
+        ["prefetch", str(pets)],
+        find,
+        [*find, "--count"],
+    ):
+        for more in ([], ["--json"]):
+            with open("/dev/full", "w") as full:
+                done = subprocess.run(
+                    [sys.executable, "-m", "cachesvc", *words, *more],
+                    env=environment,
+                    stdout=full,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            assert (done.returncode, done.stderr.count("\n")) == (8, 1), done.stderr
+            said = (
+                json.loads(done.stderr)["error"] if more else done.stderr.removeprefix("cachesvc: ").strip()
+            )
+            assert said == "the output cannot be written: No space left on device; free space there"
+
+
+def test_output_that_nobody_reads_ends_without_a_word(daemon: Daemon, pets: Path) -> None:
+    assert run(["prefetch", str(pets)]) == 0
+    for words in (["status"], ["find", str(pets), "key != 'x'"]):
+        reading, writing = os.pipe()
+        os.close(reading)
+        done = subprocess.run(
+            [sys.executable, "-m", "cachesvc", *words],
+            env={**os.environ, **daemon.env},
+            stdout=writing,
+            stderr=subprocess.PIPE,
+        )
+        os.close(writing)
+        assert (done.returncode, done.stderr) == (1, b"")

@@ -67,6 +67,28 @@ def test_a_log_record_is_one_line_whatever_an_object_is_called(capsys: pytest.Ca
     assert line.endswith(r"error=s3://b/a\n12:00:00 INFO forged\x1b[2J\u2028é")
 
 
+def test_a_record_of_the_json_log_is_json_without_secrets(capsys: pytest.CaptureFixture[str]) -> None:
+    before = logging.getLogger().handlers[:]
+    error = ValueError('s3://u:S3CR3T@b/ and "u:S3CR3T@b", s3://b/r?key=S3CR3T".jpg, https://h/x#S3CR3T\\')
+    try:
+        configure_logging("json")
+        try:
+            raise error
+        except ValueError:
+            logging.getLogger("x").exception(
+                'no such bucket "u:S3CR3T@b"', extra={"error": str(error), "n": 7, "all": [error, True]}
+            )
+    finally:
+        logging.getLogger().handlers[:] = before
+    (line,) = capsys.readouterr().err.splitlines()
+    found = json.loads(line)
+    assert "S3CR3T" not in line
+    assert found["error"] == 's3://***@b/ and "***@b", s3://b/r?key=***".jpg, https://h/x#***'
+    assert found["all"] == [found["error"], True]
+    assert (found["n"], found["message"]) == (7, 'no such bucket "***@b"')
+    assert found["exc_info"].startswith("Traceback")
+
+
 def test_a_job_for_which_no_process_can_be_started_ended_none(tmp_path: Path) -> None:
     settings = Settings(0, (), (), str(tmp_path), str(tmp_path), fillers=1)
     fillers, answers = Fillers(settings, (), lambda *_: None, lambda _: None), list[jobs.Answer]()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -9,11 +10,12 @@ import grpc
 import pytest
 
 from bench.node import Daemon
+from cachesvc.__main__ import run
 from cachesvc.catalog.build import Options
 from cachesvc.cli.options import Quota
 from cachesvc.client import Control
 from cachesvc.config import CONTROL_SOCKET, QuotaSpec, parse_quota
-from cachesvc.core.errors import InvalidInput
+from cachesvc.core.errors import InvalidInput, OutOfSpace
 from cachesvc.daemon.lookups import Lookups
 from cachesvc.daemon.quotas import STRANGER, Quotas
 from cachesvc.v1 import cachesvc_pb2 as pb
@@ -123,3 +125,62 @@ def test_a_dry_run_knows_of_quotas(tmp_path: Path, of: str) -> None:
         (planned,) = control.prefetch(dataset, dry_run=True)
         *_, filled = control.prefetch(dataset)
     assert planned.unfit_bytes == filled.unfit_bytes == 384 << 10
+
+
+@pytest.mark.parametrize(
+    ("ram", "quota", "of_quota", "mend"),
+    [
+        (
+            "4MiB",
+            "{data}/=128KiB",
+            384 << 10,
+            "; 384.0 KiB are beyond the quota of its data or user: raise --quota",
+        ),
+        (
+            "4MiB",
+            "user=128KiB",
+            384 << 10,
+            "; 384.0 KiB are beyond the quota of its data or user: raise --quota",
+        ),
+        ("256KiB", "/elsewhere/=128KiB", 0, "; give the daemon more --ram or --nvme, or evict other data"),
+        ("256KiB", "{data}/=448KiB", 0, "; give the daemon more --ram or --nvme, or evict other data"),
+    ],
+)
+def test_who_is_in_the_way_is_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    ram: str,
+    quota: str,
+    of_quota: int,
+    mend: str,
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "0.bin").write_bytes(bytes(512 << 10))
+    options = ["--ram", ram, "--extent-bytes", "65536", "--quota", quota.format(data=data)]
+    words = ["prefetch", "--json", "--format", "records", "--record-bytes", "4096", str(data)]
+    with Daemon(tmp_path / "node", options) as node:
+        monkeypatch.setenv("CACHESVC_SOCKET", node.socket_dir)
+        for more in (["--dry-run"], []):
+            assert run([*words, *more]) == OutOfSpace.code
+            out, err = capsys.readouterr()
+            row = json.loads(out.splitlines()[-1])
+            assert row["over_quota_bytes"] == of_quota
+            assert json.loads(err)["error"].endswith(mend)
+
+
+def test_a_quota_and_the_room_that_are_both_too_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "0.bin").write_bytes(bytes(512 << 10))
+    options = ["--ram", "448KiB", "--extent-bytes", "65536", "--quota", f"{data}/=128KiB"]
+    with Daemon(tmp_path / "node", options) as node:
+        monkeypatch.setenv("CACHESVC_SOCKET", node.socket_dir)
+        assert (
+            run(["prefetch", "--format", "records", "--record-bytes", "4096", str(data)]) == OutOfSpace.code
+        )
+    said = capsys.readouterr().err
+    assert "raise --quota, and give the daemon more --ram or --nvme" in said

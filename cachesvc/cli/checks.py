@@ -250,16 +250,23 @@ def memory(ram_bytes: int, allowed: int) -> Finding:
 def credentials() -> Finding:
     """Whether boto3 finds S3 credentials, and by which method; never what they are."""
     import boto3
-    from botocore.exceptions import BotoCoreError
+
+    from cachesvc.sources.identity import checked, setting_of
+    from cachesvc.sources.s3_errors import FAILED, line
 
     try:
         found = boto3.Session().get_credentials()
-        if found is not None and found.get_frozen_credentials().access_key:
+        if found is not None and checked(found.get_frozen_credentials()).access_key:
             return Finding("credentials", Level.OK, f"S3 credentials from {found.method}: found, not tried")
-    except BotoCoreError as error:
-        reason = " ".join(str(error).split())
+    except InvalidInput as error:
+        what, _, mend = str(error).rpartition("; ")
+        return Finding("credentials", Level.FAIL, what, mend)
+    except FAILED as error:
         return Finding(
-            "credentials", Level.FAIL, f"S3 credentials cannot be had: {reason}", "mend the AWS profile"
+            "credentials",
+            Level.FAIL,
+            f"S3 credentials cannot be had: {line(error)}",
+            f"check {setting_of(error)}",
         )
     return Finding(
         "credentials",

@@ -62,6 +62,7 @@ def _rest(finding: Finding) -> dict[str, str]:
 def _show(finding: Finding) -> None:
     mend = f"; {finding.mend}" if finding.mend else ""
     line = Text(f"{finding.level.value:<4}", style=_STYLES[finding.level])
-    output.console().print(
-        line.append(f"  {finding.check}: {finding.text}{mend}", style="default"), soft_wrap=True
-    )
+    with output.written():
+        output.console().print(
+            line.append(f"  {finding.check}: {finding.text}{mend}", style="default"), soft_wrap=True
+        )

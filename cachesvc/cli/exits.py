@@ -10,7 +10,7 @@
 | 5 | CorruptData | bytes do not parse, or do not match their checksum |
 | 6 | SourceChanged | the source no longer holds the version that was pinned or asked for |
 | 7 | SourceUnavailable | the source throttles, times out or answers 5xx after all retries |
-| 8 | OutOfSpace | it does not fit: budgets, a full disk, or what is pinned and leased |
+| 8 | OutOfSpace | it does not fit: budgets, a full disk (also that of the output), or what is pinned and leased |
 | 9 | TierFailed | a cache directory or the RAM tier answers with errors |
 | 10 | DaemonUnavailable | no daemon answers at the socket |
 | 11 | DeadlineExceeded | the answer did not come in time |

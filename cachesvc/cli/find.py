@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from cachesvc.cli import options, output
+from cachesvc.core.text import printable
 
 
 @click.command()
@@ -20,6 +21,7 @@ def find(name: str, expression: str, count: bool, socket: str | None, json: bool
     """Print the keys of the samples that match, e.g. `cachesvc find s3://bucket/pets/ "label == 'cat'"`.
 
     Names are key, label and the dataset's tags; a name that does not exist is an error that lists them.
+    Line ends and the like in keys are spelled out; --json gives them as they are.
     """
     from cachesvc.cli.catalogs import catalog_file
 
@@ -33,7 +35,7 @@ def find(name: str, expression: str, count: bool, socket: str | None, json: bool
             for sample in found.tolist():
                 output.emit({"sample": sample, "key": catalog.key(sample)})
         else:
-            for sample in found.tolist():
-                key = catalog.key(sample).encode(errors="backslashreplace")  # a tar's may be no UTF-8
-                sys.stdout.write(f"{key.decode()}\n")
+            with output.written():
+                for sample in found.tolist():
+                    sys.stdout.write(f"{printable(catalog.key(sample))}\n")  # a tar's may be no UTF-8
     return 0

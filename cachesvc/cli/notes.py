@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from cachesvc.cli import output
+from cachesvc.core.text import printable
 
 SAID = 8
 """Notes of one dataset that are printed one by one."""
@@ -21,5 +22,5 @@ def say_notes(notes: Sequence[str], as_json: bool) -> None:
         if as_json:
             output.emit({"warning": line}, to_stderr=True)
         else:
-            sys.stderr.write(f"warning: {line}\n")
+            sys.stderr.write(f"warning: {printable(line)}\n")
             sys.stderr.flush()

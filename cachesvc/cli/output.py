@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from cachesvc.core.errors import CacheError
+from cachesvc.core.errors import CacheError, OutOfSpace
+from cachesvc.core.text import printable
 
 PIPE_COLUMNS = 1000
 """Width of a table that no terminal shows: lines are cut by whoever reads them."""
@@ -23,36 +26,54 @@ def console(to_stderr: bool = False) -> Console:
     return Console(file=stream, width=None if stream.isatty() else PIPE_COLUMNS, highlight=False, emoji=False)
 
 
+@contextmanager
+def written() -> Iterator[None]:
+    """Around what goes to stdout. Raises OutOfSpace where its disk is full, CacheError where it cannot be written for
+    other reasons, BrokenPipeError where nobody reads it any more."""
+    try:
+        yield
+        print(end="", flush=True)
+    except (CacheError, BrokenPipeError):
+        raise
+    except OSError as error:
+        said = f"the output cannot be written: {error.strerror or error}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OutOfSpace(f"{said}; free space there") from error
+        raise CacheError(said) from error
+
+
 def say(text: str) -> None:
-    """One result line for a person."""
-    console().print(text, markup=False, soft_wrap=True)
+    """One result line for a person. Raises as `written`."""
+    with written():
+        console().print(text, markup=False, soft_wrap=True)
 
 
 def complain(error: CacheError, as_json: bool = False) -> None:
     """An error's one line on stderr; as JSON, `{"error": its text, "code": its exit code}`."""
+    said = " ".join(str(error).split())
     if as_json:
-        emit({"error": " ".join(str(error).split()), "code": error.code}, to_stderr=True)
+        emit({"error": said, "code": error.code}, to_stderr=True)
         return
-    sys.stderr.write(f"cachesvc: {' '.join(str(error).split())}\n")
+    sys.stderr.write(f"cachesvc: {printable(said)}\n")
     sys.stderr.flush()
 
 
 def emit(row: Mapping[str, Any], to_stderr: bool = False) -> None:
-    """One JSON object on one line, flushed: programs read as it happens."""
-    stream = sys.stderr if to_stderr else sys.stdout
-    stream.write(json.dumps(row) + "\n")
-    stream.flush()
+    """One JSON object on one line, flushed: programs read as it happens. Raises as `written`."""
+    with nullcontext() if to_stderr else written():
+        print(json.dumps(row), file=sys.stderr if to_stderr else sys.stdout, flush=True)
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
-    """A plain table; headers that end in `>` are right-aligned."""
+    """A plain table; headers that end in `>` are right-aligned. Raises as `written`."""
     drawn = Table(box=None, title=title or None, title_justify="left", header_style="bold", pad_edge=False)
     for header in headers:
         right = header.endswith(">")
         drawn.add_column(header.rstrip(">"), justify="right" if right else "left", overflow="fold")
     for row in rows:
         drawn.add_row(*row)
-    console().print(drawn, markup=False)
+    with written():
+        console().print(drawn, markup=False)
 
 
 def size(count: float) -> str:

@@ -103,13 +103,25 @@ def _judge(name: str, reply: pb.PrefetchReply, dry_run: bool) -> None:
     if reply.unfit_bytes:
         raise OutOfSpace(
             f"{name} does not fit: {reply.unfit_bytes:,} bytes ({output.size(reply.unfit_bytes)}) of"
-            f" {reply.size_bytes:,} have no room; give the daemon more --ram or --nvme, or evict other data"
+            f" {reply.size_bytes:,} have no room; {_mend(reply)}"
         )
     if not dry_run and (not reply.done or reply.resident_extents < reply.extents):
         raise CacheError(
             f"only {reply.resident_extents:,} of {reply.extents:,} extents of {name} are resident;"
             " run prefetch again"
         )
+
+
+def _mend(reply: pb.PrefetchReply) -> str:
+    """Of what does not fit: tiers are too small, or the quota, or both."""
+    mends = []
+    if reply.over_quota_bytes:
+        mends.append(
+            f"{output.size(reply.over_quota_bytes)} are beyond the quota of its data or user: raise --quota"
+        )
+    if reply.over_quota_bytes < reply.unfit_bytes:
+        mends.append("give the daemon more --ram or --nvme, or evict other data")
+    return ", and ".join(mends)
 
 
 def _counts(reply: pb.PrefetchReply) -> dict[str, Any]:

@@ -14,12 +14,12 @@ _FRAGMENT = re.compile(r"(?i)(\bhttps?://[^\s'\"#]*#)[^\s'\"]+")
 """Of web addresses only: elsewhere `#` is a character of a key."""
 
 
-def redacted(text: str) -> str:
-    """The text without the user part of its URLs (also where a library repeats it without the URL), the values of
-    query parameters that sign or log in, and the fragments of web addresses."""
-    if "://" not in text:
+def redacted(text: str, beside: str = "") -> str:
+    """The text without the user part of its URLs (also where a library repeats it without the URL, or the URL stands in
+    what is said beside it), the values of query parameters that sign or log in, and the fragments of web addresses."""
+    if "://" not in text and "://" not in beside:
         return text
-    users = set(_USER.findall(text))
+    users = {*_USER.findall(text), *_USER.findall(beside)}
     text = _FRAGMENT.sub(r"\1***", _QUERY.sub(r"\1***", _USER.sub("***@", text)))
     for user in users:
         text = text.replace(f"{user}@", "***@")

@@ -41,7 +41,7 @@ from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.sources.resilient import SourceCounters
 from cachesvc.sources.watched import HUNG_S, Calls
 from cachesvc.tiers.checksum import Passing, verify
-from cachesvc.tiers.failures import tier_error
+from cachesvc.tiers.failures import translated
 from cachesvc.tiers.huge import in_huge_pages, in_memory
 from cachesvc.tiers.tier import Checksums
 
@@ -155,7 +155,9 @@ class Filler:
         passing = Passing(extent.size_bytes)
         self._own.fetcher.fetch(extent, target, passing.add)
         if isinstance(dataset.layout, Indirect):  # what is compressed could not be asked before
-            dataset.check_shard(job.index, os.pread(target, 4, 0))
+            with translated("tier", "read an extent"):
+                head = os.pread(target, 4, 0)
+            dataset.check_shard(job.index, head)
         digests = passing.checksums(target).digests
         return jobs.Done(job.number, digests=jobs.pack_digests(digests), source_bytes=extent.stored_bytes)
 
@@ -164,7 +166,8 @@ class Filler:
             in_huge_pages(target, job.size_bytes)
         offset = 0
         while offset < job.size_bytes:
-            copied = os.sendfile(target, origin, offset, job.size_bytes - offset)
+            with translated("tier", "copy an extent"):
+                copied = os.sendfile(target, origin, offset, job.size_bytes - offset)
             if copied == 0:
                 raise CorruptData(f"a cached extent ends after {offset:,} of {job.size_bytes:,} bytes")
             offset += copied
@@ -172,7 +175,8 @@ class Filler:
         return jobs.Done(job.number, digests=job.digests)
 
     def _verify(self, job: jobs.Verify, extent: int) -> jobs.Done:
-        os.posix_fadvise(extent, 0, 0, os.POSIX_FADV_DONTNEED)  # what the disk holds, not the page cache
+        with translated("tier", "read an extent"):
+            os.posix_fadvise(extent, 0, 0, os.POSIX_FADV_DONTNEED)  # what the disk holds, not the page cache
         verify(extent, Checksums(job.size_bytes, jobs.unpack_digests(job.digests)))
         return jobs.Done(job.number)
 
@@ -244,11 +248,11 @@ def _peers(settings: Settings) -> Peers:
 
 
 def _failure(error: OSError | MemoryError) -> CacheError:
-    """What this process is short of says nothing about a tier, nor about what is in it."""
+    """Whatever reads or writes an extent raises TierFailed or OutOfSpace by itself: what comes as an OSError says nothing
+    about a tier, which would give up what it holds, nor about what is in it."""
     number = errno.ENOMEM if isinstance(error, MemoryError) else error.errno
     if number not in SHORT:
-        assert isinstance(error, OSError)
-        return tier_error(error, "tier", "read or write an extent")
+        return SourceUnavailable(f"a filler process met an error that is no disk's of the cache: {error}")
     return OutOfSpace(
         f"a filler process is at its limit ({os.strerror(number)}); allow it more (LimitNOFILE=, ulimit -n, ulimit -v)"
     )

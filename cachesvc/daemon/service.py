@@ -145,8 +145,9 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
                 while True:
                     reply = self._loop.call(lambda: self._progress(job, dataset))
                     if request.dry_run:
-                        reply.unfit_bytes = self._loop.call(partial(self._unfit, reply, dataset.id))
                         reply.done = True
+                    if reply.done:
+                        self._loop.call(partial(self._add_unfit, reply, dataset.id, request.dry_run))
                     yield reply
                     if reply.done or not context.is_active():
                         return
@@ -261,14 +262,19 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
             done=progress.finished,
         )
 
-    def _unfit(self, reply: pb.PrefetchReply, dataset: DatasetId) -> int:
-        """Bytes of a dataset beyond its quotas and the room that nobody's kept extents take. An extent straddles no
-        tiers, so it can be more by an extent a tier."""
+    def _add_unfit(self, reply: pb.PrefetchReply, dataset: DatasetId, planned: bool) -> None:
+        """Bytes of a dataset beyond its quotas and the room that nobody's kept extents take, where they are not known but
+        planned; and how many of them are beyond quotas alone. An extent straddles no tiers, so it can be more by an
+        extent a tier."""
         node = self._runner.node
         tiers = [tier for tier in node.status().tiers if not tier.lost]
-        room: float = sum(max(0, tier.budget_bytes - tier.reserve_bytes - tier.kept_bytes) for tier in tiers)
-        room = min(room, max(0, node.policy.quota_left(node.policy.datasets[dataset])))
-        return max(0, int(reply.size_bytes - reply.resident_bytes - room))
+        room = sum(max(0, tier.budget_bytes - tier.reserve_bytes - tier.kept_bytes) for tier in tiers)
+        left = max(0, node.policy.quota_left(node.policy.datasets[dataset]))
+        missing = reply.size_bytes - reply.resident_bytes
+        if planned:
+            reply.unfit_bytes = max(0, int(missing - min(room, left)))
+        if left < missing:
+            reply.over_quota_bytes = max(0, reply.unfit_bytes - max(0, missing - room))
 
     def _verify(self, extent: ExtentId, tier: TierName, context: grpc.ServicerContext) -> bool:
         answers: queue.Queue[Good] = queue.Queue()

@@ -7,7 +7,6 @@ URIs are `s3://bucket/key` with the key as it is, not percent-encoded. Keys that
 
 from __future__ import annotations
 
-import os
 import re
 import ssl
 import threading
@@ -18,19 +17,13 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-import boto3
 import botocore.exceptions
-from botocore import UNSIGNED
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
-from botocore.config import Config
-from botocore.httpsession import get_cert_path
-from botocore.parsers import ResponseParserError
 
 from cachesvc.core.errors import (
     CacheError,
     InvalidInput,
-    NotAllowed,
     SourceChanged,
     SourceUnavailable,
 )
@@ -38,20 +31,18 @@ from cachesvc.core.model import ObjectVersion
 from cachesvc.sources import s3_errors
 from cachesvc.sources.digests import WholeObject, part_bytes_of, parts_of
 from cachesvc.sources.http import (
-    CONNECT_TIMEOUT_S,
-    READ_TIMEOUT_S,
     Answer,
     Connection,
     Hangup,
     Pool,
     number,
 )
-from cachesvc.sources.identity import EXPIRED, Identity
+from cachesvc.sources.identity import Identity, sign_in, trusted
 from cachesvc.sources.proxies import proxy_of
+from cachesvc.sources.s3_errors import EXPIRED, FAILED
 from cachesvc.sources.source import Checker
 
 SCHEME = "s3://"
-LIST_ATTEMPTS = 5
 UNTOLD = 3  # objects of which a server did not say where their parts lie, and it is asked no more
 _CODE = re.compile(rb"<Code>([A-Za-z0-9._-]{1,64})</Code>")
 _REGION = re.compile(r"[a-z0-9-]{1,32}")
@@ -60,12 +51,6 @@ _SIGN_FOR = re.compile(rb">AuthorizationHeaderMalformed<.*<Region>([a-z0-9-]{1,3
 _MAX_OBJECT_BYTES = 1 << 50
 _ADDRESS = re.compile(r"[0-9.]+|.*:.*")
 _HOST_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
-_FAILED = (
-    botocore.exceptions.BotoCoreError,
-    ResponseParserError,
-    ValueError,
-    RuntimeError,
-)  # a date or number that is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +153,8 @@ class S3Source:
                 if used is None or not expired or not self._identity.renewed(used):
                     raise self._translated(error, uri) from error
                 used = None
-            except _FAILED as error:
-                raise self._translated(error, uri) from error
+            except FAILED as error:
+                raise self._translated(error, uri) from s3_errors.shown(error)
 
     def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
         """One ranged GET with If-Match; status, Content-Range, length and ETag are checked."""
@@ -202,10 +187,10 @@ class S3Source:
         try:
             said = self._identity.client.head_object(**asked, PartNumber=2)
             second = said["ResponseMetadata"]["HTTPHeaders"]
-        except (botocore.exceptions.ClientError, *_FAILED) as error:
+        except (botocore.exceptions.ClientError, *FAILED) as error:
             failed = self._translated(error, version.uri)
-            if isinstance(failed, SourceUnavailable) and (failed.throttled or isinstance(error, _FAILED)):
-                raise failed from error
+            if isinstance(failed, SourceUnavailable) and (failed.throttled or isinstance(error, FAILED)):
+                raise failed from s3_errors.shown(error)
         self._untold = 0 if "content-range" in second else self._untold + 1
         return part_bytes_of(version, second)
 
@@ -330,36 +315,10 @@ class S3Source:
 
 
 def open_s3(settings: S3Settings, clock: Callable[[], float] = time.monotonic) -> S3Source:
-    """A source from settings and the AWS environment. Raises NotAllowed without credentials, InvalidInput."""
-    config = Config(
-        connect_timeout=CONNECT_TIMEOUT_S,
-        read_timeout=READ_TIMEOUT_S,
-        retries={"mode": "standard", "total_max_attempts": LIST_ATTEMPTS},
-        signature_version=UNSIGNED if settings.anonymous else None,
-        max_pool_connections=32,
-    )
-
-    def connect() -> tuple[Any, Any]:
-        session = boto3.Session()
-        client = session.client(
-            "s3",
-            endpoint_url=settings.endpoint or None,
-            region_name=settings.region or session.region_name or "us-east-1",
-            config=config,
-        )
-        return client, None if settings.anonymous else session.get_credentials()
-
-    try:
-        identity = Identity(connect, clock)
-        if identity.missing and not settings.anonymous:
-            raise NotAllowed(f"no S3 credentials found: {s3_errors.CREDENTIALS}")
-    except (botocore.exceptions.BotoCoreError, ValueError) as error:
-        raise InvalidInput(f"the AWS configuration does not work: {s3_errors.line(error)}") from error
-    tls = None
-    if identity.client.meta.endpoint_url.startswith("https"):
-        bundle = os.environ.get("AWS_CA_BUNDLE") or boto3.Session()._session.get_config_variable("ca_bundle")
-        tls = ssl.create_default_context(cafile=bundle or get_cert_path(True))  # what boto3 trusts
-    return S3Source(identity, tls)
+    """A source from settings and the AWS environment. Raises NotAllowed without credentials, InvalidInput for settings
+    that make no sense, SourceUnavailable where this process is at a limit."""
+    identity = sign_in(settings.endpoint, settings.region, settings.anonymous, clock)
+    return S3Source(identity, trusted(identity.client.meta.endpoint_url))
 
 
 def split_uri(uri: str, key_needed: bool = True) -> tuple[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import botocore.exceptions
+from botocore.parsers import ResponseParserError
 
 from cachesvc.core.errors import (
     CacheError,
@@ -15,9 +16,27 @@ from cachesvc.core.errors import (
     SourceUnavailable,
 )
 from cachesvc.sources.http import unknown_to_proxy, untrusted, wait_s
-from cachesvc.sources.identity import EXPIRED
 
 MAX_RETRY_AFTER_S = 60.0
+EXPIRED = {
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "TokenRefreshRequired",
+    "InvalidToken",
+    "InvalidAccessKeyId",
+}
+"""Codes of a 403 that newer credentials may mend; keys that were rotated are unknown, not expired."""
+FAILED = (
+    botocore.exceptions.BotoCoreError,
+    ResponseParserError,
+    OSError,
+    ValueError,
+    RuntimeError,
+    TypeError,
+    AttributeError,
+)
+"""What botocore raises: also where a date or number is none, a credential process cannot be started, or prints no JSON,
+or other JSON."""
 _MISSING = {"404", "NoSuchKey", "NoSuchBucket", "NotFound"}
 _FORBIDDEN = {"401", "403", "AccessDenied", "SignatureDoesNotMatch"} | EXPIRED
 _MENDS = {
@@ -59,7 +78,16 @@ def of_botocore(error: Exception, uri: str) -> CacheError:
         return unknown_to_proxy(uri, "https")
     if isinstance(error, botocore.exceptions.ParamValidationError):
         return InvalidInput(f"{uri}: not a valid bucket or key; write s3://bucket/key")
+    if shown(error) is None:
+        inner = error.kwargs["error"]  # type: ignore[attr-defined]
+        said = line(inner) if isinstance(inner, OSError) else type(inner).__name__
+        return SourceUnavailable(f"{uri}: the request cannot be sent ({said})")
     return SourceUnavailable(f"{uri}: {line(error)}")
+
+
+def shown(error: Exception) -> Exception | None:
+    """The error, where a traceback may show it; None for what may quote a header, with keys and signature."""
+    return None if type(error) is botocore.exceptions.HTTPClientError else error
 
 
 def line(error: Exception) -> str:

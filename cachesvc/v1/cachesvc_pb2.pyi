@@ -97,7 +97,7 @@ class PrefetchRequest(_message.Message):
     def __init__(self, dataset: _Optional[str] = ..., dry_run: _Optional[bool] = ...) -> None: ...
 
 class PrefetchReply(_message.Message):
-    __slots__ = ("extents", "resident_extents", "size_bytes", "resident_bytes", "source_bytes", "unfit_bytes", "failures", "done", "peer_bytes")
+    __slots__ = ("extents", "resident_extents", "size_bytes", "resident_bytes", "source_bytes", "unfit_bytes", "failures", "done", "peer_bytes", "over_quota_bytes")
     EXTENTS_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_EXTENTS_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +107,7 @@ class PrefetchReply(_message.Message):
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     PEER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OVER_QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
     extents: int
     resident_extents: int
     size_bytes: int
@@ -116,7 +117,8 @@ class PrefetchReply(_message.Message):
     failures: _containers.RepeatedCompositeFieldContainer[ExtentFailure]
     done: bool
     peer_bytes: int
-    def __init__(self, extents: _Optional[int] = ..., resident_extents: _Optional[int] = ..., size_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., source_bytes: _Optional[int] = ..., unfit_bytes: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[ExtentFailure, _Mapping]]] = ..., done: _Optional[bool] = ..., peer_bytes: _Optional[int] = ...) -> None: ...
+    over_quota_bytes: int
+    def __init__(self, extents: _Optional[int] = ..., resident_extents: _Optional[int] = ..., size_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., source_bytes: _Optional[int] = ..., unfit_bytes: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[ExtentFailure, _Mapping]]] = ..., done: _Optional[bool] = ..., peer_bytes: _Optional[int] = ..., over_quota_bytes: _Optional[int] = ...) -> None: ...
 
 class ExtentFailure(_message.Message):
     __slots__ = ("extent", "message", "code")
