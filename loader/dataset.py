@@ -243,7 +243,9 @@ class Dataset(TorchDataset[Any]):
         """
         layout = self._catalog.layout
         if not isinstance(layout, Fixed):
-            raise InvalidInput("only records of one size make one array; ask for samples: dataset[[0, 1, 2]]")
+            raise InvalidInput(
+                "only records of one size make one array; ask for samples, by a DataLoader or dataset[i]"
+            )
         item = np.empty(layout.shape, layout.dtype)
         flat, strides = self.opened.reader().array(), (layout.stride_bytes, *item.strides)
         if self._ids is None and len(layout.runs_first) == 1:

@@ -146,10 +146,11 @@ class _TensorAt:
     size_bytes: int
     dtype: torch.dtype
     shape: tuple[int, ...]
+    strides: tuple[int, ...]
 
     def open(self, memory: Bytes) -> torch.Tensor:
         raw = torch.from_numpy(memory[self.offset : self.offset + self.size_bytes])
-        return raw.view(self.dtype).view(self.shape)
+        return raw.view(self.dtype).as_strided(self.shape, self.strides)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,14 +219,25 @@ def _tensor_in(value: torch.Tensor, slot: Slot) -> Any:
     if not plain or value.requires_grad or value.is_conj() or value.is_neg() or not value.numel():
         return value
     size = value.numel() * value.element_size()
+    strides = _strides(value)
     at = slot.place(value.data_ptr(), size) if value.is_contiguous() else None
     if at is None:
         room = slot.empty(size)
         at = slot.place(room.ctypes.data, size)
         if at is None:
             return value
-        torch.from_numpy(room).view(value.dtype).view(value.shape).copy_(value)
-    return _TensorAt(at, size, value.dtype, tuple(value.shape))
+        laid = torch.from_numpy(room).view(value.dtype).as_strided(value.shape, strides)
+        laid.copy_(value)
+    return _TensorAt(at, size, value.dtype, tuple(value.shape), strides)
+
+
+def _strides(value: torch.Tensor) -> tuple[int, ...]:
+    """Its own where its elements lie side by side in some order of dimensions (channels last, say), else of their order."""
+    if value.is_contiguous():
+        return tuple(value.stride())
+    outer_first = sorted(range(value.dim()), key=value.stride, reverse=True)
+    dense = value.permute(outer_first).is_contiguous()
+    return tuple(value.stride()) if dense else torch.empty(value.shape, device="meta").stride()
 
 
 def _array_in(value: np.ndarray[Any, Any], slot: Slot) -> Any:

@@ -40,6 +40,10 @@ class Form:
             raise InvalidInput(f"transform={self.transform!r} is no function of the sample")
 
 
+Wants = Literal["nothing", "named", "second"]
+"""How a callable of the user takes its generator."""
+
+
 class Samples:
     """Makes samples of one catalog through one reader. `draw` is the (seed, epoch) of generators."""
 
@@ -53,8 +57,8 @@ class Samples:
             -1 if name == LABEL and name not in names else names.index(name) for name in self._names
         ]
         self._decoders = self._decoders_of(form)
-        self._decode_random = _wants_generator(form.decode)
-        self._transform_random = _wants_generator(form.transform)
+        self._decode_wants = _wanted_by(form.decode)
+        self._transform_wants = _wanted_by(form.transform)
         self._with_label = form.fields is None and catalog.labels is not None and len(names) == 1
         self._single = form.fields is None and len(names) == 1 and not self._with_label
         self.gathered = isinstance(self._layout, Fixed) and form.decode == "auto"
@@ -159,9 +163,9 @@ class Samples:
         transform = self._form.transform
         if transform is None:
             return rows
-        random = self._transform_random
+        wants = self._transform_wants
         pairs = zip(rows, samples.tolist(), strict=True)
-        return (self._called(transform, random, row, n, draw) for row, n in pairs)
+        return (self._called(transform, wants, row, n, draw) for row, n in pairs)
 
     def _gathered_rows(self, reader: Reader, samples: Ints) -> Iterator[Any]:
         values = self.tensor(reader, self.locate(reader, samples))
@@ -178,15 +182,18 @@ class Samples:
                 rows = ((self._decode_row(row, n), n) for row, n in rows)
             return (self._shape_sample(row, n) for row, n in rows)
         shaped = ((self._shape_sample(row, n), n) for row, n in rows)
-        return (self._called(decode, self._decode_random, row, n, draw) for row, n in shaped)
+        return (self._called(decode, self._decode_wants, row, n, draw) for row, n in shaped)
 
     def _called(
-        self, ask: Callable[..., Any], random: bool, row: Any, sample: int, draw: tuple[int, int]
+        self, ask: Callable[..., Any], wants: Wants, row: Any, sample: int, draw: tuple[int, int]
     ) -> Any:
         """What a callable of the user makes of a sample. What it raises stays what it is, and says over which sample
         (from Python 3.11 on)."""
         try:
-            return ask(row, _generator(draw, sample)) if random else ask(row)
+            if wants == "nothing":
+                return ask(row)
+            rng = _generator(draw, sample)
+            return ask(row, rng=rng) if wants == "named" else ask(row, rng)
         except Exception as error:
             if hasattr(error, "add_note"):
                 error.add_note(f"over {self._catalog.key(sample)} in {self._catalog.uri}")
@@ -265,18 +272,21 @@ def _chosen(wanted: tuple[str, ...] | None, names: list[str], labelled: bool) ->
     return list(wanted)
 
 
-def _wants_generator(function: object) -> bool:
+def _wanted_by(function: object) -> Wants:
     """Whether a callable takes (sample, rng): a parameter named `rng`, or a second one without default."""
     if not callable(function):
-        return False
+        return "nothing"
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
-        return False  # a builtin without a signature takes the sample
-    if any(parameter.name == "rng" for parameter in parameters):
-        return True
+        return "nothing"  # a builtin without a signature takes the sample
+    if any(
+        each.name == "rng" and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+        for each in parameters
+    ):
+        return "named"
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return len([p for p in positional if p.default is p.empty]) == 2
+    return "second" if len([p for p in positional if p.default is p.empty]) == 2 else "nothing"
 
 
 def _generator(draw: tuple[int, int], sample: int) -> np.random.Generator:

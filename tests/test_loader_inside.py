@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -212,3 +213,22 @@ def test_what_torchs_own_loader_would_ignore_is_refused(
         assert len(list(DataLoader(dataset, batch_size))) > 0
     assert len(DataLoader(others[0][0], 2, sampler=[1, 2, 3], **given)) == 2
     assert len(DataLoader(ours, batch_sampler=[[1, 2], [3]], **given)) == 2
+
+
+def by_name(record: torch.Tensor, *, rng: np.random.Generator) -> torch.Tensor:
+    return drawn(record, rng)
+
+
+def in_third_place(record: torch.Tensor, factor: int, rng: np.random.Generator) -> torch.Tensor:
+    return factor * drawn(record, rng)
+
+
+def second(record: torch.Tensor, generator: np.random.Generator) -> torch.Tensor:
+    return drawn(record, generator)
+
+
+def test_a_transform_may_take_its_generator_in_any_way_that_says_so(links: list[MemoryLink]) -> None:
+    link = links[0]
+    expected = [each.tolist() for each in in_memory(link, transform=drawn)]
+    for transform in (by_name, partial(in_third_place, factor=1), second):
+        assert [each.tolist() for each in in_memory(link, transform=transform)] == expected
