@@ -368,10 +368,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                         raise
                     self._rest()
                     yield Raised(error)
-                    progress.turn, fetch = (
-                        turn + is_bad_sample(error),
-                        None,
-                    )  # else the same batch is tried again
+                    progress.turn = turn + is_bad_sample(error)  # else the same batch is tried again
+                    fetch = None
                     continue
                 progress.turn, progress.latest, progress.resume = turn + 1, (epoch, turn), False
                 account.record(asked, (epoch, turn), full)
