@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -22,8 +22,8 @@ from loader.engines import Fetches, WorkerType, checked, engine_for
 from loader.feed import Feed
 from loader.foreign import begin_as_torch, foretold, hear_epochs, tell_epoch
 from loader.inside import Core, flattened, ours
-from loader.iteration import Iteration, Raised
-from loader.mend import BadSample, Mender, OnError, is_bad_sample
+from loader.iteration import Iteration, Raised, of_the_data
+from loader.mend import BadSample, Mender, OnError
 from loader.peers import PEER_FAILURE_S, PeerWatch, watch_for, watched
 from loader.progress import NEWER_ITERATION, STATELESS, Progress, State, parsed
 from loader.reader import Ints
@@ -317,7 +317,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """The job's, where this loader is one of several."""
         return job_store() if self.shard and self._where().processes > 1 else None
 
-    def _run(self, feed: Feed, mine: object) -> Iterator[Any]:
+    def _run(self, feed: Feed, mine: object) -> Generator[Any, None, None]:
         self._iterations += 1
         name, done = f"{self._job}/{self._iterations}", 0
         watch = watch_for(self._store(), self._where(), name, self.peer_failure_s)
@@ -361,15 +361,17 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 if watch is not None and watch.failure is not None:
                     watch.raise_failure()
                 fetch = fetch or self._fetcher(feed, epoch, turns)
+                raised = None
                 try:
                     batch = fetch((epoch, turn))
                 except Exception as error:
-                    if watch is not None:
+                    if watch is not None or not of_the_data(error, self._engine is None):
                         raise
+                    raised = Raised(error)
+                if raised is not None:
                     self._rest()
-                    yield Raised(error)
-                    progress.turn = turn + is_bad_sample(error)  # else the same batch is tried again
-                    fetch = None
+                    yield raised
+                    progress.turn, fetch = turn + (not raised.again), None
                     continue
                 progress.turn, progress.latest, progress.resume = turn + 1, (epoch, turn), False
                 account.record(asked, (epoch, turn), full)

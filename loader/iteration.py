@@ -1,30 +1,65 @@
-"""What `iter()` of a loader gives: as torch's, it goes on after an exception."""
+"""What `iter()` of a loader gives: as torch's, it goes on after an exception of the data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Generator, Iterator
+from typing import Any
+
+from cachesvc.core.errors import CacheError, DaemonUnavailable, DeadlineExceeded, SourceUnavailable
+
+_AWAY = (DaemonUnavailable, DeadlineExceeded, SourceUnavailable)
+"""What asking once more may mend."""
+ENDED = "this iteration has ended with an error; begin another, which continues where a saved state says"
 
 
-class Raised(NamedTuple):
-    """Handed on in a batch's place, to be raised."""
+class Raised:
+    """Handed on in a batch's place; `again`: the same batch is to be tried again."""
 
-    error: Exception
+    def __init__(self, error: Exception) -> None:
+        self._errors = [error]
+        self.again = isinstance(error, _AWAY)
+
+    def taken(self) -> Exception:
+        """The error, which nothing here keeps: it would keep its frames, and they this iteration."""
+        return self._errors.pop()
 
 
 class Iteration:
     """Batches of a generator. One that was raised out of a generator itself would have ended it."""
 
-    def __init__(self, batches: Iterator[Any]) -> None:
+    def __init__(self, batches: Generator[Any, None, None]) -> None:
         self._batches = batches
+        self._failed = False
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        batch = next(self._batches)
+        if self._failed:
+            raise CacheError(ENDED)
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            raise
+        except BaseException:
+            self._failed = True
+            raise
         if not isinstance(batch, Raised):
             return batch
-        if isinstance(batch.error, StopIteration):  # which would end the iteration, and nobody would hear why
-            raise RuntimeError("what makes batches (a collate_fn, say) raised StopIteration") from batch.error
-        raise batch.error
+        error = batch.taken()
+        try:
+            if isinstance(error, StopIteration):  # which would end the iteration, and nobody would hear why
+                raise RuntimeError("what makes batches (a collate_fn, say) raised StopIteration") from error
+            raise error
+        finally:
+            del error, self
+
+    def close(self) -> None:
+        """End it, as a generator's does."""
+        self._batches.close()
+
+
+def of_the_data(error: Exception, made_here: bool) -> bool:
+    """Whether an exception is of a batch, and the next one may be asked for: not one of workers that hang or died, after
+    which nobody knows which batch comes. `made_here`: by no worker."""
+    return made_here or isinstance(error, CacheError) or str(error).lstrip("'\"").startswith("Caught ")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -280,12 +281,12 @@ def _wanted_by(function: object) -> Wants:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
         return "nothing"  # a builtin without a signature takes the sample
-    if any(
-        each.name == "rng" and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
-        for each in parameters
-    ):
-        return "named"
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if any(parameter.name == "rng" for parameter in positional[1:2]):
+        return "second"
+    given = function.keywords if isinstance(function, partial) else {}
+    if any(parameter.name == "rng" for parameter in parameters) and "rng" not in given:
+        return "named"
     return "second" if len([p for p in positional if p.default is p.empty]) == 2 else "nothing"
 
 

@@ -299,6 +299,23 @@ def test_orders_too_many_for_a_part_of_the_window_each_look_ahead_in_turn() -> N
     ]
 
 
+@pytest.mark.parametrize(("quota", "most"), [(None, 20), (10, 10)])
+def test_a_wide_window_leaves_others_half_of_the_cache_and_what_quotas_leave_them(
+    quota: int | None, most: int
+) -> None:
+    node = node_of(ram=40, lookahead_bytes=None)
+    large = [ExtentId(bytes([number]) * 16) for number in range(80)]
+    small = [ExtentId(bytes([number]) * 16) for number in range(100, 120)]
+    bytes_ = None if quota is None else quota * SIZE
+    tell(node, declare(*small, job=2, dataset=OTHER))
+    tell(node, DatasetDeclared(1, DATASET, tuple((each, SIZE) for each in large), 1000, bytes_))
+    side_by_side = tuple((each, at // 30, at // 30) for at, each in enumerate(large))
+    tell(node, Planned(1, 1, side_by_side))
+    assert node.policy.tiers[RAM].reserve_bytes == most * SIZE
+    tell(node, JobEnded(2))
+    assert quota or node.policy.tiers[RAM].reserve_bytes == 35 * SIZE
+
+
 def test_an_ended_plan_protects_nothing() -> None:
     node = node_of(ram=3, lookahead_bytes=2 * SIZE)
     tell(node, declare(A, B, C, D, E))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import numpy as np
@@ -227,8 +227,19 @@ def second(record: torch.Tensor, generator: np.random.Generator) -> torch.Tensor
     return drawn(record, generator)
 
 
+@wraps(drawn)
+def wrapped(*given: Any) -> torch.Tensor:
+    return drawn(*given)
+
+
+def with_its_own(record: torch.Tensor, rng: int) -> torch.Tensor:
+    return record * rng
+
+
 def test_a_transform_may_take_its_generator_in_any_way_that_says_so(links: list[MemoryLink]) -> None:
     link = links[0]
     expected = [each.tolist() for each in in_memory(link, transform=drawn)]
-    for transform in (by_name, partial(in_third_place, factor=1), second):
+    for transform in (by_name, partial(in_third_place, factor=1), second, wrapped):
         assert [each.tolist() for each in in_memory(link, transform=transform)] == expected
+    own = in_memory(link, transform=partial(with_its_own, rng=2))
+    assert torch.equal(own[5], 2 * in_memory(link)[5])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
+import time
 import traceback
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from torch.utils.data import (
 )
 
 from cachesvc.core.errors import (
+    CacheError,
     CorruptData,
     DaemonUnavailable,
     InvalidInput,
@@ -450,6 +454,55 @@ def test_a_batch_whose_source_was_away_is_tried_again_by_who_goes_on(
         next(batches)
     found += list(batches)
     assert torch.cat(found).tolist() == list(range(len(in_memory(link))))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_what_workers_that_hang_would_have_made_is_not_lost(link: MemoryLink, persistent: bool) -> None:
+    def slow(record: torch.Tensor) -> int:
+        number = int(record[0]) // 4
+        time.sleep(3 if number == 25 else 0)
+        return number
+
+    loader = DataLoader(
+        in_memory(link, transform=slow), 10, num_workers=1, timeout=1, persistent_workers=persistent
+    )
+    batches = iter(loader)
+    assert [next(batches)[0].item() for _ in range(2)] == [0, 10]
+    with pytest.raises(RuntimeError, match="timed out"):
+        next(batches)
+    with pytest.raises(CacheError, match="has ended with an error"):
+        next(batches)
+    assert loader.state_dict()["step"] == 2
+
+
+def test_an_exception_that_nobody_goes_on_after_ends_the_iteration_at_once(link: MemoryLink) -> None:
+    given_up = []
+
+    class Held:
+        pass
+
+    def trained() -> weakref.ref[Held]:
+        held = Held()
+        data = in_memory(link, transform=Spoilt())
+        loader = DataLoader(data, 10)
+        feed = loader._prepared()
+        given_up_before = feed.given_up
+        feed.given_up = lambda: (given_up.append(1), given_up_before())  # type: ignore[method-assign]
+        try:
+            for _ in loader:
+                pass
+        except ValueError:
+            return weakref.ref(held)
+        raise AssertionError
+
+    gc.collect()
+    gc.disable()
+    try:
+        held = trained()
+        assert given_up
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 def test_what_torch_alone_runs_refuses_what_it_would_not_do(

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cachesvc.core.state import Dataset
+
 HALVINGS = 60
 """Of the interval in which the level is sought: to the last bit of a float."""
 
@@ -21,6 +23,17 @@ class Claimed:
     size_bytes: float
     quota_bytes: float
     pinned_bytes: float = 0.0
+
+
+def claim_of(dataset: Dataset, part: float, of_user_bytes: int) -> Claimed:
+    """A dataset, of whose extents `part` is its own, of a user who claims so many bytes."""
+    size, quota = dataset.size_bytes, float(dataset.size_bytes)
+    if dataset.quota_bytes is not None:
+        quota = min(quota, dataset.quota_bytes)
+    if dataset.user_quota_bytes is not None:
+        quota = min(quota, dataset.user_quota_bytes * size / max(1, of_user_bytes))
+    pinned = dataset.kept_bytes if dataset.pinned else 0
+    return Claimed(part * size, part * quota, part * pinned)
 
 
 def bounds(capacity_bytes: float, claims: Sequence[Claimed]) -> list[float]:
@@ -59,6 +72,7 @@ def not_kept(open_bytes: float, absent_bytes: float, claimed_bytes: float, capac
     """Of O bytes that are read side by side, out of D claimed ones, those that a cache of C does not keep, W, where it
     keeps a part of the data in all but W: W = O (1 - (C - W) / D). What is absent at an epoch's beginning where that is
     more: in a cold one the first extents are kept, not a part of each of those to come. All of C where they do not fit."""
+    open_bytes, absent_bytes = min(claimed_bytes, open_bytes), min(claimed_bytes, absent_bytes)
     if open_bytes >= capacity_bytes:
         return capacity_bytes
     streams_bytes = max(0.0, claimed_bytes - capacity_bytes)

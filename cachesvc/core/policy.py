@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import chain
 
-from cachesvc.core.bounds import Claimed, bounds, not_kept
+from cachesvc.core.bounds import bounds, claim_of, not_kept
 from cachesvc.core.model import RAM, DatasetId, Stay, TierName
 from cachesvc.core.state import Copy, Dataset, Entry, Role, Tier
 
@@ -57,6 +57,8 @@ class Settings:
 WINDOW_SHARE = 0.006
 """Of the claimed bytes. What streams is taken from what is kept, so this is what the hit rate stays below its
 bound by; it lets fills run a tenth of an hour ahead in an epoch of a day, which is enough to be paced evenly."""
+MOST_OF_IT = 0.75
+"""Of the claimed bytes. Where as much is read side by side and does not fit, a window saves no more than what is kept."""
 WINDOW_EXTENTS = 2
 """A window holds the extent that is read and the next at least."""
 
@@ -182,7 +184,15 @@ class Policy:
         share, capacity = int(WINDOW_SHARE * self.claimed_bytes), self.capacity_bytes()
         # beside what is read now and not kept: as much again at least, for the next of it is fetched meanwhile
         wanted = self.opened_bytes + max(share, self.opened_bytes)
-        return max(least, min(wanted, capacity // 8 + self.opened_bytes))
+        most = capacity // 8
+        if self.opened_bytes < capacity or self.open_bytes < MOST_OF_IT * self.claimed_bytes:
+            most += self.opened_bytes
+        most = min(most, capacity // (2 if len(self.datasets) > 1 else 1))
+        claims = [claim_of(each, 1.0, each.size_bytes) for each in self.datasets.values()]
+        unkept = capacity - int(sum(each.quota_bytes for each in claims))
+        if unkept > 0:  # quotas leave it to nobody, and what others keep to them
+            most = min(most, max(unkept, capacity // 8))
+        return max(least, min(wanted, most))
 
     def _opened_bytes(self) -> int:
         pinned = sum(dataset.kept_bytes for dataset in self.datasets.values() if dataset.pinned)
@@ -219,7 +229,7 @@ class Policy:
         of_user: Counter[int] = Counter()
         for each in every:
             of_user[each.user] += each.size_bytes
-        claims = [_claimed(each, part, of_user[each.user]) for each in every]
+        claims = [claim_of(each, part, of_user[each.user]) for each in every]
         return bounds(self.capacity_bytes(), claims)[every.index(dataset)]
 
     def share_bytes(self, dataset: Dataset) -> float:
@@ -354,16 +364,6 @@ class Policy:
                     return
                 excess -= copy.entry.size_bytes
                 yield copy
-
-
-def _claimed(dataset: Dataset, part: float, of_user_bytes: int) -> Claimed:
-    size, quota = dataset.size_bytes, float(dataset.size_bytes)
-    if dataset.quota_bytes is not None:
-        quota = min(quota, dataset.quota_bytes)
-    if dataset.user_quota_bytes is not None:
-        quota = min(quota, dataset.user_quota_bytes * size / max(1, of_user_bytes))
-    pinned = dataset.kept_bytes if dataset.pinned else 0
-    return Claimed(part * size, part * quota, part * pinned)
 
 
 def _kept_elsewhere(copy: Copy) -> bool:
