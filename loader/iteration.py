@@ -9,7 +9,7 @@ from cachesvc.core.errors import CacheError, DaemonUnavailable, DeadlineExceeded
 
 _AWAY = (DaemonUnavailable, DeadlineExceeded, SourceUnavailable)
 """What asking once more may mend."""
-ENDED = "this iteration has ended with an error; begin another, which continues where a saved state says"
+ENDED = "this iteration has ended with an error: begin another, after load_state_dict to go on where it stood"
 
 
 class Raised:

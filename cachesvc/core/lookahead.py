@@ -231,8 +231,9 @@ class Lookahead:
             first[start : start + step] = [min(row[1], MAX_STEP) for row in rows]
             costs[start : start + step] = [_cost(entry) for entry in known]
             for entry, row in zip(known, rows, strict=True):
-                opened.add(entry.size_bytes if entry else 0, row[1], row[2])
-                total_bytes += entry.size_bytes if entry else 0
+                size_bytes = entry.size_bytes if entry else 0
+                opened.add(size_bytes, row[1], row[2])
+                total_bytes += size_bytes
             yield
         if retention is not None:
             yield from retention.count(lambda each: self._keeps(self._copies.entries.get(each)), step)
