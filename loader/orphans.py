@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import select
@@ -24,24 +25,33 @@ class EndsWithTrainer:
     then: Callable[[int], None] | None
 
     def __call__(self, worker: int) -> None:
-        end_with_parent()
+        parent = multiprocessing.parent_process()
+        assert parent is not None, "only workers have a parent to outlive"
+        end_with(parent.pid or 0, _temporary_folder())
         info: Any = get_worker_info()
         object.__setattr__(info, "dataset", info.dataset.dataset)  # by itself it refuses to be changed
         if self.then is not None:
             self.then(worker)
 
 
-def end_with_parent() -> None:
-    """End this process as soon as the one that made it is gone, however that ended."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None, "only workers have a parent to outlive"
+class TiedFirst:
+    """A spawned worker that unpickles this is tied to the trainer that pickled it: before what comes after it opens a
+    dataset, which waits for a daemon for as long as a read does."""
+
+    def __reduce__(self) -> tuple[Callable[[int, str | None], None], tuple[int, str | None]]:
+        return end_with, (os.getpid(), _temporary_folder())
+
+
+@functools.cache
+def end_with(trainer: int, inherited: str | None) -> None:
+    """End this process as soon as that one is gone, however it ended. `inherited`: the temporary folder that this one
+    did not make; a folder of its own goes with it."""
     try:
-        watched = os.pidfd_open(parent.pid or 0)
+        watched = os.pidfd_open(trainer)
     except ProcessLookupError:
         os._exit(ORPHANED)
     except OSError:  # a kernel before 5.3, or one that forbids it: torch's look remains
         return
-    inherited = _temporary_folder()
     threading.Thread(target=_watch, args=(watched, inherited), daemon=True, name="cachesvc-orphan").start()
 
 
@@ -57,6 +67,6 @@ def _watch(pidfd: int, inherited: str | None) -> None:
 
 
 def _temporary_folder() -> str | None:
-    """multiprocessing's, where one was made: by this process, or inherited, and then in use by whoever made it."""
+    """multiprocessing's, where one was made."""
     config: dict[str, str | None] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     return config.get("tempdir")

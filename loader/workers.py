@@ -15,6 +15,7 @@ from loader.feed import Turn
 from loader.forks import CHILD_SAYS, abandon_in_children
 from loader.handover import Arena, Handed, packed
 from loader.made import Made, Maker
+from loader.orphans import TiedFirst
 
 TELL_EVERY_S = 1.0
 """A worker has no plan of its own; this is how a restarted daemon hears what it still holds."""
@@ -45,6 +46,7 @@ class _Counted(TorchDataset[Any]):
     """A batch, handed over where it was built, and its report."""
 
     def __init__(self, maker: Maker) -> None:
+        self.tied = TiedFirst()  # before all else: attributes are unpickled in this order
         self.maker = maker
         self.feed = maker.feed
         self.dataset = self.feed.dataset

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
 from bench.kills.audit import Audit, differing
@@ -155,12 +156,12 @@ def test_a_worker_that_starts_while_the_daemon_restarts_waits_for_it(
 LAUNCHER = """
 import multiprocessing, os, time
 from multiprocessing.util import get_temp_dir
-from loader.orphans import end_with_parent
+from loader.orphans import end_with
 
 def work(said, own):
     if own:
         multiprocessing.current_process()._config["tempdir"] = None  # as in a job that nobody has launched
-    end_with_parent()
+    end_with(os.getppid(), multiprocessing.current_process()._config.get("tempdir"))
     said.send(get_temp_dir())
     time.sleep(60)
 
@@ -190,3 +191,48 @@ def test_a_worker_without_its_trainer_removes_its_own_temporary_folder_only() ->
         [sys.executable, "-c", LAUNCHER], cwd=ROOT, capture_output=True, text=True, timeout=110
     )
     assert done.stdout.split() == ["False", "False", "True", "True"], done.stderr
+
+
+TRAINER = """
+import multiprocessing, sys, threading, time
+from loader import DataLoader, open_dataset
+
+if __name__ == "__main__":
+    data = open_dataset(sys.argv[1], format="records", record_bytes=4096)
+    reading = iter(DataLoader(data, batch_size=4, num_workers=1, multiprocessing_context="spawn"))
+    threading.Thread(target=next, args=(reading,)).start()
+    while not multiprocessing.active_children():
+        time.sleep(0.01)
+    print("its worker has all that it is given", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_worker_that_starts_without_its_trainer_does_not_wait_for_a_daemon(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/0.bin").write_bytes(bytes(16 * 4096))
+    script = tmp_path / "train.py"
+    script.write_text(TRAINER)
+    options = ["--ram", "4MiB", "--extent-bytes", "1MiB", "--allow", f"{tmp_path}/data/"]
+    with Daemon(tmp_path / "node", options) as daemon:
+        env = {**os.environ, **daemon.env, "CACHESVC": "require", "CACHESVC_TIMEOUT_S": "300"}
+        trainer = subprocess.Popen(
+            [sys.executable, script, tmp_path / "data"],
+            cwd=ROOT,
+            env={**env, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert trainer.stdin is not None
+        assert trainer.stdout is not None
+        assert trainer.stdout.readline()
+        workers = psutil.Process(trainer.pid).children()
+        daemon.kill()
+        trainer.kill()
+        trainer.wait()
+        trainer.stdin.close()
+        trainer.stdout.close()
+        _, living = psutil.wait_procs(workers, 60.0)
+        for worker in living:
+            worker.kill()
+        assert not living, "the worker waits for what nobody needs"

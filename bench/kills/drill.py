@@ -75,8 +75,9 @@ def drill(root: Path, s3: SeaweedFS, kills: int, seed: int) -> Report:
         left = [*remains.in_daemon(daemon)]
         if (code := daemon.stop()) != 0:
             left.append(f"the daemon's exit code is {code}")
-        left += [*remains.files(daemon, nvme, temporary, shared_memory), *remains.processes(token)]
-    return stage.report(left, time.monotonic() - started)
+        left += remains.files(daemon, nvme, temporary, shared_memory)
+        living, late = remains.processes(token)
+    return stage.report(left + living, late, time.monotonic() - started)
 
 
 def _uploaded(s3: SeaweedFS, seed: int) -> tuple[str, list[str]]:
@@ -147,7 +148,7 @@ class _Stage:
             if not run.audit.between_epochs:
                 self._faults.append(f"{run.audit.run} ended in mid-epoch")
 
-    def report(self, left: list[str], seconds: float) -> Report:
+    def report(self, left: list[str], late: list[str], seconds: float) -> Report:
         """What was found."""
         audits = [run.audit for run in self._runs]
         torn = sum(run.torn for run in self._runs)
@@ -159,7 +160,7 @@ class _Stage:
             torn,
             left,
             found + self._faults,
-            self._clock.late + self._doomed.late,
+            self._clock.late + self._doomed.late + late,
             seconds,
         )
 
