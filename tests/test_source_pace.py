@@ -171,15 +171,21 @@ def test_a_slow_source_is_used_from_the_fifth_second_on(latency_s: float) -> Non
 
 
 @pytest.mark.parametrize("retry_after_s", [0.5, 1, 2, 5, 10, 30])
-@pytest.mark.parametrize("rate", [40, 300])
-def test_a_source_that_says_when_to_come_back_is_used_all_the_same(rate: int, retry_after_s: float) -> None:
-    """Once one refusal of many answers stopped all, and the rate grew meanwhile: 30 s of it, a storm, and so on."""
-    for seed in range(3):
-        asked, served = simulate(Bucket(rate, rate / 10, retry_after_s), 2, 64, 120, 0.01, seed)
-        start = 10 + 1.25 * retry_after_s
-        assert share(asked, start, 120, rate) <= 1.1, seed
-        assert share(served, start, 120, rate) >= 0.85, seed
-        assert len(asked) <= 1.1 * len(served)
+@pytest.mark.parametrize(("rate", "clients", "latency_s"), [(40, 2, 0.03), (40, 1, 0.005), (300, 2, 0.01)])
+@pytest.mark.parametrize("burst_s", [0.1, 1.0])
+def test_a_source_that_says_when_to_come_back_is_used_all_the_same(
+    rate: int, clients: int, latency_s: float, retry_after_s: float, burst_s: float
+) -> None:
+    """Once one refusal of many answers stopped all, and the rate grew meanwhile, or while all who were refused stayed
+    away: a storm, 30 s of it, and so on."""
+    for seed in range(2):
+        source = Bucket(rate, rate * burst_s, retry_after_s)
+        asked, served = simulate(source, clients, 64, 120, latency_s, seed)
+        start = 5 + 1.25 * retry_after_s
+        assert share(served, start, start + 30, rate) >= 0.85, seed
+        assert share(served, start, 120, rate) >= 0.95, seed
+        assert share(asked, start + 5, 120, rate) <= 1.1, seed
+        assert len(asked) <= 1.15 * len(served)
 
 
 @pytest.mark.parametrize("window_s", [1, 5, 10, 60])
