@@ -121,7 +121,9 @@ def simulate(
 
     def refused(process: Process, attempt: int, sent_at: float, retry_after_s: float, now: float) -> None:
         process.pace.refused(sent_at, now, retry_after_s)
-        wait_s = max(full_jitter_s(attempt, chance.random()), retry_after_s * (1 + 0.25 * chance.random()))
+        wait_s = full_jitter_s(attempt, chance.random())
+        if attempt:
+            wait_s = max(wait_s, retry_after_s * (1 + 0.25 * chance.random()))
         later(process, now + wait_s, partial(join, process, attempt + 1))
 
     numbers = count()
@@ -176,8 +178,8 @@ def test_a_slow_source_is_used_from_the_fifth_second_on(latency_s: float) -> Non
 def test_a_source_that_says_when_to_come_back_is_used_all_the_same(
     rate: int, clients: int, latency_s: float, retry_after_s: float, burst_s: float
 ) -> None:
-    """Once one refusal of many answers stopped all, and the rate grew meanwhile, or while all who were refused stayed
-    away: a storm, 30 s of it, and so on."""
+    """Once one refusal of many answers stopped all, and the rate grew meanwhile, or while those who were refused twice
+    stayed away: a storm, 30 s of it, and so on."""
     for seed in range(2):
         source = Bucket(rate, rate * burst_s, retry_after_s)
         asked, served = simulate(source, clients, 64, 120, latency_s, seed)
@@ -266,6 +268,15 @@ def test_without_refusals_there_is_no_limit_and_after_a_minute_it_is_forgotten()
     assert pace.rate(1.6) == pytest.approx(100)
     assert pace.rate(2.6) == pytest.approx(200)  # a first guess doubles
     assert pace.rate(1.6 + pace.FORGET_S + 1) == math.inf
+
+
+def test_a_first_guess_does_not_count_the_time_in_which_nobody_asked() -> None:
+    pace = Pace()
+    for sent_at in (1.0, 601.0):
+        for number in range(60):
+            pace.accepted(sent_at, sent_at + number / 100)
+    pace.refused(601.0, 601.6, 0.0)
+    assert pace.rate(601.6) == pytest.approx(100)
 
 
 def test_retry_after_stops_everybody() -> None:

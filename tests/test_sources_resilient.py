@@ -12,6 +12,7 @@ from cachesvc.core.backoff import (
     HEDGE_SHARE,
     LATENCY_SAMPLES,
     LatencyTail,
+    Pace,
     full_jitter_s,
     hedge_allowed,
 )
@@ -113,6 +114,18 @@ def test_retry_after_is_honoured_by_this_call_and_by_the_next() -> None:
         with pytest.raises(SourceUnavailable):
             patient.head("fake://x")
     assert clock.now < 7
+
+
+def test_a_retry_after_holds_a_read_that_is_refused_twice_where_others_are_served() -> None:
+    clock, source = Clock(), FlakySource(0, throttled=True, retry_after_s=7)
+    patient = _resilient(source, clock)
+    for refusals, least_s, most_s in ((1, 0.0, 2.0), (2, 7.0, 11.0)):
+        for _ in range(100):
+            patient.head("fake://x")
+        source.calls, source.failures, began = 0, refusals, clock.now
+        patient.head("fake://x")
+        assert least_s <= clock.now - began <= most_s
+        clock.now += 2 * Pace.FORGET_S
 
 
 def test_a_listing_that_breaks_off_goes_on_where_it_was() -> None:

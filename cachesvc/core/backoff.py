@@ -64,9 +64,9 @@ class Pace:
     everybody waits until then, and goes on at what was accepted since the source opened last, over all the time until
     it opens again. So a quota a minute is used all through the minute, and few requests learn that it is used up.
 
-    Whoever is refused with a Retry-After stays away so long, and after a few refusals nearly everybody does: that the
-    others are served then says nothing of a rate that they do not use. So what is borne is at most what was accepted,
-    and the rate grows only while somebody stands in line (as in "congestion window validation", RFC 7661).
+    Whoever is refused twice with a Retry-After stays away so long, and after some refusals nearly everybody does: that
+    the others are served then says nothing of a rate that they do not use. So what is borne is at most what was
+    accepted, and the rate grows only while somebody stands in line (as in "congestion window validation", RFC 7661).
 
     A cut must be seen to work before the next, however long answers take (a slow source, a process without a
     core): (1) places in the line are handed out at the rate as it is, not as it was when somebody joined; (2) only
@@ -146,8 +146,8 @@ class Pace:
             self._in_a_row = 0
 
     def refused(self, sent_at: float, now: float, retry_after_s: float) -> None:
-        """The source said 429 or 503, and perhaps until when. Who was refused waits so long; everybody does where
-        most is refused or many in a row are, for then the source is closed, not at its limit."""
+        """The source said 429 or 503, and perhaps until when. Everybody waits so long where most is refused or many in a
+        row are, for then the source is closed, not at its limit."""
         self._move(now)
         if sent_at < self._cut_at:
             return
@@ -183,8 +183,12 @@ class Pace:
         self._due_at = now
 
     def _window(self, now: float) -> _Window:
-        """The counts of this second; those of the one before are kept too."""
-        if not self._seen or now - self._seen[-1].since >= self.SETTLE_S:
+        """The counts of this second; those of the one before are kept too. A first guess asks for what came of late,
+        however long nobody asked before; at a low rate seconds go by without an answer."""
+        age_s = now - self._seen[-1].since if self._seen else math.inf
+        if age_s >= 2 * self.SETTLE_S and math.isinf(self.rate(now)):
+            self._seen.clear()
+        if age_s >= self.SETTLE_S:
             self._seen.append(_Window(now))
         return self._seen[-1]
 

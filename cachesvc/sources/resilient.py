@@ -171,11 +171,12 @@ class Resilient:
                     answer = call()
             except SourceUnavailable as error:
                 failures += self._failed(error, sent_at)
-                # Jitter on top, or all who were turned away come back in one instant.
-                wait_s = max(
-                    full_jitter_s(attempt, self._chance()),
-                    error.retry_after_s * (1 + 0.25 * self._chance()),
-                )
+                wait_s = full_jitter_s(attempt, self._chance())
+                if attempt:
+                    # Where a source is at its limit, it is the rate that answers a Retry-After: which read comes next is
+                    # all the same to it, and a fill would wait for this one. Refused again, it may be this very object.
+                    # Jitter on top, or all who were turned away come back in one instant.
+                    wait_s = max(wait_s, error.retry_after_s * (1 + 0.25 * self._chance()))
                 if failures >= self._resilience.attempts or self._clock() + wait_s >= until:
                     raise
                 attempt += 1
