@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import multiprocessing
 import os
 import select
@@ -42,7 +41,6 @@ class TiedFirst:
         return end_with, (os.getpid(), _temporary_folder())
 
 
-@functools.cache
 def end_with(trainer: int, inherited: str | None) -> None:
     """End this process as soon as that one is gone, however it ended. `inherited`: the temporary folder that this one
     did not make; a folder of its own goes with it."""

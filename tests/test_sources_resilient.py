@@ -128,6 +128,15 @@ def test_a_retry_after_holds_a_read_that_is_refused_twice_where_others_are_serve
         clock.now += 2 * Pace.FORGET_S
 
 
+@pytest.mark.parametrize("retry_after_s", [5.0, 30.0, 60.0, 100.0])
+def test_a_source_that_refuses_everybody_is_given_up_at_the_deadline(retry_after_s: float) -> None:
+    clock, source = Clock(), FlakySource(1 << 30, throttled=True, retry_after_s=retry_after_s)
+    with pytest.raises(SourceUnavailable):
+        _resilient(source, clock, deadline_s=120).head("fake://x")
+    assert clock.now <= 120
+    assert source.calls <= 2 + 120 / retry_after_s
+
+
 def test_a_listing_that_breaks_off_goes_on_where_it_was() -> None:
     patient = _resilient(FlakySource(2), Clock())
     assert [v.uri for v in patient.list("fake://")] == [f"fake://{number}" for number in range(10)]

@@ -75,9 +75,9 @@ def drill(root: Path, s3: SeaweedFS, kills: int, seed: int) -> Report:
         left = [*remains.in_daemon(daemon)]
         if (code := daemon.stop()) != 0:
             left.append(f"the daemon's exit code is {code}")
-        left += remains.files(daemon, nvme, temporary, shared_memory)
         living, late = remains.processes(token)
-    return stage.report(left + living, late, time.monotonic() - started)
+        left += [*living, *remains.files(daemon, nvme, temporary, shared_memory)]
+    return stage.report(left, late, time.monotonic() - started)
 
 
 def _uploaded(s3: SeaweedFS, seed: int) -> tuple[str, list[str]]:

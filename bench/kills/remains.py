@@ -19,8 +19,8 @@ OUTLIVE_S = 15.0
 """A process without the one that it works for ends within this. Most end at once; a filler that is still starting,
 at its low priority, does so when it has started."""
 LOOK_EVERY_S = 0.2
-NEVER_S = 45.0
-"""What has not ended by then never will: it is left behind, and not late."""
+LEFT_S = 45.0
+"""What has not ended by then is left behind, and not late."""
 SETTLE_S = 10.0
 
 
@@ -68,7 +68,7 @@ def processes(token: str) -> tuple[list[str], list[str]]:
     """The processes of a drill that do not end, and those that are late to end, by their environment; but for this
     one, and those that start its trainers."""
     late = _after(OUTLIVE_S, token)
-    left = _after(NEVER_S - OUTLIVE_S, token) if late else []
+    left = _after(LEFT_S - OUTLIVE_S, token) if late else []
     return left, [each for each in late if each not in left]
 
 

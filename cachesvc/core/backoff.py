@@ -64,9 +64,8 @@ class Pace:
     everybody waits until then, and goes on at what was accepted since the source opened last, over all the time until
     it opens again. So a quota a minute is used all through the minute, and few requests learn that it is used up.
 
-    Whoever is refused twice with a Retry-After stays away so long, and after some refusals nearly everybody does: that
-    the others are served then says nothing of a rate that they do not use. So what is borne is at most what was
-    accepted, and the rate grows only while somebody stands in line (as in "congestion window validation", RFC 7661).
+    Whoever is refused twice with a Retry-After stays away so long: the others may then be served at a rate that is far
+    below this one. So such a cut leaves no more than what was accepted a second, a time without requests included.
 
     A cut must be seen to work before the next, however long answers take (a slow source, a process without a
     core): (1) places in the line are handed out at the rate as it is, not as it was when somebody joined; (2) only
@@ -90,10 +89,6 @@ class Pace:
     _base: float = math.inf
     _guessed: bool = False
     _cut_at: float = -math.inf
-    _sent_away: bool = False
-    """By that cut's refusals, which said when to come back."""
-    _used_s: float = 0.0
-    """For how long, since, somebody stood in line."""
     _paused_until: float = -math.inf
     _opened_at: float = -math.inf
     """The end of the last pause."""
@@ -109,12 +104,12 @@ class Pace:
     _seen: deque[_Window] = field(default_factory=lambda: deque(maxlen=2))
 
     def rate(self, now: float) -> float:
-        """Requests a second. t seconds after a cut (where refused callers stay away: t seconds of use since):
+        """Requests a second. t seconds after a cut, or after the pause that came of it:
         base * exp(0.01 t (1 + (t/10)^2)) + t/20, which is 1 % more after 1 s, 6 % after 5 s, 2.7 times as much after
         20 s; the last term lifts a share that is too small. A first guess doubles every second until the next refusal."""
-        if math.isinf(self._base) or now - max(self._cut_at, self._paused_until) > self.FORGET_S:
+        quiet_s = max(0.0, now - max(self._cut_at, self._paused_until))
+        if math.isinf(self._base) or quiet_s > self.FORGET_S:
             return math.inf
-        quiet_s = self._used_s if self._sent_away else max(0.0, now - self._cut_at)
         if self._guessed:
             return self._base * math.pow(2.0, quiet_s)
         return self._base * math.exp(0.01 * quiet_s * (1 + (quiet_s / 10) ** 2)) + quiet_s / 20
@@ -171,14 +166,13 @@ class Pace:
             self._paused_until = self._opened_at = max(self._paused_until, now + retry_after_s)
             self._since_opened = 0
         self._base = max(self.LEAST_RATE, self._base)
-        self._cut_at, self._used_s, self._sent_away, self._in_a_row = now, 0.0, retry_after_s > 0, 0
+        self._cut_at, self._in_a_row = now, 0
         self._seen.clear()
 
     def _move(self, now: float) -> None:
         """Bring the line up to now; of places that nobody took while it was empty, one is left."""
         rate, since = self.rate(now), max(self._due_at, min(now, self._paused_until))
         if now > since:
-            self._used_s += (now - since) * (self._due < self._last)
             self._due = min(self._last + 1, self._due + rate * (now - since))
         self._due_at = now
 

@@ -161,7 +161,7 @@ class Resilient:
 
     def _patiently(self, call: Callable[[], T]) -> T:
         until = self._clock() + self._resilience.deadline_s
-        attempt = failures = 0
+        attempt = failures = refusals = 0
         while True:
             self._wait_while_down(until)
             until += self._stand_in_line(until)
@@ -171,8 +171,9 @@ class Resilient:
                     answer = call()
             except SourceUnavailable as error:
                 failures += self._failed(error, sent_at)
+                refusals += error.throttled
                 wait_s = full_jitter_s(attempt, self._chance())
-                if attempt:
+                if refusals > 1:
                     # Where a source is at its limit, it is the rate that answers a Retry-After: which read comes next is
                     # all the same to it, and a fill would wait for this one. Refused again, it may be this very object.
                     # Jitter on top, or all who were turned away come back in one instant.
@@ -221,8 +222,9 @@ class Resilient:
             self._sleep(min(wait_s, LOOK_S))
 
     def _stand_in_line(self, until: float) -> float:
-        """Wait for a place in the rate of a source that throttles; answers for how long, in seconds. Raises
-        SourceUnavailable at `until`, once the source has served nobody for as long as a call waits."""
+        """Wait for a place in the rate of a source that throttles; answers for how long, in seconds, where the source
+        served somebody meanwhile. Raises SourceUnavailable at `until`, once it has served nobody for as long as a call
+        waits."""
         with self._changed:
             joined_at = self._clock()
             place = self._pace.join(joined_at)
@@ -232,7 +234,7 @@ class Resilient:
                 wait_s, paused_s = self._pace.wait_s(place, now), self._pace.paused_s(now)
                 patient_until = max(until, self._served_at + self._resilience.deadline_s)
             if not wait_s:
-                return now - joined_at
+                return now - joined_at if self._served_at >= joined_at else 0.0
             if now + paused_s >= patient_until:
                 raise SourceUnavailable(f"the source throttles beyond the deadline: {self._last}")
             self._sleep(min(wait_s, LINE_LOOK_S))
