@@ -128,6 +128,12 @@ def test_a_retry_after_holds_a_read_that_is_refused_twice_where_others_are_serve
         clock.now += 2 * Pace.FORGET_S
 
 
+def test_a_server_that_does_not_work_is_asked_when_it_says() -> None:
+    clock = Clock()
+    _resilient(FlakySource(1, retry_after_s=7), clock).head("fake://x")
+    assert clock.now >= 7
+
+
 @pytest.mark.parametrize("retry_after_s", [5.0, 30.0, 60.0, 100.0])
 def test_a_source_that_refuses_everybody_is_given_up_at_the_deadline(retry_after_s: float) -> None:
     clock, source = Clock(), FlakySource(1 << 30, throttled=True, retry_after_s=retry_after_s)

@@ -173,7 +173,7 @@ class Resilient:
                 failures += self._failed(error, sent_at)
                 refusals += error.throttled
                 wait_s = full_jitter_s(attempt, self._chance())
-                if refusals > 1:
+                if refusals > 1 or not error.throttled:
                     # Where a source is at its limit, it is the rate that answers a Retry-After: which read comes next is
                     # all the same to it, and a fill would wait for this one. Refused again, it may be this very object.
                     # Jitter on top, or all who were turned away come back in one instant.
