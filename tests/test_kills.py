@@ -20,11 +20,12 @@ import pytest
 from bench.kills.audit import Audit, differing
 from bench.kills.ledger import Entry, Reader, Writer
 from bench.node import Daemon
+from cachesvc.client import Control
 from cachesvc.config import Settings
 from cachesvc.core.errors import DaemonUnavailable, SourceUnavailable
 from cachesvc.daemon import jobs
 from cachesvc.daemon.fillers import Fillers
-from loader import open_dataset
+from loader import DataLoader, announcer, open_dataset
 
 LATE = 2
 """The drill's exit code when starts took too long, and nothing else was wrong."""
@@ -236,3 +237,32 @@ def test_a_worker_that_starts_without_its_trainer_does_not_wait_for_a_daemon(tmp
         for worker in living:
             worker.kill()
         assert not living, "the worker waits for what nobody needs"
+
+
+def test_a_plan_that_meets_the_next_daemon_is_submitted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/0.bin").write_bytes(bytes(64 * 4096))
+    options = ["--ram", "4MiB", "--extent-bytes", "65536", "--allow", f"{tmp_path}/data/"]
+    with Daemon(tmp_path / "node", options) as daemon:
+        monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
+        monkeypatch.setenv("CACHESVC", "require")
+        killed: list[int] = []
+
+        class Killing(Control):
+            """Between the reader's hello and its plan the daemon is another one."""
+
+            def __init__(self, directory: str) -> None:
+                if not killed:
+                    killed.append(1)
+                    daemon.kill()
+                    daemon.start()
+                super().__init__(directory)
+
+        monkeypatch.setattr(announcer, "Control", Killing)
+        batches = DataLoader(
+            open_dataset(tmp_path / "data", format="records", record_bytes=4096), batch_size=8
+        )
+        assert sum(len(batch) for batch in batches) == 64
+        assert killed
