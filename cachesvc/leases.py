@@ -11,7 +11,7 @@ from contextlib import suppress
 from cachesvc.config import GRANTS_SOCKET
 from cachesvc.connection import Answer, Connection, give_back
 from cachesvc.core import wire
-from cachesvc.core.errors import CacheError, DaemonUnavailable, from_code
+from cachesvc.core.errors import CacheError, DaemonUnavailable, InvalidInput, from_code
 from cachesvc.core.model import DatasetId
 from cachesvc.core.stalls import StallReport
 from cachesvc.core.wire import Message, Op
@@ -183,6 +183,14 @@ class DaemonGrants:
             try:
                 if self._connected is not None and not self._told:
                     self._connected(self.token)
+            except InvalidInput as error:
+                lives = self._connection is not None and self._connection.lives()
+                self._disconnect()
+                if lives:
+                    raise
+                raise DaemonUnavailable(
+                    "another daemon answers, which does not know this reader yet"
+                ) from error
             except BaseException:
                 self._disconnect()  # the next call connects again, and then the plan is not forgotten
                 raise

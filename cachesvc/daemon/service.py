@@ -241,10 +241,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
         assert self._runner.grants is not None
         found = self._runner.grants.dataset_of(request.reader)
         if found is None or found[1].id != request.dataset:
-            # Whoever is connected to a daemon that was killed meanwhile: it connects again, to this one.
-            raise errors.DaemonUnavailable(
-                f"no reader of dataset {request.dataset} that lives has this token; connect again"
-            )
+            raise errors.InvalidInput(f"no reader of dataset {request.dataset} that lives has this token")
         return found
 
     def _progress(self, job: int, dataset: Dataset) -> pb.PrefetchReply:
