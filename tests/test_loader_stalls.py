@@ -28,7 +28,7 @@ from tests.loader_fakes import MemoryGrants, MemoryLink, compiled, in_memory
 from tests.servers import Proxy, SeaweedFS, free_ports
 
 COUNT, BATCH = 64, 8
-SLOW_S = 0.03
+SLOW_S = 0.1
 
 
 @pytest.fixture(scope="module")
