@@ -156,22 +156,29 @@ class Leases:
         back all that nobody looks at. Raises what `Grants.acquire` raises."""
         needed = frozenset(extents)
         while True:
-            with self._came:
-                use.extents = needed
-                missing = self._missing(extents)
-                mine = [extent for extent in missing if extent not in self._coming]
-                if missing and not mine:
-                    self._came.wait()  # who asked for them ends within the time that a request may take
-                    continue
-                self._coming.update(mine)
+            mine: list[int] = []
+            try:
+                with self._came:
+                    use.extents = needed
+                    missing = self._missing(extents)
+                    mine = [extent for extent in missing if extent not in self._coming]
+                    if missing and not mine:
+                        self._came.wait()  # who asked for them ends within the time that a request may take
+                        continue
+                    self._coming.update(mine)
+                    if mine:
+                        self._make_room(self._coming)
+                if not missing:
+                    return True
+                if self._fetch(mine):
+                    with self._lock:
+                        use.extents = frozenset()  # while it waits, another may take the room
+                    return False
+            finally:  # also after an interrupt: what nobody fetches, nobody may wait for
                 if mine:
-                    self._make_room(self._coming)
-            if not missing:
-                return True
-            if self._fetch(mine):
-                with self._lock:
-                    use.extents = frozenset()  # while it waits, another may take the room
-                return False
+                    with self._came:
+                        self._coming.difference_update(mine)
+                        self._came.notify_all()
 
     def wait_for(self, use: Use, needed: list[int]) -> None:
         """Lease the extents of one sample, when other readers have made room for them."""
@@ -257,7 +264,7 @@ class Leases:
         return missing
 
     def _fetch(self, extents: Sequence[int]) -> list[int]:
-        """Lease what this thread has said to be coming; returns what was refused."""
+        """Lease what this thread has said to be coming; returns what was refused even once all else was dropped."""
         try:
             refused = self._lease(extents)
             if refused:
@@ -267,9 +274,6 @@ class Leases:
                 refused = self._lease(refused)
             return refused
         finally:
-            with self._came:
-                self._coming.difference_update(extents)
-                self._came.notify_all()
             self._give_back()
 
     def _lease(self, extents: Sequence[int]) -> list[int]:

@@ -281,6 +281,25 @@ def test_many_threads_share_a_reader_that_has_little_room(
     assert not any(grants.leases.values())
 
 
+def test_what_a_read_that_was_interrupted_asked_for_is_waited_for_by_nobody(
+    link: MemoryLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = link.catalog()
+    reader = Reader(catalog, MemoryGrants(catalog.extent), 2 * 8192)
+    assert gathered(reader, catalog, [0, 4]) == [0, 4]
+
+    def interrupted(*_: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as making_room:
+        making_room.setattr(type(reader._leases.range), "unmap", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            gathered(reader, catalog, [8, 12])
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(gathered, reader, catalog, [8, 12]).result(10) == [8, 12]
+    reader.close()
+
+
 def test_a_file_cut_while_it_is_read_is_a_typed_error(link: MemoryLink, tmp_path: Path) -> None:
     class Cut(MemoryGrants):
         """Grants files that end too early."""
