@@ -23,7 +23,7 @@ test: lint
 	$(PY) -m pytest -m 'not slow' -n 3 --dist loadfile
 
 chaos: $(VENV)/.ready
-	$(PY) -m pytest -m slow --timeout 1500
+	$(PY) -m pytest -m slow --timeout 1500 -o faulthandler_timeout=1600
 
 # The loaders that `make bench` compares with, in an environment of their own. One that does not install is a row that says so.
 .venv-peers/.ready: bench/peers/constraints.txt

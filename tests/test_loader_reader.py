@@ -368,6 +368,7 @@ def test_too_many_open_files_are_a_typed_error_and_keep_nothing_leased(
         try:
             with pytest.raises(TierFailed, match="open-file limit"):
                 grants.acquire([0], 5.0)
+            wait([copy.filled for copy in grants._copies.values()])
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     (found,) = grants.acquire([0], 5.0)
