@@ -302,11 +302,11 @@ class Leases:
         origins = {entry.origin for entry in (held, *self._any_held())}
         self._one_origin = held.origin if len(origins) == 1 else None
         if granted.origin in MAPPABLE and self._map(granted.extent, held):
-            os.close(held.fd)
-            held.fd = -1
             self._mapped_bytes += held.size_bytes
-            self.mapped[granted.extent] = True
             self._unmapped -= 1
+            # At once: after an interrupt in between, its number could be another file's.
+            self.mapped[granted.extent], fd, held.fd = True, held.fd, -1
+            os.close(fd)
         else:
             self.files += 1
 
