@@ -253,7 +253,7 @@ class Dataset(TorchDataset[Any]):
             whole: np.ndarray[Any, Any] = np.ndarray(shape, item.dtype, flat, begin, strides)
             return whole
         slots = layout.slots(self.ids_of(np.arange(len(self))))
-        rows = np.ndarray((int(slots.max()) + 1, *item.shape), item.dtype, flat, 0, strides)
+        rows = np.ndarray((int(slots.max(initial=-1)) + 1, *item.shape), item.dtype, flat, 0, strides)
         found: np.ndarray[Any, Any] = rows[slots]
         found.flags.writeable = False
         return found

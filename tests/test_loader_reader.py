@@ -255,6 +255,7 @@ def test_array_has_the_samples_in_their_order_and_nothing_else(tmp_path: Path, r
     assert np.array_equal(whole.array(), rows)
     chosen = [140, 3, 3, 77]
     assert np.array_equal(whole.select(chosen).array(), rows[chosen])
+    assert whole.take(0).array().shape == rows[:0].shape
     assert not whole.select(chosen).array().flags.writeable
 
 
