@@ -56,7 +56,8 @@ class Connection:
     def __init__(self, path: str) -> None:
         """Raises DaemonUnavailable or NotAllowed when nobody answers at `path`."""
         self._path = path
-        self._lock = threading.Lock()
+        # Locked by itself: a `with` on a Condition runs Python code, in which an interrupt would leave it locked.
+        self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._asked: dict[int, _Call] = {}
         self._number = 0
@@ -132,7 +133,7 @@ class Connection:
 
     def close(self) -> None:
         """End it. Whoever waits for an answer raises DaemonUnavailable."""
-        with self._changed:
+        with self._lock:
             if self.over:
                 return
             self.over = True
@@ -281,7 +282,7 @@ class Connection:
 
     def _withdraw(self, call: _Call, numbers: Sequence[int]) -> None:
         """Nobody waits for these any more; what has come goes back."""
-        with self._changed:
+        with self._lock:
             for number in numbers:
                 self._asked.pop(number, None)
             self._changed.notify_all()

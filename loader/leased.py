@@ -88,7 +88,8 @@ class Leases:
         """Extents held as open descriptors."""
         self.kept = False
         """Views of the range are out."""
-        self._lock = threading.Lock()
+        # Locked by itself: a `with` on a Condition runs Python code, in which an interrupt would leave it locked.
+        self._lock = threading.RLock()
         self._came = threading.Condition(self._lock)
         self._coming: set[int] = set()
         self._giving = threading.Lock()
@@ -158,7 +159,7 @@ class Leases:
         while True:
             mine: list[int] = []
             try:
-                with self._came:
+                with self._lock:
                     use.extents = needed
                     missing = self._missing(extents)
                     mine = [extent for extent in missing if extent not in self._coming]
@@ -176,7 +177,7 @@ class Leases:
                     return False
             finally:  # also after an interrupt: what nobody fetches, nobody may wait for
                 if mine:
-                    with self._came:
+                    with self._lock:
                         self._coming.difference_update(mine)
                         self._came.notify_all()
 

@@ -31,12 +31,14 @@ class _Line:
         self._epoch, self._taken, self._last, self._ahead = epoch, first, last, ahead
         self._asked = first
         self._batches: dict[int, Any] = {}
-        self._changed = threading.Condition()
+        # Locked by itself: a `with` on a Condition runs Python code, in which an interrupt would leave it locked.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._over = False
 
     def take(self) -> Turn | None:
         """The next turn to make, when its time has come; None when the line has ended."""
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._over or self._taken < self._asked + self._ahead)
             if self._over or self._taken >= self._last:
                 return None
@@ -45,14 +47,14 @@ class _Line:
 
     def put(self, turn: int, batch: Any) -> None:
         """A turn's batch, or what was raised instead."""
-        with self._changed:
+        with self._lock:
             if not self._over:
                 self._batches[turn] = batch
                 self._changed.notify_all()
 
     def fetch(self, turn: int, timeout_s: float | None) -> Any:
         """The batch of a turn; those before it are dropped. Raises TimeoutError."""
-        with self._changed:
+        with self._lock:
             for skipped in [made for made in self._batches if made < turn]:
                 del self._batches[skipped]
             self._asked, self._taken = turn, max(turn, self._taken)
@@ -67,7 +69,7 @@ class _Line:
 
     def end(self) -> None:
         """Nobody asks any more."""
-        with self._changed:
+        with self._lock:
             self._over = True
             self._batches.clear()
             self._changed.notify_all()
@@ -86,13 +88,14 @@ class _Crew:
         self._maker, self._count, self._persistent, self._init = maker, count, persistent, init
         self._process = os.getpid()
         self._threads: list[threading.Thread] = []
-        self._lines = threading.Condition()
+        self._lock = threading.RLock()
+        self._lines = threading.Condition(self._lock)
         self._line: _Line | None = None
         self._closed = False
 
     def work(self, line: _Line) -> None:
         """Begin a line; the one before has ended."""
-        with self._lines:
+        with self._lock:
             self._line = line
             self._lines.notify_all()
         self._threads = [thread for thread in self._threads if thread.is_alive()]
@@ -106,7 +109,7 @@ class _Crew:
 
     def rest(self) -> None:
         """End the line, and the threads with it unless they persist."""
-        with self._lines:
+        with self._lock:
             if self._line is not None:
                 self._line.end()
                 self._line = None
@@ -118,7 +121,7 @@ class _Crew:
         """End the line and the threads; in a forked child there are none."""
         if os.getpid() != self._process:
             return
-        with self._lines:
+        with self._lock:
             self._closed = True
         self.rest()
         self._join()
@@ -143,7 +146,7 @@ class _Crew:
 
     def _next(self, done: _Line | None) -> _Line | None:
         """The line after `done`, waited for; None when there will be none."""
-        with self._lines:
+        with self._lock:
             self._lines.wait_for(
                 lambda: (
                     self._closed

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from signal import strsignal
 from typing import Any, NamedTuple
 
 import torch
+from torch._C import _remove_worker_pids
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import Sampler, get_worker_info
 
@@ -81,6 +83,20 @@ def _as_is(batch: Any) -> Any:
     return batch
 
 
+def _hear_deaths_late(batches: Any) -> None:
+    """A worker's death is raised by `next`, which looks every 5 s. torch's SIGCHLD handler raises at once, wherever the
+    trainer is: inside the `with` of a queue's Condition that leaves its lock taken, and ending the workers waits for it."""
+    if getattr(batches, "_worker_pids_set", False):
+        _remove_worker_pids(id(batches))
+        batches._worker_pids_set = False
+
+
+def _killed(batches: Any) -> str:
+    """Which workers a signal has ended, in torch's words."""
+    ended = [worker for worker in getattr(batches, "_workers", []) if (worker.exitcode or 0) < 0]
+    return ", ".join(f"pid {each.pid} is killed by signal: {strsignal(-each.exitcode)}" for each in ended)
+
+
 _of_parents: list[object] = []
 """In a forked child: iterators of torch's over its parent's workers. Dropping one would end them."""
 
@@ -109,6 +125,7 @@ class Engine:
             self._made_by.arena = Arena(loader.num_workers, loader.prefetch_factor or 1)
         turns.run, turns.epoch, turns.first, turns.last = turns.run + 1, epoch, first, last
         self._arriving, self._batches = iter(range(first, last)), iter(loader)
+        _hear_deaths_late(self._batches)
 
     def fetch(self, key: tuple[int, int]) -> Made:
         """The batch of a turn; earlier ones that were prefetched and skipped are dropped."""
@@ -129,6 +146,8 @@ class Engine:
         try:
             return next(self._batches, None)
         except Exception as error:  # noqa: BLE001
+            if "exited unexpectedly" in str(error) and (killed := _killed(self._batches)):
+                raise RuntimeError(f"{error} ({killed})") from None
             # Without torch's frames: they would keep the workers for as long as anybody keeps the error.
             raise error.with_traceback(None)  # noqa: B904
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import uuid
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ settings.register_profile("untimed", deadline=None)  # a busy machine is no fail
 settings.load_profile("untimed")
 # A shell ignores SIGINT in what it runs in the background, and what that starts inherits it: daemons that are to end.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# As `Control` sets it, and before a test that uses gRPC by itself: its fork handlers can stop a child in `fork`.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -221,6 +222,36 @@ def test_a_killed_worker_is_torchs_error_and_the_next_iteration_works(link: Memo
         for _ in reading:
             pass
     assert rows(kept) == before
+    assert [rows(batch) for batch in batches] == alone(link)
+
+
+def test_a_worker_that_dies_while_another_batch_is_asked_for_is_that_error_too(
+    link: MemoryLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's SIGCHLD handler would raise where the trainer holds a queue's lock, which ending the workers takes."""
+    batches = loader(link)
+    reading = iter(batches)
+    next(reading)
+    victim = batches._engine._batches._workers[0]  # type: ignore[union-attr]
+    enter, killed = threading.Condition.__enter__, []
+
+    def entered(condition: threading.Condition) -> bool:
+        found = enter(condition)
+        if not killed and sys._getframe(1).f_code.co_name == "put":
+            killed.append(victim.pid)
+            os.kill(victim.pid, signal.SIGKILL)
+            os.waitid(os.P_PID, victim.pid, os.WEXITED | os.WNOWAIT)
+            time.sleep(0.01)  # Python hears the signal that came meanwhile
+        return found
+
+    with monkeypatch.context() as asking:
+        asking.setattr(threading.Condition, "__enter__", entered)
+        with pytest.raises(
+            RuntimeError, match=f"DataLoader worker.*pid {victim.pid} is killed by signal: Killed"
+        ):
+            for _ in reading:
+                pass
+    assert killed
     assert [rows(batch) for batch in batches] == alone(link)
 
 

@@ -6,6 +6,7 @@ import itertools
 import linecache
 import os
 import sys
+import threading
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,6 +21,7 @@ from tests import datasets
 from tests.loader_fakes import MemoryLink, compiled, in_memory
 
 COUNT = 91
+ENTER = threading.Condition.__enter__.__code__
 OURS = tuple(os.path.dirname(str(module.__file__)) + os.sep for module in (loader, cachesvc))
 
 
@@ -31,19 +33,32 @@ class Interrupt:
         self.at = ""
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
-        return self._line if frame.f_code.co_filename.startswith(OURS) else None
+        if frame.f_code.co_filename.startswith(OURS):
+            return self._line
+        caller = frame.f_back
+        if frame.f_code is ENTER and caller is not None and caller.f_code.co_filename.startswith(OURS):
+            return self._entered
+        return None
 
     def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if event != "line" or os.getpid() != self._process:
-            return self._line
+        # A `with` is traced again as it ends, before it gives a lock back; signals are not heard there.
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        if event == "line" and not line.strip().startswith("with "):
+            self._pass(frame)
+        return self._line
+
+    def _entered(self, frame: FrameType, event: str, argument: Any) -> Any:
+        # A Condition's is Python code: here they are heard, and its lock is taken.
+        if event == "return":
+            self._pass(frame)
+        return self._entered
+
+    def _pass(self, frame: FrameType) -> None:
         self._left -= 1
-        file, number = frame.f_code.co_filename, frame.f_lineno
-        # A `with` is traced again as it ends, before it gives its lock back; signals are not heard there.
-        if self._left > 0 or linecache.getline(file, number).strip().startswith("with "):
-            return self._line
-        sys.settrace(None)
-        self.at = f"{file}:{number}"
-        raise KeyboardInterrupt
+        if self._left <= 0 and os.getpid() == self._process:
+            sys.settrace(None)
+            self.at = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            raise KeyboardInterrupt
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +91,9 @@ def interrupted(link: MemoryLink, line: int, workers: dict[str, Any]) -> str:
     return interrupt.at
 
 
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # it may come in a finalizer too
 @pytest.mark.parametrize(
     ("workers", "step"),
     [({}, 7), ({"num_workers": 2, "worker_type": "thread"}, 17), ({"num_workers": 1}, 67)],

@@ -100,7 +100,7 @@ class Resilient:
         self._source, self._clock, self._chance, self._sleep = source, clock, chance, sleep
         self._resilience = resilience or Resilience()
         self._counters = SourceCounters()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._under_way = threading.Semaphore(self._resilience.concurrency)
         self._pace = Pace()
         self._breaker = Breaker()
@@ -117,13 +117,13 @@ class Resilient:
     @property
     def rate(self) -> float:
         """Requests a second that the source may be asked now; infinite until it throttles."""
-        with self._changed:
+        with self._lock:
             return self._pace.rate(self._clock())
 
     @property
     def down_s(self) -> float:
         """For how long the source has been down; 0 while it is not."""
-        with self._changed:
+        with self._lock:
             return self._breaker.down_s(self._clock())
 
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
@@ -148,7 +148,7 @@ class Resilient:
             try:
                 check(data)
             except SourceUnavailable:
-                with self._changed:
+                with self._lock:
                     self._counters.retries += 1
                 raise
 
@@ -181,7 +181,7 @@ class Resilient:
                 if failures >= self._resilience.attempts or self._clock() + wait_s >= until:
                     raise
                 attempt += 1
-                with self._changed:
+                with self._lock:
                     self._counters.retries += 1
                 self._sleep(wait_s)
             except CacheError:
@@ -192,14 +192,14 @@ class Resilient:
                 return answer
 
     def _answered(self, sent_at: float) -> None:
-        with self._changed:
+        with self._lock:
             self._served_at = self._clock()
             self._pace.accepted(sent_at, self._served_at)
             self._breaker.succeeded()
 
     def _failed(self, error: SourceUnavailable, sent_at: float) -> int:
         """1 for a failure that counts against `attempts`, else 0."""
-        with self._changed:
+        with self._lock:
             now = self._clock()
             self._last = str(error)
             self._breaker.failed(now)
@@ -211,7 +211,7 @@ class Resilient:
     def _wait_while_down(self, until: float) -> None:
         """Raises SourceUnavailable at `until`, and at once where it has been down for longer than any call waits."""
         while True:
-            with self._changed:
+            with self._lock:
                 now = self._clock()
                 wait_s = self._breaker.ask(now)
                 down_s = self._breaker.down_s(now)
@@ -225,11 +225,11 @@ class Resilient:
         """Wait for a place in the rate of a source that throttles; answers for how long, in seconds, where the source
         served somebody meanwhile. Raises SourceUnavailable at `until`, once it has served nobody for as long as a call
         waits."""
-        with self._changed:
+        with self._lock:
             joined_at = self._clock()
             place = self._pace.join(joined_at)
         while True:
-            with self._changed:
+            with self._lock:
                 now = self._clock()
                 wait_s, paused_s = self._pace.wait_s(place, now), self._pace.paused_s(now)
                 patient_until = max(until, self._served_at + self._resilience.deadline_s)
@@ -241,7 +241,7 @@ class Resilient:
 
     def _timed(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
         started = self._clock()
-        with self._changed:
+        with self._lock:
             self._counters.requests += 1
             tail_s = self._tail.tail_s(len(into)) if self._resilience.hedge else None
             tail_s = None if math.isfinite(self._pace.rate(started)) else tail_s
@@ -249,7 +249,7 @@ class Resilient:
             self._raced(version, offset, into, started + tail_s)
         else:
             self._source.read_into(version, offset, into)
-        with self._changed:
+        with self._lock:
             self._counters.bytes += len(into)
             self._tail.add(len(into), self._clock() - started)
 
@@ -259,18 +259,18 @@ class Resilient:
         try:
             self._source.read_into(version, offset, into)
         except SourceUnavailable:
-            with self._changed:
+            with self._lock:
                 read.running = False
             if read.answer is None:
                 raise
             into[:] = read.answer
         finally:
-            with self._changed:
+            with self._lock:
                 read.running = False
 
     def _hedge(self, read: _Read) -> None:
         """Runs in a hedging thread when `read` is late."""
-        with self._changed:
+        with self._lock:
             if not read.running or not hedge_allowed(self._counters.hedges, self._counters.requests):
                 return
             self._counters.hedges += 1
@@ -279,7 +279,7 @@ class Resilient:
             self._source.read_into(read.version, read.offset, memoryview(answer))
         except CacheError:  # the first read is still under way and says what is wrong, if anything is
             return
-        with self._changed:
+        with self._lock:
             self._counters.hedge_bytes += read.size
             if read.running and isinstance(self._source, Interruptible):
                 # (1) the answer is there before (2) the first read fails; (3) its own thread copies.
@@ -293,7 +293,8 @@ class _Hedger:
 
     def __init__(self, hedge: Callable[[_Read], None], clock: Callable[[], float]) -> None:
         self._hedge, self._clock = hedge, clock
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._due: list[tuple[float, int, _Read]] = []
         self._count = 0
         self._closed = False
@@ -301,7 +302,7 @@ class _Hedger:
 
     def watch(self, due: float, read: _Read) -> None:
         """Call `hedge` at `due` unless the read is over by then."""
-        with self._changed:
+        with self._lock:
             if self._closed:
                 return
             self._count += 1
@@ -314,7 +315,7 @@ class _Hedger:
 
     def close(self) -> None:
         """Stop watching; waits for hedges under way."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._changed.notify()
         if self._thread is not None:
@@ -327,7 +328,7 @@ class _Hedger:
 
     def _late(self) -> _Read | None:
         """The next read that is late; None at the end."""
-        with self._changed:
+        with self._lock:
             while not self._closed:
                 while self._due and not self._due[0][2].running:
                     heapq.heappop(self._due)
