@@ -146,7 +146,8 @@ class Engine:
         try:
             return next(self._batches, None)
         except Exception as error:  # noqa: BLE001
-            if "exited unexpectedly" in str(error) and (killed := _killed(self._batches)):
+            torchs = type(error) is RuntimeError and "exited unexpectedly" in str(error)
+            if torchs and (killed := _killed(self._batches)):
                 raise RuntimeError(f"{error} ({killed})") from None
             # Without torch's frames: they would keep the workers for as long as anybody keeps the error.
             raise error.with_traceback(None)  # noqa: B904

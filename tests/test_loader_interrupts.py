@@ -1,4 +1,4 @@
-"""Ctrl-C at any line of ours: the next iteration of the same loader has every sample, right, and nobody hangs."""
+"""Ctrl-C at lines of ours throughout an epoch: the loader then goes on with every sample, and nobody hangs."""
 
 from __future__ import annotations
 
