@@ -9,12 +9,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
 from cachesvc.config import CONTROL_SOCKET, GRANTS_SOCKET
 
 READY_S = 30.0
+
+
+def open_files(pid: int) -> list[str]:
+    """What a process has open, as /proc names it. Of a process that lives, some closes while we look."""
+    names = []
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):
+            names.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    return names
 
 
 class Daemon:

@@ -22,7 +22,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench.node import Daemon
+from bench.node import Daemon, open_files
 from cachesvc.catalog.build import Options
 from cachesvc.client import Control
 from cachesvc.core.errors import CacheError
@@ -53,12 +53,7 @@ class Held:
 
 def held(pid: int) -> Held:
     """Read from /proc: of the daemon, and the memory of its fillers and builder."""
-    names = []
-    for fd in os.listdir(f"/proc/{pid}/fd"):
-        try:
-            names.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
-        except FileNotFoundError:  # closed since it was listed
-            continue
+    names = open_files(pid)
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return Held(
         rss_kb=_anonymous_kb(pid),

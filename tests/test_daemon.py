@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -17,7 +16,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from bench.node import Daemon
+from bench.node import Daemon, open_files
 from cachesvc.catalog.build import Options
 from cachesvc.client import Control, DatasetInfo
 from cachesvc.core.errors import CacheError, DaemonUnavailable, NotAllowed, NotFound, OutOfSpace
@@ -65,11 +64,7 @@ def gets(proxy: Proxy) -> dict[str, int]:
 
 def held_memory(pid: int) -> list[str]:
     """The RAM-tier memfds that a process has open."""
-    names = []
-    for fd in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(FileNotFoundError):  # closed since it was listed
-            names.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
-    return [name for name in names if name.startswith("/memfd:cachesvc:")]
+    return [name for name in open_files(pid) if name.startswith("/memfd:cachesvc:")]
 
 
 def wait_until(good: object, limit_s: float = 10.0) -> None:

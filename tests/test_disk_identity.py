@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.node import open_files
 from cachesvc.core import events as ev
 from cachesvc.core.errors import CacheError, InvalidInput, TierFailed
 from cachesvc.core.model import DatasetId, ExtentId, ReaderId
@@ -292,9 +293,10 @@ def test_a_directory_made_anew_under_a_daemon_is_locked_and_used(tmp_path: Path,
         grants.release([3])
         grants.close()
         assert found.daemon.process is not None
-        open_files = Path(f"/proc/{found.daemon.process.pid}/fd")
-        names = [os.readlink(each) for each in open_files.iterdir()]
-        assert not [name for name in names if "(deleted)" in name and str(directory) in name]
+        pid = found.daemon.process.pid
+        wait_until(
+            lambda: not [name for name in open_files(pid) if "(deleted)" in name and str(directory) in name]
+        )
         found.daemon.take_over().wait(LOST_S)
         assert locked(directory), "the lock that is handed over is the new one's"
         assert found.read() == EXTENTS

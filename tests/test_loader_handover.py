@@ -17,6 +17,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from bench.node import open_files
 from loader import DataLoader
 from loader.handover import FREE, MORE_SLOTS, SLOT_BYTES, Arena, Handed, packed
 from tests import datasets
@@ -291,7 +292,6 @@ def test_a_killed_trainer_leaves_neither_workers_nor_memory(link: MemoryLink) ->
 def _holds_batches(pid: int) -> bool:
     """The file of the batches has no name: it is there while a process has it open."""
     try:
-        links = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+        return any("cachesvc-batches" in name for name in open_files(pid))
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return False
-    return any("cachesvc-batches" in link for link in links)

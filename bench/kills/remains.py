@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from bench.node import Daemon
+from bench.node import Daemon, open_files
 from cachesvc.client import Control
 from cachesvc.core.errors import CacheError
 
@@ -118,11 +118,7 @@ def _counted(control: Control) -> Iterator[str]:
 
 def _memory(pid: int) -> Iterator[str]:
     """Extents in memory that no tier counts."""
-    for fd in os.listdir(f"/proc/{pid}/fd"):
-        try:
-            name = os.readlink(f"/proc/{pid}/fd/{fd}")
-        except FileNotFoundError:  # closed since it was listed
-            continue
+    for name in open_files(pid):
         if name.startswith("/memfd:cachesvc:"):
             yield f"the daemon holds {name}"
 
