@@ -21,6 +21,8 @@ from loader.orphans import TiedFirst
 
 TELL_EVERY_S = 1.0
 """A worker has no plan of its own; this is how a restarted daemon hears what it still holds."""
+LOCK_S = 2.0
+"""Nobody holds a queue's lock for so long, but one who will not give it back."""
 
 
 class _Asked(NamedTuple):
@@ -83,12 +85,35 @@ def _as_is(batch: Any) -> Any:
     return batch
 
 
-def _hear_deaths_late(batches: Any) -> None:
+class _Done:
+    """The trainer's side of the event that ends its workers, without its lock: a worker that was killed while it looked
+    at the event has left that taken for ever. torch terminates those that then do not hear."""
+
+    def __init__(self, event: Any) -> None:
+        self._event, self._set = event, False
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def set(self) -> None:
+        self._set = True
+        self._event._flag.release()  # a semaphore; workers only ever look whether it is above zero
+
+
+def _bear_deaths(batches: Any) -> None:
     """A worker's death is raised by `next`, which looks every 5 s. torch's SIGCHLD handler raises at once, wherever the
     trainer is: inside the `with` of a queue's Condition that leaves its lock taken, and ending the workers waits for it."""
     if getattr(batches, "_worker_pids_set", False):
         _remove_worker_pids(id(batches))
         batches._worker_pids_set = False
+        batches._workers_done_event = _Done(batches._workers_done_event)
+
+
+def _unlock(batches: Any) -> None:
+    """Give back the locks of queues that Ctrl-C has left taken, in the midst of a `put`: ending the workers takes them."""
+    for queue in getattr(batches, "_index_queues", []):
+        queue._notempty.acquire(timeout=LOCK_S)
+        queue._notempty.release()
 
 
 def _killed(batches: Any) -> str:
@@ -125,7 +150,7 @@ class Engine:
             self._made_by.arena = Arena(loader.num_workers, loader.prefetch_factor or 1)
         turns.run, turns.epoch, turns.first, turns.last = turns.run + 1, epoch, first, last
         self._arriving, self._batches = iter(range(first, last)), iter(loader)
-        _hear_deaths_late(self._batches)
+        _bear_deaths(self._batches)
 
     def fetch(self, key: tuple[int, int]) -> Made:
         """The batch of a turn; earlier ones that were prefetched and skipped are dropped."""
@@ -146,11 +171,16 @@ class Engine:
         try:
             return next(self._batches, None)
         except Exception as error:  # noqa: BLE001
-            torchs = type(error) is RuntimeError and "exited unexpectedly" in str(error)
-            if torchs and (killed := _killed(self._batches)):
-                raise RuntimeError(f"{error} ({killed})") from None
             # Without torch's frames: they would keep the workers for as long as anybody keeps the error.
-            raise error.with_traceback(None)  # noqa: B904
+            said = error.with_traceback(None)
+            if type(error) is RuntimeError and "exited unexpectedly" in str(error):
+                if killed := _killed(self._batches):
+                    said = RuntimeError(f"{error} ({killed})")
+                self._loader, self._batches = None, iter(())  # the dead do not come back: `start` has others
+            raise said from None
+        except BaseException:
+            _unlock(self._batches)
+            raise
 
     def rest(self) -> None:
         """The iteration has ended, or was abandoned: workers end, unless they persist."""

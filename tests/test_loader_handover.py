@@ -212,8 +212,11 @@ def test_pinned_batches_are_right_too(link: MemoryLink) -> None:
     assert [rows(batch) for batch in loader(link, pin_memory=True)] == alone(link)
 
 
-def test_a_killed_worker_is_torchs_error_and_the_next_iteration_works(link: MemoryLink) -> None:
-    batches = loader(link)
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_killed_worker_is_torchs_error_and_the_next_iteration_works(
+    link: MemoryLink, persistent: bool
+) -> None:
+    batches = loader(link, persistent_workers=persistent)
     reading = iter(batches)
     kept = next(reading)
     before = rows(kept)
@@ -253,6 +256,54 @@ def test_a_worker_that_dies_while_another_batch_is_asked_for_is_that_error_too(
             for _ in reading:
                 pass
     assert killed
+    assert [rows(batch) for batch in batches] == alone(link)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_worker_that_dies_with_torchs_lock_is_that_error_too(
+    link: MemoryLink, tmp_path: Path, persistent: bool
+) -> None:
+    """As if it were killed while it looks whether its trainer wants it to end."""
+    died = tmp_path / "died"
+
+    def dies(sample: torch.Tensor) -> torch.Tensor:
+        frame = sys._getframe()
+        while frame.f_code.co_name != "_worker_loop":
+            assert frame.f_back is not None
+            frame = frame.f_back
+        if frame.f_locals["worker_id"] == 0 and not died.exists():
+            died.touch()
+            frame.f_locals["done_event"]._cond.acquire()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return sample
+
+    data = in_memory(link, transform=dies)
+    batches = DataLoader(data, 8, shuffle=True, num_workers=2, persistent_workers=persistent)
+    with pytest.raises(RuntimeError, match=r"DataLoader worker.*is killed by signal: Killed"):
+        list(batches)
+    assert [rows(batch) for batch in batches] == alone(link)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_ctrl_c_while_a_queue_is_locked_leaves_a_loader_that_goes_on(
+    link: MemoryLink, persistent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = loader(link, persistent_workers=persistent)
+    reading = iter(batches)
+    next(reading)
+    enter, pressed = threading.Condition.__enter__, threading.Event()
+
+    def entered(condition: threading.Condition) -> bool:
+        found = enter(condition)
+        if not pressed.is_set() and sys._getframe(1).f_code.co_name == "put":
+            pressed.set()
+            raise KeyboardInterrupt
+        return found
+
+    with monkeypatch.context() as asking:
+        asking.setattr(threading.Condition, "__enter__", entered)
+        with pytest.raises(KeyboardInterrupt):
+            list(reading)
     assert [rows(batch) for batch in batches] == alone(link)
 
 
