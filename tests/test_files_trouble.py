@@ -92,9 +92,11 @@ def test_a_file_replaced_while_it_is_read_gives_one_version_or_none(tmp_path: Pa
     stop = threading.Event()
 
     def replace() -> None:
-        while not stop.is_set():
+        replaced = False
+        while not replaced or not stop.is_set():  # once at least, however late this thread has a core
             other.write_bytes(DATA[::-1])
             os.rename(other, path)
+            replaced = True
 
     replacing = threading.Thread(target=replace)
     replacing.start()
