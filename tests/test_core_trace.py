@@ -114,10 +114,10 @@ def test_a_hit_in_a_dataset_of_100_000_extents_costs_microseconds() -> None:
     for extent in extents[:2000]:
         _run(node, Demanded(READER, 0, extent))
         _run(node, Released(READER, extent))
-    began = time.perf_counter()
+    began = time.thread_time()
     for extent in extents[:2000]:
         node.handle(Demanded(READER, 0, extent), 0.0)
         node.handle(Released(READER, extent), 0.0)
-    cost_us = (time.perf_counter() - began) / 2000 * 1e6
+    cost_us = (time.thread_time() - began) / 2000 * 1e6
     print(f"a hit (Demanded and Released) of 100,000 extents: {cost_us:.1f} us")
     assert cost_us < 200

@@ -197,17 +197,17 @@ def test_a_billion_samples_cost_little() -> None:
     extent_first = np.arange(extents + 1) * 10_000
     for window, nodes in ((4, 16), (0, 1)):
         tracemalloc.start()
-        before = time.perf_counter()
+        before = time.thread_time()
         order = EpochOrder(OrderSpec(1, 2048, window, nodes), extent_first, 1)
-        built_s = time.perf_counter() - before
+        built_s = time.thread_time() - before
         peak_bytes = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        before = time.perf_counter()
+        before = time.thread_time()
         order.slots(400_000, 400_256, 256, 512)
-        slab_s = time.perf_counter() - before
+        slab_s = time.thread_time() - before
         assert built_s < 1
         assert peak_bytes < 100e6
-        assert slab_s < 0.2  # about 5 ms alone; the bound leaves room for a busy machine
+        assert slab_s < 0.2  # of CPU: about 5 ms
 
 
 @pytest.mark.parametrize(
