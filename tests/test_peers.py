@@ -318,11 +318,10 @@ def sharer_of(daemon: Daemon) -> int:
     """The process id."""
     assert daemon.process is not None
     pid = daemon.process.pid
-    children = [
-        int(child)
-        for thread in Path(f"/proc/{pid}/task").iterdir()
-        for child in (thread / "children").read_text().split()
-    ]
+    children: list[int] = []
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # ended since it was listed
+            children += map(int, (thread / "children").read_text().split())
     (found,) = [each for each in children if b"sharer" in cmdline(each)]
     return found
 
