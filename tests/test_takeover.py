@@ -445,15 +445,16 @@ def test_a_new_daemon_that_is_told_to_end_leaves_the_old_one_as_it_was(
     read(grants, records.rows)
     old = node.daemon.process
     assert old is not None
-    if moment == "not met":
-        old.send_signal(signal.SIGSTOP)
+    old.send_signal(signal.SIGSTOP)
     new = node.daemon.spawn("--takeover")
     try:
-        if moment == "not met":
-            wait_until(lambda: waits_for_an_answer(node), END_S)
-        else:
+        wait_until(lambda: waits_for_an_answer(node), END_S)
+        if moment == "prepares":
+            new.send_signal(signal.SIGSTOP)  # or it would have taken over before the old one is stopped again
+            old.send_signal(signal.SIGCONT)
             wait_until(lambda: "prepares to take over" in node.daemon.log, END_S)
             old.send_signal(signal.SIGSTOP)
+            new.send_signal(signal.SIGCONT)
         new.send_signal(told)
         assert new.wait(END_S) in (-told, 130)
     finally:
