@@ -77,11 +77,11 @@ def children(daemon: Daemon) -> list[int]:
     return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def greeted(daemon: Daemon, dataset: DatasetId) -> socket.socket:
+def greeted(daemon: Daemon, dataset: DatasetId, job: int = 0) -> socket.socket:
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     channel.settimeout(10)
     channel.connect(f"{daemon.socket_dir}/grants.sock")
-    tell(channel, Message(Op.HELLO, wire.MAGIC, digest=bytes.fromhex(dataset)))
+    tell(channel, Message(Op.HELLO, wire.MAGIC, job, digest=bytes.fromhex(dataset)))
     assert wire.decode(channel.recv(4096)).op is Op.WELCOME
     return channel
 

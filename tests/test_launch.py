@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
+import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,13 @@ import pytest
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
 from cachesvc.client import Control
-from cachesvc.leases import DaemonGrants
+from cachesvc.core import wire
+from cachesvc.core.wire import Message, Op
 from loader.launch import job_number
 from tests.servers import Proxy, SeaweedFS
 from tests.test_daemon import wait_until
+from tests.test_daemon_faults import greeted, tell
+from tests.test_grants_threads import stop_fills
 
 EXTENT = 4096
 EXTENTS = 50
@@ -64,26 +68,27 @@ def test_a_job_of_four_readers_delays_another_by_its_share(
         "--fillers",
         "1",
     ]
-    with Proxy(s3_server.endpoint.removeprefix("http://"), delay_s=0.1) as proxy:
+    with Proxy(s3_server.endpoint.removeprefix("http://")) as proxy:
         credentials = {**s3_env, "AWS_ENDPOINT_URL": proxy.endpoint}
         with Daemon(tmp_path / "node", options, credentials) as daemon, Control(daemon.socket_dir) as control:
             uri = f"s3://{bucket}/f/"
             dataset = control.open_dataset([uri], Options(format="records", record_bytes=EXTENT)).id
-            jobs = [5, 5, 5, 5, 6]
-            readers = [DaemonGrants(daemon.socket_dir, dataset, job=job) for job in jobs]
-
-            def ask(number: int, extents: range) -> None:
-                for answer in readers[number].acquire(extents, 60.0):
-                    os.close(answer.fd)  # type: ignore[union-attr]
-
-            scans = [threading.Thread(target=ask, args=(n, range(10 * n, 10 * n + 10))) for n in range(4)]
-            for scan in scans:
-                scan.start()
-            wait_until(lambda: control.list()[0].resident_extents >= 1)
-            before = control.list()[0].resident_extents
-            ask(4, range(40, 45))
-            assert control.list()[0].resident_extents - before <= 5 + 5 + 2 * 2 + 2
-            for scan in scans:
-                scan.join()
+            stopped = stop_fills(daemon)
+            readers = [greeted(daemon, dataset, job) for job in (5, 5, 5, 5, 6)]
+            for number, reader in enumerate(readers):
+                for extent in range(10 * number, 10 * number + 10)[: 5 if number == 4 else 10]:
+                    tell(reader, Message(Op.GET, extent, extent))
+                tell(reader, Message(Op.CATALOG))
+                assert wire.decode(reader.recv(4096)).op is Op.CATALOG  # all before it has been taken
+            proxy.reset()
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)
+            wait_until(lambda: control.list()[0].resident_extents == 45, 60.0)
             for reader in readers:
                 reader.close()
+        firsts = [
+            re.search(r"bytes=(\d+)-", each) for each in proxy.counts.by
+        ]  # in the order in which they came
+        order = [int(found[1]) // EXTENT for found in firsts if found]
+    assert sorted(order) == list(range(45))
+    assert max(at for at, extent in enumerate(order) if extent >= 40) < 5 + 5 + 2 * 2 + 2
