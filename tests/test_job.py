@@ -265,24 +265,29 @@ def test_after_a_restart_files_are_warm_and_memory_that_is_held_counts(
 
 def test_a_killed_trainer_leaves_nothing_behind(tmp_path: Path, node: Node, records: Records) -> None:
     env = node.daemon.env | {"CACHESVC": "require"}
-    before = set(os.listdir("/dev/shm"))
     with Trainer(tmp_path / "rank", records.uri, SHUFFLED | {"num_workers": 2}, env) as trainer:
         trainer.take(5)
         workers = trainer.children()
+        ours = tuple(f"torch_{pid}_" for pid in (trainer.process.pid, *workers))
         assert len(workers) == 2
         assert node.readers() == 3  # the trainer's, which has the plan, and its workers'
         trainer.process.kill()
         trainer.process.wait()
-        wait_until(lambda: node.readers() == 0, 2.0)
-        wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in workers), 2.0)
+        wait_until(lambda: node.readers() == 0)
+        wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in workers))
         assert list((tmp_path / "rank" / "tmp").iterdir()) == []
-    assert {name for name in set(os.listdir("/dev/shm")) - before if name.startswith("torch_")} == set()
-    with Control(node.daemon.socket_dir) as control:
-        for known in control.list():
-            assert control.evict(known.dataset.id).busy_bytes == 0
-    wait_until(lambda: node.ram().used_bytes == 0)
+    assert [name for name in os.listdir("/dev/shm") if name.startswith(ours)] == []
+
+    def empty() -> bool:
+        with Control(node.daemon.socket_dir) as control:
+            for known in control.list():
+                assert control.evict(known.dataset.id).busy_bytes == 0
+        return bool(node.ram().used_bytes == 0)
+
+    wait_until(empty)  # fills that were under way come to their end
     assert node.daemon.process is not None
-    assert held_memory(node.daemon.process.pid) == []
+    daemon = node.daemon.process.pid
+    wait_until(lambda: held_memory(daemon) == [])
 
 
 def test_one_rank_costs_the_source_each_byte_once(node: Node, records: Records) -> None:
