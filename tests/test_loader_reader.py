@@ -186,7 +186,8 @@ def test_a_dataset_that_nobody_has_any_more_leaves_nothing(
         del dataset
         assert (rest[1].numpy() == wanted[1]).all()
         del rest
-        assert (descriptors(), mapped()) == before
+        assert descriptors() <= before[0]  # fewer, where others' are closed meanwhile
+        assert mapped() <= before[1]
     array = in_memory(link).array()
     assert array[3, 0] == wanted[3, 0]
 
