@@ -23,7 +23,7 @@ from loader import DataLoader, open_dataset
 
 PEER_FAILURE_S = 1.5
 PER_FILE = 4
-THREADS_END_S = 5.0
+THREADS_END_S = 30.0
 
 
 def say(**what: Any) -> None:

@@ -67,7 +67,7 @@ def held_memory(pid: int) -> list[str]:
     return [name for name in open_files(pid) if name.startswith("/memfd:cachesvc:")]
 
 
-def wait_until(good: object, limit_s: float = 10.0) -> None:
+def wait_until(good: object, limit_s: float = 30.0) -> None:
     deadline = time.monotonic() + limit_s
     while not good():  # type: ignore[operator]
         assert time.monotonic() < deadline, "it did not come true"
