@@ -34,6 +34,7 @@ from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import cachesvc_pb2_grpc
 from tests.servers import Proxy, SeaweedFS
 from tests.test_daemon import wait_until
+from tests.test_kills import slow_start
 
 EXTENT = 1 << 20
 EXTENTS = 8
@@ -133,30 +134,39 @@ def test_verify_beside_evict_and_refill_reports_no_corruption(daemon: Daemon, da
 
 
 def test_a_builder_killed_in_mid_build_is_a_typed_error_and_the_next_open_works(
-    tmp_path: Path, daemon: Daemon
+    tmp_path: Path, data: bytes
 ) -> None:
+    held, path = slow_start(tmp_path)
     caught: list[CacheError] = []
     stop = threading.Event()
+    with Daemon(tmp_path / "node", options(tmp_path), {"PYTHONPATH": path}) as daemon:
 
-    def kill_builders() -> None:
-        while not stop.is_set():
+        def kill_builders() -> None:
             for pid in children(daemon):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            stop.wait(0.005)
 
-    killer = threading.Thread(target=kill_builders)
-    killer.start()
-    try:
+        def keep_killing() -> None:
+            while not stop.wait(0.005):
+                kill_builders()
+
+        held.touch()  # those that are started from now on build nothing until it is gone
+        kill_builders()
+        killer = threading.Thread(target=keep_killing)
+        killer.start()
+        try:
+            opened(daemon)
+        except CacheError as error:
+            caught.append(error)
+        finally:
+            stop.set()
+            killer.join()
+            held.unlink()
+        assert [type(error) for error in caught] == [SourceUnavailable]
+        assert "try again" in str(caught[0])
         opened(daemon)
-    except CacheError as error:
-        caught.append(error)
-    finally:
-        stop.set()
-        killer.join()
-    assert [type(error) for error in caught] == [SourceUnavailable]
-    assert "try again" in str(caught[0])
-    opened(daemon)
+        assert daemon.stop() == 0
+        assert "Traceback" not in daemon.log
 
 
 def test_unexpected_errors_in_a_job_are_answered(tmp_path: Path, daemon: Daemon, data: bytes) -> None:

@@ -104,28 +104,43 @@ class Loop:
                 self._callbacks[fd]()
 
 
+def slow_start(folder: Path) -> tuple[Path, str]:
+    """While that file is there, no Python comes further than its start that has this PYTHONPATH."""
+    (folder / "first").mkdir()
+    held = folder / "first" / "held"
+    lines = ["import os, time", f"while os.path.exists({str(held)!r}):", "    time.sleep(0.01)", ""]
+    (folder / "first" / "sitecustomize.py").write_text("\n".join(lines))
+    return held, f"{folder}/first:{os.environ.get('PYTHONPATH', '')}"
+
+
 @pytest.mark.parametrize(("deaths", "code"), [(1, 0), (3, 0), (4, SourceUnavailable.code)])
-def test_an_opening_survives_three_deaths_of_the_builder(tmp_path: Path, deaths: int, code: int) -> None:
+def test_an_opening_survives_three_deaths_of_the_builder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaths: int, code: int
+) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data/0.bin").write_bytes(bytes(4096))
     (tmp_path / "catalogs").mkdir()
     loop, answers = Loop(), list[jobs.Answer]()
     settings = Settings(0, (), (f"{tmp_path}/",), str(tmp_path), str(tmp_path), fillers=1)
+    held, path = slow_start(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", path)
     fillers = Fillers(settings, (str(tmp_path),), loop.watch, loop.unwatch)
 
     def builders() -> list[int]:
         return [filler.process.pid for filler in fillers._living if filler.builds]
 
+    held.touch()
     fillers.start()
     options: dict[str, str | int] = {"format": "records", "record_bytes": 4096}
     uris, catalogs = [f"{tmp_path}/data/"], str(tmp_path / "catalogs")
     build = partial(jobs.Build, uris=uris, options=options, catalogs=catalogs, refresh=False)
     try:
         fillers.build(build, answers.append)
-        for _ in range(deaths):  # each dies long before it has imported what it needs
+        for _ in range(deaths):  # each dies before it has imported what it needs
             (victim,) = builders()
             os.kill(victim, signal.SIGKILL)
             loop.run_until(lambda gone=victim: gone not in builders())
+        held.unlink()
         loop.run_until(lambda: any(isinstance(answer, jobs.Done) for answer in answers))
         done = answers[-1]
         assert isinstance(done, jobs.Done)
