@@ -79,13 +79,19 @@ class Node:
         self.daemon, self._metrics, self.nvme = daemon, metrics, nvme
 
     def corrupt(self) -> int:
-        """Copies that failed their checksums, as `status` says; the metrics agree."""
-        with Control(self.daemon.socket_dir) as control:
-            found = sum(tier.corrupt_extents for tier in control.status().tiers)
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._metrics}/metrics", timeout=10) as answer:
-            lines = answer.read().decode().splitlines()
-        told = [line.split()[-1] for line in lines if line.startswith("cachesvc_corrupt_extents_total{")]
-        assert sum(map(float, told)) == found
+        """Copies that failed their checksums, as `status` says; the metrics agree, once none is found meanwhile."""
+        found = 0
+
+        def agree() -> bool:
+            nonlocal found
+            with Control(self.daemon.socket_dir) as control:
+                found = sum(tier.corrupt_extents for tier in control.status().tiers)
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._metrics}/metrics", timeout=10) as answer:
+                lines = answer.read().decode().splitlines()
+            told = [line.split()[-1] for line in lines if line.startswith("cachesvc_corrupt_extents_total{")]
+            return sum(map(float, told)) == found
+
+        wait_until(agree)
         return found
 
     def all_right(self, version: str) -> int:
@@ -176,7 +182,7 @@ def test_files_are_right_after_bits_flipped_between_two_daemons_and_under_the_se
         flips.flip(2)
         assert right()
         assert found.corrupt() == 5
-        assert found.all_right(images.version) == len(flips.files())
+        wait_until(lambda: found.all_right(images.version) == len(flips.files()))  # the last are committed
         images.opened.close()
 
 
