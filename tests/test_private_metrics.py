@@ -52,6 +52,7 @@ def test_private_datasets_are_one_in_the_metrics_and_each_in_status(tmp_path: Pa
             readers[-1].waited(REPORT)
         batches = "cachesvc_loader_batches_total"
         wait_until(lambda: values(port).get(f'{batches}{{dataset="private"}}') == 20)
+        wait_until(lambda: values(port).get(f'{batches}{{dataset="{ids["all"]}"}}') == 10)
         told = values(port)
         status = {each.dataset.id: each.resident_bytes for each in control.status().datasets}
         for reader in readers:
