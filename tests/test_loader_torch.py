@@ -460,11 +460,11 @@ def test_a_batch_whose_source_was_away_is_tried_again_by_who_goes_on(
 def test_what_workers_that_hang_would_have_made_is_not_lost(link: MemoryLink, persistent: bool) -> None:
     def slow(record: torch.Tensor) -> int:
         number = int(record[0]) // 4
-        time.sleep(3 if number == 25 else 0)
+        time.sleep(8 if number == 25 else 0)
         return number
 
     loader = DataLoader(
-        in_memory(link, transform=slow), 10, num_workers=1, timeout=1, persistent_workers=persistent
+        in_memory(link, transform=slow), 10, num_workers=1, timeout=4, persistent_workers=persistent
     )
     batches = iter(loader)
     assert [next(batches)[0].item() for _ in range(2)] == [0, 10]
