@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Iterator
 from concurrent import futures
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,9 @@ from typing import Any
 import grpc
 
 from cachesvc.client import CODE_KEY
-from cachesvc.config import CONTROL_SOCKET
+from cachesvc.config import CONTROL_SOCKET, GRANTS_SOCKET
+from cachesvc.core import wire
+from cachesvc.core.wire import Op
 from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import cachesvc_pb2_grpc
 
@@ -74,10 +78,38 @@ class CannedCache(cachesvc_pb2_grpc.CacheServicer):
 
 
 @contextmanager
+def _identifying(directory: Path) -> Iterator[None]:
+    """A grants socket that greets whoever connects, and stays: who cannot be connected to the other one at once asks
+    again."""
+    held: list[socket.socket] = []
+
+    def greet(listener: socket.socket) -> None:
+        with suppress(OSError):  # it is closed
+            while True:
+                held.append(listener.accept()[0])
+                held[-1].recv(wire.MAX_MESSAGE_BYTES)
+                held[-1].send(wire.encode(Op.WELCOME, size=1))
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(f"{directory}/{GRANTS_SOCKET}")
+        listener.listen()
+        greeting = threading.Thread(target=greet, args=(listener,))
+        greeting.start()
+        try:
+            yield
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            greeting.join()
+            for each in held:
+                each.close()
+    (directory / GRANTS_SOCKET).unlink()
+
+
+@contextmanager
 def canned_daemon(directory: Path) -> Iterator[CannedCache]:
     """A real gRPC server on the control socket of a directory."""
     servicer = CannedCache()
-    with futures.ThreadPoolExecutor(4) as pool:
+    with _identifying(directory), futures.ThreadPoolExecutor(4) as pool:
         server = grpc.server(pool)
         cachesvc_pb2_grpc.add_CacheServicer_to_server(servicer, server)
         server.add_insecure_port(f"unix:{directory}/{CONTROL_SOCKET}")
