@@ -579,6 +579,17 @@ def test_where_no_thread_can_be_started_calls_are_answered_by_those_that_there_a
         assert newer.recv(1) == b""  # refused, and the daemon lives
     for each in crowd:
         each.join(30)
+
+    def crowded() -> bool:
+        """Where they came one after another, one thread was enough for all: once more then."""
+        again = [threading.Thread(target=ask, daemon=True) for _ in crowd]
+        for each in again:
+            each.start()
+        for each in again:
+            each.join(30)
+        return "no more threads can be started" in daemon.log
+
+    wait_until(lambda: "no more threads can be started" in daemon.log or crowded())
     resource.prlimit(daemon.process.pid, resource.RLIMIT_AS, before)
     assert opened(daemon)
     assert "no more threads can be started" in daemon.log
