@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import numpy as np
@@ -475,11 +476,39 @@ def test_the_next_peer_is_asked_where_the_first_lies() -> None:
     assert honest.asked == 8
 
 
-def test_a_peer_that_takes_the_connection_and_says_nothing_costs_seconds_once() -> None:
+def test_a_peer_that_says_nothing_costs_seconds_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cachesvc.daemon.peers.FIRST_S", 0.1)
+    now_s = 0.0
+    monkeypatch.setattr("cachesvc.daemon.peers.time", SimpleNamespace(monotonic=lambda: now_s))
+    extent, found = ExtentId(bytes(16)), []
     with socket.create_server(("127.0.0.1", 0)) as silent, memory(len(GOOD)) as target:
-        peers = Peers([f"127.0.0.1:{silent.getsockname()[1]}"])
-        assert peers.fill(ExtentId(bytes(16)), len(GOOD), target) is None
-        assert peers._of(ExtentId(bytes(16))) == []
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        peers = Peers([address])
+        for _ in range(7):
+            assert peers.fill(extent, len(GOOD), target) is None
+            assert peers._of(extent) == []
+            found.append(peers._again_at[address] - now_s)
+            now_s = peers._again_at[address]
+            assert peers._of(extent) == [address]
+    assert found == [1, 2, 4, 8, 16, 30, 30]
+
+
+def test_a_peer_that_stood_still_for_once_is_asked_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cachesvc.daemon.peers.BUSY_S", 0.1)
+    answers = iter([False, True, False, True])
+
+    def replies() -> Iterator[pb.ReadReply]:
+        if not next(answers):
+            raise OSError("a fault of its own")
+        return iter([pb.ReadReply(data=GOOD, digests=digests_of(GOOD), size_bytes=len(GOOD))])
+
+    with serving(Liar(replies)) as address, memory(len(GOOD)) as target:
+        peers = Peers([address])
+        for _ in range(2):
+            assert peers.fill(ExtentId(bytes(16)), len(GOOD), target) is None
+            wait_until(lambda: peers._of(ExtentId(bytes(16))) == [address])
+            assert peers.fill(ExtentId(bytes(16)), len(GOOD), target) == digests_of(GOOD)
+            assert not peers._silent_s
 
 
 def test_all_nodes_ask_the_same_peers_in_the_same_order() -> None:

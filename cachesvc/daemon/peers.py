@@ -29,7 +29,8 @@ FIRST_S = 2.0
 SLOWEST_BYTES_S = 16 << 20
 """What a peer is given time for: `FIRST_S` and this rate. One that is slower helps nobody."""
 AGAIN_S, BUSY_S = 30.0, 1.0
-"""How long a peer that failed is left alone, and one that said that it serves enough."""
+"""How long a peer that sent something wrong is left alone, and one that said that it serves enough. One that did not
+answer is left alone for the second first, and twice as long each further time: it may have stood still for once."""
 RECONNECT_S = 10.0
 """gRPC's own pause before it connects again grows to this."""
 
@@ -40,6 +41,8 @@ class Peers:
     def __init__(self, addresses: Sequence[str], tls: Tls | None = None) -> None:
         """Raises InvalidInput for certificates that cannot be used."""
         self._again_at = dict.fromkeys(addresses, 0.0)
+        self._silent_s: dict[str, float] = {}
+        """How long those that did not answer, the last time or several in a row, are left alone."""
         self._certificates = Certificates(tls) if addresses and tls else None
         self._stubs: dict[str, Any] = {}
 
@@ -50,7 +53,7 @@ class Peers:
             try:
                 digests = self._read(address, extent, size_bytes, target)
             except CorruptData as error:
-                self._leave(address, str(error))
+                self._leave(address, AGAIN_S, str(error))
                 continue
             if digests is not None:
                 return digests
@@ -83,19 +86,23 @@ class Peers:
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
                 self._again_at[address] = time.monotonic() + BUSY_S
-            elif error.code() is not grpc.StatusCode.NOT_FOUND:
-                self._leave(address, f"{error.code().name}: {error.details()}")
+            elif error.code() is grpc.StatusCode.NOT_FOUND:
+                self._silent_s.pop(address, None)
+            else:
+                pause_s = self._silent_s[address] = min(AGAIN_S, self._silent_s.get(address, BUSY_S / 2) * 2)
+                self._leave(address, pause_s, f"{error.code().name}: {error.details()}")
             return None
         finally:
             replies.cancel()
+        self._silent_s.pop(address, None)
         if at < size_bytes:
             raise CorruptData(f"it sent {at:,} bytes of {size_bytes:,}")
         if passing.checksums(target).digests != digests:
             raise CorruptData("its bytes do not match its checksums")
         return digests
 
-    def _leave(self, address: str, why: str) -> None:
-        self._again_at[address] = time.monotonic() + AGAIN_S
+    def _leave(self, address: str, pause_s: float, why: str) -> None:
+        self._again_at[address] = time.monotonic() + pause_s
         log.warning("a peer is left alone for a while", extra={"peer": address, "error": why})
 
     def _stub(self, address: str) -> Any:
