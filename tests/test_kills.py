@@ -36,18 +36,15 @@ def entry(step: int, *indices: int, epoch: int = 0) -> Entry:
     return Entry(epoch, list(indices), [str(index) for index in indices], {"step": step})
 
 
-def drill(kills: int, seed: int, limit_s: float) -> None:
+def drill(kills: int, seed: int, limit_s: float, *more: int) -> None:
+    """Ends with code 0, or with one of `more`."""
     command = [sys.executable, "-m", "bench.kills", str(kills), str(seed)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit_s)
-    if done.returncode == LATE and os.getloadavg()[0] > 2 * (os.cpu_count() or 1):
-        pytest.skip(
-            f"exactly once, and nothing left; but this machine is too busy to time starts:\n{done.stdout}"
-        )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode in (0, *more), done.stdout + done.stderr
 
 
 def test_a_few_kills_lose_double_and_leave_nothing() -> None:
-    drill(6, 1, 100.0)
+    drill(6, 1, 100.0, LATE)  # beside other tests starts are not timed
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import os
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,10 @@ def starved(daemon: Daemon) -> bool:
     assert daemon.process is not None
     root = daemon.process.pid
     children = Path(f"/proc/{root}/task/{root}/children").read_text().split()
-    lives = [path.read_text() for pid in children for path in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    lives = []
+    for path in (found for pid in children for found in Path(f"/proc/{pid}/task").glob("*/schedstat")):
+        with suppress(FileNotFoundError, ProcessLookupError):  # ended since it was listed
+            lives.append(path.read_text())
     ran_ns, waited_ns = (sum(int(life.split()[field]) for life in lives) for field in (0, 1))
     return waited_ns > STARVED * ran_ns
 
