@@ -1,7 +1,7 @@
 """A disk that misbehaves on demand: a FUSE pass-through, `python -m tests.faulty_disk BACKING MOUNT FAULT`.
 
-The file FAULT holds what every call does first: nothing (empty), `eio`, a number of seconds to wait, or
-`hang`: it waits until the file says something else.
+The file FAULT holds what every call does first: nothing (empty), `eio`, a number of seconds to wait (`rename 0.1`:
+only such calls), or `hang`: it waits until the file says something else.
 """
 
 from __future__ import annotations
@@ -68,20 +68,21 @@ def serve(backing: str, mount: str, fault: str) -> None:
     """Serve until unmounted."""
     import mfusepy  # type: ignore[import-not-found]
 
-    def misbehave() -> None:
+    def misbehave(call: str) -> None:
         while (kind := Path(fault).read_text()) == "hang":
             time.sleep(0.05)
         if kind == "eio":
             raise mfusepy.FuseOSError(errno.EIO)
-        if kind:
-            time.sleep(float(kind))
+        name, _, wait_s = kind.rpartition(" ")
+        if wait_s and name in ("", call):
+            time.sleep(float(wait_s))
 
     def faulty(call: Callable[..., Any]) -> Callable[..., Any]:
         """A call on the backing directory, after the fault."""
 
         def run(self: object, path: str, *args: Any) -> Any:
             if call.__name__ not in ("getattr", "release"):
-                misbehave()
+                misbehave(call.__name__)
             try:
                 return call(self, backing + path, *args)
             except OSError as error:

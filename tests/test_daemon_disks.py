@@ -264,10 +264,12 @@ def test_what_is_pinned_goes_last_when_a_daemon_starts_with_a_smaller_budget(
 
 def test_what_was_evicted_is_free_when_evict_answers(tmp_path: Path, data: bytes) -> None:
     with FaultyDisk(tmp_path) as disk, node(tmp_path, data, f"{disk.path}=4MiB") as found:
-        found.fill()
-        disk.behave("0.05")
-        assert found.control.evict(found.dataset).evicted_bytes == len(data)
-        assert found.tier().used_bytes == 0  # type: ignore[attr-defined]
+        for slow, call in (("rename 0.1", "commits"), ("unlink 0.05", "removals")):
+            disk.behave(slow)
+            found.fill()
+            evicted = found.control.evict(found.dataset)
+            assert (evicted.evicted_bytes, evicted.busy_bytes) == (len(data), 0), call
+            assert found.tier().used_bytes == 0, call  # type: ignore[attr-defined]
         disk.behave("")
         assert stored(disk.path) == []
 

@@ -248,5 +248,5 @@ def test_what_a_client_is_told_at_once(
         began = time.monotonic()
         with pytest.raises(InvalidInput, match=name) as caught:
             control.open_dataset(["s3://bucket/"], RECORDS)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 60  # not after minutes of tries
         assert "S3CR3T" not in str(caught.value) + daemon.log

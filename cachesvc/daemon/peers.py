@@ -25,7 +25,7 @@ from cachesvc.tiers.checksum import Passing
 log = logging.getLogger(__name__)
 ASKED = 3
 """Peers asked for one extent; which, follows from its id, so that all nodes ask the same ones."""
-FIRST_S = 2.0
+FIRST_S = 5.0
 SLOWEST_BYTES_S = 16 << 20
 """What a peer is given time for: `FIRST_S` and this rate. One that is slower helps nobody."""
 AGAIN_S, BUSY_S = 30.0, 1.0

@@ -158,9 +158,9 @@ class Runner:
         nothing of its kind is under way for a dataset."""
         self._settling.add(partial(done, dataset), then)
 
-    def after_evictions(self, then: Callable[[], None]) -> None:
-        """Call `then` on the loop's thread when the tiers have done all evictions that were commanded before; a lost
-        one owes none."""
+    def after_tiers(self, then: Callable[[], None]) -> None:
+        """Call `then` on the loop's thread when the tiers have done all that they were told before: commits, evictions. A
+        lost one owes none."""
         owing = {name for name, tier in self.node.policy.tiers.items() if not tier.lost}
 
         def done(name: TierName, _: object = None) -> None:

@@ -41,7 +41,8 @@ PROGRESS_S = 0.2
 ANSWER_S = 0.2
 """How often a call that waits for a job looks whether caller and daemon are still there."""
 FREED_S = 10.0
-"""How long an eviction is waited for until its bytes are free: what comes next is placed by what is free."""
+"""How long an eviction waits for disks: for commits, as what is being committed stays, and until its bytes are free, as
+what comes next is placed by what is free."""
 SHORT = (
     "nothing can be checked now: open files (LimitNOFILE=, ulimit -Hn), memory or processes are short, or a mount hangs;"
     " the daemon's log says which"
@@ -180,19 +181,23 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
     def Evict(self, request: pb.EvictRequest, context: grpc.ServicerContext) -> pb.EvictReply:
         with statuses(context):
             dataset = self._dataset(request.dataset, context)
+            self._wait_for_tiers(context)
             # on this thread, which reads only: too long for the loop
             before = {extent for extent, _ in self._runner.resident(dataset)}
             self._loop.call(lambda: self._runner.handle(events.EvictAsked(dataset.id, dataset.extent_ids)))
             self._after(self._runner.node.claims.evicted, dataset, context)
-            freed: queue.Queue[None] = queue.Queue()
-            self._loop.call(lambda: self._runner.after_evictions(partial(freed.put, None)))
-            with suppress(queue.Empty):  # a disk that hangs is lost some time, or goes on
-                self._next(freed, context, FREED_S)
+            self._wait_for_tiers(context)
             stayed = (extent for extent, _ in self._runner.resident(dataset) if extent in before)
             busy_bytes = _size_bytes(dataset, stayed)
             return pb.EvictReply(
                 evicted_bytes=_size_bytes(dataset, before) - busy_bytes, busy_bytes=busy_bytes
             )
+
+    def _wait_for_tiers(self, context: grpc.ServicerContext) -> None:
+        done: queue.Queue[None] = queue.Queue()
+        self._loop.call(lambda: self._runner.after_tiers(partial(done.put, None)))
+        with suppress(queue.Empty):  # a disk that hangs is lost some time, or goes on
+            self._next(done, context, FREED_S)
 
     def Verify(self, request: pb.VerifyRequest, context: grpc.ServicerContext) -> Iterator[pb.VerifyReply]:
         with statuses(context):
