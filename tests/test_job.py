@@ -224,14 +224,14 @@ def test_a_trainer_without_credentials_waits_for_the_daemon_to_come_back(
 def test_a_daemon_that_stays_away_is_a_typed_error_within_the_deadline(
     node: Node, records: Records, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
-    monkeypatch.setenv("CACHESVC_TIMEOUT_S", "2")
+    monkeypatch.setenv("CACHESVC_TIMEOUT_S", "6")  # of the first batch too
     batches = iter(DataLoader(open_dataset(records.uri, **RECORDS), num_workers=workers, **SHUFFLED))
     next(batches)
     node.daemon.kill()
     started = time.monotonic()
     with pytest.raises(DaemonUnavailable, match="cachesvc serve"):
         list(batches)
-    assert time.monotonic() - started < 10.0
+    assert time.monotonic() - started < 20.0
 
 
 def test_after_a_restart_files_are_warm_and_memory_that_is_held_counts(
@@ -270,7 +270,7 @@ def test_a_killed_trainer_leaves_nothing_behind(tmp_path: Path, node: Node, reco
         workers = trainer.children()
         ours = tuple(f"torch_{pid}_" for pid in (trainer.process.pid, *workers))
         assert len(workers) == 2
-        assert node.readers() == 3  # the trainer's, which has the plan, and its workers'
+        wait_until(lambda: node.readers() == 3)  # the trainer's, which has the plan, and its workers'
         trainer.process.kill()
         trainer.process.wait()
         wait_until(lambda: node.readers() == 0)
