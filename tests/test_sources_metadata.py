@@ -17,6 +17,8 @@ import pytest
 from cachesvc.core.errors import CacheError, CorruptData, NotFound, OutOfSpace, SourceChanged
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.metadata import CachedMetadata
+from cachesvc.sources.open import Sources, SourceSettings
+from tests.servers import SeaweedFS
 
 
 class CountingSource:
@@ -115,6 +117,29 @@ def test_what_a_comparison_finds_changed_is_asked_again(
         cached.checker(version)
     list(cached.list("s3://b/p/"))
     assert source.asked == 2
+
+
+def test_what_is_kept_of_one_endpoint_is_not_anothers(source: CountingSource, tmp_path: Path) -> None:
+    for asked, endpoint in ((2, "http://a"), (4, "http://b"), (4, "http://a")):
+        cached = CachedMetadata(source, tmp_path / "meta", endpoint=endpoint)
+        list(cached.list("s3://b/p/"))
+        cached.head("s3://b/x")
+        cached.close()
+        assert source.asked == asked
+
+
+def test_another_endpoint_is_asked_for_its_own_listing(
+    s3_server: SeaweedFS, s3_env: dict[str, str], bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One server under two names: what the second lists is not what was kept of the first."""
+    settings = SourceSettings(metadata_directory=tmp_path / "meta")
+    for count in (1, 2):
+        s3_server.client().put_object(Bucket=bucket, Key=f"p/{count}", Body=b"x")
+        listed = [
+            len(list(Sources(settings)(f"s3://{bucket}/p/").list(f"s3://{bucket}/p/"))) for _ in range(2)
+        ]
+        assert listed == [count, count]
+        monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server.endpoint.replace("127.0.0.1", "localhost"))
 
 
 def test_what_expired_is_asked_again(source: CountingSource, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import diskcache
 from diskcache.core import MODE_BINARY, MODE_RAW, MODE_TEXT, UNKNOWN
+from xxhash import xxh3_64_hexdigest
 
 from cachesvc.core.errors import CorruptData, NotFound, OutOfSpace, SourceChanged
 from cachesvc.core.model import ObjectVersion
@@ -74,17 +75,22 @@ class CachedMetadata:
         directory: Path,
         expiry_s: float = EXPIRY_S,
         clock: Callable[[], float] = time.time,
+        endpoint: str = "",
     ) -> None:
-        """`clock` must be of the kind that diskcache uses: rows outlive processes, and machines' restarts."""
+        """`clock` must be of the kind that diskcache uses: rows outlive processes, and machines' restarts.
+        `endpoint`: what else than their URIs tells listings apart; what is kept of one is not another's."""
         self._source = source
         self._directory = directory
         self._expiry_s = expiry_s
         self._clock = clock
+        # A digest: an endpoint's URL can hold a password.
+        self._at = f"{xxh3_64_hexdigest(endpoint.encode())} " if endpoint else ""
         self._opened: diskcache.Cache | None = None
 
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
         """As the source's, at most `expiry_s` old."""
-        kept = self._kept("list " + prefix)
+        key = f"list {self._at}{prefix}"
+        kept = self._kept(key)
         if kept is not None:
             yield from (_version(row) for row in _rows(kept))
             return
@@ -92,15 +98,16 @@ class CachedMetadata:
         for version in self._source.list(prefix):
             rows.append([version.uri, version.size_bytes, version.etag])
             yield version
-        self._keep("list " + prefix, rows, prefix)
+        self._keep(key, rows, prefix)
 
     def head(self, uri: str) -> ObjectVersion:
         """As the source's, at most `expiry_s` old."""
-        kept = self._kept("head " + uri)
+        key = f"head {self._at}{uri}"
+        kept = self._kept(key)
         if kept is not None:
             return _version(_rows(kept))
         version = self._source.head(uri)
-        self._keep("head " + uri, [version.uri, version.size_bytes, version.etag], uri)
+        self._keep(key, [version.uri, version.size_bytes, version.etag], uri)
         return version
 
     def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:

@@ -36,9 +36,14 @@ def open_reader(uri: str, settings: SourceSettings | None = None, calls: Calls |
 
     Raises InvalidInput for a scheme that nobody reads, NotAllowed without credentials.
     """
-    chosen = settings or SourceSettings()
+    return _opened(uri, settings or SourceSettings(), calls)[0]
+
+
+def _opened(uri: str, chosen: SourceSettings, calls: Calls | None) -> tuple[Resilient, str]:
+    """As `open_reader`, and the endpoint whose listings are others' too by their URIs alone."""
     scheme, mark, _ = uri.partition("://")
     backend: Source
+    endpoint = ""
     if not mark or scheme == "file":
         watch = calls or Calls()
         backend = Watched(FilesSource(chosen.roots, watch.alive), watch)
@@ -48,26 +53,27 @@ def open_reader(uri: str, settings: SourceSettings | None = None, calls: Calls |
             open_s3,
         )
 
-        backend = open_s3(S3Settings())
+        backend = storage = open_s3(S3Settings())
+        endpoint = storage.endpoint
     elif scheme in ("http", "https"):
         raise InvalidInput(f"{uri}: plain web servers cannot be listed; give the storage's own URL")
     else:
         from cachesvc.sources.remote import open_fsspec
 
         backend = open_fsspec(uri)
-    return Resilient(backend, chosen.resilience)
+    return Resilient(backend, chosen.resilience), endpoint
 
 
 def open_source(uri: str, settings: SourceSettings | None = None, calls: Calls | None = None) -> Source:
     """As `open_reader`, with listings and HEADs kept where the settings name a directory for them."""
     chosen = settings or SourceSettings()
-    return _remembering(open_reader(uri, chosen, calls), uri, chosen)
+    return _remembering(*_opened(uri, chosen, calls), uri, chosen)
 
 
-def _remembering(reader: Resilient, uri: str, chosen: SourceSettings) -> Source:
+def _remembering(reader: Resilient, endpoint: str, uri: str, chosen: SourceSettings) -> Source:
     if chosen.metadata_directory is None or "://" not in uri or uri.startswith("file://"):
         return reader
-    return CachedMetadata(reader, chosen.metadata_directory, chosen.metadata_expiry_s)
+    return CachedMetadata(reader, chosen.metadata_directory, chosen.metadata_expiry_s, endpoint=endpoint)
 
 
 class Sources:
@@ -85,8 +91,8 @@ class Sources:
         place = f"{scheme}://{rest.partition('/')[0]}" if mark else ""
         with self._lock:
             if place not in self._open:
-                reader = open_reader(uri, self._settings, self._calls)
-                self._open[place] = _remembering(reader, uri, self._settings)
+                reader, endpoint = _opened(uri, self._settings, self._calls)
+                self._open[place] = _remembering(reader, endpoint, uri, self._settings)
                 self._readers.append(reader)
             return self._open[place]
 

@@ -102,6 +102,11 @@ class S3Source:
         self._active: dict[int, Connection] = {}
         self._lock = threading.Lock()
 
+    @property
+    def endpoint(self) -> str:
+        """Whose buckets these are: another endpoint may have others of the same names."""
+        return str(self._endpoint.geturl())
+
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
         """Every object below `prefix`, in key order, or the one object of exactly that name."""
         bucket, key = split_uri(prefix, key_needed=False)
