@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import select
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
 from signal import strsignal
 from typing import Any, NamedTuple
 
@@ -11,16 +15,20 @@ import torch
 from torch._C import _remove_worker_pids
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import Sampler, get_worker_info
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from cachesvc.core.errors import CacheError, InvalidInput
 from loader.feed import Turn
 from loader.forks import CHILD_SAYS, abandon_in_children
 from loader.handover import Arena, Handed, packed
+from loader.iteration import of_the_data
 from loader.made import Made, Maker
 from loader.orphans import TiedFirst
 
 TELL_EVERY_S = 1.0
 """A worker has no plan of its own; this is how a restarted daemon hears what it still holds."""
+LOOK_S = 5.0
+"""How often a batch that is waited for looks whether the pinning thread lives, as torch does."""
 LOCK_S = 2.0
 """Nobody holds a queue's lock for so long, but one who will not give it back."""
 
@@ -100,26 +108,92 @@ class _Done:
         self._event._flag.release()  # a semaphore; workers only ever look whether it is above zero
 
 
-def _bear_deaths(batches: Any) -> None:
-    """A worker's death is raised by `next`, which looks every 5 s. torch's SIGCHLD handler raises at once, wherever the
-    trainer is: inside the `with` of a queue's Condition that leaves its lock taken, and ending the workers waits for it."""
-    if getattr(batches, "_worker_pids_set", False):
-        _remove_worker_pids(id(batches))
-        batches._worker_pids_set = False
-        batches._workers_done_event = _Done(batches._workers_done_event)
+def _polled(workers: list[Any], *others: int) -> select.poll:
+    found = select.poll()
+    for fd in (*(worker.sentinel for worker in workers), *others):
+        found.register(fd, select.POLLIN)
+    return found
 
 
-def _unlock(batches: Any) -> None:
-    """Give back the locks of queues that Ctrl-C has left taken, in the midst of a `put`: ending the workers takes them."""
-    for queue in getattr(batches, "_index_queues", []):
-        queue._notempty.acquire(timeout=LOCK_S)
-        queue._notempty.release()
+def _read(polled: select.poll, fd: int, size: int) -> bytes:
+    """os.read of a pipe that workers write to; the rest of a message whose writer died never comes, nor an end."""
+    if any(ready != fd for ready, _ in polled.poll()):
+        raise EOFError("a worker died")
+    return os.read(fd, size)
 
 
-def _killed(batches: Any) -> str:
-    """Which workers a signal has ended, in torch's words."""
-    ended = [worker for worker in getattr(batches, "_workers", []) if (worker.exitcode or 0) < 0]
-    return ", ".join(f"pid {each.pid} is killed by signal: {strsignal(-each.exitcode)}" for each in ended)
+class _Batches(_MultiProcessingDataLoaderIter):
+    """torch's iterator; it hears at once of a worker that died, and ends workers whatever locks an interrupt left taken."""
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        if first_iter:
+            self._bear_deaths()
+        super()._reset(loader, first_iter)
+
+    def _bear_deaths(self) -> None:
+        """torch's SIGCHLD handler raises wherever the trainer is, in a `put` too; what waits for batches looks instead."""
+        _remove_worker_pids(id(self))
+        self._worker_pids_set = False
+        self._workers_done_event: Any = _Done(self._workers_done_event)
+        results: Any = self._worker_result_queue
+        reader = results._reader
+        self._heard = _polled(self._workers, *(() if self._pin_memory else (reader.fileno(),)))
+        read = partial(_read, _polled(self._workers, reader.fileno()))
+        reader._recv = partial(type(reader)._recv, weakref.proxy(reader), read=read)
+
+    def _try_get_data(self, timeout: float = LOOK_S) -> tuple[bool, Any]:
+        """torch's looks for the dead only when all of `timeout=` has passed."""
+        deadline = time.monotonic() + timeout
+        while True:
+            wait = max(0.0, min(LOOK_S, deadline - time.monotonic()))
+            self._raise_deaths(0 if self._pin_memory else wait)
+            try:
+                found: tuple[bool, Any] = super()._try_get_data(wait if self._pin_memory else 0)  # type: ignore[no-untyped-call]
+            except Exception:
+                self._raise_deaths(0)
+                raise
+            if found[0] or time.monotonic() >= deadline:
+                return found
+
+    def _raise_deaths(self, wait_s: float) -> None:
+        """RuntimeError as soon as a worker has died; wait for that or for a batch."""
+        heard = {fd for fd, _ in self._heard.poll(wait_s * 1000)}
+        if dead := [worker for worker in self._workers if worker.sentinel in heard]:
+            raise RuntimeError(_exited(dead))
+
+    def _shutdown_workers(self) -> None:
+        try:
+            self._unlock()
+            super()._shutdown_workers()
+        finally:
+            self._unlock()  # an interrupt may have come here too; queues take the locks once more as they are freed
+
+    def _unlock(self) -> None:
+        """Give back the locks of queues that an interrupt has left taken, in the midst of a `put`."""
+        for queue in getattr(self, "_index_queues", []):
+            queue._notempty.acquire(timeout=LOCK_S)
+            queue._notempty.release()
+
+
+class _Loader(torch.utils.data.DataLoader[Any]):
+    def _get_iterator(self) -> Any:
+        if not self.num_workers:
+            return super()._get_iterator()
+        self.check_worker_number_rationality()
+        return _Batches(self)
+
+
+def _exited(dead: list[Any]) -> str:
+    """In torch's words."""
+    for worker in dead:
+        worker.join(LOCK_S)
+    pids = ", ".join(str(worker.pid) for worker in dead)
+    killed = ", ".join(
+        f"pid {worker.pid} is killed by signal: {strsignal(-worker.exitcode)}"
+        for worker in dead
+        if (worker.exitcode or 0) < 0
+    )
+    return f"DataLoader worker (pid(s) {pids}) exited unexpectedly" + (f" ({killed})" if killed else "")
 
 
 _of_parents: list[object] = []
@@ -149,8 +223,8 @@ class Engine:
             # New workers get new slots: nothing that is left of the old ones can write into these.
             self._made_by.arena = Arena(loader.num_workers, loader.prefetch_factor or 1)
         turns.run, turns.epoch, turns.first, turns.last = turns.run + 1, epoch, first, last
-        self._arriving, self._batches = iter(range(first, last)), iter(loader)
-        _bear_deaths(self._batches)
+        self._arriving = iter(range(first, last))
+        self._batches = self._of_torch(lambda: iter(loader))
 
     def fetch(self, key: tuple[int, int]) -> Made:
         """The batch of a turn; earlier ones that were prefetched and skipped are dropped."""
@@ -168,19 +242,19 @@ class Engine:
         raise CacheError(f"the workers ended before batch {key[1]} of epoch {key[0]}; look at their log")
 
     def _arrived(self) -> Made | None:
+        made: Made | None = self._of_torch(lambda: next(self._batches, None))
+        return made
+
+    def _of_torch(self, call: Callable[[], Any]) -> Any:
         try:
-            return next(self._batches, None)
-        except Exception as error:  # noqa: BLE001
+            return call()
+        except BaseException as error:  # noqa: BLE001
+            if not (isinstance(error, Exception) and of_the_data(error, made_here=False)):
+                # The dead do not come back, and of who was interrupted nobody knows what is on its way: `start` has others.
+                self._loader, self._batches = None, iter(())
             # Without torch's frames: they would keep the workers for as long as anybody keeps the error.
-            said = error.with_traceback(None)
-            if type(error) is RuntimeError and "exited unexpectedly" in str(error):
-                if killed := _killed(self._batches):
-                    said = RuntimeError(f"{error} ({killed})")
-                self._loader, self._batches = None, iter(())  # the dead do not come back: `start` has others
-            raise said from None
-        except BaseException:
-            _unlock(self._batches)
-            raise
+            error.__context__ = None
+            raise error.with_traceback(None) from None
 
     def rest(self) -> None:
         """The iteration has ended, or was abandoned: workers end, unless they persist."""
@@ -193,6 +267,6 @@ class Engine:
 
     def _opened(self) -> torch.utils.data.DataLoader[Any]:
         abandon_in_children(self)
-        return torch.utils.data.DataLoader(
+        return _Loader(
             self._made_by, batch_size=None, sampler=self._turns, collate_fn=_as_is, **self._settings
         )

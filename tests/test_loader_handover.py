@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -305,6 +309,112 @@ def test_ctrl_c_while_a_queue_is_locked_leaves_a_loader_that_goes_on(
         with pytest.raises(KeyboardInterrupt):
             list(reading)
     assert [rows(batch) for batch in batches] == alone(link)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("during", ["_reset", "_process_data", "_mark_worker_as_unavailable"])
+def test_what_a_handler_raises_while_a_queue_is_locked_is_heard_whenever_it_comes(
+    link: MemoryLink, persistent: bool, during: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An Exception, as of `signal.alarm`: while an epoch starts, goes on, and ends."""
+    batches = loader(link, persistent_workers=persistent)
+    list(batches)
+    enter, pressed = threading.Condition.__enter__, threading.Event()
+
+    def entered(condition: threading.Condition) -> bool:
+        found, frame = enter(condition), sys._getframe(1)
+        names = []
+        while frame.f_back is not None:
+            names.append(frame.f_code.co_name)
+            frame = frame.f_back
+        if not pressed.is_set() and names[0] == "put" and during in names:
+            pressed.set()
+            raise TimeoutError("too late")
+        return found
+
+    with monkeypatch.context() as asking:
+        asking.setattr(threading.Condition, "__enter__", entered)
+        with contextlib.suppress(TimeoutError):  # a finalizer's is not raised
+            list(batches)
+    if not persistent or during != "_mark_worker_as_unavailable":
+        assert pressed.is_set()
+    batches.set_epoch(0)
+    assert [rows(batch) for batch in batches] == alone(link)
+
+
+def test_a_worker_that_dies_between_epochs_is_that_error_once(link: MemoryLink) -> None:
+    batches = loader(link, persistent_workers=True)
+    list(batches)
+    os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match=r"DataLoader worker.*is killed by signal: Killed"):
+        list(batches)
+    batches.set_epoch(0)
+    assert [rows(batch) for batch in batches] == alone(link)
+
+
+def _text(sample: torch.Tensor) -> str:
+    return "x" * 20_000
+
+
+@pytest.mark.parametrize("timeout", [0, 100])
+def test_workers_that_die_in_the_midst_of_a_message_are_heard_at_once(link: MemoryLink, timeout: int) -> None:
+    batches = DataLoader(in_memory(link, transform=_text), 8, num_workers=2, timeout=timeout)
+    reading = iter(batches)
+    next(reading)
+    time.sleep(0.5)  # both fill the pipe, which holds less than a batch
+    for worker in batches._engine._batches._workers:  # type: ignore[union-attr]
+        os.kill(worker.pid, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match=r"DataLoader worker.*is killed by signal: Killed") as raised:
+        list(reading)
+    assert raised.value.__context__ is None, "it would keep torch's frames, and they the workers"
+    assert sum(map(len, batches)) == COUNT
+
+
+def test_a_timeout_while_persistent_workers_begin_an_epoch_leaves_a_loader_that_goes_on(
+    link: MemoryLink, tmp_path: Path
+) -> None:
+    slow = tmp_path / "slow"
+
+    def slowly(sample: torch.Tensor) -> torch.Tensor:
+        if slow.exists():
+            time.sleep(0.4)
+        return sample
+
+    data = in_memory(link, transform=slowly)
+    batches = DataLoader(data, 8, shuffle=True, num_workers=2, persistent_workers=True, timeout=1)
+    reading = iter(batches)
+    next(reading)
+    slow.touch()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="timed out"):
+            list(batches)
+    slow.unlink()
+    batches.set_epoch(0)
+    assert [rows(batch) for batch in batches] == alone(link)
+
+
+def test_an_error_that_was_caught_keeps_nothing(link: MemoryLink) -> None:
+    def fails(sample: torch.Tensor) -> torch.Tensor:
+        raise ValueError("no sample")
+
+    class Model:
+        """What lies in a caller's frame."""
+
+    def trained() -> weakref.ref[Model]:
+        model = Model()
+        batches = DataLoader(in_memory(link, transform=fails), 8, num_workers=2, persistent_workers=True)
+        with contextlib.suppress(ValueError):
+            list(batches)
+        return weakref.ref(model)
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = set(multiprocessing.active_children())
+        assert trained()() is None
+        assert set(multiprocessing.active_children()) <= before
+    finally:
+        gc.enable()
 
 
 TRAINER = """
