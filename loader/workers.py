@@ -137,8 +137,9 @@ class _Batches(_MultiProcessingDataLoaderIter):
         self._workers_done_event: Any = _Done(self._workers_done_event)
         results: Any = self._worker_result_queue
         reader = results._reader
-        self._heard = _polled(self._workers, *(() if self._pin_memory else (reader.fileno(),)))
-        read = partial(_read, _polled(self._workers, reader.fileno()))
+        self._told_by = reader.fileno()
+        self._heard = _polled(self._workers, *(() if self._pin_memory else (self._told_by,)))
+        read = partial(_read, _polled(self._workers, self._told_by))
         reader._recv = partial(type(reader)._recv, weakref.proxy(reader), read=read)
 
     def _try_get_data(self, timeout: float = LOOK_S) -> tuple[bool, Any]:
@@ -146,20 +147,24 @@ class _Batches(_MultiProcessingDataLoaderIter):
         deadline = time.monotonic() + timeout
         while True:
             wait = max(0.0, min(LOOK_S, deadline - time.monotonic()))
-            self._raise_deaths(0 if self._pin_memory else wait)
+            come = self._listen(0 if self._pin_memory else wait)
             try:
-                found: tuple[bool, Any] = super()._try_get_data(wait if self._pin_memory else 0)  # type: ignore[no-untyped-call]
+                if come:
+                    return True, self._worker_result_queue.get()
+                found: tuple[bool, Any] = super()._try_get_data(wait) if self._pin_memory else (False, None)  # type: ignore[no-untyped-call]
             except Exception:
-                self._raise_deaths(0)
+                self._listen(0)
                 raise
             if found[0] or time.monotonic() >= deadline:
                 return found
 
-    def _raise_deaths(self, wait_s: float) -> None:
-        """RuntimeError as soon as a worker has died; wait for that or for a batch."""
-        heard = {fd for fd, _ in self._heard.poll(wait_s * 1000)}
-        if dead := [worker for worker in self._workers if worker.sentinel in heard]:
-            raise RuntimeError(_exited(dead))
+    def _listen(self, wait_s: float) -> bool:
+        """Wait for a worker's death, which is a RuntimeError, or for a batch; of those the pinning thread tells itself."""
+        heard = self._heard.poll(wait_s * 1000)
+        if not heard or (len(heard) == 1 and heard[0][0] == self._told_by):
+            return bool(heard)
+        ended = {fd for fd, _ in heard}
+        raise RuntimeError(_exited([worker for worker in self._workers if worker.sentinel in ended]))
 
     def _shutdown_workers(self) -> None:
         try:
