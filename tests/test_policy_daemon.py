@@ -62,6 +62,6 @@ def test_the_daemon_hits_as_often_as_the_simulated_node(
     assert [epoch.touched for epoch in found.epochs] == [WORK.shards] * 3, "the last of each epoch included"
     assert all(f"{100 * rate:.1f}" in told for rate in rates), "the table tells each epoch"
     for epoch, expected in zip(found.epochs, simulated.epochs, strict=True):
-        assert abs(epoch.hit_rate - expected.hit_rate) <= 0.02
+        assert round(abs(epoch.hit_rate - expected.hit_rate), 9) <= 0.02  # 0.49 - 0.47 is more, in floats
         assert epoch.bound == pytest.approx(f, abs=0.01)
         assert epoch.of_bound == pytest.approx(epoch.hit_rate / epoch.bound)

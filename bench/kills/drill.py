@@ -24,6 +24,8 @@ from bench.kills.remains import Doomed
 from bench.kills.run import Run
 from bench.kills.trainer import RECORD, Life
 from bench.node import Daemon
+from cachesvc.catalog.build import Options
+from cachesvc.client import Control
 from tests.servers import SeaweedFS
 
 PER_EXTENT = 32
@@ -72,6 +74,10 @@ def drill(root: Path, s3: SeaweedFS, kills: int, seed: int) -> Report:
     with Daemon(root / "node", [*options, "--allow", uri, "--fillers", "2"], s3.env()) as daemon:
         stage = _Stage(root, daemon, s3, uri, truth, seed)
         stage.play(kills)
+        with Control(
+            daemon.socket_dir
+        ) as control:  # a daemon that was killed after all had ended knows nothing yet
+            control.open_dataset([uri], Options(format="records", record_bytes=RECORD, extent_bytes=EXTENT))
         left = [*remains.in_daemon(daemon)]
         if (code := daemon.stop()) != 0:
             left.append(f"the daemon's exit code is {code}")
