@@ -86,9 +86,8 @@ def test_a_job_of_four_readers_delays_another_by_its_share(
             wait_until(lambda: control.list()[0].resident_extents == 45, 60.0)
             for reader in readers:
                 reader.close()
-        firsts = [
-            re.search(r"bytes=(\d+)-", each) for each in proxy.counts.by
-        ]  # in the order in which they came
+        # In the order in which they came.
+        firsts = [re.search(r"bytes=(\d+)-", each) for each in proxy.counts.by]
         order = [int(found[1]) // EXTENT for found in firsts if found]
     assert sorted(order) == list(range(45))
     assert max(at for at, extent in enumerate(order) if extent >= 40) < 5 + 5 + 2 * 2 + 2

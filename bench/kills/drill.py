@@ -74,9 +74,8 @@ def drill(root: Path, s3: SeaweedFS, kills: int, seed: int) -> Report:
     with Daemon(root / "node", [*options, "--allow", uri, "--fillers", "2"], s3.env()) as daemon:
         stage = _Stage(root, daemon, s3, uri, truth, seed)
         stage.play(kills)
-        with Control(
-            daemon.socket_dir
-        ) as control:  # a daemon that was killed after all had ended knows nothing yet
+        with Control(daemon.socket_dir) as control:
+            # A daemon that was killed after all trainers had ended knows of no dataset yet.
             control.open_dataset([uri], Options(format="records", record_bytes=RECORD, extent_bytes=EXTENT))
         left = [*remains.in_daemon(daemon)]
         if (code := daemon.stop()) != 0:
