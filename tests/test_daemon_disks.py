@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
+import json
 import os
 import random
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from bench.node import Daemon
+from cachesvc.__main__ import run
 from cachesvc.catalog.build import Options
 from cachesvc.client import Control
+from cachesvc.core.errors import OutOfSpace, TierFailed
 from cachesvc.core.model import DatasetId
 from cachesvc.grants import Granted
 from cachesvc.leases import DaemonGrants
@@ -283,6 +288,48 @@ def test_an_eviction_on_a_disk_that_hangs_is_not_waited_for(tmp_path: Path, data
         assert found.control.evict(found.dataset).evicted_bytes == len(data)
         assert time.monotonic() - began < LOST_S
         disk.behave("")
+
+
+def test_what_a_lost_tier_holds_is_not_called_evicted(
+    tmp_path: Path, data: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor does a prefetch that it leaves without room say that there is too little of it."""
+    (tmp_path / "nvme").mkdir()
+    with node(tmp_path, data, f"{tmp_path}/nvme=4MiB") as found:
+        found.fill()
+        (tmp_path / "nvme").rename(tmp_path / "away")
+        wait_until(lambda: lost(found), LOST_S)
+        assert run(["evict", found.dataset, "--socket", found.daemon.socket_dir]) == TierFailed.code
+        assert "2.0 MiB are in a lost tier" in capsys.readouterr().out
+        assert run(["prefetch", found.dataset, "--socket", found.daemon.socket_dir]) == OutOfSpace.code
+        assert "the room of nvme0 is lost" in capsys.readouterr().err
+        (tmp_path / "away").rename(tmp_path / "nvme")
+        wait_until(lambda: not lost(found), LOST_S)
+        assert found.control.evict(found.dataset).evicted_bytes == len(data)
+
+
+def test_two_daemons_over_one_state_directory_lose_no_pin(tmp_path: Path, data: bytes) -> None:
+    count = 12
+    for number in range(2 * count):
+        (tmp_path / f"pinned{number}").mkdir()
+        (tmp_path / f"pinned{number}/0.bin").write_bytes(data[:EXTENT])
+
+    def pin(socket: str, numbers: range) -> list[str]:
+        with Control(socket) as control:
+            ids = [control.open_dataset([f"{tmp_path}/pinned{each}/"], RECORDS).id for each in numbers]
+            for dataset in ids:
+                control.pin(dataset, True)
+        return ids
+
+    options = ["--ram", "4MiB", "--allow", f"{tmp_path}/", "--extent-bytes", str(EXTENT)]
+    with (
+        Daemon(tmp_path / "node", options) as one,
+        Daemon(tmp_path / "node", options) as two,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        named = pool.map(pin, (one.socket_dir, two.socket_dir), (range(count), range(count, 2 * count)))
+        expected = sorted(itertools.chain.from_iterable(named))
+    assert sorted(json.loads((tmp_path / "node/state/pins.json").read_text())) == expected
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import click
 
 from cachesvc.cli import options, output, target
 from cachesvc.client import Control
-from cachesvc.core.errors import CacheError
+from cachesvc.core.errors import CacheError, TierFailed
 
 
 @click.command("ls")
@@ -70,15 +70,18 @@ def unpin(name: str, socket: str | None, json: bool, **given: Any) -> int:
 def evict(name: str, socket: str | None, json: bool, **given: Any) -> int:
     """Drop a dataset from every tier; every known version of a URI.
 
-    What readers lease, and what is pinned, stays and is reported; the exit code is then 1. The source is never touched.
+    What readers lease, and what is pinned, stays and is reported; the exit code is then 1. So does what lies in a lost
+    tier: 9. The source is never touched.
     """
-    stayed_bytes = 0
+    stayed_bytes = lost_bytes = 0
     with Control(socket) as control:
         for dataset in target.versions(control, name, options.dataset_options(given)):
             reply = control.evict(dataset)
             kept = (
                 f"; {output.size(reply.busy_bytes)} are leased or pinned and stay" if reply.busy_bytes else ""
             )
+            if reply.lost_bytes:
+                kept += f"; {output.size(reply.lost_bytes)} are in a lost tier and stay"
             _report(
                 json,
                 f"{name} ({dataset}): {output.size(reply.evicted_bytes)} evicted{kept}",
@@ -87,11 +90,18 @@ def evict(name: str, socket: str | None, json: bool, **given: Any) -> int:
                 target=name,
                 evicted_bytes=reply.evicted_bytes,
                 busy_bytes=reply.busy_bytes,
+                lost_bytes=reply.lost_bytes,
             )
             stayed_bytes += reply.busy_bytes
+            lost_bytes += reply.lost_bytes
     if stayed_bytes:
         raise CacheError(
             f"{output.size(stayed_bytes)} of {name} stay; unpin it, or wait until its readers have gone, and evict it again"
+        )
+    if lost_bytes:
+        raise TierFailed(
+            f"{output.size(lost_bytes)} of {name} are in a lost tier and come back with it; evict it again then"
+            " (cachesvc status says which tier, the daemon's log why)"
         )
     return 0
 

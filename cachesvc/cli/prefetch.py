@@ -120,6 +120,10 @@ def _mend(reply: pb.PrefetchReply) -> str:
             f"{output.size(reply.over_quota_bytes)} are beyond the quota of its data or user: raise --quota"
         )
     if reply.over_quota_bytes < reply.unfit_bytes:
+        if reply.lost_tiers:
+            mends.append(
+                f"the room of {', '.join(reply.lost_tiers)} is lost: mend what the daemon's log says"
+            )
         mends.append("give the daemon more --ram or --nvme, or evict other data")
     return ", and ".join(mends)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -111,7 +113,7 @@ class Pins:
         return [DatasetId(each) for each in found if isinstance(each, str)] if isinstance(found, list) else []
 
     def _store(self, dataset: DatasetId, pinned: bool) -> None:
-        with self._file:
+        with self._file, _alone(os.path.dirname(self._path)):
             stored = dict.fromkeys(self.stored())
             stored.pop(dataset, None)
             if pinned:
@@ -122,3 +124,14 @@ class Pins:
                 os.fsync(file.fileno())
             os.replace(f"{self._path}.new", self._path)
             sync_directory(Path(self._path).parent, os.fsync)
+
+
+@contextmanager
+def _alone(directory: str) -> Iterator[None]:
+    """Wait until no other daemon with the same state directory rewrites its file. Raises OSError."""
+    lock = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)

@@ -191,6 +191,18 @@ class Runner:
         found = ((extent, self.node.where(extent)) for extent in dataset.extent_ids)
         return [(extent, tier) for extent, tier in found if tier is not None]
 
+    def out_of_reach(self, dataset: Dataset) -> list[ExtentId]:
+        """A dataset's extents in lost tiers, where no eviction reaches them."""
+        lost = [tier for tier in self.node.policy.tiers.values() if tier.lost]
+        entries = self.node.copies.entries
+
+        def held(extent: ExtentId) -> bool:
+            entry = entries.get(extent)
+            copies = tuple(entry.copies) if entry else ()
+            return any(copy.tier.lost for copy in copies) or any(extent in tier.found for tier in lost)
+
+        return [extent for extent in dataset.extent_ids if held(extent)] if lost else []
+
     def resident_bytes(self, dataset: Dataset) -> int:
         """Bytes of those."""
         return sum(dataset.sizes[dataset.index_of[extent]] for extent, _ in self.resident(dataset))

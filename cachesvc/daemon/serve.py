@@ -206,9 +206,10 @@ def _make_state_dir(directory: str) -> None:
             os.posix_fallocate(probe.fileno(), 0, STATE_BYTES)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        where = error.filename if isinstance(error, FileExistsError) else directory
         mend = f"free {STATE_BYTES >> 20} MiB there" if full else "give it to the daemon's user, writable"
         raise (OutOfSpace if full else NotAllowed)(
-            f"{directory} cannot hold the daemon's state ({error.strerror}); {mend}, or give --state-dir another"
+            f"{where} cannot hold the daemon's state ({error.strerror}); {mend}, or give --state-dir another"
             " directory"
         ) from None
 

@@ -190,7 +190,9 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
             stayed = (extent for extent, _ in self._runner.resident(dataset) if extent in before)
             busy_bytes = _size_bytes(dataset, stayed)
             return pb.EvictReply(
-                evicted_bytes=_size_bytes(dataset, before) - busy_bytes, busy_bytes=busy_bytes
+                evicted_bytes=_size_bytes(dataset, before) - busy_bytes,
+                busy_bytes=busy_bytes,
+                lost_bytes=_size_bytes(dataset, self._runner.out_of_reach(dataset)),
             )
 
     def _wait_for_tiers(self, context: grpc.ServicerContext) -> None:
@@ -278,6 +280,8 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
         missing = reply.size_bytes - reply.resident_bytes
         if planned:
             reply.unfit_bytes = max(0, int(missing - min(room, left)))
+        if reply.unfit_bytes:
+            reply.lost_tiers.extend(tier.name for tier in node.policy.tiers.values() if tier.lost)
         if left < missing:
             reply.over_quota_bytes = max(0, reply.unfit_bytes - max(0, missing - room))
 

@@ -97,7 +97,7 @@ class PrefetchRequest(_message.Message):
     def __init__(self, dataset: _Optional[str] = ..., dry_run: _Optional[bool] = ...) -> None: ...
 
 class PrefetchReply(_message.Message):
-    __slots__ = ("extents", "resident_extents", "size_bytes", "resident_bytes", "source_bytes", "unfit_bytes", "failures", "done", "peer_bytes", "over_quota_bytes")
+    __slots__ = ("extents", "resident_extents", "size_bytes", "resident_bytes", "source_bytes", "unfit_bytes", "failures", "done", "peer_bytes", "over_quota_bytes", "lost_tiers")
     EXTENTS_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_EXTENTS_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +108,7 @@ class PrefetchReply(_message.Message):
     DONE_FIELD_NUMBER: _ClassVar[int]
     PEER_BYTES_FIELD_NUMBER: _ClassVar[int]
     OVER_QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOST_TIERS_FIELD_NUMBER: _ClassVar[int]
     extents: int
     resident_extents: int
     size_bytes: int
@@ -118,7 +119,8 @@ class PrefetchReply(_message.Message):
     done: bool
     peer_bytes: int
     over_quota_bytes: int
-    def __init__(self, extents: _Optional[int] = ..., resident_extents: _Optional[int] = ..., size_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., source_bytes: _Optional[int] = ..., unfit_bytes: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[ExtentFailure, _Mapping]]] = ..., done: _Optional[bool] = ..., peer_bytes: _Optional[int] = ..., over_quota_bytes: _Optional[int] = ...) -> None: ...
+    lost_tiers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, extents: _Optional[int] = ..., resident_extents: _Optional[int] = ..., size_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., source_bytes: _Optional[int] = ..., unfit_bytes: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[ExtentFailure, _Mapping]]] = ..., done: _Optional[bool] = ..., peer_bytes: _Optional[int] = ..., over_quota_bytes: _Optional[int] = ..., lost_tiers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ExtentFailure(_message.Message):
     __slots__ = ("extent", "message", "code")
@@ -269,12 +271,14 @@ class EvictRequest(_message.Message):
     def __init__(self, dataset: _Optional[str] = ...) -> None: ...
 
 class EvictReply(_message.Message):
-    __slots__ = ("evicted_bytes", "busy_bytes")
+    __slots__ = ("evicted_bytes", "busy_bytes", "lost_bytes")
     EVICTED_BYTES_FIELD_NUMBER: _ClassVar[int]
     BUSY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOST_BYTES_FIELD_NUMBER: _ClassVar[int]
     evicted_bytes: int
     busy_bytes: int
-    def __init__(self, evicted_bytes: _Optional[int] = ..., busy_bytes: _Optional[int] = ...) -> None: ...
+    lost_bytes: int
+    def __init__(self, evicted_bytes: _Optional[int] = ..., busy_bytes: _Optional[int] = ..., lost_bytes: _Optional[int] = ...) -> None: ...
 
 class VerifyRequest(_message.Message):
     __slots__ = ("dataset",)
