@@ -371,7 +371,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 if raised is not None:
                     self._rest()
                     yield raised
-                    progress.turn, fetch = turn + (not raised.again), None
+                    fetch = None
+                    if progress.turn == turn:  # else whoever caught it has skipped it, and more
+                        progress.turn += not raised.again
                     continue
                 progress.turn, progress.latest, progress.resume = turn + 1, (epoch, turn), False
                 account.record(asked, (epoch, turn), full)

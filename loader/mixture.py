@@ -51,7 +51,8 @@ def mix(weights: Mapping[Dataset | Packed, float], *, by: By = "proportion", siz
     an epoch takes from each. What repeats goes on with its own next permutation, what was not taken comes in the
     next epoch. A component's seed is derived from the loader's and its place in `weights`.
 
-    Raises InvalidInput for weights below zero or all zero, an empty dataset, and samples that do not look alike.
+    Raises InvalidInput for weights below zero or all zero, an empty dataset, and samples that do not look alike
+    (labels of different classes among them).
     """
     given = shares("weights", weights)
     components = tuple(weights)

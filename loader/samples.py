@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from xxhash import xxh3_64_hexdigest
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.layout import Fixed, Indirect
@@ -80,6 +81,7 @@ class Samples:
     def looks(self) -> str:
         """What a sample looks like, in words; the same for datasets whose samples can lie in one batch."""
         names = [*self._names, *([LABEL] if self._with_label else [])]
+        classes = _in_words(self._catalog.classes) if LABEL in names else ""
         if not isinstance(self._layout, Fixed):
             kind = (
                 "one value"
@@ -88,8 +90,8 @@ class Samples:
                 if self._form.fields or self._with_label
                 else "a dict"
             )
-            return f"{kind} of {', '.join(names)}{'' if self._form.decode else ' in bytes'}"
-        rest = f" and {LABEL}" if LABEL in names else ""
+            return f"{kind} of {', '.join(names)}{classes}{'' if self._form.decode else ' in bytes'}"
+        rest = f" and {LABEL}{classes}" if LABEL in names else ""
         return f"{self._out or self._dtype} of shape {list(self._shape)}{rest}"
 
     def locate(self, reader: Reader, samples: Ints) -> tuple[Ints, Ints, Ints]:
@@ -271,6 +273,14 @@ def _chosen(wanted: tuple[str, ...] | None, names: list[str], labelled: bool) ->
     if missing or not wanted:
         raise InvalidInput(f"fields {missing} are not in the dataset, which has {', '.join(known)}")
     return list(wanted)
+
+
+def _in_words(classes: Sequence[str]) -> str:
+    """Classes by which a label is a number: all of them count, a few are named."""
+    if not classes:
+        return ""
+    some = ", ".join(map(repr, classes[:3])) + (", ..." if len(classes) > 3 else "")
+    return f" of {len(classes):,} classes ({some}; {xxh3_64_hexdigest(repr(tuple(classes)).encode())[:8]})"
 
 
 def _wanted_by(function: object) -> Wants:

@@ -20,6 +20,8 @@ from loader.topology import Topology, agree
 _log = logging.getLogger("cachesvc")
 WINDOW_BYTES = 256 << 20
 """Four extents of 64 MiB: mixes well, and the first batch waits for no more than this."""
+TOLD = 200
+"""Characters of a dataset's identity in an error: that of a mixture has every component in it."""
 Window = Literal["auto", "all"] | int
 
 
@@ -113,7 +115,7 @@ def share_of(global_batch: int, batch_size: int, topology: Topology) -> Share:
     if batch_size < 1 or global_batch % (batch_size * world):
         raise InvalidInput(
             f"a global batch of {global_batch} is no multiple of {world} ranks x {batch_size} samples; choose "
-            f"batch_size x {world} to divide it"
+            f"batch_size x {world} to divide it, or another global_batch_size (of a saved run: at an epoch's beginning)"
         )
     width = global_batch // world
     return Share(topology.rank * width, (topology.rank + 1) * width, batch_size)
@@ -148,10 +150,20 @@ def check_data(state: State, identity: str, samples: int) -> None:
     inside = bool(state.step or state.micro)
     of_state, own = (begun(one, state.epoch, inside) for one in (state.dataset, identity))
     if of_state != own or state.samples != samples:
+        theirs, ours = _told_apart(state.dataset, identity)
         raise StateMismatch(
-            f"the state belongs to version {state.dataset} with {state.samples:,} samples, the loader has {identity} "
+            f"the state belongs to version {theirs} with {state.samples:,} samples, the loader has {ours} "
             f"with {samples:,}; open that version, with the same filter and weights, or start anew"
         )
+
+
+def _told_apart(*identities: str) -> list[str]:
+    """Long ones from shortly before where they differ."""
+    if max(map(len, identities)) <= TOLD:
+        return list(identities)
+    differ = (at for at, letters in enumerate(zip(*identities, strict=False)) if len(set(letters)) > 1)
+    begin = max(0, next(differ, min(map(len, identities))) - TOLD // 4)
+    return [("..." if begin else "") + each[begin : begin + TOLD] + "..." for each in identities]
 
 
 def check_inside(state: State, batch_size: int, world_size: int) -> None:

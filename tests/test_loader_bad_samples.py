@@ -185,6 +185,18 @@ def test_what_is_only_away_is_no_bad_sample(parts: MemoryLink, workers: int) -> 
         list(loader)
 
 
+@pytest.mark.parametrize("settings", [{}, {"num_workers": 1, "worker_type": "thread"}, {"num_workers": 1}])
+def test_whoever_catches_a_bad_batch_may_skip_it_and_more(link: MemoryLink, settings: dict[str, Any]) -> None:
+    (loader,) = ranks(link, 1, frozenset({3}), batch_size=10, shuffle=False, **settings)
+    batches = iter(loader)
+    with pytest.raises(ValueError, match="record 3 is spoilt"):
+        next(batches)
+    assert loader.state_dict()["step"] == 0
+    loader.skip(5)
+    assert loader.state_dict()["step"] == 5
+    assert next(batches).tolist() == list(range(50, 60))
+
+
 def test_a_sample_that_does_not_decode_is_bad(tmp_path: Path) -> None:
     bodies = {f"x/{n:02d}.json": b"[1]" if n != 5 else b"[1" for n in range(10)}
     datasets.write_files(tmp_path / "d", bodies)

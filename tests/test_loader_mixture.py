@@ -19,7 +19,7 @@ import torch
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.errors import CacheError, InvalidInput, StateMismatch
 from cachesvc.core.order import Plan
-from loader import DataLoader, Dataset, Mixture, Packed, mix, pack
+from loader import DataLoader, Dataset, Mixture, Packed, mix, open_dataset, pack
 from loader.around import Access
 from loader.opened import Opened
 from loader.samples import Form
@@ -377,6 +377,34 @@ def test_what_makes_no_sense_is_refused_before_the_first_batch(
         wrong(root)
     assert isinstance(caught.value, InvalidInput)
     assert "\n" not in str(caught.value)
+
+
+def test_one_label_means_one_class_in_a_mixture(tmp_path: Path) -> None:
+    def folders(name: str, *classes: str) -> Any:
+        for one in classes:
+            (tmp_path / name / one).mkdir(parents=True)
+            (tmp_path / name / one / "0.txt").write_text(one)
+        return open_dataset(tmp_path / name)
+
+    pets, birds, more = folders("a", "cat", "dog"), folders("b", "bird", "cat"), folders("c", "cat", "dog")
+    with pytest.raises(InvalidInput, match=r"2 classes \('cat', 'dog'; .* and .*\('bird', 'cat'; "):
+        mix({pets: 1, birds: 1})
+    pairs = next(iter(DataLoader(mix({pets: 1, more: 1}), batch_size=4, shuffle=True)))
+    assert {pets.classes[label] for label in pairs[1].tolist()} == {"cat", "dog"}
+
+
+def test_a_mismatch_of_long_mixtures_is_told_in_a_line_one_can_read(root: Path) -> None:
+    parts = numbers(root)
+    one = mix({parts[0]: 1, parts[1]: 1}, size=40)
+    for epoch in range(1, 60):
+        one = one.reweighed({parts[0]: epoch, parts[1]: 1 / 3}, epoch=epoch)
+    loader = DataLoader(one, batch_size=4, shuffle=True)
+    loader.set_epoch(80)
+    state = loader.state_dict()
+    other = DataLoader(one.reweighed({parts[0]: 7, parts[1]: 1}, epoch=70), batch_size=4, shuffle=True)
+    with pytest.raises(StateMismatch, match=r"\.\.\..*70:.*; open that version") as caught:
+        other.load_state_dict(state)
+    assert len(str(caught.value)) < 800
 
 
 @dataclass

@@ -68,6 +68,42 @@ def test_a_prefetch_without_a_token_escapes_no_quota(tmp_path: Path) -> None:
     assert last.resident_extents == 2
 
 
+def test_two_quotas_of_one_name_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="--quota names user more than once"):
+        Quotas([parse_quota("user=5MiB"), parse_quota("s3://b/=1GiB"), parse_quota("user=2MiB")])
+
+
+def test_what_was_pinned_counts_for_its_user_after_a_restart(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "x.bin").write_bytes(bytes(8 << 16))
+    options = [
+        "--ram",
+        "1MiB",
+        "--extent-bytes",
+        str(1 << 16),
+        "--quota",
+        f"user={3 << 16}",
+        "--fillers",
+        "1",
+    ]
+    with Daemon(tmp_path / "node", [*options, "--allow", f"{tmp_path}/"]) as daemon:
+
+        def resident() -> tuple[int, int]:
+            *_, last = control.prefetch(dataset)
+            return last.resident_extents, last.over_quota_bytes
+
+        with Control(daemon.socket_dir) as control:
+            dataset = control.open_dataset(
+                [f"{tmp_path}/data/"], Options(format="records", record_bytes=4096)
+            ).id
+            assert resident() == (3, 5 << 16)
+            control.pin(dataset, True)
+        daemon.kill()
+        daemon.start()
+        with Control(daemon.socket_dir) as control:
+            assert resident() == (3, 5 << 16)
+
+
 def test_a_quota_counts_below_its_prefix_and_not_beside_it() -> None:
     quotas = Quotas([parse_quota("s3://b/a=1GiB")])
     uris = ("s3://b/a", "s3://b/a/", "s3://b/a/x", "s3://b/ab/x", "s3://b/")

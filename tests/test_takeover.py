@@ -32,6 +32,7 @@ from cachesvc.leases import DaemonGrants
 from cachesvc.v1 import takeover_pb2 as pb
 from tests.servers import Fault, Proxy, SeaweedFS, free_ports
 from tests.test_daemon import held_memory, wait_until
+from tests.test_daemon_disks import mounted
 from tests.test_job import Node, Records, Trainer, exactly_once, fetched
 from tests.users import as_user
 
@@ -252,6 +253,19 @@ def test_a_smaller_budget_gives_up_what_it_cannot_hold(own: Node) -> None:
     assert read(grants, records.rows, 0, 1) == {"ram"}
     assert fetched(node) == 0
     grants.close()
+
+
+def test_below_a_disk_that_was_unmounted_no_new_daemon_keeps_anything(
+    tmp_path: Path, s3_server: SeaweedFS, proxy: Proxy
+) -> None:
+    with mounted(tmp_path / "nvme", "size=16m") as path:
+        node = serving(tmp_path, s3_server, proxy, "--ram", "8MiB", "--nvme", f"{path}=8MiB")
+        with node.daemon:
+            subprocess.run(["umount", "-l", str(path)], check=True)
+            assert "no disk is mounted there any more" in refused(node)
+            assert list(path.iterdir()) == []
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "none", str(path)], check=True)
+            taken_over(node)
 
 
 @pytest.mark.slow

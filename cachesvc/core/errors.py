@@ -16,6 +16,8 @@ class CacheError(Exception):
     """Root. The message is one line: what happened, to what, and the mend; without the secrets of its URLs."""
 
     code = 1
+    received_bytes = 0
+    """Of an object's body, where a read failed behind it."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(redacted(arg) if isinstance(arg, str) else arg for arg in args))

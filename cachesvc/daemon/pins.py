@@ -17,6 +17,7 @@ from cachesvc.core import events
 from cachesvc.core.errors import NotFound, OutOfSpace
 from cachesvc.core.model import DatasetId
 from cachesvc.daemon.datasets import Dataset
+from cachesvc.daemon.quotas import NOBODY
 from cachesvc.daemon.runner import Runner
 from cachesvc.tiers.directory import sync_directory
 
@@ -55,17 +56,17 @@ class Pins:
         except OSError as error:
             log.error("the pins cannot be read", extra={"file": self._path, "error": error.strerror})
             return
-        for wanted in stored:
+        for wanted, user in stored.items():
             if (known := self._runner.datasets.known(wanted)) is not None:
-                self._claim(known, True, gradual=False)  # no loop runs yet, nobody waits
+                self._claim(known, True, user, gradual=False)  # no loop runs yet, nobody waits
                 continue
-            self._runner.datasets.load(wanted).add_done_callback(partial(self._restored, wanted))
+            self._runner.datasets.load(wanted).add_done_callback(partial(self._restored, wanted, user))
 
     def pin(self, dataset: Dataset, pinned: bool, user: int, then: Callable[[], None]) -> None:
         """Pin or unpin in a user's name, on disk first: what is said to be pinned is so after a crash. `then` is
         called on the loop's thread when it is done. Raises OutOfSpace."""
         try:
-            self._store(dataset.id, pinned)
+            self._store(dataset.id, user if pinned else None)
         except OSError as error:
             raise OutOfSpace(
                 f"{self._path} cannot be rewritten ({error.strerror}); look at the state directory"
@@ -77,21 +78,21 @@ class Pins:
 
         self._runner.loop.call(claim)
 
-    def _restored(self, wanted: DatasetId, done: Future[Dataset]) -> None:
+    def _restored(self, wanted: DatasetId, user: int, done: Future[Dataset]) -> None:
         error = done.exception()
         if error is None:
             dataset = done.result()
-            self._runner.loop.post(lambda: self._claim(self._runner.datasets.admit(dataset), True))
+            self._runner.loop.post(lambda: self._claim(self._runner.datasets.admit(dataset), True, user))
             return
         log.warning(
             "a pinned dataset cannot be kept",
             extra={"dataset": wanted, "error": str(error.__cause__ or error)},
         )
         if isinstance(error, NotFound) and not self._runner.datasets.stored(wanted):
-            self._store(wanted, False)
+            self._store(wanted, None)
 
-    def _claim(self, dataset: Dataset, pinned: bool, user: int = -1, gradual: bool = True) -> None:
-        """A pin is a claim of its own: it must outlive the readers. After a restart it is nobody's."""
+    def _claim(self, dataset: Dataset, pinned: bool, user: int, gradual: bool = True) -> None:
+        """A pin is a claim of its own: it must outlive the readers."""
         if pinned and dataset.id not in self._claims:
             self._claims[dataset.id] = self._runner.next_id()
             self._runner.declare(self._claims[dataset.id], dataset, user, gradual)
@@ -100,26 +101,31 @@ class Pins:
             self._runner.handle(events.Unpinned(dataset.id))
             self._runner.handle(events.JobEnded(self._claims.pop(dataset.id)))
 
-    def stored(self) -> list[DatasetId]:
-        """What the file names. Raises OSError where it cannot be read: then nothing may be written in its place."""
+    def stored(self) -> dict[DatasetId, int]:
+        """What the file names, and the user who pinned it. Raises OSError where it cannot be read: then nothing may be
+        written in its place."""
         try:
             with open(self._path, encoding="utf-8") as file:
                 found = json.load(file)
         except FileNotFoundError:
-            return []
+            return {}
         except ValueError as error:
             log.warning("the pins cannot be read; pin again", extra={"file": self._path, "error": str(error)})
-            return []
-        return [DatasetId(each) for each in found if isinstance(each, str)] if isinstance(found, list) else []
+            return {}
+        if isinstance(found, list):  # as it was written until 2026-11: nobody's
+            found = {each: NOBODY for each in found if isinstance(each, str)}
+        rows = found.items() if isinstance(found, dict) else ()
+        return {DatasetId(each): user for each, user in rows if isinstance(user, int)}
 
-    def _store(self, dataset: DatasetId, pinned: bool) -> None:
+    def _store(self, dataset: DatasetId, user: int | None) -> None:
+        """Name it as pinned by a user, behind the others; no more by None."""
         with self._file, _alone(os.path.dirname(self._path)):
-            stored = dict.fromkeys(self.stored())
+            stored = self.stored()
             stored.pop(dataset, None)
-            if pinned:
-                stored[dataset] = None
+            if user is not None:
+                stored[dataset] = user
             with open(f"{self._path}.new", "w", encoding="utf-8") as file:
-                json.dump(list(stored), file)
+                json.dump(stored, file)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(f"{self._path}.new", self._path)

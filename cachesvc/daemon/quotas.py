@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from cachesvc.config import USER, QuotaSpec
+from cachesvc.core.errors import InvalidInput
 from cachesvc.sources.files import under
 from cachesvc.sources.uri import canonical
 
+NOBODY = -1
 STRANGER = -2
-"""Who calls without a token, where a user is told by a uid; -1 is nobody."""
+"""Who calls without a token, where a user is told by a uid."""
 
 
 class Quotas:
     """What `--quota` said."""
 
     def __init__(self, specs: Sequence[QuotaSpec], place: Callable[[str], str] = canonical) -> None:
-        """`place`: where a prefix leads, as a catalog names it. Raises InvalidInput for a prefix that is none."""
+        """`place`: where a prefix leads, as a catalog names it. Raises InvalidInput for a prefix that is none, and for two
+        quotas of one name."""
+        names = [spec.of for spec in specs]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise InvalidInput(f"--quota names {twice[0]} more than once; give it one")
         self._users = {spec.of: spec.size_bytes for spec in specs if spec.of.partition(":")[0] == USER}
         self._prefixes = {
             place(spec.of).rstrip("/"): spec.size_bytes for spec in specs if spec.of not in self._users

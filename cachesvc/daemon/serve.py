@@ -329,9 +329,11 @@ def _tiers(
         specs.append(TierSpec(RAM, settings.ram_bytes))
         recovered.append(in_ram)
     for number, spec in enumerate(settings.nvme):
-        tier = open_nvme(TierName(f"nvme{number}"), Path(spec.path), locks=adopted.locks)
+        path = Path(spec.path)
+        mounted = str(path.absolute()) in adopted.state.mounted or None
+        tier = open_nvme(TierName(f"nvme{number}"), path, locks=adopted.locks, mounted=mounted)
         found = tier.recover()
-        budget = checked_budget(spec, room(Path(spec.path)), sum(found.values()), settings.extent_bytes)
+        budget = checked_budget(spec, room(path), sum(found.values()), settings.extent_bytes)
         log.info("cache directory", extra={"dir": spec.path, "extents": len(found), "budget_bytes": budget})
         tiers.append(tier)
         specs.append(TierSpec(tier.name, budget))

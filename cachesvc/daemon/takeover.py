@@ -43,6 +43,7 @@ from cachesvc.daemon.takeover_wire import (
     send,
     send_state,
 )
+from cachesvc.tiers.nvme import NvmeTier
 from cachesvc.tiers.ram import RamTier
 from cachesvc.tiers.tier import Tier
 from cachesvc.v1 import takeover_pb2 as pb
@@ -71,6 +72,8 @@ class Takeover:
         self._addresses = list(addresses(settings).values())
         self._lock = lock
         self._ram = next((tier for tier in tiers if isinstance(tier, RamTier)), None)
+        disks = (tier.directory for tier in tiers if isinstance(tier, NvmeTier))
+        self._mounted = [str(disk.path) for disk in disks if disk.mounted]
         self._runner = runner
         self._loop = runner.loop
         self._end = end
@@ -181,6 +184,7 @@ class Takeover:
     def _state(self, connections: Sequence[Connection]) -> Any:
         node, datasets = self._runner.node, self._runner.datasets
         state = pb.TakeoverState(locks=len(self._runner.locks()), next_id=self._runner.next_id())
+        state.mounted.extend(self._mounted)
         if self._ram is not None:
             for extent, size_bytes in replay.best_first(node, RAM):
                 digests = self._ram.checksums(extent).digests

@@ -61,6 +61,8 @@ class Connection:
         self._chunked = False
         self.reused = False
         self.interrupted = False
+        self.received_bytes = 0
+        """Of bodies, all told."""
 
     def ask(self, request: bytes) -> Answer:
         """Send a request head, read the answer's. Raises SourceUnavailable; Hangup when nothing came back."""
@@ -104,6 +106,7 @@ class Connection:
         done = min(len(self._ahead), len(into))
         into[:done] = self._ahead[:done]
         self._ahead = self._ahead[done:]
+        self.received_bytes += done
         flags = socket.MSG_WAITALL if self._plain else 0
         until = time.monotonic() + BODY_TIMEOUT_S
         while done < len(into):
@@ -118,6 +121,7 @@ class Connection:
             if not got:
                 raise SourceUnavailable(f"{self._name} cut the answer after {done} of {len(into)} bytes")
             done += got
+            self.received_bytes += got
         self._left -= done
 
     def read_error(self, answer: Answer) -> bytes:

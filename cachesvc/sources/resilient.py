@@ -245,25 +245,34 @@ class Resilient:
             self._counters.requests += 1
             tail_s = self._tail.tail_s(len(into)) if self._resilience.hedge else None
             tail_s = None if math.isfinite(self._pace.rate(started)) else tail_s
-        if tail_s is not None and isinstance(self._source, Interruptible):
-            self._raced(version, offset, into, started + tail_s)
-        else:
-            self._source.read_into(version, offset, into)
+        received_bytes = len(into)
+        try:
+            if tail_s is not None and isinstance(self._source, Interruptible):
+                received_bytes = self._raced(version, offset, into, started + tail_s)
+            else:
+                self._source.read_into(version, offset, into)
+        except CacheError as error:
+            with self._lock:
+                self._counters.bytes += error.received_bytes
+            raise
         with self._lock:
-            self._counters.bytes += len(into)
+            self._counters.bytes += received_bytes
             self._tail.add(len(into), self._clock() - started)
 
-    def _raced(self, version: ObjectVersion, offset: int, into: memoryview, due: float) -> None:
+    def _raced(self, version: ObjectVersion, offset: int, into: memoryview, due: float) -> int:
+        """How many bytes the first of the two received."""
         read = _Read(version, offset, len(into))
         self._hedger.watch(due, read)
         try:
             self._source.read_into(version, offset, into)
-        except SourceUnavailable:
+            return len(into)
+        except SourceUnavailable as error:
             with self._lock:
                 read.running = False
             if read.answer is None:
                 raise
             into[:] = read.answer
+            return error.received_bytes
         finally:
             with self._lock:
                 read.running = False
@@ -277,7 +286,11 @@ class Resilient:
         answer = bytearray(read.size)
         try:
             self._source.read_into(read.version, read.offset, memoryview(answer))
-        except CacheError:  # the first read is still under way and says what is wrong, if anything is
+        except (
+            CacheError
+        ) as error:  # the first read is still under way and says what is wrong, if anything is
+            with self._lock:
+                self._counters.hedge_bytes += error.received_bytes
             return
         with self._lock:
             self._counters.hedge_bytes += read.size

@@ -240,7 +240,7 @@ class S3Source:
         offset: int,
         into: memoryview,
     ) -> bool:
-        thread = threading.get_ident()
+        thread, before = threading.get_ident(), connection.received_bytes
         self._active[thread] = connection
         try:
             answer = connection.ask(request)
@@ -248,11 +248,14 @@ class S3Source:
                 return self._refused(version, signer, answer, connection.read_error(answer))
             _verify(version, offset, len(into), answer)
             connection.read_into(into)
+            if len(into) == version.size_bytes:
+                self._whole.check(version, answer.headers, (into,))
+        except CacheError as error:
+            error.received_bytes = connection.received_bytes - before
+            raise
         finally:
             with self._lock:
                 del self._active[thread]
-        if len(into) == version.size_bytes:
-            self._whole.check(version, answer.headers, (into,))
         return True
 
     def _refused(self, version: ObjectVersion, signer: _Signer, answer: Answer, body: bytes) -> bool:

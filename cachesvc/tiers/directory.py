@@ -65,7 +65,9 @@ def lock_directory(
         raise InvalidInput(f"{path} is no directory: mount or create it, or name another for --nvme")
     here = os.path.ismount(os.path.realpath(path))
     if mounted and not here:
-        raise InvalidInput(f"{path}: no disk is mounted there any more; mount one, or start the daemon again")
+        raise InvalidInput(
+            f"{path}: no disk is mounted there any more; mount one, or stop the daemon and start it again"
+        )
     home = _home(path.absolute())
     try:
         home.mkdir(mode=0o700, exist_ok=True)

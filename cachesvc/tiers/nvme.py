@@ -222,12 +222,18 @@ class NvmeTier:
         return f"{self._root}/extents/{text[:2]}/{text}.{self._sizes[extent]}"
 
 
-def open_nvme(name: TierName, directory: Path, sync: Sync = os.fsync, locks: Sequence[int] = ()) -> NvmeTier:
-    """Lock a directory for this daemon and open what is in it; `locks` are those that another daemon shares.
+def open_nvme(
+    name: TierName,
+    directory: Path,
+    sync: Sync = os.fsync,
+    locks: Sequence[int] = (),
+    mounted: bool | None = None,
+) -> NvmeTier:
+    """Lock a directory for this daemon and open what is in it; `locks` and `mounted` as `lock_directory` has them.
 
     Raises `InvalidInput` (missing, or used by another daemon), `NotAllowed`, `OutOfSpace`, `TierFailed`.
     """
-    return NvmeTier(name, lock_directory(directory, sync, locks), sync)
+    return NvmeTier(name, lock_directory(directory, sync, locks, mounted), sync)
 
 
 def _named(shelf: Path) -> Iterator[tuple[ExtentId, int]]:

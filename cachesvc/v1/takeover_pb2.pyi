@@ -89,17 +89,19 @@ class TakeoverPlan(_message.Message):
     def __init__(self, plan: _Optional[_Union[_cachesvc_pb2.SubmitPlanRequest, _Mapping]] = ..., passed: _Optional[int] = ...) -> None: ...
 
 class TakeoverState(_message.Message):
-    __slots__ = ("extents", "readers", "leases", "plans", "next_id", "locks")
+    __slots__ = ("extents", "readers", "leases", "plans", "next_id", "locks", "mounted")
     EXTENTS_FIELD_NUMBER: _ClassVar[int]
     READERS_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
     PLANS_FIELD_NUMBER: _ClassVar[int]
     NEXT_ID_FIELD_NUMBER: _ClassVar[int]
     LOCKS_FIELD_NUMBER: _ClassVar[int]
+    MOUNTED_FIELD_NUMBER: _ClassVar[int]
     extents: _containers.RepeatedCompositeFieldContainer[TakeoverExtent]
     readers: _containers.RepeatedCompositeFieldContainer[TakeoverReader]
     leases: _containers.RepeatedCompositeFieldContainer[TakeoverLease]
     plans: _containers.RepeatedCompositeFieldContainer[TakeoverPlan]
     next_id: int
     locks: int
-    def __init__(self, extents: _Optional[_Iterable[_Union[TakeoverExtent, _Mapping]]] = ..., readers: _Optional[_Iterable[_Union[TakeoverReader, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[TakeoverLease, _Mapping]]] = ..., plans: _Optional[_Iterable[_Union[TakeoverPlan, _Mapping]]] = ..., next_id: _Optional[int] = ..., locks: _Optional[int] = ...) -> None: ...
+    mounted: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, extents: _Optional[_Iterable[_Union[TakeoverExtent, _Mapping]]] = ..., readers: _Optional[_Iterable[_Union[TakeoverReader, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[TakeoverLease, _Mapping]]] = ..., plans: _Optional[_Iterable[_Union[TakeoverPlan, _Mapping]]] = ..., next_id: _Optional[int] = ..., locks: _Optional[int] = ..., mounted: _Optional[_Iterable[str]] = ...) -> None: ...
