@@ -308,6 +308,18 @@ def test_what_a_lost_tier_holds_is_not_called_evicted(
         assert found.control.evict(found.dataset).evicted_bytes == len(data)
 
 
+def test_a_file_that_is_gone_is_not_called_corrupt_alone(
+    tmp_path: Path, data: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "nvme").mkdir()
+    with node(tmp_path, data, f"{tmp_path}/nvme=4MiB") as found:
+        found.fill()
+        stored(tmp_path / "nvme")[0].unlink()
+        assert run(["verify", found.dataset, "--socket", found.daemon.socket_dir]) == 5
+        assert "corrupt or not to be read" in capsys.readouterr().err
+        assert "an extent that cannot be read is dropped" in found.daemon.log
+
+
 def test_two_daemons_over_one_state_directory_lose_no_pin(tmp_path: Path, data: bytes) -> None:
     count = 12
     for number in range(2 * count):

@@ -68,9 +68,10 @@ def test_a_prefetch_without_a_token_escapes_no_quota(tmp_path: Path) -> None:
     assert last.resident_extents == 2
 
 
-def test_two_quotas_of_one_name_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="--quota names user more than once"):
-        Quotas([parse_quota("user=5MiB"), parse_quota("s3://b/=1GiB"), parse_quota("user=2MiB")])
+@pytest.mark.parametrize("twice", ["user=2MiB", "s3://b=2GiB"])
+def test_two_quotas_of_one_name_are_refused(twice: str) -> None:
+    with pytest.raises(InvalidInput, match="more than once"):
+        Quotas([parse_quota(text) for text in ("user=5MiB", "user:7=1MiB", "s3://b/=1GiB", twice)])
 
 
 def test_what_was_pinned_counts_for_its_user_after_a_restart(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from cachesvc.core.model import DatasetId
 def verify(name: str, socket: str | None, json: bool, **given: Any) -> int:
     """Check a dataset's resident extents against their checksums.
 
-    A corrupt extent is dropped, to be filled again when it is needed, and the exit code is 5.
+    A corrupt extent, or one whose file is gone, is dropped, to be filled again when it is needed, and the exit code is 5.
     """
     failure: CacheError | None = None
     with Control(socket) as control:
@@ -49,6 +49,6 @@ def check(control: Control, dataset: DatasetId, name: str, as_json: bool) -> Non
         output.say(f"{name} ({dataset}): {good:,} of {reply.checked_extents:,} resident extents verified")
     if reply.corrupt_extents:
         raise CorruptData(
-            f"{reply.corrupt_extents:,} of {reply.extents:,} resident extents of {name} were corrupt and are"
-            f" dropped; fill them again: cachesvc prefetch {name}"
+            f"{reply.corrupt_extents:,} of {reply.extents:,} resident extents of {name} were corrupt or not to"
+            f" be read and are dropped; fill them again: cachesvc prefetch {name}"
         )

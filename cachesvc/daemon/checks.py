@@ -180,7 +180,8 @@ class Checks:
             self._failing(tier)
             if self._node.policy.tiers[tier].lost:
                 return
-        log.error("a corrupt extent is dropped", extra={"extent": extent.hex(), "tier": tier})
+        what = "an extent that cannot be read" if code == TierFailed.code else "a corrupt extent"
+        log.error(f"{what} is dropped", extra={"extent": extent.hex(), "tier": tier})
         self._handle(events.Corrupt(extent, tier))
 
     def suspect(self, tier: TierName, error: CacheError) -> None:

@@ -20,13 +20,15 @@ class Quotas:
     def __init__(self, specs: Sequence[QuotaSpec], place: Callable[[str], str] = canonical) -> None:
         """`place`: where a prefix leads, as a catalog names it. Raises InvalidInput for a prefix that is none, and for two
         quotas of one name."""
-        names = [spec.of for spec in specs]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise InvalidInput(f"--quota names {twice[0]} more than once; give it one")
-        self._users = {spec.of: spec.size_bytes for spec in specs if spec.of.partition(":")[0] == USER}
-        self._prefixes = {
-            place(spec.of).rstrip("/"): spec.size_bytes for spec in specs if spec.of not in self._users
-        }
+        self._users: dict[str, int] = {}
+        self._prefixes: dict[str, int] = {}
+        for spec in specs:
+            of_user = spec.of.partition(":")[0] == USER
+            given = self._users if of_user else self._prefixes
+            name = spec.of if of_user else place(spec.of).rstrip("/")
+            if name in given:
+                raise InvalidInput(f"--quota names {spec.of} more than once; give it one size")
+            given[name] = spec.size_bytes
 
     def of_dataset(self, uri_prefix: str) -> int | None:
         """Bytes that one dataset below a prefix may keep: the longest prefix's; None without one."""
