@@ -72,10 +72,15 @@ def test_a_catalog_is_built_without_a_daemon_and_left_beside_the_data(
     assert rows(capsys.readouterr().out)[0]["dataset"] == first["dataset"]
 
 
-def test_a_catalog_in_a_directorys_place_is_2(nobody: None, pets: Path, capsys: Any) -> None:
-    for place in (pets, next(pets.rglob("*.jpg")) / "x"):
+def test_a_catalog_in_the_place_of_what_is_no_file_is_2(nobody: None, pets: Path, capsys: Any) -> None:
+    pipe, link = pets.parent / "pipe", pets.parent / "link"
+    os.mkfifo(pipe)
+    link.symlink_to("nowhere")
+    for place in (pets, next(pets.rglob("*.jpg")) / "x", pipe, link):
         assert run(["index", "--output", str(place), str(pets)]) == 2
         assert "name a file" in capsys.readouterr().err
+    assert pipe.is_fifo()
+    assert link.is_symlink()
     assert not list(pets.parent.glob("*.tmp"))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 
 from cachesvc.catalog.detect import BESIDE
 from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed, NotFound, OutOfSpace, SourceUnavailable
@@ -34,7 +35,9 @@ def leave_beside(catalog: str, uri: str) -> str:
 
 
 def copy_file(path: str, into: str) -> None:
-    """Copy under a temporary name, fsync, rename: `into` is whole or not there."""
+    """Copy under a temporary name, fsync, rename: `into` is whole or as it was. A link or device is not written over."""
+    if os.path.lexists(into) and not stat.S_ISREG(os.lstat(into).st_mode):
+        raise InvalidInput(f"{into} is no regular file; name a file")
     temporary = f"{into}.{os.getpid()}.tmp"
     try:
         with open(path, "rb") as origin, open(temporary, "wb") as copy:
