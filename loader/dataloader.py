@@ -161,9 +161,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if self._ours is None:
-            begin_as_torch(self, self._progress.epoch)
+            begun = begin_as_torch(self, self._progress.epoch, super().__iter__)
             self._progress.epoch += 1
-            return super().__iter__()
+            return begun
         feed = self._prepared()
         must_stand(self._topology, self.rank, self.world_size, self.mesh, self.dp_dims)
         self._progress.begin(feed)

@@ -25,6 +25,7 @@ from cachesvc.core.arguments import places_of
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order import Plan
 from loader.dataset import Dataset
+from loader.forks import forks_workers
 from loader.inside import flattened, leaves_in
 from loader.topology import resolve
 
@@ -106,8 +107,8 @@ class _Told:
         return _Told, ()
 
 
-def begin_as_torch(loader: Any, epoch: int) -> None:
-    """Before a loader begins an iteration as torch's own: its transforms draw from its seed and this epoch. Raises
+def begin_as_torch(loader: Any, epoch: int, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+    """An iteration that torch's own loader begins; transforms draw from the loader's seed and this epoch. Raises
     InvalidInput for what torch's own does not do."""
     if loader.worker_type != "process" or loader._device is not None:
         raise InvalidInput(
@@ -126,6 +127,8 @@ def begin_as_torch(loader: Any, epoch: int) -> None:
         if loader.persistent_workers:
             leaf.share_epoch()
         leaf.draw = (loader.seed, epoch)
+    with forks_workers():
+        return begin()
 
 
 def hear_epochs(loader: Any) -> None:

@@ -19,7 +19,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from cachesvc.core.errors import CacheError, InvalidInput
 from loader.feed import Turn
-from loader.forks import CHILD_SAYS, abandon_in_children
+from loader.forks import CHILD_SAYS, abandon_in_children, forks_workers
 from loader.handover import Arena, Handed, packed
 from loader.iteration import of_the_data
 from loader.made import Made, Maker
@@ -185,7 +185,8 @@ class _Loader(torch.utils.data.DataLoader[Any]):
         if not self.num_workers:
             return super()._get_iterator()
         self.check_worker_number_rationality()
-        return _Batches(self)
+        with forks_workers():
+            return _Batches(self)
 
 
 def _exited(dead: list[Any]) -> str:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.data import Dataset
 
 from cachesvc.core.errors import InvalidInput
 from loader import DataLoader
@@ -60,6 +65,53 @@ def test_parent_and_child_each_iterate_the_same_loader(link: MemoryLink, workers
     assert in_child(lambda: numbers(loader) == whole and in_child(lambda: numbers(loader) == whole) == 0) == 0
     assert found + numbers(batches) == whole
     assert numbers(loader) == whole
+
+
+def collect(record: torch.Tensor) -> torch.Tensor:
+    """In a thread, whose memory is that of one which stayed with the trainer."""
+    thread = threading.Thread(target=gc.collect)
+    thread.start()
+    thread.join()
+    return record
+
+
+def stores_in_garbage() -> None:
+    """What a failed `init_process_group` leaves: a store in an exception's frames. It joins its threads as it dies."""
+    try:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=CHILD_S))
+        raise RuntimeError(store.port)
+    except RuntimeError as error:
+        kept = error
+        kept.with_traceback(kept.__traceback__)
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_worker_collects_no_garbage_of_its_trainer(link: MemoryLink, ours: bool) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        stores_in_garbage()
+        data = in_memory(link, transform=collect) if ours else Collecting()
+        assert numbers(DataLoader(data, batch_size=5, num_workers=1, timeout=CHILD_S)) == list(range(COUNT))
+    finally:
+        gc.enable()
+        gc.collect()
+
+
+class Collecting(Dataset[torch.Tensor]):
+    """A dataset of the user's own."""
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return collect(torch.tensor([index]))
+
+
+def test_a_child_that_is_no_worker_collects_what_it_inherited(link: MemoryLink) -> None:
+    gc.collect()
+    assert numbers(DataLoader(in_memory(link), batch_size=5, num_workers=1)) == list(range(COUNT))
+    assert in_child(lambda: gc.get_freeze_count() == 0) == 0
 
 
 @pytest.mark.parametrize("workers", WORKERS)
