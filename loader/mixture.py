@@ -30,6 +30,8 @@ from loader.packs import Packed
 from loader.reader import Ints
 
 By = Literal["proportion", "repeat", "choose"]
+MAX_TOLD = 4096
+"""Characters that an identity may spend on weights, in a state."""
 IN_ORDER = OrderSpec(seed=0, global_batch=1, shuffle=False)
 """The order in which a composed dataset is indexed."""
 
@@ -235,10 +237,14 @@ class Mixture(TorchDataset[Any]):
 
 
 def begun(identity: str, epoch: int, inside: bool) -> str:
-    """An identity without the weights of phases that have not begun: at the start of `epoch`, or inside it."""
+    """An identity without the weights of phases that have not begun: at the start of `epoch`, or inside it. Of many
+    weights their digest, in the place of the first phase, so that the identity of one that was made so is itself."""
     data, _, phases = identity.partition("@")
     held = [one for one in phases.split(";") if one and int(one.partition(":")[0]) < epoch + inside]
-    return f"{data}@{';'.join(held)}"
+    told = ";".join(held)
+    if len(told) > MAX_TOLD:
+        told = f"{held[0].partition(':')[0]}:{hashlib.blake2b(told.encode(), digest_size=16).hexdigest()}"
+    return f"{data}@{told}"
 
 
 def _component(given: object) -> Component:

@@ -13,7 +13,7 @@ from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order import Last, OrderSpec
 from loader.feed import Feed, Share
 from loader.inside import Core
-from loader.mixture import begun
+from loader.mixture import MAX_TOLD, begun
 from loader.progress import STATE_VERSION, State
 from loader.topology import Topology, agree
 
@@ -127,7 +127,7 @@ def state_of(identity: str, samples: int, feed: Feed, place: tuple[int, int], wo
     step, micro = divmod(place[1], share.accumulate)
     return State(
         version=STATE_VERSION,
-        dataset=identity,
+        dataset=begun(identity, epoch, bool(place[1])) if len(identity) > MAX_TOLD else identity,
         samples=samples,
         epoch=epoch,
         step=step,

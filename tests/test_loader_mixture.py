@@ -407,6 +407,37 @@ def test_a_mismatch_of_long_mixtures_is_told_in_a_line_one_can_read(root: Path) 
     assert len(str(caught.value)) < 800
 
 
+def test_a_state_of_many_datasets_and_weights_is_small_and_knows_them(root: Path) -> None:
+    (first, *_) = numbers(root)
+    parts = [first.take(count) for count in range(1, 41)]
+
+    def reweighed(tenth: int, epochs: int = 40) -> Mixture:
+        mixture = mix(dict.fromkeys(parts, 1), size=40)
+        for epoch in range(1, epochs):
+            weights = [10_000_019 + epoch * part for part in range(40)]
+            weights[0] += tenth * (epoch == 10)
+            mixture = mixture.reweighed(dict(zip(parts, weights, strict=True)), epoch)
+        return mixture
+
+    loader = DataLoader(reweighed(1), batch_size=5, shuffle=True)
+    loader.set_epoch(38)
+    batches = iter(loader)
+    next(batches)
+    state = json.loads(json.dumps(loader.state_dict()))
+    assert len(loader._identity) > 10_000
+    assert len(json.dumps(state)) < 5_000
+    following = [batch.tolist() for batch in batches]
+    for same in (reweighed(1), reweighed(1, epochs=44)):
+        resumed = DataLoader(same, batch_size=5, shuffle=True)
+        resumed.load_state_dict(state)
+        assert resumed.state_dict() == state
+        assert [batch.tolist() for batch in resumed] == following
+    for other in (reweighed(0), reweighed(1, epochs=38)):
+        with pytest.raises(StateMismatch, match="weights") as caught:
+            DataLoader(other, batch_size=5, shuffle=True).load_state_dict(state)
+        assert len(str(caught.value)) < 800
+
+
 @dataclass
 class PlannedLink:
     """Records the plans that a dataset's connection submits."""
