@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from cachesvc.core.errors import OutOfSpace, SourceUnavailable
+from cachesvc.core.errors import CorruptData, OutOfSpace, SourceUnavailable
 from cachesvc.core.events import Corrupt, Event, Recovered
 from cachesvc.core.model import ExtentId, TierName
 from cachesvc.core.node import Node
@@ -34,7 +34,7 @@ class Bench:
     def __init__(self) -> None:
         self.jobs: list[Callable[[jobs.Answer], None]] = []
         self.over: list[tuple[int, Good]] = []
-        self.short = False
+        self.short = self.late = False
         self.node = Node([TierSpec(SLOW, 1 << 20), TierSpec(QUICK, 1 << 20)])
         for tier, first in ((SLOW, 0), (QUICK, COPIES)):
             self.node.handle(Recovered(tier, {extent(first + each): 1 for each in range(COPIES)}), 0.0)
@@ -42,11 +42,11 @@ class Bench:
         self.corrupt: list[ExtentId] = []
         self.checks = Checks(self.node, disks, {}, self, self.handle, lambda _: None)  # type: ignore[arg-type]
 
-    def open(self, _: ExtentId) -> tuple[int, Checksums]:
+    def open(self, _: ExtentId) -> tuple[int, Checksums | None]:
         if self.short:
             with translated("slow", "open an extent"):
                 raise OSError(errno.EMFILE, "too many open files")
-        return os.open(os.devnull, os.O_RDONLY), Checksums(1, bytes(8))
+        return os.open(os.devnull, os.O_RDONLY), None if self.late else Checksums(1, bytes(8))
 
     def submit(self, _make: object, _fds: object, answered: Callable[[jobs.Answer], None]) -> None:
         self.jobs.append(answered)
@@ -92,6 +92,31 @@ def test_what_no_process_could_look_at_is_neither_good_nor_corrupt() -> None:
         bench.end(jobs.Done(0, SourceUnavailable.code, "it ended the process", retry=True, lost=True))
     assert bench.over == [(0, None), (0, None), (0, False)]
     assert bench.corrupt == [extent(0)]
+
+
+def test_what_is_being_committed_is_checked_too() -> None:
+    bench = Bench()
+    bench.late = True
+    bench.checks.committing[extent(0), SLOW] = Checksums(1, bytes(8))
+    bench.verify(0, HOARDER)
+    assert not bench.over
+    bench.end(jobs.Done(0, CorruptData.code, "it does not match"))
+    assert (bench.over, bench.corrupt) == ([(0, False)], [extent(0)])
+
+
+def test_a_commit_that_ends_while_its_copy_is_opened_is_checked_as_committed() -> None:
+    bench = Bench()
+    opened = bench.open
+
+    def last(wanted: ExtentId) -> tuple[int, Checksums | None]:
+        bench.open, bench.late = opened, False  # type: ignore[method-assign]
+        return opened(wanted)[0], None
+
+    bench.open = last  # type: ignore[method-assign]
+    bench.verify(0, HOARDER)
+    assert not bench.over
+    bench.end()
+    assert bench.over == [(0, True)]
 
 
 def test_a_user_who_asks_for_many_stands_before_another_by_one() -> None:

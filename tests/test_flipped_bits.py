@@ -19,6 +19,7 @@ from cachesvc.client import Control
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES
 from loader import DataLoader, open_dataset
 from tests.datasets import image_folder
+from tests.faulty_disk import FaultyDisk
 from tests.proxy import Fault
 from tests.servers import Proxy, SeaweedFS, free_ports
 from tests.test_daemon import wait_until
@@ -26,6 +27,7 @@ from tests.test_daemon import wait_until
 RECORD_BYTES = 512
 OBJECT_BYTES = 10 * CHECKSUM_BLOCK_BYTES
 RECORDS = OBJECT_BYTES // RECORD_BYTES
+FSYNC_S = 3.0
 
 
 class Flipper:
@@ -109,13 +111,14 @@ def node(
     allow: str,
     directories: int = 1,
     env: Mapping[str, str] | None = None,
+    nvme: tuple[Path, ...] = (),
 ) -> Iterator[Node]:
     (port,) = free_ports(1)
-    nvme = tuple(tmp_path / f"nvme{number}" for number in range(directories))
+    nvme = nvme or tuple(tmp_path / f"nvme{number}" for number in range(directories))
     options = ["--ram", "0", "--allow", allow, "--extent-bytes", str(1 << 20), "--scrub-rate", "0"]
     options += ["--metrics", f"127.0.0.1:{port}"]
     for path in nvme:
-        path.mkdir()
+        path.mkdir(exist_ok=True)
         options += ["--nvme", f"{path}={96 // directories}MiB"]
     with Daemon(tmp_path / "node", options, env) as daemon:
         monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
@@ -183,6 +186,30 @@ def test_files_are_right_after_bits_flipped_between_two_daemons_and_under_the_se
         assert right()
         assert found.corrupt() == 5
         wait_until(lambda: found.all_right(images.version) == len(flips.files()))  # the last are committed
+        images.opened.close()
+
+
+def test_a_bit_that_flips_before_its_copy_is_committed_costs_another_fill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (body,) = image_folder(tmp_path / "data", ("cat",), 1, 200_000).values()
+    with (
+        FaultyDisk(tmp_path) as disk,
+        node(tmp_path, monkeypatch, f"{tmp_path}/data/", nvme=(disk.path,)) as found,
+    ):
+        images = open_dataset(tmp_path / "data", decode=None, verify=True)
+        disk.behave(f"fsync {FSYNC_S}")
+        assert images[0] == body, "its checksums are behind it, and an fsync is under way"
+        (path,) = [
+            each for each in disk.path.rglob("*") if each.is_file() and each.stat().st_size > len(body)
+        ]
+        with path.open("r+b") as file:
+            file.seek(100_000)
+            file.write(bytes([body[file.tell()] ^ 1]))
+        assert images[0] == body
+        disk.behave("")
+        wait_until(lambda: found.corrupt() == 1)
+        wait_until(lambda: found.all_right(images.version) == 1)
         images.opened.close()
 
 

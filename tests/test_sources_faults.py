@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.resilient import Resilience, Resilient
 from cachesvc.sources.s3 import S3Settings, S3Source, open_s3
 from tests.servers import Fault, Proxy, SeaweedFS
+from tests.test_daemon import wait_until
 from tests.test_sources_resilient import Clock
 
 DATA = os.urandom(1 << 20)
@@ -140,14 +142,23 @@ def test_retries_give_the_right_bytes_in_the_end(
 
 
 def test_a_stalled_read_is_hedged_and_the_winner_is_whole(
-    source: S3Source, proxy: Proxy, version: ObjectVersion
+    source: S3Source, proxy: Proxy, version: ObjectVersion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     patient = Resilient(source, Resilience())
     for number in range(64):  # just enough samples; none of these can have used up the share of hedges
         _read(patient, version, number)
-    proxy.faults.append(Fault("stall", after_bytes=300))
-    into = bytearray(1000)
+    stall, into, read = Fault("stall", after_bytes=300), bytearray(1000), source.read_into
     reading = threading.Thread(target=patient.read_into, args=(version, 99, memoryview(into)))
+
+    def second_is_second(*args: Any) -> None:
+        if (
+            threading.current_thread() is not reading
+        ):  # a hedge is due in a millisecond, and would meet the stall
+            wait_until(lambda: not stall.times)
+        read(*args)
+
+    monkeypatch.setattr(source, "read_into", second_is_second)
+    proxy.faults.append(stall)
     reading.start()
     reading.join(timeout=20)
     assert not reading.is_alive()

@@ -71,6 +71,8 @@ class Checks:
         self.unverified: dict[TierName, set[ExtentId]] = {tier: set() for tier in tiers}
         """Copies whose bytes somebody else may have changed since we checked them: from before our start, or
         from before their disk's trouble."""
+        self.committing: dict[tuple[ExtentId, TierName], Checksums] = {}
+        """What is being committed to a disk, whose file does not tell its checksums before that is done."""
         self._checking: dict[tuple[ExtentId, TierName], _Check] = {}
         self._lines = {tier: _Line() for tier in tiers}
 
@@ -133,9 +135,13 @@ class Checks:
             over()
 
         def opened(fd: int, checksums: Checksums | None) -> None:
-            if checksums is None:  # being committed: its filler has just checked it
+            checksums = checksums or self.committing.get((extent, tier))
+            if checksums is None:  # its commit ended meanwhile
                 os.close(fd)
-                done(True)
+                if self._node.where(extent) == tier:
+                    self._verify(check, tries)
+                else:
+                    done(True)
                 return
             digests = jobs.pack_digests(checksums.digests)
             job = partial(jobs.Verify, size_bytes=checksums.size_bytes, digests=digests)

@@ -85,7 +85,7 @@ class Fills:
             self._lanes[command.tier].submit(partial(tier.abort, extent), lambda _: None, lambda _: None)
             self._failed(command, code, f"{name}: {why}", retry=True)
         for key in [key for key in self._committing if key[1] == name]:
-            del self._committing[key]
+            del self._committing[key], self._checks.committing[key]
             self._handle(events.CommitFailed(*key, f"{name}: {why}"))
 
     def start(self, command: events.StartFill) -> None:
@@ -162,7 +162,8 @@ class Fills:
             )
             return
         # NVMe: readers wait for verified bytes, not for durability.
-        self._committing[(command.extent, command.tier)] = command
+        key = (command.extent, command.tier)
+        self._committing[key], self._checks.committing[key] = command, checksums
         self._ready(command, answer)
         self._lanes[command.tier].submit(
             lambda: tier.commit(command.extent, checksums),
@@ -175,13 +176,19 @@ class Fills:
             self._handle(events.Filled(command.extent, command.tier, from_peer=answer.peer_bytes > 0))
 
     def _committed(self, command: events.StartFill) -> None:
-        if _ended(self._committing, command):
+        if self._commit_ended(command):
             self._handle(events.Committed(command.extent, command.tier))
 
     def _not_committed(self, command: events.StartFill, error: CacheError) -> None:
         self._checks.suspect(command.tier, error)
-        if _ended(self._committing, command):
+        if self._commit_ended(command):
             self._handle(events.CommitFailed(command.extent, command.tier, str(error)))
+
+    def _commit_ended(self, command: events.StartFill) -> bool:
+        if not _ended(self._committing, command):
+            return False
+        del self._checks.committing[(command.extent, command.tier)]
+        return True
 
     def _fill_ended_badly(self, command: events.StartFill, answer: jobs.Done) -> None:
         origin = command.from_tier
