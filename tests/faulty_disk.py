@@ -25,15 +25,15 @@ class FaultyDisk:
 
     def __init__(self, root: Path) -> None:
         self.path = root / "faulty"
-        self._backing = root / "backing"
+        self.backing = root / "backing"
         self._fault = root / "fault"
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> FaultyDisk:
         self.path.mkdir()
-        self._backing.mkdir()
+        self.backing.mkdir()
         self.behave("")
-        command = [sys.executable, "-m", "tests.faulty_disk", str(self._backing), str(self.path)]
+        command = [sys.executable, "-m", "tests.faulty_disk", str(self.backing), str(self.path)]
         self._process = subprocess.Popen([*command, str(self._fault)], stderr=subprocess.PIPE)
         deadline = time.monotonic() + START_S
         while not os.path.ismount(self.path):

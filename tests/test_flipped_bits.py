@@ -203,9 +203,13 @@ def test_a_bit_that_flips_before_its_copy_is_committed_costs_another_fill(
         (path,) = [
             each for each in disk.path.rglob("*") if each.is_file() and each.stat().st_size > len(body)
         ]
-        with path.open("r+b") as file:
+        with (disk.backing / path.relative_to(disk.path)).open("r+b") as file, path.open("rb") as cached:
             file.seek(100_000)
-            file.write(bytes([body[file.tell()] ^ 1]))
+            file.write(bytes([body[100_000] ^ 1]))
+            file.flush()
+            os.posix_fadvise(
+                cached.fileno(), 0, 0, os.POSIX_FADV_DONTNEED
+            )  # a write would wait for the fsync
         assert images[0] == body
         disk.behave("")
         wait_until(lambda: found.corrupt() == 1)
