@@ -151,9 +151,8 @@ def test_a_stalled_read_is_hedged_and_the_winner_is_whole(
     reading = threading.Thread(target=patient.read_into, args=(version, 99, memoryview(into)))
 
     def second_is_second(*args: Any) -> None:
-        if (
-            threading.current_thread() is not reading
-        ):  # a hedge is due in a millisecond, and would meet the stall
+        # The hedge is due in a millisecond, and would meet the stall in its place.
+        if threading.current_thread() is not reading:
             wait_until(lambda: not stall.times)
         read(*args)
 

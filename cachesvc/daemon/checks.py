@@ -72,7 +72,7 @@ class Checks:
         """Copies whose bytes somebody else may have changed since we checked them: from before our start, or
         from before their disk's trouble."""
         self.committing: dict[tuple[ExtentId, TierName], Checksums] = {}
-        """What is being committed to a disk, whose file does not tell its checksums before that is done."""
+        """What `Fills` is committing to a disk: its file tells no checksums before that is done."""
         self._checking: dict[tuple[ExtentId, TierName], _Check] = {}
         self._lines = {tier: _Line() for tier in tiers}
 

@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import TypeVar
 
 from cachesvc.catalog.build import provisional_id
 from cachesvc.core import events
@@ -21,7 +22,8 @@ from cachesvc.daemon.lanes import Lane
 from cachesvc.tiers.tier import Checksums, Recovering, Tier
 
 log = logging.getLogger(__name__)
-_UnderWay = dict[tuple[ExtentId, TierName], events.StartFill]
+_Key = tuple[ExtentId, TierName]
+T = TypeVar("T")
 
 
 class Fills:
@@ -45,8 +47,7 @@ class Fills:
         self._handle = handle
         self._source_bytes: dict[DatasetId, int] = {}
         self._peer_bytes: dict[DatasetId, int] = {}
-        self._filling: _UnderWay = {}
-        self._committing: _UnderWay = {}
+        self._filling: dict[_Key, events.StartFill] = {}
         self._paused: list[events.StartFill] | None = None
         self.failures: Counter[str] = Counter()
         """Fills that failed, those that were tried again included, by the name of the error."""
@@ -74,7 +75,7 @@ class Fills:
     def under_way(self) -> int:
         """Fills and commits that have begun."""
         waiting = sum(self._filling.get((each.extent, each.tier)) is each for each in self._paused or ())
-        return len(self._filling) - waiting + len(self._committing)
+        return len(self._filling) - waiting + len(self._checks.committing)
 
     def tier_lost(self, name: TierName, why: str) -> None:
         """Answer all that waits for the tier."""
@@ -84,8 +85,9 @@ class Fills:
             del self._filling[(extent, command.tier)]
             self._lanes[command.tier].submit(partial(tier.abort, extent), lambda _: None, lambda _: None)
             self._failed(command, code, f"{name}: {why}", retry=True)
-        for key in [key for key in self._committing if key[1] == name]:
-            del self._committing[key], self._checks.committing[key]
+        committing = self._checks.committing
+        for key in [key for key in committing if key[1] == name]:
+            del committing[key]
             self._handle(events.CommitFailed(*key, f"{name}: {why}"))
 
     def start(self, command: events.StartFill) -> None:
@@ -109,7 +111,7 @@ class Fills:
 
     def _not_reserved(self, command: events.StartFill, error: CacheError) -> None:
         self._checks.suspect(command.tier, error)
-        if _ended(self._filling, command):
+        if _ended(self._filling, command, command):
             log.error("a tier takes no more for a while", extra={"tier": command.tier, "error": str(error)})
             self._failed(command, error.code, str(error), retry=False)
 
@@ -162,33 +164,26 @@ class Fills:
             )
             return
         # NVMe: readers wait for verified bytes, not for durability.
-        key = (command.extent, command.tier)
-        self._committing[key], self._checks.committing[key] = command, checksums
+        self._checks.committing[(command.extent, command.tier)] = checksums
         self._ready(command, answer)
         self._lanes[command.tier].submit(
             lambda: tier.commit(command.extent, checksums),
-            lambda _: self._committed(command),
-            lambda error: self._not_committed(command, error),
+            lambda _: self._committed(command, checksums),
+            lambda error: self._not_committed(command, checksums, error),
         )
 
     def _ready(self, command: events.StartFill, answer: jobs.Done) -> None:
-        if _ended(self._filling, command):
+        if _ended(self._filling, command, command):
             self._handle(events.Filled(command.extent, command.tier, from_peer=answer.peer_bytes > 0))
 
-    def _committed(self, command: events.StartFill) -> None:
-        if self._commit_ended(command):
+    def _committed(self, command: events.StartFill, checksums: Checksums) -> None:
+        if _ended(self._checks.committing, command, checksums):
             self._handle(events.Committed(command.extent, command.tier))
 
-    def _not_committed(self, command: events.StartFill, error: CacheError) -> None:
+    def _not_committed(self, command: events.StartFill, checksums: Checksums, error: CacheError) -> None:
         self._checks.suspect(command.tier, error)
-        if self._commit_ended(command):
+        if _ended(self._checks.committing, command, checksums):
             self._handle(events.CommitFailed(command.extent, command.tier, str(error)))
-
-    def _commit_ended(self, command: events.StartFill) -> bool:
-        if not _ended(self._committing, command):
-            return False
-        del self._checks.committing[(command.extent, command.tier)]
-        return True
 
     def _fill_ended_badly(self, command: events.StartFill, answer: jobs.Done) -> None:
         origin = command.from_tier
@@ -203,7 +198,7 @@ class Fills:
 
     def _abort(self, command: events.StartFill, answer: jobs.Done) -> None:
         def failed(_: object) -> None:
-            if _ended(self._filling, command):
+            if _ended(self._filling, command, command):
                 self._failed(command, answer.code, answer.message, answer.retry)
 
         if self._filling.get((command.extent, command.tier)) is command:
@@ -217,10 +212,10 @@ class Fills:
         self._handle(events.FillFailed(command.extent, command.tier, code, message, retry))
 
 
-def _ended(under_way: _UnderWay, command: events.StartFill) -> bool:
+def _ended(under_way: dict[_Key, T], command: events.StartFill, begun: T) -> bool:
     """Forget a fill or a commit; False where that happened already, because its tier was lost."""
     key = (command.extent, command.tier)
-    if under_way.get(key) is not command:
+    if under_way.get(key) is not begun:
         return False
     del under_way[key]
     return True
