@@ -16,6 +16,7 @@ from cachesvc.core.model import DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.node import Node
 from cachesvc.core.policy import Settings, TierSpec
 from cachesvc.daemon import jobs
+from cachesvc.daemon.checks import Checks
 from cachesvc.daemon.datasets import UNUSED, Dataset, Datasets, Sealed, in_use, is_claimed
 from cachesvc.daemon.fills import Fills
 
@@ -47,7 +48,6 @@ def test_the_answer_is_counted_and_nothing_else_happens(tmp_path: Path) -> None:
         reserve=lambda *_: os.open("/dev/null", os.O_RDONLY), abort=lambda _: None, recover=dict
     )
     fillers: Any = SimpleNamespace(submit=lambda job, fds, then: answers.append(then))
-    checks: Any = SimpleNamespace(suspect=lambda *_: None)
     lanes: Any = {NVME: AtOnce()}
 
     def handle(event: events.Event) -> None:
@@ -55,6 +55,7 @@ def test_the_answer_is_counted_and_nothing_else_happens(tmp_path: Path) -> None:
             if isinstance(command, events.StartFill):
                 fills.start(command)
 
+    checks = Checks(node, {NVME: tier}, lanes, fillers, handle, failing=lambda _: None)
     fills = Fills({NVME: tier}, lanes, datasets, fillers, checks, handle)
     known = datasets.admit(dataset(1))
     handle(events.DatasetDeclared(7, known.id, known.extents))
