@@ -17,7 +17,7 @@ Decoder = Callable[[bytes], Any]
 IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm"})
 _MDS_IMAGES = frozenset({"pil", "jpeg_array", "jpegarray"})
 _REFUSED = frozenset({"pkl", "pickle", "pyd", "pt", "pth", "joblib"})
-_SCALARS = {"int": "<i8", "float64": "<f8", "float32": "<f4", "float16": "<f2"} | {
+_SCALARS = {"bool": "?", "int": "<i8", "float64": "<f8", "float32": "<f4", "float16": "<f2"} | {
     f"{sign}int{bits}": f"<{sign[:1] or 'i'}{bits // 8}" for sign in ("u", "") for bits in (8, 16, 32, 64)
 }
 
@@ -50,6 +50,8 @@ def decoder(name: str, encoding: str) -> Decoder:
         return _several(decoder(name, kind[5:-1]), 4)
     if kind == "ndarray" or kind.startswith("ndarray:"):
         return _ndarray(kind)
+    if kind.startswith("array:"):
+        return _array(kind[6:])
     return _PLAIN.get(kind, bytes)
 
 
@@ -123,6 +125,15 @@ def _ndarray(encoding: str) -> Decoder:
             shape = np.frombuffer(raw, f"<u{width}", count, at + 1).tolist()
             at += 1 + count * width
         return np.frombuffer(raw, dtype, offset=at).reshape(shape).copy()
+
+    return decode
+
+
+def _array(dtype: str) -> Decoder:
+    """All of a value is items of one type."""
+
+    def decode(raw: bytes) -> Any:
+        return np.frombuffer(raw, dtype).copy()
 
     return decode
 

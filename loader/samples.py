@@ -13,7 +13,7 @@ import torch
 from xxhash import xxh3_64_hexdigest
 
 from cachesvc.catalog.catalog import Catalog
-from cachesvc.catalog.layout import Fixed, Indirect
+from cachesvc.catalog.layout import Fixed, Indirect, Table
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order import sample_key
 from loader.decode import Decoder, decoded, decoder
@@ -69,7 +69,7 @@ class Samples:
         """A batch needs no Python per sample."""
         one = len(self._columns) == 1 and self._columns[0] >= 0 and not self._with_label
         plain = one and form.decode is None and form.transform is None
-        self.stays_bytes = plain and not isinstance(self._layout, (Fixed, Indirect))
+        self.stays_bytes = plain and not isinstance(self._layout, (Fixed, Indirect, Table))
         """A sample is one range of bytes, and handed out as it is, alone or in a tuple of one."""
         if isinstance(self._layout, Fixed):
             self._dtype = np.dtype(self._layout.dtype)
@@ -147,7 +147,7 @@ class Samples:
     def expect(self, reader: Reader, samples: Ints) -> None:
         """These samples will be taken next; see `Reader.expect`. Where a table in the extent says where samples
         lie, nothing is known ahead."""
-        if not isinstance(self._layout, Indirect):
+        if not isinstance(self._layout, (Indirect, Table)):
             addresses, lengths = self._catalog.locate(samples)
             columns = [column for column in self._columns if column >= 0]
             reader.expect(addresses[:, columns].ravel(), lengths[:, columns].ravel())
@@ -220,6 +220,10 @@ class Samples:
             whole = reader.read(addresses[:, 0], lengths[:, 0])
             split = [self._catalog.split(row or b"") for row in whole]
             return [[row[column] for column in columns] for row in split]
+        if isinstance(self._layout, Table):
+            rows = reader.read(addresses[:, 0], lengths[:, 0])
+            table = np.frombuffer(b"".join(row or b"" for row in rows), "<u4")
+            addresses, lengths = self._catalog.settle(samples, table.reshape(len(rows), -1, 2))
         if len(columns) < addresses.shape[1]:
             addresses, lengths = addresses[:, columns], lengths[:, columns]
         flat = reader.read(np.ascontiguousarray(addresses).ravel(), np.ascontiguousarray(lengths).ravel())

@@ -21,6 +21,7 @@ from cachesvc.catalog.build import Options
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.formats.fixed import compile_records
 from cachesvc.catalog.formats.mds import compile_mds
+from cachesvc.catalog.formats.parquet import compile_parquet
 from cachesvc.catalog.formats.tar import members
 from cachesvc.catalog.formats.tokens import compile_tokens
 from cachesvc.catalog.formats.webdataset import compile_webdataset
@@ -28,6 +29,7 @@ from cachesvc.catalog.inputs import Draft, Entry, Inputs
 from cachesvc.core import wire
 from cachesvc.core.errors import CacheError
 from cachesvc.core.model import Extent, ObjectVersion
+from cachesvc.sources.parquet import decode
 from cachesvc.v1 import cachesvc_pb2 as pb
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -57,7 +59,7 @@ class _Store:
         return self.fetch(piece.object, piece.offset + offset, length)
 
 
-def _compiled(compile_it: Callable[[Inputs], Draft], options: Options, **bodies: bytes) -> None:
+def _compiled(compile_it: Callable[[Inputs], Draft], options: Options, **bodies: bytes) -> list[Extent]:
     names = {name.replace("_", "."): body for name, body in bodies.items()}
     store = _Store({f"s3://b/{name}": body for name, body in names.items()})
     entries = [Entry(ObjectVersion(f"s3://b/{n}", len(b), "e"), n) for n, b in names.items()]
@@ -65,13 +67,15 @@ def _compiled(compile_it: Callable[[Inputs], Draft], options: Options, **bodies:
     try:
         draft = compile_it(inputs)
     except CacheError:
-        return
+        return []
     assert (np.diff(draft.extent_first) >= 0).all()
-    for extent in draft.space.extents():
-        for piece in extent.pieces:
-            assert piece.offset >= 0
-            assert piece.length >= 0
-            assert piece.codec or piece.offset + piece.length <= piece.object.size_bytes
+    extents = list(draft.space.extents())
+    for piece in (piece for extent in extents for piece in extent.pieces):
+        assert piece.offset >= 0
+        assert piece.length >= 0
+        assert piece.codec or piece.offset + piece.length <= piece.object.size_bytes
+        assert all(0 <= begin <= end <= piece.object.size_bytes for begin, end in piece.ranges)
+    return extents
 
 
 def grants_message(data: bytes) -> None:
@@ -115,6 +119,16 @@ def mds(data: bytes) -> None:
     _compiled(compile_mds, Options(format="mds", extent_bytes=4096), index_json=data, **shard)
 
 
+def parquet(data: bytes) -> None:
+    """A Parquet file: its footer, and its rows where they claim to take little."""
+    for extent in _compiled(compile_parquet, Options(format="parquet", extent_bytes=4096), a_parquet=data):
+        if extent.size_bytes <= MAX_READ_BYTES:
+            try:
+                assert len(decode(extent.pieces[0], memoryview(data))) == extent.size_bytes
+            except CacheError:
+                continue
+
+
 def npy(data: bytes) -> None:
     """A `.npy` file as records."""
     _compiled(compile_records, Options(format="records", extent_bytes=4096), a_npy=data)
@@ -143,7 +157,7 @@ def catalog(data: bytes) -> None:
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
     found.__name__: found
-    for found in (grants_message, plan_request, tar, webdataset, mds, npy, megatron, catalog)
+    for found in (grants_message, plan_request, tar, webdataset, mds, parquet, npy, megatron, catalog)
 }
 
 

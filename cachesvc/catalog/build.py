@@ -15,7 +15,7 @@ import numpy as np
 from cachesvc.catalog.catalog import BUILDER_VERSION, Catalog
 from cachesvc.catalog.columns import TextColumn, ints, verify_digest, write_columns
 from cachesvc.catalog.detect import check_all_chosen, format_of, listing, name_of
-from cachesvc.catalog.formats import files, fixed, mds, tokens, webdataset
+from cachesvc.catalog.formats import files, fixed, mds, parquet, tokens, webdataset
 from cachesvc.catalog.inputs import Draft, Entry, ExtentBytes, Inputs, Options
 from cachesvc.catalog.space import Space
 from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, NotFound
@@ -34,6 +34,7 @@ _SELECT: dict[str, Callable[[Sequence[Entry]], list[Entry]]] = {
     "files": files.select,
     "webdataset": webdataset.select,
     "mds": mds.select,
+    "parquet": parquet.select,
     "records": fixed.select,
     "tokens": tokens.select,
 }
@@ -41,6 +42,7 @@ _COMPILE: dict[str, Callable[[Inputs], Draft]] = {
     "files": files.compile_files,
     "webdataset": webdataset.compile_webdataset,
     "mds": mds.compile_mds,
+    "parquet": parquet.compile_parquet,
     "records": fixed.compile_records,
     "tokens": tokens.compile_tokens,
 }

@@ -10,12 +10,14 @@ import numpy as np
 
 from cachesvc.catalog import search
 from cachesvc.catalog.columns import Array, Columns, Ints, Texts, read_columns
-from cachesvc.catalog.layout import Field, Fixed, Indirect, Rows
+from cachesvc.catalog.layout import Field, Fixed, Indirect, Layout, Rows, Table
 from cachesvc.catalog.space import CODECS, aligned
 from cachesvc.core.errors import CorruptData
 from cachesvc.core.model import PAGE_BYTES, DatasetId, Extent, ExtentId, ObjectVersion, Piece, extent_of
 from cachesvc.core.secrets import redacted
 
+_PARTS = ("piece.stored", "piece.tail")
+"""Columns of catalogs in which pieces are decoded from parts of objects."""
 BUILDER_VERSION = 7
 """Part of every dataset's digest: raised when the same listing would compile to something else."""
 
@@ -45,7 +47,7 @@ class Catalog:
     extent_first: Ints
     space_bytes: int
     stored_bytes: int
-    layout: Fixed | Rows | Indirect
+    layout: Layout
     _columns: Columns
 
     @classmethod
@@ -85,6 +87,7 @@ class Catalog:
             int(columns["piece.offset"][at]),
             int(columns["piece.length"][at]),
             CODECS[int(columns["piece.codec"][at])],
+            *(int(columns[name][at]) for name in _PARTS if name in columns),
         )
 
     def object(self, index: int) -> ObjectVersion:
@@ -105,13 +108,14 @@ class Catalog:
 
     def locate(self, samples: Ints) -> tuple[Ints, Ints]:
         """Addresses and lengths of samples, int64[n, F]; length -1 where a field is absent. Fixed: F = 1.
-        Indirect: where each sample's pair of u32 offsets stands, lengths 8, F = 1."""
+        Indirect and Table: where the extent says where each sample lies, F = 1."""
         return self.layout.locate(np.asarray(samples, np.int64))
 
     def settle(self, samples: Ints, pairs: np.ndarray) -> tuple[Ints, Ints]:
-        """Indirect only: addresses and lengths of rows, int64[n, 1], from the uint32[n, 2] that stood at
-        `locate`'s addresses. Raises CorruptData naming a shard with offsets outside it."""
-        assert isinstance(self.layout, Indirect), "only an indirect layout needs a second step"
+        """Addresses and lengths from the uint32[n, 2] (Table: [n, F, 2]) that stood at `locate`'s addresses: of rows,
+        int64[n, 1] (Indirect), or of fields, int64[n, F] (Table). Raises CorruptData naming a shard with offsets outside
+        it."""
+        assert isinstance(self.layout, Indirect | Table), "other layouts need no second step"
         return self.layout.settle(
             np.asarray(samples, np.int64), pairs, lambda extent: self.object(self._extent_object(extent)).uri
         )
@@ -144,7 +148,10 @@ class Catalog:
             ordinal = sample - int(self.layout.runs_first[run])
             return f"{self._shard(int(self._columns['run.object'][run]))}:{ordinal}"
         extent = int(np.searchsorted(self.extent_first, sample, "right")) - 1
-        return f"{self._shard(self._extent_object(extent))}:{sample - int(self.extent_first[extent])}"
+        number = self._extent_object(extent)
+        if isinstance(self.layout, Table):  # a piece an extent, in the order of objects
+            extent = int(np.searchsorted(self._columns["piece.object"], number))
+        return f"{self._shard(number)}:{sample - int(self.extent_first[extent])}"
 
     def _extent_object(self, extent: int) -> int:
         return int(self._columns["piece.object"][int(self._columns["extent.piece"][extent])])
@@ -210,6 +217,11 @@ class Catalog:
             self._check_runs(layout)
         if isinstance(layout, Indirect) and (np.diff(self.extent_first) > self.extent_sizes // 4 - 2).any():
             raise CorruptData("a shard is too small for the offsets of its samples")
+        if (
+            isinstance(layout, Table)
+            and (np.diff(self.extent_first) > self.extent_sizes // layout.row_bytes).any()
+        ):
+            raise CorruptData("an extent is too small for the table of its rows")
 
     def _check_runs(self, layout: Fixed) -> None:
         first, slot, objects = layout.runs_first, layout.runs_slot, self._columns["run.object"]
@@ -267,7 +279,9 @@ def _check_pieces(columns: Columns) -> None:
     if len(objects) and not 0 <= objects.min() <= objects.max() < len(columns["object.size"]):
         raise CorruptData("a piece names an object that is not listed")
     sizes = columns["object.size"][objects]
-    wrong = (offsets < 0) | (lengths < 0) | (codecs >= len(CODECS))
+    stored, tails = (columns[name] if name in columns else np.zeros_like(sizes) for name in _PARTS)
+    wrong = (offsets < 0) | (lengths < 0) | (codecs >= len(CODECS)) | (stored < 0) | (tails < 0)
+    wrong |= (stored > 0) & ((codecs == 0) | (stored > sizes - offsets) | (tails > sizes))
     if (wrong | ((codecs == 0) & (lengths > sizes - offsets))).any():
         raise CorruptData("a piece lies outside its object")
 
@@ -303,7 +317,7 @@ def _optional(columns: Columns, name: str) -> Array | None:
     return columns[name] if name in columns else None  # noqa: SIM401
 
 
-def _layout(columns: Columns, samples: int) -> Fixed | Rows | Indirect:
+def _layout(columns: Columns, samples: int) -> Layout:
     head = columns.head["layout"]
     if head["kind"] == "fixed":
         return Fixed(
@@ -320,6 +334,11 @@ def _layout(columns: Columns, samples: int) -> Fixed | Rows | Indirect:
     if head["kind"] == "indirect":
         first, sizes = columns["extent.first"], tuple(int(size) for size in head["sizes"])
         return Indirect(columns["extent.start"], first, columns["extent.size"], sizes)
+    if head["kind"] == "table":
+        fields = len(columns.head["fields"])
+        if not fields:
+            raise CorruptData("a table without fields")
+        return Table(columns["extent.start"], columns["extent.first"], columns["extent.size"], fields)
     raise CorruptData(f"unknown layout {head['kind']!r}")
 
 

@@ -12,7 +12,7 @@ from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.source import Source
 from cachesvc.sources.uri import no_data
 
-FORMATS = ("files", "webdataset", "mds", "records", "tokens")
+FORMATS = ("files", "webdataset", "mds", "parquet", "records", "tokens")
 BESIDE = ".cachesvc-catalog.lmdb"
 """A built catalog that was left beside the data."""
 
@@ -76,6 +76,7 @@ def format_of(uri: str, entries: Sequence[Entry], options: Options) -> str:
         # nothing but an index: its shards are lost, which mds says
         "mds": any(name.endswith(".mds") or ".mds." in name for name in names)
         or set(names) == {"index.json"},
+        "parquet": any(name.endswith(".parquet") for name in names),
         # nothing but compressed tars: webdataset says that they are not read
         "webdataset": any(name.endswith(".tar") for name in names)
         or all(name.endswith(PACKED) for name in names),

@@ -1,4 +1,4 @@
-"""How a sample number becomes addresses: three layouts, all that a loader knows of formats."""
+"""How a sample number becomes addresses: four layouts, all that a loader knows of formats."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from cachesvc.catalog.columns import Ints
 from cachesvc.core.errors import CorruptData
+from cachesvc.sources.parquet import ABSENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,3 +105,43 @@ class Indirect:
         if at != len(row):
             raise CorruptData(f"an MDS row of {len(row)} bytes states columns of {at}")
         return tuple(columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Extents that start with a table of (begin, length) pairs of u32, one for each row and field; the length is `ABSENT`
+    where a row has no value."""
+
+    starts: Ints
+    first: Ints
+    extent_sizes: Ints
+    fields: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a row in the table."""
+        return 8 * self.fields
+
+    def locate(self, samples: Ints) -> tuple[Ints, Ints]:
+        """Addresses and lengths of each sample's row in the table, int64[n, 1]."""
+        extent = np.searchsorted(self.first, samples, "right") - 1
+        addresses = (self.starts[extent] + self.row_bytes * (samples - self.first[extent]))[:, None]
+        return addresses, np.full_like(addresses, self.row_bytes)
+
+    def settle(self, samples: Ints, pairs: np.ndarray, shard: Callable[[int], str]) -> tuple[Ints, Ints]:
+        """Addresses and lengths of fields, int64[n, F], from the table's uint32[n, F, 2]. Raises CorruptData for values
+        outside the extent; `shard(extent)` is its URI."""
+        extent = np.searchsorted(self.first, samples, "right") - 1
+        begin, length = pairs[:, :, 0].astype(np.int64), pairs[:, :, 1].astype(np.int64)
+        length[length == ABSENT] = -1
+        wrong = (begin + length > self.extent_sizes[extent][:, None]).any(1)
+        if wrong.any():
+            first = int(np.argmax(wrong))
+            raise CorruptData(
+                f"{shard(int(extent[first]))} was decoded to values outside its extent, at sample "
+                f"{int(samples[first])} of the dataset: evict it"
+            )
+        return self.starts[extent][:, None] + begin, length
+
+
+Layout = Fixed | Rows | Indirect | Table

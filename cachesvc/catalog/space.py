@@ -11,7 +11,7 @@ import numpy as np
 from cachesvc.catalog.columns import Array, ints
 from cachesvc.core.model import HUGE_BYTES, PAGE_BYTES, Extent, ObjectVersion, Piece, extent_of
 
-CODECS = ("", "zstd")
+CODECS = ("", "zstd", "parquet")
 
 
 def aligned(address: int, multiple: int) -> int:
@@ -26,13 +26,15 @@ def unit(record_bytes: int, limit_bytes: int) -> int:
 
 
 class Space:
-    """Lays out extents of `objects` (by index) and remembers them as columns: 25 bytes a piece."""
+    """Lays out extents of `objects` (by index) and remembers them as columns: 25 bytes a piece, 41 where pieces are decoded
+    from parts of objects."""
 
     def __init__(self, objects: Sequence[ObjectVersion]) -> None:
         self.objects = objects
         self.end = 0
         self._piece_object, self._piece_offset = array("q"), array("q")
         self._piece_length, self._piece_codec = array("q"), array("B")
+        self._piece_stored, self._piece_tail = array("q"), array("q")
         self._extent_piece, self.sizes, self.starts = array("q", [0]), array("q"), array("q")
 
     def __len__(self) -> int:
@@ -48,6 +50,12 @@ class Space:
         self.end = aligned(self.end, unit(1, size))
         return self._extent(size)
 
+    def add_encoded(self, piece: tuple[int, int, int], codec: str, stored: int, tail: int) -> int:
+        """One extent that is decoded from a part of an object: see `Piece`."""
+        self.end = aligned(self.end, unit(1, piece[2]))
+        self._piece(*piece, codec, stored, tail)
+        return self._extent(piece[2])
+
     def add_run(self, index: int, offset: int, length: int, cut: int, stride: int = 1) -> int:
         """Bytes [offset, offset + length) of an object as consecutive extents of `cut` bytes (a multiple of
         the page), contiguous from where a record of `stride` bytes and a page begin together; the start address."""
@@ -58,11 +66,15 @@ class Space:
             self._extent(size)
         return start
 
-    def _piece(self, index: int, offset: int, length: int, codec: str) -> None:
+    def _piece(
+        self, index: int, offset: int, length: int, codec: str, stored: int = 0, tail: int = 0
+    ) -> None:
         self._piece_object.append(index)
         self._piece_offset.append(offset)
         self._piece_length.append(length)
         self._piece_codec.append(CODECS.index(codec))
+        self._piece_stored.append(stored)
+        self._piece_tail.append(tail)
 
     def _extent(self, size: int) -> int:
         """The latest pieces, at `end`."""
@@ -82,6 +94,8 @@ class Space:
                     self._piece_offset[at],
                     self._piece_length[at],
                     CODECS[self._piece_codec[at]],
+                    self._piece_stored[at],
+                    self._piece_tail[at],
                 )
                 for at in range(self._extent_piece[index], self._extent_piece[index + 1])
             )
@@ -92,7 +106,9 @@ class Space:
         for extent in self.extents():
             ids += extent.id
             stored.append(extent.stored_bytes)
+        parts = {"piece.stored": ints(self._piece_stored), "piece.tail": ints(self._piece_tail)}
         return {
+            **(parts if any(self._piece_stored) else {}),
             "piece.object": ints(self._piece_object),
             "piece.offset": ints(self._piece_offset),
             "piece.length": ints(self._piece_length),

@@ -47,20 +47,33 @@ class ObjectVersion:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A byte range of one object. `offset` and `length` count decoded bytes.
+    """`length` bytes of an extent: a byte range of one object, from `offset` on.
 
-    A piece with a codec covers its whole object: the object is fetched whole and decoded while filling.
+    With a codec they are decoded while filling: from the `stored` bytes at `offset` and the last `tail` bytes of the
+    object, or, where `stored` is 0, from all of it.
     """
 
     object: ObjectVersion
     offset: int
     length: int
     codec: str = ""
+    stored: int = 0
+    tail: int = 0
+
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """What is fetched of the object for this piece: [begin, end) each."""
+        size = self.object.size_bytes
+        if not self.codec:
+            return ((self.offset, self.offset + self.length),)
+        if not self.stored:
+            return ((0, size),)
+        return ((self.offset, self.offset + self.stored), (size - self.tail, size))
 
     @property
     def stored_bytes(self) -> int:
         """Bytes that cross the network when this piece is fetched."""
-        return self.object.size_bytes if self.codec else self.length
+        return sum(end - begin for begin, end in self.ranges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +95,8 @@ def extent_of(pieces: Iterable[Piece]) -> Extent:
             raw = text.encode("utf-8", "surrogateescape")
             digest.update(struct.pack("<I", len(raw)) + raw)
         digest.update(struct.pack("<QQQ", piece.object.size_bytes, piece.offset, piece.length))
+        if piece.stored:
+            digest.update(struct.pack("<QQ", piece.stored, piece.tail))
     return Extent(
         ExtentId(digest.digest()), run, sum(p.length for p in run), sum(p.stored_bytes for p in run)
     )

@@ -16,6 +16,7 @@ import zstandard
 
 from cachesvc.core.errors import CorruptData, InvalidInput, OutOfSpace, SourceUnavailable, TierFailed
 from cachesvc.core.model import Extent, ObjectVersion, Piece
+from cachesvc.sources import parquet
 from cachesvc.sources.source import Source
 
 PART_BYTES = 8 << 20
@@ -26,7 +27,9 @@ BUFFERS_BYTES = 128 << 20
 """What all buffers of one fetch may take; fewer threads run where parts are large."""
 _CHUNK_BYTES = 1 << 20
 _WINDOW_BYTES = 128 << 20
-
+_NORESERVE = 0x4000
+"""Linux's MAP_NORESERVE, which Python names from 3.13 on: an object may be larger than this machine's memory."""
+CODECS = ("zstd", "parquet")
 
 Passing = Callable[[int, memoryview], None]
 
@@ -68,7 +71,7 @@ class Into:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A range of one object and where it goes: the descriptor at `at`, or what is `whole.stored`."""
+    """A range of one object and where it goes: the descriptor at `at`, or its own place in what is `whole.stored`."""
 
     version: ObjectVersion
     offset: int
@@ -79,20 +82,21 @@ class _Part:
 
 @dataclass(slots=True)
 class _Whole:
-    """An object that is fetched whole, by `parts`, to `at`; so many are `missing`. An encoded one waits in `stored`."""
+    """A piece of which something remains to be done when all of it is there. It is fetched by `parts`, of which so many are
+    `missing`, to `at`; an encoded one waits in `stored`, memory as large as its object, of which the parts are used."""
 
     piece: Piece
     at: int
-    stored: bytearray | None
+    stored: memoryview | None
     parts: list[_Part] = field(default_factory=list)
     missing: int = 0
 
     def split(self, part_bytes: int) -> list[_Part]:
         """Its parts."""
-        version = self.piece.object
-        for start in range(0, version.size_bytes, part_bytes):
-            size = min(part_bytes, version.size_bytes - start)
-            self.parts.append(_Part(version, start, size, self.at + start, self))
+        for begin, end in self.piece.ranges:
+            for start in range(begin, end, part_bytes):
+                size = min(part_bytes, end - start)
+                self.parts.append(_Part(self.piece.object, start, size, self.at + start, self))
         self.missing = len(self.parts)
         return self.parts
 
@@ -172,8 +176,7 @@ class Fetcher:
     def _read(self, part: _Part, into: Into) -> None:
         source = self._source_of(part.version.uri)
         if part.whole is not None and part.whole.stored is not None:
-            stored = memoryview(part.whole.stored)
-            source.read_into(part.version, part.offset, stored[part.offset :][: part.size])
+            source.read_into(part.version, part.offset, part.whole.stored[part.offset :][: part.size])
             return
         view = self._buffer(part.size)
         source.read_into(part.version, part.offset, view)
@@ -182,7 +185,8 @@ class Fetcher:
     def _complete(self, whole: _Whole, into: Into) -> None:
         """All of an object is here. Where that is not what the source says of it, it is read once more."""
         version = whole.piece.object
-        check = self._source_of(version.uri).checker(version) if len(whole.parts) > 1 else None
+        several = len(whole.parts) > 1 and not whole.piece.stored
+        check = self._source_of(version.uri).checker(version) if several else None
         if check is not None:
             try:
                 check(self._bytes(whole, into))
@@ -190,13 +194,15 @@ class Fetcher:
                 for part in whole.parts:
                     self._read(part, into)
                 check(self._bytes(whole, into))
-        if whole.stored is not None:
+        if whole.stored is not None and whole.piece.codec == "parquet":
+            into.write(parquet.decode(whole.piece, whole.stored).data, whole.at)
+        elif whole.stored is not None:
             _decode(whole.piece, whole.stored, whole.at, into, self._buffer(_CHUNK_BYTES))
 
     def _bytes(self, whole: _Whole, into: Into) -> Iterator[memoryview]:
         """Of an object as it is stored, in order."""
         if whole.stored is not None:
-            yield memoryview(whole.stored)
+            yield whole.stored
             return
         for start in range(0, whole.piece.length, _CHUNK_BYTES):
             view = self._buffer(min(_CHUNK_BYTES, whole.piece.length - start))
@@ -224,11 +230,13 @@ def _parts(extent: Extent, part_bytes: int) -> Iterator[_Part]:
     for piece in extent.pieces:
         version = piece.object
         if piece.codec:
-            if piece.codec.split(":")[0] != "zstd":
-                raise InvalidInput(f"{version.uri}: codec {piece.codec!r} is unknown; only zstd is read")
+            if piece.codec not in CODECS:
+                raise InvalidInput(
+                    f"{version.uri}: codec {piece.codec!r} is unknown; {' and '.join(CODECS)} are read"
+                )
             if piece.length and not version.size_bytes:
-                raise CorruptData(f"{version.uri} is empty, not zstd")
-            yield from _Whole(piece, at, bytearray(version.size_bytes)).split(part_bytes)
+                raise CorruptData(f"{version.uri} is empty, not {piece.codec}")
+            yield from _Whole(piece, at, _sparse(version.size_bytes)).split(part_bytes)
         elif piece.offset == 0 and part_bytes < piece.length == version.size_bytes:
             yield from _Whole(piece, at, None).split(part_bytes)
         else:
@@ -238,7 +246,13 @@ def _parts(extent: Extent, part_bytes: int) -> Iterator[_Part]:
         at += piece.length
 
 
-def _decode(piece: Piece, stored: bytearray, at: int, into: Into, buffer: memoryview) -> None:
+def _sparse(size: int) -> memoryview:
+    """Memory that costs what is written to it."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+    return memoryview(mmap.mmap(-1, max(1, size), flags))[:size]
+
+
+def _decode(piece: Piece, stored: memoryview, at: int, into: Into, buffer: memoryview) -> None:
     """Decode by pieces of the buffer; a byte more than announced stops it, so no bomb unfolds."""
     uri, expected, done = piece.object.uri, piece.length, 0
     decoder = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES)

@@ -1,0 +1,108 @@
+"""Parquet: footers say everything about the row groups, so opening reads none of their rows.
+
+An extent is as many row groups of one file as fit `extent_bytes`, one at least, decoded while they are filled
+(`sources/parquet`); a sample is a row.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from cachesvc.catalog.columns import ints
+from cachesvc.catalog.inputs import Draft, Entry, Inputs
+from cachesvc.catalog.layout import Field
+from cachesvc.catalog.space import Space
+from cachesvc.core.errors import CorruptData, InvalidInput
+from cachesvc.core.model import ObjectVersion
+from cachesvc.sources.parquet import ABSENT, END_BYTES, MAGIC, Footer, Leaf, RowGroup, footer_bytes
+
+_TAIL_BYTES = 64 << 10
+"""Read of each file at first: most footers are smaller."""
+_FOOTER_BYTES = 64 << 20
+_THREADS = 32
+
+
+def select(entries: Sequence[Entry]) -> list[Entry]:
+    """Files that are called so."""
+    return [entry for entry in entries if entry.name.endswith(".parquet")]
+
+
+def compile_parquet(inputs: Inputs) -> Draft:
+    """Compile by the footers. Raises CorruptData naming the file, InvalidInput for what is not read."""
+    space, firsts, samples = Space([entry.object for entry in inputs.entries]), array("q"), 0
+    fields: tuple[Field, ...] | None = None
+    notes: list[str] = []
+    with ThreadPoolExecutor(_THREADS, "footers") as pool:
+        found = pool.map(lambda entry: _footer(inputs, entry.object), inputs.entries)
+        for at, (entry, (footer, tail)) in enumerate(zip(inputs.entries, found, strict=True)):
+            uri = entry.object.uri
+            if fields is None:
+                fields = _fields(uri, footer.leaves)
+                notes = [
+                    f"column {name} is of a type that is not read: left out" for name in footer.left_out.names
+                ]
+            elif fields != _fields(uri, footer.leaves):
+                raise InvalidInput(
+                    f"{uri} has other columns than the files before it: {_named(_fields(uri, footer.leaves))}, "
+                    f"not {_named(fields)}"
+                )
+            groups = footer.row_groups()
+            if groups and groups[-1].end > entry.object.size_bytes - tail:
+                raise CorruptData(f"{uri}: row groups reach into the footer")
+            for run in _runs(groups, inputs.options.extent_bytes):
+                begin, size = run[0].begin, sum(group.decoded_bytes for group in run)
+                if size > ABSENT:
+                    raise InvalidInput(
+                        f"{uri}: row group {run[0].number} takes {size:,} bytes decoded; write groups below 4 GiB"
+                    )
+                space.add_encoded((at, begin, size), "parquet", run[-1].end - begin, tail)
+                firsts.append(samples)
+                samples += sum(group.rows for group in run)
+            inputs.progress(at + 1, len(inputs.entries))
+    return Draft(
+        kind="table", space=space, fields=fields or (), extent_first=ints([*firsts, samples]), notes=notes
+    )
+
+
+def _runs(groups: Sequence[RowGroup], extent_bytes: int) -> Iterator[list[RowGroup]]:
+    run: list[RowGroup] = []
+    size = 0
+    for group in groups:
+        if run and size + group.decoded_bytes > extent_bytes:
+            yield run
+            run, size = [], 0
+        run.append(group)
+        size += group.decoded_bytes
+    if run:
+        yield run
+
+
+def _fields(uri: str, leaves: Sequence[Leaf]) -> tuple[Field, ...]:
+    if not leaves:
+        raise InvalidInput(f"{uri} has no column of bytes, text, numbers or lists of numbers")
+    return tuple(Field(leaf.name, leaf.encoding) for leaf in leaves)
+
+
+def _named(fields: Sequence[Field]) -> str:
+    return ", ".join(f"{field.name} {field.encoding}" for field in fields)
+
+
+def _footer(inputs: Inputs, version: ObjectVersion) -> tuple[Footer, int]:
+    """The footer and how many bytes of the file's end it takes."""
+    uri, size = version.uri, version.size_bytes
+    begin = max(0, size - _TAIL_BYTES)
+    tail = inputs.fetch(version, begin, size - begin)
+    if tail.endswith(b"PARE"):
+        raise InvalidInput(f"{uri} has an encrypted footer, which is not read")
+    length = footer_bytes(tail) + END_BYTES
+    if size < END_BYTES + len(MAGIC) or not tail.endswith(MAGIC) or length > size - len(MAGIC):
+        raise CorruptData(f"{uri} is no Parquet file: it does not end with a footer")
+    if length > _FOOTER_BYTES:
+        raise CorruptData(
+            f"{uri} has a footer of {length:,} bytes; one of more than {_FOOTER_BYTES:,} is not read"
+        )
+    if length > len(tail):
+        tail = inputs.fetch(version, size - length, begin - (size - length)) + tail
+    return Footer(uri, tail[-length:]), length

@@ -1,0 +1,89 @@
+"""Thrift's compact protocol, read into plain values: {field id: value} of structs, lists, numbers, memory of bytes.
+
+For footers of Parquet: pyarrow ends the process over statistics in them that do not fit the schema.
+https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_DEPTH = 32
+_VARINT_BYTES = 10
+_TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(1, 13)
+_NUMBERS = frozenset({_I16, _I32, _I64})
+
+
+def read_struct(data: bytes | memoryview) -> dict[int, Any]:
+    """The struct that `data` begins with. Raises ValueError for what is none."""
+    try:
+        return _Reader(memoryview(data)).struct(_DEPTH)
+    except IndexError:
+        raise ValueError("a struct ends before its end") from None
+
+
+class _Reader:
+    def __init__(self, data: memoryview) -> None:
+        self._data, self._at = data, 0
+
+    def struct(self, depth: int) -> dict[int, Any]:
+        found: dict[int, Any] = {}
+        field = 0
+        while head := self._byte():
+            field = field + (head >> 4) if head >> 4 else self._number()
+            kind = head & 15
+            found[field] = kind == _TRUE if kind in (_TRUE, _FALSE) else self._value(kind, depth)
+        return found
+
+    def _value(self, kind: int, depth: int) -> Any:
+        if kind in _NUMBERS:
+            return self._number()
+        if kind == _BINARY:
+            return self._bytes(self._varint())
+        if kind in (_TRUE, _FALSE, _BYTE):  # booleans in lists are bytes
+            return self._byte()
+        if kind == _DOUBLE:
+            return self._bytes(8)
+        if not depth:
+            raise ValueError("structs lie too deep in each other")
+        if kind == _STRUCT:
+            return self.struct(depth - 1)
+        if kind in (_LIST, _SET):
+            head = self._byte()
+            count = self._count(head >> 4 if head >> 4 < 15 else self._varint())
+            return [self._value(head & 15, depth - 1) for _ in range(count)]
+        if kind == _MAP:
+            count = self._count(self._varint())
+            kinds = self._byte() if count else 0
+            return [
+                (self._value(kinds >> 4, depth - 1), self._value(kinds & 15, depth - 1)) for _ in range(count)
+            ]
+        raise ValueError(f"there is no type {kind}")
+
+    def _count(self, count: int) -> int:
+        """Of items, each of which takes a byte at least."""
+        if count > len(self._data) - self._at:
+            raise ValueError("a list is longer than what is left")
+        return count
+
+    def _bytes(self, count: int) -> memoryview:
+        begin = self._at
+        self._at += self._count(count)
+        return self._data[begin : self._at]
+
+    def _number(self) -> int:
+        value = self._varint()
+        return (value >> 1) ^ -(value & 1)
+
+    def _varint(self) -> int:
+        value = 0
+        for shift in range(0, 7 * _VARINT_BYTES, 7):
+            byte = self._byte()
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value
+        raise ValueError("a number has no end")
+
+    def _byte(self) -> int:
+        self._at += 1
+        return self._data[self._at - 1]
