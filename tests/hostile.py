@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from xxhash import xxh3_64_hexdigest
 
 from cachesvc.catalog.build import Options
 from cachesvc.catalog.catalog import Catalog
@@ -62,7 +63,7 @@ class _Store:
 def _compiled(compile_it: Callable[[Inputs], Draft], options: Options, **bodies: bytes) -> list[Extent]:
     names = {name.replace("_", "."): body for name, body in bodies.items()}
     store = _Store({f"s3://b/{name}": body for name, body in names.items()})
-    entries = [Entry(ObjectVersion(f"s3://b/{n}", len(b), "e"), n) for n, b in names.items()]
+    entries = [Entry(ObjectVersion(f"s3://b/{n}", len(b), xxh3_64_hexdigest(b)), n) for n, b in names.items()]
     inputs = Inputs("s3://b/", entries, options, store.fetch, store, lambda done, total: None)
     try:
         draft = compile_it(inputs)

@@ -175,7 +175,9 @@ def test_opening_reads_footers_alone(tmp_path: Path) -> None:
     assert len(catalog.extent_sizes) == 9
     sizes = sum(path.stat().st_size for path in (tmp_path / "d").iterdir())
     footers = sum(8 + pq.read_metadata(path).serialized_size for path in (tmp_path / "d").iterdir())
-    assert catalog.stored_bytes == sizes + 2 * footers - 3 * len(b"PAR1")  # each file's footer with each extent
+    assert catalog.stored_bytes == sizes + 2 * footers - 3 * len(
+        b"PAR1"
+    )  # each file's footer with each extent
 
 
 def test_a_footer_larger_than_the_first_read(tmp_path: Path) -> None:
