@@ -24,6 +24,7 @@ ABSENT = 0xFFFFFFFF
 MAGIC = b"PAR1"
 END_BYTES = 4 + len(MAGIC)
 """Behind the footer: its length and the magic."""
+_DICTIONARIES, _DELTA_LENGTHS = frozenset({2, 8}), 6
 _UNBOUNDED = {7: "DELTA_BYTE_ARRAY", 9: "BYTE_STREAM_SPLIT"}
 """Encodings of bytes that do not store each distinct value whole."""
 _MOST = 1 << 48
@@ -44,13 +45,15 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Where the column chunks of a row group lie in the file, [begin, end), and what it may take when it is decoded."""
+    """Where the column chunks of a row group lie in the file, [begin, end), and what it may take when it is decoded.
+    `coded`: numbers of the columns that have a dictionary."""
 
     number: int
     rows: int
     begin: int
     end: int
     decoded_bytes: int
+    coded: frozenset[int]
 
 
 # Field ids of Parquet's structs: FileMetaData, RowGroup, ColumnChunk, ColumnMetaData.
@@ -108,7 +111,7 @@ class Footer:
         if columns != self.left_out.columns or len({leaf.name for leaf in self.leaves}) < len(self.leaves):
             raise InvalidInput(f"{uri} has columns of the same name, or not those that its schema tells")
         self._data, self._parquet = data, parquet
-        self._whole: Any = None
+        self._files: dict[bool, Any] = {}
 
     def row_groups(self) -> list[RowGroup]:
         """Those that have rows, in the order of the file. Raises CorruptData where they overlap or leave the file."""
@@ -119,7 +122,10 @@ class Footer:
             begin, end = min(each.begin for each in chunks), max(each.end for each in chunks)
             if begin < at:
                 raise CorruptData(f"{self._uri}: row group {number} does not lie where its footer says")
-            found.append(RowGroup(number, rows, begin, end, self._decoded_bytes(number, rows, chunks)))
+            coded = frozenset(
+                at for at, each in enumerate(chunks) if _DICTIONARIES.intersection(each.encodings)
+            )
+            found.append(RowGroup(number, rows, begin, end, self._decoded_bytes(rows, chunks), coded))
             at = end
         return found
 
@@ -133,11 +139,15 @@ class Footer:
                 raise ValueError("a row group has other columns than the schema")
         return found
 
-    def _decoded_bytes(self, number: int, rows: int, chunks: Sequence[_Chunk]) -> int:
+    def _decoded_bytes(self, rows: int, chunks: Sequence[_Chunk]) -> int:
         size = 8 * len(self.leaves) * rows
         for leaf in self.leaves:
             chunk = chunks[leaf.column]
             odd = [_UNBOUNDED[each] for each in chunk.encodings if each in _UNBOUNDED]
+            if _DELTA_LENGTHS in chunk.encodings and _DICTIONARIES.intersection(chunk.encodings):
+                odd.append(
+                    "dictionary and then DELTA_LENGTH_BYTE_ARRAY"
+                )  # which pyarrow does not read as a dictionary
             if odd and not leaf.width:
                 raise InvalidInput(
                     f"{self._uri}: column {leaf.name!r} is encoded as {' and '.join(odd)}, which is not read of text and "
@@ -158,7 +168,7 @@ class Footer:
         for group in groups:
             for number, leaf in enumerate(self.leaves):
                 end = first
-                for begins, lengths, data in self._values(group.number, leaf):
+                for begins, lengths, data in self._values(group, leaf):
                     if at + len(data) > size_bytes or end + len(begins) > first + group.rows:
                         raise CorruptData(
                             f"{self._uri}: row group {group.number}, column {leaf.name!r} holds more than its footer says"
@@ -176,25 +186,30 @@ class Footer:
         self._arrow.default_memory_pool().release_unused()
         return out
 
-    def _values(self, group: int, leaf: Leaf) -> Iterator[tuple[Any, Any, Any]]:
+    def _values(self, group: RowGroup, leaf: Leaf) -> Iterator[tuple[Any, Any, Any]]:
         """Of each chunk of memory where values begin, their lengths, -1 where they are null, and their bytes."""
+        coded = not leaf.width and leaf.column in group.coded
         with self._readable():
-            if self._whole is None:
-                self._whole = self._parquet.ParquetFile(
-                    self._arrow.BufferReader(self._arrow.py_buffer(self._data)),
-                    metadata=self._metadata,
-                    read_dictionary=[each.name for each in self.leaves if not each.width],
-                    page_checksum_verification=True,
-                    pre_buffer=False,
-                )
-            table = self._whole.read_row_group(group, columns=[leaf.name], use_threads=False)
+            table = self._opened(coded).read_row_group(group.number, columns=[leaf.name], use_threads=False)
             while any(self._arrow.types.is_struct(kind) for kind in table.schema.types):
                 table = table.flatten()
             chunks = table.column(leaf.name).chunks
         for chunk in chunks:
             with self._readable():
-                found = _bytes_of(self._arrow, chunk, leaf)
+                found = _bytes_of(self._arrow, chunk, leaf, coded)
             yield found
+
+    def _opened(self, coded: bool) -> Any:
+        """Reads text and bytes as dictionaries where they are `coded`: what they repeat may be without bounds."""
+        if coded not in self._files:
+            self._files[coded] = self._parquet.ParquetFile(
+                self._arrow.BufferReader(self._arrow.py_buffer(self._data)),
+                metadata=self._metadata,
+                read_dictionary=[each.name for each in self.leaves if coded and not each.width],
+                page_checksum_verification=True,
+                pre_buffer=False,
+            )
+        return self._files[coded]
 
     @contextmanager
     def _readable(self) -> Iterator[None]:
@@ -302,15 +317,18 @@ def _dtype(arrow: Any, kind: Any) -> np.dtype[Any]:
     return np.dtype(np.uint8 if arrow.types.is_boolean(kind) else kind.to_pandas_dtype())
 
 
-def _bytes_of(arrow: Any, chunk: Any, leaf: Leaf) -> tuple[Any, Any, Any]:
+def _bytes_of(arrow: Any, chunk: Any, leaf: Leaf, coded: bool) -> tuple[Any, Any, Any]:
     if isinstance(chunk.type, arrow.BaseExtensionType):
         chunk = chunk.storage
     absent = chunk.is_null().to_numpy(zero_copy_only=False)
     if not leaf.width:
-        coded = chunk if arrow.types.is_dictionary(chunk.type) else chunk.dictionary_encode()
-        values = coded.dictionary.cast(arrow.large_binary())
+        codes, values = np.arange(len(chunk)), chunk
+        if coded:
+            chunk = chunk if arrow.types.is_dictionary(chunk.type) else chunk.dictionary_encode()
+            codes = chunk.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+            values = chunk.dictionary
+        values = values.cast(arrow.large_binary())
         offsets = _held(values, np.dtype("<i8"), len(values) + 1)
-        codes = coded.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
         held = values.buffers()[2]
         data = np.frombuffer(held, np.uint8) if held is not None and held.size else np.zeros(0, np.uint8)
         data = data[offsets[0] : offsets[-1]]
