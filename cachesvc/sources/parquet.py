@@ -17,7 +17,7 @@ import numpy as np
 
 from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import ObjectVersion, Piece
-from cachesvc.sources.thrift import read_struct
+from cachesvc.sources.thrift import Wanted, read_struct
 
 ABSENT = 0xFFFFFFFF
 """The length of a value that is null."""
@@ -61,6 +61,10 @@ _ROW_GROUPS = 4
 _CHUNKS, _ROWS = 1, 3
 _METADATA = 3
 _ENCODINGS, _VALUES, _UNPACKED_BYTES, _PACKED_BYTES, _DATA, _DICTIONARY = 2, 5, 6, 7, 9, 11
+_CHUNK: Wanted = {
+    each: {} for each in (_ENCODINGS, _VALUES, _UNPACKED_BYTES, _PACKED_BYTES, _DATA, _DICTIONARY)
+}
+_WANTED: Wanted = {_ROW_GROUPS: {_ROWS: {}, _CHUNKS: {_METADATA: _CHUNK}}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +137,7 @@ class Footer:
         """Rows and chunks of every row group."""
         footer = memoryview(self._data)[-END_BYTES - footer_bytes(self._data) : -END_BYTES]
         with self._readable():
-            groups = read_struct(footer)[_ROW_GROUPS]
+            groups = read_struct(footer, _WANTED)[_ROW_GROUPS]
             found = [(_count(each[_ROWS]), [_Chunk.of(chunk) for chunk in each[_CHUNKS]]) for each in groups]
             if any(len(chunks) != self.left_out.columns for _, chunks in found):
                 raise ValueError("a row group has other columns than the schema")

@@ -1,4 +1,4 @@
-"""Thrift's compact protocol, read into plain values: {field id: value} of structs, lists, numbers, memory of bytes.
+"""Thrift's compact protocol: the numbers, lists and structs that are wanted, as {field id: value}; all else is skipped.
 
 For footers of Parquet: pyarrow ends the process over statistics in them that do not fit the schema.
 https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md
@@ -6,18 +6,21 @@ https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.m
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+Wanted = Mapping[int, "Wanted"]
+"""Field ids of a struct; of those that are structs, or lists of structs, what is wanted in them."""
 _DEPTH = 32
 _VARINT_BYTES = 10
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(1, 13)
 _NUMBERS = frozenset({_I16, _I32, _I64})
 
 
-def read_struct(data: bytes | memoryview) -> dict[int, Any]:
+def read_struct(data: bytes | memoryview, wanted: Wanted) -> dict[int, Any]:
     """The struct that `data` begins with. Raises ValueError for what is none."""
     try:
-        return _Reader(memoryview(data)).struct(_DEPTH)
+        return _Reader(memoryview(data)).struct(_DEPTH, wanted)
     except IndexError:
         raise ValueError("a struct ends before its end") from None
 
@@ -26,38 +29,47 @@ class _Reader:
     def __init__(self, data: memoryview) -> None:
         self._data, self._at = data, 0
 
-    def struct(self, depth: int) -> dict[int, Any]:
+    def struct(self, depth: int, wanted: Wanted | None) -> dict[int, Any]:
         found: dict[int, Any] = {}
         field = 0
         while head := self._byte():
             field = field + (head >> 4) if head >> 4 else self._number()
             kind = head & 15
-            found[field] = kind == _TRUE if kind in (_TRUE, _FALSE) else self._value(kind, depth)
+            inside = wanted.get(field) if wanted is not None else None
+            value = kind == _TRUE if kind in (_TRUE, _FALSE) else self._value(kind, depth, inside)
+            if inside is not None:
+                found[field] = value
         return found
 
-    def _value(self, kind: int, depth: int) -> Any:
+    def _value(self, kind: int, depth: int, wanted: Wanted | None) -> Any:
+        """The value; None for bytes and for a list or map that is not wanted."""
         if kind in _NUMBERS:
             return self._number()
         if kind == _BINARY:
-            return self._bytes(self._varint())
+            return self._skip(self._varint())
         if kind in (_TRUE, _FALSE, _BYTE):  # booleans in lists are bytes
             return self._byte()
         if kind == _DOUBLE:
-            return self._bytes(8)
+            return self._skip(8)
         if not depth:
             raise ValueError("structs lie too deep in each other")
         if kind == _STRUCT:
-            return self.struct(depth - 1)
+            return self.struct(depth - 1, wanted)
         if kind in (_LIST, _SET):
             head = self._byte()
             count = self._count(head >> 4 if head >> 4 < 15 else self._varint())
-            return [self._value(head & 15, depth - 1) for _ in range(count)]
+            if wanted is not None:
+                return [self._value(head & 15, depth - 1, wanted) for _ in range(count)]
+            for _ in range(count):
+                self._value(head & 15, depth - 1, None)
+            return None
         if kind == _MAP:
             count = self._count(self._varint())
             kinds = self._byte() if count else 0
-            return [
-                (self._value(kinds >> 4, depth - 1), self._value(kinds & 15, depth - 1)) for _ in range(count)
-            ]
+            for _ in range(count):
+                self._value(kinds >> 4, depth - 1, None)
+                self._value(kinds & 15, depth - 1, None)
+            return None
         raise ValueError(f"there is no type {kind}")
 
     def _count(self, count: int) -> int:
@@ -66,10 +78,8 @@ class _Reader:
             raise ValueError("a list is longer than what is left")
         return count
 
-    def _bytes(self, count: int) -> memoryview:
-        begin = self._at
+    def _skip(self, count: int) -> None:
         self._at += self._count(count)
-        return self._data[begin : self._at]
 
     def _number(self) -> int:
         value = self._varint()

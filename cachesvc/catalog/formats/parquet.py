@@ -20,7 +20,7 @@ from cachesvc.sources.parquet import ABSENT, END_BYTES, MAGIC, Footer, Leaf, Row
 
 _TAIL_BYTES = 64 << 10
 """Read of each file at first: most footers are smaller."""
-_FOOTER_BYTES = 64 << 20
+_FOOTER_BYTES = 32 << 20
 _THREADS = 32
 
 
