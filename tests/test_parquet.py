@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -316,3 +317,30 @@ def test_a_page_that_unfolds_beyond_what_its_footer_says(tmp_path: Path) -> None
     write_files(tmp_path / "d", {"a.parquet": body + bytes(len(little)) + little[-footer:]})
     with pytest.raises(CorruptData, match=r"a\.parquet"):
         open_dataset(tmp_path / "d")[0]
+
+
+@pytest.mark.parametrize("kind", ["text", "numbers"])
+def test_a_page_that_is_a_bomb_is_not_unfolded(tmp_path: Path, kind: str) -> None:
+    """Of 400 MB of zeros, beneath the footer of a file with little."""
+    value, little, much = ("\0" * 1000, 1000, 400_000) if kind == "text" else (0, 1000, 50_000_000)
+    writing = {
+        "use_dictionary": False,
+        "compression": "zstd",
+        "data_page_size": 1 << 30,
+        "row_group_size": 1 << 30,
+    }
+    bomb = written(tmp_path / "x", pa.table({"x": [value] * much}), **writing)
+    small = written(tmp_path / "x", pa.table({"x": [value] * little}), **writing)
+    footer = int.from_bytes(small[-8:-4], "little") + 8
+    write_files(tmp_path / "d", {"a.parquet": bomb + small[-footer:]})
+    script = (
+        "import pyarrow, sys; from loader import open_dataset\n"
+        "try: open_dataset(sys.argv[1])[0]\n"
+        "except Exception as error: print(error)\n"
+        "print('most', pyarrow.default_memory_pool().max_memory())"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "d")], capture_output=True, text=True
+    )
+    assert "column 'x' has pages that unfold to more than its footer says" in found.stdout
+    assert int(found.stdout.split()[-1]) < 8 << 20

@@ -17,17 +17,18 @@ _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _ST
 _NUMBERS = frozenset({_I16, _I32, _I64})
 
 
-def read_struct(data: bytes | memoryview, wanted: Wanted) -> dict[int, Any]:
-    """The struct that `data` begins with. Raises ValueError for what is none."""
+def read_struct(data: bytes | memoryview, wanted: Wanted) -> tuple[dict[int, Any], int]:
+    """The struct that `data` begins with, and the bytes that it takes. Raises ValueError for what is none."""
+    reader = _Reader(memoryview(data))
     try:
-        return _Reader(memoryview(data)).struct(_DEPTH, wanted)
+        return reader.struct(_DEPTH, wanted), reader.at
     except IndexError:
         raise ValueError("a struct ends before its end") from None
 
 
 class _Reader:
     def __init__(self, data: memoryview) -> None:
-        self._data, self._at = data, 0
+        self._data, self.at = data, 0
 
     def struct(self, depth: int, wanted: Wanted | None) -> dict[int, Any]:
         found: dict[int, Any] = {}
@@ -74,12 +75,12 @@ class _Reader:
 
     def _count(self, count: int) -> int:
         """Of items, each of which takes a byte at least."""
-        if count > len(self._data) - self._at:
+        if count > len(self._data) - self.at:
             raise ValueError("a list is longer than what is left")
         return count
 
     def _skip(self, count: int) -> None:
-        self._at += self._count(count)
+        self.at += self._count(count)
 
     def _number(self) -> int:
         value = self._varint()
@@ -95,5 +96,5 @@ class _Reader:
         raise ValueError("a number has no end")
 
     def _byte(self) -> int:
-        self._at += 1
-        return self._data[self._at - 1]
+        self.at += 1
+        return self._data[self.at - 1]

@@ -16,7 +16,8 @@ from cachesvc.catalog.layout import Field
 from cachesvc.catalog.space import Space
 from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import ObjectVersion
-from cachesvc.sources.parquet import ABSENT, END_BYTES, MAGIC, Footer, Leaf, RowGroup, footer_bytes
+from cachesvc.sources.arrow import Leaf
+from cachesvc.sources.parquet import ABSENT, END_BYTES, MAGIC, Footer, RowGroup, footer_bytes
 
 _TAIL_BYTES = 64 << 10
 """Read of each file at first: most footers are smaller."""
