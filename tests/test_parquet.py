@@ -344,3 +344,34 @@ def test_a_page_that_is_a_bomb_is_not_unfolded(tmp_path: Path, kind: str) -> Non
     )
     assert "column 'x' has pages that unfold to more than its footer says" in found.stdout
     assert int(found.stdout.split()[-1]) < 8 << 20
+
+
+@pytest.mark.parametrize("hidden", ["dictionary", "prefixes"])
+def test_a_repetition_that_the_footer_hides_is_not_unfolded(tmp_path: Path, hidden: str) -> None:
+    """A value of 1 MB 20,000 times, by a dictionary or as the prefix of the next one, beneath a footer that says PLAIN."""
+    value, count = "x" * 1_000_000, 20_000
+    writing: dict[str, Any] = {"store_schema": False, "row_group_size": 1 << 30, "write_statistics": False}
+    if hidden == "dictionary":
+        column = pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), pa.array([value]))
+    else:
+        column = pa.array([value] * 300)
+        writing |= {"use_dictionary": False, "column_encoding": {"x": "DELTA_BYTE_ARRAY"}}
+    told = written(tmp_path / "x", pa.table({"x": column}), **writing)
+    footer = len(told) - int.from_bytes(told[-8:-4], "little") - 8
+    body, end = told[:footer], told[footer:]
+    last = bytes(
+        {"dictionary": [2 * 3, 2 * 8], "prefixes": [2 * 3, 2 * 7]}[hidden]
+    )  # RLE and it, as zigzag numbers
+    assert last in end
+    write_files(tmp_path / "d", {"a.parquet": body + end.replace(last, bytes([6, 0]))})
+    script = (
+        "import pyarrow, sys; from loader import open_dataset\n"
+        "try: open_dataset(sys.argv[1])[0]\n"
+        "except Exception as error: print(error)\n"
+        "print('most', pyarrow.default_memory_pool().max_memory())"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "d")], capture_output=True, text=True
+    )
+    assert "in an encoding that its footer does not tell" in found.stdout
+    assert int(found.stdout.split()[-1]) < 8 << 20

@@ -93,8 +93,8 @@ def _dtype(arrow: Any, kind: Any) -> np.dtype[Any]:
 
 
 def values_of(arrow: Any, chunk: Any, leaf: Leaf, coded: bool) -> tuple[Any, Any, Any]:
-    """Where the values of one array begin, their lengths, -1 where they are null, and their bytes, in which what a dictionary
-    holds once (`coded`) stands once."""
+    """Where the values of one array begin, their lengths, -1 where they are null, and their bytes, in which what a
+    dictionary holds once (`coded`) stands once."""
     if isinstance(chunk.type, arrow.BaseExtensionType):
         chunk = chunk.storage
     absent = chunk.is_null().to_numpy(zero_copy_only=False)
