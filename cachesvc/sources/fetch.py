@@ -230,7 +230,7 @@ def _parts(extent: Extent, part_bytes: int) -> Iterator[_Part]:
     for piece in extent.pieces:
         version = piece.object
         if piece.codec:
-            if piece.codec not in CODECS:
+            if piece.codec.split(":")[0] not in CODECS:
                 raise InvalidInput(
                     f"{version.uri}: codec {piece.codec!r} is unknown; {' and '.join(CODECS)} are read"
                 )
