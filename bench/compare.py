@@ -51,10 +51,13 @@ OPTIONS: dict[Kind, Options] = {
     "varied": Options(format="webdataset"),
     "blobs": Options(format="webdataset"),
     "images": Options(format="webdataset"),
+    "rows": Options(format="records", record_bytes=corpus.ROW_BYTES),
 }
 IN_PROCESS, IN_WORKERS, IN_THREADS = "0", f"{WORKERS}", f"{WORKERS} threads"
 HOW: dict[Kind, tuple[str, ...]] = {"varied": (IN_PROCESS,), "images": (IN_WORKERS, IN_THREADS)}
 """Which workers a kind is measured with, where not with all: who decodes has workers."""
+WHO: dict[Kind, tuple[str, ...]] = {"rows": (OURS, LIMIT, "DataLoader, memmap", UNTUNED, "DataLoader, LMDB")}
+"""Who a kind is measured with, where not with all: those that take the least memory, where that is the question."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +73,18 @@ class Scale:
 
 
 FULL = Scale(
-    {"records": 60_000, "varied": 40_000, "tokens": 50_000, "blobs": 2_000, "images": 1_280}, {"images": 1.5}
+    {
+        "records": 60_000,
+        "varied": 40_000,
+        "tokens": 50_000,
+        "blobs": 2_000,
+        "images": 1_280,
+        "rows": 1_281_167,
+    },
+    {"images": 1.5},
 )
 QUICK = Scale(
-    {"records": 2_000, "varied": 2_000, "tokens": 2_000, "blobs": 200, "images": 160},
+    {"records": 2_000, "varied": 2_000, "tokens": 2_000, "blobs": 200, "images": 160, "rows": 20_000},
     {},
     0.1,
     1,
@@ -125,7 +136,7 @@ class Bench:
         self.results.sizes = {kind: corpus.size_bytes(raw, kind) for kind in corpus.KINDS}
         self.s3.create_bucket(BUCKET)
         for peer in self.peers:
-            jobs = [self._job(peer, kind) for kind in corpus.KINDS]
+            jobs = [self._job(peer, kind) for kind in corpus.KINDS if peer in self._who(kind)]
             for job in jobs:
                 Path(job.folder).mkdir(parents=True)
             answer = self._child("write", peer, *jobs)
@@ -135,6 +146,9 @@ class Bench:
             for job in jobs:
                 if peer == OURS or job.kind == COLD_KIND:
                     self._upload(Path(job.folder), self._prefix(peer, job.kind))
+
+    def _who(self, kind: Kind) -> tuple[str, ...]:
+        return tuple(peer for peer in self.peers if peer in WHO.get(kind, self.peers))
 
     def _upload(self, folder: Path, prefix: str) -> None:
         client, key = self.s3.client(), prefix.removeprefix(f"s3://{BUCKET}/")
@@ -177,7 +191,7 @@ class Bench:
             pids = tuple(family(daemon.process.pid))
             self.results.shared_bytes[kind] = tiers + anonymous_bytes(pids)
             ours = replace(self._job(OURS, kind), remote=self._prefix(OURS, kind), watched=pids)
-            for peer in self.peers:
+            for peer in self._who(kind):
                 job = ours if peer == OURS else self._job(peer, kind)
                 for name, one in _variants(job).items():
                     key = f"{kind}/{peer}/{name}"

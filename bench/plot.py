@@ -19,6 +19,7 @@ TITLES = {
     "tokens": "2,048 x uint16",
     "blobs": "blobs of 110 KB",
     "images": "decoded JPEGs",
+    "rows": "1,281,167 records of 128 bytes",
 }
 TOOK = {"0": "#1f6f8b", "2": "#99a8b2", "2 threads": "#e8a33d"}
 
@@ -26,7 +27,7 @@ TOOK = {"0": "#1f6f8b", "2": "#99a8b2", "2 threads": "#e8a33d"}
 def main() -> None:
     """Horizontal bars, a panel a kind, on a logarithmic axis; lines show the range of the runs."""
     results: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
-    figure, panels = pyplot.subplots(1, len(TITLES), figsize=(22, 6), layout="constrained")
+    figure, panels = pyplot.subplots(1, len(TITLES), figsize=(26, 6), layout="constrained")
     for panel, (kind, title) in zip(panels, TITLES.items()):
         _bars(panel, {k: v for k, v in results["warm"].items() if k.startswith(f"{kind}/") and "runs" in v})
         panel.set_title(f"{title}: samples/s, warm")

@@ -1,10 +1,11 @@
-"""The data that every peer gets, made once: five kinds, from a seed.
+"""The data that every peer gets, made once: six kinds, from a seed.
 
 records   3,072 random bytes each: small images, rows of features
 varied    1.5 to 4.5 KB, 3 KB in the mean: rows of text, compressed small images
 tokens    2,048 x uint16: sequences for a language model
 blobs     55 to 165 KB, 110 KB in the mean: as large as JPEGs at ImageNet size
 images    JPEGs of 500 x 375, to be decoded
+rows      128 random bytes each, as many as ImageNet has pictures: what does an index of samples take?
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from bench.peers.peer import Job, Kind
 
 RECORD_BYTES = 3072
 SEQ_LEN = 2048
-KINDS: tuple[Kind, ...] = ("records", "varied", "tokens", "blobs", "images")
-BATCH: dict[Kind, int] = {"records": 64, "varied": 64, "tokens": 64, "blobs": 32, "images": 32}
-DTYPE = {"records": np.uint8, "tokens": np.uint16}
+ROW_BYTES = 128
+KINDS: tuple[Kind, ...] = ("records", "varied", "tokens", "blobs", "images", "rows")
+BATCH: dict[Kind, int] = {"records": 64, "varied": 64, "tokens": 64, "blobs": 32, "images": 32, "rows": 256}
+DTYPE = {"records": np.uint8, "tokens": np.uint16, "rows": np.uint8}
 """Of the kinds whose samples are arrays of one size; of the others they are bytes."""
-WIDTH = {"records": RECORD_BYTES, "tokens": SEQ_LEN}
-HIGHEST = {"records": 256, "tokens": 50_000}
+WIDTH = {"records": RECORD_BYTES, "tokens": SEQ_LEN, "rows": ROW_BYTES}
+HIGHEST = {"records": 256, "tokens": 50_000, "rows": 256}
 MEAN_BYTES = {"varied": 3_000, "blobs": 110_000}
 
 Array = np.ndarray[Any, Any]

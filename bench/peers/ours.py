@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.peers import pictures, tars
-from bench.peers.corpus import DTYPE, RECORD_BYTES, SEQ_LEN
+from bench.peers.corpus import DTYPE, RECORD_BYTES, ROW_BYTES, SEQ_LEN
 from bench.peers.peer import Batches, Job
 from loader import DataLoader, jagged, open_dataset
 
@@ -18,6 +18,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "varied": {"format": "webdataset", "decode": None},
     "blobs": {"format": "webdataset", "decode": None},
     "images": {"format": "webdataset", "decode": pictures.decoded},
+    "rows": {"format": "records", "record_bytes": ROW_BYTES},
 }
 
 

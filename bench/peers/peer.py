@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol
 
-Kind = Literal["records", "varied", "tokens", "blobs", "images"]
+Kind = Literal["records", "varied", "tokens", "blobs", "images", "rows"]
 Batches = Iterable[Any]
 """May be iterated again for the next epoch. A batch is one tensor [n, ...] of fixed samples or of decoded images; of
 other uneven samples one flat tensor and the n + 1 bounds in it: see `collate.joined`."""
