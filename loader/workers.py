@@ -18,6 +18,7 @@ from torch.utils.data import Sampler, get_worker_info
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from cachesvc.core.errors import CacheError, InvalidInput
+from loader.asks import asking
 from loader.feed import Turn
 from loader.forks import CHILD_SAYS, abandon_in_children, forks_workers
 from loader.handover import Arena, Handed, packed
@@ -29,8 +30,8 @@ TELL_EVERY_S = 1.0
 """A worker has no plan of its own; this is how a restarted daemon hears what it still holds."""
 LOOK_S = 5.0
 """How often a batch that is waited for looks whether the pinning thread lives, as torch does."""
-LOCK_S = 2.0
-"""Nobody holds a queue's lock for so long, but one who will not give it back."""
+REAP_S = 2.0
+"""For the kernel to tell how a worker that is gone has ended."""
 
 
 class _Asked(NamedTuple):
@@ -123,7 +124,12 @@ def _read(polled: select.poll, fd: int, size: int) -> bytes:
 
 
 class _Batches(_MultiProcessingDataLoaderIter):
-    """torch's iterator; it hears at once of a worker that died, and ends workers whatever locks an interrupt left taken."""
+    """torch's iterator; it hears at once of a worker that died, and ends workers without locks."""
+
+    def __next__(self) -> Any:
+        """torch's marks each batch for its profiler, whether one runs or not: a tenth of what a small batch takes."""
+        profiled: bool = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
+        return super().__next__() if profiled else self._next_data()  # type: ignore[no-untyped-call]
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if first_iter:
@@ -146,6 +152,9 @@ class _Batches(_MultiProcessingDataLoaderIter):
         """torch's looks for the dead only when all of `timeout=` has passed."""
         deadline = time.monotonic() + timeout
         while True:
+            asks: Any
+            for asks in self._index_queues:
+                asks.send()
             wait = max(0.0, min(LOOK_S, deadline - time.monotonic()))
             come = self._listen(0 if self._pin_memory else wait)
             try:
@@ -166,33 +175,27 @@ class _Batches(_MultiProcessingDataLoaderIter):
         ended = {fd for fd, _ in heard}
         raise RuntimeError(_exited([worker for worker in self._workers if worker.sentinel in ended]))
 
-    def _shutdown_workers(self) -> None:
-        try:
-            self._unlock()
-            super()._shutdown_workers()
-        finally:
-            self._unlock()  # an interrupt may have come here too; queues take the locks once more as they are freed
-
-    def _unlock(self) -> None:
-        """Give back the locks of queues that an interrupt has left taken, in the midst of a `put`."""
-        for queue in getattr(self, "_index_queues", []):
-            queue._notempty.acquire(timeout=LOCK_S)
-            queue._notempty.release()
-
 
 class _Loader(torch.utils.data.DataLoader[Any]):
     def _get_iterator(self) -> Any:
         if not self.num_workers:
             return super()._get_iterator()
         self.check_worker_number_rationality()
-        with forks_workers():
-            return _Batches(self)
+        given, self.multiprocessing_context = (
+            self.multiprocessing_context,
+            asking(self.multiprocessing_context),
+        )
+        try:
+            with forks_workers():
+                return _Batches(self)
+        finally:
+            self.multiprocessing_context = given
 
 
 def _exited(dead: list[Any]) -> str:
     """In torch's words."""
     for worker in dead:
-        worker.join(LOCK_S)
+        worker.join(REAP_S)
     pids = ", ".join(str(worker.pid) for worker in dead)
     killed = ", ".join(
         f"pid {worker.pid} is killed by signal: {strsignal(-worker.exitcode)}"

@@ -22,7 +22,14 @@ from bench.peers.__main__ import MODULES, Passes, _ledger
 from bench.peers.peer import UNTUNED, Job, Kind
 from bench.peers.usage import anonymous_bytes, cpu_s, family
 
-COUNTS: dict[Kind, int] = {"records": 150, "varied": 140, "tokens": 130, "blobs": 70, "images": 40, "rows": 300}
+COUNTS: dict[Kind, int] = {
+    "records": 150,
+    "varied": 140,
+    "tokens": 130,
+    "blobs": 70,
+    "images": 40,
+    "rows": 300,
+}
 HERE = ("limit", "DataLoader, files", "DataLoader, memmap", UNTUNED, "DataLoader, LMDB")
 
 

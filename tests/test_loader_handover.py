@@ -6,12 +6,14 @@ import contextlib
 import gc
 import multiprocessing
 import os
+import queue
 import signal
 import subprocess
 import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +25,7 @@ from hypothesis import strategies as st
 
 from bench.node import open_files
 from loader import DataLoader
+from loader.asks import Asks
 from loader.handover import FREE, MORE_SLOTS, SLOT_BYTES, Arena, Handed, packed
 from tests import datasets
 from tests.loader_fakes import MemoryLink, compiled, in_memory
@@ -43,7 +46,9 @@ def loader(link: MemoryLink, **settings: Any) -> DataLoader:
 
 
 def alone(link: MemoryLink, **settings: Any) -> list[list[int]]:
-    return [rows(batch) for batch in DataLoader(in_memory(link), batch_size=8, shuffle=True, **settings)]
+    return [
+        rows(batch) for batch in DataLoader(in_memory(link), **{"batch_size": 8, "shuffle": True} | settings)
+    ]
 
 
 def rows(batch: torch.Tensor) -> list[int]:
@@ -233,33 +238,73 @@ def test_a_killed_worker_is_torchs_error_and_the_next_iteration_works(
     assert [rows(batch) for batch in batches] == alone(link)
 
 
+def once_asked(
+    patch: pytest.MonkeyPatch, act: Callable[[], None], during: str, late: bool
+) -> threading.Event:
+    """Have `act` called where a worker is asked for a batch the next time, by code below that function: after the message
+    is out, or before. Set once it was."""
+    send, done = Asks.send, threading.Event()
+
+    def sent(asks: Asks) -> None:
+        frame, names = sys._getframe(1), []
+        while frame.f_back is not None:
+            names.append(frame.f_code.co_name)
+            frame = frame.f_back
+        now = names[0] == "put" and during in names and not done.is_set()
+        if late or not now:
+            send(asks)
+        if now:
+            done.set()
+            act()
+
+    patch.setattr(Asks, "send", sent)
+    return done
+
+
+def test_what_a_full_pipe_does_not_take_is_sent_later_and_in_order() -> None:
+    asks, got = Asks(multiprocessing.get_context()), []
+    for number in range(5_000):
+        asks.put((number, None))
+    while len(got) < 5_000:
+        asks.send()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                got.append(asks.get(0)[0])
+    assert got == list(range(5_000))
+    asks.close()
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_more_batches_are_asked_for_than_a_pipe_takes(start: str, tmp_path: Path) -> None:
+    """65,536 bytes: some 1,000 of them."""
+    datasets.array_file(tmp_path / "r.bin", np.arange(2_000 * 2, dtype="<u4"))
+    data = in_memory(compiled(tmp_path / "r.bin", tmp_path, format="records", record_bytes=8))
+    batches = DataLoader(data, 1, num_workers=1, prefetch_factor=2_000, multiprocessing_context=start)
+    assert [batch.numpy().view("<u4")[0, 0] // 2 for batch in batches] == list(range(2_000))
+
+
 def test_a_worker_that_dies_while_another_batch_is_asked_for_is_that_error_too(
     link: MemoryLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch's SIGCHLD handler would raise where the trainer holds a queue's lock, which ending the workers takes."""
+    """torch's SIGCHLD handler would raise there."""
     batches = loader(link)
     reading = iter(batches)
     next(reading)
     victim = batches._engine._batches._workers[0]  # type: ignore[union-attr]
-    enter, killed = threading.Condition.__enter__, []
 
-    def entered(condition: threading.Condition) -> bool:
-        found = enter(condition)
-        if not killed and sys._getframe(1).f_code.co_name == "put":
-            killed.append(victim.pid)
-            os.kill(victim.pid, signal.SIGKILL)
-            os.waitid(os.P_PID, victim.pid, os.WEXITED | os.WNOWAIT)
-            time.sleep(0.01)  # Python hears the signal that came meanwhile
-        return found
+    def kill() -> None:
+        os.kill(victim.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, victim.pid, os.WEXITED | os.WNOWAIT)
+        time.sleep(0.01)  # Python hears the signal that came meanwhile
 
-    with monkeypatch.context() as asking:
-        asking.setattr(threading.Condition, "__enter__", entered)
+    with monkeypatch.context() as patch:
+        killed = once_asked(patch, kill, "put", late=False)
         with pytest.raises(
             RuntimeError, match=f"DataLoader worker.*pid {victim.pid} is killed by signal: Killed"
         ):
             for _ in reading:
                 pass
-    assert killed
+    assert killed.is_set()
     assert [rows(batch) for batch in batches] == alone(link)
 
 
@@ -288,56 +333,44 @@ def test_a_worker_that_dies_with_torchs_lock_is_that_error_too(
     assert [rows(batch) for batch in batches] == alone(link)
 
 
+def pressed() -> None:
+    raise KeyboardInterrupt
+
+
+def too_late() -> None:
+    raise TimeoutError("too late")
+
+
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("persistent", [False, True])
-def test_ctrl_c_while_a_queue_is_locked_leaves_a_loader_that_goes_on(
-    link: MemoryLink, persistent: bool, monkeypatch: pytest.MonkeyPatch
+def test_ctrl_c_while_a_worker_is_asked_leaves_a_loader_that_goes_on(
+    link: MemoryLink, persistent: bool, late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches = loader(link, persistent_workers=persistent)
     reading = iter(batches)
     next(reading)
-    enter, pressed = threading.Condition.__enter__, threading.Event()
-
-    def entered(condition: threading.Condition) -> bool:
-        found = enter(condition)
-        if not pressed.is_set() and sys._getframe(1).f_code.co_name == "put":
-            pressed.set()
-            raise KeyboardInterrupt
-        return found
-
-    with monkeypatch.context() as asking:
-        asking.setattr(threading.Condition, "__enter__", entered)
+    with monkeypatch.context() as patch:
+        once_asked(patch, pressed, "put", late)
         with pytest.raises(KeyboardInterrupt):
             list(reading)
     assert [rows(batch) for batch in batches] == alone(link)
 
 
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("during", ["_reset", "_process_data", "_mark_worker_as_unavailable"])
-def test_what_a_handler_raises_while_a_queue_is_locked_is_heard_whenever_it_comes(
-    link: MemoryLink, persistent: bool, during: str, monkeypatch: pytest.MonkeyPatch
+def test_what_a_handler_raises_while_a_worker_is_asked_is_heard_whenever_it_comes(
+    link: MemoryLink, persistent: bool, during: str, late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An Exception, as of `signal.alarm`: while an epoch starts, goes on, and ends."""
     batches = loader(link, persistent_workers=persistent)
     list(batches)
-    enter, pressed = threading.Condition.__enter__, threading.Event()
-
-    def entered(condition: threading.Condition) -> bool:
-        found, frame = enter(condition), sys._getframe(1)
-        names = []
-        while frame.f_back is not None:
-            names.append(frame.f_code.co_name)
-            frame = frame.f_back
-        if not pressed.is_set() and names[0] == "put" and during in names:
-            pressed.set()
-            raise TimeoutError("too late")
-        return found
-
-    with monkeypatch.context() as asking:
-        asking.setattr(threading.Condition, "__enter__", entered)
+    with monkeypatch.context() as patch:
+        heard = once_asked(patch, too_late, during, late)
         with contextlib.suppress(TimeoutError):  # a finalizer's is not raised
             list(batches)
     if not persistent or during != "_mark_worker_as_unavailable":
-        assert pressed.is_set()
+        assert heard.is_set()
     batches.set_epoch(0)
     assert [rows(batch) for batch in batches] == alone(link)
 

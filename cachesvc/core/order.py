@@ -178,7 +178,7 @@ class EpochOrder:
     def slots(self, first_step: int, last_step: int, low: int, high: int) -> I64:
         """Samples in the slots [low, high) of the full batches [first_step, last_step).
 
-        int64[last_step - first_step, high - low]. Any step costs the same; ask for 65,536 samples or more.
+        int64[last_step - first_step, high - low]. Any step costs the same; ask for 16,384 samples or more.
         """
         dealt = self._deal.full(first_step, last_step, low, high)
         found = [self.at(positions.reshape(-1)).reshape(positions.shape) for positions in dealt]
