@@ -72,17 +72,21 @@ def test_the_first_version_and_a_containers_view_of_it(tmp_path: Path) -> None:
 
 @given(
     st.integers(0, 10_000),
+    st.integers(0, 1_000),
     st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 10_000), st.integers(0, 90)), min_size=1),
 )
-def test_a_budget_is_what_was_free_all_the_time(given_bytes: int, seen: list[tuple[int, int, int]]) -> None:
-    budget, now, past = RamBudget(given_bytes), 0.0, []
+def test_a_budget_is_what_was_free_all_the_time(
+    given_bytes: int, least_bytes: int, seen: list[tuple[int, int, int]]
+) -> None:
+    budget, now, past = RamBudget(given_bytes, least_bytes), 0.0, []
+    least = min(given_bytes, least_bytes, int(10_000 * MEMORY_SPARE) // 2)
     for free, ours, later in seen:
         now += later
-        room = max(0, min(given_bytes, free + ours - int(10_000 * MEMORY_SPARE)))
+        room = max(least, min(given_bytes, free + ours - int(10_000 * MEMORY_SPARE)))
         past.append((now, room))
         found = budget.measured([Memory(20_000, 20_000), Memory(10_000, free)], ours, now)
         assert found == min(room for at, room in past if at >= now - CALM_S)
-        assert 0 <= found <= given_bytes
+        assert least <= found <= given_bytes
 
 
 STEP, STEPS = 25 * MIB, 8

@@ -40,11 +40,15 @@ def checked_budget(spec: NvmeSpec, room: Room, ours_bytes: int, extent_bytes: in
 
 
 class Budgets:
-    """The budgets of the directories as their disks fill and empty."""
+    """The budgets of the tiers as disks and memory fill and empty."""
 
-    def __init__(self, specs: Mapping[TierName, NvmeSpec]) -> None:
-        self._specs = specs
+    def __init__(self, specs: Mapping[TierName, NvmeSpec], extent_bytes: int) -> None:
+        self._specs, self._extent_bytes = specs, extent_bytes
         self._last: dict[TierName, deque[int]] = {name: deque(maxlen=STEADY) for name in specs}
+
+    def of_ram(self, given_bytes: int) -> RamBudget:
+        """That of the RAM tier, which is given so much at most."""
+        return RamBudget(given_bytes, LEAST_EXTENTS * self._extent_bytes)
 
     def renewed(self, tier: TierName) -> None:
         """A tier has another disk: what was measured before is of the old one."""
@@ -59,6 +63,9 @@ class Budgets:
 
 MEMORY_SPARE = 0.05
 """Of a machine's or a cgroup's memory: left free for what trainers take between two measurements."""
+LEAST_EXTENTS = 4
+"""Stay in RAM while memory is short, if they take half of what is to be left free at most: with room for none, reads that
+cannot go elsewhere would stop until a trainer has written its checkpoint, and a minute longer."""
 MEASURE_EVERY_S = 1.0
 CALM_S = 60.0
 """The RAM tier takes memory back when it has been free for so long: what a trainer uses comes and goes."""
@@ -67,15 +74,17 @@ CALM_S = 60.0
 class RamBudget:
     """The RAM tier's budget as the memory around it fills and empties."""
 
-    def __init__(self, given_bytes: int) -> None:
-        """`given_bytes`: the most that it may ever be."""
-        self._given_bytes = given_bytes
+    def __init__(self, given_bytes: int, least_bytes: int) -> None:
+        """`given_bytes`: the most that it may ever be; `least_bytes`: what it keeps, see `LEAST_EXTENTS`."""
+        self._given_bytes, self._least_bytes = given_bytes, min(given_bytes, least_bytes)
         self._low: deque[tuple[float, int]] = deque()
 
     def measured(self, memories: Sequence[Memory], ours_bytes: int, now: float) -> int:
         """The budget now, in bytes, of a tier that takes `ours_bytes`: the least of the last `CALM_S`."""
-        rooms = (one.free_bytes + ours_bytes - int(one.total_bytes * MEMORY_SPARE) for one in memories)
-        found = max(0, min(self._given_bytes, *rooms))
+        spares = [int(one.total_bytes * MEMORY_SPARE) for one in memories]
+        rooms = (one.free_bytes + ours_bytes - spare for one, spare in zip(memories, spares, strict=True))
+        least = min(self._least_bytes, min(spares) // 2)
+        found = max(least, min(self._given_bytes, *rooms))
         low = self._low  # budgets that may be the least: later ones are larger
         while low and low[-1][1] >= found:
             low.pop()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from cachesvc.core.errors import CacheError
 from cachesvc.core.state import Tier
-from cachesvc.daemon.budgets import CALM_S, MEASURE_EVERY_S, RamBudget
+from cachesvc.daemon.budgets import CALM_S, MEASURE_EVERY_S, Budgets
 from cachesvc.daemon.lanes import Lane
 from cachesvc.memory import Memory, memories
 
@@ -19,11 +19,16 @@ class Pressure:
     """Measures every second, on a thread of its own: a busy kernel may take its time. On the loop's thread."""
 
     def __init__(
-        self, ram: Tier | None, lane: Lane, clock: Callable[[], float], resized: Callable[[int], None]
+        self,
+        ram: Tier | None,
+        budgets: Budgets,
+        lane: Lane,
+        clock: Callable[[], float],
+        resized: Callable[[int], None],
     ) -> None:
         """`resized` is told of another budget in bytes. Without a RAM tier there is nothing to do."""
         self._ram, self._lane, self._clock, self._resized = ram, lane, clock, resized
-        self._budget = RamBudget(ram.given_bytes if ram else 0)
+        self._budget = budgets.of_ram(ram.given_bytes if ram else 0)
         self._due_at = clock() if ram else math.inf
 
     def next_deadline(self) -> float:

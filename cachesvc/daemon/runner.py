@@ -67,7 +67,9 @@ class Runner:
         self._disks = {tier.name: Disk(tier) for tier in disks}
         self._budgets = budgets
         ram = node.policy.tiers.get(RAM)
-        self._pressure = Pressure(ram, self._lane("memory", clock), clock, partial(self._resized, RAM))
+        self._pressure = Pressure(
+            ram, budgets, self._lane("memory", clock), clock, partial(self._resized, RAM)
+        )
         self.watch = Watch(
             self._tier_lost, self._tier_back, self._measured, lambda name: self._lane(name, clock), clock
         )

@@ -259,7 +259,8 @@ def _built(
     )
     node = Node(specs, core)
     datasets.claimed, datasets.used = partial(is_claimed, node), partial(in_use, node)
-    budgets = Budgets({TierName(f"nvme{number}"): spec for number, spec in enumerate(settings.nvme)})
+    nvme = {TierName(f"nvme{number}"): spec for number, spec in enumerate(settings.nvme)}
+    budgets = Budgets(nvme, settings.extent_bytes)
     runner = Runner(node, tiers, datasets, fillers, loop, time.monotonic, budgets)
     ending.callback(runner.close)
     ending.callback(fillers.stop)
