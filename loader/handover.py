@@ -215,7 +215,8 @@ def _opened(tree: Any, memory: Bytes) -> Any:
 
 
 def _tensor_in(value: torch.Tensor, slot: Slot) -> Any:
-    plain = value.device.type == "cpu" and value.layout == torch.strided and not value.is_quantized
+    plain = value.device.type == "cpu" and value.layout == torch.strided
+    plain = plain and not (value.is_quantized or value.is_nested)
     if not plain or value.requires_grad or value.is_conj() or value.is_neg() or not value.numel():
         return value
     size = value.numel() * value.element_size()

@@ -134,6 +134,14 @@ def test_a_batch_larger_than_a_slot_goes_as_it_is() -> None:
     assert slot.used == 0
 
 
+def test_a_nested_tensor_goes_as_it_is() -> None:
+    slot = Arena(1, 1).free_slot(0)
+    assert slot is not None
+    for layout in (torch.strided, torch.jagged):
+        nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
+        assert packed([nested], slot)[0] is nested
+
+
 @pytest.mark.parametrize("out", [None, "int64"])
 def test_a_gathered_batch_is_built_in_its_slot(tmp_path: Path, out: str | None) -> None:
     wanted = datasets.tokens(tmp_path / "t.bin", 3000)
