@@ -42,7 +42,7 @@ def jagged(samples: Sequence[Any]) -> Jagged:
     Raises InvalidInput for samples of another kind.
     """
     if all(type(sample) is tuple and len(sample) == 1 for sample in samples):
-        samples = [b"" if sample[0] is None else sample[0] for sample in samples]
+        samples = _filled([sample[0] for sample in samples])
     kinds = {type(sample) for sample in samples}
     if kinds <= {bytes, bytearray, memoryview}:
         values = torch.from_numpy(np.frombuffer(bytearray().join(samples), np.uint8))
@@ -65,6 +65,14 @@ def offsets_of(sizes: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, np
     offsets = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=offsets[1:])
     return offsets
+
+
+def _filled(values: list[Any]) -> list[Any]:
+    """What is missing, as nothing of the kind that the others are."""
+    first = next((value for value in values if value is not None), b"")
+    rows = isinstance(first, (np.ndarray, torch.Tensor)) and first.ndim > 0
+    nothing = first[:0] if rows else b""
+    return [nothing if value is None else value for value in values]
 
 
 def _alike(samples: Sequence[Any]) -> bool:

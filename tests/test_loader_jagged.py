@@ -157,9 +157,25 @@ def test_the_collation_alone(sizes: list[int], kind: str, rest: tuple[int, ...])
 
 
 @pytest.mark.parametrize(
+    "value",
+    [b"ab", np.arange(3, dtype="i2"), np.ones((2, 3)), torch.ones(2)],
+    ids=["bytes", "row", "rows", "tensor"],
+)
+def test_a_named_field_that_is_missing_is_empty_among_values_of_any_kind(value: Any) -> None:
+    found = jagged([(None,), (value,), (None,)])
+    assert found.offsets.tolist() == [0, 0, len(value), len(value)]
+    assert found.values.dtype == jagged([value]).values.dtype
+    assert torch.equal(found.values, jagged([value]).values)
+    assert jagged([(None,), (None,)]).offsets.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
     "samples",
     [
         [3, 4],
+        [(None,), ("a",)],
+        [(None,), (np.zeros(()),)],
+        [(np.zeros(2),), (None,), (b"a",)],
         ["a"],
         [{"x": b""}],
         [np.zeros(())],
