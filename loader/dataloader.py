@@ -18,7 +18,7 @@ from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order import Last
 from loader.account import Account
 from loader.arguments import MAX_COUNT, check_arguments, checked_numbers, named, refuse_unused
-from loader.engines import Fetches, WorkerType, checked, engine_for
+from loader.engines import Fetches, WorkerType, checked, engine_for, read_at_start, set_since
 from loader.feed import Feed
 from loader.foreign import begin_as_torch, foretold, hear_epochs, tell_epoch
 from loader.inside import Core, flattened, ours
@@ -43,7 +43,7 @@ from loader.topology import Topology, job_store, must_stand, resolve
 
 PASSED_EVERY_S = 0.05
 """How often the daemon hears where this rank stands besides the ends of extents: a message costs 5 us."""
-OF_ONE_PROCESS = ("_topology", "_feed", "_engine", "_account", "_job", "_iterations", "_iteration")
+OF_ONE_PROCESS = ("_topology", "_read", "_feed", "_engine", "_account", "_job", "_iterations", "_iteration")
 
 
 class DataLoader(torch.utils.data.DataLoader[Any]):
@@ -143,11 +143,16 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if self._ours is not None:
             hear_epochs(self)
         self._topology: Topology | None = None
+        self._job, self._iterations, self._iteration = "", 0, object()
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """What is made of torch's arguments, as they are now."""
+        self._read = read_at_start(self)
         self._feed: Feed | None = None
         self._engine: Fetches | None = None
         others = self.num_workers > 0 or self.pin_memory or self._device is not None
         self._account = Account(others, self.num_workers > 0)
-        self._job, self._iterations, self._iteration = "", 0, object()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: each for name, each in self.__dict__.items() if name not in OF_ONE_PROCESS}
@@ -164,6 +169,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             begun = begin_as_torch(self, self._progress.epoch, super().__iter__)
             self._progress.epoch += 1
             return begun
+        if set_since(self, self._read):  # a collate_fn, say
+            self._begin_anew()
         feed = self._prepared()
         must_stand(self._topology, self.rank, self.world_size, self.mesh, self.dp_dims)
         self._progress.begin(feed)

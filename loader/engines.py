@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from operator import is_not
 from typing import Any, Literal, Protocol
 
 import torch
@@ -22,6 +23,17 @@ from loader.workers import Engine
 
 WorkerType = Literal["process", "thread"]
 WORKER_TYPES = ("process", "thread")
+_READ_AT_EACH_START = (
+    "collate_fn",
+    "generator",
+    "multiprocessing_context",
+    "num_workers",
+    "pin_memory",
+    "pin_memory_device",
+    "prefetch_factor",
+    "timeout",
+    "worker_init_fn",
+)
 MOVED_AHEAD = 2
 """Batches on their way to a device beside the one in use: one that travels, one that waits."""
 
@@ -65,6 +77,16 @@ class Moved:
         self._thread.rest()
         if self._inner is not None:
             self._inner.rest()
+
+
+def read_at_start(loader: torch.utils.data.DataLoader[Any]) -> tuple[Any, ...]:
+    """What torch reads of a loader when an iteration begins, so that it may be set until then."""
+    return tuple(getattr(loader, name) for name in _READ_AT_EACH_START)
+
+
+def set_since(loader: torch.utils.data.DataLoader[Any], read: tuple[Any, ...]) -> bool:
+    """Whether any of it is another object than what was `read`."""
+    return any(map(is_not, read, read_at_start(loader)))
 
 
 def checked(worker_type: str, device: Any) -> torch.device | None:

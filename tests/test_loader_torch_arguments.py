@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -232,8 +233,6 @@ def test_persistent_workers_live_on_and_prefetching_can_be_deep(link: MemoryLink
 
 
 def _with_process(batch: list[Any]) -> tuple[int, Any]:
-    import os
-
     return os.getpid(), batch
 
 
@@ -243,6 +242,34 @@ def test_pinning_is_asked_for_and_without_an_accelerator_only_warned_of(link: Me
         found = [batch[0] if isinstance(batch, list) else batch for batch in loader]
         assert flat(found) == list(range(COUNT))
         assert all(batch.is_pinned() == torch.cuda.is_available() for batch in found)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["theirs", "ours"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_is_set_between_iterations_holds_from_the_next_one_on(
+    link: MemoryLink, own: bool, workers: int
+) -> None:
+    loader = DataLoader(in_memory(link) if own else Numbers(), 4, num_workers=workers)
+    assert len(loader) == 15  # which looks at the collate_fn as little as torch does
+    loader.collate_fn = _with_process
+    first = [*loader]
+    assert flat(batch for _, batch in first) == list(range(COUNT))
+    loader.num_workers, loader.prefetch_factor = 1 - workers, None if workers else 2
+    there = {pid == os.getpid() for pid, _ in loader}
+    assert ({pid == os.getpid() for pid, _ in first}, there) == ({workers == 0}, {workers == 1})
+
+
+def test_a_state_that_was_loaded_stands_when_a_collate_fn_is_set_after_it(link: MemoryLink) -> None:
+    before = DataLoader(in_memory(link), 4, shuffle=True, global_batch_size=20)
+    wanted = flat(before)
+    again = DataLoader(in_memory(link), 5, shuffle=True)
+    before.skip(5)
+    again.load_state_dict(before.state_dict())
+    again.collate_fn = list
+    order = DataLoader(in_memory(link), 20, shuffle=True)
+    order.set_epoch(1)
+    assert (flat(again), len(wanted)) == (flat(order)[20:], COUNT)
+    assert again.accumulate == 4
 
 
 def test_a_loader_may_not_be_given_another_batch_size_later(link: MemoryLink) -> None:
