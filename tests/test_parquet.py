@@ -42,6 +42,7 @@ def everything(rows: int = ROWS) -> pa.Table:
             "text": [("cat", "dog", "eel", None)[n % 4] for n in range(rows)],
             "large": pa.array([f"ü{n % 9}" for n in range(rows)], pa.large_string()),
             "five": pa.array([b"%05d" % n for n in range(rows)], pa.binary(5)),
+            "some": pa.array([b"%03d" % (n % 99) if n % 3 else None for n in range(rows)], pa.binary(3)),
             "image": images,
             "label": pa.array([n % 10 if n % 13 else None for n in range(rows)], pa.int64()),
             "small": pa.array([n % 200 for n in range(rows)], pa.uint8()),
@@ -162,6 +163,20 @@ def test_a_value_that_a_dictionary_holds_once_takes_no_more(tmp_path: Path) -> N
     dataset = open_dataset(tmp_path)
     assert dataset.catalog.extent_sizes.sum() < 4 << 20
     assert dataset[19_999] == {"big": "x" * 1_000_000, "n": 19_999}
+
+
+@pytest.mark.parametrize("dictionary", [True, False])
+def test_bytes_of_one_size_count_as_often_as_they_are_there(tmp_path: Path, dictionary: bool) -> None:
+    """pyarrow unfolds a dictionary of them, whatever it is asked: what that takes is known at opening."""
+    column = pa.array([b"x" * 1_000_000 if n % 2 else None for n in range(50)], pa.binary(1_000_000))
+    pq.write_table(
+        pa.table({"big": column}), tmp_path / "a.parquet", write_statistics=False, use_dictionary=dictionary
+    )
+    assert (tmp_path / "a.parquet").stat().st_size < 2 << 20
+    dataset = open_dataset(tmp_path)
+    assert dataset.catalog.extent_sizes.tolist() == [50 * (8 + 1_000_000)]
+    assert dataset[48] is None
+    assert dataset[49] == b"x" * 1_000_000
 
 
 def test_opening_reads_footers_alone(tmp_path: Path) -> None:

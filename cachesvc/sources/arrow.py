@@ -13,8 +13,9 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One column of values: a field of samples. `column`: its number in the file. `width`: bytes of a number, 0 for bytes
-    and text, of which each value has its own. `items`: of each list, where all are of one size."""
+    """One column of values: a field of samples. `column`: its number in the file. `width`: bytes of a number, or of
+    each value where all are bytes of one size; 0 for bytes and text of which each has its own. `items`: of each list, where
+    all are of one size."""
 
     name: str
     encoding: str
@@ -64,15 +65,16 @@ def _columns(arrow: Any, kind: Any) -> int:
 
 
 def _kind(arrow: Any, kind: Any) -> tuple[int, int, str]:
-    """Bytes of a number, items of a list where all are of one size, and how a field of such values is decoded; "" for types
-    that are not read."""
+    """Bytes of a value and items of a list, where all are of one size, and how a field of such values is decoded; "" for
+    types that are not read."""
     types = arrow.types
     if types.is_dictionary(kind):
         kind = kind.value_type
     if types.is_string(kind) or types.is_large_string(kind) or str(kind) == "string_view":
         return 0, 0, "str"
-    binary = types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind)
-    if binary or str(kind) == "binary_view":
+    if types.is_fixed_size_binary(kind):  # pyarrow always unfolds a dictionary of them
+        return kind.byte_width, 0, "bytes"
+    if types.is_binary(kind) or types.is_large_binary(kind) or str(kind) == "binary_view":
         return 0, 0, "bytes"
     if _number(arrow, kind):
         return _dtype(arrow, kind).itemsize, 0, "bool" if types.is_boolean(kind) else _dtype(arrow, kind).name

@@ -2,7 +2,7 @@
 
 Decoded, row groups are a table of u32 (begin, length) pairs, one for each row and field, and the values behind it. A value
 that a dictionary holds once lies there once, so that a footer bounds the size: of bytes and text by the uncompressed size
-of their column chunk, of numbers by their count. What remains is zeros.
+of their column chunk, of numbers and of bytes of one size by their count. What remains is zeros.
 https://parquet.apache.org/docs/file-format/
 """
 
