@@ -286,6 +286,16 @@ def test_what_is_no_parquet_is_said(tmp_path: Path) -> None:
             compiled(tmp_path / f"d{number}")
 
 
+def test_a_column_that_is_left_out_may_be_called_as_one_that_is_read(tmp_path: Path) -> None:
+    """By a path of its own, or beneath it."""
+    when = pa.array([1, 2], pa.timestamp("us"))
+    inside = pa.array([{"y": ["a"]}, {"y": ["b"]}])
+    columns = [pa.array(["a", "b"]), when, when, pa.array([3, 4]), inside]
+    table = pa.Table.from_arrays(columns, ["x", "x", "x.y", "x.y", "x"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    same(list(open_dataset(tmp_path)), [{"x": "a", "x.y": 3}, {"x": "b", "x.y": 4}])
+
+
 def test_what_is_not_read_is_refused(tmp_path: Path) -> None:
     one = written(tmp_path / "x", pa.table({"x": ["a"], "y": [1]}))
     other = written(tmp_path / "x", pa.table({"x": ["a"], "y": [0.5]}))

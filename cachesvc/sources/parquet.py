@@ -219,10 +219,10 @@ class Footer:
     def _values(self, group: int, leaf: Leaf, coded: bool) -> Iterator[tuple[Any, Any, Any]]:
         """Of each chunk of memory where values begin, their lengths, -1 where they are null, and their bytes."""
         with self._readable():
-            table = self._opened(coded).read_row_group(group, columns=[leaf.name], use_threads=False)
+            table = self._opened(coded).reader.read_row_group(group, [leaf.column], use_threads=False)
             while any(self._arrow.types.is_struct(kind) for kind in table.schema.types):
                 table = table.flatten()
-            chunks = table.column(leaf.name).chunks
+            chunks = table.column(0).chunks
         for chunk in chunks:
             with self._readable():
                 found = values_of(self._arrow, chunk, leaf, coded)
@@ -234,7 +234,7 @@ class Footer:
             self._files[coded] = self._parquet.ParquetFile(
                 self._arrow.BufferReader(self._arrow.py_buffer(self._data)),
                 metadata=self._metadata,
-                read_dictionary=[each.name for each in self.leaves if coded and not each.width],
+                read_dictionary=[each.column for each in self.leaves if coded and not each.width],
                 page_checksum_verification=True,
                 pre_buffer=False,
             )
