@@ -371,6 +371,32 @@ def test_a_page_that_is_a_bomb_is_not_unfolded(tmp_path: Path, kind: str) -> Non
     assert int(found.stdout.split()[-1]) < 8 << 20
 
 
+def test_a_list_of_more_values_than_the_footer_says_is_not_unfolded(tmp_path: Path) -> None:
+    """80 MB of a value that a page repeats, beneath a footer that tells of 9,999,999 values less."""
+    count = 10_000_000
+    numbers = pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), pa.array(np.zeros(count, np.int64)))
+    told = written(
+        tmp_path / "x", pa.table({"x": numbers}), row_group_size=1, data_page_size=1 << 30, compression="zstd"
+    )
+    footer = len(told) - int.from_bytes(told[-8:-4], "little") - 8
+    many = bytes([0x80, 0xDA, 0xC4, 0x09])  # a varint, zigzag
+    little = bytes([0x82, 0x80, 0x80, 0x00])
+    end = told[footer:]
+    assert many in end
+    write_files(tmp_path / "d", {"a.parquet": told[:footer] + end.replace(many, little, 1)})
+    script = (
+        "import pyarrow, sys; from loader import open_dataset\n"
+        "try: open_dataset(sys.argv[1])[0]\n"
+        "except Exception as error: print(error)\n"
+        "print('most', pyarrow.default_memory_pool().max_memory())"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "d")], capture_output=True, text=True
+    )
+    assert "column 'x' has pages that unfold to more than its footer says" in found.stdout
+    assert int(found.stdout.split()[-1]) < 8 << 20
+
+
 @pytest.mark.parametrize("hidden", ["dictionary", "prefixes"])
 def test_a_repetition_that_the_footer_hides_is_not_unfolded(tmp_path: Path, hidden: str) -> None:
     """A value of 1 MB 20,000 times, by a dictionary or as the prefix of the next one, beneath a footer that says PLAIN."""

@@ -54,12 +54,12 @@ _CHUNK: Wanted = {
     each: {} for each in (_ENCODINGS, _VALUES, _UNPACKED_BYTES, _PACKED_BYTES, _DATA, _DICTIONARY)
 }
 _PAGE_UNPACKED_BYTES, _PAGE_PACKED_BYTES = 2, 3
-_PAGE_DATA, _PAGE_DATA_V2, _DATA_ENCODING, _DATA_V2_ENCODING = 5, 8, 2, 4
+_PAGE_DATA, _PAGE_DATA_V2, _DATA_VALUES, _DATA_ENCODING, _DATA_V2_ENCODING = 5, 8, 1, 2, 4
 _PAGE: Wanted = {
     _PAGE_UNPACKED_BYTES: {},
     _PAGE_PACKED_BYTES: {},
-    _PAGE_DATA: {_DATA_ENCODING: {}},
-    _PAGE_DATA_V2: {_DATA_V2_ENCODING: {}},
+    _PAGE_DATA: {_DATA_VALUES: {}, _DATA_ENCODING: {}},
+    _PAGE_DATA_V2: {_DATA_VALUES: {}, _DATA_V2_ENCODING: {}},
 }
 _PAGE_SLACK_BYTES = 64 << 10
 _WANTED: Wanted = {_ROW_GROUPS: {_ROWS: {}, _CHUNKS: {_METADATA: _CHUNK}}}
@@ -192,9 +192,10 @@ class Footer:
         return out
 
     def _check_pages(self, leaf: Leaf, chunk: _Chunk) -> None:
-        """Raises CorruptData for a page that would unfold to more than the footer says, before it does: by its size, or
-        by an encoding of text and bytes that the footer does not tell."""
+        """Raises CorruptData for a page that would unfold to more than the footer says, before it does: by its size, by
+        how many values it repeats, or by an encoding of text and bytes that the footer does not tell."""
         view, at, left = memoryview(self._data), chunk.begin, chunk.unpacked_bytes
+        values = chunk.values
         if leaf.width:  # a page holds each value once, in an index and a dictionary at most, and its levels
             left = chunk.values * (2 * leaf.width + 16) + _PAGE_SLACK_BYTES
         with self._readable():
@@ -202,14 +203,15 @@ class Footer:
                 header, taken = read_struct(view[at : chunk.end], _PAGE)
                 unpacked = _count(header[_PAGE_UNPACKED_BYTES])
                 at += taken + _count(header[_PAGE_PACKED_BYTES])
-                if unpacked > left:
+                data, data_v2 = header.get(_PAGE_DATA, {}), header.get(_PAGE_DATA_V2, {})
+                values -= _count(data.get(_DATA_VALUES, data_v2.get(_DATA_VALUES, 0)))
+                if unpacked > left or values < 0:
                     raise ValueError(
                         f"column {leaf.name!r} has pages that unfold to more than its footer says"
                     )
                 if leaf.width:
                     continue
                 left -= unpacked
-                data, data_v2 = header.get(_PAGE_DATA, {}), header.get(_PAGE_DATA_V2, {})
                 encoding = data.get(_DATA_ENCODING, data_v2.get(_DATA_V2_ENCODING))
                 if encoding in _UNBOUNDED or (encoding in _DICTIONARIES and not chunk.coded):
                     raise ValueError(
