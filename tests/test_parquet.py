@@ -20,6 +20,7 @@ from bench.node import Daemon
 from cachesvc.__main__ import run
 from cachesvc.catalog.build import Options
 from cachesvc.core.errors import CorruptData, InvalidInput, NotFound
+from cachesvc.sources.thrift import read_struct
 from loader import DataLoader, open_dataset
 from tests.catalog_reader import Folder, compiled
 from tests.datasets import write_files
@@ -426,3 +427,60 @@ def test_a_repetition_that_the_footer_hides_is_not_unfolded(tmp_path: Path, hidd
     )
     assert "in an encoding that its footer does not tell" in found.stdout
     assert int(found.stdout.split()[-1]) < 8 << 20
+
+
+def most_memory(folder: Path) -> tuple[str, int]:
+    """What a process of its own prints that reads a sample, and the most that pyarrow held meanwhile."""
+    script = (
+        "import pyarrow, sys; from loader import open_dataset\n"
+        "try: open_dataset(sys.argv[1])[0]\n"
+        "except Exception as error: print(error)\n"
+        "print('most', pyarrow.default_memory_pool().max_memory())"
+    )
+    found = subprocess.run([sys.executable, "-c", script, str(folder)], capture_output=True, text=True)
+    return found.stdout, int(found.stdout.split()[-1])
+
+
+@pytest.mark.parametrize("twice", ["header", "field", "wrapped"])
+def test_a_page_that_has_two_readings_is_not_unfolded(tmp_path: Path, twice: str) -> None:
+    """One for whoever checks, another for pyarrow: a value of 1 MB 300 times, as the prefix of the next one."""
+    told = written(
+        tmp_path / "x",
+        pa.table({"x": ["x" * 1_000_000] * 300}),
+        store_schema=False,
+        write_statistics=False,
+        use_dictionary=False,
+        column_encoding={"x": "DELTA_BYTE_ARRAY"},
+        data_page_version="2.0",
+        row_group_size=1 << 30,
+    )
+    begin, footer = 4, len(told) - int.from_bytes(told[-8:-4], "little") - 8
+    _, taken = read_struct(told[begin:footer], {})
+    header, end = told[begin : begin + taken], told[footer:]
+    if twice == "header":  # one of the first version, with PLAIN, before that of the second
+        first = bytes([0x15, 2, 0x15, 0, 0x15, 6, 0x15, 6, 0])
+        forged = header.replace(b"\x5c", b"\x2c" + first + b"\x3c", 1)
+    elif twice == "wrapped":  # pyarrow takes the lower 32 bits of the encoding
+        forged = header.replace(bytes([0x15, 2 * 7]), b"\x15" + varint(2 * 7 + (1 << 32)))
+    else:  # an encoding of a type that pyarrow skips, behind the right one
+        at = header.index(bytes([0x15, 2 * 7]), 6) + 2
+        forged = header[:at] + bytes([0x06, 8, 0]) + header[at:]
+    packed = pq.read_metadata(pa.BufferReader(told)).row_group(0).column(0).total_compressed_size
+    old, new = varint(2 * packed), varint(2 * (packed + len(forged) - taken))
+    assert len(old) == len(new)
+    assert old in end
+    end = end.replace(bytes([2 * 3, 2 * 7]), bytes([6, 0])).replace(old, new)
+    body = told[:begin] + forged + told[begin + taken : footer]
+    write_files(tmp_path / "d", {"a.parquet": body + end})
+    printed, most = most_memory(tmp_path / "d")
+    assert "a.parquet cannot be read as Parquet" in printed
+    assert most < 8 << 20
+
+
+def varint(number: int) -> bytes:
+    """As Thrift writes it."""
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*out, number])

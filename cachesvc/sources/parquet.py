@@ -18,7 +18,7 @@ import numpy as np
 from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import ObjectVersion, Piece
 from cachesvc.sources.arrow import Leaf, leaves_of, values_of
-from cachesvc.sources.thrift import Wanted, read_struct
+from cachesvc.sources.thrift import I32, I64, Wanted, read_struct
 
 ABSENT = 0xFFFFFFFF
 """The length of a value that is null."""
@@ -51,18 +51,19 @@ _CHUNKS, _ROWS = 1, 3
 _METADATA = 3
 _ENCODINGS, _VALUES, _UNPACKED_BYTES, _PACKED_BYTES, _DATA, _DICTIONARY = 2, 5, 6, 7, 9, 11
 _CHUNK: Wanted = {
-    each: {} for each in (_ENCODINGS, _VALUES, _UNPACKED_BYTES, _PACKED_BYTES, _DATA, _DICTIONARY)
+    _ENCODINGS: {},
+    **dict.fromkeys((_VALUES, _UNPACKED_BYTES, _PACKED_BYTES, _DATA, _DICTIONARY), I64),
 }
 _PAGE_UNPACKED_BYTES, _PAGE_PACKED_BYTES = 2, 3
 _PAGE_DATA, _PAGE_DATA_V2, _DATA_VALUES, _DATA_ENCODING, _DATA_V2_ENCODING = 5, 8, 1, 2, 4
 _PAGE: Wanted = {
-    _PAGE_UNPACKED_BYTES: {},
-    _PAGE_PACKED_BYTES: {},
-    _PAGE_DATA: {_DATA_VALUES: {}, _DATA_ENCODING: {}},
-    _PAGE_DATA_V2: {_DATA_VALUES: {}, _DATA_V2_ENCODING: {}},
+    _PAGE_UNPACKED_BYTES: I32,
+    _PAGE_PACKED_BYTES: I32,
+    _PAGE_DATA: {_DATA_VALUES: I32, _DATA_ENCODING: I32},
+    _PAGE_DATA_V2: {_DATA_VALUES: I32, _DATA_V2_ENCODING: I32},
 }
 _PAGE_SLACK_BYTES = 64 << 10
-_WANTED: Wanted = {_ROW_GROUPS: {_ROWS: {}, _CHUNKS: {_METADATA: _CHUNK}}}
+_WANTED: Wanted = {_ROW_GROUPS: {_ROWS: I64, _CHUNKS: {_METADATA: _CHUNK}}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +204,8 @@ class Footer:
                 header, taken = read_struct(view[at : chunk.end], _PAGE)
                 unpacked = _count(header[_PAGE_UNPACKED_BYTES])
                 at += taken + _count(header[_PAGE_PACKED_BYTES])
+                if _PAGE_DATA in header and _PAGE_DATA_V2 in header:
+                    raise ValueError(f"column {leaf.name!r} has a page with two headers")
                 data, data_v2 = header.get(_PAGE_DATA, {}), header.get(_PAGE_DATA_V2, {})
                 values -= _count(data.get(_DATA_VALUES, data_v2.get(_DATA_VALUES, 0)))
                 if unpacked > left or values < 0:

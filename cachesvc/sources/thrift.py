@@ -1,6 +1,8 @@
 """Thrift's compact protocol: the numbers, lists and structs that are wanted, as {field id: value}; all else is skipped.
 
-For footers of Parquet: pyarrow ends the process over statistics in them that do not fit the schema.
+For footers of Parquet: pyarrow ends the process over statistics in them that do not fit the schema. And for the headers of
+its pages. What pyarrow would read otherwise than this (a field twice or of another type, numbers that wrap) is refused:
+it reads after what this says was checked.
 https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md
 """
 
@@ -9,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-Wanted = Mapping[int, "Wanted"]
-"""Field ids of a struct; of those that are structs, or lists of structs, what is wanted in them."""
+Wanted = Mapping[int, "Wanted | int"]
+"""Field ids of a struct; of those that are structs, or lists, what is wanted in them, of numbers their type."""
 _DEPTH = 32
 _VARINT_BYTES = 10
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(1, 13)
-_NUMBERS = frozenset({_I16, _I32, _I64})
+I32, I64 = _I32, _I64
+_NUMBERS = {_I16: 16, _I32: 32, _I64: 64}
+"""Their bits."""
 
 
 def read_struct(data: bytes | memoryview, wanted: Wanted) -> tuple[dict[int, Any], int]:
@@ -34,18 +38,21 @@ class _Reader:
         found: dict[int, Any] = {}
         field = 0
         while head := self._byte():
-            field = field + (head >> 4) if head >> 4 else self._number()
+            field = field + (head >> 4) if head >> 4 else self._number(16)
             kind = head & 15
-            inside = wanted.get(field) if wanted is not None else None
+            asked = wanted.get(field) if wanted is not None else None
+            inside = None if isinstance(asked, int) else asked
             value = kind == _TRUE if kind in (_TRUE, _FALSE) else self._value(kind, depth, inside)
-            if inside is not None:
+            if not 0 < field < 1 << 15 or field in found or (isinstance(asked, int) and asked != kind):
+                raise ValueError(f"a struct has field {field} twice, or of another type")
+            if asked is not None:
                 found[field] = value
         return found
 
     def _value(self, kind: int, depth: int, wanted: Wanted | None) -> Any:
         """The value; None for bytes and for a list or map that is not wanted."""
         if kind in _NUMBERS:
-            return self._number()
+            return self._number(_NUMBERS[kind])
         if kind == _BINARY:
             return self._skip(self._varint())
         if kind in (_TRUE, _FALSE, _BYTE):  # booleans in lists are bytes
@@ -82,8 +89,10 @@ class _Reader:
     def _skip(self, count: int) -> None:
         self.at += self._count(count)
 
-    def _number(self) -> int:
+    def _number(self, bits: int) -> int:
         value = self._varint()
+        if value >> bits:
+            raise ValueError(f"a number has more than {bits} bits")
         return (value >> 1) ^ -(value & 1)
 
     def _varint(self) -> int:
