@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,11 @@ from hypothesis import strategies as st
 
 from bench.node import Daemon
 from cachesvc.__main__ import run
-from cachesvc.catalog.build import Options
+from cachesvc.catalog.build import DirectBytes, Options
+from cachesvc.catalog.formats.parquet import compile_parquet
+from cachesvc.catalog.inputs import Entry, Inputs
 from cachesvc.core.errors import CorruptData, InvalidInput, NotFound
+from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.thrift import read_struct
 from loader import DataLoader, open_dataset
 from tests.catalog_reader import Folder, compiled
@@ -203,6 +208,27 @@ def test_a_footer_larger_than_the_first_read(tmp_path: Path) -> None:
     assert pq.read_metadata(tmp_path / "a.parquet").serialized_size > 64 << 10
     dataset = open_dataset(tmp_path)
     assert dataset[199] == {f"column {n}": 199 for n in range(60)}
+
+
+def test_few_footers_are_held_at_a_time(tmp_path: Path) -> None:
+    """Whoever reads their row groups is slower than the source: those of 10,000 files would take gigabytes."""
+    body = written(tmp_path / "x", pa.table({"x": range(3)}))
+    entries = [Entry(ObjectVersion(f"s3://b/{n}.parquet", len(body), ""), f"{n}.parquet") for n in range(200)]
+    asked, many = itertools.count(1), threading.Event()
+
+    def fetch(version: ObjectVersion, offset: int, length: int) -> bytes:
+        if next(asked) > 100:
+            many.set()
+        return body[offset : offset + length]
+
+    def progress(done: int, total: int) -> None:
+        if done == 1:
+            assert not many.wait(1)
+
+    options = Options(format="parquet", extent_bytes=4096)
+    nothing = DirectBytes(lambda uri: Folder())
+    draft = compile_parquet(Inputs("s3://b/", entries, options, fetch, nothing, progress))
+    assert draft.extent_first[-1] == 600
 
 
 def test_fields_are_chosen_and_made_tensors(tmp_path: Path) -> None:

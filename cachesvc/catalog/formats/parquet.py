@@ -35,33 +35,31 @@ def compile_parquet(inputs: Inputs) -> Draft:
     space, firsts, samples = Space([entry.object for entry in inputs.entries]), array("q"), 0
     fields: tuple[Field, ...] | None = None
     notes: list[str] = []
-    with ThreadPoolExecutor(_THREADS, "footers") as pool:
-        found = pool.map(lambda entry: _footer(inputs, entry.object), inputs.entries)
-        for at, (entry, (footer, tail)) in enumerate(zip(inputs.entries, found, strict=True)):
-            uri = entry.object.uri
-            if fields is None:
-                fields = _fields(uri, footer.leaves)
-                notes = [
-                    f"column {name} is of a type that is not read: left out" for name in footer.left_out.names
-                ]
-            elif fields != _fields(uri, footer.leaves):
+    for at, (entry, footer, tail) in enumerate(_footers(inputs)):
+        uri = entry.object.uri
+        if fields is None:
+            fields = _fields(uri, footer.leaves)
+            notes = [
+                f"column {name} is of a type that is not read: left out" for name in footer.left_out.names
+            ]
+        elif fields != _fields(uri, footer.leaves):
+            raise InvalidInput(
+                f"{uri} has other columns than the files before it: {_named(_fields(uri, footer.leaves))}, "
+                f"not {_named(fields)}"
+            )
+        groups = footer.row_groups()
+        if groups and groups[-1].end > entry.object.size_bytes - tail:
+            raise CorruptData(f"{uri}: row groups reach into the footer")
+        for run in _runs(groups, inputs.options.extent_bytes):
+            begin, size = run[0].begin, sum(group.decoded_bytes for group in run)
+            if size > ABSENT:
                 raise InvalidInput(
-                    f"{uri} has other columns than the files before it: {_named(_fields(uri, footer.leaves))}, "
-                    f"not {_named(fields)}"
+                    f"{uri}: row group {run[0].number} takes {size:,} bytes decoded; write groups below 4 GiB"
                 )
-            groups = footer.row_groups()
-            if groups and groups[-1].end > entry.object.size_bytes - tail:
-                raise CorruptData(f"{uri}: row groups reach into the footer")
-            for run in _runs(groups, inputs.options.extent_bytes):
-                begin, size = run[0].begin, sum(group.decoded_bytes for group in run)
-                if size > ABSENT:
-                    raise InvalidInput(
-                        f"{uri}: row group {run[0].number} takes {size:,} bytes decoded; write groups below 4 GiB"
-                    )
-                space.add_encoded((at, begin, size), "parquet", run[-1].end - begin, tail)
-                firsts.append(samples)
-                samples += sum(group.rows for group in run)
-            inputs.progress(at + 1, len(inputs.entries))
+            space.add_encoded((at, begin, size), "parquet", run[-1].end - begin, tail)
+            firsts.append(samples)
+            samples += sum(group.rows for group in run)
+        inputs.progress(at + 1, len(inputs.entries))
     return Draft(
         kind="table", space=space, fields=fields or (), extent_first=ints([*firsts, samples]), notes=notes
     )
@@ -88,6 +86,15 @@ def _fields(uri: str, leaves: Sequence[Leaf]) -> tuple[Field, ...]:
 
 def _named(fields: Sequence[Field]) -> str:
     return ", ".join(f"{field.name} {field.encoding}" for field in fields)
+
+
+def _footers(inputs: Inputs) -> Iterator[tuple[Entry, Footer, int]]:
+    """Of every file, a batch at a time: until its row groups are known a footer takes ten times its size."""
+    with ThreadPoolExecutor(_THREADS, "footers") as pool:
+        for begin in range(0, len(inputs.entries), _THREADS):
+            batch = inputs.entries[begin : begin + _THREADS]
+            found = pool.map(lambda entry: _footer(inputs, entry.object), batch)
+            yield from ((entry, *each) for entry, each in zip(batch, found, strict=True))
 
 
 def _footer(inputs: Inputs, version: ObjectVersion) -> tuple[Footer, int]:
