@@ -210,6 +210,17 @@ def test_a_footer_larger_than_the_first_read(tmp_path: Path) -> None:
     assert dataset[199] == {f"column {n}": 199 for n in range(60)}
 
 
+def test_row_groups_are_not_joined_beyond_what_a_table_tells(tmp_path: Path) -> None:
+    """Eight of 604 MB each, where an extent may have 8 GiB."""
+    count = 1 << 26
+    flags = pa.BooleanArray.from_buffers(pa.bool_(), count, [None, pa.py_buffer(bytes(count // 8))])
+    with pq.ParquetWriter(tmp_path / "a.parquet", pa.schema([("x", pa.bool_())])) as writer:
+        for _ in range(8):
+            writer.write_table(pa.table({"x": flags}), row_group_size=count)
+    catalog = compiled(tmp_path, Options(extent_bytes=8 << 30))
+    assert catalog.extent_sizes.tolist() == [7 * 9 * count, 9 * count]
+
+
 def test_few_footers_are_held_at_a_time(tmp_path: Path) -> None:
     """Whoever reads their row groups is slower than the source: those of 10,000 files would take gigabytes."""
     body = written(tmp_path / "x", pa.table({"x": range(3)}))

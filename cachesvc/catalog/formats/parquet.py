@@ -50,7 +50,7 @@ def compile_parquet(inputs: Inputs) -> Draft:
         groups = footer.row_groups()
         if groups and groups[-1].end > entry.object.size_bytes - tail:
             raise CorruptData(f"{uri}: row groups reach into the footer")
-        for run in _runs(groups, inputs.options.extent_bytes):
+        for run in _runs(groups, min(inputs.options.extent_bytes, ABSENT)):
             begin, size = run[0].begin, sum(group.decoded_bytes for group in run)
             if size > ABSENT:
                 raise InvalidInput(
