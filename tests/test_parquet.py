@@ -435,6 +435,26 @@ def test_a_list_of_more_values_than_the_footer_says_is_not_unfolded(tmp_path: Pa
     assert int(found.stdout.split()[-1]) < 8 << 20
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_prefixes_of_bytes_of_one_size_are_refused(tmp_path: Path, told: bool) -> None:
+    """pyarrow looks at the sizes of what they make once it is made."""
+    data = written(
+        tmp_path / "x",
+        pa.table({"x": pa.array([b"12345"] * 300, pa.binary(5))}),
+        use_dictionary=False,
+        column_encoding={"x": "DELTA_BYTE_ARRAY"},
+        store_schema=False,
+        write_statistics=False,
+    )
+    last = bytes([2 * 3, 2 * 7])  # RLE and it, as zigzag numbers
+    assert data.count(last) == 1
+    write_files(tmp_path / "d", {"a.parquet": data if told else data.replace(last, bytes([6, 0]))})
+    with pytest.raises(
+        InvalidInput if told else CorruptData, match=r"encoded as DELTA_BYTE_ARRAY|in an encoding"
+    ):
+        open_dataset(tmp_path / "d")[0]
+
+
 @pytest.mark.parametrize("hidden", ["dictionary", "prefixes"])
 def test_a_repetition_that_the_footer_hides_is_not_unfolded(tmp_path: Path, hidden: str) -> None:
     """A value of 1 MB 20,000 times, by a dictionary or as the prefix of the next one, beneath a footer that says PLAIN."""

@@ -25,9 +25,9 @@ ABSENT = 0xFFFFFFFF
 MAGIC = b"PAR1"
 END_BYTES = 4 + len(MAGIC)
 """Behind the footer: its length and the magic."""
-_DICTIONARIES, _DELTA_LENGTHS = frozenset({2, 8}), 6
-_UNBOUNDED = {7: "DELTA_BYTE_ARRAY", 9: "BYTE_STREAM_SPLIT"}
-"""Encodings of bytes that do not store each distinct value whole."""
+_DICTIONARIES, _DELTA_LENGTHS, _PREFIXES = frozenset({2, 8}), 6, 7
+_UNBOUNDED = {_PREFIXES: "DELTA_BYTE_ARRAY", 9: "BYTE_STREAM_SPLIT"}
+"""Encodings of bytes that do not store each distinct value whole. Prefixes may make a value longer than its type says."""
 _MOST = 1 << 48
 """Of rows, values and bytes: sums stay within int64."""
 
@@ -93,6 +93,10 @@ class _Chunk:
         return cls(begin, end, values, unpacked, tuple(map(_count, found[_ENCODINGS])))
 
 
+def _unbounded(leaf: Leaf, encoding: int | None) -> bool:
+    return encoding == _PREFIXES or (not leaf.width and encoding in _UNBOUNDED)
+
+
 def _count(value: Any) -> int:
     if not isinstance(value, int) or not 0 <= value < _MOST:
         raise ValueError(f"{value!r} where a number of values or bytes should stand")
@@ -148,12 +152,12 @@ class Footer:
     def _decoded_bytes(self, rows: int, chunks: Sequence[_Chunk]) -> int:
         size = 8 * len(self.leaves) * rows
         for leaf, chunk in zip(self.leaves, chunks, strict=True):
-            odd = [_UNBOUNDED[each] for each in chunk.encodings if each in _UNBOUNDED]
-            if _DELTA_LENGTHS in chunk.encodings and chunk.coded:
+            odd = [_UNBOUNDED[each] for each in chunk.encodings if _unbounded(leaf, each)]
+            if _DELTA_LENGTHS in chunk.encodings and chunk.coded and not leaf.width:
                 odd.append(
                     "dictionary and then DELTA_LENGTH_BYTE_ARRAY"
                 )  # which pyarrow does not read as a dictionary
-            if odd and not leaf.width:
+            if odd:
                 raise InvalidInput(
                     f"{self._uri}: column {leaf.name!r} is encoded as {' and '.join(odd)}, which is not read of text and "
                     "bytes; write it with PLAIN or dictionary encoding"
@@ -212,11 +216,10 @@ class Footer:
                     raise ValueError(
                         f"column {leaf.name!r} has pages that unfold to more than its footer says"
                     )
-                if leaf.width:
-                    continue
-                left -= unpacked
+                left -= 0 if leaf.width else unpacked
                 encoding = data.get(_DATA_ENCODING, data_v2.get(_DATA_V2_ENCODING))
-                if encoding in _UNBOUNDED or (encoding in _DICTIONARIES and not chunk.coded):
+                repeats = encoding in _DICTIONARIES and not chunk.coded and not leaf.width
+                if repeats or _unbounded(leaf, encoding):
                     raise ValueError(
                         f"column {leaf.name!r} has pages in an encoding that its footer does not tell"
                     )
