@@ -541,3 +541,66 @@ def varint(number: int) -> bytes:
         out.append(number & 127 | 128)
         number >>= 7
     return bytes([*out, number])
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("compression", ["none", "snappy", "gzip", "brotli", "zstd", "lz4"])
+def test_lengths_of_text_stand_behind_levels_of_any_kind(
+    tmp_path: Path, version: str, compression: str
+) -> None:
+    texts: list[str | None] = ["", "a" * 300, None, "bc"] * 40
+    table = pa.table(
+        {
+            "some": texts,
+            "none": pa.array([None] * 160, pa.string()),
+            "all": pa.array(["x" * (n % 7) for n in range(160)]),
+            "in": [{"text": each} for each in texts],
+        },
+        schema=pa.schema(
+            [
+                ("some", pa.string()),
+                ("none", pa.string()),
+                pa.field("all", pa.string(), nullable=False),
+                ("in", pa.struct([("text", pa.string())])),
+            ]
+        ),
+    )
+    names = ("some", "none", "all", "in.text")
+    body = written(
+        tmp_path / "x",
+        table,
+        compression=compression,
+        use_dictionary=False,
+        column_encoding=dict.fromkeys(names, "DELTA_LENGTH_BYTE_ARRAY"),
+        data_page_version=version,
+        data_page_size=512,
+    )
+    write_files(tmp_path / "d", {"a.parquet": body})
+    flat = table.flatten().to_pylist()
+    same(
+        list(open_dataset(tmp_path / "d")), [{k: v for k, v in row.items() if v is not None} for row in flat]
+    )
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("nullable", [False, True])
+def test_a_page_of_more_lengths_than_values_is_not_unfolded(
+    tmp_path: Path, version: str, nullable: bool
+) -> None:
+    """200 empty texts, in a page that says it has the lengths of 500,000,000: 2 GB."""
+    schema = pa.schema([pa.field("x", pa.string(), nullable=nullable)])
+    told = written(
+        tmp_path / "x",
+        pa.table({"x": [""] * 200}, schema=schema),
+        compression="none",
+        use_dictionary=False,
+        column_encoding={"x": "DELTA_LENGTH_BYTE_ARRAY"},
+        data_page_version=version,
+    )
+    begun = varint(128) + varint(4) + varint(200)  # values in a block, its parts, lengths
+    forged = varint(128) + varint(1) + varint(500_000_000) + bytes(3)
+    at = told.index(begun)
+    write_files(tmp_path / "d", {"a.parquet": told[:at] + forged + told[at + len(forged) :]})
+    said, most = most_memory(tmp_path / "d")
+    assert "column 'x' has a page of more lengths than values" in said
+    assert most < 8 << 20

@@ -148,7 +148,9 @@ def dataset(verb: _F) -> _F:
         click.option("--seq-len", type=click.IntRange(0), default=0, help="Tokens of one sample (tokens)."),
         click.option("--dtype", default="", help="numpy dtype of tokens or record elements."),
         click.option(
-            "--format", default="", help="files, webdataset, mds, records or tokens; found out unless given."
+            "--format",
+            default="",
+            help="files, webdataset, mds, parquet, records or tokens; found out unless given.",
         ),
     ):
         verb = option(verb)

@@ -18,18 +18,14 @@ import numpy as np
 from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import ObjectVersion, Piece
 from cachesvc.sources.arrow import Leaf, leaves_of, values_of
-from cachesvc.sources.thrift import I32, I64, Wanted, read_struct
+from cachesvc.sources.chunks import CHUNK, Chunk, Pages, count
+from cachesvc.sources.thrift import I64, Wanted, read_struct
 
 ABSENT = 0xFFFFFFFF
 """The length of a value that is null."""
 MAGIC = b"PAR1"
 END_BYTES = 4 + len(MAGIC)
 """Behind the footer: its length and the magic."""
-_DICTIONARIES, _DELTA_LENGTHS, _PREFIXES = frozenset({2, 8}), 6, 7
-_UNBOUNDED = {_PREFIXES: "DELTA_BYTE_ARRAY", 9: "BYTE_STREAM_SPLIT"}
-"""Encodings of bytes that do not store each distinct value whole. Prefixes may make a value longer than its type says."""
-_MOST = 1 << 48
-"""Of rows, values and bytes: sums stay within int64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,65 +38,14 @@ class RowGroup:
     begin: int
     end: int
     decoded_bytes: int
-    chunks: tuple[_Chunk, ...]
+    chunks: tuple[Chunk, ...]
 
 
-# Field ids of Parquet's structs: FileMetaData, RowGroup, ColumnChunk, ColumnMetaData.
+# Field ids of Parquet's structs: FileMetaData, RowGroup, ColumnChunk.
 _ROW_GROUPS = 4
 _CHUNKS, _ROWS = 1, 3
 _METADATA = 3
-_ENCODINGS, _VALUES, _UNPACKED_BYTES, _PACKED_BYTES, _DATA, _DICTIONARY = 2, 5, 6, 7, 9, 11
-_CHUNK: Wanted = {
-    _ENCODINGS: {},
-    **dict.fromkeys((_VALUES, _UNPACKED_BYTES, _PACKED_BYTES, _DATA, _DICTIONARY), I64),
-}
-_PAGE_UNPACKED_BYTES, _PAGE_PACKED_BYTES = 2, 3
-_PAGE_DATA, _PAGE_DATA_V2, _DATA_VALUES, _DATA_ENCODING, _DATA_V2_ENCODING = 5, 8, 1, 2, 4
-_PAGE: Wanted = {
-    _PAGE_UNPACKED_BYTES: I32,
-    _PAGE_PACKED_BYTES: I32,
-    _PAGE_DATA: {_DATA_VALUES: I32, _DATA_ENCODING: I32},
-    _PAGE_DATA_V2: {_DATA_VALUES: I32, _DATA_V2_ENCODING: I32},
-}
-_PAGE_SLACK_BYTES = 64 << 10
-_WANTED: Wanted = {_ROW_GROUPS: {_ROWS: I64, _CHUNKS: {_METADATA: _CHUNK}}}
-
-
-@dataclass(frozen=True, slots=True)
-class _Chunk:
-    """One column of one row group: its bytes in the file, [begin, end), with page headers; how many values, nulls and empty
-    lists among them; its bytes without compression."""
-
-    begin: int
-    end: int
-    values: int
-    unpacked_bytes: int
-    encodings: tuple[int, ...]
-
-    @property
-    def coded(self) -> bool:
-        """Whether it has a dictionary."""
-        return not _DICTIONARIES.isdisjoint(self.encodings)
-
-    @classmethod
-    def of(cls, chunk: Any) -> _Chunk:
-        """By the footer's struct. A dictionary lies before the data; some writers say 0 where there is none."""
-        found = chunk[_METADATA]
-        data, dictionary = _count(found[_DATA]), _count(found.get(_DICTIONARY, 0))
-        begin = dictionary if 0 < dictionary < data else data
-        end = begin + _count(found[_PACKED_BYTES])
-        values, unpacked = _count(found[_VALUES]), _count(found[_UNPACKED_BYTES])
-        return cls(begin, end, values, unpacked, tuple(map(_count, found[_ENCODINGS])))
-
-
-def _unbounded(leaf: Leaf, encoding: int | None) -> bool:
-    return encoding == _PREFIXES or (not leaf.width and encoding in _UNBOUNDED)
-
-
-def _count(value: Any) -> int:
-    if not isinstance(value, int) or not 0 <= value < _MOST:
-        raise ValueError(f"{value!r} where a number of values or bytes should stand")
-    return value
+_WANTED: Wanted = {_ROW_GROUPS: {_ROWS: I64, _CHUNKS: {_METADATA: CHUNK}}}
 
 
 def footer_bytes(data: bytes | memoryview) -> int:
@@ -139,24 +84,23 @@ class Footer:
             at = end
         return found
 
-    def _described(self) -> list[tuple[int, list[_Chunk]]]:
+    def _described(self) -> list[tuple[int, list[Chunk]]]:
         """Rows and chunks of every row group."""
         footer = memoryview(self._data)[-END_BYTES - footer_bytes(self._data) : -END_BYTES]
         with self._readable():
             groups = read_struct(footer, _WANTED)[0][_ROW_GROUPS]
-            found = [(_count(each[_ROWS]), [_Chunk.of(chunk) for chunk in each[_CHUNKS]]) for each in groups]
+            found = [
+                (count(each[_ROWS]), [Chunk.of(chunk[_METADATA]) for chunk in each[_CHUNKS]])
+                for each in groups
+            ]
             if any(len(chunks) != self.left_out.columns for _, chunks in found):
                 raise ValueError("a row group has other columns than the schema")
         return found
 
-    def _decoded_bytes(self, rows: int, chunks: Sequence[_Chunk]) -> int:
+    def _decoded_bytes(self, rows: int, chunks: Sequence[Chunk]) -> int:
         size = 8 * len(self.leaves) * rows
         for leaf, chunk in zip(self.leaves, chunks, strict=True):
-            odd = [_UNBOUNDED[each] for each in chunk.encodings if _unbounded(leaf, each)]
-            if _DELTA_LENGTHS in chunk.encodings and chunk.coded and not leaf.width:
-                odd.append(
-                    "dictionary and then DELTA_LENGTH_BYTE_ARRAY"
-                )  # which pyarrow does not read as a dictionary
+            odd = chunk.unread(leaf)
             if odd:
                 raise InvalidInput(
                     f"{self._uri}: column {leaf.name!r} is encoded as {' and '.join(odd)}, which is not read of text and "
@@ -196,33 +140,11 @@ class Footer:
         self._arrow.default_memory_pool().release_unused()
         return out
 
-    def _check_pages(self, leaf: Leaf, chunk: _Chunk) -> None:
-        """Raises CorruptData for a page that would unfold to more than the footer says, before it does: by its size, by
-        how many values it repeats, or by an encoding of text and bytes that the footer does not tell."""
-        view, at, left = memoryview(self._data), chunk.begin, chunk.unpacked_bytes
-        values = chunk.values
-        if leaf.width:  # a page holds each value once, in an index and a dictionary at most, and its levels
-            left = chunk.values * (2 * leaf.width + 16) + _PAGE_SLACK_BYTES
+    def _check_pages(self, leaf: Leaf, chunk: Chunk) -> None:
         with self._readable():
-            while at < chunk.end:
-                header, taken = read_struct(view[at : chunk.end], _PAGE)
-                unpacked = _count(header[_PAGE_UNPACKED_BYTES])
-                at += taken + _count(header[_PAGE_PACKED_BYTES])
-                if _PAGE_DATA in header and _PAGE_DATA_V2 in header:
-                    raise ValueError(f"column {leaf.name!r} has a page with two headers")
-                data, data_v2 = header.get(_PAGE_DATA, {}), header.get(_PAGE_DATA_V2, {})
-                values -= _count(data.get(_DATA_VALUES, data_v2.get(_DATA_VALUES, 0)))
-                if unpacked > left or values < 0:
-                    raise ValueError(
-                        f"column {leaf.name!r} has pages that unfold to more than its footer says"
-                    )
-                left -= 0 if leaf.width else unpacked
-                encoding = data.get(_DATA_ENCODING, data_v2.get(_DATA_V2_ENCODING))
-                repeats = encoding in _DICTIONARIES and not chunk.coded and not leaf.width
-                if repeats or _unbounded(leaf, encoding):
-                    raise ValueError(
-                        f"column {leaf.name!r} has pages in an encoding that its footer does not tell"
-                    )
+            column = self._metadata.schema.column(leaf.column)
+            optional, repeated = column.max_definition_level > 0, column.max_repetition_level > 0
+            Pages(self._arrow, memoryview(self._data), leaf, chunk, optional, repeated).check()
 
     def _values(self, group: int, leaf: Leaf, coded: bool) -> Iterator[tuple[Any, Any, Any]]:
         """Of each chunk of memory where values begin, their lengths, -1 where they are null, and their bytes."""

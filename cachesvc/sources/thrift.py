@@ -16,7 +16,7 @@ Wanted = Mapping[int, "Wanted | int"]
 _DEPTH = 32
 _VARINT_BYTES = 10
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(1, 13)
-I32, I64 = _I32, _I64
+FLAG, I32, I64 = _TRUE, _I32, _I64
 _NUMBERS = {_I16: 16, _I32: 32, _I64: 64}
 """Their bits."""
 
@@ -30,9 +30,18 @@ def read_struct(data: bytes | memoryview, wanted: Wanted) -> tuple[dict[int, Any
         raise ValueError("a struct ends before its end") from None
 
 
+def varint(data: memoryview, at: int) -> tuple[int, int]:
+    """The number without sign that stands at `at`, and where it ends. Raises ValueError for what is none."""
+    reader = _Reader(data, at)
+    try:
+        return reader.varint(), reader.at
+    except IndexError:
+        raise ValueError("a number ends before its end") from None
+
+
 class _Reader:
-    def __init__(self, data: memoryview) -> None:
-        self._data, self.at = data, 0
+    def __init__(self, data: memoryview, at: int = 0) -> None:
+        self._data, self.at = data, at
 
     def struct(self, depth: int, wanted: Wanted | None) -> dict[int, Any]:
         found: dict[int, Any] = {}
@@ -42,8 +51,10 @@ class _Reader:
             kind = head & 15
             asked = wanted.get(field) if wanted is not None else None
             inside = None if isinstance(asked, int) else asked
-            value = kind == _TRUE if kind in (_TRUE, _FALSE) else self._value(kind, depth, inside)
-            if not 0 < field < 1 << 15 or field in found or (isinstance(asked, int) and asked != kind):
+            flag = kind in (_TRUE, _FALSE)
+            value = kind == _TRUE if flag else self._value(kind, depth, inside)
+            other = isinstance(asked, int) and asked != (FLAG if flag else kind)
+            if not 0 < field < 1 << 15 or field in found or other:
                 raise ValueError(f"a struct has field {field} twice, or of another type")
             if asked is not None:
                 found[field] = value
@@ -54,7 +65,7 @@ class _Reader:
         if kind in _NUMBERS:
             return self._number(_NUMBERS[kind])
         if kind == _BINARY:
-            return self._skip(self._varint())
+            return self._skip(self.varint())
         if kind in (_TRUE, _FALSE, _BYTE):  # booleans in lists are bytes
             return self._byte()
         if kind == _DOUBLE:
@@ -65,14 +76,14 @@ class _Reader:
             return self.struct(depth - 1, wanted)
         if kind in (_LIST, _SET):
             head = self._byte()
-            count = self._count(head >> 4 if head >> 4 < 15 else self._varint())
+            count = self._count(head >> 4 if head >> 4 < 15 else self.varint())
             if wanted is not None:
                 return [self._value(head & 15, depth - 1, wanted) for _ in range(count)]
             for _ in range(count):
                 self._value(head & 15, depth - 1, None)
             return None
         if kind == _MAP:
-            count = self._count(self._varint())
+            count = self._count(self.varint())
             kinds = self._byte() if count else 0
             for _ in range(count):
                 self._value(kinds >> 4, depth - 1, None)
@@ -90,12 +101,13 @@ class _Reader:
         self.at += self._count(count)
 
     def _number(self, bits: int) -> int:
-        value = self._varint()
+        value = self.varint()
         if value >> bits:
             raise ValueError(f"a number has more than {bits} bits")
         return (value >> 1) ^ -(value & 1)
 
-    def _varint(self) -> int:
+    def varint(self) -> int:
+        """The next number without sign."""
         value = 0
         for shift in range(0, 7 * _VARINT_BYTES, 7):
             byte = self._byte()
