@@ -16,7 +16,7 @@ from cachesvc.core.model import DatasetId
 from cachesvc.core.stalls import StallReport
 from cachesvc.core.wire import Message, Op
 from cachesvc.grants import Granted, Refused
-from cachesvc.presence import keep_connected, leave_alone
+from cachesvc.presence import leave_alone, look_after
 
 HELLO_TIMEOUT_S = 30.0
 """A restarted daemon loads the catalog before it welcomes anyone."""
@@ -101,6 +101,10 @@ class DaemonGrants:
                 raise from_code(answer.size, answer.text)
         return self._entered(connection, found)
 
+    def look(self) -> None:
+        """See `presence.LookedAfter`."""
+        self.connect()
+
     def release(self, extents: Sequence[int]) -> None:
         """Give leases back, after unmapping. Without a daemon there is nothing to give back."""
         with self._lock:
@@ -175,7 +179,7 @@ class DaemonGrants:
                 raise
             self._connection, self._told = connection, False
             self._leases = dict.fromkeys(self._leases, 1)
-            keep_connected(self)
+            look_after(self)
             return connection
 
     def _announce(self) -> None:

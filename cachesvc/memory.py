@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+MEMORY_SPARE = 0.05
+"""Of a machine's or a cgroup's memory: left free for what trainers take between two measurements."""
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
@@ -16,6 +18,11 @@ class Memory:
 
     total_bytes: int
     free_bytes: int
+
+    @property
+    def spare_bytes(self) -> int:
+        """What is to be left free of it."""
+        return int(self.total_bytes * MEMORY_SPARE)
 
 
 @dataclass(frozen=True, slots=True)

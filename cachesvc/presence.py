@@ -1,5 +1,6 @@
-"""One thread of a process looks after its connections to daemons: a daemon that was started again is to know soon what
-readers hold, though none of them reads just now. Their plans wait until they read: nothing is fetched for who rests."""
+"""One thread of a process looks after what readers hold, though none of them reads just now: a daemon that was started
+again is to know of it soon (their plans wait until they read: nothing is fetched for who rests), and a node whose memory
+runs short is to get it back."""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ EVERY_S = 1.0
 """A look costs a system call, a connect that fails 20 us."""
 
 
-class Connected(Protocol):
-    """Something that connects again."""
+class LookedAfter(Protocol):
+    """Something that is to be looked at now and then."""
 
-    def connect(self) -> bool:
-        """Be connected to a daemon that lives. Raises CacheError where that is not possible."""
+    def look(self) -> None:
+        """Do what is due. Raises CacheError, OSError where that is not possible; the next read says so."""
         ...
 
 
@@ -30,16 +31,16 @@ class _Presence:
     def __init__(self) -> None:
         self.process = os.getpid()
         self._lock = threading.RLock()  # who is collected just now leaves in the midst of anything
-        self._kept: weakref.WeakSet[Connected] = weakref.WeakSet()
+        self._kept: weakref.WeakSet[LookedAfter] = weakref.WeakSet()
         threading.Thread(target=self._run, name="presence", daemon=True).start()
 
-    def add(self, connected: Connected) -> None:
+    def add(self, each: LookedAfter) -> None:
         with self._lock:
-            self._kept.add(connected)
+            self._kept.add(each)
 
-    def discard(self, connected: Connected) -> None:
+    def discard(self, each: LookedAfter) -> None:
         with self._lock:
-            self._kept.discard(connected)
+            self._kept.discard(each)
 
     def _run(self) -> None:
         while True:
@@ -50,25 +51,25 @@ class _Presence:
         with self._lock:
             kept = list(self._kept)
         for each in kept:
-            with suppress(CacheError, OSError):  # the next read says so
-                each.connect()
+            with suppress(CacheError, OSError):
+                each.look()
 
 
 _presence: _Presence | None = None
 
 
-def keep_connected(connected: Connected) -> None:
-    """Call its `connect` now and then, from a thread, until it is forgotten or `leave_alone`."""
+def look_after(each: LookedAfter) -> None:
+    """Call its `look` now and then, from a thread, until it is forgotten or `leave_alone`."""
     global _presence
     presence = _presence
     if presence is None or presence.process != os.getpid():  # a forked child has no threads
         presence = _presence = (
             _Presence()
         )  # two threads may make two, and both do; a lock could be held in a fork
-    presence.add(connected)
+    presence.add(each)
 
 
-def leave_alone(connected: Connected) -> None:
-    """It is not to be connected any more."""
+def leave_alone(each: LookedAfter) -> None:
+    """It is not to be looked at any more."""
     if _presence is not None and _presence.process == os.getpid():
-        _presence.discard(connected)
+        _presence.discard(each)

@@ -11,7 +11,8 @@ import numpy as np
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.errors import CorruptData, DeadlineExceeded
 from loader.disk import Wanted, announce, read_bytes, read_into
-from loader.leased import REFUSED_PAUSE_S, Held, Ints, Leases, Use, touched
+from loader.leased import Held, Ints, Leases, Use, touched
+from loader.refused import PAUSE_S, wait_for_room
 from loader.verified import Verified
 
 _log = logging.getLogger("cachesvc")
@@ -129,7 +130,7 @@ class Far:
             _log.warning("cached bytes do not match their checksums: asking again for extents %s", [*wrong])
             self._verified.suspect([*wrong])
             self._exchange(use, wrong)
-            self._leases.wait_for(use, needed)
+            wait_for_room(self._leases, use, needed, self._timeout_s)
         raise CorruptData(
             f"extents {[*wrong]} did not match their checksums in {VERIFY_TRIES} reads, though the daemon found or "
             "made them right; look at this node's memory and disks"
@@ -140,7 +141,7 @@ class Far:
         while not self._leases.exchange(use, wrong):
             if time.monotonic() >= deadline:
                 raise DeadlineExceeded(f"extents {[*wrong]} are wrong, and other reads do not let go of them")
-            time.sleep(REFUSED_PAUSE_S)
+            time.sleep(PAUSE_S)
 
     def _pieces(self, inside: int, into: memoryview, extent: int) -> Iterator[Wanted]:
         """One range from so far inside an extent, over as many consecutive ones as it spans: what is mapped is

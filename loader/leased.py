@@ -8,7 +8,6 @@ no read looks at it: a read says first what it will look at (`begin`), then find
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -31,18 +30,10 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 ORIGINS = ("ram", "nvme", "direct", "local")
 MAPPABLE = frozenset({"ram", "direct"})
 """Sealed or private memory: a mapping of it cannot fault on a disk."""
-REFUSED_PAUSE_S = 0.02
-"""Who was refused and has no way around asks again: other readers give room back after each of their reads."""
-REFUSED_WAIT_S = 120.0
-"""Room that did not come in this time is not there. Other readers' reads take milliseconds, but a RAM tier that gave way to
-trainers takes its memory back a minute after they let go of it."""
-REFUSED_TOLD_S = 5.0
-"""Whoever waits for room so long is told."""
 MAX_FILES = 256
 """Descriptors held open for files; the usual limit of a process is 1,024."""
 
 
-_log = logging.getLogger("cachesvc")
 NONE: Ints = np.empty(0, np.int64)
 
 
@@ -186,22 +177,11 @@ class Leases:
                         self._coming.difference_update(mine)
                         self._came.notify_all()
 
-    def wait_for(self, use: Use, needed: list[int]) -> None:
-        """Lease the extents of one sample, when other readers have made room for them."""
-        wait_s, began, told = min(self._timeout_s, REFUSED_WAIT_S), time.monotonic(), False
-        while not self.ensure(use, needed):
-            waited_s = time.monotonic() - began
-            if waited_s >= REFUSED_TOLD_S and not told:
-                told = True
-                _log.warning(
-                    "the daemon has no room: waiting up to %.0f s for it; see cachesvc status", wait_s
-                )
-            if waited_s >= wait_s:
-                raise OutOfSpace(
-                    f"no room for the {len(needed)} extents of one sample, and reading directly is off; give the "
-                    "daemon more --ram or --nvme, or allow direct reads with CACHESVC=auto"
-                )
-            time.sleep(REFUSED_PAUSE_S)
+    def ease(self) -> None:
+        """Give back what is mapped and no read looks at."""
+        with self._lock:
+            self._drop([extent for extent, held in self.held.items() if held.fd < 0])
+        self._give_back()
 
     @contextmanager
     def kept_files(self, extents: Iterable[int]) -> Iterator[dict[int, Held]]:

@@ -20,6 +20,7 @@ from loader.far import Far
 from loader.forks import abandon_in_children
 from loader.heap import keep_freed_memory
 from loader.leased import ORIGINS, Ints, Leases, Use, touched
+from loader.refused import wait_for_room
 from loader.spans import Bytes
 
 __all__ = ["ORIGINS", "Ints", "Reader", "Records"]
@@ -59,6 +60,10 @@ class Reader:
         abandon_in_children(self)
 
     # ---- what callers use
+
+    def ease(self) -> None:
+        """Give back what no read looks at just now."""
+        self._leases.ease()
 
     def spans(self, addresses: Ints, lengths: Ints) -> tuple[Ints, Ints]:
         """The first and the last extent that each byte range touches; of an empty one, where it lies."""
@@ -222,7 +227,7 @@ class Reader:
                 half = len(part) // 2
                 waiting += [part[half:], part[:half]]
             else:
-                self._leases.wait_for(use, needed)
+                wait_for_room(self._leases, use, needed, self._timeout_s)
                 yield part
 
     def _gather_mixed(self, use: Use, slots: Ints, out: Records) -> Records:

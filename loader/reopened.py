@@ -14,7 +14,7 @@ from torch.utils.data import get_worker_info
 from cachesvc.core.errors import CacheError, DaemonUnavailable, NotAllowed, NotFound, SourceChanged
 from cachesvc.grants import Granted, Refused
 from cachesvc.leases import DaemonGrants
-from cachesvc.presence import keep_connected, leave_alone
+from cachesvc.presence import leave_alone, look_after
 
 
 class Reopened:
@@ -25,7 +25,7 @@ class Reopened:
         self._daemon, self._open_again = daemon, open_again
         self._opening = threading.Lock()
         self._refusal: CacheError | None = None
-        keep_connected(self)
+        look_after(self)
 
     def connect(self) -> bool:
         """Be connected to a daemon that knows the dataset; True when this made a new connection. Raises
@@ -44,6 +44,10 @@ class Reopened:
                 self._refusal = error
                 raise
             return self._daemon.connect()
+
+    def look(self) -> None:
+        """See `presence.LookedAfter`."""
+        self.connect()
 
     def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
         """See Grants. Raises what `connect` raises, too."""

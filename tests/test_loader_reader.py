@@ -37,9 +37,12 @@ from cachesvc.core.errors import (
 )
 from cachesvc.core.model import Extent
 from cachesvc.grants import Granted, Refused
+from cachesvc.memory import Memory
+from cachesvc.presence import leave_alone
 from loader.around import reads_around
 from loader.decode import decoded, decoder
 from loader.direct import DirectGrants
+from loader.easing import Easing
 from loader.failover import Failover
 from loader.reader import Reader
 from tests import datasets
@@ -97,6 +100,75 @@ def test_records_that_span_extents_are_right_however_they_are_held(
     assert reader.origin_bytes()[origin] == 372 * layout.record_bytes
     reader.close()
     assert descriptors() <= before
+
+
+def test_what_is_given_back_while_others_read_is_leased_anew(
+    sequences: tuple[MemoryLink, np.ndarray],
+) -> None:
+    link, wanted = sequences
+    catalog = link.catalog()
+    layout = catalog.layout
+    grants = MemoryGrants(catalog.extent)
+    reader, over = Reader(catalog, grants), threading.Event()
+
+    def read(seed: int) -> bool:
+        rng, right = np.random.default_rng(seed), True
+        for _ in range(300):
+            samples = rng.integers(0, catalog.samples, 64)
+            slots = layout.slots(samples)
+            first, last = reader.spans(slots * layout.stride_bytes, np.full(64, layout.record_bytes))
+            found = reader.gather(slots, first, last).view("<u2").reshape(64, -1)
+            right = right and bool((found == wanted[samples]).all())
+        return right
+
+    def ease() -> None:
+        while not over.is_set():
+            reader.ease()
+
+    with ThreadPoolExecutor(4) as pool:
+        easing = pool.submit(ease)
+        reads = [pool.submit(read, seed) for seed in range(3)]
+        wait(reads)
+        over.set()
+        easing.result()
+    assert all(one.result() for one in reads)
+    assert grants.calls > 20  # many times, not once
+    reader.ease()
+    assert not any(grants.leases.values())
+    reader.close()
+
+
+def test_readers_give_back_while_memory_is_short_and_only_then(
+    sequences: tuple[MemoryLink, np.ndarray],
+) -> None:
+    link, wanted = sequences
+    catalog = link.catalog()
+    grants, memory = MemoryGrants(catalog.extent), [Memory(1000, 51)]
+    reader = Reader(catalog, grants)
+    easing = Easing(reader.ease, lambda: memory)
+    slots = catalog.layout.slots(np.arange(64))
+    first, last = reader.spans(slots * catalog.layout.stride_bytes, np.full(64, catalog.layout.record_bytes))
+
+    def read() -> bool:
+        return bool((reader.gather(slots, first, last).view("<u2").reshape(64, -1) == wanted[:64]).all())
+
+    assert read()
+    easing.look()
+    assert any(grants.leases.values())
+    memory[0] = Memory(1000, 49)
+    easing.look()
+    assert not any(grants.leases.values())
+    assert read()
+    leave_alone(easing)
+    reader.close()
+
+
+def test_an_array_stays_however_short_memory_is(tmp_path: Path) -> None:
+    rows = datasets.records(tmp_path / "r.bin", 100, 4096)
+    whole = in_memory(compiled(tmp_path / "r.bin", tmp_path, format="records", record_bytes=4096))
+    found = whole.array()
+    whole.opened.reader().ease()
+    assert (found == rows).all()
 
 
 @pytest.mark.parametrize(

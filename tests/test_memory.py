@@ -16,10 +16,10 @@ from bench.node import Daemon
 from cachesvc.catalog.build import Options
 from cachesvc.client import Control
 from cachesvc.core.model import RAM
-from cachesvc.daemon.budgets import CALM_S, MEMORY_SPARE, RamBudget
+from cachesvc.daemon.budgets import CALM_S, RamBudget
 from cachesvc.grants import Granted
 from cachesvc.leases import DaemonGrants
-from cachesvc.memory import CGROUPS, Memory, memories
+from cachesvc.memory import CGROUPS, MEMORY_SPARE, Memory, memories
 from tests import datasets
 from tests.test_daemon import wait_until
 

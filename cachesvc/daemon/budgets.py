@@ -61,8 +61,6 @@ class Budgets:
         return max(last)
 
 
-MEMORY_SPARE = 0.05
-"""Of a machine's or a cgroup's memory: left free for what trainers take between two measurements."""
 LEAST_EXTENTS = 4
 """Stay in RAM while memory is short, if they take half of what is to be left free at most: with room for none, reads that
 cannot go elsewhere would stop until a trainer has written its checkpoint, and a minute longer."""
@@ -81,9 +79,8 @@ class RamBudget:
 
     def measured(self, memories: Sequence[Memory], ours_bytes: int, now: float) -> int:
         """The budget now, in bytes, of a tier that takes `ours_bytes`: the least of the last `CALM_S`."""
-        spares = [int(one.total_bytes * MEMORY_SPARE) for one in memories]
-        rooms = (one.free_bytes + ours_bytes - spare for one, spare in zip(memories, spares, strict=True))
-        least = min(self._least_bytes, min(spares) // 2)
+        rooms = (one.free_bytes + ours_bytes - one.spare_bytes for one in memories)
+        least = min(self._least_bytes, *(one.spare_bytes // 2 for one in memories))
         found = max(least, min(self._given_bytes, *rooms))
         low = self._low  # budgets that may be the least: later ones are larger
         while low and low[-1][1] >= found:
