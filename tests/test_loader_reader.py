@@ -113,7 +113,7 @@ def test_what_is_given_back_while_others_read_is_leased_anew(
 
     def read(seed: int) -> bool:
         rng, right = np.random.default_rng(seed), True
-        for _ in range(300):
+        while not over.is_set():
             samples = rng.integers(0, catalog.samples, 64)
             slots = layout.slots(samples)
             first, last = reader.spans(slots * layout.stride_bytes, np.full(64, layout.record_bytes))
@@ -121,18 +121,12 @@ def test_what_is_given_back_while_others_read_is_leased_anew(
             right = right and bool((found == wanted[samples]).all())
         return right
 
-    def ease() -> None:
-        while not over.is_set():
-            reader.ease()
-
-    with ThreadPoolExecutor(4) as pool:
-        easing = pool.submit(ease)
+    with ThreadPoolExecutor(3) as pool:
         reads = [pool.submit(read, seed) for seed in range(3)]
-        wait(reads)
+        while grants.calls < 40 and not any(one.done() for one in reads):
+            reader.ease()
         over.set()
-        easing.result()
     assert all(one.result() for one in reads)
-    assert grants.calls > 20  # many times, not once
     reader.ease()
     assert not any(grants.leases.values())
     reader.close()
