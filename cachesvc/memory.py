@@ -41,10 +41,15 @@ _V1 = _Names("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache", "t
 
 def memories(proc: Path = PROC, cgroups: Path = CGROUPS) -> list[Memory]:
     """The machine's memory, then that of each cgroup above this process that has a limit."""
-    fields = _fields(proc / "meminfo")
-    machine = Memory(fields["MemTotal:"] << 10, fields["MemAvailable:"] << 10)
+    machine = of_machine(proc)
     found = (_memory_of(folder, names) for folder, names in _groups(proc, cgroups))
     return [machine, *(one for one in found if one is not None and one.total_bytes < machine.total_bytes)]
+
+
+def of_machine(proc: Path = PROC) -> Memory:
+    """The machine's memory."""
+    fields = _fields(proc / "meminfo")
+    return Memory(fields["MemTotal:"] << 10, fields["MemAvailable:"] << 10)
 
 
 def allowed_bytes() -> int:

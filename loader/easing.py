@@ -9,22 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cachesvc.memory import Memory, memories
+from cachesvc.memory import Memory, of_machine
 from cachesvc.presence import look_after
 
 
 class Easing:
     """As long as it lives."""
 
-    def __init__(
-        self, give_back: Callable[[], None], measured: Callable[[], list[Memory]] = memories
-    ) -> None:
+    def __init__(self, give_back: Callable[[], None], measured: Callable[[], Memory] = of_machine) -> None:
         """`give_back()` ends the leases of what nobody looks at."""
         self._give_back, self._measured = give_back, measured
         look_after(self)
 
     def look(self) -> None:
         """See `presence.LookedAfter`."""
-        machine = self._measured()[0]
+        machine = self._measured()
         if machine.free_bytes < machine.spare_bytes:
             self._give_back()

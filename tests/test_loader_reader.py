@@ -139,7 +139,7 @@ def test_readers_give_back_while_memory_is_short_and_only_then(
     catalog = link.catalog()
     grants, memory = MemoryGrants(catalog.extent), [Memory(1000, 51)]
     reader = Reader(catalog, grants)
-    easing = Easing(reader.ease, lambda: memory)
+    easing = Easing(reader.ease, lambda: memory[0])
     slots = catalog.layout.slots(np.arange(64))
     first, last = reader.spans(slots * catalog.layout.stride_bytes, np.full(64, catalog.layout.record_bytes))
 

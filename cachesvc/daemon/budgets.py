@@ -62,7 +62,7 @@ class Budgets:
 
 
 LEAST_EXTENTS = 4
-"""Stay in RAM while memory is short, if they take half of what is to be left free at most: with room for none, reads that
+"""Stay in RAM while memory is short, but no more than half of what is to be left free: with room for none, reads that
 cannot go elsewhere would stop until a trainer has written its checkpoint, and a minute longer."""
 MEASURE_EVERY_S = 1.0
 CALM_S = 60.0

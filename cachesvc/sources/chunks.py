@@ -117,8 +117,9 @@ class Pages:
             if unpacked > left or values < 0:
                 raise ValueError(f"column {leaf.name!r} has pages that unfold to more than its footer says")
             left -= 0 if leaf.width else unpacked
-            self._check_encoding(data.get(_DATA_ENCODING, data_v2.get(_V2_ENCODING)))
-            if data.get(_DATA_ENCODING, data_v2.get(_V2_ENCODING)) == _DELTA_LENGTHS:
+            encoding = data.get(_DATA_ENCODING, data_v2.get(_V2_ENCODING))
+            self._check_encoding(encoding)
+            if encoding == _DELTA_LENGTHS:
                 self._check_lengths(header, self._data[begin:at], unpacked)
 
     def _check_encoding(self, encoding: int | None) -> None:
