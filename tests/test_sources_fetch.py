@@ -118,6 +118,28 @@ class Slow:
         pass
 
 
+class Talkative(Slow):
+    """A source that answers the last part once it was asked what it says of the whole."""
+
+    def __init__(self, parts: int) -> None:
+        self._left, self._asked = parts, threading.Event()
+
+    def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
+        self._left -= 1
+        assert self._left or self._asked.wait(10), "asked only once everything was there"
+        super().read_into(version, offset, into)
+
+    def checker(self, version: ObjectVersion) -> None:
+        self._asked.set()
+
+
+def test_what_a_source_says_of_an_object_is_asked_while_its_parts_come(target: int) -> None:
+    source = Talkative(parts=4)
+    fetcher = Fetcher(lambda _: source, threads=8, part_bytes=100)  # type: ignore[arg-type, return-value]
+    fetcher.fetch(extent_of([Piece(ObjectVersion("s3://b/x", 400, ""), 0, 400)]), target)
+    fetcher.close()
+
+
 @pytest.mark.parametrize("limit", [0, 1, 3])
 def test_a_process_that_may_start_no_more_threads_goes_on_with_those_it_has(
     monkeypatch: pytest.MonkeyPatch, target: int, limit: int

@@ -17,7 +17,7 @@ import zstandard
 from cachesvc.core.errors import CorruptData, InvalidInput, OutOfSpace, SourceUnavailable, TierFailed
 from cachesvc.core.model import Extent, ObjectVersion, Piece
 from cachesvc.sources import parquet
-from cachesvc.sources.source import Source
+from cachesvc.sources.source import Checker, Source
 
 PART_BYTES = 8 << 20
 """At 20 ms a request and 90 MB/s a connection a part of 8 MiB waits for 18 % of its time."""
@@ -83,22 +83,27 @@ class _Part:
 @dataclass(slots=True)
 class _Whole:
     """A piece of which something remains to be done when all of it is there. It is fetched by `parts`, of which so many are
-    `missing`, to `at`; an encoded one waits in `stored`, memory as large as its object, of which the parts are used."""
+    `missing`, to `at`; an encoded one waits in `stored`, memory as large as its object, of which the parts are used.
+    Where its bytes can be compared with what the source says of it, that is one more answer that is missing: `check`."""
 
     piece: Piece
     at: int
     stored: memoryview | None
     parts: list[_Part] = field(default_factory=list)
     missing: int = 0
+    check: Checker | None = None
 
-    def split(self, part_bytes: int) -> list[_Part]:
-        """Its parts."""
+    def split(self, part_bytes: int) -> list[_Part | _Whole]:
+        """What is to be asked of the source: itself, where it can be compared, and its parts."""
         for begin, end in self.piece.ranges:
             for start in range(begin, end, part_bytes):
                 size = min(part_bytes, end - start)
                 self.parts.append(_Part(self.piece.object, start, size, self.at + start, self))
-        self.missing = len(self.parts)
-        return self.parts
+        asked: list[_Part | _Whole] = [*self.parts]
+        if len(self.parts) > 1 and not self.piece.stored:
+            asked.insert(0, self)
+        self.missing = len(asked)
+        return asked
 
 
 class Fetcher:
@@ -127,7 +132,7 @@ class Fetcher:
         parts = deque(_parts(extent, self._part_bytes))
         if not parts:
             return
-        largest = max(part.size for part in parts)
+        largest = max(part.size for part in parts if isinstance(part, _Part))
         count = min(self._threads, len(parts), max(1, BUFFERS_BYTES // largest))
         into = Into(into_fd, passing)
         runs: list[Future[None]] = [Future() for _ in range(count)]
@@ -146,7 +151,7 @@ class Fetcher:
         """End the threads."""
         self._pool.shutdown()
 
-    def _drain(self, parts: deque[_Part], into: Into, run: Future[None]) -> None:
+    def _drain(self, parts: deque[_Part | _Whole], into: Into, run: Future[None]) -> None:
         """Until no part is left; `run` is done then. Nothing, where it was cancelled: its descriptor may be another's."""
         if not run.set_running_or_notify_cancel():
             return
@@ -163,15 +168,20 @@ class Fetcher:
         else:
             run.set_result(None)
 
-    def _one(self, part: _Part, into: Into) -> None:
-        self._read(part, into)
-        if part.whole is None:
-            return
+    def _one(self, part: _Part | _Whole, into: Into) -> None:
+        if isinstance(part, _Whole):
+            version, whole = part.piece.object, part
+            part.check = self._source_of(version.uri).checker(version)
+        else:
+            self._read(part, into)
+            if part.whole is None:
+                return
+            whole = part.whole
         with self._lock:
-            part.whole.missing -= 1
-            complete = not part.whole.missing
+            whole.missing -= 1
+            complete = not whole.missing
         if complete:
-            self._complete(part.whole, into)
+            self._complete(whole, into)
 
     def _read(self, part: _Part, into: Into) -> None:
         source = self._source_of(part.version.uri)
@@ -184,16 +194,13 @@ class Fetcher:
 
     def _complete(self, whole: _Whole, into: Into) -> None:
         """All of an object is here. Where that is not what the source says of it, it is read once more."""
-        version = whole.piece.object
-        several = len(whole.parts) > 1 and not whole.piece.stored
-        check = self._source_of(version.uri).checker(version) if several else None
-        if check is not None:
+        if whole.check is not None:
             try:
-                check(self._bytes(whole, into))
+                whole.check(self._bytes(whole, into))
             except SourceUnavailable:
                 for part in whole.parts:
                     self._read(part, into)
-                check(self._bytes(whole, into))
+                whole.check(self._bytes(whole, into))
         if whole.stored is not None and whole.piece.codec == "parquet":
             into.write(parquet.decode(whole.piece, whole.stored).data, whole.at)
         elif whole.stored is not None:
@@ -225,7 +232,7 @@ def _huge(size: int) -> memoryview:
     return memoryview(memory)
 
 
-def _parts(extent: Extent, part_bytes: int) -> Iterator[_Part]:
+def _parts(extent: Extent, part_bytes: int) -> Iterator[_Part | _Whole]:
     at = 0
     for piece in extent.pieces:
         version = piece.object
