@@ -103,8 +103,9 @@ class Settings:
     fillers: int = min(4, max(2, (os.cpu_count() or 1) // 2))
     """One interpreter fills about 1 GB/s; four saturate a 25 Gbit/s network card."""
     fills_per_filler: int = 2
-    """Two extents at once hide each other's first and last round trips; more make the first one late."""
-    filler_threads: int = 32
+    """Two extents at once hide each other's first and last round trips; more make the first one late, unless they are
+    small: as many more as hold no more bytes than so many of `extent_bytes` (core/policy.py)."""
+    filler_threads: int = 64
     """Connections of one filler: 20 ms a request and 110 KB objects need tens in flight."""
     scrub_rate: int = 32 << 20
     """Bytes a second that the scrub reads back: 1 % of one NVMe disk, a terabyte in nine hours. 0: no scrub."""

@@ -77,7 +77,8 @@ class NodeMachine(RuleBasedStateMachine):
             specs,
             Settings(
                 lookahead_bytes=4,
-                max_fills=3,
+                max_fills=2,
+                fill_bytes=5,
                 max_attempts=2,
                 scrub_bytes_per_s=200,
                 hold_s=math.inf,

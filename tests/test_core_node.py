@@ -43,7 +43,7 @@ from cachesvc.core.events import (
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, Stay, TierName
 from cachesvc.core.node import Node
 from cachesvc.core.pacing import RETRY_CAP_S, backoff_s
-from cachesvc.core.policy import Settings, TierSpec
+from cachesvc.core.policy import SMALL_FILLS, Settings, TierSpec
 
 NVME = TierName("nvme0")
 NVME1 = TierName("nvme1")
@@ -261,6 +261,20 @@ def test_a_plan_fills_in_its_order_within_slots_and_budget_and_demands_go_first(
     assert tell(node, Demanded(ONE, 1, B)) == []
     assert tell(node, Filled(C, RAM)) == [StartFill(B, RAM)]
     assert tell(node, Filled(A, RAM)) == [StartFill(D, RAM)]
+
+
+def test_more_fills_than_slots_are_under_way_while_they_hold_few_bytes() -> None:
+    node = node_of(ram=9, max_fills=1, fill_bytes=2 * SIZE)
+    tell(node, declare(A, B, C, D))
+    assert tell(node, *(Demanded(ONE, number, extent) for number, extent in enumerate((A, B, C), 1))) == [
+        StartFill(A, RAM),
+        StartFill(B, RAM),
+    ]
+    assert tell(node, Filled(B, RAM)) == [Grant(ONE, 2, B, RAM, "kept"), StartFill(C, RAM)]
+    node = node_of(ram=9, max_fills=1, fill_bytes=9 * SIZE)
+    tell(node, declare(A, B, C, D, E))
+    wanted = [Demanded(ONE, number, extent) for number, extent in enumerate((A, B, C, D, E), 1)]
+    assert len(tell(node, *wanted)) == SMALL_FILLS
 
 
 def test_the_window_moves_with_the_plan() -> None:

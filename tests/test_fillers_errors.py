@@ -29,9 +29,8 @@ Ask = Callable[..., jobs.Done]
 def ask(tmp_path: Path) -> Iterator[Ask]:
     """A real filler: job and descriptors -> its answer."""
     settings = Settings(0, (), (), str(tmp_path), str(tmp_path / "state"), fillers=1)
-    process, channel = spawn(
-        "cachesvc.daemon.filler", json.dumps({**asdict(settings), "roots": ()}), os.environ
-    )
+    given = json.dumps({**asdict(settings), "roots": (), "builds": False})
+    process, channel = spawn("cachesvc.daemon.filler", given, os.environ)
     channel.settimeout(30)
 
     def asked(job: jobs.Job, *descriptors: int) -> jobs.Done:

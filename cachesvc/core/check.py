@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from cachesvc.core.model import RAM, ExtentId
+from cachesvc.core.policy import SMALL_FILLS
 from cachesvc.core.state import Copy, Entry, Phase, Role, Shelf, Tier, Window
 
 if TYPE_CHECKING:
@@ -29,7 +30,10 @@ def check(node: Node) -> None:
     _check_datasets(node)
     filling = {copy for copy in _copies(node) if copy.phase is Phase.FILLING}
     assert filling == node.copies.filling, "fills in flight"
-    assert len(filling) <= node.policy.settings.max_fills, "more fills than slots"
+    settings, under_way = node.policy.settings, sorted(copy.entry.size_bytes for copy in filling)
+    if len(filling) > settings.max_fills:
+        assert len(filling) <= SMALL_FILLS * settings.max_fills, "more fills than slots"
+        assert sum(under_way[:-1]) < settings.fill_bytes, "more fills than slots, and they are not small"
 
 
 def _copies(node: Node) -> list[Copy]:

@@ -193,7 +193,7 @@ class Claims:
 
     def _fill(self, entry: Entry, now: float) -> bool:
         """Start a fill, or know that it finds no room; False when it must wait for a slot or an eviction."""
-        if self._copies.slots <= 0:
+        if self._copies.busy:
             return False
         place = self._policy.place(entry, Asked.PLAN if entry.needs else Asked.KEEP, now)
         for victim in place.victims:

@@ -11,7 +11,7 @@ from functools import partial
 
 from cachesvc.core.events import Command, Evict, StartFill
 from cachesvc.core.model import RAM, DatasetId, ExtentId
-from cachesvc.core.policy import Policy
+from cachesvc.core.policy import SMALL_FILLS, Policy
 from cachesvc.core.state import Copy, Entry, Phase, Role, Shelf, Tally, Tier, Window
 from cachesvc.core.table import Table
 
@@ -33,9 +33,13 @@ class Copies:
         self.undeclared = self.tallies[UNDECLARED] = Tally()
 
     @property
-    def slots(self) -> int:
-        """How many more fills may start."""
-        return self.policy.settings.max_fills - len(self.filling)
+    def busy(self) -> bool:
+        """Whether no more fills may start."""
+        settings, count = self.policy.settings, len(self.filling)
+        if count < settings.max_fills:
+            return False
+        under_way = sum(copy.entry.size_bytes for copy in self.filling)
+        return count >= SMALL_FILLS * settings.max_fills or under_way >= settings.fill_bytes
 
     def know(self, extent: ExtentId, size_bytes: int) -> Entry:
         """The entry of an extent, made where there is none."""

@@ -163,7 +163,7 @@ class Lookahead:
 
     def _fill(self, plan: Plan, entry: Entry, now: float) -> bool:
         """Start a fill from the source; False when it must wait for a slot or for room."""
-        if self._copies.slots <= 0 or self._yield_to(plan, entry):
+        if self._copies.busy or self._yield_to(plan, entry):
             return False
         place = self._policy.place(entry, Asked.PLAN, now)
         for victim in place.victims:
@@ -179,7 +179,7 @@ class Lookahead:
         copy = entry.best()
         if self._policy.streams or copy is None or not copy.committed or copy.tier.name == RAM:
             return True
-        if self._copies.slots <= 0:
+        if self._copies.busy:
             return True
         place = self._policy.promote(entry)
         for victim in place.victims:

@@ -41,6 +41,9 @@ class Settings:
     max_fills: int = 8
     """Fills at once: enough extents to fill 10 Gbit/s from a source of 90 MB/s a connection, each fill
     being several connections."""
+    fill_bytes: int = 0
+    """Where all fills under way are fewer bytes than these, more may start, up to `SMALL_FILLS` times `max_fills`: a
+    small extent is a connection or two, for which the latency of the source is most of the time."""
     max_attempts: int = 4
     """Tries of a fill before its readers hear of it: with the backoff about one second in all, on top of
     the source's own retries."""
@@ -54,6 +57,7 @@ class Settings:
     """How long after the start readers are believed that they hold memory from before it; they knock every second."""
 
 
+SMALL_FILLS = 4
 WINDOW_SHARE = 0.006
 """Of the claimed bytes. What streams is taken from what is kept, so this is what the hit rate stays below its
 bound by; it lets fills run a tenth of an hour ahead in an epoch of a day, which is enough to be paced evenly."""

@@ -208,7 +208,7 @@ class Readers:
         while self.queue:
             job, entry = self.queue.first
             waits = entry.waiters and not entry.filling() and entry.best() is None
-            if waits and (self._copies.slots <= 0 or not self._start(entry, now)):
+            if waits and (self._copies.busy or not self._start(entry, now)):
                 return False
             entry.queued -= {job}
             if waits:

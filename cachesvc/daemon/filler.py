@@ -72,7 +72,7 @@ class Filler:
         )
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
         self._peers = _peers(settings)
-        self._own = threading.local()
+        self._fetcher = Fetcher(self._sources, settings.filler_threads)
         self._catalogs: OrderedDict[str, Catalog] = OrderedDict()
         self._catalogs_lock = threading.Lock()
         self._building: dict[str, tuple[threading.Lock, int]] = {}
@@ -148,14 +148,12 @@ class Filler:
     def _fill(self, job: jobs.Fill, target: int, catalog: int) -> jobs.Done:
         dataset = self._catalog(job.dataset, catalog)
         extent = dataset.extent(job.index)
-        if not hasattr(self._own, "fetcher"):
-            self._own.fetcher = Fetcher(self._sources, self._settings.filler_threads)
         if in_memory(target):
             in_huge_pages(target, extent.size_bytes)
         if had := self._peers.fill(extent.id, extent.size_bytes, target):
             return jobs.Done(job.number, digests=jobs.pack_digests(had), peer_bytes=extent.size_bytes)
         passing = Passing(extent.size_bytes)
-        self._own.fetcher.fetch(extent, target, passing.add)
+        self._fetcher.fetch(extent, target, passing.add)
         if isinstance(dataset.layout, Indirect):  # what is compressed could not be asked before
             with translated("tier", "read an extent"):
                 head = os.pread(target, 4, 0)

@@ -254,8 +254,9 @@ def _built(
     if before is not None:
         _end_when_told(loop)
         before.adopted()
+    fills = settings.fillers * settings.fills_per_filler
     core = NodeSettings(
-        max_fills=settings.fillers * settings.fills_per_filler, scrub_bytes_per_s=settings.scrub_rate
+        max_fills=fills, fill_bytes=fills * settings.extent_bytes, scrub_bytes_per_s=settings.scrub_rate
     )
     node = Node(specs, core)
     datasets.claimed, datasets.used = partial(is_claimed, node), partial(in_use, node)

@@ -107,7 +107,7 @@ class _Whole:
 
 
 class Fetcher:
-    """Threads and their buffers, kept from one extent to the next. Not for several threads at once.
+    """Threads and their buffers, kept from one extent to the next; whoever fetches at the same time shares them.
 
     `source_of` answers the source for a URI and is called from many threads.
     """
