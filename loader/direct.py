@@ -56,7 +56,6 @@ class DirectGrants:
         self._place: dict[int, int] = {}
         self._passed = 0
         """Places of the plan before this one give their room to what is filled ahead."""
-        self.bytes_read = 0
         abandon_in_children(self)
 
     def plan(self, extents: Sequence[int]) -> None:
@@ -159,7 +158,6 @@ class DirectGrants:
         if self._closing.wait(self._take(extent.stored_bytes)):
             raise CacheError("the dataset was closed while its extents were read")
         self._fill(extent, fd)
-        self.bytes_read += extent.stored_bytes
 
     def _reserve(self, size_bytes: int, needed: bool) -> bool:
         may_go = [e for e in self._copies if needed or self._place.get(e, -1) < self._passed]

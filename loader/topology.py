@@ -60,17 +60,16 @@ class Store(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Data-parallel `rank` of `world_size`, on node `node_rank` of `nodes`; process `process` of `processes`.
+    """Data-parallel `rank` of `world_size`; process `process` of `processes`.
 
-    `source` says where it was found, for the log line: `8 ranks (process group)`. `nodes` never exceeds
-    `world_size`: it is the number of parts into which the order may usefully be dealt. Given a mesh of some of the
+    `source` says where it was found, for the log line: `8 ranks (process group)`. `nodes`: how many the job has, but
+    never more than `world_size`; the order is dealt into as many parts. Given a mesh of some of the
     job's processes (one pipeline stage, say), `process` and `processes` count those alone, and `group` names them.
     """
 
     rank: int
     world_size: int
     source: str
-    node_rank: int = 0
     nodes: int = 1
     process: int = 0
     processes: int = 1
@@ -118,7 +117,6 @@ def resolve(
         chosen.rank,
         chosen.size,
         chosen.source,
-        chosen.rank * nodes // chosen.size,
         nodes,
         processes.rank,
         processes.size,

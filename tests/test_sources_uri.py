@@ -14,7 +14,7 @@ from cachesvc.catalog.build import Options, survey
 from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.files import FilesSource
-from cachesvc.sources.open import Sources, SourceSettings, open_source
+from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.sources.uri import MAX_EXPANDED, allowlist, canonical, expand, glob, has_glob
 
 
@@ -166,6 +166,6 @@ def test_globs_do_not_cross_slashes_but_double_stars_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize("uri", ["ftpx://h/x", "https://h/x"])
 def test_a_scheme_nobody_reads_is_one_clear_line(uri: str) -> None:
     with pytest.raises(InvalidInput) as caught:
-        open_source(uri, SourceSettings())
+        Sources(SourceSettings())(uri)
     assert isinstance(caught.value, CacheError)
     assert "\n" not in str(caught.value)

@@ -37,7 +37,7 @@ def test_nothing_set_is_a_single_process() -> None:
 
 
 def test_arguments_come_first() -> None:
-    assert resolve(1, 2, env={}) == Topology(1, 2, "arguments", 0, 1, 1, 2)
+    assert resolve(1, 2, env={}) == Topology(1, 2, "arguments", 1, 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -45,23 +45,23 @@ def test_arguments_come_first() -> None:
     [
         (
             {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"},
-            Topology(5, 8, "torchrun", 1, 2, 5, 8),
+            Topology(5, 8, "torchrun", 2, 5, 8),
         ),
         (
             {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2"},
-            Topology(3, 4, "srun", 1, 2, 3, 4),
+            Topology(3, 4, "srun", 2, 3, 4),
         ),
         (  # nodes with one process and with three: as many nodes on all of them
             {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "3", "GROUP_WORLD_SIZE": "2"},
-            Topology(1, 4, "torchrun", 0, 2, 1, 4),
+            Topology(1, 4, "torchrun", 2, 1, 4),
         ),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, Topology(0, 1, "single process")),
         ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, Topology(0, 1, "single process")),
         (
             {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"},
-            Topology(1, 2, "mpi", 1, 2, 1, 2),
+            Topology(1, 2, "mpi", 2, 1, 2),
         ),
-        ({"PMI_RANK": "2", "PMI_SIZE": "3"}, Topology(2, 3, "mpi", 0, 1, 2, 3)),
+        ({"PMI_RANK": "2", "PMI_SIZE": "3"}, Topology(2, 3, "mpi", 1, 2, 3)),
         (  # torchrun, started once a node by srun
             {
                 "RANK": "9",
@@ -70,7 +70,7 @@ def test_arguments_come_first() -> None:
                 "SLURM_PROCID": "1",
                 "SLURM_STEP_NUM_TASKS": "2",
             },
-            Topology(9, 16, "torchrun", 1, 2, 9, 16),
+            Topology(9, 16, "torchrun", 2, 9, 16),
         ),
     ],
 )
@@ -87,7 +87,7 @@ def test_only_data_parallel_dimensions_of_a_mesh_choose_data() -> None:
 
 def test_model_parallel_peers_share_a_rank_and_are_several_processes() -> None:
     env = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
-    assert resolve(0, 2, env=env) == Topology(0, 2, "arguments", 0, 2, 5, 8)
+    assert resolve(0, 2, env=env) == Topology(0, 2, "arguments", 2, 5, 8)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_two_real_ranks_resolve_agree_and_disagree(tmp_path: Path) -> None:
         process.join(timeout=30)
         assert process.exitcode == 0
     for rank in range(2):
-        assert found[rank]["group"] == str(Topology(rank, 2, "process group", 0, 1, rank, 2))
+        assert found[rank]["group"] == str(Topology(rank, 2, "process group", 1, rank, 2))
         assert found[rank]["mesh"] == f"{rank} of 2 (mesh dp)"
         assert "contradicts" in found[rank]["contradiction"]
         assert "seed is 0 on process 0 and 1 on process 1" in found[rank]["mismatch"]

@@ -64,9 +64,9 @@ def emit(row: Mapping[str, Any], to_stderr: bool = False) -> None:
         print(json.dumps(row), file=sys.stderr if to_stderr else sys.stdout, flush=True)
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A plain table; headers that end in `>` are right-aligned. Raises as `written`."""
-    drawn = Table(box=None, title=title or None, title_justify="left", header_style="bold", pad_edge=False)
+    drawn = Table(box=None, header_style="bold", pad_edge=False)
     for header in headers:
         right = header.endswith(">")
         drawn.add_column(header.rstrip(">"), justify="right" if right else "left", overflow="fold")

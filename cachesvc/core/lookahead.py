@@ -33,7 +33,6 @@ FEED_LIMIT = 64
 """Entries looked at in one event: well under a millisecond, so that grants never wait for a long plan."""
 MAX_STEP = 1 << 48
 """What a plan says beyond is as far away as this: steps come from readers and may be any number."""
-Entries = tuple[tuple[ExtentId, int, int], ...]
 
 
 class Lookahead:

@@ -53,14 +53,13 @@ class Watch:
         measured: Callable[[TierName, Room], None],
         lane: Callable[[str], Lane],
         clock: Callable[[], float],
-        limits: Limits | None = None,
     ) -> None:
         self._lost = lost
         self._back = back
         self._measured = measured
         self._lane = lane
         self._clock = clock
-        self._limits = limits or Limits()
+        self._limits = Limits()
         self._tiers: dict[TierName, _Watched] = {}
 
     def add(self, tier: Probed, calls: tuple[Lane, ...]) -> None:

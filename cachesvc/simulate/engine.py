@@ -112,10 +112,6 @@ class Engine:
         """A rank has the bytes: they lie ahead of nobody any more."""
         self._ahead.discard(extent)
 
-    def read_around(self, epoch: int, index: int) -> None:
-        """A rank fetched a sample's extent by itself."""
-        self.meter(epoch).fill(self.clock.now, index, self.workload.shard_bytes)
-
     def ended(self, epoch: int) -> None:
         """A rank is through with an epoch; its last rank closes the meter."""
         self._ended[epoch] = self._ended.get(epoch, 0) + 1

@@ -30,23 +30,19 @@ class SourceSettings:
     metadata_expiry_s: float = EXPIRY_S
 
 
-def open_reader(uri: str, settings: SourceSettings | None = None, calls: Calls | None = None) -> Resilient:
-    """A source for every URI of this one's scheme (fsspec: and host), with patience and counters. Calls to
-    files, which nothing bounds in time, are said in `calls`.
+def _opened(uri: str, settings: SourceSettings, calls: Calls | None) -> tuple[Resilient, str]:
+    """A source for every URI of this one's scheme (fsspec: and host), with patience and counters; and its endpoint,
+    where URIs alone do not tell its objects from those of others. Calls to files, which nothing bounds in time, are
+    said in `calls`.
 
     Raises InvalidInput for a scheme that nobody reads, NotAllowed without credentials.
     """
-    return _opened(uri, settings or SourceSettings(), calls)[0]
-
-
-def _opened(uri: str, chosen: SourceSettings, calls: Calls | None) -> tuple[Resilient, str]:
-    """As `open_reader`, and the endpoint whose listings are others' too by their URIs alone."""
     scheme, mark, _ = uri.partition("://")
     backend: Source
     endpoint = ""
     if not mark or scheme == "file":
         watch = calls or Calls()
-        backend = Watched(FilesSource(chosen.roots, watch.alive), watch)
+        backend = Watched(FilesSource(settings.roots, watch.alive), watch)
     elif scheme == "s3":
         from cachesvc.sources.s3 import (  # boto3: 9 MB and 0.2 s, which a trainer seldom needs
             S3Settings,
@@ -61,19 +57,14 @@ def _opened(uri: str, chosen: SourceSettings, calls: Calls | None) -> tuple[Resi
         from cachesvc.sources.remote import open_fsspec
 
         backend = open_fsspec(uri)
-    return Resilient(backend, chosen.resilience), endpoint
+    return Resilient(backend, settings.resilience), endpoint
 
 
-def open_source(uri: str, settings: SourceSettings | None = None, calls: Calls | None = None) -> Source:
-    """As `open_reader`, with listings and HEADs kept where the settings name a directory for them."""
-    chosen = settings or SourceSettings()
-    return _remembering(*_opened(uri, chosen, calls), uri, chosen)
-
-
-def _remembering(reader: Resilient, endpoint: str, uri: str, chosen: SourceSettings) -> Source:
-    if chosen.metadata_directory is None or "://" not in uri or uri.startswith("file://"):
+def _remembering(reader: Resilient, endpoint: str, uri: str, settings: SourceSettings) -> Source:
+    """The reader, with listings and HEADs kept where the settings name a directory for them."""
+    if settings.metadata_directory is None or "://" not in uri or uri.startswith("file://"):
         return reader
-    return CachedMetadata(reader, chosen.metadata_directory, chosen.metadata_expiry_s, endpoint=endpoint)
+    return CachedMetadata(reader, settings.metadata_directory, settings.metadata_expiry_s, endpoint=endpoint)
 
 
 class Sources:

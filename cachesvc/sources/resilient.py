@@ -82,7 +82,6 @@ class _Read:
     size: int
     thread: int = field(default_factory=threading.get_ident)
     running: bool = True
-    hedged: bool = False
     answer: bytearray | None = None
 
 
@@ -113,18 +112,6 @@ class Resilient:
     def counters(self) -> SourceCounters:
         """Live counts."""
         return self._counters
-
-    @property
-    def rate(self) -> float:
-        """Requests a second that the source may be asked now; infinite until it throttles."""
-        with self._lock:
-            return self._pace.rate(self._clock())
-
-    @property
-    def down_s(self) -> float:
-        """For how long the source has been down; 0 while it is not."""
-        with self._lock:
-            return self._breaker.down_s(self._clock())
 
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
         """As the source lists, once the listing is complete."""
