@@ -6,7 +6,7 @@ batch, and one contiguous part of the run; the tail of N mod G positions comes l
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -36,17 +36,21 @@ class _Part(NamedTuple):
 
 class Deal:
     """Deals `size` positions into batches of `batch` slots over `nodes` canonical nodes. `last`: as in
-    `OrderSpec`."""
+    `OrderSpec`. Raises `InvalidInput` when that is `error` and positions are left over.
+
+    `full_steps` batches are full. `steps` counts the partial one at the end too, unless it is dropped (not `has_tail`).
+    """
 
     def __init__(self, size: int, batch: int, nodes: int, last: str) -> None:
         self.size, self.batch, self._nodes, self._last = size, batch, nodes, last
         self.full_steps, self.tail_size = divmod(size, batch)
         self.has_tail = self.tail_size > 0 and last != "drop"
-
-    @property
-    def steps(self) -> int:
-        """Global batches, a partial one at the end included unless it is dropped."""
-        return self.full_steps + self.has_tail
+        self.steps = self.full_steps + self.has_tail
+        if last == "error" and self.tail_size:
+            raise InvalidInput(
+                f"{size} samples leave {self.tail_size} over in global batches of {batch}: choose last='drop' or 'pad',"
+                " or another batch size"
+            )
 
     def regions(self) -> Iterator[tuple[int, int]]:
         """The part of the run of each canonical node, then the tail's."""
@@ -55,14 +59,17 @@ class Deal:
             yield self.full_steps * first, self.full_steps * end
         yield self.full_steps * self.batch, self.size
 
-    def full(self, first_step: int, last_step: int, low: int, high: int) -> Iterator[I64]:
-        """Positions in the slots [low, high) of the full batches [first_step, last_step): int64[steps, width] for
-        each canonical node in turn, ascending from row to row."""
+    def slots(self, at: Callable[[I64], I64], first_step: int, last_step: int, low: int, high: int) -> I64:
+        """What `at` says of the positions in the slots [low, high) of the full batches [first_step, last_step):
+        int64[steps, slots]. It is asked of ascending positions, those of each canonical node in turn."""
         assert 0 <= first_step <= last_step <= self.full_steps
         assert 0 <= low <= high <= self.batch
         steps = np.arange(first_step, last_step, dtype=np.int64)[:, None]
+        found: list[I64] = [np.empty((last_step - first_step, 0), np.int64)]
         for part in self._parts(low, high):
-            yield part.base + steps * part.width + np.arange(part.low, part.high, dtype=np.int64)
+            positions = part.base + steps * part.width + np.arange(part.low, part.high, dtype=np.int64)
+            found.append(at(positions.reshape(-1)).reshape(positions.shape))
+        return np.concatenate(found, axis=1)
 
     def tail(self, low: int, high: int) -> tuple[I64, I64]:
         """Positions of the real samples and of the repeats in the slots [low, high) of the partial batch. Raises

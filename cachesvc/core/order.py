@@ -26,19 +26,17 @@ look the resulting ordinals up in `ids`. Extents without samples take no part.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
-import numpy.typing as npt
 
-from cachesvc.core.deal import Deal
+from cachesvc.core.deal import I64, Deal
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.permute import MAX_SIZE, U64, mix, mix_each, permute, permute_groups
 
-I64 = npt.NDArray[np.int64]
 Last = Literal["drop", "pad", "error", "short"]
 
 _GROUPED_BELOW = 2048
@@ -86,6 +84,11 @@ class OrderSpec:
         if self.last not in get_args(Last):
             raise InvalidInput(f"last={self.last!r}: give one of {', '.join(get_args(Last))}")
 
+    @property
+    def dealt_nodes(self) -> int:
+        """The canonical nodes that a run is dealt to: unshuffled, all of it to one."""
+        return self.canonical_nodes if self.shuffle else 1
+
 
 class Tail(NamedTuple):
     """One rank's part of the last, partial batch: the first `valid` samples are real, the rest repeats."""
@@ -125,6 +128,20 @@ class Touches(NamedTuple):
     end: I64
 
 
+def plan_of(deal: Deal, touches: Touches, low: int, high: int) -> Plan:
+    """When a rank with the slots [low, high) reads the extents that `touches` names."""
+    steps = deal.touched(touches.begin, touches.end, low, high)
+    order = np.argsort(steps.first_step, kind="stable")
+    return Plan(touches.extent[steps.row[order]], steps.first_step[order], steps.last_step[order])
+
+
+def tail_of(deal: Deal, at: Callable[[I64], I64], low: int, high: int) -> Tail:
+    """The slots [low, high) of the partial batch, where `at` says what stands at ascending positions."""
+    real, repeats = deal.tail(low, high)
+    ascending, back = np.unique(repeats, return_inverse=True)
+    return Tail(np.concatenate((at(real), at(ascending)[back])), real.size)
+
+
 def sample_key(seed: int, epoch: int, sample: int) -> int:
     """The 64-bit key of the generator that a transform of this sample draws from in this epoch."""
     return mix(_Use.SAMPLE, seed, epoch, sample)
@@ -139,6 +156,8 @@ class EpochOrder:
     """The order of one epoch. Immutable; safe to share between threads and to send to workers.
 
     `extent_first[i]` is the first sample of extent i, int64[E+1] with the number of samples at the end.
+    `steps` counts the global batches of the epoch, a partial one at the end included unless it is dropped; `full_steps` of
+    them are full, and where `has_tail`, step `full_steps` is the partial one, which `tail` answers.
     `run_extent` are the extents in the order of the run, `run_first` where each begins in it, `block_first` where
     each block begins; the run's end is appended to both.
     Raises `InvalidInput` when `last` is `error` and samples are left over.
@@ -149,40 +168,23 @@ class EpochOrder:
         self.spec = spec
         self.epoch = epoch
         self.samples = int(first[-1])
-        nodes = spec.canonical_nodes if spec.shuffle else 1
-        self._deal = Deal(self.samples, spec.global_batch, nodes, spec.last)
-        self.full_steps, self.tail_samples = self._deal.full_steps, self._deal.tail_size
         if self.samples > MAX_SIZE:
             raise InvalidInput(f"{self.samples} samples in one dataset: 2^48 is the most")
-        if spec.last == "error" and self.tail_samples:
-            raise InvalidInput(
-                f"{self.samples} samples leave {self.tail_samples} over in global batches of"
-                f" {spec.global_batch}: choose last='drop' or 'pad', or another batch size"
-            )
+        self._deal = deal = Deal(self.samples, spec.global_batch, spec.dealt_nodes, spec.last)
+        self.steps, self.full_steps = deal.steps, deal.full_steps
+        self.has_tail, self.tail_samples = deal.has_tail, deal.tail_size
         self.run_extent = _run_of_extents(spec, first, epoch)
         counts = first[self.run_extent + 1] - first[self.run_extent]
         self.run_first = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
         self._shift = first[self.run_extent] - self.run_first[:-1]
         self.block_first, self._block_key = self._blocks()
 
-    @property
-    def steps(self) -> int:
-        """Global batches in the epoch, a partial one at the end included unless it is dropped."""
-        return self._deal.steps
-
-    @property
-    def has_tail(self) -> bool:
-        """Whether step `full_steps` exists and is answered by `tail`."""
-        return self._deal.has_tail
-
     def slots(self, first_step: int, last_step: int, low: int, high: int) -> I64:
         """Samples in the slots [low, high) of the full batches [first_step, last_step).
 
         int64[last_step - first_step, high - low]. Any step costs the same; ask for 16,384 samples or more.
         """
-        dealt = self._deal.full(first_step, last_step, low, high)
-        found = [self.at(positions.reshape(-1)).reshape(positions.shape) for positions in dealt]
-        return np.concatenate([np.empty((last_step - first_step, 0), np.int64), *found], axis=1)
+        return self._deal.slots(self.at, first_step, last_step, low, high)
 
     def tail(self, low: int, high: int) -> Tail:
         """The slots [low, high) of the last, partial batch. The real samples are dealt evenly over the slots.
@@ -190,8 +192,7 @@ class EpochOrder:
         `pad` repeats samples from the end of the last full batches, so every slot is filled, whatever the
         number of ranks. Raises `InvalidInput` for a part of a `short` batch.
         """
-        real, repeats = self._deal.tail(low, high)
-        return Tail(np.concatenate((self.at(real), self._scattered(repeats))), real.size)
+        return tail_of(self._deal, self.at, low, high)
 
     def plan(self, low: int, high: int) -> Plan:
         """The extents that a rank with the slots [low, high) touches, and when. O(extents).
@@ -200,10 +201,7 @@ class EpochOrder:
         position of a block may name any of its samples. A sample belongs to the extent of its first byte: a
         reader adds the extents into which its samples run on.
         """
-        touches = self.touches()
-        steps = self._deal.touched(touches.begin, touches.end, low, high)
-        order = np.argsort(steps.first_step, kind="stable")
-        return Plan(touches.extent[steps.row[order]], steps.first_step[order], steps.last_step[order])
+        return plan_of(self._deal, self.touches(), low, high)
 
     def touches(self) -> Touches:
         """One row for each extent of each block, in the order of the run."""
@@ -269,11 +267,6 @@ class EpochOrder:
         images += firsts[group]
         images += self._shift[np.searchsorted(self.run_first, images, side="right") - 1]
         return images
-
-    def _scattered(self, positions: I64) -> I64:
-        """Samples at positions in any order."""
-        ascending, back = np.unique(positions, return_inverse=True)
-        return self.at(ascending)[back]
 
     def _block_of(self, positions: I64) -> I64:
         return np.searchsorted(self.block_first, positions, side="right") - 1
