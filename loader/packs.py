@@ -12,6 +12,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from cachesvc.core.arguments import place_of, whole_number
 from cachesvc.core.errors import InvalidInput
+from cachesvc.core.latest import Latest
 from cachesvc.core.order import EpochOrder, OrderSpec
 from cachesvc.core.packing import PackRun
 from loader.composed import alone, unasked
@@ -57,7 +58,7 @@ class Packed(TorchDataset[Any]):
                 f"packs of {seq_len} tokens out of {self._documents.tokens}: give seq_len from 1 to what there is"
             )
         self._out = converted(dataset.form.out) or self._documents.dtype.newbyteorder("=")
-        self._runs: dict[tuple[OrderSpec, int], PackRun] = {}
+        self._runs: Latest[tuple[OrderSpec, int], PackRun] = Latest(_RUNS_KEPT)
 
     def __getstate__(self) -> tuple[Dataset, int, str | None]:
         return self.leaf, self.seq_len, self._dtype
@@ -95,13 +96,7 @@ class Packed(TorchDataset[Any]):
 
     def run(self, spec: OrderSpec, epoch: int) -> PackRun:
         """The packs of an epoch."""
-        kept, key, documents = self._runs, (alone(spec), epoch), self._documents
-        if key not in kept:  # the cache is replaced, never changed: threads may share it
-            order = EpochOrder(key[0], documents.extent_first, epoch)
-            made = PackRun(order, documents.length_of, documents.extent_tokens, self.seq_len)
-            kept = {**dict([*kept.items()][1 - _RUNS_KEPT :]), key: made}
-            self._runs = kept
-        return kept[key]
+        return self._runs.get((alone(spec), epoch), self._run)
 
     def read(self, spots: Ints, spec: OrderSpec, epoch: int) -> list[dict[str, torch.Tensor]]:
         """Packs, read in one pass."""
@@ -122,6 +117,11 @@ class Packed(TorchDataset[Any]):
         tokens = torch.stack([sample["tokens"] for sample in samples])
         inner = [sample["cu_seqlens"][1:] + row * self.seq_len for row, sample in enumerate(samples)]
         return _batch(tokens, torch.cat([torch.zeros(1, dtype=torch.int32), *inner]))
+
+    def _run(self, key: tuple[OrderSpec, int]) -> PackRun:
+        documents = self._documents
+        order = EpochOrder(key[0], documents.extent_first, key[1])
+        return PackRun(order, documents.length_of, documents.extent_tokens, self.seq_len)
 
     def _read(self, spots: Ints, spec: OrderSpec, epoch: int) -> tuple[torch.Tensor, Ints, Ints]:
         """Tokens [packs, seq_len]; of each piece its pack's row, and where it ends in the flattened tokens."""

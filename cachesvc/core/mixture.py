@@ -24,6 +24,7 @@ import numpy as np
 from cachesvc.core.arguments import whole_number
 from cachesvc.core.deal import I64
 from cachesvc.core.errors import InvalidInput
+from cachesvc.core.latest import Latest
 from cachesvc.core.order import Touches
 from cachesvc.core.permute import MAX_SIZE
 from cachesvc.core.run import Run
@@ -157,7 +158,7 @@ class MixtureRun:
     ) -> None:
         self._pattern, self._size, self._sizes, self._drawn = pattern, size, sizes, drawn
         self._make_run = run_of
-        self._runs: dict[tuple[int, int], Run] = {}
+        self._runs: Latest[tuple[int, int], Run] = Latest(_RUNS_KEPT)
 
     @property
     def size(self) -> int:
@@ -201,11 +202,7 @@ class MixtureRun:
         return Touches(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
     def _run_of(self, index: int, own_epoch: int) -> Run:
-        kept, key = self._runs, (index, own_epoch)
-        if key not in kept:  # the cache is replaced, never changed: threads may share it
-            kept = {**dict([*kept.items()][1 - _RUNS_KEPT :]), key: self._make_run(index, own_epoch)}
-            self._runs = kept
-        return kept[key]
+        return self._runs.get((index, own_epoch), lambda key: self._make_run(*key))
 
 
 def spots_of(sizes: Sequence[int], component: int, own_epoch: I64, inner: I64) -> I64:

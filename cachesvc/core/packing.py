@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cachesvc.core.deal import I64
+from cachesvc.core.latest import Latest
 from cachesvc.core.order import EpochOrder, Touches
 
 _BLOCKS_KEPT = 4
@@ -49,7 +50,7 @@ class PackRun:
         self._documents, self._length_of, self._length = documents, length_of, length
         totals = np.concatenate(([0], np.cumsum(extent_tokens[documents.run_extent])))
         self._block_tokens = totals[np.searchsorted(documents.run_first, documents.block_first)]
-        self._blocks: dict[int, _Block] = {}
+        self._blocks: Latest[int, _Block] = Latest(_BLOCKS_KEPT)
 
     @property
     def size(self) -> int:
@@ -74,7 +75,7 @@ class PackRun:
         high = np.searchsorted(self._block_tokens, last, "left")
         spans = np.unique(np.stack((low, high)), axis=1).T.tolist()
         blocks = sorted({block for start, stop in spans for block in range(start, stop)})
-        found = [self._cut(self._block(block), first, last) for block in blocks]
+        found = [self._cut(self._blocks.get(block, self._block), first, last) for block in blocks]
         if not found:
             return Pieces(*(np.empty(0, np.int64) for _ in range(4)))
         pieces = Pieces(*(np.concatenate(column) for column in zip(*found, strict=True)))
@@ -95,16 +96,11 @@ class PackRun:
         )
 
     def _block(self, block: int) -> _Block:
-        kept = self._blocks
-        if block not in kept:  # the cache is replaced, never changed: threads may share it
-            first, last = self._documents.block_first[block : block + 2].tolist()
-            documents = self._documents.at(np.arange(first, last, dtype=np.int64))
-            ends = self._block_tokens[block] + np.cumsum(self._length_of(documents))
-            begins = np.concatenate((self._block_tokens[block : block + 1], ends[:-1]))
-            made = _Block(documents, begins, ends)
-            kept = {**dict([*kept.items()][1 - _BLOCKS_KEPT :]), block: made}
-            self._blocks = kept
-        return kept[block]
+        first, last = self._documents.block_first[block : block + 2].tolist()
+        documents = self._documents.at(np.arange(first, last, dtype=np.int64))
+        ends = self._block_tokens[block] + np.cumsum(self._length_of(documents))
+        begins = np.concatenate((self._block_tokens[block : block + 1], ends[:-1]))
+        return _Block(documents, begins, ends)
 
     def _tokens_before(self, positions: I64) -> I64:
         """Tokens before the beginnings of blocks."""
