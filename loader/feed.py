@@ -7,7 +7,7 @@ the samples themselves: the order is a function.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -19,8 +19,8 @@ from torch.utils.data import default_collate
 from cachesvc.core.order import EpochOrder, OrderSpec, Plan, merged
 from cachesvc.core.run import RunOrder
 from cachesvc.core.stalls import StallReport
-from loader.composed import spread_of
-from loader.dataset import Dataset, drawing
+from loader.composed import Spread, spread_of
+from loader.dataset import drawing
 from loader.inside import Inside, flattened, key_at, ours
 from loader.mixture import Mixture
 from loader.opened import Opened
@@ -56,23 +56,6 @@ class Share:
     def accumulate(self) -> int:
         """Batches that this rank sees in one step."""
         return (self.high - self.low) // self.batch_size
-
-
-class Geometry:
-    """How an outer dataset's indices lie in extents: `extent_first`, and the index of each ordinal."""
-
-    def __init__(
-        self, dataset: TorchDataset[Any], view: Dataset | None, inner: Sequence[Dataset], shuffle: bool
-    ) -> None:
-        count = len(dataset)  # type: ignore[arg-type]
-        self.arrange: Ints | None = None
-        if view is None and len(inner) == 1 and len(inner[0]) == count:
-            view = inner[0]
-        self.planned = view is not None
-        if view is None:
-            self.extent_first = np.asarray([0, count], np.int64)  # nothing is known: one extent
-            return
-        self.extent_first, self.arrange, self.planned = spread_of(view, shuffle)
 
 
 def _asked(ask: Callable[[Any], Any], what: Any, draw: tuple[int, int]) -> Any:
@@ -121,7 +104,7 @@ class Feed(TorchDataset[Any]):
         self._opened: list[Opened] = [] if core is None else [leaf.opened for leaf in core.leaves]
         self._samples = self._view.samples if self._view is not None else None
         self._whole = whole(self._samples, self.collate, self._wants_ready) if self._samples else None
-        self.geometry = Geometry(self.dataset, self._view, self._inner, self.spec.shuffle)
+        self._spread = self._spread_out()
         self.empty: Callable[[int], Bytes] | None = None
         """Where gathered batches are built: bytes for a size; new memory when None."""
         self._order: EpochOrder | RunOrder | None = None
@@ -133,6 +116,16 @@ class Feed(TorchDataset[Any]):
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.dataset, self.spec, self.share, self.collate, self._wants_ready, self.apart = state
         self._prepare()
+
+    def _spread_out(self) -> Spread:
+        """How the dataset's indices lie in extents. What holds one dataset of ours and has as many samples is taken to
+        index it alike; of any other nothing is known, and all of it counts as one extent."""
+        view, inner, count = self._view, self._inner, len(self.dataset)  # type: ignore[arg-type]
+        if view is None and len(inner) == 1 and len(inner[0]) == count:
+            view = inner[0]
+        if view is None:
+            return Spread(np.asarray([0, count], np.int64), None, False)
+        return spread_of(view, self.spec.shuffle)
 
     def order(self, epoch: int) -> EpochOrder | RunOrder:
         """The order of an epoch, from which batches are made next."""
@@ -147,7 +140,7 @@ class Feed(TorchDataset[Any]):
             return self._order
         if self._composed is not None:
             return RunOrder(self.spec, self._composed.run(self.spec, epoch), epoch)
-        return EpochOrder(self.spec, self.geometry.extent_first, epoch)
+        return EpochOrder(self.spec, self._spread.extent_first, epoch)
 
     def steps(self, epoch: int) -> int:
         """Steps of an epoch."""
@@ -184,7 +177,7 @@ class Feed(TorchDataset[Any]):
         if isinstance(order, RunOrder):
             plans = order.plans(low, high)
         else:
-            plans = [self._plan(order, epoch)] if self.geometry.planned else []
+            plans = [self._plan(order, epoch)] if self._spread.planned else []
         shared: dict[int, list[Plan]] = {}  # one plan a connection; parts of a dataset share theirs
         for opened, plan in zip(self._opened, plans, strict=False):
             shared.setdefault(id(opened), []).append(plan)
@@ -195,7 +188,7 @@ class Feed(TorchDataset[Any]):
 
     def _plan(self, order: EpochOrder, epoch: int) -> Plan:
         low, high = self.share.low, self.share.high
-        following = EpochOrder(self.spec, self.geometry.extent_first, epoch + 1).plan(low, high).extent
+        following = EpochOrder(self.spec, self._spread.extent_first, epoch + 1).plan(low, high).extent
         return order.plan(low, high)._replace(following=following)
 
     def __getitem__(self, key: tuple[int, int]) -> Any:
@@ -342,4 +335,4 @@ class Feed(TorchDataset[Any]):
         return _Slab(order.full_steps * share.accumulate, self._arranged(rows), valid)
 
     def _arranged(self, ordinals: Ints) -> Ints:
-        return ordinals if self.geometry.arrange is None else self.geometry.arrange[ordinals]
+        return ordinals if self._spread.arrange is None else self._spread.arrange[ordinals]
