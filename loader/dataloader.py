@@ -312,13 +312,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return self._feed
 
     def _agree_and_say(self, feed: Feed) -> None:
-        topology, spec, core = self._where(), feed.spec, self._core()
-        facts = facts_of(self._identity, spec, feed.share) | {
-            "epoch": self._progress.epoch,
-            "batches already consumed": self._progress.turn,
-            "steps": feed.order(self._progress.epoch).steps,
-        }
-        self._job = agreed(topology, facts, self._store(), core.leaves[0].via)
+        facts = facts_of(self._identity, feed, self._progress.epoch, self._progress.turn)
+        self._job = agreed(self._where(), facts, self._store(), self._core().leaves[0].via)
 
     def _store(self) -> Any:
         """The job's, where this loader is one of several."""
@@ -368,19 +363,18 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 if watch is not None and watch.failure is not None:
                     watch.raise_failure()
                 fetch = fetch or self._fetcher(feed, epoch, turns)
-                raised = None
                 try:
                     batch = fetch((epoch, turn))
                 except Exception as error:
                     if watch is not None or not of_the_data(error, self._engine is None):
                         raise
-                    raised = Raised(error)
-                if raised is not None:
+                    batch = Raised(error)
+                if isinstance(batch, Raised):
                     self._rest()
-                    yield raised
+                    yield batch
                     fetch = None
                     if progress.turn == turn:  # else whoever caught it has skipped it, and more
-                        progress.turn += not raised.again
+                        progress.turn += not batch.again
                     continue
                 progress.turn, progress.latest, progress.resume = turn + 1, (epoch, turn), False
                 account.record(asked, (epoch, turn), full)

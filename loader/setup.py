@@ -58,8 +58,9 @@ def ending(last: Last | None, drop_last: bool, world_size: int) -> Last:
     return "pad" if world_size > 1 else "short"
 
 
-def facts_of(identity: str, spec: OrderSpec, share: Share) -> dict[str, str | int]:
-    """What every rank of a job must have alike: all that the order is made of."""
+def facts_of(identity: str, feed: Feed, epoch: int, turn: int) -> dict[str, str | int]:
+    """What every rank of a job must have alike: all that the order is made of, and the place in it."""
+    spec, share = feed.spec, feed.share
     return {
         "version": identity,
         "seed": spec.seed,
@@ -69,6 +70,9 @@ def facts_of(identity: str, spec: OrderSpec, share: Share) -> dict[str, str | in
         "window_extents": spec.window_extents,
         "canonical_nodes": spec.canonical_nodes,
         "last": spec.last,
+        "epoch": epoch,
+        "batches already consumed": turn,
+        "steps": feed.order(epoch).steps,
     }
 
 
