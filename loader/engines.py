@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from operator import is_not
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
@@ -22,7 +22,7 @@ from loader.threads import Make, ThreadEngine
 from loader.workers import Engine
 
 WorkerType = Literal["process", "thread"]
-WORKER_TYPES = ("process", "thread")
+WORKER_TYPES = get_args(WorkerType)
 _READ_AT_EACH_START = (
     "collate_fn",
     "generator",
