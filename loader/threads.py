@@ -128,8 +128,8 @@ class _Crew:
 
     def _join(self) -> None:
         deadline = time.monotonic() + JOIN_S
-        for thread in self._threads:
-            if thread is not threading.current_thread():
+        for thread in self._threads:  # an interrupt may have come before one was started
+            if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
         self._threads = []
 
