@@ -42,8 +42,8 @@ from cachesvc.core.events import (
 )
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, Stay, TierName
 from cachesvc.core.node import Node
-from cachesvc.core.pacing import RETRY_CAP_S, backoff_s
 from cachesvc.core.policy import SMALL_FILLS, Settings, TierSpec
+from cachesvc.core.retries import RETRY_CAP_S, backoff_s
 
 NVME = TierName("nvme0")
 NVME1 = TierName("nvme1")

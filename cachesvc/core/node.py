@@ -41,10 +41,10 @@ from cachesvc.core.copies import UNDECLARED, Copies
 from cachesvc.core.errors import OutOfSpace, TierFailed
 from cachesvc.core.lookahead import Lookahead
 from cachesvc.core.model import RAM, DatasetId, ExtentId, TierName
-from cachesvc.core.pacing import Alarms, backoff_s
 from cachesvc.core.policy import Policy, Settings, TierSpec
 from cachesvc.core.readers import Readers
 from cachesvc.core.report import Counters, Progress, Status, TierStatus
+from cachesvc.core.retries import Alarms, backoff_s
 from cachesvc.core.scrub import Scrub
 from cachesvc.core.state import Copy, Entry, Phase, Tier
 from cachesvc.core.steps import Steps
