@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from cachesvc.core.model import RAM, ExtentId
 from cachesvc.core.policy import SMALL_FILLS
-from cachesvc.core.state import Copy, Entry, Phase, Role, Shelf, Tier, Window
+from cachesvc.core.shelf import Shelf
+from cachesvc.core.state import Copy, Entry, Phase, Role, Tier, Window
 
 if TYPE_CHECKING:
     from cachesvc.core.node import Node

@@ -1,7 +1,7 @@
 """The node's extents and their copies, with every account that must move when one of them does.
 
 Each change of a copy (reserve, fill, lease, settle, evict, drop) is one method here, so that budgets,
-shelves and the datasets' counts cannot disagree. Decisions are `policy.py`'s, answers to readers `node.py`'s.
+shelves and the datasets' counts cannot disagree. Decisions are `policy.py`'s, answers to readers `readers.py`'s.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from functools import partial
 from cachesvc.core.events import Command, Evict, StartFill
 from cachesvc.core.model import RAM, DatasetId, ExtentId
 from cachesvc.core.policy import SMALL_FILLS, Policy
-from cachesvc.core.state import Copy, Entry, Phase, Role, Shelf, Tally, Tier, Window
+from cachesvc.core.shelf import Shelf
+from cachesvc.core.state import Copy, Entry, Phase, Role, Tally, Tier, Window
 from cachesvc.core.table import Table
 
 UNDECLARED = DatasetId("")

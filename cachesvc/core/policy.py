@@ -90,7 +90,8 @@ SOON = Place(soon=True)
 
 
 class Policy:
-    """Reads the tiers' accounts and decides; it changes nothing but `Tier.reserve_bytes`."""
+    """Reads the tiers' accounts and decides. Of a tier it changes the budget and what is reserved for the window, nothing
+    else: accounts of copies are `copies.py`'s."""
 
     def __init__(self, tiers: Sequence[TierSpec], settings: Settings) -> None:
         self.settings = settings
