@@ -15,7 +15,7 @@ from cachesvc.core.lookahead import FEED_LIMIT
 from cachesvc.core.model import DatasetId, ExtentId
 from cachesvc.core.policy import Asked
 from cachesvc.core.report import Counters, EpochCounters, Progress
-from cachesvc.core.state import Dataset, Entry, Role, Tally
+from cachesvc.core.state import Dataset, Entry, Tally
 from cachesvc.core.steps import Steps, Work
 
 
@@ -123,7 +123,7 @@ class Claims:
             # Whose last fill was longest ago, so that the turn outlives this call.
             dataset = min(unfinished, key=lambda each: each.prefetch_turn)
             entry = self._copies.entries[dataset.extents[dataset.prefetch_at][0]]
-            if not self._settled(entry):
+            if not self._seen_to(entry):
                 if not self._fill(entry, now):
                     return True
                 self._turn += 1
@@ -138,7 +138,7 @@ class Claims:
             extent = next(iter(refills))
             entry = self._copies.entries.get(extent)
             wanted = entry is not None and (entry.needs or any(d.prefetched for d in entry.datasets))
-            if entry and wanted and not self._settled(entry) and not self._fill(entry, now):
+            if entry and wanted and not self._seen_to(entry) and not self._fill(entry, now):
                 return False
             del refills[extent]
         return True
@@ -188,7 +188,8 @@ class Claims:
         """It is known in full, and what is being evicted of it is not taken for what is there."""
         return self.claimed(dataset.id) and self.evicted(dataset.id)
 
-    def _settled(self, entry: Entry) -> bool:
+    def _seen_to(self, entry: Entry) -> bool:
+        """It is there, or on its way by others' doing."""
         return entry.ready or entry.filling() or bool(entry.queued) or entry.due_at is not None
 
     def _fill(self, entry: Entry, now: float) -> bool:
@@ -292,5 +293,5 @@ class Claims:
             if entry is None or not entry.copies or dataset not in entry.datasets:
                 continue  # a claim that is under way comes to it, and judges it then
             self._copies.resettle(entry)
-            if dataset.pinned and not any(copy.role is Role.KEPT for copy in entry.copies):
+            if dataset.pinned:
                 self._copies.keep(entry)

@@ -311,12 +311,12 @@ class Copies:
                 self._unshelve(copy)
                 self._set_role(copy, Role.LRU)
             self.settle(copy)
-            if copy.entry.pinned and not any(each.role is Role.KEPT for each in copy.entry.copies):
+            if copy.entry.pinned:
                 self.keep(copy.entry)
 
     def keep(self, entry: Entry) -> None:
-        """Keep an extent's usable copy whether or not there is room to keep: an operator pinned it."""
-        copy = entry.best()
+        """See that a usable copy of an extent is kept whether or not there is room to keep: an operator pinned it."""
+        copy = None if entry.kept else entry.best()
         if copy is not None:
             self._unshelve(copy)
             self._set_role(copy, Role.KEPT)

@@ -134,7 +134,7 @@ class Lookahead:
 
     def _enter(self, plan: Plan, entry: Entry) -> None:
         # a schedule bounds how far a plan goes over what stays where it is
-        free = plan.schedule is not None and entry.ready and self._keeps(entry)
+        free = plan.schedule is not None and entry.ready and entry.kept
         plan.enter(0 if free else entry.size_bytes)
         entry.needs += 1
         if entry.needs == 1:
@@ -206,9 +206,6 @@ class Lookahead:
 
     # Pacing, keeping, and what is told of epochs
 
-    def _keeps(self, entry: Entry | None) -> bool:
-        return entry is not None and any(copy.role is Role.KEPT for copy in entry.copies)
-
     def _yield_to(self, plan: Plan, entry: Entry) -> bool:
         """Whether a kept copy goes so that an absent extent may be kept in its place."""
         retention = plan.shared.retention
@@ -235,7 +232,7 @@ class Lookahead:
                 total_bytes += size_bytes
             yield
         if retention is not None:
-            yield from retention.count(lambda each: self._keeps(self._copies.entries.get(each)), step)
+            yield from retention.count(self._is_kept, step)
         plan.shared.open_bytes = max(plan.shared.open_bytes, opened.most_bytes)
         absent_bytes = opened.most_bytes * int(costs.sum()) // max(1, total_bytes)
         plan.shared.absent_bytes = max(plan.shared.absent_bytes, absent_bytes)
@@ -244,6 +241,10 @@ class Lookahead:
         room = max(every // len(self._windows), min(every, self._policy.largest_bytes))
         plan.schedule = schedule(first, costs, room) if costs.any() and room else None
         plan.paced = True
+
+    def _is_kept(self, extent: ExtentId) -> bool:
+        entry = self._copies.entries.get(extent)
+        return entry is not None and entry.kept
 
     def _pass(self, plan: Plan) -> Iterator[None]:
         """Give up what is before its cursor, wherever that is by then; gives way after each `claim_step` entries."""

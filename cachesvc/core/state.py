@@ -171,6 +171,11 @@ class Entry:
         return any(copy.phase is Phase.FILLING and not copy.tier.lost for copy in self.copies)
 
     @property
+    def kept(self) -> bool:
+        """Some copy of it is kept."""
+        return any(copy.role is Role.KEPT for copy in self.copies)
+
+    @property
     def pinned(self) -> bool:
         """Some dataset that holds it is pinned."""
         return any(dataset.pinned for dataset in self.datasets)
