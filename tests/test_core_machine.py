@@ -218,7 +218,7 @@ class NodeMachine(RuleBasedStateMachine):
     @rule(job=jobs, dataset=datasets, gradual=st.booleans())
     def declare(self, job: int, dataset: DatasetId, gradual: bool) -> None:
         self.send(DatasetDeclared(job, dataset, DATASETS[dataset], gradual=gradual))
-        assert gradual or self.node.claimed(dataset)
+        assert gradual or self.node.claims.claimed(dataset)
 
     @rule(job=jobs, dataset=datasets)
     def prefetch(self, job: int, dataset: DatasetId) -> None:

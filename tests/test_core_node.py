@@ -713,7 +713,7 @@ def test_a_gradual_claim_is_taken_up_step_by_step_and_ends_as_any_other() -> Non
     tell(at_once, declare(*extents))
     tell(node, claim)
     ticks = 0
-    while not node.claimed(DATASET):
+    while not node.claims.claimed(DATASET):
         assert node.next_deadline() < math.inf
         tell(node, Tick())
         node.check()
@@ -723,7 +723,7 @@ def test_a_gradual_claim_is_taken_up_step_by_step_and_ends_as_any_other() -> Non
     assert node.status() == at_once.status()
     tell(node, JobEnded(1), Tick(), claim, Tick(), JobEnded(1))
     ticks = 0
-    while not node.claimed(DATASET):
+    while not node.claims.claimed(DATASET):
         assert node.next_deadline() < math.inf
         tell(node, Tick())
         ticks += 1
@@ -740,11 +740,11 @@ def test_a_claim_made_while_the_last_one_is_given_up_takes_it_up_again() -> None
         tell(each, Recovered(NVME, {A: SIZE, E: SIZE}), declare(*extents, job=7))
     tell(node, JobEnded(7), Tick(), Pinned(DATASET), claim, JobEnded(1), Tick(), claim)
     tell(new, claim, JobEnded(7))
-    while not node.claimed(DATASET):
+    while not node.claims.claimed(DATASET):
         tell(node, Tick())
     assert node.status() == new.status()
     tell(node, JobEnded(1), *(Tick() for _ in range(4)))
-    assert node.claimed(DATASET)
+    assert node.claims.claimed(DATASET)
     assert node.status().datasets == ()
 
 
@@ -755,11 +755,11 @@ def test_who_needs_all_of_a_gradual_claim_has_it_at_once_or_waits() -> None:
     assert tell(node, claim, Prefetched(1, DATASET)) == []
     assert tell(node, Tick()) == [], "nothing is prefetched before all is known"
     tell(node, Pinned(DATASET))
-    assert node.claimed(DATASET)
+    assert node.claims.claimed(DATASET)
     tell(node, JobEnded(1), Unpinned(DATASET), claim)
-    assert not node.claimed(DATASET)
+    assert not node.claims.claimed(DATASET)
     tell(node, declare(*extents, job=2))
-    assert node.claimed(DATASET)
+    assert node.claims.claimed(DATASET)
 
 
 def test_a_prefetch_gives_up_what_a_full_tier_refused_to_a_reader() -> None:

@@ -142,10 +142,12 @@ def _check_datasets(node: Node) -> None:
     claimed = [entry for entry in node.copies.entries.values() if entry.datasets]
     assert node.policy.claimed_bytes == sum(entry.size_bytes for entry in claimed), "claimed bytes"
     for dataset in node.policy.datasets.values():
-        assert dataset.claimed or not node.claimed(dataset.id), "a dataset that nobody claims"
+        assert dataset.claimed or not node.claims.claimed(dataset.id), "a dataset that nobody claims"
         known = (node.copies.entries.get(extent) for extent, _ in dataset.extents)
         mine = [entry for entry in known if entry is not None and dataset in entry.datasets]
-        assert len(mine) == len(dataset.extents) or not node.claimed(dataset.id), "an extent not claimed"
+        assert len(mine) == len(dataset.extents) or not node.claims.claimed(dataset.id), (
+            "an extent not claimed"
+        )
         assert dataset.size_bytes == sum(entry.size_bytes for entry in mine), "bytes of a dataset"
         assert dataset.ready_count == sum(entry.ready for entry in mine), "resident extents"
         assert dataset.ready_bytes == sum(entry.size_bytes for entry in mine if entry.ready), "resident bytes"

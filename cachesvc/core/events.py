@@ -22,7 +22,7 @@ class DatasetDeclared:
     claim at most `user_quota_bytes`; None: no quota. What exceeds them streams, or lies in room that is free.
 
     `gradual`: the extents, which must be distinct, are taken up a few at each `Tick`, so that a million of them stop
-    nobody. Until `Node.claimed` says so, the job names none of them.
+    nobody. Until `Claims.claimed` says so, the job names none of them.
     """
 
     job: int

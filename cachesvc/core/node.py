@@ -115,10 +115,6 @@ class Node:
         share of look-ahead, prefetch or steps was done and there is more."""
         return self._now if self._more else min(self.alarms.next(), self.scrub.next_deadline())
 
-    def claimed(self, dataset: DatasetId) -> bool:
-        """Whether all extents of what was declared are taken up: none is under way."""
-        return self.claims.claimed(dataset)
-
     def progress(self, job: int) -> Progress:
         """How much of a job's datasets is resident."""
         return self.claims.progress(job)

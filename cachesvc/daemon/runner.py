@@ -144,7 +144,7 @@ class Runner:
     ) -> None:
         """A job claims a dataset: a reader for the user at its connection, others for the one that is given.
 
-        `gradual`: a large one is taken up between other events. Until that is done (`after`, `node.claimed`) the job
+        `gradual`: a large one is taken up between other events. Until that is done (`after`, `Claims.claimed`) the job
         must not name its extents.
         """
         dataset = self.datasets.admit(dataset)  # it may have been forgotten since it was loaded
@@ -156,7 +156,7 @@ class Runner:
         self._settling.tell()  # who waits for a gradual one that this one finished
 
     def after(self, done: Callable[[DatasetId], bool], dataset: DatasetId, then: Callable[[], None]) -> None:
-        """Call `then` on the loop's thread when `done` (`node.claimed`, `node.claims.settled` or `.evicted`) says that
+        """Call `then` on the loop's thread when `done` (`claimed`, `settled` or `evicted` of `node.claims`) says that
         nothing of its kind is under way for a dataset."""
         self._settling.add(partial(done, dataset), then)
 
@@ -245,7 +245,7 @@ class Runner:
             elif error is None:
                 known = self.datasets.admit(future.result())
                 self.declare(reader, known, gradual=True)
-                self.after(self.node.claimed, known.id, partial(declared, known))
+                self.after(self.node.claims.claimed, known.id, partial(declared, known))
             elif isinstance(error, CacheError):
                 then(error)
             else:

@@ -140,7 +140,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
             job, user = self._runner.next_id(), self._uid(context)
             try:
                 self._loop.call(lambda: self._runner.declare(job, dataset, user, gradual=True))
-                self._after(self._runner.node.claimed, dataset, context)
+                self._after(self._runner.node.claims.claimed, dataset, context)
                 if not request.dry_run:
                     self._loop.call(lambda: self._runner.handle(events.Prefetched(job, dataset.id)))
                 while True:
