@@ -17,7 +17,8 @@ from cachesvc.client import Control
 from cachesvc.config import CONTROL_SOCKET, QuotaSpec, parse_quota
 from cachesvc.core.errors import InvalidInput, OutOfSpace
 from cachesvc.daemon.lookups import Lookups
-from cachesvc.daemon.quotas import STRANGER, Quotas
+from cachesvc.daemon.quotas import Quotas
+from cachesvc.daemon.tenants import STRANGER
 from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import cachesvc_pb2_grpc
 from loader import open_dataset

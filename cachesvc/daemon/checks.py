@@ -17,6 +17,7 @@ from cachesvc.core.turns import Turns
 from cachesvc.daemon import jobs
 from cachesvc.daemon.fillers import Fillers
 from cachesvc.daemon.lanes import Lane
+from cachesvc.daemon.tenants import NOBODY
 from cachesvc.tiers.tier import Checksums, Tier
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,6 @@ Opened = Callable[[int, "Checksums | None"], None]
 AT_ONCE = 4
 """Checks at work in a tier: they keep a disk busy, and leave fillers threads for fills. A reader that doubts all that a
 disk holds has it all checked: that waits here, not before everybody's next fill."""
-NOBODY = -1
 
 
 @dataclass(slots=True, eq=False)

@@ -75,6 +75,10 @@ class Dataset:
         """Decoded bytes of all extents."""
         return sum(self.sizes)
 
+    def bytes_of(self, extents: Iterable[ExtentId]) -> int:
+        """Decoded bytes of some of its extents."""
+        return sum(self.sizes[self.index_of[extent]] for extent in extents)
+
 
 class Datasets:
     """Catalogs live in `directory` as `<id>.lmdb` and survive the daemon; `load` runs off the event loop."""

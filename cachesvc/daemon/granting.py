@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from cachesvc.core import events
 from cachesvc.core.errors import CacheError
 from cachesvc.core.model import RAM, TierName
-from cachesvc.daemon.checks import NOBODY, Checks, Good, short_of_descriptors
+from cachesvc.daemon.checks import Checks, Good, short_of_descriptors
 from cachesvc.daemon.grants import GrantsServer
+from cachesvc.daemon.tenants import NOBODY
 from cachesvc.tiers.tier import Checksums, Tier
 
 log = logging.getLogger(__name__)

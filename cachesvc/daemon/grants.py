@@ -25,7 +25,7 @@ from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId
 from cachesvc.core.stalls import StallReport
 from cachesvc.core.wire import Message, Op
 from cachesvc.daemon.listening import bind, identity, remove, spare, turn_away
-from cachesvc.daemon.tenants import Peer, admits, peer_of
+from cachesvc.daemon.tenants import NOBODY, Peer, admits, peer_of
 
 log = logging.getLogger(__name__)
 NO_DATASET = DatasetId("")
@@ -186,9 +186,9 @@ class GrantsServer:
         return self._readers[reader].peer
 
     def user_of(self, reader: ReaderId) -> int:
-        """The uid at the other end of a live reader's connection, as the kernel says; -1 where there is none."""
+        """The uid at the other end of a live reader's connection, as the kernel says; NOBODY where there is none."""
         found = self._readers.get(reader)
-        return found.peer.uid if found else -1
+        return found.peer.uid if found else NOBODY
 
     def caller(self, token: int) -> Peer | None:
         """The user behind the live connection that was given this token. Safe from any thread."""

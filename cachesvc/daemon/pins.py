@@ -17,8 +17,8 @@ from cachesvc.core import events
 from cachesvc.core.errors import NotFound, OutOfSpace
 from cachesvc.core.model import DatasetId
 from cachesvc.daemon.datasets import Dataset
-from cachesvc.daemon.quotas import NOBODY
 from cachesvc.daemon.runner import Runner
+from cachesvc.daemon.tenants import NOBODY
 from cachesvc.tiers.directory import sync_directory
 
 log = logging.getLogger(__name__)

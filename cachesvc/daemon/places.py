@@ -22,15 +22,13 @@ from google.protobuf.message import DecodeError
 
 from cachesvc.core.errors import Busy, InvalidInput
 from cachesvc.daemon.statuses import abort
-from cachesvc.daemon.tenants import Peer, token_of
+from cachesvc.daemon.tenants import STRANGER, Peer, token_of
 
 PLACES = 256
 """A prefetch, verify or opening holds one while it streams, and with it a thread: all ranks of a node open at once,
 and the builder they wait for needs one more to submit its plan."""
 OWN_PLACES = 32
 """Of them, for the daemon's own user: its builder, its operator, its probes."""
-NOBODY = -1
-"""All callers without a token together."""
 
 
 class Places:
@@ -79,14 +77,14 @@ class Doorman(grpc.ServerInterceptor):  # type: ignore[misc,type-arg]
             return None
         token = token_of(handler_call_details.invocation_metadata)
         peer = None if token is None else self._caller(token)
-        user = NOBODY if peer is None else peer.uid
+        user = STRANGER if peer is None else peer.uid
         if not self._places.take(user):
             return grpc.stream_stream_rpc_method_handler(partial(_refuse, user))
         return _placed(method, partial(self._places.leave, user))
 
 
 def _refuse(user: int, _requests: Iterator[bytes], context: grpc.ServicerContext) -> None:
-    whose = "callers without a token hold" if user == NOBODY else f"user {user} holds"
+    whose = "callers without a token hold" if user == STRANGER else f"user {user} holds"
     abort(
         context, Busy(f"{whose} a full share of the daemon's control calls; try again when some have ended")
     )

@@ -6,12 +6,9 @@ from collections.abc import Callable, Sequence
 
 from cachesvc.config import USER, QuotaSpec
 from cachesvc.core.errors import InvalidInput
+from cachesvc.daemon.tenants import STRANGER
 from cachesvc.sources.files import under
 from cachesvc.sources.uri import canonical
-
-NOBODY = -1
-STRANGER = -2
-"""Who calls without a token, where a user is told by a uid."""
 
 
 class Quotas:

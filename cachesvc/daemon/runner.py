@@ -28,7 +28,7 @@ from cachesvc.daemon.pressure import Pressure
 from cachesvc.daemon.quotas import Quotas
 from cachesvc.daemon.renewal import Disk, Successor
 from cachesvc.daemon.settling import Settling
-from cachesvc.daemon.tenants import admits
+from cachesvc.daemon.tenants import NOBODY, admits
 from cachesvc.daemon.watch import Watch
 from cachesvc.sources.resilient import SourceCounters
 from cachesvc.tiers.nvme import NvmeTier
@@ -149,7 +149,7 @@ class Runner:
         """
         dataset = self.datasets.admit(dataset)  # it may have been forgotten since it was loaded
         if user is None:
-            user = self.grants.user_of(ReaderId(job)) if self.grants else -1
+            user = self.grants.user_of(ReaderId(job)) if self.grants else NOBODY
         of_dataset, of_user = self.quotas.of_dataset(dataset.catalog.uri_prefix), self.quotas.of_user(user)
         claim = events.DatasetDeclared(job, dataset.id, dataset.extents, user, of_dataset, of_user, gradual)
         self.handle(claim)
@@ -193,6 +193,10 @@ class Runner:
         found = ((extent, self.node.where(extent)) for extent in dataset.extent_ids)
         return [(extent, tier) for extent, tier in found if tier is not None]
 
+    def resident_bytes(self, dataset: Dataset) -> int:
+        """Their bytes."""
+        return dataset.bytes_of(extent for extent, _ in self.resident(dataset))
+
     def out_of_reach(self, dataset: Dataset) -> list[ExtentId]:
         """A dataset's extents in lost tiers, where no eviction reaches them."""
         lost = [tier for tier in self.node.policy.tiers.values() if tier.lost]
@@ -204,10 +208,6 @@ class Runner:
             return any(copy.tier.lost for copy in copies) or any(extent in tier.found for tier in lost)
 
         return [extent for extent in dataset.extent_ids if held(extent)] if lost else []
-
-    def resident_bytes(self, dataset: Dataset) -> int:
-        """Bytes of those."""
-        return sum(dataset.sizes[dataset.index_of[extent]] for extent, _ in self.resident(dataset))
 
     def close(self) -> None:
         """Finish what the tiers' threads are doing, not what they were to do next, and close the tiers."""

@@ -7,7 +7,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields
 from functools import partial
@@ -30,10 +30,9 @@ from cachesvc.daemon.lookups import Lookups
 from cachesvc.daemon.messages import described, options_of
 from cachesvc.daemon.pins import Pins
 from cachesvc.daemon.plans import Plan, entries_of, following_of
-from cachesvc.daemon.quotas import STRANGER
 from cachesvc.daemon.runner import Runner
 from cachesvc.daemon.statuses import statuses
-from cachesvc.daemon.tenants import Peer, Tenants, admits, token_of
+from cachesvc.daemon.tenants import STRANGER, Peer, Tenants, admits, token_of
 from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import cachesvc_pb2_grpc
 
@@ -188,11 +187,11 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
             self._after(self._runner.node.claims.evicted, dataset, context)
             self._wait_for_tiers(context)
             stayed = (extent for extent, _ in self._runner.resident(dataset) if extent in before)
-            busy_bytes = _size_bytes(dataset, stayed)
+            busy_bytes = dataset.bytes_of(stayed)
             return pb.EvictReply(
-                evicted_bytes=_size_bytes(dataset, before) - busy_bytes,
+                evicted_bytes=dataset.bytes_of(before) - busy_bytes,
                 busy_bytes=busy_bytes,
-                lost_bytes=_size_bytes(dataset, self._runner.out_of_reach(dataset)),
+                lost_bytes=dataset.bytes_of(self._runner.out_of_reach(dataset)),
             )
 
     def _wait_for_tiers(self, context: grpc.ServicerContext) -> None:
@@ -359,7 +358,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
         resident = self._runner.resident(dataset)
         found = self._loop.call(lambda: self._counted(dataset))
         found.dataset.CopyFrom(described(dataset))
-        found.resident_bytes = _size_bytes(dataset, (extent for extent, _ in resident))
+        found.resident_bytes = dataset.bytes_of(extent for extent, _ in resident)
         found.resident_extents = len(resident)
         return found
 
@@ -389,7 +388,3 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
                 for each in counters.epochs
             ],
         )
-
-
-def _size_bytes(dataset: Dataset, extents: Iterable[ExtentId]) -> int:
-    return sum(dataset.sizes[dataset.index_of[extent]] for extent in extents)

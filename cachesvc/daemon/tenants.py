@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 _SO_PEERGROUPS = 59  # not named by Python; Linux 4.13
 _GROUPS_BYTES = 1024  # as much as Python asks for: 256 groups
 _PATTERN = re.compile(r"[*?\[{]")
+NOBODY, STRANGER = -1, -2
+"""Where a user is told by a uid: no user (what a restart found, what the daemon itself asks for), and whoever calls
+without a token, all of them together."""
 MAX_TOKEN_DIGITS = 20
 """Of a number of 64 bits."""
 
