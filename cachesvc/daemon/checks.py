@@ -121,64 +121,63 @@ class Checks:
         return self._checking.get((check.extent, check.tier)) is not check
 
     def _verify(self, check: _Check, tries: int) -> None:
-        extent, tier = check.extent, check.tier
+        """Open the copy and have a filler look at it, and another where that ends over it: `tries` of them."""
+        opened, not_opened = partial(self._opened, check, tries), partial(self._not_opened, check)
+        self.open(check.extent, check.tier, opened, not_opened)
 
-        def over() -> None:
-            check.line.at_work -= 1
-            self._feed(check.line)
-
-        def done(good: Good) -> None:
-            if not self._ended(check):
-                del self._checking[(extent, tier)]
-                for each in check.waiting:
-                    each(good)
-            over()
-
-        def opened(fd: int, checksums: Checksums | None) -> None:
-            checksums = checksums or self.committing.get((extent, tier))
-            if checksums is None:  # its commit ended meanwhile
-                os.close(fd)
-                if self._node.where(extent) == tier:
-                    self._verify(check, tries)
-                else:
-                    done(True)
-                return
+    def _opened(self, check: _Check, tries: int, fd: int, checksums: Checksums | None) -> None:
+        checksums = checksums or self.committing.get((check.extent, check.tier))
+        if checksums is not None:
             digests = jobs.pack_digests(checksums.digests)
             job = partial(jobs.Verify, size_bytes=checksums.size_bytes, digests=digests)
-            self._fillers.submit(job, (fd,), answered)
+            self._fillers.submit(job, (fd,), partial(self._answered, check, tries))
             os.close(fd)
+            return
+        os.close(fd)  # its commit ended meanwhile
+        if self._node.where(check.extent) == check.tier:
+            self._verify(check, tries)
+        else:
+            self._done(check, True)
 
-        def answered(answer: jobs.Answer) -> None:
-            assert isinstance(answer, jobs.Done)
-            if self._ended(check):
-                over()
-                return
-            if answer.retry and tries > 1:  # the process ended, which says nothing about the bytes
-                self._verify(check, tries - 1)
-                return
-            if answer.code == OutOfSpace.code or (answer.code == SourceUnavailable.code and not answer.lost):
-                log.warning("an extent cannot be checked", extra={"tier": tier, "error": answer.message})
-                done(None)
-                return
-            if answer.code:
-                self.failed(extent, tier, answer.code)
-            else:
-                self.unverified[tier].discard(extent)
-            done(answer.code == 0)
+    def _not_opened(self, check: _Check, error: CacheError) -> None:
+        if self._ended(check):
+            self._over(check)
+            return
+        gone = self._node.where(check.extent) != check.tier and not isinstance(error, CorruptData)
+        if not gone and short_of_descriptors(error):
+            self._done(check, None)
+            return
+        if not gone:
+            self.failed(check.extent, check.tier, error.code)
+        self._done(check, gone)
 
-        def not_opened(error: CacheError) -> None:
-            if self._ended(check):
-                over()
-                return
-            gone = self._node.where(extent) != tier and not isinstance(error, CorruptData)
-            if not gone and short_of_descriptors(error):
-                done(None)
-                return
-            if not gone:
-                self.failed(extent, tier, error.code)
-            done(gone)
+    def _answered(self, check: _Check, tries: int, answer: jobs.Answer) -> None:
+        assert isinstance(answer, jobs.Done)
+        if self._ended(check):
+            self._over(check)
+        elif answer.retry and tries > 1:  # the process ended, which says nothing about the bytes
+            self._verify(check, tries - 1)
+        elif answer.code == OutOfSpace.code or (answer.code == SourceUnavailable.code and not answer.lost):
+            log.warning("an extent cannot be checked", extra={"tier": check.tier, "error": answer.message})
+            self._done(check, None)
+        elif answer.code:
+            self.failed(check.extent, check.tier, answer.code)
+            self._done(check, False)
+        else:
+            self.unverified[check.tier].discard(check.extent)
+            self._done(check, True)
 
-        self.open(extent, tier, opened, not_opened)
+    def _done(self, check: _Check, good: Good) -> None:
+        """Say what was found to all who wait for it."""
+        if not self._ended(check):
+            del self._checking[(check.extent, check.tier)]
+            for each in check.waiting:
+                each(good)
+        self._over(check)
+
+    def _over(self, check: _Check) -> None:
+        check.line.at_work -= 1
+        self._feed(check.line)
 
     def failed(self, extent: ExtentId, tier: TierName, code: int) -> None:
         """A copy is wrong or cannot be read: it is dropped, unless it is its whole tier that cannot be read."""
