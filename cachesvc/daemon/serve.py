@@ -268,19 +268,8 @@ def _built(
     runner.quotas = quotas
     runner.count_from(max(1, adopted.state.next_id))
     pins = Pins(f"{settings.state_dir}/pins.json", runner)
-    for event in recovered:
-        fits = sum(event.extents.values()) <= node.policy.tiers[event.tier].budget_bytes
-        runner.recovered(event if fits else pins.spared(event))
-    grants = runner.granting.server = GrantsServer(
-        f"{settings.socket_dir}/{GRANTS_SOCKET}",
-        settings.socket_mode,
-        runner,
-        loop.watch,
-        loop.unwatch,
-        runner.next_id,
-        most_readers(open_files),
-        adopted.listener,
-    )
+    _recover(recovered, runner, pins)
+    grants = runner.granting.server = _grants(settings, runner, most_readers(open_files), adopted)
     ending.callback(grants.close)
     pins.restore()
     restore(adopted, runner)
@@ -309,6 +298,26 @@ def _adopted(before: Predecessor | None, datasets: Datasets) -> Adopted:
         return Adopted()
     before.prepare(datasets)
     return before.hand_over()
+
+
+def _recover(recovered: list[events.Recovered], runner: Runner, pins: Pins) -> None:
+    """Tell the core what its tiers hold. Where that exceeds a budget, what is pinned is to stay."""
+    for event in recovered:
+        budget_bytes = runner.node.policy.tiers[event.tier].budget_bytes
+        runner.recovered(event if sum(event.extents.values()) <= budget_bytes else pins.spared(event))
+
+
+def _grants(settings: Settings, runner: Runner, max_readers: int, adopted: Adopted) -> GrantsServer:
+    return GrantsServer(
+        f"{settings.socket_dir}/{GRANTS_SOCKET}",
+        settings.socket_mode,
+        runner,
+        runner.loop.watch,
+        runner.loop.unwatch,
+        runner.next_id,
+        max_readers,
+        adopted.listener,
+    )
 
 
 def _leave_all(fillers: Fillers) -> None:
