@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from cachesvc.core.errors import NotAllowed, NotFound, SourceChanged, SourceUnavailable
 from cachesvc.core.model import Extent, Piece
 from cachesvc.grants import Granted, Grants, Refused
+from cachesvc.sources.files import etag_of
 
 
 def local_path(uri: str) -> str | None:
@@ -75,8 +76,8 @@ def _open(piece: Piece, path: str) -> int:
     except OSError as error:  # too many open files, a stale handle: no sample is bad by that
         raise SourceUnavailable(f"{path} cannot be opened: {error.strerror}; try again when it can") from None
     found = os.fstat(fd)
-    etag = f"{found.st_mtime_ns}-{found.st_ctime_ns}"
-    if found.st_size != piece.object.size_bytes or (piece.object.etag and piece.object.etag != etag):
+    etag = piece.object.etag
+    if found.st_size != piece.object.size_bytes or (etag and etag != etag_of(found)):
         os.close(fd)
         raise SourceChanged(f"{path} changed since the dataset was opened; open it again")
     return fd

@@ -239,10 +239,11 @@ def _outside(uri: str) -> NotAllowed:
 
 
 def _version(path: str, found: Attributes) -> ObjectVersion:
-    return ObjectVersion(SCHEME + path, found.st_size, _etag(found))
+    return ObjectVersion(SCHEME + path, found.st_size, etag_of(found))
 
 
-def _etag(found: Attributes) -> str:
+def etag_of(found: Attributes) -> str:
+    """What tells a file's versions of one size apart."""
     return f"{found.st_mtime_ns}-{found.st_ctime_ns}"
 
 
@@ -257,7 +258,7 @@ def _utf8(path: str) -> str:
 def _unchanged(found: Attributes, version: ObjectVersion) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise SourceChanged(f"{version.uri} is no longer a regular file")
-    if found.st_size != version.size_bytes or (version.etag and _etag(found) != version.etag):
+    if found.st_size != version.size_bytes or (version.etag and etag_of(found) != version.etag):
         raise SourceChanged(f"{version.uri} was written to since it was listed; open the dataset again")
 
 
