@@ -151,7 +151,7 @@ class Fillers:
     def _read(self, filler: _Filler) -> None:
         try:
             received = jobs.receive(filler.channel)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
+        except jobs.NONSENSE:
             received = None
         answer, descriptors = received or (None, [])
         for fd in descriptors:  # none is expected, and none may pile up

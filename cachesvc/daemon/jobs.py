@@ -21,6 +21,8 @@ MAX_DESCRIPTORS = 4
 SIDE_BY_SIDE = 16
 """Jobs that a process works at: fills are fewer, builds of other datasets must not wait for one that takes minutes."""
 IN_MEMFD = b"+"
+NONSENSE = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError)
+"""What `receive` raises where the other side is gone, or sent what is no message."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ class Sharing:
                 received = jobs.receive(channel)
             except TimeoutError:
                 continue
-            except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
+            except jobs.NONSENSE:
                 return
             message = received[0] if received else None
             for fd in received[1] if received else ():  # none is expected, and none may pile up
