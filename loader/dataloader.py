@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -49,18 +49,19 @@ OF_ONE_PROCESS = ("_topology", "_read", "_feed", "_engine", "_account", "_job", 
 class DataLoader(torch.utils.data.DataLoader[Any]):
     """torch's DataLoader, argument for argument. Given a dataset of `open_dataset` (also inside Subset,
     ConcatDataset, or what holds it in `.dataset`) and no sampler, every rank gets its own part of one global
-    order, exactly once, the same at any number of ranks and workers, and resumable; any other dataset, or a
-    sampler of your own, behaves as in torch.
+    order: each sample once an epoch, in the same global batches at any number of ranks and workers, resumable. Any other
+    dataset, or a sampler of your own, behaves as in torch.
 
-    `batch_size` is per rank. `global_batch_size`: what one optimizer step sees; a multiple of batch_size x ranks
-    gives micro-batches (`accumulate`). `epochs`: how many one `iter()` runs through; None never ends. `last`:
-    "drop" | "pad" | "error" | "short". `window`: bytes that are shuffled together, or "all". `mesh`, `dp_dims`:
-    a DeviceMesh and its data-parallel dimensions; or `rank`, `world_size`; else from the environment.
-    `shard=False`: this loader runs on one rank alone. `on_error`: "raise" | "skip" | "substitute" for a sample
-    that is unreadable for good, or whose decode or transform raises (see `loader/mend.py`). `peer_failure_s`: how
-    long a rank that is blocked in a collective outlives another's failure. `log_stats`: one line each epoch.
-    `worker_type`: "process", or "thread" for workers that are threads of this process (no hand-over;
-    `get_worker_info()` is None in them). `device`: a CUDA device that batches are moved to ahead of their use.
+    `batch_size` is per rank. `global_batch_size`: samples of one optimizer step, all ranks together; a multiple of
+    batch_size x ranks gives micro-batches (`accumulate`). `seed` (0 to 2^64 - 1): of the order, and of the generators that
+    transforms get. `epochs`: how many one `iter()` runs through; None never ends. `last`: what becomes of the samples that
+    fill no global batch: "drop" | "pad" (repeats are added) | "error" | "short" (on one rank). `window`: bytes that are
+    shuffled together, "auto" (256 MiB) or "all". `mesh`, `dp_dims`: a DeviceMesh and its data-parallel dimensions; or
+    `rank`, `world_size`; else from the environment. `shard=False`: this loader runs on one rank alone. `on_error`:
+    "raise" | "skip" | "substitute" for a sample that is unreadable for good, or whose decode or transform raises (see
+    `loader/mend.py`). `peer_failure_s`: how many seconds a rank that is blocked in a collective outlives another's failure.
+    `log_stats`: one line each epoch. `worker_type`: "process", or "thread" for workers that are threads of this process
+    (no hand-over; `get_worker_info()` is None in them). `device`: a CUDA device that batches are moved to ahead of use.
 
     Raises InvalidInput; while iterating, what reading raises, as PeerRankFailed on every rank of a job of several.
     """
@@ -197,8 +198,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return now.place_in(self._prepared())[0] if now.resume else now.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin this epoch at the next `iter()`. Of the epoch that a loaded state or a skip stands in it changes nothing:
-        scripts say it at each epoch's beginning, the resumed one's too. Your own sampler is told. Raises InvalidInput."""
+        """Begin this epoch at the next `iter()`. A place inside this very epoch, from a loaded state or a skip, is kept:
+        scripts call this before every epoch, the resumed one too. A sampler of yours is told. Raises InvalidInput."""
         wanted = whole_number("epoch", epoch, 0, MAX_COUNT)
         if self._ours is None:
             tell_epoch(self, wanted)
@@ -344,7 +345,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             raise InvalidInput("the data is less than one batch, and epochs=None never ends")
         account = self._account
         account.begin(feed)
-        now, began, tell_at = time.perf_counter, time.perf_counter(), 0.0
+        began, tell_at = perf_counter(), 0.0
         consumed, fetch = feed.submit(epoch), None
         full = feed.order(epoch).full_steps * share.accumulate
         try:
@@ -353,7 +354,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                     raise InvalidInput(NEWER_ITERATION)
                 if progress is not self._progress:
                     return  # set_epoch or load_state_dict in mid-epoch ends this iteration
-                asked = began or now()  # the first step waits for the plan and the workers' start too
+                asked = began or perf_counter()  # the first waits for the plan and the workers' start too
                 began = 0.0
                 step = turn // share.accumulate
                 if step in consumed or asked >= tell_at:
@@ -386,15 +387,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 account.end(self._where().rank, epoch, self.log_stats)
 
     def _fetcher(self, feed: Feed, epoch: int, turns: int) -> Callable[[tuple[int, int]], Any]:
-        """In this process, where nothing is to be made ahead."""
-        account = self._account
+        """What gives the batch of a turn: it is made in this process where nothing is to be made ahead."""
         if self._engine is None:
             self._engine = engine_for(self, feed, self.worker_type, self._device, self.on_error)
-        if self._engine is None and self.on_error == "raise":
+        if self._engine is not None:
+            self._engine.start(epoch, self._progress.turn, turns)
+            return partial(self._account.handed, self._engine.fetch)
+        if self.on_error == "raise":
             return feed.__getitem__
-        if self._engine is None:
-            mender = Mender(feed, self.on_error)
-            return lambda key: account.noted(*mender.make(key))
-        self._engine.start(epoch, self._progress.turn, turns)
-        fetch = self._engine.fetch
-        return lambda key: account.handed(fetch, key)
+        noted, make = self._account.noted, Mender(feed, self.on_error).make
+        return lambda key: noted(*make(key))
