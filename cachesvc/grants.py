@@ -14,9 +14,9 @@ class Granted(NamedTuple):
     """An extent that may be read until it is released: `size_bytes` of `fd` from `offset`.
 
     The receiver owns `fd` and closes it. `origin` says where the bytes come from: "ram" and "direct" are
-    memory (mappable), "nvme" and "local" are files (read with preadv). `brief`: its room serves what streams
-    by, so others wait for it once the reader is done with it; `once`: already after this read. `from_peer`: who waited
-    for it waited for another node, not for the source.
+    memory (mappable), "nvme" and "local" are files (read with preadv). `brief`: to be released when a later read does
+    not touch it, since its room is for data that streams; `once`: right after the read that asked for it. `from_peer`:
+    its bytes came to this node from another one, not from the source.
     """
 
     extent: int

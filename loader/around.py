@@ -27,23 +27,23 @@ DIRECT_THREADS = 8
 """Connections of one of the few fills at once of a process; the fillers of a daemon use more."""
 
 
-def _untold(report: StallReport) -> None:
+def _report_nobody(report: StallReport) -> None:
     """Nobody keeps metrics here."""
 
 
-def _unasked(extents: Sequence[int]) -> None:
+def _suspect_nothing(extents: Sequence[int]) -> None:
     """Nothing here is cached in files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
     """Extents for one process, and the places to say in which order they will be needed, what steps waited for, and
-    which extents were granted wrong; `another` makes one for an order that runs beside the first."""
+    which extents were granted wrong. `another` makes the place to say the first for an order that runs beside it."""
 
     grants: Grants
     submit: Callable[[Plan], None]
-    report: Callable[[StallReport], None] = _untold
-    suspect: Callable[[Sequence[int]], None] = _unasked
+    report: Callable[[StallReport], None] = _report_nobody
+    suspect: Callable[[Sequence[int]], None] = _suspect_nothing
     another: Callable[[], Announcer] | None = None
 
 

@@ -54,8 +54,8 @@ def spread_of(dataset: Dataset, shuffle: bool) -> Spread:
     return Spread(subset_first(first, ids[arrange]), arrange, True)
 
 
-def unasked(made: str) -> Callable[..., NoReturn]:
-    """A method that a dataset has, and what is made of datasets by `made` has not."""
+def without_parts(made: str) -> Callable[..., NoReturn]:
+    """In place of a method that makes part of a dataset, for what `made` makes of datasets. Raises InvalidInput."""
 
     def refuse(*_: object, **__: object) -> NoReturn:
         raise InvalidInput(

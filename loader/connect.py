@@ -66,9 +66,9 @@ class Link:
         return found
 
     def open_again(self, extent_bytes: int = 0) -> None:
-        """Have a daemon that does not know this version compile it once more, with the extents it has: the daemon may have
-        others as its own by now. Raises SourceChanged when the source has
-        another one by now, and what opening a dataset raises."""
+        """Have a daemon that does not know this version compile it once more. `extent_bytes`: the size of its extents,
+        since the daemon may have another of its own by now; 0: the size that was asked for at first. Raises SourceChanged
+        when the source has another version by now, and what opening a dataset raises."""
         _log.warning("the daemon was started without the catalog of version %s: it opens it again", self.id)
         with Control(self.daemon) as control:
             options = replace(self.options, extent_bytes=extent_bytes or self.options.extent_bytes)

@@ -52,13 +52,15 @@ def open_dataset(
 ) -> Dataset:
     """Open a prefix, file, glob, brace range, or a list of them, as one pinned dataset version.
 
-    `format`: found out, or "files" | "webdataset" | "mds" | "records" | "tokens". `fields`: their values as a
-    tuple (also of one); None gives (value, class index) for a folder of classes, the value of a single field, else a dict.
-    `decode`: by extension or column; None for bytes; or callable(sample[, rng]). `transform`:
-    callable(sample[, rng]); `rng` is a numpy Generator keyed by (seed, epoch, sample). `version`: pins an
-    earlier answer's `ds.version`. `verify`: check every read of a cached file against its checksums. `dtype`,
-    `seq_len`, `overlap` (in tokens), `out` (the dtype to convert to), `record_bytes`, `labels`: see the formats in
-    the README. What was left out or has no label is logged by rank 0.
+    `format`: "files" | "webdataset" | "mds" | "parquet" | "records" | "tokens"; None: found out from the data. `fields`:
+    names of the fields that make a sample, a tuple of their values (also of one). None: (value, class index) for a folder
+    of classes, the value where there is a single field, else a dict by field. `decode`: "auto" (by extension or column),
+    None (bytes), or callable(sample[, rng]). `transform`: callable(sample[, rng]), called after that; `rng` is a numpy
+    Generator keyed by (seed, epoch, sample). `version`: the `ds.version` of an earlier opening, which the data must still
+    have. `verify`: check every read of a cached file against its checksums. `dtype`, `seq_len` and `overlap` (in tokens),
+    `out` (the dtype to convert to), `record_bytes`, `labels`: see the formats in the README. `extent_bytes`: about how
+    much is cached as one; 0: what the daemon was told, 64 MiB unless it was. Rank 0 logs what was left out of the data
+    and what has no label.
 
     Raises InvalidInput, NotFound, NotAllowed, CorruptData, SourceUnavailable, SourceChanged, and
     DaemonUnavailable where CACHESVC requires a daemon.
@@ -181,7 +183,7 @@ class Dataset(TorchDataset[Any]):
         self._seed, self._epoch[0] = draw
 
     def set_epoch(self, epoch: int) -> None:
-        """The epoch that `rng` of transforms is keyed by, under a loader that is not ours."""
+        """Key the `rng` of transforms by this epoch, under a loader that is not ours."""
         self._epoch[0] = epoch
 
     def share_epoch(self) -> None:
@@ -235,9 +237,9 @@ class Dataset(TorchDataset[Any]):
         }
 
     def array(self) -> np.ndarray[Any, Any]:
-        """Records of one size as one read-only array [len, *shape], in their order and as they are stored: the swap
-        for np.memmap. Mapped where they lie one behind the other; a copy of a subset, and of records between whose
-        extents there are gaps (their size does not divide 2 MiB, or they come from several files).
+        """Records of one size as one read-only array [len, *shape] of the stored dtype, in their order: the swap for
+        np.memmap. It is the cache's own memory where the records lie there without a gap. It is a copy for a subset, for
+        records of several files, and where their size does not divide 2 MiB.
 
         Raises InvalidInput for samples of other formats, OutOfSpace when the dataset is not all in memory.
         """

@@ -24,7 +24,7 @@ from cachesvc.core.mixture import (
 )
 from cachesvc.core.order import OrderSpec
 from cachesvc.core.permute import mix as keyed
-from loader.composed import Component, Plain, unasked
+from loader.composed import Component, Plain, without_parts
 from loader.dataset import Dataset
 from loader.packs import Packed
 from loader.reader import Ints
@@ -50,8 +50,8 @@ def mix(weights: Mapping[Dataset | Packed, float], *, by: By = "proportion", siz
     `by="proportion"`: weights are relative; an epoch has `size` samples: a number; "total", as many as the datasets
     have together; "first", until one of them would repeat; "last", until each was gone through once.
     `by="repeat"`: how often an epoch goes through each dataset (0.5: half of it). `by="choose"`: how many samples
-    an epoch takes from each. What repeats goes on with its own next permutation, what was not taken comes in the
-    next epoch. A component's seed is derived from the loader's and its place in `weights`.
+    an epoch takes from each. A dataset that is gone through again is shuffled anew; what an epoch did not take of one
+    comes in the next epoch. A component's seed is derived from the loader's and its place in `weights`.
 
     Raises InvalidInput for weights below zero or all zero, an empty dataset, and samples that do not look alike
     (labels of different classes among them).
@@ -145,7 +145,7 @@ class Mixture(TorchDataset[Any]):
         index) comes once in a job."""
         return unspotted(self._sizes, np.asarray(indices, np.int64))
 
-    where = select = take = split = unasked("mix")
+    where = select = take = split = without_parts("mix")
 
     # ---- for the loader
 

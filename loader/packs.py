@@ -15,7 +15,7 @@ from cachesvc.core.errors import InvalidInput
 from cachesvc.core.latest import Latest
 from cachesvc.core.order import EpochOrder, OrderSpec
 from cachesvc.core.packing import PackRun
-from loader.composed import alone, unasked
+from loader.composed import alone, without_parts
 from loader.dataset import Dataset
 from loader.documents import Documents, documents_of
 from loader.reader import Ints
@@ -90,7 +90,7 @@ class Packed(TorchDataset[Any]):
         """The dataset that is read."""
         return (self.leaf,)
 
-    where = select = take = split = unasked("pack")
+    where = select = take = split = without_parts("pack")
 
     # ---- for the loader
 

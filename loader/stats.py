@@ -21,7 +21,7 @@ SHOWN_S = 0.05
 class Stats:
     """One epoch so far, of this rank. Times in seconds; `wait_s` is what steps waited for data in total.
 
-    `wait_by_cause_s` (see `stages.CAUSES`) sums to `wait_s`. `bytes_by_origin` counts what this rank read, its
+    `wait_by_cause_s` (by `CAUSES` of `core/stalls.py`) sums to `wait_s`. `bytes_by_origin` counts what this rank read, its
     workers included, by where it lay ("ram", "nvme", "direct", "local"). `bad_samples` were skipped or replaced.
     """
 
@@ -60,7 +60,7 @@ class StallClock:
     counted where it waits."""
 
     def __init__(self, bytes_before: dict[str, int], waited_before: Sequence[float], rest: int) -> None:
-        """`waited_before`: seconds by `stages.CAUSES` before this epoch. `rest`: the cause of what nothing
+        """`waited_before`: seconds by `CAUSES` before this epoch. `rest`: the cause of what nothing
         measured."""
         self._bytes_before, self._waited_before, self._rest = bytes_before, waited_before, rest
         self._begun = perf_counter()
