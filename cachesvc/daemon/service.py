@@ -142,18 +142,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
                 self._after(self._runner.node.claims.claimed, dataset, context)
                 if not request.dry_run:
                     self._loop.call(lambda: self._runner.handle(events.Prefetched(job, dataset.id)))
-                while True:
-                    reply = self._loop.call(lambda: self._progress(job, dataset))
-                    if request.dry_run:
-                        reply.done = True
-                    if reply.done:
-                        self._loop.call(partial(self._add_unfit, reply, dataset.id, request.dry_run))
-                    yield reply
-                    if reply.done or not context.is_active():
-                        return
-                    if not self._loop.call(lambda: self._runner.node.claims.prefetching(job)):
-                        raise errors.CacheError(EVICTED)
-                    time.sleep(PROGRESS_S)
+                yield from self._progressing(job, dataset, request.dry_run, context)
             finally:
                 self._loop.post(lambda: self._runner.handle(events.JobEnded(job)))
 
@@ -249,6 +238,23 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
         if found is None or found[1].id != request.dataset:
             raise errors.InvalidInput(f"no reader of dataset {request.dataset} that lives has this token")
         return found
+
+    def _progressing(
+        self, job: int, dataset: Dataset, dry_run: bool, context: grpc.ServicerContext
+    ) -> Iterator[pb.PrefetchReply]:
+        """A prefetch until it is done; of a dry one what there is now. Raises CacheError when an eviction ends it."""
+        while True:
+            reply = self._loop.call(lambda: self._progress(job, dataset))
+            if dry_run:
+                reply.done = True
+            if reply.done:
+                self._loop.call(partial(self._add_unfit, reply, dataset.id, dry_run))
+            yield reply
+            if reply.done or not context.is_active():
+                return
+            if not self._loop.call(lambda: self._runner.node.claims.prefetching(job)):
+                raise errors.CacheError(EVICTED)
+            time.sleep(PROGRESS_S)
 
     def _progress(self, job: int, dataset: Dataset) -> pb.PrefetchReply:
         progress = self._runner.node.progress(job)
