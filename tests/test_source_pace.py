@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesvc.core.backoff import Breaker, Pace, full_jitter_s
+from cachesvc.core.backoff import Pace, SourceBreaker, full_jitter_s
 from cachesvc.core.errors import SourceUnavailable
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.resilient import LINE_LOOK_S, Resilience, Resilient
@@ -297,7 +297,7 @@ def test_the_rate_stays_a_rate(answers: list[tuple[bool, float]]) -> None:
 
 
 def test_a_source_that_is_down_costs_one_probe_an_interval() -> None:
-    breaker, probes = Breaker(), []
+    breaker, probes = SourceBreaker(), []
     for number in range(breaker.FAILURES):
         assert breaker.ask(number / 4) == 0
         breaker.failed(number / 4)
@@ -317,7 +317,7 @@ def test_a_source_that_is_down_costs_one_probe_an_interval() -> None:
 
 @given(st.lists(st.booleans(), max_size=100))
 def test_a_source_that_answers_now_and_then_is_not_down(answers: list[bool]) -> None:
-    breaker = Breaker()
+    breaker = SourceBreaker()
     for number, fine in enumerate(answers):
         now = number / 10
         breaker.succeeded() if fine or number % 15 == 0 else breaker.failed(now)
@@ -355,7 +355,7 @@ def test_an_outage_shorter_than_the_deadline_is_waited_out_with_few_requests() -
     source = Dead(clock, until=100.0)
     patient = Resilient(source, Resilience(attempts=100), clock, lambda: 0.5, clock.sleep)
     assert patient.head("fake://x").uri == "fake://x"
-    assert clock.now < 100 + Breaker.LIMIT_S + 1
+    assert clock.now < 100 + SourceBreaker.LIMIT_S + 1
     assert source.calls < 40
 
 

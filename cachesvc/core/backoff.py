@@ -195,7 +195,7 @@ class _Window:
 
 
 @dataclass(slots=True)
-class Breaker:
+class SourceBreaker:
     """Whether a source is down: `FAILURES` in a row, over `QUIET_S` without an answer. From then on one request
     an interval asks again, and everybody else waits for what it finds."""
 

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, field
 from typing import Protocol, TypeVar, runtime_checkable
 
-from cachesvc.core.backoff import Breaker, LatencyTail, Pace, full_jitter_s, hedge_allowed
+from cachesvc.core.backoff import LatencyTail, Pace, SourceBreaker, full_jitter_s, hedge_allowed
 from cachesvc.core.errors import CacheError, SourceUnavailable
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.source import Checker, Source
@@ -102,7 +102,7 @@ class Resilient:
         self._lock = threading.Lock()
         self._under_way = threading.Semaphore(self._resilience.concurrency)
         self._pace = Pace()
-        self._breaker = Breaker()
+        self._breaker = SourceBreaker()
         self._served_at = -math.inf
         self._last = ""
         self._tail = LatencyTail()
