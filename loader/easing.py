@@ -14,7 +14,7 @@ from cachesvc.presence import look_after
 
 
 class Easing:
-    """As long as it lives."""
+    """Looks once a second, for as long as it lives (`presence.py`)."""
 
     def __init__(self, give_back: Callable[[], None], measured: Callable[[], Memory] = of_machine) -> None:
         """`give_back()` ends the leases of what nobody looks at."""

@@ -48,15 +48,15 @@ class Claims:
             self._jobs.setdefault(job, []).append(dataset)
 
     def claimed(self, name: DatasetId) -> bool:
-        """No claim of the dataset, and no end of one, is under way."""
+        """Whether no claim of the dataset, and no end of one, is under way."""
         return (Work.CLAIM, name) not in self._steps
 
     def settled(self, name: DatasetId) -> bool:
-        """Nor is a pin or an unpin."""
+        """Whether no claim, pin or unpin of the dataset is under way, and no end of a claim."""
         return self.claimed(name) and (Work.PIN, name) not in self._steps
 
     def evicted(self, name: DatasetId) -> bool:
-        """No eviction of the dataset is under way."""
+        """Whether no eviction of the dataset is under way."""
         return (Work.EVICT, name) not in self._steps
 
     def end_job(self, job: int) -> None:
@@ -160,7 +160,7 @@ class Claims:
         )
 
     def prefetching(self, job: int) -> bool:
-        """No eviction has ended the prefetch of a job's datasets."""
+        """Whether the prefetch of a job's datasets goes on: no eviction has ended it."""
         return all(each.prefetched for each in self._jobs.get(job, ()))
 
     def counters(self, name: DatasetId) -> Counters:

@@ -85,8 +85,8 @@ class Demanded:
     """A reader needs an extent. Answered by exactly one `Grant`, `Refuse` or `Fail`, unless the reader goes.
 
     `wait=False` is answered at once and starts nothing: `Grant` when resident, else `Refuse`.
-    `size_bytes` is needed only for an extent that no job has declared. Readers of one `job` wait in one line; 0: what the
-    reader said before, or else a job of its own.
+    `size_bytes` is needed only for an extent that no job has declared. Jobs take turns, so readers of one `job` have one
+    turn among them. 0: the job that the reader named before, or, where it named none, a turn of its own.
     """
 
     reader: ReaderId
@@ -201,15 +201,15 @@ class Pinned:
 
 @dataclass(frozen=True, slots=True)
 class Unpinned:
-    """Ends `Pinned`; of a large dataset a few extents at each `Tick`, until `Claims.settled`."""
+    """Ends `Pinned`. Of a large dataset that takes several `Tick`s; `Claims.settled` says when it is done."""
 
     dataset: DatasetId
 
 
 @dataclass(frozen=True, slots=True)
 class EvictAsked:
-    """An operator drops a dataset: what is neither leased nor pinned goes now; of a large one a few extents at each
-    `Tick`, until `Claims.evicted`.
+    """An operator drops a dataset: what is neither leased nor pinned goes now. A large one goes a few extents at each
+    `Tick`; `Claims.evicted` says when that is done.
 
     `extents` names them where no job declares the dataset and the node cannot know which they are.
     """

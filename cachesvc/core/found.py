@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Found:
-    """One tier's. `record` makes the copy of an extent that was just taken."""
+    """The extents that one tier held at start and that have no record yet, by their ids."""
 
     __slots__ = ("_record", "_sizes", "size_bytes")
 
@@ -27,7 +27,8 @@ class Found:
         self.size_bytes = 0
 
     def add(self, extents: dict[ExtentId, int], record: Callable[[ExtentId, int], Copy]) -> None:
-        """Take note of extents and their sizes, those first that should go first."""
+        """Take note of extents and their sizes in bytes, those first that should go first. `record(extent, size)` makes
+        the copy of one that was just removed from here."""
         assert not self._sizes, "found twice"
         self._sizes = dict(reversed(extents.items()))  # what came last is cheap to take out of a dictionary
         self._record = record

@@ -265,8 +265,9 @@ class Policy:
         return any(tier.free_bytes >= size or not free for tier in fits) and self.within_quota(entry)
 
     def stay(self, copy: Copy) -> Stay:
-        """What is kept stays mapped; where part streams, only until its plan has passed it, so that others may be
-        kept in its stead. What streams goes when it is read, at once where readers compete for the window."""
+        """How long a reader may hold this copy. A kept one for good; but where part of the data streams, only until its
+        plan has passed it, so that another may be kept in its place. One that streams until a later read leaves it; no
+        longer than for one read where readers compete for the window."""
         if copy.role is not Role.KEPT:
             return "once" if self.tight else "brief"
         passes = self.streams and not self.tight and copy.entry.needs

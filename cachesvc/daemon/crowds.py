@@ -44,7 +44,7 @@ class Crowds:
         threading.Thread(target=self._run, name="crowds", daemon=True).start()
 
     def close(self) -> None:
-        """End."""
+        """Look no more."""
         self._closed.set()
 
     def _run(self) -> None:

@@ -38,7 +38,8 @@ _T = TypeVar("_T")
 
 
 class Lookups:
-    """For many threads. `run` what asks `follow`; `link` is what a step does."""
+    """Safe to share between threads. `follow` is one step of a lookup; whatever calls it is called through `run`, which
+    bounds how long it may take. `link` does what a step is; an argument for tests, as `clock` is."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, link: links.Follow = links.follow
@@ -51,9 +52,9 @@ class Lookups:
         self._mounts: tuple[float, frozenset[str]] = (-math.inf, frozenset())
 
     def run(self, work: Callable[[], _T], about: str) -> _T:
-        """The result, or error, of work that looks paths up. SourceUnavailable about `about` where a mount on
-        their way hangs: after `LOOKUP_S` in turn and `LOOKUP_S` at work at most, at once where that is known. Busy where no
-        thread can be started."""
+        """The result, or error, of work that looks paths up. Raises SourceUnavailable, naming `about`, where a mount on
+        the way hangs: at once where that is known, else when the work has waited `LOOKUP_S` for its turn, or has been in
+        one lookup for so long. Raises Busy where no thread can be started."""
         done: Future[_T] = Future()
         thread = threading.Thread(target=_settle, args=(work, done), name="lookup", daemon=True)
         try:
@@ -73,7 +74,7 @@ class Lookups:
             raise error.about(about) from None
 
     def follow(self, path: str) -> str:
-        """`links.follow`, within `run`."""
+        """As `links.follow`, for work that `run` runs."""
         mount = self._mount_of(path)
         place = self._places.get(mount) or self._places.setdefault(mount, threading.Semaphore(INSIDE))
         if self._hangs(mount) or not place.acquire(timeout=LOOKUP_S):

@@ -42,7 +42,7 @@ class Pressure:
             self._lane.submit(memories, self._measured, self._failed)
 
     def close(self) -> None:
-        """End."""
+        """Measure no more."""
         self._lane.close(0.0)
 
     def _measured(self, found: list[Memory]) -> None:

@@ -1,4 +1,4 @@
-"""Who waits until what is done to a large dataset in steps is done: a claim, a pin, an eviction take seconds, between
+"""Callbacks for the end of what is done to a large dataset in steps: a claim, a pin or an eviction takes seconds, between
 other events."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Settling:
-    """As many wait as there are readers and calls. On the loop's thread."""
+    """Who waits, at most as many as there are readers and calls. Used on the loop's thread alone."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[Callable[[], bool], Callable[[], None]]] = []
@@ -18,7 +18,7 @@ class Settling:
         self.tell()
 
     def tell(self) -> None:
-        """Call whoever has waited long enough, in the order in which they came."""
+        """Call those whose work is done, in the order in which they came."""
         waiting, self._waiting = self._waiting, []
         for done, then in waiting:
             if done():

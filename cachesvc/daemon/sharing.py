@@ -59,7 +59,7 @@ class Sharing:
         self._thread.start()
 
     def close(self) -> None:
-        """End it."""
+        """End the process, and start no other."""
         self._over.set()
         if (channel := self._channel) is not None:
             with suppress(OSError):

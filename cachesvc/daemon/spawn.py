@@ -1,4 +1,4 @@
-"""Processes of ours that work beside the daemon, each with a channel to it and an end when that ends."""
+"""Processes of ours that work beside the daemon. Each has a channel to it, and ends when that does."""
 
 from __future__ import annotations
 

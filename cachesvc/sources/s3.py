@@ -43,7 +43,8 @@ from cachesvc.sources.s3_errors import EXPIRED, FAILED
 from cachesvc.sources.source import Checker
 
 SCHEME = "s3://"
-UNTOLD = 3  # objects of which a server did not say where their parts lie, and it is asked no more
+UNTOLD = 3
+"""A server that did not say of so many objects, one after the other, where their parts lie is asked no more."""
 _CODE = re.compile(rb"<Code>([A-Za-z0-9._-]{1,64})</Code>")
 _REGION = re.compile(r"[a-z0-9-]{1,32}")
 _SIGN_FOR = re.compile(rb">AuthorizationHeaderMalformed<.*<Region>([a-z0-9-]{1,32})</Region>", re.DOTALL)
