@@ -45,8 +45,10 @@ def test_what_a_url_gives_away_is_not_shown(said: str, shown: str) -> None:
     assert redacted(shown) == shown
 
 
-def test_a_bucket_with_a_user_is_refused_without_naming_the_user() -> None:
-    settings = S3Settings(endpoint="http://127.0.0.1:9", region="us-east-1", anonymous=True)
+def test_a_bucket_with_a_user_is_refused_without_naming_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "key")
+    settings = S3Settings(endpoint="http://127.0.0.1:9", region="us-east-1")
     with pytest.raises(InvalidInput) as caught:
         list(open_s3(settings).list("s3://u:PASS@bkt/"))
     assert "PASS" not in f"{caught.value!r}"

@@ -16,7 +16,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import boto3
-from botocore import UNSIGNED
 from botocore.config import Config
 from botocore.credentials import RefreshableCredentials
 from botocore.httpsession import get_cert_path
@@ -52,11 +51,9 @@ class Identity:
         self._lock = threading.Lock()
 
     def frozen(self) -> Any:
-        """Keys to sign with; None is anonymous. While a refresh fails, those of before: they are valid for minutes
+        """Keys to sign with. While a refresh fails, those of before: they are valid for minutes
         beyond the moment when botocore wants new ones. Raises SourceUnavailable when there are none yet, InvalidInput
         when there are only such as no header can hold."""
-        if self._credentials is None:
-            return None
         if self._kept is not None and self._clock() < self._again_at:
             return self._kept
         try:
@@ -110,16 +107,13 @@ class Identity:
         return self._credentials is None
 
 
-def sign_in(
-    endpoint: str, region: str, anonymous: bool, clock: Callable[[], float] = time.monotonic
-) -> Identity:
+def sign_in(endpoint: str, region: str, clock: Callable[[], float] = time.monotonic) -> Identity:
     """As the arguments say, and where they are empty the AWS environment. Raises NotAllowed without credentials,
     InvalidInput where the environment makes no sense, SourceUnavailable where this process is at a limit."""
     config = Config(
         connect_timeout=CONNECT_TIMEOUT_S,
         read_timeout=READ_TIMEOUT_S,
         retries={"mode": "standard", "total_max_attempts": LIST_ATTEMPTS},
-        signature_version=UNSIGNED if anonymous else None,
         max_pool_connections=32,
     )
 
@@ -131,18 +125,18 @@ def sign_in(
             region_name=region or session.region_name or "us-east-1",
             config=config,
         )
-        return client, None if anonymous else session.get_credentials()
+        return client, session.get_credentials()
 
     try:
         identity = Identity(connect, clock)
+        if identity.missing:
+            raise NotAllowed(f"no S3 credentials found: {s3_errors.CREDENTIALS}")
         if not identity.refreshable:  # else it may have to ask for them, and waits until they are needed
             identity.frozen()
     except CacheError:
         raise
     except FAILED as error:
         raise _unusable(error, setting_of(error)) from error
-    if identity.missing and not anonymous:
-        raise NotAllowed(f"no S3 credentials found: {s3_errors.CREDENTIALS}")
     if not _is_web(url := identity.client.meta.endpoint_url):
         raise InvalidInput(f"the S3 endpoint {url} is no http:// or https:// address; check AWS_ENDPOINT_URL")
     return identity

@@ -56,14 +56,10 @@ _HOST_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 
 @dataclass(frozen=True, slots=True)
 class S3Settings:
-    """Where and as whom; empty means what the AWS environment, files or instance role say.
-
-    `anonymous` signs nothing, for public buckets.
-    """
+    """Where; empty means what the AWS environment and files say. They, or the instance's role, say as whom."""
 
     endpoint: str = ""
     region: str = ""
-    anonymous: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +74,7 @@ class _Target:
 
 @dataclass(frozen=True, slots=True)
 class _Signer:
-    """As whom a request is signed (None: not at all), and for which region."""
+    """As whom a request is signed, and for which region."""
 
     keys: Any
     region: str
@@ -315,18 +311,16 @@ class S3Source:
             lines.append(f"Range: bytes={span[0]}-{span[1]}")
         if version.etag:
             lines.append(f'If-Match: "{version.etag}"')
-        if signer.keys is not None:
-            signed = AWSRequest(method="GET", url=target.url, headers={"Host": target.name, **headers})
-            S3SigV4Auth(signer.keys, "s3", signer.region).add_auth(signed)
-            headers = {name: value for name, value in signed.headers.items() if name != "Host"}
-        lines += [f"{name}: {value}" for name, value in headers.items()]
+        signed = AWSRequest(method="GET", url=target.url, headers={"Host": target.name, **headers})
+        S3SigV4Auth(signer.keys, "s3", signer.region).add_auth(signed)
+        lines += [f"{name}: {value}" for name, value in signed.headers.items() if name != "Host"]
         return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
 def open_s3(settings: S3Settings, clock: Callable[[], float] = time.monotonic) -> S3Source:
     """A source from settings and the AWS environment. Raises NotAllowed without credentials, InvalidInput for settings
     that make no sense, SourceUnavailable where this process is at a limit."""
-    identity = sign_in(settings.endpoint, settings.region, settings.anonymous, clock)
+    identity = sign_in(settings.endpoint, settings.region, clock)
     return S3Source(identity, trusted(identity.client.meta.endpoint_url))
 
 
