@@ -82,8 +82,8 @@ class _Crew:
         self,
         maker: Callable[[], Make],
         count: int,
-        persistent: bool = False,
-        init: Callable[[int], None] | None = None,
+        persistent: bool,
+        init: Callable[[int], None] | None,
     ) -> None:
         self._maker, self._count, self._persistent, self._init = maker, count, persistent, init
         self._process = os.getpid()

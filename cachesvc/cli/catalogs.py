@@ -22,7 +22,7 @@ from cachesvc.sources.uri import canonical
 
 @contextmanager
 def catalog_file(
-    socket: str | None, name: str, options: Options, as_json: bool = False
+    socket: str | None, name: str, options: Options, as_json: bool
 ) -> Iterator[tuple[Catalog, str]]:
     """A dataset's catalog and the path of its file, good inside the block; what is noted of a URI is said.
 

@@ -237,7 +237,7 @@ def _folder(catalog: Catalog) -> str:
     return catalog.uri_prefix.rpartition("/")[0] + "/"
 
 
-def tidied(directory: str, alone: bool = True) -> int:
+def tidied(directory: str, alone: bool) -> int:
     """Remove what a daemon that was killed left among the catalogs, unless another daemon works there (known to
     where not `alone`): unfinished files, catalogs without samples (of datasets being indexed), damaged
     ones; folders stay, as somebody else's.

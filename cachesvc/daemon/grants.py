@@ -124,7 +124,7 @@ class GrantsServer:
         unwatch: Callable[[int], None],
         next_id: Callable[[], int],
         max_readers: int,
-        listener: socket.socket | None = None,
+        listener: socket.socket | None,
     ) -> None:
         """`listener`: one that another daemon has bound to `path`, with whoever knocks there."""
         self._max_readers = max_readers

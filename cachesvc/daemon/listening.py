@@ -81,7 +81,7 @@ def addresses(settings: Settings) -> dict[str, str]:
     return {option: address for option, address in given.items() if address}
 
 
-def check_addresses(settings: Settings, known: Iterable[str] = ()) -> None:
+def check_addresses(settings: Settings, known: Iterable[str]) -> None:
     """Raises InvalidInput where a port cannot be bound. Ports of the `known` addresses will be free: a daemon that is
     taken over has them until it ends, and then it is too late to find out about another."""
     theirs = {_place(address)[1] for address in known}

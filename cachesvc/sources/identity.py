@@ -107,7 +107,7 @@ class Identity:
         return self._credentials is None
 
 
-def sign_in(endpoint: str, region: str, clock: Callable[[], float] = time.monotonic) -> Identity:
+def sign_in(endpoint: str, region: str, clock: Callable[[], float]) -> Identity:
     """As the arguments say, and where they are empty the AWS environment. Raises NotAllowed without credentials,
     InvalidInput where the environment makes no sense, SourceUnavailable where this process is at a limit."""
     config = Config(
