@@ -21,6 +21,7 @@ from itertools import chain
 
 from cachesvc.core.bounds import bounds, claim_of, not_kept
 from cachesvc.core.model import RAM, DatasetId, Stay, TierName
+from cachesvc.core.room import NOWHERE, Place, make_room, oldest, take
 from cachesvc.core.state import Copy, Dataset, Entry, Role, Tier
 
 
@@ -75,20 +76,6 @@ class Asked(Enum):
     KEEP = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A decision: reserve in `tier`; or evict `victims` first; or wait, `soon` there is room; or nothing."""
-
-    tier: Tier | None = None
-    role: Role = Role.LRU
-    victims: tuple[Copy, ...] = ()
-    soon: bool = False
-
-
-NOWHERE = Place()
-SOON = Place(soon=True)
-
-
 class Policy:
     """Reads the tiers' accounts and decides. Of a tier it changes the budget and what is reserved for the window, nothing
     else: accounts of copies are `copies.py`'s."""
@@ -140,7 +127,7 @@ class Policy:
         if tier.lost:
             return ()
         shelves: tuple[Iterable[Copy], ...] = (tier.spare(), tier.in_use, tier.ahead, *tier.kept.values())
-        return _take(chain.from_iterable(shelves), short_bytes)[0]
+        return take(chain.from_iterable(shelves), short_bytes)[0]
 
     def reopen(self, now: float) -> None:
         """Try tiers again that were full."""
@@ -304,7 +291,7 @@ class Policy:
             return NOWHERE
         if ram.free_bytes >= entry.size_bytes:
             return Place(ram, Role.AHEAD)
-        return _make_room(ram, entry.size_bytes) or NOWHERE
+        return make_room(ram, entry.size_bytes) or NOWHERE
 
     def _keep(self, entry: Entry, tiers: Sequence[Tier]) -> Place | None:
         size = entry.size_bytes
@@ -313,7 +300,7 @@ class Policy:
             if tier.free_bytes >= size:
                 return Place(tier, Role.KEPT)
         for tier in fits:
-            if place := _make_room(tier, size):
+            if place := make_room(tier, size):
                 return place
         return None
 
@@ -328,7 +315,7 @@ class Policy:
             for other in self.datasets.values():
                 if other is home or other.id not in tier.kept:
                     continue
-                victims, enough = _take(reversed(tier.kept[other.id]), short)
+                victims, enough = take(reversed(tier.kept[other.id]), short)
                 left = other.kept_bytes - sum(copy.entry.size_bytes for copy in victims)
                 if victims and enough and left >= self.share_bytes(other):
                     return Place(victims=victims)
@@ -340,11 +327,11 @@ class Policy:
         for tier in tiers:
             if tier.free_bytes >= size:
                 return Place(tier, role)
-        for tier in sorted(tiers, key=_oldest):
-            if place := _make_room(tier, size):
+        for tier in sorted(tiers, key=oldest):
+            if place := make_room(tier, size):
                 return place
         for tier in tiers:
-            if place := _make_room(tier, size, self._gives_way(entry, tier, asked)):
+            if place := make_room(tier, size, self._gives_way(entry, tier, asked)):
                 return place
         return None
 
@@ -375,32 +362,3 @@ class Policy:
 def _kept_elsewhere(copy: Copy) -> bool:
     others = (other for other in copy.entry.copies if other is not copy)
     return any(other.role is Role.KEPT and not other.tier.lost for other in others)
-
-
-def _oldest(tier: Tier) -> float:
-    if tier.found:
-        return 0.0
-    first = next(iter(tier.lru), None)
-    return first.used_at if first else float("inf")
-
-
-def _make_room(tier: Tier, size_bytes: int, candidates: Iterable[Copy] | None = None) -> Place | None:
-    """Victims for `size_bytes` in a tier, counting what is being evicted; None where they do not suffice. They
-    come of what is spare unless others are named."""
-    short = size_bytes - tier.free_bytes - tier.evicting_bytes
-    if short <= 0:
-        return SOON
-    if candidates is None and tier.spare_bytes < short:
-        return None
-    victims, enough = _take(tier.spare() if candidates is None else candidates, short)
-    return Place(victims=victims) if enough else None
-
-
-def _take(candidates: Iterable[Copy], short_bytes: int) -> tuple[tuple[Copy, ...], bool]:
-    """As many as it takes, no more, for to be looked at some get records first; and whether they suffice."""
-    victims: list[Copy] = []
-    candidates = iter(candidates)
-    while short_bytes > 0 and (copy := next(candidates, None)) is not None:
-        victims.append(copy)
-        short_bytes -= copy.entry.size_bytes
-    return tuple(victims), short_bytes <= 0

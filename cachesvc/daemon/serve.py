@@ -245,8 +245,7 @@ def _built(
     control_file: tuple[int, int] | None = None
     ending.callback(lambda: remove(_control_path(settings), control_file))
     tenants = Tenants(allowed, settings.rules)
-    catalogs = f"{settings.state_dir}/catalogs"
-    datasets = Datasets(catalogs, allowed, tenants, lookups, loader, before is None)
+    datasets = Datasets(f"{settings.state_dir}/catalogs", allowed, tenants, lookups, loader, before is None)
     ending.callback(datasets.close)
     ending.callback(loader.shutdown, wait=False)
     adopted = _adopted(before, datasets)

@@ -1,0 +1,53 @@
+"""Room for an extent: where it is, and what is evicted for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cachesvc.core.state import Copy, Role, Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A decision: reserve in `tier`; or evict `victims` first; or wait, `soon` there is room; or nothing."""
+
+    tier: Tier | None = None
+    role: Role = Role.LRU
+    victims: tuple[Copy, ...] = ()
+    soon: bool = False
+
+
+NOWHERE = Place()
+SOON = Place(soon=True)
+
+
+def oldest(tier: Tier) -> float:
+    """When what a tier would give up first was last used, in seconds; inf where it has nothing to spare."""
+    if tier.found:
+        return 0.0
+    first = next(iter(tier.lru), None)
+    return first.used_at if first else float("inf")
+
+
+def make_room(tier: Tier, size_bytes: int, candidates: Iterable[Copy] | None = None) -> Place | None:
+    """What to evict for `size_bytes` in a tier, beside what is being evicted; `SOON` where nothing more need go, None
+    where the candidates do not suffice. These are what the tier can spare, unless others are named."""
+    short = size_bytes - tier.free_bytes - tier.evicting_bytes
+    if short <= 0:
+        return SOON
+    if candidates is None and tier.spare_bytes < short:
+        return None
+    victims, enough = take(tier.spare() if candidates is None else candidates, short)
+    return Place(victims=victims) if enough else None
+
+
+def take(candidates: Iterable[Copy], short_bytes: int) -> tuple[tuple[Copy, ...], bool]:
+    """The first candidates that together hold `short_bytes`, and whether all of them suffice. No more are looked at: some
+    get their records only then."""
+    victims: list[Copy] = []
+    candidates = iter(candidates)
+    while short_bytes > 0 and (copy := next(candidates, None)) is not None:
+        victims.append(copy)
+        short_bytes -= copy.entry.size_bytes
+    return tuple(victims), short_bytes <= 0
