@@ -14,7 +14,7 @@ from cachesvc.core.errors import InvalidInput
 from cachesvc.core.permute import mix
 from loader.device import Mover
 from loader.feed import Feed
-from loader.made import Made, Maker
+from loader.made import Made, Maker, moved
 from loader.mend import OnError
 from loader.orphans import EndsWithTrainer
 from loader.recycled import Recycled
@@ -70,7 +70,7 @@ class Moved:
     def fetch(self, key: tuple[int, int]) -> Made:
         """See Fetches."""
         made: Made = self._thread.fetch(key)
-        return _with_batch(made, self._mover.arrived)
+        return made if made.report.failure else made._replace(batch=self._mover.arrived(made.batch))
 
     def rest(self) -> None:
         """See Fetches."""
@@ -138,14 +138,10 @@ def engine_for(
         return engine
     sender = mover.send
     return Moved(
-        ThreadEngine(lambda: lambda turn: _with_batch(engine.fetch(turn), sender), 1, MOVED_AHEAD),
+        ThreadEngine(lambda: lambda turn: moved(engine.fetch(turn), sender), 1, MOVED_AHEAD),
         mover,
         engine,
     )
-
-
-def _with_batch(made: Made, change: Callable[[Any], Any]) -> Made:
-    return made if made.report.failure is not None else made._replace(batch=change(made.batch))
 
 
 def _maker(
@@ -158,10 +154,10 @@ def _maker(
         make = Maker(own, on_error).make
         if mover is not None:
             send, own.empty = mover.send, mover.empty
-            return lambda turn: _with_batch(make(turn), send)
+            return lambda turn: moved(make(turn), send)
         own.empty = recycled.empty if recycled is not None else None
         if pinned and torch.cuda.is_available():
-            return lambda turn: _with_batch(make(turn), pin_memory)
+            return lambda turn: moved(make(turn), pin_memory)
         return make
 
     return maker

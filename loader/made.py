@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from cachesvc.core.errors import CacheError, from_code
@@ -12,13 +13,14 @@ from cachesvc.core.stalls import CAUSES
 from loader.feed import Feed
 from loader.mend import Mender, OnError, Repair
 from loader.reader import ORIGINS
-from loader.stages import DECODE, HAND_OVER, READING
+from loader.stages import DECODE, HAND_OVER, READING, TRANSFER
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Travels with a batch. `began`, `ended`: perf_counter, the same clock in all processes of a node.
-    `reading_s` by `READING`, `origin_bytes` by `ORIGINS`. `failure`: code and message instead of a batch."""
+    """Travels with a batch. `began`, `ended`: perf_counter, the same clock in all processes of a node; `moved`: when it
+    began and ended to be on its way to the device. `reading_s` by `READING`, `origin_bytes` by `ORIGINS`. `failure`: code
+    and message instead of a batch."""
 
     began: float
     ended: float
@@ -26,6 +28,7 @@ class Report:
     origin_bytes: tuple[int, ...]
     repair: Repair | None = None
     failure: tuple[int, str] | None = None
+    moved: tuple[float, float] = (0.0, 0.0)
     pid: int = field(default_factory=os.getpid)
 
 
@@ -68,17 +71,29 @@ class Ledger:
 
     def enter(self, report: Report, asked: float) -> None:
         """A step that asked at `asked` has this batch. What it waited before the batch was whole counts by the
-        causes that making it had, in proportion; what it waited after that is the hand-over."""
+        causes that making it had, in proportion; what it waited after that is the transfer and, else, the hand-over."""
         if report.pid != os.getpid():  # else they are in this process's own count
             for origin, count in zip(ORIGINS, report.origin_bytes, strict=True):
                 self.origin_bytes[origin] += count
         now = time.perf_counter()
         handed_s = now - max(asked, min(report.ended, now))
         made_s, share = max(report.ended - report.began, 1e-9), now - asked - handed_s
-        self.waited_s[HAND_OVER] += handed_s
+        moved_s = max(0.0, report.moved[1] - max(asked, report.moved[0]))
+        self.waited_s[TRANSFER] += moved_s
+        self.waited_s[HAND_OVER] += handed_s - moved_s
         self.waited_s[DECODE] += share * max(0.0, 1.0 - sum(report.reading_s) / made_s)
         for cause in range(len(READING)):
             self.waited_s[cause] += share * min(1.0, report.reading_s[cause] / made_s)
+
+
+def moved(made: Made, move: Callable[[Any], Any]) -> Made:
+    """With its batch on the way to the device, and how long it took to send it there: to pin it and to queue the copy. For
+    the copy itself the device waits, not this process."""
+    if made.report.failure is not None:
+        return made
+    began = time.perf_counter()
+    batch = move(made.batch)
+    return Made(batch, replace(made.report, moved=(began, time.perf_counter())))
 
 
 def raise_failure(report: Report) -> None:

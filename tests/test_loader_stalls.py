@@ -22,6 +22,9 @@ from cachesvc.core.stalls import CAUSES, StallReport
 from cachesvc.grants import Granted, Refused
 from loader import DataLoader, open_dataset
 from loader.around import Access
+from loader.made import Ledger, Made, Report, moved
+from loader.reader import ORIGINS
+from loader.stages import TRANSFER
 from loader.stats import Stats
 from tests import datasets
 from tests.loader_fakes import MemoryGrants, MemoryLink, compiled, in_memory
@@ -141,6 +144,24 @@ def test_moving_batches_between_processes_is_the_hand_over(link: MemoryLink) -> 
     stats = loader.stats()
     assert stats.wait_by_cause_s["hand-over"] > 0
     assert sum(stats.wait_by_cause_s.values()) == pytest.approx(stats.wait_s)
+
+
+def test_sending_a_batch_to_the_device_is_the_transfer() -> None:
+    def send(batch: str) -> str:
+        time.sleep(SLOW_S)
+        return batch
+
+    asked = time.perf_counter()
+    none = (0.0, 0.0, 0.0)
+    made = moved(Made("batch", Report(asked, time.perf_counter(), none, (0,) * len(ORIGINS))), send)
+    ledger = Ledger()
+    ledger.enter(made.report, asked)
+    waited = dict(zip(CAUSES, ledger.waited_s, strict=True))
+    assert waited["transfer"] >= SLOW_S
+    assert min(waited.values()) >= 0
+    assert SLOW_S <= sum(waited.values()) <= time.perf_counter() - asked
+    ledger.enter(made.report, time.perf_counter())  # a step that came later did not wait for it
+    assert ledger.waited_s[TRANSFER] == waited["transfer"]
 
 
 def test_one_line_at_the_end_of_an_epoch_when_asked(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 CAUSES = ("source", "peer", "disk", "decode", "hand-over", "transfer")
 """`source`, `peer`: an extent had to come from the source, or from another node. `disk`: reading it here.
 `decode`: making samples and batches of bytes that are there (gather, decode, transform, collate). `hand-over`:
-from the worker that made the batch to the training step. `transfer`: to the device."""
+from the worker that made the batch to the training step. `transfer`: pinning it and queuing its copy to the device."""
 QUANTILES = ("0.5", "0.95", "0.99")
 _MOST = 1 << 63
 
