@@ -16,7 +16,7 @@ from torch.utils.data import Dataset as TorchDataset
 from cachesvc.catalog.build import Options
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.layout import Fixed
-from cachesvc.core.arguments import flag, place_of, places_of, shares, whole_number
+from cachesvc.core.arguments import flag, place_of, places_of, shares, text, whole_number
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.permute import permute
 from cachesvc.sources.uri import canonical
@@ -74,13 +74,12 @@ def open_dataset(
         record_bytes=record_bytes,
         labels=labels,
     )
-    if version is not None and not isinstance(version, str):
-        raise InvalidInput(f"version={version!r}: give it as text, as ds.version is")
+    version = text("version", "" if version is None else version)
     if fields is not None and not isinstance(fields, Iterable):
         raise InvalidInput(f"fields={fields!r}: give a name, or several")
     checked = flag("verify", verify)
     rank, processes = foreseen()
-    link = connect(_uris(uri), options, version or "", processes)
+    link = connect(_uris(uri), options, version, processes)
     if isinstance(fields, str):
         fields = (fields,)
     form = Form(tuple(fields) if fields is not None else None, decode, transform, out)

@@ -41,7 +41,7 @@ def test_canonical_form(typed: str, meant: str) -> None:
     [
         "", "s3://", "s3:///k", "s3://b/../c", "s3://b/./c", "s3://b//c", "s3://b/%2e%2e/c", "s3://b/a%2Fb",
         "s3://b/a\\b", "s3://b/a\nb", "s3://b/a\x00b", "s3://b/c//", "file:///a/../etc", "file:///a/%2e%2e/b",
-        "s3://b/" + "x" * 5000,
+        "s3://b/" + "x" * 5000, "/data/\udcff", "s3://b/\ud800/",
     ],
 )  # fmt: skip
 def test_tricks_are_refused(trick: str) -> None:

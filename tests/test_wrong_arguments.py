@@ -96,6 +96,15 @@ def test_a_version_and_fields_are_text(data: Path, given: dict[str, Any]) -> Non
         open_dataset(data, **RECORD, **given)
 
 
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize(
+    "given", [{"labels": "\udcff.csv"}, {"dtype": "\ud800"}, {"format": "\udcff"}, {"version": "\ud800"}]
+)
+def test_what_no_message_can_hold_is_no_text(data: Path, given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match="give it as text"):
+        open_dataset(data, **given)
+
+
 @pytest.mark.parametrize("given", [{"decode": "pil"}, {"decode": False}, {"decode": True}, {"transform": 3}])
 def test_what_nobody_can_call_is_refused_at_opening(
     data: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]

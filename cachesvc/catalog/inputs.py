@@ -11,8 +11,7 @@ import numpy as np
 from cachesvc.catalog.columns import Array, Ints, TextColumn
 from cachesvc.catalog.layout import Field
 from cachesvc.catalog.space import Space
-from cachesvc.core.arguments import whole_number
-from cachesvc.core.errors import InvalidInput
+from cachesvc.core.arguments import text, whole_number
 from cachesvc.core.model import Extent, ObjectVersion
 
 Labels = np.ndarray[tuple[int], np.dtype[np.int32]]
@@ -42,8 +41,7 @@ class Options:
 
     def __post_init__(self) -> None:
         for name in ("format", "dtype", "labels"):
-            if not isinstance(getattr(self, name), str):
-                raise InvalidInput(f"{name}={getattr(self, name)!r}: give it as text")
+            text(name, getattr(self, name))
         for name in ("extent_bytes", "seq_len", "overlap", "record_bytes"):
             given = whole_number(name, getattr(self, name), 0, MAX_NUMBER)
             object.__setattr__(self, name, given)  # numpy's integers have no JSON

@@ -1,4 +1,4 @@
-"""Numbers that a caller gives, checked where they are given."""
+"""What a caller gives, checked where it is given."""
 
 from __future__ import annotations
 
@@ -23,6 +23,13 @@ def whole_number(name: str, given: Any, low: int, high: int) -> int:
     if number is None or not low <= number <= high:
         raise InvalidInput(f"{name}={_short(given)}: give a whole number from {low:,} to {high:,}")
     return number
+
+
+def text(name: str, given: Any) -> str:
+    """An argument as it is. Raises InvalidInput for what is no text, and for half a character: no message holds one."""
+    if not isinstance(given, str) or given != given.encode(errors="replace").decode():
+        raise InvalidInput(f"{name}={_short(given)}: give it as text")
+    return given
 
 
 def flag(name: str, given: Any) -> bool:

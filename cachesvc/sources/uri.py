@@ -37,7 +37,11 @@ def canonical(uri: str) -> str:
     key, and refused. Raises InvalidInput, also for percent-encoded dots and slashes, control characters and
     backslashes.
     """
-    if not uri.strip() or len(uri.encode(errors="surrogateescape")) > MAX_URI_BYTES:
+    try:
+        size_bytes = len(uri.encode())
+    except UnicodeEncodeError:
+        raise InvalidInput(f"{uri!a} is not UTF-8; rename what it names") from None
+    if not uri.strip() or size_bytes > MAX_URI_BYTES:
         raise InvalidInput(f"a URI must have 1 to {MAX_URI_BYTES} bytes")
     found = _SCHEME.match(uri)
     scheme = found[1].lower() if found else "file"
