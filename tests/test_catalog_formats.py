@@ -492,6 +492,16 @@ def test_an_npy_of_objects_is_refused_without_unpickling(tmp_path: Path) -> None
     assert isinstance(_refusal(tmp_path / "e"), CorruptData)
 
 
+@pytest.mark.parametrize("options", [Options(), Options(format="tokens", seq_len=2)])
+@pytest.mark.parametrize("array", [np.zeros(7, "V0"), np.zeros((5, 3), "V0"), np.zeros((), "i4,u1")])
+def test_an_npy_that_holds_no_items_or_rows_is_refused(
+    tmp_path: Path, array: np.ndarray, options: Options
+) -> None:
+    array_file(tmp_path / "d" / "a.npy", array)
+    with pytest.raises((InvalidInput, NotFound), match="no bytes" if array.ndim else "scalar|no whole sample"):
+        compiled(tmp_path / "d", options)
+
+
 def test_files_that_share_a_stem_by_chance_fit_their_extents(tmp_path: Path) -> None:
     files = {f"part.{n:03d}": bytes([n]) * 900 for n in range(60)}
     write_files(tmp_path / "d", files)

@@ -73,7 +73,9 @@ def npy_payload(inputs: Inputs, index: int) -> Payload:
         raise CorruptData(f"{version.uri} has a broken .npy header: {error}") from error
     if dtype.hasobject or (fortran and len(shape) > 1):
         raise InvalidInput(f"{version.uri} holds Python objects or Fortran order; save plain C-order arrays")
-    if dtype.names is not None:
+    if not dtype.itemsize:
+        raise InvalidInput(f"{version.uri} holds items of no bytes ({dtype.str})")
+    if dtype.names is not None and shape:
         dtype, shape = np.dtype(np.uint8), (*shape, dtype.itemsize)
     length = int(np.prod([int(side) for side in shape], dtype=object)) * dtype.itemsize
     if min(shape, default=0) < 0:
