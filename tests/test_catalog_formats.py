@@ -498,7 +498,9 @@ def test_an_npy_that_holds_no_items_or_rows_is_refused(
     tmp_path: Path, array: np.ndarray, options: Options
 ) -> None:
     array_file(tmp_path / "d" / "a.npy", array)
-    with pytest.raises((InvalidInput, NotFound), match="no bytes" if array.ndim else "scalar|no whole sample"):
+    with pytest.raises(
+        (InvalidInput, NotFound), match="no bytes" if array.ndim else "scalar|no whole sample"
+    ):
         compiled(tmp_path / "d", options)
 
 

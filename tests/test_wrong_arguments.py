@@ -105,6 +105,13 @@ def test_what_no_message_can_hold_is_no_text(data: Path, given: dict[str, Any]) 
         open_dataset(data, **given)
 
 
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("long", ["x" * 20_000, "é" * 20_000])
+def test_however_long_a_message_is_the_error_stays_typed(data: Path, long: str) -> None:
+    with pytest.raises(InvalidInput, match=r"^unknown format.*there are: files, webdataset"):
+        open_dataset(data, format=long)
+
+
 @pytest.mark.parametrize("given", [{"decode": "pil"}, {"decode": False}, {"decode": True}, {"transform": 3}])
 def test_what_nobody_can_call_is_refused_at_opening(
     data: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]

@@ -26,6 +26,11 @@ STATUSES: dict[type[CacheError], grpc.StatusCode] = {
 }
 
 
+_ENDS_BYTES = 1000
+"""Of each end of a longer message: it travels as a header, in which a byte may take three, and gRPC drops answers whose
+headers take 8 KiB."""
+
+
 class statuses:
     """A typed error of the body ends the call."""
 
@@ -46,4 +51,13 @@ def abort(context: grpc.ServicerContext, error: CacheError) -> NoReturn:
     status = next(
         (STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES), grpc.StatusCode.UNKNOWN
     )
-    context.abort(status, str(error))
+    context.abort(status, _line(str(error)))
+
+
+def _line(message: str) -> str:
+    """On one line that a header can hold, with its beginning and its end: what is wrong, and the mend."""
+    line = " ".join(message.splitlines()).encode(errors="replace")
+    if len(line) <= 2 * _ENDS_BYTES:
+        return line.decode()
+    begin, end = (part.decode(errors="ignore") for part in (line[:_ENDS_BYTES], line[-_ENDS_BYTES:]))
+    return f"{begin} ... {end}"
