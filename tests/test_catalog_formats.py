@@ -80,6 +80,15 @@ def test_a_name_without_extension_takes_no_field_of_another(tmp_path: Path) -> N
     assert found["y"] == {"__file": b"y", "_file": None, "file": None}
 
 
+def test_a_name_that_ends_with_a_dot_hides_no_other(tmp_path: Path) -> None:
+    write_files(tmp_path / "d", {"x": b"bare", "x.": b"dot", "x.jpg": b"one", "y": bytes(3 * SMALL)})
+    catalog = compiled(tmp_path / "d", Options(format="files", extent_bytes=SMALL))
+    fields = [field.name for field in catalog.fields]
+    found = {catalog.key(i): dict(zip(fields, row, strict=True)) for i, row in enumerate(samples_of(catalog))}
+    assert found["x"] == {"file": b"bare", "jpg": b"one"}
+    assert found["x."] == {"file": b"dot", "jpg": None}
+
+
 def test_a_number_that_may_mean_a_class_or_its_index_is_refused(tmp_path: Path) -> None:
     labels = {"a": "1", "b": "2", "c": "cat"}
     write_files(tmp_path / "d", {f"{key}.bin": b"x" for key in labels})

@@ -78,10 +78,10 @@ class Entry:
 
 
 def split_name(path: str) -> tuple[str, str]:
-    """Stem and extension; a name that begins with its only dot has none."""
+    """Stem and extension; a name that begins with its only dot has none, nor has one that ends with a dot."""
     folder, slash, name = path.rpartition("/")
-    stem, dot, extension = name.rpartition(".")
-    return (folder + slash + stem, extension) if dot and stem else (path, "")
+    stem, _, extension = name.rpartition(".")
+    return (folder + slash + stem, extension) if stem and extension else (path, "")
 
 
 @dataclass(frozen=True, slots=True)
