@@ -17,6 +17,8 @@ _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgtp", start=1):
     _UNITS |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
 
+_ID_DIGITS = 10
+"""Of a user's or group's number, of 32 bits."""
 _RULE = re.compile(r"(.+)=((?:uid|gid):[^,:=/]+(?:,(?:uid|gid):[^,:=/]+)*)")
 
 CONTROL_SOCKET = "cachesvc.sock"
@@ -120,7 +122,7 @@ class Settings:
 
 def parse_size(text: str) -> int:
     """`64GiB`, `64G`, `1.5TB`, `4096` -> bytes. Binary units unless spelled `KB`, `MB`, ... (decimal)."""
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", text)
+    match = re.fullmatch(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([a-zA-Z]*)\s*", text)
     if match is None or match[2].lower() not in _UNITS:
         raise InvalidInput(f"{text!r} is not a size; write it as 64GiB, 500GB or plain bytes")
     return int(Fraction(match[1]) * _UNITS[match[2].lower()])
@@ -160,7 +162,7 @@ def parse_allow(text: str) -> tuple[str, Rule | None]:
 
 
 def _id_of(kind: str, name: str) -> int:
-    if name.isdecimal():
+    if name.isdecimal() and len(name) <= _ID_DIGITS:
         return int(name)
     try:
         return pwd.getpwnam(name).pw_uid if kind == "uid" else grp.getgrnam(name).gr_gid
@@ -174,7 +176,8 @@ def parse_quota(text: str) -> QuotaSpec:
     of, _, amount = text.rpartition("=")
     kind, _, uid = of.partition(":")
     prefix = "://" in of or of.startswith("/")
-    if not prefix and (kind != USER or (of != USER and not uid.isdecimal())):
+    numbered = uid.isdecimal() and len(uid) <= _ID_DIGITS
+    if not prefix and (kind != USER or (of != USER and not numbered)):
         raise InvalidInput(
             f"{text!r} is no quota; write s3://bucket/prefix/=SIZE, user=SIZE or user:1000=SIZE"
         )
@@ -213,7 +216,10 @@ def default_socket_dir() -> str:
 def check_socket_dir(directory: str) -> None:
     """Raise InvalidInput for a directory whose sockets nobody could bind or connect to."""
     path = f"{os.path.abspath(directory)}/{max(CONTROL_SOCKET, GRANTS_SOCKET, key=len)}"
-    size_bytes = len(os.fsencode(path))
+    try:
+        size_bytes = len(path.encode())
+    except UnicodeEncodeError:
+        raise InvalidInput(f"the socket's directory {directory!a} is not UTF-8; give another name") from None
     if size_bytes > SOCKET_PATH_BYTES:
         raise InvalidInput(
             f"a socket's path ends at {SOCKET_PATH_BYTES} bytes, and {path} has {size_bytes}; give --socket (or"
