@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -172,19 +172,21 @@ class Samples:
 
     def _gathered_rows(self, reader: Reader, samples: Ints) -> Iterator[Any]:
         values = self.tensor(reader, self.locate(reader, samples))
-        return (self._shape_sample((value,), n) for value, n in zip(values, samples.tolist(), strict=True))
+        rows = zip(values, samples.tolist(), strict=True)
+        return (self._shape_sample((value,), n, (value,)) for value, n in rows)
 
     def _decoded_rows(self, reader: Reader, samples: Ints, draw: tuple[int, int]) -> Iterator[Any]:
         raw = self._raw(reader, samples)
         if self._form.decode is None and self._single:
             return (row[0] for row in raw)
-        rows: Iterable[tuple[Sequence[Any], int]] = zip(raw, samples.tolist(), strict=True)
+        rows = zip(raw, samples.tolist(), strict=True)
         decode = self._form.decode
         if not callable(decode):
-            if self._decoders is not None:
-                rows = ((self._decode_row(row, n), n) for row, n in rows)
-            return (self._shape_sample(row, n) for row, n in rows)
-        shaped = ((self._shape_sample(row, n), n) for row, n in rows)
+            return (
+                self._shape_sample(row if self._decoders is None else self._decode_row(row, n), n, row)
+                for row, n in rows
+            )
+        shaped = ((self._shape_sample(row, n, row), n) for row, n in rows)
         return (self._called(decode, self._decode_wants, row, n, draw) for row, n in shaped)
 
     def _called(
@@ -232,9 +234,9 @@ class Samples:
             [flat[at : at + width] for at in range(0, len(flat), width)] if columns else [()] * len(samples)
         )
 
-    def _shape_sample(self, values: Sequence[Any], sample: int) -> Any:
+    def _shape_sample(self, values: Sequence[Any], sample: int, stored: Sequence[Any]) -> Any:
         """A tuple where fields were named, (value, label) for one field with labels, the value for one field,
-        else a dict by field."""
+        else a dict by field of what is `stored`: a value may be None, as JSON's null is."""
         labels = self._catalog.labels
         if self._form.fields is not None:
             given = iter(values)
@@ -244,7 +246,8 @@ class Samples:
             return values[0], int(labels[sample])  # type: ignore[index]
         if len(values) == 1:
             return values[0]
-        return {name: value for name, value in zip(self._names, values, strict=True) if value is not None}
+        named = zip(self._names, values, stored, strict=True)
+        return {name: value for name, value, held in named if held is not None}
 
     def _decoders_of(self, form: Form) -> list[Decoder] | None:
         if form.decode != "auto" or isinstance(self._layout, Fixed):

@@ -582,6 +582,12 @@ def test_numbers_decode_to_what_was_written(value: int) -> None:
     assert decoder("n", "json")(str(value).encode()) == value
 
 
+def test_null_is_a_value_and_not_an_absent_field(home: Path) -> None:
+    rows = [{"n": b"7", "x": b"null"}, {"n": b"8", "x": b"{}"}]
+    datasets.mds_shards(home / "d", {"n": "str_int", "x": "json"}, rows, 2)
+    assert list(in_memory(compiled(home / "d", home))) == [{"n": 7, "x": None}, {"n": 8, "x": {}}]
+
+
 def test_images_as_mosaicml_writes_them(home: Path) -> None:
     pixels = np.arange(6 * 4 * 3, dtype=np.uint8)
     pil = np.asarray([4, 6, 3], "<u4").tobytes() + b"RGB" + pixels.tobytes()
