@@ -74,7 +74,7 @@ def compile_here(uris: Sequence[str], options: Options, version: str) -> tuple[D
     found = survey(sources.spelled_out(uris), options, sources)
     if version and version != found.id:
         raise SourceChanged(
-            f"{found.uri} is now version {found.id}, not {version}; a daemon may still hold that one"
+            f"{found.uri} is now version {found.id}, not {version}; open it without version= to go on with what is there"
         )
     path = f"{home}/catalogs/{found.id}.lmdb"
     os.makedirs(os.path.dirname(path), exist_ok=True)

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from bench.node import Daemon
-from cachesvc.core.errors import InvalidInput
+from cachesvc.core.errors import InvalidInput, SourceChanged
 from loader import DataLoader, Dataset, mix, open_dataset, pack
 from loader.dataset import NOTES_SAID
 from tests import datasets
@@ -103,6 +103,12 @@ def test_a_version_and_fields_are_text(data: Path, given: dict[str, Any]) -> Non
 def test_what_no_message_can_hold_is_no_text(data: Path, given: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match="give it as text"):
         open_dataset(data, **given)
+
+
+@pytest.mark.usefixtures("way")
+def test_a_version_that_is_gone_is_said_with_the_mend(data: Path) -> None:
+    with pytest.raises(SourceChanged, match=r"not 0123; open it without version="):
+        open_dataset(data, **RECORD, version="0123")
 
 
 @pytest.mark.usefixtures("way")

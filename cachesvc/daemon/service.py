@@ -101,7 +101,8 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
                     else f" (with extents of {options.extent_bytes:,} bytes, this daemon's: extent_bytes= gives others)"
                 )
                 raise errors.SourceChanged(
-                    f"the data at {uris[0]} is version {answer.dataset}{own}, not {request.version}"
+                    f"the data at {uris[0]} is version {answer.dataset}{own}, not {request.version}; open it "
+                    "without version= to go on with what is there"
                 )
             dataset = self._dataset(answer.dataset, context)
             self._runner.datasets.tidy(self._pins.stored)
