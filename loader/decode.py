@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Callable
 from decimal import Decimal
 from itertools import pairwise
@@ -151,6 +152,12 @@ def _decimal(raw: bytes) -> Decimal:
 
 
 def _npy(raw: bytes) -> Any:
+    """One array, not an archive of several. Room is made for what is there, and not for what a header promises."""
+    file, layout = io.BytesIO(raw), np.lib.format
+    old = layout.read_magic(file) == (1, 0)  # 3.0 differs from 2.0 in names alone
+    shape, _, dtype = layout.read_array_header_1_0(file) if old else layout.read_array_header_2_0(file)
+    if math.prod(shape) * dtype.itemsize > len(raw) - file.tell():
+        raise ValueError(f"{len(raw)} bytes are no array of shape {shape}")
     return np.load(io.BytesIO(raw), allow_pickle=False)
 
 

@@ -640,6 +640,30 @@ def test_arrays_and_lists_as_mosaicml_writes_them(home: Path) -> None:
     assert str(sample["exact"]) == "1.10"
 
 
+def saved(array: np.ndarray, version: tuple[int, int] | None = None) -> bytes:
+    file = io.BytesIO()
+    np.lib.format.write_array(file, array, version)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+@pytest.mark.parametrize("array", [np.arange(6.0).reshape(2, 3).T, np.asarray(7), np.zeros((0, 3), ">i2")])
+def test_an_array_decodes_to_what_was_saved(array: np.ndarray, version: tuple[int, int]) -> None:
+    found = decoded(decoder("x", "npy"), saved(array, version), lambda: "sample 3")
+    assert (found.dtype, found.shape, found.tolist()) == (array.dtype, array.shape, array.tolist())
+
+
+def test_an_array_that_is_not_there_or_is_several_is_corrupt() -> None:
+    several = io.BytesIO()
+    np.savez(several, a=np.zeros(3))
+    whole = saved(np.zeros(1000, "u1"))
+    huge = whole.replace(b"(1000,), }           ", b"(100000000000000,), }")
+    assert len(huge) == len(whole)
+    for raw in (whole[:-1], huge, several.getvalue(), b""):
+        with pytest.raises(CorruptData, match="does not decode"):
+            decoded(decoder("x", "npy"), raw, lambda: "sample 3")
+
+
 @pytest.mark.parametrize("encoding", ["pil", "jpeg_array", "list[pil]", "ndarray", "ndarray:uint8"])
 @pytest.mark.parametrize(
     "raw",
