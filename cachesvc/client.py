@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cachesvc.config import CONTROL_SOCKET, check_socket_dir, socket_dirs
+from cachesvc.config import CONTROL_SOCKET, check_socket_dir, control_address, socket_dirs
 from cachesvc.core.errors import (
     Busy,
     CacheError,
@@ -94,7 +94,7 @@ class Control:
             ("grpc.min_reconnect_backoff_ms", int(AGAIN_S * 1000)),
             ("grpc.max_reconnect_backoff_ms", int(AGAIN_S * 1000)),
         ]
-        self._channel = grpc.insecure_channel(f"unix:{os.path.abspath(found)}/{CONTROL_SOCKET}", limits)
+        self._channel = grpc.insecure_channel(control_address(found), limits)
         self._stub = cachesvc_pb2_grpc.CacheStub(self._channel)
 
     def __enter__(self) -> Control:

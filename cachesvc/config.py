@@ -8,6 +8,7 @@ import pwd
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+from urllib.parse import quote
 
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import EXTENT_BYTES
@@ -211,6 +212,11 @@ def default_socket_dir() -> str:
     """Where a daemon listens when it is not told: the first place it may write."""
     named = socket_dirs()
     return named[0] if os.environ.get("CACHESVC_SOCKET") or os.geteuid() == 0 else named[-1]
+
+
+def control_address(directory: str) -> str:
+    """Of the control socket, as gRPC takes it, which reads a URI: `#`, `?` and `%` would name another place."""
+    return f"unix://{quote(f'{os.path.abspath(directory)}/{CONTROL_SOCKET}')}"
 
 
 def check_socket_dir(directory: str) -> None:

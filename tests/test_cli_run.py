@@ -66,6 +66,15 @@ def test_a_relative_directory_is_found_by_a_command_that_goes_elsewhere(
             assert run(["run", "--socket", place, *SMALL, *command]) == 0, capfd.readouterr()
 
 
+@pytest.mark.parametrize("name", ["a#b", "50%25?", "/"])
+def test_a_directory_may_be_called_what_in_a_uri_means_something_else(
+    home: Path, capfd: Any, name: str
+) -> None:
+    command = shell(f"exec {' '.join(CACHESVC)} status")
+    place = f"/{home}" if name == "/" else f"{home}/{name}"  # two slashes in front
+    assert run(["run", "--socket", place, *SMALL, *command]) == 0, capfd.readouterr()
+
+
 def test_options_after_the_command_are_the_commands_own(home: Path, capfd: Any) -> None:
     with canned_daemon(home):
         assert run(["run", "--socket", str(home), "echo", "--json", "--ram"]) == 0

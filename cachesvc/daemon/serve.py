@@ -30,6 +30,7 @@ from cachesvc.config import (
     check_open_files,
     check_ram,
     check_socket_dir,
+    control_address,
     most_callers,
     most_in_ram,
     most_readers,
@@ -382,7 +383,7 @@ def _control(
     Path(path).unlink(missing_ok=True)  # a dead daemon's, or our predecessor's: we hold the lock
     before = os.umask(0o177)
     try:
-        server.add_insecure_port(f"unix:{path}")
+        server.add_insecure_port(control_address(settings.socket_dir))
     except RuntimeError as error:
         raise InvalidInput(f"{path} cannot be bound ({error}); give --socket another directory") from None
     finally:
