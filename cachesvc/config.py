@@ -245,7 +245,7 @@ def check_ram(ram_bytes: int, allowed: int) -> None:
 
 def open_files_advised(ram_bytes: int, extent_bytes: int) -> int:
     """Descriptors that a daemon should be allowed: every resident RAM extent is one."""
-    return max(OPEN_FILES, ram_bytes // extent_bytes + OPEN_FILES_SPARE)
+    return max(OPEN_FILES, ram_bytes // max(1, extent_bytes) + OPEN_FILES_SPARE)
 
 
 def check_open_files(open_files: int) -> None:

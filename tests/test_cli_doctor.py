@@ -71,6 +71,11 @@ def test_a_failed_check_is_exit_1(no_cloud: None, capsys: Any) -> None:
     assert "fail  nvme: /nowhere is no directory; create it" in out
 
 
+def test_extents_of_no_size_are_a_failed_check(no_cloud: None, capsys: Any) -> None:
+    assert run(["doctor", "--extent-bytes", "0"]) == 1
+    assert "--extent-bytes 0 is not a multiple" in capsys.readouterr().out
+
+
 def test_a_budget_above_the_disk_is_a_warning_for_serve_lowers_it(
     no_cloud: None, capsys: Any, tmp_path: Path
 ) -> None:
