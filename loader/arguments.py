@@ -11,13 +11,11 @@ from cachesvc.core.order import Last
 from loader.mend import OnError
 from loader.mixture import Mixture
 from loader.packs import Packed
+from loader.progress import MAX_COUNT, MAX_SEED
 from loader.setup import Window, window_bytes
 from loader.topology import stated
 
-MAX_COUNT = 2**63 - 1
 _OF_AN_ORDER = ("rank", "world_size", "mesh", "global_batch_size", "last")
-_MAX_SEED = 2**64 - 1
-"""The order's keys are of 64 bits, without a sign."""
 
 
 def check_arguments(
@@ -44,7 +42,7 @@ def checked_numbers(
 ) -> tuple[int, int | None, int | None]:
     """The numbers that a saved state holds, as plain ints. Raises InvalidInput."""
     return (
-        whole_number("seed", seed, 0, _MAX_SEED),
+        whole_number("seed", seed, 0, MAX_SEED),
         None if epochs is None else whole_number("epochs", epochs, 1, MAX_COUNT),
         None
         if global_batch_size is None

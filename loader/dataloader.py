@@ -17,7 +17,7 @@ from cachesvc.core.arguments import flag, whole_number
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order import Last
 from loader.account import Account
-from loader.arguments import MAX_COUNT, check_arguments, checked_numbers, named, refuse_unused
+from loader.arguments import check_arguments, checked_numbers, named, refuse_unused
 from loader.engines import Fetches, WorkerType, checked, engine_for, read_at_start, set_since
 from loader.feed import Feed
 from loader.foreign import begin_as_torch, foretold, hear_epochs, tell_epoch
@@ -25,7 +25,7 @@ from loader.inside import Core, flattened, ours
 from loader.iteration import Iteration, Raised, of_the_data
 from loader.mend import BadSample, Mender, OnError
 from loader.peers import PEER_FAILURE_S, PeerWatch, watch_for, watched
-from loader.progress import NEWER_ITERATION, STATELESS, Progress, State, parsed
+from loader.progress import MAX_COUNT, NEWER_ITERATION, STATELESS, Progress, State, parsed
 from loader.reader import Ints
 from loader.setup import (
     Window,

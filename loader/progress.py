@@ -7,8 +7,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from cachesvc.core.errors import StateMismatch
+from cachesvc.core.text import printable
 
 STATE_VERSION = 2
+MAX_COUNT, MAX_SEED = 2**63 - 1, 2**64 - 1
+"""The order counts in numpy's integers, and its keys are of 64 bits, without a sign."""
 STATELESS = (
     "this DataLoader runs as torch's own (a sampler, or another dataset), so its state is empty and a resumed epoch begins "
     "anew; leave the sampler out, under Lightning with Trainer(use_distributed_sampler=False)"
@@ -102,15 +105,16 @@ def parsed(state: Mapping[str, Any]) -> State:
             f"{type(state).__name__} is not a state of this loader: give what state_dict() returned"
         )
     if set(state) != set(expected):
-        odd = sorted(set(state) ^ set(expected))
-        raise StateMismatch(f"not a state of this loader: its keys differ in {', '.join(odd)}")
-    if state["version"] != STATE_VERSION:
-        raise StateMismatch(f"a state of version {state['version']}; this program reads {STATE_VERSION}")
+        odd = ", ".join(sorted(map(str, set(state) ^ set(expected))))
+        raise StateMismatch(f"not a state of this loader: its keys differ in {printable(odd)}")
     texts, flags = ("dataset", "last"), ("shuffle",)
     for name in expected:
         kind = str if name in texts else bool if name in flags else int
-        if not isinstance(state[name], kind):
-            raise StateMismatch(f"the state's {name} is {state[name]!r}, not {kind.__name__}")
-        if kind is int and state[name] < 0:
+        if type(state[name]) is not kind:
+            found = printable(repr(state[name]))
+            raise StateMismatch(f"the state's {name} is {found}, not {kind.__name__}")
+        if kind is int and not 0 <= state[name] <= (MAX_SEED if name == "seed" else MAX_COUNT):
             raise StateMismatch(f"the state's {name} is {state[name]}: no state says so")
+    if state["version"] != STATE_VERSION:
+        raise StateMismatch(f"a state of version {state['version']}; this program reads {STATE_VERSION}")
     return State(**state)

@@ -11,6 +11,7 @@ import numpy as np
 from cachesvc.core.arguments import whole_number
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order import Last, OrderSpec
+from cachesvc.core.text import printable
 from loader.feed import Feed, Share
 from loader.inside import Core
 from loader.mixture import MAX_TOLD, begun
@@ -152,11 +153,14 @@ def check_data(state: State, identity: str, samples: int) -> None:
     """Raises StateMismatch when a state belongs to another version, subset or mixture; the weights of a mixture may
     differ from the next epoch on."""
     inside = bool(state.step or state.micro)
-    of_state, own = (begun(one, state.epoch, inside) for one in (state.dataset, identity))
+    try:
+        of_state, own = (begun(one, state.epoch, inside) for one in (state.dataset, identity))
+    except ValueError:  # weights that no mixture has
+        of_state, own = state.dataset, identity
     if of_state != own or state.samples != samples:
         theirs, ours = _told_apart(state.dataset, identity)
         raise StateMismatch(
-            f"the state belongs to version {theirs} with {state.samples:,} samples, the loader has {ours} "
+            f"the state belongs to version {printable(theirs)} with {state.samples:,} samples, the loader has {ours} "
             f"with {samples:,}; open that version, with the same filter and weights, or start anew"
         )
 

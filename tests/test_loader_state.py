@@ -194,7 +194,9 @@ def test_an_iteration_from_which_nothing_was_taken_keeps_the_place(link: MemoryL
     assert len(rest(run)) == 6
 
 
-@pytest.mark.parametrize("wrong", [{"epoch": -3}, {"micro": -1}, {"step": -(10**9)}])
+@pytest.mark.parametrize(
+    "wrong", [{"epoch": -3}, {"micro": -1}, {"step": -(10**9)}, {"global_batch": 10**30}, {"epoch": 2**63}]
+)
 def test_a_state_that_no_loader_saved_is_refused(link: MemoryLink, wrong: dict[str, int]) -> None:
     run = small(link, batch_size=10)
     with pytest.raises(StateMismatch, match="no state says so"):
@@ -205,6 +207,26 @@ def test_a_state_that_no_loader_saved_is_refused(link: MemoryLink, wrong: dict[s
 def test_what_is_no_state_at_all_is_refused_by_its_type(link: MemoryLink, given: Any) -> None:
     with pytest.raises(StateMismatch, match=f"{type(given).__name__} is not a state of this loader"):
         small(link, batch_size=10).load_state_dict(given)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {3: 0},
+        {None: 0},
+        {"a\nb": 0},
+        {"version": torch.zeros(2, 2)},
+        {"dataset": "a\nb"},
+        {"dataset": "a@b:1,1"},
+        {"step": True},
+        {"step": 1.0},
+    ],
+)
+def test_whatever_a_state_holds_instead_is_told_in_one_line(link: MemoryLink, wrong: dict[Any, Any]) -> None:
+    run = small(link, batch_size=10)
+    with pytest.raises(StateMismatch) as refused:
+        run.load_state_dict(run.state_dict() | wrong)
+    assert str(refused.value).isprintable()
 
 
 def test_data_that_never_fills_a_batch_does_not_spin(link: MemoryLink) -> None:
