@@ -173,7 +173,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if set_since(self, self._read):  # a collate_fn, say
             self._begin_anew()
         feed = self._prepared()
-        must_stand(self._topology, self.rank, self.world_size, self.mesh, self.dp_dims)
+        if self._topology is not None:
+            must_stand(self._topology, self._found())
         self._progress.begin(feed)
         if not self._job:
             self._agree_and_say(feed)
@@ -295,8 +296,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if not self.shard:
             return Topology(0, 1, "this rank alone")
         if self._topology is None:
-            self._topology = resolve(self.rank, self.world_size, self.mesh, self.dp_dims)
+            self._topology = self._found()
         return self._topology
+
+    def _found(self) -> Topology:
+        return resolve(self.rank, self.world_size, self.mesh, self.dp_dims)
 
     def _prepared(self) -> Feed:
         """The feed of this rank, made at first need: only then is the rank known."""

@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -124,22 +124,14 @@ def resolve(
     )
 
 
-def must_stand(
-    before: Topology | None,
-    rank: int | None,
-    world_size: int | None,
-    mesh: Mesh | None,
-    dp_dims: Sequence[str],
-) -> None:
-    """Raises `StateMismatch` where the process group came after a place of a single process had been found: what was
-    told from there (a length, a place in the data) is another's."""
-    if before is None or before.processes > 1 or _process_group() is None:
-        return
-    now = resolve(rank, world_size, mesh, dp_dims)
+def must_stand(before: Topology, now: Topology) -> None:
+    """Raises `StateMismatch` where the process group came, went, or became another one after the place before it had
+    been used: what was told from there (a length, a place in the data) is another's."""
     if (now.rank, now.world_size) != (before.rank, before.world_size):
         raise StateMismatch(
             f"this loader was used as rank {before.rank} of {before.world_size} ({before.source}), and is rank {now.rank}"
-            f" of {now.world_size} ({now.source}) now: initialise the process group before its first use (len, too)"
+            f" of {now.world_size} ({now.source}) now: initialise the process group before its first use (len, too), and"
+            " make another loader for another group"
         )
 
 
@@ -183,13 +175,14 @@ def agree(
     """Return once every process of the job has stated the same facts.
 
     Every process calls this with the same `name`, unused before in this store. Process 0 compares, so the
-    store sees a few requests a process. Raises `StateMismatch` on all of them when a fact differs, and
-    `DeadlineExceeded` when a process has not stated its own within `timeout_s`.
+    store sees a few requests a process. Raises `StateMismatch` on all of them when a fact differs or a rank is not on
+    as many processes as each other one, and `DeadlineExceeded` when a process has not stated its own within `timeout_s`.
     """
     prefix = f"cachesvc/agree/{topology.group}{name}"
-    store.set(f"{prefix}/{topology.process}", json.dumps(dict(facts), sort_keys=True))
+    told = [topology.rank, dict(facts) | {"world size": topology.world_size}]
+    store.set(f"{prefix}/{topology.process}", json.dumps(told, sort_keys=True))
     if topology.process == 0:
-        kind, message = _verdict(topology.processes, prefix, store, timeout_s)
+        kind, message = _verdict(topology, prefix, store, timeout_s)
         store.set(f"{prefix}/verdict", json.dumps([kind, message]))
     else:
         # the comparer's own deadline may have started as late as ours ends
@@ -201,9 +194,10 @@ def agree(
         raise DeadlineExceeded(message)
 
 
-def _verdict(processes: int, prefix: str, store: Store, timeout_s: float) -> tuple[str, str]:
+def _verdict(topology: Topology, prefix: str, store: Store, timeout_s: float) -> tuple[str, str]:
     """What process 0 found: ("", "") where all agree."""
-    deadline = time.monotonic() + timeout_s
+    deadline, processes = time.monotonic() + timeout_s, topology.processes
+    ranks: list[int] = []
     stated: list[dict[str, str | int]] = []
     for process in range(processes):
         left_s = max(0.001, deadline - time.monotonic())
@@ -211,12 +205,23 @@ def _verdict(processes: int, prefix: str, store: Store, timeout_s: float) -> tup
             _wait(store, f"{prefix}/{process}", left_s, f"process {process} of {processes} did not report")
         except DeadlineExceeded as late:
             return "late", str(late)
-        stated.append(json.loads(store.get(f"{prefix}/{process}")))
+        rank, facts = json.loads(store.get(f"{prefix}/{process}"))
+        ranks.append(rank)
+        stated.append(facts)
     differing = [_told(fact, stated) for fact in sorted(set().union(*stated))]
-    found = "; ".join(filter(None, differing))
+    found = "; ".join(filter(None, differing)) or _unequal(ranks, topology.world_size)
     return (
         ("mismatch", f"the job's processes disagree: {found}; start all of them alike") if found else ("", "")
     )
+
+
+def _unequal(ranks: Sequence[int], size: int) -> str:
+    """The first rank that others outnumber, or nothing: its samples would be nobody's, or count for less."""
+    each, counts = len(ranks) // size, Counter(ranks)
+    wrong = [rank for rank in range(size) if counts[rank] < each]
+    if not wrong:
+        return ""
+    return f"{counts[wrong[0]]} of {len(ranks)} are rank {wrong[0]} of {size}, not {each}"
 
 
 def _told(fact: str, stated: Sequence[Mapping[str, str | int]]) -> str:
@@ -240,7 +245,8 @@ def _wait(store: Store, key: str, timeout_s: float, otherwise: str) -> None:
         store.wait([key], timedelta(seconds=timeout_s))
     except RuntimeError as error:  # torch's DistError: a time-out, or the store's host is gone
         raise DeadlineExceeded(
-            f"{otherwise} within {timeout_s:.0f} s: look for its own error, or raise the time-out"
+            f"{otherwise} within {timeout_s:.0f} s: look for its own error; a loader of one rank alone wants shard=False,"
+            " one of some ranks the mesh of those"
         ) from error
 
 

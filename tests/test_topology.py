@@ -183,8 +183,18 @@ def _rank(
         except DeadlineExceeded as error:
             found["late"] = str(error)
     found |= _loaders(rank, data)
+    try:
+        agree(Topology(0, 2, "arguments", process=rank, processes=2), {"seed": 0}, store, "ranks", 20)
+    except StateMismatch as error:
+        found["ranks"] = str(error)
+    kept = DataLoader(open_dataset(data), 4)
+    next(iter(kept))
     answers.put((rank, found))
     distributed.barrier()
+    distributed.destroy_process_group()
+    distributed.init_process_group("gloo", init_method=f"file://{rendezvous}-2", rank=1 - rank, world_size=2)
+    with pytest.raises(StateMismatch, match=f"as rank {rank} of 2 .* and is rank {1 - rank} of 2"):
+        next(iter(kept))
     distributed.destroy_process_group()
 
 
@@ -210,6 +220,7 @@ def test_two_real_ranks_resolve_agree_and_disagree(tmp_path: Path) -> None:
         assert "seed is 0 on process 0 and 1 on process 1" in found[rank]["mismatch"]
         assert "version" not in found[rank]["mismatch"]
         assert f"as rank 0 of 1 (single process), and is rank {rank} of 2" in found[rank]["early"]
+        assert "0 of 2 are rank 1 of 2, not 1" in found[rank]["ranks"]
         for fact in ("shuffle", "batch_size", "epoch", "batches already consumed"):
             assert f"{fact} is " in found[rank][fact]
     assert "process 1 of 2 did not report" in found[0]["late"]
