@@ -1,7 +1,8 @@
 """Which part of a global batch this process takes: rank and world size, as the job was started. Design, D6.
 
-Sources in order: arguments, a DeviceMesh, the process group, torchrun, an srun step of more than one task,
-MPI, and else a single process. The first that is there decides; one that contradicts it is an error.
+Sources in order: arguments, a DeviceMesh, the process group, torchrun, MPI, an srun step of more than one task, and
+else a single process. The first that is there decides; of the first four one that contradicts it is an error. Launchers
+start each other (mpirun its daemons by srun, srun torchrun once a node): the inner one's word counts.
 
 Only data-parallel coordinates choose data, so processes and ranks are two counts: tensor-, context- and
 pipeline-parallel peers are several processes of one rank.
@@ -28,10 +29,11 @@ AGREE_TIMEOUT_S = 300.0
 
 _LAUNCHERS = (
     ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
-    # only srun sets the step's task count; SLURM_NTASKS alone also stands in a batch script, where one runs
-    ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ""),
     ("mpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("mpi", "PMI_RANK", "PMI_SIZE", ""),
+    # after mpi, whose mpirun starts its daemons by srun: what they inherit counts nodes
+    # only srun sets the step's task count; SLURM_NTASKS alone also stands in a batch script, where one runs
+    ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ""),
 )
 _NAMED_MOST = 8
 _MAX_RANKS = 1 << 31

@@ -62,6 +62,16 @@ def test_arguments_come_first() -> None:
             Topology(1, 2, "mpi", 2, 1, 2),
         ),
         ({"PMI_RANK": "2", "PMI_SIZE": "3"}, Topology(2, 3, "mpi", 1, 2, 3)),
+        (  # mpirun, whose daemons srun started once a node
+            {
+                "OMPI_COMM_WORLD_RANK": "9",
+                "OMPI_COMM_WORLD_SIZE": "16",
+                "OMPI_COMM_WORLD_LOCAL_SIZE": "8",
+                "SLURM_PROCID": "1",
+                "SLURM_STEP_NUM_TASKS": "2",
+            },
+            Topology(9, 16, "mpi", 2, 9, 16),
+        ),
         (  # torchrun, started once a node by srun
             {
                 "RANK": "9",
