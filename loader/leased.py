@@ -21,7 +21,7 @@ import numpy as np
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.errors import OutOfSpace
 from cachesvc.core.model import PAGE_BYTES
-from cachesvc.grants import Granted, Grants
+from cachesvc.grants import Granted, Grants, Refused
 from loader.spans import AddressRange
 from loader.stages import Stages
 
@@ -160,7 +160,9 @@ class Leases:
                     missing = self._missing(extents)
                     mine = [extent for extent in missing if extent not in self._coming]
                     if missing and not mine:
+                        began = time.perf_counter()
                         self._came.wait()  # who asked for them ends within the time that a request may take
+                        self.stages.acquired(began, None)
                         continue
                     self._coming.update(mine)
                     if mine:
@@ -273,13 +275,15 @@ class Leases:
         self._give_back()
         if not extents:
             return []
-        began = time.perf_counter()
-        answers = self.grants.acquire(extents, self._timeout_s)
-        with self._lock:
-            for answer in answers:
-                if isinstance(answer, Granted):
-                    self._take(answer)
-        self.stages.acquired(began, next((each for each in answers if isinstance(each, Granted)), None))
+        began, answers = time.perf_counter(), list[Granted | Refused]()
+        try:
+            answers = self.grants.acquire(extents, self._timeout_s)
+            with self._lock:
+                for answer in answers:
+                    if isinstance(answer, Granted):
+                        self._take(answer)
+        finally:  # what cannot be had was waited for too
+            self.stages.acquired(began, next((each for each in answers if isinstance(each, Granted)), None))
         return [answer.extent for answer in answers if not isinstance(answer, Granted)]
 
     def _take(self, granted: Granted) -> None:

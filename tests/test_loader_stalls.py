@@ -6,8 +6,10 @@ import logging
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from hypothesis import strategies as st
 
 from bench.node import Daemon
 from cachesvc.catalog.catalog import Catalog
+from cachesvc.core.errors import NotFound
 from cachesvc.core.stalls import CAUSES, StallReport
 from cachesvc.grants import Granted, Refused
 from loader import DataLoader, open_dataset
@@ -74,6 +77,24 @@ class SlowLink(MemoryLink):
         return Access(SlowGrants(catalog.extent), lambda plan: None)
 
 
+class LostGrants(MemoryGrants):
+    """A source that looks for what is gone for a while."""
+
+    def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
+        if min(extents) == 0:
+            time.sleep(SLOW_S)
+            raise NotFound("gone")
+        return super().acquire(extents, timeout_s)
+
+
+@dataclass(frozen=True)
+class LostLink(MemoryLink):
+    """Opens through LostGrants."""
+
+    def access(self, catalog: Catalog) -> Access:
+        return Access(LostGrants(catalog.extent), lambda plan: None)
+
+
 def busy(record: torch.Tensor) -> torch.Tensor:
     """A transform that burns CPU."""
     end = time.thread_time() + 0.006
@@ -89,6 +110,24 @@ def test_a_slow_source_is_named(link: MemoryLink, workers: int) -> None:
 
     stats = measured(make, "source")
     assert stats.wait_by_cause_s["source"] > SLOW_S
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_the_source_has_no_more_was_waited_for_too(link: MemoryLink, workers: int) -> None:
+    lost = LostLink(link.id, link.path)
+    measured(lambda: DataLoader(in_memory(lost), BATCH, num_workers=workers, on_error="skip"), "source")
+
+
+def test_a_thread_that_waits_for_what_another_one_fetches_waits_for_the_source(link: MemoryLink) -> None:
+    dataset, both = in_memory(SlowLink(link.id, link.path)), Barrier(2)
+
+    def read(_: int) -> float:
+        both.wait()
+        dataset[0]
+        return dataset.opened.reading_s()[0]
+
+    with ThreadPoolExecutor(2) as threads:
+        assert min(threads.map(read, range(2))) > 0
 
 
 @pytest.mark.parametrize("workers", [0, 2])
