@@ -80,11 +80,7 @@ def facts_of(identity: str, feed: Feed, epoch: int, turn: int) -> dict[str, str 
 def agreed(topology: Topology, facts: Mapping[str, Any], store: Any, via: str) -> str:
     """What a job's store knows a loader by, "alone" without one, once all ranks agree on the facts; rank 0 says them.
     Raises what `agree` does."""
-    job = "alone"
-    if store is not None:
-        # The how-manieth loader this is in its process: the same on all, and a name not used before.
-        job = f"{topology.group}loader-{store.add(f'cachesvc/loaders/{topology.group}{topology.process}', 1)}"
-        agree(topology, facts, store, job)
+    job = "alone" if store is None else agree(topology, facts, store)
     if topology.rank == 0:
         _log.info("%s", headline(topology, facts, via))
     return job

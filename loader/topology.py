@@ -17,6 +17,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -26,6 +27,8 @@ from cachesvc.core.errors import DeadlineExceeded, InvalidInput, StateMismatch
 
 AGREE_TIMEOUT_S = 300.0
 """Ranks reach their first batch minutes apart when models load from a slow disk."""
+LOOK_S = 1.0
+"""How often a process that waits for process 0 looks whether that has begun another round."""
 
 _LAUNCHERS = (
     ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
@@ -58,6 +61,10 @@ class Store(Protocol):
     def get(self, key: str, /) -> bytes: ...
 
     def wait(self, keys: list[str], timeout: timedelta, /) -> Any: ...
+
+    def add(self, key: str, amount: int, /) -> int: ...
+
+    def check(self, keys: list[str], /) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,29 +178,61 @@ def agree(
     topology: Topology,
     facts: Mapping[str, str | int],
     store: Store,
-    name: str = "start",
+    name: str = "loader",
     timeout_s: float = AGREE_TIMEOUT_S,
-) -> None:
-    """Return once every process of the job has stated the same facts.
+) -> str:
+    """Return once every process of the job has stated the same facts; what returns is the same on all, and was never
+    returned before in this store.
 
-    Every process calls this with the same `name`, unused before in this store. Process 0 compares, so the
-    store sees a few requests a process. Raises `StateMismatch` on all of them when a fact differs or a rank is not on
-    as many processes as each other one, and `DeadlineExceeded` when a process has not stated its own within `timeout_s`.
+    Every process calls this with the same `name`. Process 0 opens a round and compares, so the store sees a few
+    requests a process. Raises `StateMismatch` on all of them when a fact differs or a rank is not on as many processes
+    as each other one, and `DeadlineExceeded` when a process has not stated its own within `timeout_s`.
     """
-    prefix = f"cachesvc/agree/{topology.group}{name}"
-    told = [topology.rank, dict(facts) | {"world size": topology.world_size}]
-    store.set(f"{prefix}/{topology.process}", json.dumps(told, sort_keys=True))
+    rounds = f"cachesvc/agree/{topology.group}{name}"
+    told = json.dumps([topology.rank, dict(facts) | {"world size": topology.world_size}], sort_keys=True)
     if topology.process == 0:
-        kind, message = _verdict(topology, prefix, store, timeout_s)
-        store.set(f"{prefix}/verdict", json.dumps([kind, message]))
+        number = store.add(rounds, 1)
+        store.set(f"{rounds}/{number}/0", told)
+        kind, message = _verdict(topology, f"{rounds}/{number}", store, timeout_s)
+        store.set(f"{rounds}/{number}/verdict", json.dumps([kind, message]))
     else:
         # the comparer's own deadline may have started as late as ours ends
-        _wait(store, f"{prefix}/verdict", 2 * timeout_s, "process 0 gave no verdict")
-        kind, message = json.loads(store.get(f"{prefix}/verdict"))
+        number = _heard(topology.process, rounds, told, store, 2 * timeout_s)
+        kind, message = json.loads(store.get(f"{rounds}/{number}/verdict"))
     if kind == "mismatch":
         raise StateMismatch(message)
     if kind == "late":
         raise DeadlineExceeded(message)
+    return f"{topology.group}{name}-{number}"
+
+
+def _heard(process: int, rounds: str, told: str, store: Store, timeout_s: float) -> int:
+    """State what is `told` in process 0's newest round, and return that once it has its verdict."""
+    deadline, at = time.monotonic() + timeout_s, 0
+    while time.monotonic() < deadline:
+        try:
+            at = _stated(process, rounds, told, store, at)
+        except RuntimeError as gone:  # its host, which is process 0 as often as not
+            raise DeadlineExceeded(
+                "the job's store does not answer: look for process 0's own error"
+            ) from gone
+        with suppress(RuntimeError):  # torch's DistError: not yet
+            store.wait([f"{rounds}/{at}/verdict"], timedelta(seconds=LOOK_S if at else LOOK_S / 10))
+            return at
+    raise DeadlineExceeded(f"process 0 gave no verdict within {timeout_s:.0f} s: look for its own error")
+
+
+def _stated(process: int, rounds: str, told: str, store: Store, at: int) -> int:
+    """The round in which this process has stated what is `told`: the newest, unless that is of another time. torchrun
+    keeps the store when it starts processes again: a round that has a verdict, or a word of this process's former
+    self, is over; one without may be, so a newer one is looked for until the verdict comes."""
+    newest = store.add(rounds, 0)
+    mine = f"{rounds}/{newest}/{process}"
+    over = newest == at or store.check([f"{rounds}/{newest}/verdict"])
+    if over or store.add(f"{mine}/here", 1) > 1:
+        return at
+    store.set(mine, told)
+    return newest
 
 
 def _verdict(topology: Topology, prefix: str, store: Store, timeout_s: float) -> tuple[str, str]:

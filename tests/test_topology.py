@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -234,6 +236,31 @@ def test_two_real_ranks_resolve_agree_and_disagree(tmp_path: Path) -> None:
         for fact in ("shuffle", "batch_size", "epoch", "batches already consumed"):
             assert f"{fact} is " in found[rank][fact]
     assert "process 1 of 2 did not report" in found[0]["late"]
+
+
+@pytest.mark.parametrize("before", ["nobody", "both", "process 0, which gave up", "process 0, killed"])
+def test_a_job_that_is_started_again_over_the_same_store_agrees(before: str) -> None:
+    import torch.distributed as distributed
+
+    store = distributed.TCPStore("127.0.0.1", 0, None, True)
+
+    def stating(process: int) -> str:
+        place = Topology(process, 2, "torchrun", process=process, processes=2)
+        return agree(place, {"seed": 0}, store.clone(), timeout_s=20)
+
+    with ThreadPoolExecutor(2) as processes:
+        if before == "both":
+            assert set(processes.map(stating, range(2))) == {"loader-1"}
+        elif before == "process 0, which gave up":
+            with pytest.raises(DeadlineExceeded):
+                agree(Topology(0, 2, "torchrun", processes=2), {"seed": 1}, store, timeout_s=0.1)
+        elif before == "process 0, killed":
+            store.set(f"cachesvc/agree/loader/{store.add('cachesvc/agree/loader', 1)}/0", "[0, {}]")
+        other = processes.submit(stating, 1)
+        while before == "process 0, killed" and not store.check(["cachesvc/agree/loader/1/1"]):
+            time.sleep(0.01)  # it takes that round for its own
+        name = processes.submit(stating, 0).result()
+        assert other.result() == name == ("loader-1" if before == "nobody" else "loader-2")
 
 
 def test_before_the_job_is_set_up_half_of_what_a_launcher_says_is_enough() -> None:
