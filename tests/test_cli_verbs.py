@@ -284,3 +284,20 @@ def test_a_terminal_gets_a_bar_and_a_pipe_gets_lines(cache: CannedCache) -> None
     assert b"\x1b" not in done.stdout
     assert b"\x1b" in shown
     assert b"10.5/10.5 MB" in shown or b"10.0/10.0 MiB" in shown
+
+
+def test_a_narrow_terminal_gets_a_line_for_each_row(cache: CannedCache) -> None:
+    cache.datasets = [pb.DatasetStatus(dataset=DATASET)] * 3
+    for terminal in ("xterm", "dumb"):
+        here, there = os.openpty()
+        done = subprocess.run(
+            [sys.executable, "-m", "cachesvc", "ls"],
+            stdout=there,
+            env=os.environ | {"TERM": terminal, "COLUMNS": "40"},
+            timeout=30,
+        )
+        os.close(there)
+        shown = os.read(here, 1 << 16)
+        os.close(here)
+        assert done.returncode == 0
+        assert [line.split()[0] for line in shown.splitlines()[1:]] == 3 * [NEW.encode()], shown

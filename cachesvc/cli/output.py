@@ -15,15 +15,18 @@ from rich.table import Table
 from cachesvc.core.errors import CacheError, OutOfSpace
 from cachesvc.core.text import printable
 
-PIPE_COLUMNS = 1000
-"""Width of a table that no terminal shows: lines are cut by whoever reads them."""
+COLUMNS = 1000
+"""Width of what is never folded: a table, and all that no terminal shows. Lines are cut by whoever shows them."""
+LINES = 25
+"""Both must be given, or rich takes 80 columns for a terminal that calls itself dumb."""
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
-def console(to_stderr: bool = False) -> Console:
-    """A console on stdout or stderr as they are now."""
+def console(to_stderr: bool = False, folded: bool = True) -> Console:
+    """A console on stdout or stderr as they are now; a terminal's lines are folded to its width, or left to it."""
     stream = sys.stderr if to_stderr else sys.stdout
-    return Console(file=stream, width=None if stream.isatty() else PIPE_COLUMNS, highlight=False, emoji=False)
+    size = (None, None) if folded and stream.isatty() else (COLUMNS, LINES)
+    return Console(file=stream, width=size[0], height=size[1], highlight=False, emoji=False)
 
 
 @contextmanager
@@ -65,7 +68,8 @@ def emit(row: Mapping[str, Any], to_stderr: bool = False) -> None:
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A plain table; headers that end in `>` are right-aligned. Raises as `written`."""
+    """A plain table, a line a row however narrow the terminal; headers that end in `>` are right-aligned. Raises as
+    `written`."""
     drawn = Table(box=None, header_style="bold", pad_edge=False)
     for header in headers:
         right = header.endswith(">")
@@ -73,7 +77,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for row in rows:
         drawn.add_row(*row)
     with written():
-        console().print(drawn, markup=False)
+        console(folded=False).print(drawn, markup=False)
 
 
 def size(count: float) -> str:
