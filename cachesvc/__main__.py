@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 from itertools import takewhile
 
 from cachesvc.core.errors import INTERRUPTED, CacheError
@@ -36,6 +37,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def main() -> None:
     """The console script."""
+    _open_streams()
     try:
         code = run()
     except KeyboardInterrupt:  # Ctrl-C while the verbs are imported
@@ -47,6 +49,21 @@ def main() -> None:
     if code == INTERRUPTED:  # at once: gRPC's threads, stopped in mid-call, would end in tracebacks
         os._exit(code)
     sys.exit(code)
+
+
+def _open_streams() -> None:
+    """Whoever started this may have closed them: a file or socket that got the number of one would be written into.
+    What goes to stdout is then an error, as `written` says. Names may hold what the terminal's encoding does not."""
+    flags = {0: os.O_RDONLY, 1: os.O_RDONLY, 2: os.O_WRONLY}
+    for number, flag in flags.items():
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, flag)  # the lowest number that is free
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

@@ -301,3 +301,27 @@ def test_a_narrow_terminal_gets_a_line_for_each_row(cache: CannedCache) -> None:
         os.close(here)
         assert done.returncode == 0
         assert [line.split()[0] for line in shown.splitlines()[1:]] == 3 * [NEW.encode()], shown
+
+
+def test_names_that_the_terminal_cannot_show_are_spelled_out(cache: CannedCache) -> None:
+    cache.datasets = [pb.DatasetStatus(dataset=pb.Dataset(id=NEW, uri="s3://b/na\u00efve/"))]
+    done = subprocess.run(
+        [sys.executable, "-m", "cachesvc", "ls"],
+        capture_output=True,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+        timeout=30,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert rb"s3://b/na\xefve/" in done.stdout
+
+
+def test_closed_streams_are_an_error_or_silence(cache: CannedCache) -> None:
+    cachesvc = f"{sys.executable} -m cachesvc"
+    said = "cachesvc: the output cannot be written: Bad file descriptor\n"
+    for command, code, err in (
+        (f"{cachesvc} ls >&-", 1, said),
+        (f"{cachesvc} ls <&- >&- 2>&-", 1, ""),
+        (f"{cachesvc} ls 2>&-", 0, ""),
+    ):
+        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=30)
+        assert (done.returncode, done.stderr) == (code, err), command
