@@ -325,3 +325,11 @@ def test_closed_streams_are_an_error_or_silence(cache: CannedCache) -> None:
     ):
         done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=30)
         assert (done.returncode, done.stderr) == (code, err), command
+
+
+def test_each_verb_says_what_it_does_in_a_line(capsys: Any) -> None:
+    assert run(["--help"]) == 0
+    out = capsys.readouterr().out
+    verbs = out.split("Commands:\n")[1].split("\n\n")[0].splitlines()
+    assert len(verbs) > 10
+    assert [line for line in verbs if not line.endswith(".") or line.endswith(("...", "e.g."))] == []

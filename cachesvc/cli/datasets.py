@@ -55,7 +55,7 @@ def pin(name: str, socket: str | None, json: bool, **given: Any) -> int:
 @options.dataset
 @options.daemon
 def unpin(name: str, socket: str | None, json: bool, **given: Any) -> int:
-    """Let a pinned dataset be evicted again; every known version of a URI."""
+    """Let a dataset be evicted again; every known version of a URI."""
     with Control(socket) as control:
         for dataset in target.versions(control, name, options.dataset_options(given)):
             control.pin(dataset, False)

@@ -24,7 +24,9 @@ _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 @click.option("--endpoint", help="S3 endpoint to compare the clock with.  [default: $AWS_ENDPOINT_URL]")
 @options.daemon
 def doctor(endpoint: str | None, socket: str | None, json: bool, **given: Any) -> int:
-    """Check settings, socket, disk, state, limits, credentials, clock and kernel, and say what to mend.
+    """Check what a daemon needs, and say what to mend.
+
+    Settings, memory, open files, disk, state, socket, credentials, clock and kernel.
 
     Give it those of these options, or their variables, that `serve` gets. Exits 1 when a check fails; warnings do not
     count.

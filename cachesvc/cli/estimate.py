@@ -54,7 +54,7 @@ def estimate(
     json: bool,
     **given: Any,
 ) -> int:
-    """Predict hit rate and epoch time for a dataset on nodes of a given size.
+    """Predict hit rate and epoch time from sizes and rates.
 
     The prediction is the formulas' and nothing was measured: the rates are assumptions, change them.
     """

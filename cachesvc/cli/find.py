@@ -18,10 +18,11 @@ from cachesvc.core.text import printable
 @click.option("--count", is_flag=True, help="Print only how many match.")
 @options.daemon
 def find(name: str, expression: str, count: bool, socket: str | None, json: bool, **given: Any) -> int:
-    """Print the keys of the samples that match, e.g. `cachesvc find s3://bucket/pets/ "label == 'cat'"`.
+    """Print the keys of the samples that match.
 
-    Names are key, label and the dataset's tags; a name that does not exist is an error that lists them.
-    Line ends and the like in keys are spelled out; --json gives them as they are.
+    `cachesvc find s3://bucket/pets/ "label == 'cat'"`, say. Names are key, label and the dataset's tags; a name that
+    does not exist is an error that lists them. Line ends and the like in keys are spelled out; --json gives them as
+    they are.
     """
     from cachesvc.cli.catalogs import catalog_file
 

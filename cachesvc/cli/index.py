@@ -19,7 +19,10 @@ from cachesvc.cli import options, output, target
 @click.option("--output", "into", metavar="FILE", help="Write the catalog to this file.")
 @options.daemon
 def index(uri: str, beside: bool, into: str | None, socket: str | None, json: bool, **given: Any) -> int:
-    """Build a dataset's catalog: by the daemon where one runs, otherwise here with one's own rights."""
+    """Build a dataset's catalog.
+
+    By the daemon where one runs, otherwise here with one's own rights.
+    """
     from cachesvc.cli.beside import copy_file, leave_beside
     from cachesvc.cli.catalogs import catalog_file
 

@@ -36,10 +36,10 @@ def prefetch(
     json: bool,
     **given: Any,
 ) -> int:
-    """Fill the cache with datasets: a prefix, file, glob or brace range each.
+    """Fill the cache with datasets.
 
-    Exits 0 only when every extent is resident; each was verified as it was filled. Run it again to go on
-    after an interruption. A dry run exits 8 too when the data does not fit.
+    Each is a prefix, file, glob or brace range. Exits 0 only when every extent is resident; each was verified as it
+    was filled. Run it again to go on after an interruption. A dry run exits 8 too when the data does not fit.
     """
     wanted = options.dataset_options(given)
     groups = [list(uris)] if together else [[uri] for uri in uris]

@@ -49,11 +49,11 @@ POLL_S = 0.05
 )
 @click.option("--json", is_flag=True, help="At the end print one JSON object on stderr.")
 def run(command: tuple[str, ...], socket: str | None, json: bool, **given: Any) -> int:
-    """Run a command with a daemon: `cachesvc run --ram 64GiB -- python train.py`.
+    """Run a command with a daemon.
 
-    A daemon that already answers is adopted and left alone. Otherwise one is started in a private
-    directory, shared with the other tasks of the job on this node, and stopped when the last of them ends.
-    Returns the command's exit code.
+    `cachesvc run --ram 64GiB -- python train.py`, say. A daemon that already answers is adopted and left alone, with
+    the options that it has. Otherwise one is started in a private directory, shared with the other tasks of the job
+    on this node, and stopped when the last of them ends. Returns the command's exit code.
     """
     socket = os.path.abspath(socket) if socket else None  # the command may go elsewhere
     running = socket or find_daemon()

@@ -77,7 +77,9 @@ DAY_S = 86_400
 )
 @click.option("--json", is_flag=True, help="One JSON object a policy and cache size.")
 def simulate(**given: Any) -> int:
-    """Run epochs on a simulated node: the daemon's real decisions, a virtual clock, a source with a seed.
+    """Run epochs on a simulated node.
+
+    The decisions are the daemon's own, the clock is virtual, and the source has a seed.
 
     keep is what the daemon does for a dataset that a job has declared, lru what it does for other reads; random
     and belady are references. The expected rates are closed formulas. Nothing is measured on this machine.
