@@ -52,14 +52,15 @@ def main() -> None:
 
 
 def _open_streams() -> None:
-    """Whoever started this may have closed them: a file or socket that got the number of one would be written into.
-    What goes to stdout is then an error, as `written` says. Names may hold what the terminal's encoding does not."""
+    """Whoever started this may have closed them: a file or socket that got the number of one, here or in a child, would
+    be written into, by gRPC for one. What goes to stdout is then an error, as `written` says. And names may hold what
+    the terminal's encoding does not."""
     flags = {0: os.O_RDONLY, 1: os.O_RDONLY, 2: os.O_WRONLY}
     for number, flag in flags.items():
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, flag)  # the lowest number that is free
+            os.set_inheritable(os.open(os.devnull, flag), True)  # the lowest number that is free
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
     if isinstance(sys.stdout, TextIOWrapper):

@@ -93,7 +93,6 @@ SWITCH_INTERVAL_S = 0.0002
 def serve(settings: Settings) -> int:
     """Run the daemon until SIGTERM or SIGINT; returns the exit code. Raises CacheError when it cannot
     start: sockets in use, budgets that make no sense, a cache directory that cannot be used."""
-    _take_standard_descriptors()
     validate(settings)
     check_socket_dir(settings.socket_dir)
     check_ram(settings.ram_bytes, allowed_bytes())
@@ -136,14 +135,6 @@ def _end_when_told(loop: Loop) -> None:
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup's
             signal.signal(number, lambda *_: loop.stop())
     signal.set_wakeup_fd(loop.wake_fd, warn_on_full_buffer=False)
-
-
-def _take_standard_descriptors() -> None:
-    """Where whoever started us closed 0, 1 or 2, an extent would get the number, here or in a filler: and gRPC writes
-    what it has to say to 2."""
-    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(fd, True)
-    os.close(fd)
 
 
 def raise_open_files(wanted: int) -> int:
