@@ -16,8 +16,10 @@ import pytest
 
 from cachesvc.__main__ import run
 from cachesvc.cli.run import make_private, private_dir
+from cachesvc.client import Control
 from cachesvc.core.errors import NotAllowed
 from tests.canned import canned_daemon
+from tests.test_daemon import wait_until
 
 CACHESVC = [sys.executable, "-m", "cachesvc"]
 SMALL = ["--ram", "8MiB", "--extent-bytes", "1MiB", "--fillers", "1"]
@@ -102,9 +104,13 @@ def test_a_command_that_is_no_program_is_one_line(home: Path, capsys: Any) -> No
             assert capsys.readouterr().err.count("\n") == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
+)
 def test_a_signal_is_answered_by_the_command(home: Path, number: int) -> None:
-    script = "import signal,sys\nfor n in (2, 15): signal.signal(n, lambda n, _: sys.exit(40 + n))\n"
+    script = (
+        "import signal,sys\nfor n in (1, 2, 10, 12, 15): signal.signal(n, lambda n, _: sys.exit(40 + n))\n"
+    )
     script += "print('ready', flush=True)\nwhile True: signal.pause()"
     with canned_daemon(home):
         child = subprocess.Popen(
@@ -131,6 +137,36 @@ def test_a_daemon_is_started_for_the_command_and_stopped_after_it(home: Path) ->
     assert json.loads(done.stderr)["started"] is True
     assert not alive(status["pid"])
     assert Path(private_dir()).stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_during_the_daemons_start_ends_the_daemon_too(home: Path, number: int) -> None:
+    task = subprocess.Popen([*CACHESVC, "run", *SMALL, "--", "sleep", "60"])
+    began = Path(f"/proc/{task.pid}/task/{task.pid}/children")
+    wait_until(lambda: bool(began.read_text()))
+    daemon = int(began.read_text())
+    task.send_signal(number)
+    assert task.wait(30) == 128 + number
+    wait_until(lambda: not alive(daemon))
+
+
+def test_what_schedulers_send_ahead_of_the_end_leaves_run_and_its_daemon_running(home: Path) -> None:
+    hold = f"trap '' USR1 USR2; {sys.executable} -m cachesvc status --json; read line"
+    task = subprocess.Popen(
+        [*CACHESVC, "run", *SMALL, *shell(hold)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert task.stdout is not None
+    daemon = json.loads(task.stdout.readline())["pid"]
+    fillers = Path(f"/proc/{daemon}/task/{daemon}/children").read_text().split()
+    assert fillers
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        for pid in (task.pid, daemon, *map(int, fillers)):
+            os.kill(pid, number)
+    with Control(private_dir()) as control:
+        assert control.status().pid == daemon
+    assert all(alive(int(pid)) for pid in fillers)
+    task.communicate("\n", timeout=30)
+    assert task.returncode == 0
 
 
 def test_tasks_of_a_job_share_a_daemon_until_the_last_ends(home: Path) -> None:

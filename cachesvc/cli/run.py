@@ -15,9 +15,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import click
@@ -39,6 +40,9 @@ START_S = 60.0
 STOP_S = 30.0
 """A clean shutdown waits for fills that are being committed."""
 POLL_S = 0.05
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
+_OTHERS = (signal.SIGUSR1, signal.SIGUSR2)
+"""What schedulers send ahead of a job's end: to each process of it, or to this one alone."""
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -61,7 +65,12 @@ def run(command: tuple[str, ...], socket: str | None, json: bool, **given: Any) 
         return _report(_command(command, running), running, False, json)
     directory = socket or private_dir()
     make_private(directory)
-    with _sharing(directory, _serve_command(directory, **given)) as started:
+    # Told to end beside the command's time: its daemon ends too.
+    with (
+        _answering(_ENDING, lambda number, _: sys.exit(128 + number)),
+        _answering(_OTHERS, lambda *_: None),
+        _sharing(directory, _serve_command(directory, **given)) as started,
+    ):
         code = _command(command, directory)
     return _report(code, directory, started, json)
 
@@ -116,11 +125,33 @@ def _is_last(users: int) -> bool:
 
 def _start(directory: str, serve: list[str]) -> None:
     log = f"{directory}/daemon.log"
-    with open(log, "ab") as out:
-        begin = out.tell()
-        daemon = subprocess.Popen(
-            serve, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, close_fds=True
-        )
+    told: list[int] = []
+    daemon = None
+    try:
+        with (
+            open(log, "ab") as out,
+            # Nothing is raised before it is known whom to end: it has a session of its own, where no Ctrl-C reaches it.
+            _answering((*_ENDING, signal.SIGINT), lambda number, _: told.append(number)),
+        ):
+            begin = out.tell()
+            daemon = subprocess.Popen(
+                serve,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                close_fds=True,
+            )
+        if told:
+            sys.exit(128 + told[0])
+        _await_answer(directory, daemon, log, begin)
+    except BaseException:
+        if daemon is not None:
+            daemon.terminate()
+        raise
+
+
+def _await_answer(directory: str, daemon: subprocess.Popen[bytes], log: str, begin: int) -> None:
     deadline = time.monotonic() + START_S
     while not answers(directory):
         if (code := daemon.poll()) is not None:
@@ -128,7 +159,6 @@ def _start(directory: str, serve: list[str]) -> None:
             reason = lines[-1].removeprefix("cachesvc: ") if lines else f"it exited with {code}"
             raise from_code(code, f"the daemon did not start: {reason} (log: {log})")
         if time.monotonic() > deadline:
-            daemon.terminate()
             raise DeadlineExceeded(
                 f"the daemon did not answer within {START_S:.0f} s of its start; see {log}"
             )
@@ -156,7 +186,7 @@ def _stop(directory: str) -> None:
 
 
 def _command(command: Sequence[str], directory: str) -> int:
-    """Run it and return its code. Ctrl-C reaches it through the terminal; SIGTERM is handed on."""
+    """Run it and return its code. Ctrl-C reaches it through the terminal; other signals are handed on."""
     environment = os.environ | {"CACHESVC_SOCKET": directory}
     asked: list[int] = []
     children: list[subprocess.Popen[bytes]] = []
@@ -166,24 +196,33 @@ def _command(command: Sequence[str], directory: str) -> int:
         for child in children:
             child.send_signal(number)
 
-    # Functions, not SIG_IGN, which the command would inherit: it must hear Ctrl-C, and this process wait.
-    before = signal.signal(signal.SIGTERM, hand_on), signal.signal(signal.SIGINT, lambda *_: None)
     try:
-        child = subprocess.Popen(command, env=environment)
-        children.append(child)
-        if asked:
-            child.send_signal(asked[0])
-        code = child.wait()
+        # Functions, not SIG_IGN, which the command would inherit: it must hear Ctrl-C, and this process wait.
+        with _answering((*_ENDING, *_OTHERS), hand_on), _answering((signal.SIGINT,), lambda *_: None):
+            child = subprocess.Popen(command, env=environment)
+            children.append(child)
+            if asked:
+                child.send_signal(asked[0])
+            code = child.wait()
     except FileNotFoundError:
         raise NotFound(f"there is no command {command[0]!r} on the PATH") from None
     except PermissionError:
         raise NotAllowed(f"{command[0]!r} may not be executed") from None
     except OSError as error:
         raise InvalidInput(f"{command[0]!r} cannot be executed ({error.strerror})") from None
-    finally:
-        signal.signal(signal.SIGTERM, before[0])
-        signal.signal(signal.SIGINT, before[1])
     return 128 - code if code < 0 else code
+
+
+@contextmanager
+def _answering(numbers: Sequence[int], answer: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
+    """Signals are answered so; what whoever started us ignores (nohup's SIGHUP) stays ignored."""
+    heard = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, answer) for number in heard}
+    try:
+        yield
+    finally:
+        for number, answered in before.items():
+            signal.signal(number, answered)
 
 
 def _report(code: int, directory: str, started: bool, as_json: bool) -> int:
