@@ -124,7 +124,7 @@ def test_every_verb_prints_json_on_demand_and_every_option_is_explained() -> Non
 
 
 def test_exit_codes_are_documented_where_people_look(capsys: Any) -> None:
-    kinds = [kind for kind in errors._tree(errors.CacheError) if kind.__module__ == errors.__name__]
+    kinds = [kind for kind in errors.kinds() if kind.__module__ == errors.__name__]
     table = {
         int(code): name for code, name in re.findall(r"^\| (\d+) \| (\w+) \|", exits.__doc__ or "", re.M)
     }

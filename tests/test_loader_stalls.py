@@ -280,5 +280,6 @@ def test_the_daemons_metrics_say_what_steps_waited_for(
     for cause, spent in stats.wait_by_cause_s.items():
         told = values[f'cachesvc_loader_wait_seconds_total{{cause="{cause}",{label}}}']
         assert told == pytest.approx(spent, abs=1e-4)
+    assert "# TYPE cachesvc_loader_wait_quantile_seconds summary" in served  # promtool allows it nowhere else
     told = values[f'cachesvc_loader_wait_quantile_seconds{{{label},quantile="0.95"}}']
     assert told == pytest.approx(stats.wait_p95_s, abs=1e-4)

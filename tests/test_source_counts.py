@@ -43,6 +43,8 @@ def test_reads_retries_and_throttles_of_a_source_are_told(
         assert list(control.prefetch(dataset.id))[-1].done
         wait_until(lambda: control.status().sources.bytes == len(BODY) + CUT)
         told = control.status().sources
+        before = re.search(r'^cachesvc_failed_fills_total\{error="SourceChanged"\} 0.0$', metrics(), re.M)
+        assert before, "the first could not be told from a restart"
         found = re.findall(r"^cachesvc_source_(\w+?)_total (\S+)$", metrics(), re.M)
         gets = sum(count for each, count in proxy.counts.by.items() if each.startswith(f"GET /{bucket}/d/"))
         control.evict(dataset.id)

@@ -114,11 +114,12 @@ class PeerRankFailed(CacheError):
     cause: CacheError | None = None
 
 
-def _tree(root: type[CacheError]) -> list[type[CacheError]]:
-    return [root] + [found for child in root.__subclasses__() for found in _tree(child)]
+def kinds(root: type[CacheError] = CacheError) -> list[type[CacheError]]:
+    """An error and all below it."""
+    return [root] + [found for child in root.__subclasses__() for found in kinds(child)]
 
 
 def from_code(code: int, message: str) -> CacheError:
     """The typed error for a wire code; unknown codes become the root."""
-    kind = next((kind for kind in _tree(CacheError) if kind.code == code), CacheError)
+    kind = next((kind for kind in kinds() if kind.code == code), CacheError)
     return kind(message)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from prometheus_client import REGISTRY
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 
+from cachesvc.core.errors import kinds
 from cachesvc.core.model import DatasetId
 from cachesvc.core.stalls import CAUSES, QUANTILES
 from cachesvc.daemon.runner import Runner
@@ -14,6 +15,7 @@ from cachesvc.daemon.sharing import Sharing
 
 PRIVATE = "private"
 """The label of all datasets together that only some users may use (`daemon/tenants.py`): scrapers name no user."""
+WAIT_QUANTILES = "cachesvc_loader_wait_quantile_seconds"
 
 
 class Metrics:
@@ -45,6 +47,11 @@ class Metrics:
         used = GaugeMetricFamily(
             "cachesvc_tier_used_bytes", "Resident, reserved and leaving.", labels=["tier"]
         )
+        held = GaugeMetricFamily(
+            "cachesvc_tier_held_bytes",
+            "Of the budget, what readers have mapped since before this daemon started.",
+            labels=["tier"],
+        )
         lost = GaugeMetricFamily("cachesvc_tier_lost", "1 while a tier answers with errors.", labels=["tier"])
         corrupt = CounterMetricFamily(
             "cachesvc_corrupt_extents", "Copies that failed their checksums.", labels=["tier"]
@@ -57,6 +64,7 @@ class Metrics:
             scrubbed.add_metric([tier.tier], tier.scrubbed_bytes)
             budget.add_metric([tier.tier], tier.budget_bytes)
             used.add_metric([tier.tier], tier.used_bytes)
+            held.add_metric([tier.tier], tier.held_bytes)
             lost.add_metric([tier.tier], float(tier.lost))
         reading = self._runner.grants.readers().total() if self._runner.grants else 0
         readers = GaugeMetricFamily("cachesvc_readers", "Connections that read a dataset.", value=reading)
@@ -65,9 +73,9 @@ class Metrics:
             "cachesvc_peer_sent_bytes", "Read by other nodes.", value=self._sharing.sent_bytes
         )
         failed = CounterMetricFamily("cachesvc_failed_fills", "Fills that failed.", labels=["error"])
-        for error, count in self._runner.fills.failures.items():
-            failed.add_metric([error], count)
-        tiers = [budget, used, lost, corrupt, scrubbed, sent, failed]
+        for error in kinds():  # those that never came, too: the first could not be told from a restart
+            failed.add_metric([error.__name__], self._runner.fills.failures[error.__name__])
+        tiers = [budget, used, held, lost, corrupt, scrubbed, sent, failed]
         return [*tiers, *self._sources(), *self._datasets(resident_bytes), readers, fills, *self._stalls()]
 
     def _sources(self) -> list[Metric]:
@@ -128,11 +136,8 @@ class Metrics:
         waited = CounterMetricFamily(
             "cachesvc_loader_wait_seconds", "What they waited for, by cause.", labels=["dataset", "cause"]
         )
-        quantiles = GaugeMetricFamily(
-            "cachesvc_loader_wait_quantile_seconds",
-            "A step's wait, as the latest rank reported it.",
-            labels=["dataset", "quantile"],
-        )
+        # The label `quantile` belongs to summaries alone. This one has no sum: that is `waited`.
+        quantiles = SummaryMetricFamily(WAIT_QUANTILES, "A step's wait, as the latest rank reported it.")
         told = [(self._label(dataset), stalls) for dataset, stalls in self._runner.stalls.items()]
         _tell(steps, (((label,), each.steps) for label, each in told))
         _tell(
@@ -146,7 +151,7 @@ class Metrics:
         for label, each in told:
             if label != PRIVATE:
                 for quantile, wait in zip(QUANTILES, each.quantiles_us, strict=True):
-                    quantiles.add_metric([label, quantile], wait / 1e6)
+                    quantiles.add_sample(WAIT_QUANTILES, {"dataset": label, "quantile": quantile}, wait / 1e6)
         return [steps, waited, quantiles]
 
     def _told(self) -> list[tuple[str, DatasetId]]:
