@@ -16,6 +16,7 @@ from cachesvc.config import Settings
 from cachesvc.core.errors import SourceUnavailable
 from cachesvc.daemon import jobs
 from cachesvc.daemon.fillers import Fillers
+from cachesvc.daemon.logs import FLOOD_LINES, FLOOD_S, MESSAGES, Flood
 from cachesvc.daemon.serve import configure_logging
 
 DONE = jobs.Done(1, message="m", dataset="0" * 32)
@@ -87,6 +88,28 @@ def test_a_record_of_the_json_log_is_json_without_secrets(capsys: pytest.Capture
     assert found["all"] == [found["error"], True]
     assert (found["n"], found["message"]) == (7, 'no such bucket "***@b"')
     assert found["exc_info"].startswith("Traceback")
+
+
+def test_a_flood_of_one_warning_is_cut_and_counted() -> None:
+    now = 0.0
+    flood = Flood(lambda: now)
+
+    def told(message: str, level: int = logging.WARNING) -> logging.LogRecord | None:
+        record = logging.LogRecord("x", level, __file__, 1, message, None, None)
+        return record if flood.filter(record) else None
+
+    first = [told("a fill failed") for _ in range(3 * FLOOD_LINES)]
+    assert [bool(record) for record in first] == FLOOD_LINES * [True] + 2 * FLOOD_LINES * [False]
+    assert vars(first[FLOOD_LINES - 1])["more"] == "left out for 60 s"
+    assert told("another matter")
+    assert all(told("connected", logging.INFO) for _ in range(3 * FLOOD_LINES))
+    now = FLOOD_S
+    record = told("a fill failed")
+    assert record is not None
+    assert vars(record)["left_out"] == 2 * FLOOD_LINES
+    for number in range(3 * MESSAGES):
+        assert told(f"one of many: {number}")
+    assert len(flood._windows) <= MESSAGES
 
 
 def test_a_job_for_which_no_process_can_be_started_ended_none(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def _judge(name: str, reply: pb.PrefetchReply, dry_run: bool) -> None:
     if reply.failures:
         first = reply.failures[0]
         many = (
-            f"{len(reply.failures):,} extents of {name} failed, the first: "
+            f"{reply.extents - reply.resident_extents:,} extents of {name} are missing, and the first failed: "
             if len(reply.failures) > 1
             else ""
         )

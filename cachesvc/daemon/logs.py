@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from pythonjsonlogger.json import JsonFormatter
@@ -13,6 +16,12 @@ from cachesvc.core.errors import InvalidInput
 from cachesvc.core.secrets import redacted
 from cachesvc.core.text import printable
 
+FLOOD_LINES = 20
+FLOOD_S = 60.0
+"""Lines of one message that show what is wrong; metrics count all of it."""
+MESSAGES = 1000
+"""Different ones that are remembered: ours are a hundred, and no library may make it more without end."""
+
 
 def configure_logging(kind: str) -> None:
     """`text` or `json`, on stderr; the level is CACHESVC_LOG's. Raises InvalidInput where that is none."""
@@ -20,12 +29,46 @@ def configure_logging(kind: str) -> None:
     if not isinstance(logging.getLevelName(level), int):
         raise InvalidInput(f"CACHESVC_LOG={level} is no level; set it to DEBUG, INFO or WARNING")
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(Flood())
     as_json = _JsonFormatter("%(asctime)s %(levelname)s %(name)s %(message)s")
     handler.setFormatter(as_json if kind == "json" else _TextFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.getLogger("grpc._common").disabled = True  # a trace for each request that does not parse
     for name in ("boto3", "botocore", "urllib3"):  # at DEBUG they say keys and signatures
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+class Flood(logging.Filter):
+    """Lets so many lines of one warning or error pass in so long, and says of the next how many were left out: an
+    object that was overwritten fails a fill for each of its extents, and an expired key all fills of a node."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._now = now
+        self._windows: dict[object, _Window] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether it is told."""
+        if record.levelno < logging.WARNING:
+            return True
+        now = self._now()
+        window = self._windows.get(record.msg)
+        if window is None or now - window.since >= FLOOD_S:
+            if window is not None and window.lines > FLOOD_LINES:
+                record.left_out = window.lines - FLOOD_LINES
+            if window is None and len(self._windows) >= MESSAGES:
+                self._windows.clear()
+            window = self._windows[record.msg] = _Window(now)
+        window.lines += 1
+        if window.lines == FLOOD_LINES:
+            record.more = f"left out for {FLOOD_S - (now - window.since):.0f} s"
+        return window.lines <= FLOOD_LINES
+
+
+@dataclass(slots=True)
+class _Window:
+    since: float
+    lines: int = 0
 
 
 class _JsonFormatter(JsonFormatter):
