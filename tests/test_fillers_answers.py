@@ -7,6 +7,7 @@ import logging
 import resource
 import socket
 from dataclasses import asdict, replace
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 
@@ -88,6 +89,7 @@ def test_a_record_of_the_json_log_is_json_without_secrets(capsys: pytest.Capture
     assert found["all"] == [found["error"], True]
     assert (found["n"], found["message"]) == (7, 'no such bucket "***@b"')
     assert found["exc_info"].startswith("Traceback")
+    assert datetime.fromisoformat(found["asctime"]).tzinfo is not None
 
 
 def test_a_flood_of_one_warning_is_cut_and_counted() -> None:
