@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 from collections.abc import Callable
 from decimal import Decimal
 from itertools import pairwise
@@ -152,13 +151,14 @@ def _decimal(raw: bytes) -> Decimal:
 
 
 def _npy(raw: bytes) -> Any:
-    """One array, not an archive of several. Room is made for what is there, and not for what a header promises."""
+    """One array, not an archive of several. Memory is taken for what is there, not for what a header promises."""
     file, layout = io.BytesIO(raw), np.lib.format
     old = layout.read_magic(file) == (1, 0)  # 3.0 differs from 2.0 in names alone
-    shape, _, dtype = layout.read_array_header_1_0(file) if old else layout.read_array_header_2_0(file)
-    if math.prod(shape) * dtype.itemsize > len(raw) - file.tell():
-        raise ValueError(f"{len(raw)} bytes are no array of shape {shape}")
-    return np.load(io.BytesIO(raw), allow_pickle=False)
+    shape, fortran, dtype = layout.read_array_header_1_0(file) if old else layout.read_array_header_2_0(file)
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects; save plain arrays")
+    # TypeError where that is more than there is
+    return np.ndarray(shape, dtype, raw, file.tell(), order="F" if fortran else "C").copy("K")
 
 
 _PLAIN: dict[str, Decoder] = {
