@@ -107,11 +107,9 @@ def serve(settings: Settings) -> int:
     gc.set_threshold(*GC_THRESHOLDS)
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    for number in (
-        signal.SIGUSR1,
-        signal.SIGUSR2,
-    ):  # schedulers warn each process of a job so, fillers among them
-        signal.signal(number, signal.SIG_IGN)
+    # Schedulers warn each process of a job by these; fillers inherit it.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     loop = Loop()
     before = meet(settings.socket_dir, settings.state_dir) if settings.takeover else None
     if before is None:
