@@ -260,7 +260,10 @@ def test_a_job_that_is_started_again_over_the_same_store_agrees(before: str) -> 
         while before == "process 0, killed" and not store.check(["cachesvc/agree/loader/1/1"]):
             time.sleep(0.01)  # it takes that round for its own
         name = processes.submit(stating, 0).result()
+        # the next loader's at once: who has not looked yet is not to take that for this one's
+        following = processes.submit(stating, 0)
         assert other.result() == name == ("loader-1" if before == "nobody" else "loader-2")
+        assert stating(1) == following.result() != name
 
 
 def test_before_the_job_is_set_up_half_of_what_a_launcher_says_is_enough() -> None:
