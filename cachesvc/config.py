@@ -216,7 +216,7 @@ def default_socket_dir() -> str:
 
 def control_address(directory: str) -> str:
     """Of the control socket, as gRPC takes it, which reads a URI: `#`, `?` and `%` would name another place."""
-    return f"unix://{quote(f'{os.path.abspath(directory)}/{CONTROL_SOCKET}')}"
+    return f"unix:{quote(os.path.join('/', os.path.abspath(directory).strip('/'), CONTROL_SOCKET))}"
 
 
 def check_socket_dir(directory: str) -> None:

@@ -80,14 +80,6 @@ def test_a_port_that_is_taken_leaves_no_socket_behind(place: Path, option: str) 
     assert os.listdir(place) == ["lock"]
 
 
-def test_a_control_socket_that_cannot_be_bound_leaves_the_others_not_behind(place: Path) -> None:
-    odd = place / "a%41"  # gRPC reads an escape here
-    ended = serve(*SMALL, "--socket", str(odd), "--state-dir", str(place.parent / "state"))
-    assert ended.returncode == InvalidInput.code, ended.stderr
-    assert "give --socket another directory" in ended.stderr.splitlines()[-1]
-    assert os.listdir(odd) == ["lock"]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_dead_socket_of_any_kind_makes_room_and_a_live_one_does_not(
     place: Path, kind: socket.SocketKind
