@@ -24,7 +24,7 @@ from cachesvc.core import wire
 from cachesvc.core.errors import CacheError
 from cachesvc.core.model import DatasetId
 from cachesvc.core.wire import Message, Op
-from cachesvc.daemon.serve import CONTROL_THREADS
+from cachesvc.daemon.control import CONTROL_THREADS
 from cachesvc.grants import Granted
 from cachesvc.leases import DaemonGrants
 from tests.test_daemon import wait_until

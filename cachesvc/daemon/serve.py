@@ -12,16 +12,11 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
-
-from cachesvc.client import MAX_MESSAGE_BYTES
 from cachesvc.config import (
     CONTROL_SOCKET,
     GRANTS_SOCKET,
@@ -30,7 +25,6 @@ from cachesvc.config import (
     check_open_files,
     check_ram,
     check_socket_dir,
-    control_address,
     most_callers,
     most_in_ram,
     most_readers,
@@ -45,7 +39,8 @@ from cachesvc.core.policy import Settings as NodeSettings
 from cachesvc.core.policy import TierSpec
 from cachesvc.daemon.adoption import END_S, Adopted, Predecessor, fill_ram, meet, restore
 from cachesvc.daemon.budgets import Budgets, checked_budget
-from cachesvc.daemon.crowds import Crowds, crowd_limits
+from cachesvc.daemon.control import control_path, control_server
+from cachesvc.daemon.crowds import Crowds
 from cachesvc.daemon.datasets import Datasets, in_use, is_claimed
 from cachesvc.daemon.fillers import Fillers
 from cachesvc.daemon.grants import GrantsServer
@@ -55,7 +50,6 @@ from cachesvc.daemon.lookups import Lookups
 from cachesvc.daemon.loop import Loop
 from cachesvc.daemon.metrics import Metrics
 from cachesvc.daemon.pins import Pins
-from cachesvc.daemon.places import PLACES, Doorman
 from cachesvc.daemon.quotas import Quotas
 from cachesvc.daemon.runner import Runner
 from cachesvc.daemon.scrapes import Scrapes
@@ -63,24 +57,17 @@ from cachesvc.daemon.service import Service
 from cachesvc.daemon.sharing import Sharing
 from cachesvc.daemon.takeover import Takeover
 from cachesvc.daemon.takeover_wire import SOCKET as TAKEOVER_SOCKET
-from cachesvc.daemon.tenants import Peer, Tenants
+from cachesvc.daemon.tenants import Tenants
 from cachesvc.daemon.threads import Threads
-from cachesvc.daemon.tls import read_tls, server_credentials
+from cachesvc.daemon.tls import read_tls
 from cachesvc.memory import allowed_bytes
 from cachesvc.sources.uri import Allowlist
 from cachesvc.tiers.nvme import open_nvme
 from cachesvc.tiers.probe import room
 from cachesvc.tiers.ram import RamTier
 from cachesvc.tiers.tier import Tier
-from cachesvc.v1 import cachesvc_pb2, cachesvc_pb2_grpc
 
 log = logging.getLogger(__name__)
-CONTROL_THREADS = PLACES + 8
-"""One for each place, and some for calls that are refused. Started only when needed."""
-STREAMS_EACH = 64
-"""Calls at once on one connection: a process has a few. With `PLACES` calls being received and `PLANS_AT_ONCE` being
-read, this bounds what callers make the daemon hold: no more than a plan of 28 MB and a message a thread, 13 GiB, if all
-of them are hostile and slow."""
 GC_THRESHOLDS = (1000, 2, 5000)
 """A full collection walks every extent's record: 30 ms for 20,000 extents, in the middle of a grant. What the
 core drops is no cycle, so one in millions of allocations is enough."""
@@ -238,7 +225,7 @@ def _built(
     check_addresses(settings, before.addresses if before else ())
     loader = Threads(2, "catalogs")
     control_file: tuple[int, int] | None = None
-    ending.callback(lambda: remove(_control_path(settings), control_file))
+    ending.callback(lambda: remove(control_path(settings), control_file))
     tenants = Tenants(allowed, settings.rules)
     datasets = Datasets(f"{settings.state_dir}/catalogs", allowed, tenants, lookups, loader, before is None)
     ending.callback(datasets.close)
@@ -275,10 +262,10 @@ def _built(
     if settings.share:
         sharing.start()
     callers = most_callers(open_files)
-    server = _control(settings, service, grants.caller, callers)
-    control_file = identity(_control_path(settings))
+    server = control_server(settings, service, grants.caller, callers)
+    control_file = identity(control_path(settings))
     ending.callback(server.stop, STOP_GRACE_S)
-    crowds = Crowds(_control_path(settings), callers)
+    crowds = Crowds(control_path(settings), callers)
     ending.callback(crowds.close)
     if settings.metrics:
         Metrics(runner, sharing).register()
@@ -346,50 +333,3 @@ def _tiers(
     for fd in adopted.locks:
         os.close(fd)
     return tiers, specs, recovered
-
-
-def _control_path(settings: Settings) -> str:
-    return f"{os.path.abspath(settings.socket_dir)}/{CONTROL_SOCKET}"
-
-
-def _control(
-    settings: Settings, service: Service, caller: Callable[[int], Peer | None], callers: int
-) -> grpc.Server:
-    limits = [
-        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-        ("grpc.max_concurrent_streams", STREAMS_EACH),
-        ("grpc.so_reuseport", 0),
-        *crowd_limits(callers),
-    ]
-    server = grpc.server(
-        Threads(CONTROL_THREADS, "control"),
-        options=limits,
-        interceptors=[Doorman(caller)],
-    )
-    cachesvc_pb2_grpc.add_CacheServicer_to_server(service, server)
-    checks = health.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-    name = cachesvc_pb2.DESCRIPTOR.services_by_name["Cache"].full_name
-    for each in ("", name):
-        checks.set(each, health_pb2.HealthCheckResponse.SERVING)
-    reflection.enable_server_reflection((name, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    path = _control_path(settings)
-    Path(path).unlink(missing_ok=True)  # a dead daemon's, or our predecessor's: we hold the lock
-    before = os.umask(0o177)
-    try:
-        server.add_insecure_port(control_address(settings.socket_dir))
-    except RuntimeError as error:
-        raise InvalidInput(f"{path} cannot be bound ({error}); give --socket another directory") from None
-    finally:
-        os.umask(before)
-    if settings.listen:
-        try:
-            if settings.tls is None:
-                server.add_insecure_port(settings.listen)
-            else:
-                server.add_secure_port(settings.listen, server_credentials(settings.tls))
-        except RuntimeError:
-            raise InvalidInput(f"--listen {settings.listen} cannot be bound; is the port taken?") from None
-    server.start()
-    os.chmod(path, settings.socket_mode)
-    return server
