@@ -23,6 +23,7 @@ from torch.utils.data._utils.collate import (
     default_collate_fn_map,
 )
 
+from cachesvc.core.errors import InvalidInput
 from loader.spans import Bytes
 
 Empty = Callable[[int], Bytes]
@@ -34,7 +35,8 @@ LARGE_BYTES = 16 << 10
 
 def default_collate_into(empty: Empty | None, samples: Iterable[Any], count: int) -> Any:
     """What `torch.utils.data.default_collate` makes of `count` samples, in memory that `empty` gives for a size in
-    bytes; in new memory where that is None."""
+    bytes; in new memory where that is None. Raises InvalidInput where only some of them have a field: torch would leave it
+    out of a whole batch, or raise, by which sample comes first."""
     stacks: dict[type, Callable[..., Any]] = {np.ndarray: _arrays(empty or _new)}
     if empty is not None:
         stacks[torch.Tensor] = _tensors(empty)
@@ -43,9 +45,30 @@ def default_collate_into(empty: Empty | None, samples: Iterable[Any], count: int
     mine: dict[type | tuple[type, ...], Callable[..., Any]] = {
         kind: columns.or_else(stacks[kind]) for kind in kinds
     }
-    return collate(
-        [columns.placed(each) for each in samples], collate_fn_map={**default_collate_fn_map, **mine}
-    )
+    placed = [columns.placed(each) for each in samples]
+    _check_fields(placed)
+    return collate(placed, collate_fn_map={**default_collate_fn_map, **mine})
+
+
+def _check_fields(samples: Sequence[Any]) -> None:
+    theirs = default_collate_fn_map.keys() & {dict, tuple, type(None)}  # what the user registered
+    if theirs or not samples or type(samples[0]) not in (dict, tuple):
+        return
+    found = [_fields(each) for each in samples]
+    if found.count(found[0]) < len(found):
+        some = sorted(map(str, frozenset().union(*found).difference(frozenset.intersection(*found))))
+        raise InvalidInput(
+            f"only some samples of a batch have {', '.join(some)}: name fields= that all have, set what is absent in a"
+            " transform, or give a collate_fn"
+        )
+
+
+def _fields(sample: Any) -> frozenset[Any]:
+    """Names in a dict; places in a tuple, of values that are not absent."""
+    if type(sample) is dict:
+        return frozenset(sample)
+    places = enumerate(sample) if type(sample) is tuple else ()
+    return frozenset(f"a value {place}" for place, value in places if value is not None)
 
 
 def _new(size_bytes: int) -> Bytes:

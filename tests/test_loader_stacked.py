@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from cachesvc.core.errors import InvalidInput
 from loader.spans import Bytes
 from loader.stacked import default_collate_into
 
@@ -130,3 +131,16 @@ def test_a_large_value_is_taken_before_the_next_is_made() -> None:
     images, numbers = default_collate_into(None, overwritten(), 4)
     assert images.shape == (4, 20_000)
     assert (images == numbers[:, None]).all()
+
+
+@pytest.mark.parametrize(
+    ("samples", "some"),
+    [
+        ([{"png": 1, "cls": 0}, {"png": 2}], "cls"),
+        ([{"png": 2}, {"png": 1, "cls": 0}], "cls"),  # torch leaves it out of the batch
+        ([(1, 0), (2, None)], "a value 1"),
+    ],
+)
+def test_a_field_that_only_some_samples_have_is_named(samples: list[Any], some: str) -> None:
+    with pytest.raises(InvalidInput, match=f"only some samples of a batch have {some}: name fields="):
+        default_collate_into(None, samples, len(samples))
