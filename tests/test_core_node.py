@@ -176,7 +176,9 @@ def test_a_demand_waits_for_an_eviction_and_is_refused_when_only_readers_could_f
     node = node_of(ram=1)
     read(node, A)
     assert tell(node, Demanded(ONE, 1, B, True, SIZE)) == [Evict(A, RAM)]
+    assert node.status().tiers[0].evicted_bytes == 0
     assert tell(node, Evicted(A, RAM)) == [StartFill(B, RAM)]
+    assert node.status().tiers[0].evicted_bytes == SIZE
     fill(node, B)
     assert tell(node, Demanded(TWO, 2, C, True, SIZE)) == [Refuse(TWO, 2, C)]
     tell(node, Released(ONE, B))

@@ -180,6 +180,7 @@ class Copies:
         tier.used_bytes -= entry.size_bytes
         if copy.phase is Phase.EVICTING:
             tier.evicting_bytes -= entry.size_bytes
+            tier.evicted_bytes += entry.size_bytes
         self._set_role(copy, Role.LRU)
         self.not_ahead(copy)
         self._end_source(copy)

@@ -137,6 +137,7 @@ class Node:
                 lost=tier.lost,
                 corrupt_count=tier.corrupt_count,
                 scrubbed_bytes=tier.scrubbed_bytes,
+                evicted_bytes=tier.evicted_bytes,
             )
             for tier in self.policy.tiers.values()
         )

@@ -95,6 +95,7 @@ class TierStatus:
     lost: bool
     corrupt_count: int
     scrubbed_bytes: int
+    evicted_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

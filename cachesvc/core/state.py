@@ -52,6 +52,7 @@ class Tier:
     corrupt_count: int = 0
     """Copies that failed their checksums."""
     scrubbed_bytes: int = 0
+    evicted_bytes: int = 0
     used_bytes: int = 0
     kept_bytes: int = 0
     evicting_bytes: int = 0

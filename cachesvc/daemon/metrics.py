@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 
+import cachesvc
 from cachesvc.core.errors import kinds
 from cachesvc.core.model import DatasetId
 from cachesvc.core.stalls import CAUSES, QUANTILES
@@ -59,7 +60,9 @@ class Metrics:
         scrubbed = CounterMetricFamily(
             "cachesvc_scrubbed_bytes", "Verified in the background.", labels=["tier"]
         )
+        evicted = CounterMetricFamily("cachesvc_evicted_bytes", "Given up for others.", labels=["tier"])
         for tier in status.tiers:
+            evicted.add_metric([tier.tier], tier.evicted_bytes)
             corrupt.add_metric([tier.tier], tier.corrupt_count)
             scrubbed.add_metric([tier.tier], tier.scrubbed_bytes)
             budget.add_metric([tier.tier], tier.budget_bytes)
@@ -75,7 +78,9 @@ class Metrics:
         failed = CounterMetricFamily("cachesvc_failed_fills", "Fills that failed.", labels=["error"])
         for error in kinds():  # those that never came, too: the first could not be told from a restart
             failed.add_metric([error.__name__], self._runner.fills.failures[error.__name__])
-        tiers = [budget, used, held, lost, corrupt, scrubbed, sent, failed]
+        info = GaugeMetricFamily("cachesvc_build_info", "1, of this release.", labels=["version"])
+        info.add_metric([cachesvc.__version__], 1)
+        tiers = [info, budget, used, held, lost, corrupt, scrubbed, evicted, sent, failed]
         return [*tiers, *self._sources(), *self._datasets(resident_bytes), readers, fills, *self._stalls()]
 
     def _sources(self) -> list[Metric]:
