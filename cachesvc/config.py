@@ -107,7 +107,7 @@ class Settings:
     """One interpreter fills about 1 GB/s; four saturate a 25 Gbit/s network card."""
     fills_per_filler: int = 2
     """Two extents at once hide each other's first and last round trips; more make the first one late, unless they are
-    small: as many more as hold no more bytes than so many of `extent_bytes` (core/policy.py)."""
+    small: as many more as together hold no more bytes than these would (core/policy.py)."""
     filler_threads: int = 64
     """Connections of one filler: 20 ms a request and 110 KB objects need tens in flight."""
     scrub_rate: int = 32 << 20

@@ -43,8 +43,9 @@ class Settings:
     """Fills at once: enough extents to fill 10 Gbit/s from a source of 90 MB/s a connection, each fill
     being several connections."""
     fill_bytes: int = 0
-    """Where all fills under way are fewer bytes than these, more may start, up to `SMALL_FILLS` times `max_fills`: a
-    small extent is a connection or two, for which the latency of the source is most of the time."""
+    """While all fills under way are fewer bytes than these, more may start, up to `SMALL_FILLS` times `max_fills`: a
+    small extent is a connection or two, for which the latency of the source is most of the time. One extent less than
+    `max_fills` of them, so that what is under way is no more than without it."""
     max_attempts: int = 4
     """Tries of a fill before its readers hear of it: with the backoff about one second in all, on top of
     the source's own retries."""
