@@ -23,6 +23,7 @@ from cachesvc.core.errors import (
 )
 from cachesvc.core.model import DatasetId
 from cachesvc.identity import Identity
+from cachesvc.quiet import rest_before_forks
 
 if TYPE_CHECKING:
     from cachesvc.catalog.build import Options
@@ -69,8 +70,9 @@ class Column(Protocol):
 
 
 class Control:
-    """One gRPC channel. Close it before forking; errors are those of core/errors.py, DaemonUnavailable when
-    nobody answers, InvalidInput for a directory whose path is too long for sockets."""
+    """One gRPC channel. Close it before forking: a fork waits for what it leaves behind (`quiet.py`). Errors are those of
+    core/errors.py, DaemonUnavailable when nobody answers, InvalidInput for a directory whose path is too long for
+    sockets."""
 
     def __init__(self, directory: str | None = None) -> None:
         found = directory or find_daemon()
@@ -85,6 +87,7 @@ class Control:
 
         from cachesvc.v1 import cachesvc_pb2, cachesvc_pb2_grpc
 
+        rest_before_forks()
         self.directory = found
         self._identity = Identity(found)
         self._pb = cachesvc_pb2
