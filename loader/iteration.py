@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator, Iterator
 from typing import Any
 
 from cachesvc.core.errors import CacheError, DaemonUnavailable, DeadlineExceeded, SourceUnavailable
+from loader.forks import abandon_in_children
 
 _AWAY = (DaemonUnavailable, DeadlineExceeded, SourceUnavailable)
 """What asking once more may mend."""
@@ -25,25 +27,26 @@ class Raised:
 
 
 class Iteration:
-    """Batches of a generator. One that was raised out of a generator itself would have ended it."""
+    """Batches of a generator. One that was raised out of a generator itself would have ended it. Threads may share one:
+    each batch goes to one of them."""
 
     def __init__(self, batches: Generator[Any, None, None]) -> None:
         self._batches = batches
         self._failed = False
+        # One that a thread may take twice: who asks from inside (a collate_fn, say) hears so, and does not wait for itself.
+        self._lock = threading.RLock()
+        abandon_in_children(self)
+
+    def abandon(self) -> None:
+        """In a forked child: a thread that stayed with the parent may hold the lock."""
+        self._lock = threading.RLock()
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        if self._failed:
-            raise CacheError(ENDED)
-        try:
-            batch = next(self._batches)
-        except StopIteration:
-            raise
-        except BaseException:
-            self._failed = True
-            raise
+        with self._lock:
+            batch = self._taken()
         if not isinstance(batch, Raised):
             return batch
         error = batch.taken()
@@ -53,6 +56,17 @@ class Iteration:
             raise error
         finally:
             del error, self
+
+    def _taken(self) -> Any:
+        if self._failed:
+            raise CacheError(ENDED)
+        try:
+            return next(self._batches)
+        except StopIteration:
+            raise
+        except BaseException:
+            self._failed = True
+            raise
 
     def close(self) -> None:
         """End it, as a generator's does."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import re
 import sys
+import threading
 import time
 import traceback
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -526,3 +528,41 @@ def test_what_torch_alone_runs_refuses_what_it_would_not_do(
     assert len(list(DataLoader(data, batch_size=None, shard=False))) == len(data)
     assert len(list(DataLoader(data, batch_size=None, sampler=[3, 4]))) == 2
     assert len(list(DataLoader(data, batch_sampler=[[3, 4]]))) == 1
+
+
+@pytest.mark.parametrize("more", [{}, {"num_workers": 2}, {"num_workers": 1, "worker_type": "thread"}])
+def test_threads_that_share_an_iteration_get_each_batch_once(link: MemoryLink, more: dict[str, Any]) -> None:
+    batches = iter(DataLoader(in_memory(link), batch_size=5, shuffle=True, **more))
+    seen: list[list[float]] = []
+
+    def take() -> None:
+        seen.extend(batch[:, 0].tolist() for batch in batches)
+
+    with ThreadPoolExecutor(4) as pool:
+        for taken in [pool.submit(take) for _ in range(4)]:
+            taken.result(60)
+    assert sorted(value for batch in seen for value in batch) == [4.0 * number for number in range(100)]
+
+
+def test_who_asks_while_another_thread_makes_a_batch_waits_and_who_asks_inside_hears_so(
+    link: MemoryLink,
+) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slow(samples: list[Any]) -> int:
+        inside.set()
+        assert go_on.wait(60)
+        return len(samples)
+
+    batches = iter(DataLoader(in_memory(link), batch_size=50, collate_fn=slow))
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(next, batches)
+        assert inside.wait(60)
+        second = pool.submit(next, batches)
+        with pytest.raises(TimeoutError):
+            second.result(0.2)
+        go_on.set()
+        assert (first.result(60), second.result(60)) == (50, 50)
+    batches = iter(DataLoader(in_memory(link), batch_size=50, collate_fn=lambda _: next(batches)))
+    with pytest.raises(ValueError, match="already executing"):
+        next(batches)
