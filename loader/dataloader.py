@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -43,7 +43,17 @@ from loader.topology import Topology, job_store, must_stand, resolve
 
 PASSED_EVERY_S = 0.05
 """How often the daemon hears where this rank stands besides the ends of extents: a message costs 5 us."""
-OF_ONE_PROCESS = ("_topology", "_read", "_feed", "_engine", "_account", "_job", "_iterations", "_iteration")
+OF_ONE_PROCESS = (
+    "_data",
+    "_topology",
+    "_read",
+    "_feed",
+    "_engine",
+    "_account",
+    "_job",
+    "_iterations",
+    "_iteration",
+)
 
 
 class DataLoader(torch.utils.data.DataLoader[Any]):
@@ -151,6 +161,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """What is made of torch's arguments, as they are now."""
         self._read = read_at_start(self)
         self._feed: Feed | None = None
+        self._data: tuple[str, int] = "", 0
         self._engine: Fetches | None = None
         others = self.num_workers > 0 or self.pin_memory or self._device is not None
         self._account = Account(others, self.num_workers > 0)
@@ -170,6 +181,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             begun = begin_as_torch(self, self._progress.epoch, super().__iter__)
             self._progress.epoch += 1
             return begun
+        self._see_data()
         if set_since(self, self._read):  # a collate_fn, say
             self._begin_anew()
         feed = self._prepared()
@@ -182,8 +194,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return Iteration(self._run(feed, mine))
 
     def __len__(self) -> int:
-        own = self._ours is not None
-        return self._prepared().turns_of(self.epoch, self.epochs or 1) if own else super().__len__()
+        if self._ours is None:
+            return super().__len__()
+        feed = self._prepared()
+        if len(self.dataset) != self._data[1]:  # type: ignore[arg-type]
+            feed = self._made()  # as the next `iter()` will have it
+        return feed.turns_of(self.epoch, self.epochs or 1)
 
     @property
     def _index_sampler(self) -> Any:
@@ -249,9 +265,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if self._ours is None:
             warnings.warn(STATELESS, stacklevel=2)
             return {}
-        feed, samples = self._prepared(), len(self.dataset)  # type: ignore[arg-type]
+        feed = self._prepared()
         place = self._progress.place_in(feed)
-        return state_of(self._identity, samples, feed, place, self._where().world_size).plain()
+        return state_of(*self._data, feed, place, self._where().world_size).plain()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue a saved run at the next `iter()`, at any number of ranks and workers that divides its global
@@ -260,16 +276,16 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             warnings.warn(STATELESS, stacklevel=2)
             return
         found = parsed(state)
-        check_data(found, self._identity, len(self.dataset))  # type: ignore[arg-type]
+        check_data(found, *self._held())
         over = found.steps > 0 and found.step >= found.steps
-        before = self._loaded, self._feed, self._engine, self._progress
+        before = self._loaded, self._feed, self._data, self._engine, self._progress
         self._loaded, self._feed, self._engine = found, None, None
         self._progress = Progress(epoch=found.epoch + over)
         try:
             feed = self._prepared()
             check_inside(found, feed.share.batch_size, self._where().world_size)
         except BaseException:
-            self._loaded, self._feed, self._engine, self._progress = before
+            self._loaded, self._feed, self._data, self._engine, self._progress = before
             raise
         if not over:  # the rest in which it stands may be dropped now
             turn = found.step * feed.share.accumulate + found.micro
@@ -277,10 +293,22 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     # ---- inside
 
-    @cached_property
-    def _identity(self) -> str:
-        """Which data a state belongs to; a subset or a mixture is not the dataset that it is made of."""
-        return (flattened(self.dataset) or self._core()).identity
+    def _held(self) -> tuple[str, int]:
+        """Which data a state belongs to (a subset or a mixture is not what it is made of), and how many samples."""
+        return (flattened(self.dataset) or self._core()).identity, len(self.dataset)  # type: ignore[arg-type]
+
+    def _see_data(self) -> None:
+        """A Subset may have been given other indices, a dataset of the user's own may have grown, since the feed was made:
+        as with torch, an iteration has what is there when it begins. Raises StateMismatch for a place in what was there."""
+        if self._feed is None or self._data == self._held():
+            return
+        self._progress.begin(self._feed)
+        if self._progress.turn:
+            raise StateMismatch(
+                "the dataset holds other samples than when a state was loaded or batches were skipped: load a state of what"
+                " it holds now, or make a new DataLoader"
+            )
+        self._begin_anew()
 
     def _core(self) -> Core:
         if self._ours is None:
@@ -304,20 +332,23 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def _prepared(self) -> Feed:
         """The feed of this rank, made at first need: only then is the rank known."""
-        if self._feed is not None:
-            return self._feed
+        if self._feed is None:
+            self._feed, self._data = self._made(), self._held()
+        return self._feed
+
+    def _made(self) -> Feed:
         core, topology = self._core(), self._where()
         assert self.batch_size is not None, "torch runs loaders without a batch size"
         spec = spec_of(self, core, topology)
         if self._loaded is not None:
             spec = resumed(self._loaded, spec, self.global_batch_size is not None, topology.world_size)
         share = share_of(spec.global_batch, self.batch_size, topology)
-        self._feed = Feed(self.dataset, spec, share, self.collate_fn, self.collate_fn is default_collate)
-        self._feed.order(self._progress.epoch)
-        return self._feed
+        feed = Feed(self.dataset, spec, share, self.collate_fn, self.collate_fn is default_collate)
+        feed.order(self._progress.epoch)
+        return feed
 
     def _agree_and_say(self, feed: Feed) -> None:
-        facts = facts_of(self._identity, feed, self._progress.epoch, self._progress.turn)
+        facts = facts_of(self._data[0], feed, self._progress.epoch, self._progress.turn)
         self._job = agreed(self._where(), facts, self._store(), self._core().leaves[0].via)
 
     def _store(self) -> Any:

@@ -3,6 +3,7 @@ be ignored or seen twice is refused."""
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -243,3 +244,65 @@ def test_a_transform_may_take_its_generator_in_any_way_that_says_so(links: list[
         assert [each.tolist() for each in in_memory(link, transform=transform)] == expected
     own = in_memory(link, transform=partial(with_its_own, rng=2))
     assert torch.equal(own[5], 2 * in_memory(link)[5])
+
+
+def change_indices(dataset: Any, count: int) -> None:
+    dataset.indices = range(count, 0, -1)
+
+
+def change_in_place(dataset: Any, count: int) -> None:
+    dataset.indices[:] = range(count, 0, -1)
+
+
+def change_inner(dataset: Any, count: int) -> None:
+    dataset.dataset = Subset(dataset.dataset.dataset, range(count, 0, -1))
+
+
+def change_parts(dataset: Any, count: int) -> None:
+    dataset.datasets[1] = Subset(dataset.datasets[1], range(count))
+    dataset.cumulative_sizes = dataset.cumsum(dataset.datasets)
+
+
+CHANGED: list[tuple[Callable[[list[Dataset]], Any], Callable[[Any, int], None]]] = [
+    (lambda given: Subset(given[0], range(7)), change_indices),
+    (lambda given: Subset(given[0], list(range(7))), change_in_place),
+    (lambda given: Subset(Holds(given[0]), range(7)), change_indices),
+    (lambda given: Holds(Subset(given[0], range(7))), change_inner),
+    (ConcatDataset, change_parts),
+]
+
+
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 1, "persistent_workers": True}])
+@pytest.mark.parametrize(("make", "change"), CHANGED)
+@pytest.mark.parametrize("count", [3, 19])
+def test_what_a_dataset_holds_as_an_iteration_begins_is_what_it_gives(
+    links: list[MemoryLink],
+    make: Callable[[list[Dataset]], Any],
+    change: Callable[[Any, int], None],
+    count: int,
+    workers: dict[str, Any],
+) -> None:
+    """As from torch: a curriculum gives a Subset other indices between epochs. Also after an epoch was broken off."""
+    dataset = make([in_memory(link) for link in links[:2]])
+    loader = DataLoader(dataset, batch_size=2, **workers)
+    theirs = torch.utils.data.DataLoader(dataset, batch_size=2)
+    next(iter(loader)), list(iter(loader))
+    begun = iter(loader)
+    next(begun), next(begun)
+    del begun
+    before = json.dumps(loader.state_dict())
+    change(dataset, count)
+    assert len(loader) == len(theirs)
+    assert [batch.tolist() for batch in loader] == [batch.tolist() for batch in theirs]
+    assert (loader.epoch, len(loader)) == (2, len(theirs))
+    with pytest.raises(StateMismatch, match="belongs to"):
+        loader.load_state_dict(json.loads(before))
+    state = loader.state_dict()
+    DataLoader(dataset, batch_size=2).load_state_dict(state)
+    loader.load_state_dict(state)
+    loader.skip(1)
+    change(dataset, count - 1)
+    with pytest.raises(StateMismatch, match="holds other samples"):
+        iter(loader)
+    loader.load_state_dict(DataLoader(dataset, batch_size=2).state_dict())
+    assert [batch.tolist() for batch in loader] == [batch.tolist() for batch in theirs]

@@ -424,7 +424,7 @@ def test_a_state_of_many_datasets_and_weights_is_small_and_knows_them(root: Path
     batches = iter(loader)
     next(batches)
     state = json.loads(json.dumps(loader.state_dict()))
-    assert len(loader._identity) > 10_000
+    assert len(reweighed(1).identity) > 10_000
     assert len(json.dumps(state)) < 5_000
     following = [batch.tolist() for batch in batches]
     for same in (reweighed(1), reweighed(1, epochs=44)):
