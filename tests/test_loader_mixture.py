@@ -493,3 +493,31 @@ def test_packs_and_mixtures_say_what_they_are(root: Path) -> None:
     assert "packs of 24" in repr(mixture.components[0])
     with pytest.raises(IndexError):
         mixture[len(mixture)]
+
+
+def test_an_epoch_whose_draws_nobody_can_count_is_refused(root: Path) -> None:
+    """And in the last one that can be, each draw follows the one before it."""
+    parts = numbers(root)
+    mixture = mix(dict(zip(parts, (0.5, 0.3, 0.2), strict=True)))
+
+    def drawn(epoch: int) -> list[list[int]]:
+        loader = DataLoader(mixture, batch_size=5, shuffle=True)
+        loader.set_epoch(epoch)
+        passes: list[list[int]] = [[], [], []]
+        for _ in loader:
+            for index, own_epoch, at in np.transpose(mixture.locate(loader.indices)).tolist():
+                assert 0 <= at < SIZES[index]
+                passes[index].append(own_epoch)
+        return passes
+
+    counted, refused = 0, 2**63 - 1
+    while refused - counted > 1:
+        middle = (counted + refused) // 2
+        try:
+            found, counted = drawn(middle), middle
+        except InvalidInput:
+            refused = middle
+    with pytest.raises(InvalidInput, match="set a smaller epoch"):
+        drawn(refused)
+    assert counted > 2**55
+    assert all(passes == sorted(passes) and passes[0] > 2**55 for passes in found)

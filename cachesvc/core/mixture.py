@@ -32,6 +32,8 @@ from cachesvc.core.run import Run
 Size = int | Literal["total", "first", "last"]
 MAX_PERIOD = 1 << 31
 """Products of two slots fit 64 bits. Weights that need more are rounded to this, an error of 5e-10."""
+MAX_DRAWS = 2**63 - 1
+"""Of all components together: spots are numpy's integers, which would begin below zero again."""
 MAX_PASSES = 16
 """A component that an epoch goes through more often than this is planned as touched throughout."""
 _RUNS_KEPT = 64
@@ -146,7 +148,8 @@ def epoch_slots(pattern: Pattern, sizes: Sequence[int], size: Size) -> int:
 
 class MixtureRun:
     """One epoch of a mixture: `size` slots of a pattern over components of `sizes` samples, of which `drawn` draws
-    were used before. `run_of(component, own epoch)` is a component's own run."""
+    were used before. `run_of(component, own epoch)` is a component's own run. Raises InvalidInput for draws that no spot
+    has a number for."""
 
     def __init__(
         self,
@@ -157,6 +160,11 @@ class MixtureRun:
         run_of: Callable[[int, int], Run],
     ) -> None:
         self._pattern, self._size, self._sizes, self._drawn = pattern, size, sizes, drawn
+        most = max(map(sum, zip(drawn, sizes, strict=True))) + size
+        if most * len(sizes) > MAX_DRAWS:
+            raise InvalidInput(
+                f"draw {most:,} of a component, in a mixture of {len(sizes)}: counted to 2^63 together; set a smaller epoch"
+            )
         self._make_run = run_of
         self._runs: Latest[tuple[int, int], Run] = Latest(_RUNS_KEPT)
 
