@@ -290,6 +290,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if not over:  # the rest in which it stands may be dropped now
             turn = found.step * feed.share.accumulate + found.micro
             self._progress.turn, self._progress.resume = min(turn, feed.turns(found.epoch)), True
+        self._job = ""  # the ranks compare again: each may have loaded a state of another step
 
     # ---- inside
 

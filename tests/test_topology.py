@@ -201,6 +201,15 @@ def _rank(
         found["ranks"] = str(error)
     kept = DataLoader(open_dataset(data), 4)
     next(iter(kept))
+    state = kept.state_dict()
+    for name, step in (("same", 7), ("different", 7 + rank)):
+        kept.load_state_dict(state | {"step": step})
+        try:
+            found[f"loaded {name}"] = str(len(list(kept)))
+        except StateMismatch as error:
+            found[f"loaded {name}"] = str(error)
+    kept.load_state_dict(state)
+    next(iter(kept))
     answers.put((rank, found))
     distributed.barrier()
     distributed.destroy_process_group()
@@ -233,6 +242,8 @@ def test_two_real_ranks_resolve_agree_and_disagree(tmp_path: Path) -> None:
         assert "version" not in found[rank]["mismatch"]
         assert f"as rank 0 of 1 (single process), and is rank {rank} of 2" in found[rank]["early"]
         assert "0 of 2 are rank 1 of 2, not 1" in found[rank]["ranks"]
+        assert found[rank]["loaded same"] == "6"
+        assert "consumed is 7 on process 0 and 8 on process 1" in found[rank]["loaded different"]
         for fact in ("shuffle", "batch_size", "epoch", "batches already consumed"):
             assert f"{fact} is " in found[rank][fact]
     assert "process 1 of 2 did not report" in found[0]["late"]
