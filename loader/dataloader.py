@@ -163,6 +163,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._feed: Feed | None = None
         self._data: tuple[str, int] = "", 0
         self._engine: Fetches | None = None
+        self._made_here = self.num_workers == 0
         others = self.num_workers > 0 or self.pin_memory or self._device is not None
         self._account = Account(others, self.num_workers > 0)
 
@@ -403,7 +404,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 try:
                     batch = fetch((epoch, turn))
                 except Exception as error:
-                    if watch is not None or not of_the_data(error, self._engine is None):
+                    if watch is not None or not of_the_data(error, self._made_here):
                         raise
                     batch = Raised(error)
                 if isinstance(batch, Raised):

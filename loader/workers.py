@@ -217,6 +217,7 @@ class Engine:
         self._turns = _Turns()
         self._made_by = _Counted(maker)
         self._settings = settings
+        self._made_here = not settings["num_workers"]
         self._loader: torch.utils.data.DataLoader[Any] | None = self._opened()
         self._batches: Iterator[Any] = iter(())
         self._arriving: Iterator[int] = iter(())
@@ -241,7 +242,12 @@ class Engine:
             raise InvalidInput(CHILD_SAYS)
         arriving = self._arriving
         for turn in arriving:
-            made = self._arrived() if arriving is self._arriving else None
+            try:
+                made = self._arrived() if arriving is self._arriving else None
+            except Exception as error:
+                if turn < key[1] and of_the_data(error, self._made_here):
+                    continue
+                raise
             if made is None:
                 break
             if isinstance(made.batch, Handed):
@@ -258,7 +264,7 @@ class Engine:
         try:
             return call()
         except BaseException as error:  # noqa: BLE001
-            if not (isinstance(error, Exception) and of_the_data(error, made_here=False)):
+            if not (isinstance(error, Exception) and of_the_data(error, self._made_here)):
                 # The dead do not come back, and of who was interrupted nobody knows what is on its way: `start` has others.
                 self._loader, self._batches = None, iter(())
             # Without torch's frames: they would keep the workers for as long as anybody keeps the error.

@@ -411,7 +411,15 @@ class Spoilt:
         return number
 
 
-@pytest.mark.parametrize("given", [{}, {"num_workers": 2}, {"num_workers": 2, "worker_type": "thread"}])
+MADE_BY: list[dict[str, Any]] = [
+    {},
+    {"pin_memory": True},
+    {"num_workers": 2},
+    {"num_workers": 2, "worker_type": "thread"},
+]
+
+
+@pytest.mark.parametrize("given", MADE_BY)
 def test_who_goes_on_after_an_exception_gets_the_next_batch_as_from_torch(
     link: MemoryLink, given: dict[str, Any]
 ) -> None:
@@ -440,7 +448,22 @@ def test_who_goes_on_after_an_exception_gets_the_next_batch_as_from_torch(
         next(iter(resumed))
 
 
-@pytest.mark.parametrize("given", [{}, {"num_workers": 2}, {"num_workers": 1, "worker_type": "thread"}])
+@pytest.mark.parametrize("given", MADE_BY)
+def test_a_skip_over_batches_that_cannot_be_made_loses_no_other(
+    link: MemoryLink, given: dict[str, Any]
+) -> None:
+    """Those of records 3 and 4, which workers have made ahead."""
+    loader = DataLoader(
+        in_memory(link, transform=Spoilt()), 2, prefetch_factor=4 if "num_workers" in given else None, **given
+    )
+    batches = iter(loader)
+    assert next(batches).tolist() == [0, 1]
+    loader.skip(2)
+    assert next(batches).tolist() == [6, 7]
+    assert next(batches).tolist() == [8, 9]
+
+
+@pytest.mark.parametrize("given", MADE_BY)
 def test_a_batch_whose_source_was_away_is_tried_again_by_who_goes_on(
     link: MemoryLink, tmp_path: Path, given: dict[str, Any]
 ) -> None:
