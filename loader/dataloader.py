@@ -24,7 +24,7 @@ from loader.foreign import begin_as_torch, foretold, hear_epochs, tell_epoch
 from loader.inside import Core, flattened, ours
 from loader.iteration import Iteration, Raised, of_the_data
 from loader.mend import BadSample, Mender, OnError
-from loader.peers import PEER_FAILURE_S, PeerWatch, watch_for, watched
+from loader.peers import PEER_FAILURE_S, Agreed, PeerWatch, watch_for, watched
 from loader.progress import MAX_COUNT, NEWER_ITERATION, STATELESS, Progress, State, parsed
 from loader.reader import Ints
 from loader.setup import (
@@ -51,7 +51,6 @@ OF_ONE_PROCESS = (
     "_engine",
     "_account",
     "_job",
-    "_iterations",
     "_iteration",
 )
 
@@ -154,7 +153,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if self._ours is not None:
             hear_epochs(self)
         self._topology: Topology | None = None
-        self._job, self._iterations, self._iteration = "", 0, object()
+        self._job: Agreed | None = None
+        self._iteration = object()
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -189,10 +189,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if self._topology is not None:
             must_stand(self._topology, self._found())
         self._progress.begin(feed)
-        if not self._job:
-            self._agree_and_say(feed)
+        if self._job is None or self._job.over.is_set():
+            self._job = self._agree_and_say(feed)
         self._iteration = mine = object()
-        return Iteration(self._run(feed, mine))
+        return Iteration(self._run(feed, mine, self._job))
 
     def __len__(self) -> int:
         if self._ours is None:
@@ -291,7 +291,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if not over:  # the rest in which it stands may be dropped now
             turn = found.step * feed.share.accumulate + found.micro
             self._progress.turn, self._progress.resume = min(turn, feed.turns(found.epoch)), True
-        self._job = ""  # the ranks compare again: each may have loaded a state of another step
+        self._job = None  # the ranks compare again: each may have loaded a state of another step
 
     # ---- inside
 
@@ -349,18 +349,16 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         feed.order(self._progress.epoch)
         return feed
 
-    def _agree_and_say(self, feed: Feed) -> None:
+    def _agree_and_say(self, feed: Feed) -> Agreed:
         facts = facts_of(self._data[0], feed, self._progress.epoch, self._progress.turn)
-        self._job = agreed(self._where(), facts, self._store(), self._core().leaves[0].via)
+        return Agreed(agreed(self._where(), facts, self._store(), self._core().leaves[0].via))
 
     def _store(self) -> Any:
         """The job's, where this loader is one of several."""
         return job_store() if self.shard and self._where().processes > 1 else None
 
-    def _run(self, feed: Feed, mine: object) -> Generator[Any, None, None]:
-        self._iterations += 1
-        name, done = f"{self._job}/{self._iterations}", 0
-        watch = watch_for(self._store(), self._where(), name, self.peer_failure_s)
+    def _run(self, feed: Feed, mine: object, job: Agreed) -> Generator[Any, None, None]:
+        done, watch = 0, watch_for(self._store(), self._where(), job, self.peer_failure_s)
         with watched(watch, lambda: self._progress.place(feed.share.accumulate)):
             try:
                 while self.epochs is None or done < self.epochs:

@@ -9,7 +9,8 @@ What happens, in order, when rank r cannot read its data:
    join. It cannot raise there, so the watch logs the error and ends the process with `BLOCKED_EXIT`.
 
 A watch lives for one iteration of one loader: until all ranks have ended theirs, so that it also guards who
-waits for the others after its own last batch.
+waits for the others after its own last batch. All iterations after one agreement of the ranks hear of the same
+failure: a rank may have begun more of them than others, who looks at a batch on one rank alone say.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from cachesvc.core.errors import CacheError, PeerRankFailed, from_code
@@ -45,14 +47,24 @@ class Signals(Store, Protocol):
     def check(self, keys: list[str], /) -> bool: ...
 
 
+@dataclass(slots=True)
+class Agreed:
+    """What the watches of one rank's loader share, from one agreement of the ranks to the next. `name`: the same on all
+    ranks, and not used before in this store. `over`: this rank has raised the failure, so nobody ends it any more."""
+
+    name: str
+    over: threading.Event = field(default_factory=threading.Event)
+    iterations: int = 0
+
+
 class PeerWatch:
     """Hears of other ranks' failures during one iteration, on a thread of its own."""
 
-    def __init__(self, store: Signals, topology: Topology, name: str, peer_failure_s: float) -> None:
-        """`name`: the same on all ranks, and not used before in this store."""
+    def __init__(self, store: Signals, topology: Topology, agreed: Agreed, peer_failure_s: float) -> None:
         self._store, self._topology, self._peer_failure_s = store, topology, peer_failure_s
-        self._key = f"cachesvc/peers/{name}"
-        self._over = threading.Event()
+        self._key, self._over = f"cachesvc/peers/{agreed.name}", agreed.over
+        agreed.iterations += 1
+        self._ended = f"{self._key}/{agreed.iterations}/finished"
         self._finished = False
         self.failure: PeerRankFailed | None = None
         """What another rank failed with, once it is known."""
@@ -81,7 +93,7 @@ class PeerWatch:
                 self._store.set(f"{self._key}/failure", told)
             else:
                 told = self._store.get(f"{self._key}/failure").decode()
-            self._store.add(f"{self._key}/heard", 1)
+            self._say_heard()
             self._wait_for_others()
         except RuntimeError:  # torch's DistError: the store's host is gone, and the job with it
             _log.warning("the job's store does not answer: other ranks will not hear of this failure")
@@ -90,10 +102,17 @@ class PeerWatch:
     def finish(self) -> None:
         """This rank's iteration is over; the thread ends when all ranks' are."""
         try:
-            self._store.add(f"{self._key}/finished", 1)
+            self._store.add(self._ended, 1)
         except RuntimeError:
             self._over.set()
         self._finished = True
+
+    def _say_heard(self) -> bool:
+        """Whether this is the first of this rank's iterations to hear it: the one that counts."""
+        first = self._store.add(f"{self._key}/heard/{self._topology.process}", 1) == 1
+        if first:
+            self._store.add(f"{self._key}/heard", 1)
+        return first
 
     def _wait_for_others(self) -> None:
         deadline = time.monotonic() + HEARD_S
@@ -108,16 +127,16 @@ class PeerWatch:
                 if self._store.check([f"{self._key}/failure"]):
                     self._heard()
                     return
-                if self._finished and self._store.add(f"{self._key}/finished", 0) >= self._topology.processes:
+                if self._finished and self._store.add(self._ended, 0) >= self._topology.processes:
                     return
         except RuntimeError:  # the store's host is gone; torch's own collectives say so
             _log.debug("the job's store does not answer any more")
 
     def _heard(self) -> None:
         self.failure = _failure(self._store.get(f"{self._key}/failure").decode())
-        self._store.add(f"{self._key}/heard", 1)
-        # Now, not when it ends: a collective whose peer has gone may break first, and say nothing of the cause.
-        _log.warning("%s", self.failure)
+        if self._say_heard():
+            # Now, not when it ends: a collective whose peer has gone may break first, and say nothing of the cause.
+            _log.warning("%s", self.failure)
         deadline = time.monotonic() + self._peer_failure_s
         while not self._over.wait(min(POLL_S, max(0.0, deadline - time.monotonic()))):
             if not threading.main_thread().is_alive():
@@ -133,10 +152,10 @@ class PeerWatch:
 
 
 def watch_for(
-    store: Signals | None, topology: Topology, name: str, peer_failure_s: float
+    store: Signals | None, topology: Topology, agreed: Agreed, peer_failure_s: float
 ) -> PeerWatch | None:
     """A watch, where there is a job to watch."""
-    return None if store is None else PeerWatch(store, topology, name, peer_failure_s)
+    return None if store is None else PeerWatch(store, topology, agreed, peer_failure_s)
 
 
 @contextmanager

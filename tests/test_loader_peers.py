@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from cachesvc.core.errors import NotFound, PeerRankFailed
 from loader import DataLoader
-from loader.peers import BLOCKED_EXIT, PeerWatch, watched
+from loader.peers import BLOCKED_EXIT, Agreed, PeerWatch, watched
 from loader.topology import Topology
 from tests import datasets
 from tests.loader_fakes import compiled, in_memory
@@ -99,10 +99,11 @@ def store() -> dist.TCPStore:
 
 def watches(store: dist.TCPStore, name: str, peer_failure_s: float = 30.0) -> list[PeerWatch]:
     """Of a job of two ranks in this process."""
-    return [
-        PeerWatch(store, Topology(rank, 2, "test", process=rank, processes=2), name, peer_failure_s)
-        for rank in range(2)
-    ]
+    return [watch_of(store, rank, Agreed(name), peer_failure_s) for rank in range(2)]
+
+
+def watch_of(store: dist.TCPStore, rank: int, agreed: Agreed, peer_failure_s: float = 30.0) -> PeerWatch:
+    return PeerWatch(store, Topology(rank, 2, "test", process=rank, processes=2), agreed, peer_failure_s)
 
 
 def listening() -> int:
@@ -196,6 +197,38 @@ def test_a_watch_ends_when_all_ranks_have_ended_and_not_before(store: dist.TCPSt
             pass
         assert listening() == 2
     until(lambda: not listening())
+
+
+def test_a_rank_that_has_begun_more_iterations_than_others_is_heard(store: dist.TCPStore) -> None:
+    """One of rank 0 alone, who looked at a batch, say."""
+    ahead = Agreed("ahead")
+    with watched(watch_of(store, 0, ahead), lambda: ""):
+        pass
+    first, second = watch_of(store, 0, ahead), watch_of(store, 1, Agreed("ahead"))
+    with watched(second, lambda: ""):
+        with pytest.raises(PeerRankFailed), watched(first, lambda: "step 1"):
+            raise NotFound("a")
+        with pytest.raises(PeerRankFailed, match="rank 0 cannot go on at step 1: NotFound: a"):
+            second.raise_failure()
+    until(lambda: not listening())
+
+
+def test_a_rank_that_has_begun_more_iterations_hears_others_and_is_not_ended_once_it_has_raised(
+    store: dist.TCPStore,
+) -> None:
+    ahead = Agreed("hears")
+    looked, first = watch_of(store, 0, ahead, 1.0), watch_of(store, 0, ahead, 1.0)
+    with watched(looked, lambda: ""):
+        pass
+    second = watch_of(store, 1, Agreed("hears"))
+    with watched(first, lambda: ""):
+        with pytest.raises(PeerRankFailed), watched(second, lambda: "step 1"):
+            raise NotFound("a")
+        until(lambda: looked.failure is not None and first.failure is not None)
+        with pytest.raises(PeerRankFailed, match="rank 1 cannot go on at step 1: NotFound: a"):
+            first.raise_failure()
+    until(lambda: not listening())
+    assert store.add("cachesvc/peers/hears/heard", 0) == 2
 
 
 def test_without_a_job_there_is_no_watch() -> None:
