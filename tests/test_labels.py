@@ -191,6 +191,27 @@ def test_folders_that_are_asked_for_give_classes_or_the_file_outside(tmp_path: P
         compiled(tmp_path / "d", Options(labels="folder"))
 
 
+def test_one_file_beside_the_class_folders_is_told_of_where_it_costs_all_labels(tmp_path: Path) -> None:
+    write_files(tmp_path / "d", {"cat/0.dat": b"x", "dog/1.dat": b"y", "README.md": b"z"})
+    catalog = compiled(tmp_path / "d")
+    assert (catalog.classes, catalog.samples) == ((), 3)
+    assert [note for note in catalog.notes if "'README.md'" in note and "no folder names a class" in note]
+    write_files(tmp_path / "d", {"LICENSE.md": b"z"})
+    assert compiled(tmp_path / "d").notes == (), "as many files as folders: no folder of classes"
+
+
+def test_folders_of_splits_that_become_classes_are_told_of(tmp_path: Path) -> None:
+    write_files(
+        tmp_path / "d", {f"{split}/{kind}/0.dat": b"x" for split in ("train", "val") for kind in "ab"}
+    )
+    catalog = compiled(tmp_path / "d")
+    assert catalog.classes == ("train", "val")
+    assert [note for note in catalog.notes if "train, val" in note]
+    assert compiled(tmp_path / "d", Options(labels="folder")).notes == ()
+    assert compiled(tmp_path / "d" / "train").classes == ("a", "b")
+    assert compiled(tmp_path / "d" / "train").notes == ()
+
+
 def test_a_format_that_takes_no_labels_refuses_them(tmp_path: Path) -> None:
     tar_shards(tmp_path / "d", 1, 3, 100)
     write_files(tmp_path / "d", {"labels.csv": b"file,label\n000-00000,cat\n"})

@@ -23,6 +23,7 @@ __all__ = ["SIDECARS", "Files", "annotate"]
 
 MAX_SIDECARS = 200_000
 """Sidecars read at most; with more, none is (a partial index would search wrongly) and a note says so."""
+SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "testing", "eval", "dev"})
 _THREADS = 16
 _BATCH = 1024
 
@@ -52,7 +53,7 @@ def annotate(inputs: Inputs, draft: Draft, files: Files, table_entries: Sequence
     _read_sidecars(inputs, draft, files, tags, skip_labels=wanted == "folder" or tags.labelled)
     labelled = tags.take_labels(files.samples)
     if wanted in ("", "folder") and (labelled is None or wanted == "folder"):
-        labelled = _folders(inputs, files)
+        labelled = _folders(inputs, files, draft.notes)
     if labelled is not None and wanted != "none":
         draft.label(*labelled)
     draft.tags = tags.columns(files.samples)
@@ -75,20 +76,27 @@ def _by_name(inputs: Inputs, files: Files) -> dict[str, int | None]:
 
 
 def _folders(
-    inputs: Inputs, files: Files
+    inputs: Inputs, files: Files, notes: list[str]
 ) -> tuple[tuple[str, ...], np.ndarray[tuple[int], np.dtype[np.int32]]] | None:
     """Classes from the first folder below the URI, where every file lies in one, and in two or more unless folders
-    are asked for."""
+    are asked for. What looks like a slip is said in `notes`."""
     asked = inputs.options.labels == "folder"
     paths = [inputs.entries[at].path for at in files.entry]
-    outside = next((path for path in paths if "/" not in path), None)
-    classes = sorted({path.partition("/")[0] for path in paths})
+    beside = [path for path in paths if "/" not in path]
+    outside = beside[0] if beside else None
+    classes = sorted({path.partition("/")[0] for path in paths if "/" in path})
     if outside is not None and asked:
         raise InvalidInput(
             f"labels='folder': {outside!r} lies in no folder below {inputs.uri}; labels='' finds out"
         )
-    if outside is not None or (len(classes) < 2 and not asked):
+    if len(classes) < 2 and not asked:
         return None
+    if outside is not None:
+        if len(beside) < len(classes):
+            notes.append(f"{outside!r} lies in no folder, so no folder names a class: keep it elsewhere")
+        return None
+    if not asked and SPLITS.issuperset(classes):
+        notes.append(f"the classes are {', '.join(classes)}: to have the folders in them, open one of these")
     numbers = {name: number for number, name in enumerate(classes)}
     labels = np.full(files.samples, -1, np.int32)
     labels[files.sample] = [numbers[path.partition("/")[0]] for path in paths]
