@@ -49,6 +49,12 @@ def test_tricks_are_refused(trick: str) -> None:
         canonical(trick)
 
 
+@pytest.mark.parametrize("typed", ["s3:/bucket/x", str(Path("s3://bucket/x/")), "file:/data"])
+def test_a_uri_that_lost_a_slash_is_no_relative_path(typed: str) -> None:
+    with pytest.raises(InvalidInput, match="not as a Path"):
+        canonical(typed)
+
+
 @given(st.text(alphabet="s3:/.%2eEfF\\ab*{}?,0", max_size=24))
 def test_canonical_is_a_fixed_point_without_dot_segments(text: str) -> None:
     try:
