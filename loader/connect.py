@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 from cachesvc.catalog.build import Options
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.client import Control
-from cachesvc.core.errors import DaemonUnavailable, InvalidInput, NotAllowed, NotFound, StateMismatch
+from cachesvc.core.errors import Busy, DaemonUnavailable, InvalidInput, NotAllowed, NotFound, StateMismatch
 from cachesvc.core.model import DatasetId
 from cachesvc.core.order import Plan
 from cachesvc.leases import DaemonGrants
@@ -151,7 +151,16 @@ def connect(uris: Sequence[str], options: Options, version: str, world_size: int
     local = all(local_path(uri) is not None for uri in uris)
     required = wanted == "require" and (explicit or not local)
     if wanted != "off":
-        link = _open_in_daemon(uris, options, version, required, local and not explicit, wanted != "require")
+        try:
+            link = _open_in_daemon(
+                uris, options, version, required, local and not explicit, wanted != "require"
+            )
+        except DaemonUnavailable as error:
+            if explicit or isinstance(error, Busy):
+                raise
+            raise DaemonUnavailable(
+                f"{error} (a job of {world_size} ranks needs one; CACHESVC=auto has each rank read the source itself)"
+            ) from None
         if link is not None:
             return link
         if not local:

@@ -303,6 +303,17 @@ def test_several_ranks_require_a_daemon_for_remote_data(monkeypatch: pytest.Monk
         open_dataset("s3://bucket/prefix/")
 
 
+def test_ranks_that_nobody_told_what_to_do_without_a_daemon_hear_of_both_ways(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, value in {"CACHESVC_SOCKET": str(tmp_path), "RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("CACHESVC", raising=False)
+    monkeypatch.setattr("loader.connect.REQUIRE_S", 0.0)
+    with pytest.raises(DaemonUnavailable, match=r"cachesvc serve \(a job of 2 ranks .*CACHESVC=auto"):
+        open_dataset("s3://bucket/prefix/")
+
+
 def test_a_policy_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.setenv("CACHESVC", "perhaps")
     with pytest.raises(InvalidInput, match="perhaps"):
