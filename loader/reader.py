@@ -194,7 +194,8 @@ class Reader:
                     break
         if not leases.kept:
             raise OutOfSpace(
-                f"the {count} extents are not all in memory; give the daemon more --ram, or read by sample"
+                f"the {count} extents are not all in a daemon's memory: start one whose --ram holds them, "
+                "or read by sample"
             )
 
     def _record_view(self) -> Records:

@@ -376,7 +376,7 @@ def test_wrong_datasets_are_one_clear_line(tmp_path: Path) -> None:
     assert "unknown format 'zarr'" in str(_refusal(tmp_path / "two", Options(format="zarr")))
     write_files(tmp_path / "raw", {"a.bin": bytes(100)})
     assert "record_bytes" in str(_refusal(tmp_path / "raw", Options(format="records")))
-    assert "seq_len" in str(_refusal(tmp_path / "raw", Options(format="tokens", dtype="u2")))
+    assert "--seq-len" in str(_refusal(tmp_path / "raw", Options(format="tokens", dtype="u2")))
 
 
 def test_mds_in_a_compression_that_is_not_read_is_refused(tmp_path: Path) -> None:

@@ -307,7 +307,7 @@ def test_an_array_that_does_not_fit_keeps_nothing(tmp_path: Path) -> None:
     catalog = link.catalog()
     grants = MemoryGrants(catalog.extent, room=90)
     reader = Reader(catalog, grants)
-    with pytest.raises(OutOfSpace, match="--ram"):
+    with pytest.raises(OutOfSpace, match="not all in a daemon's memory: start one whose --ram"):
         reader.array()
     assert not any(grants.leases.values())
     reader.close()

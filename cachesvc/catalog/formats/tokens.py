@@ -34,7 +34,9 @@ def compile_tokens(inputs: Inputs) -> Draft:
     index."""
     options = inputs.options
     if options.seq_len <= 0 or options.overlap < 0:
-        raise InvalidInput(f"{inputs.uri}: token files need seq_len > 0 and overlap >= 0")
+        raise InvalidInput(
+            f"{inputs.uri}: token files need seq_len (--seq-len), the tokens of a sample, and overlap >= 0"
+        )
     indices = {entry.object.uri: at for at, entry in enumerate(inputs.entries) if entry.name.endswith(".idx")}
     payloads, documents, stream = [], [], 0
     for at, entry in enumerate(inputs.entries):
