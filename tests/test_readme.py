@@ -123,6 +123,14 @@ def test_links_lead_to_files() -> None:
     assert all((ROOT / target).exists() for target in re.findall(r"\]\(([^)#:]+)\)", README))
 
 
+def test_links_within_lead_to_headings() -> None:
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", README, flags=re.M | re.S), re.M)
+    anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    wanted = set(re.findall(r"\]\(#([^)]+)\)", README))
+    assert wanted
+    assert wanted <= anchors, wanted - anchors
+
+
 def test_every_verb_and_every_option_of_serve_is_documented() -> None:
     assert isinstance(cli, click.Group)
     assert [verb for verb in cli.commands if f"`{verb}`" not in README] == []
@@ -162,3 +170,9 @@ def test_every_argument_that_torch_does_not_have_is_documented() -> None:
     ours = [name for name in inspect.signature(DataLoader).parameters if name not in torchs]
     assert "seed" in ours
     assert [name for name in ours if not re.search(rf"^\|.*`{name}`", README, re.M)] == []
+
+
+def test_every_member_of_the_loader_that_torch_does_not_have_is_documented() -> None:
+    ours = [name for name in vars(DataLoader) if name[0] != "_"]
+    assert "accumulate" in ours
+    assert [name for name in ours if not re.search(rf"^\|.*`{name}[(`]", README, re.M)] == []
