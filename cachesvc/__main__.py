@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from io import TextIOWrapper
-from itertools import takewhile
+from itertools import pairwise, takewhile
 
 from cachesvc.core.errors import INTERRUPTED, CacheError
+
+_HELP = frozenset({"-h", "--help", "--version"})
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -18,21 +21,34 @@ def run(arguments: Sequence[str] | None = None) -> int:
     from cachesvc.cli import cli, output
 
     given = sys.argv[1:] if arguments is None else arguments
-    as_json = "--json" in takewhile(lambda word: word != "--", given)  # what follows is another's command
+    words = list(takewhile(lambda word: word != "--", given))  # what follows is another's command
+    as_json = _as_json(words)
     try:
-        code = cli.main(args=arguments, prog_name="cachesvc", standalone_mode=False)
+        with nullcontext() if _HELP.isdisjoint(words) else output.written():  # verbs do so for themselves
+            code = cli.main(args=arguments, prog_name="cachesvc", standalone_mode=False)
     except CacheError as error:
-        output.complain(error, as_json)
+        with suppress(OSError):  # stderr may be on the full disk, too: the code says it still
+            output.complain(error, as_json)
         return error.code
     except click.ClickException as error:
-        if as_json:
-            output.emit({"error": error.format_message(), "code": error.exit_code}, to_stderr=True)
-        else:
-            error.show()
+        with suppress(OSError):
+            if as_json:
+                output.emit({"error": error.format_message(), "code": error.exit_code}, to_stderr=True)
+            else:
+                error.show()
         return error.exit_code
     except click.Abort:
         return INTERRUPTED
     return code if isinstance(code, int) else 0
+
+
+def _as_json(words: Sequence[str]) -> bool:
+    """Whether errors are JSON: a daemon's are where its log is, since one program reads both."""
+    if "--json" in words or list(words[:1]) != ["serve"]:
+        return "--json" in words
+    named = [after.removeprefix("--log-format=") for after in words if after.startswith("--log-format=")]
+    named += [after for word, after in pairwise(words) if word == "--log-format"]
+    return (named or [os.environ.get("CACHESVC_LOG_FORMAT", "")])[-1] == "json"
 
 
 def main() -> None:
@@ -44,6 +60,7 @@ def main() -> None:
         code = INTERRUPTED
     try:
         print(end="", flush=True)
+        print(end="", flush=True, file=sys.stderr)
     except OSError:  # said already; at the interpreter's end it would be said once more, in other words
         os._exit(code or CacheError.code)
     if code == INTERRUPTED:  # at once: gRPC's threads, stopped in mid-call, would end in tracebacks

@@ -223,6 +223,30 @@ def test_errors_of_a_verb_that_prints_json_are_json(capsys: Any, tmp_path: Path)
     assert capsys.readouterr().err.startswith("cachesvc: ")  # that one is the command's
 
 
+def test_a_start_that_fails_is_json_where_the_log_is(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def said(*words: str) -> str:
+        assert run(["serve", *words]) == 2
+        return str(capsys.readouterr().err)
+
+    for words in (["--log-format", "json"], ["--log-format=json"]):
+        for wrong in ("1", "lots"):
+            assert json.loads(said(*words, "--ram", wrong))["code"] == 2
+    monkeypatch.setenv("CACHESVC_LOG_FORMAT", "json")
+    assert json.loads(said("--ram", "1"))["code"] == 2
+    assert said("--ram", "1", "--log-format", "text").startswith("cachesvc: ")
+    assert run(["ls", "--socket", TOO_LONG]) == 2  # which has no log
+    assert capsys.readouterr().err.startswith("cachesvc: ")
+
+
+def test_a_disk_that_is_too_full_for_stderr_changes_no_exit_code(tmp_path: Path) -> None:
+    for words, code in ((["status", "--socket", str(tmp_path)], 10), (["ls", "--nonsense"], 2)):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "cachesvc", *words], stdout=subprocess.PIPE, stderr=full
+            )
+        assert (done.returncode, done.stdout) == (code, b"")
+
+
 def test_doctor_takes_what_a_daemon_is_sized_by(capsys: Any, tmp_path: Path) -> None:
     given = ["doctor", "--json", "--socket", str(tmp_path), "--ram", "1GiB"]
     run([*given, "--extent-bytes", "4096", "--allow", "s3://bucket/"])
@@ -284,8 +308,11 @@ def test_output_that_a_full_disk_does_not_take_is_one_line(
         ["prefetch", str(pets)],
         find,
         [*find, "--count"],
+        ["--help"],
+        ["ls", "-h"],
+        ["--version"],
     ):
-        for more in ([], ["--json"]):
+        for more in ([], ["--json"]) if words[0][0] != "-" else ([],):
             with open("/dev/full", "w") as full:
                 done = subprocess.run(
                     [sys.executable, "-m", "cachesvc", *words, *more],
