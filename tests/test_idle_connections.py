@@ -8,6 +8,7 @@ import signal
 import socket
 import tempfile
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent import futures
@@ -46,6 +47,17 @@ def scraped(daemon: Daemon) -> bytes:
     port = (daemon.root.parent / "port").read_text()
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
         return bytes(answer.read())
+
+
+def test_nothing_but_the_metrics_is_answered_with_them(daemon: Daemon) -> None:
+    port = (daemon.root.parent / "port").read_text()
+    for path in ("/metrics?by=scraper", "/"):
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=20) as answer:
+            assert b"cachesvc_fills" in answer.read()
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=20)
+    assert (refused.value.code, refused.value.reason) == (404, "metrics are at /metrics")
+    refused.value.close()
 
 
 def descriptors(daemon: Daemon) -> int:

@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 from contextlib import suppress
+from http import HTTPStatus
 from http.server import ThreadingHTTPServer
 from typing import Any
 
@@ -83,4 +84,7 @@ class _Scrape(MetricsHandler):
 
     def do_GET(self) -> None:
         self.server.asked(self.connection)
-        super().do_GET()
+        if self.path.partition("?")[0].rstrip("/") in ("", "/metrics"):
+            super().do_GET()
+        else:
+            self.send_error(HTTPStatus.NOT_FOUND, "metrics are at /metrics")
