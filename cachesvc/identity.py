@@ -56,6 +56,8 @@ class Identity:
             channel.connect(self._path)
             channel.send(wire.encode(Op.IDENTIFY, wire.MAGIC))
             answer = wire.decode(channel.recv(wire.MAX_MESSAGE_BYTES))
+            if answer.op is not Op.WELCOME:
+                raise ValueError(answer.text)
         except TimeoutError:
             channel.close()
             raise DeadlineExceeded(

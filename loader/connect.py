@@ -98,16 +98,15 @@ def _granted_catalog(link: Link) -> int:
                 raise
             forgotten = True
             continue
-        except DaemonUnavailable:
+        except DaemonUnavailable as error:
             if time.monotonic() >= deadline:
                 raise
+            why = str(error)
         finally:
             asking.close()
         if not waiting:
             waiting = True
-            _log.warning(
-                "the daemon is gone: waiting up to %.0f s for it; start it: cachesvc serve", timeout_s
-            )
+            _log.warning("no daemon answers (%s): waiting up to %.0f s for one", why, timeout_s)
         time.sleep(KNOCK_EVERY_S)
 
 

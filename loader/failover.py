@@ -29,6 +29,7 @@ class Failover:
         self._around: dict[int, int] = {}
         self._knock_at = 0.0
         self._pause_s = FIRST_PROBE_S
+        self._gone = ""
         self.around_bytes = 0
 
     def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
@@ -36,19 +37,17 @@ class Failover:
         deadline = time.monotonic() + timeout_s
         answers, waiting = self._ask_first(extents, timeout_s), False
         while answers is None:
-            around = self._ask_second(extents, deadline - time.monotonic(), "the daemon is gone")
+            around = self._ask_second(
+                extents, deadline - time.monotonic(), f"the daemon is gone ({self._gone})"
+            )
             if around is not None:
                 return around
             if not waiting:
                 waiting = True
-                _log.warning(
-                    "the daemon is gone: waiting up to %.0f s for it; start it: cachesvc serve", timeout_s
-                )
+                _log.warning("the daemon is gone (%s): waiting up to %.0f s for it", self._gone, timeout_s)
             pause = min(self._pause_s, deadline - time.monotonic())
             if pause <= 0:
-                raise DaemonUnavailable(
-                    f"no daemon for {timeout_s:.0f} s and no way around it; start it again: cachesvc serve"
-                )
+                raise DaemonUnavailable(f"no daemon for {timeout_s:.0f} s and no way around it: {self._gone}")
             time.sleep(pause)  # nobody can tell us when a daemon starts; this paces the knocking
             answers = self._ask_first(extents, max(0.0, deadline - time.monotonic()))
         refused = [answer.extent for answer in answers if isinstance(answer, Refused)]
@@ -86,7 +85,8 @@ class Failover:
             return None
         try:
             answers = self._first.acquire(extents, timeout_s)
-        except DaemonUnavailable:
+        except DaemonUnavailable as error:
+            self._gone = str(error)
             self._pause_s = min(self._pause_s * 2, LAST_PROBE_S)
             self._knock_at = time.monotonic() + self._pause_s
             return None

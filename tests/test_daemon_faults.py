@@ -20,11 +20,18 @@ import grpc
 import pytest
 
 from bench.node import Daemon
-from cachesvc import client
+from cachesvc import client, identity
 from cachesvc.catalog.build import Options
 from cachesvc.client import PLAN_ROWS, Control
 from cachesvc.core import wire
-from cachesvc.core.errors import CacheError, DeadlineExceeded, InvalidInput, NotAllowed, SourceUnavailable
+from cachesvc.core.errors import (
+    CacheError,
+    DaemonUnavailable,
+    DeadlineExceeded,
+    InvalidInput,
+    NotAllowed,
+    SourceUnavailable,
+)
 from cachesvc.core.model import DatasetId
 from cachesvc.core.wire import Message, Op
 from cachesvc.daemon.service import MAX_URIS, PLANS_AT_ONCE
@@ -32,6 +39,8 @@ from cachesvc.grants import Granted, Refused
 from cachesvc.leases import DaemonGrants
 from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import cachesvc_pb2_grpc
+from loader.connect import Link
+from loader.failover import Failover
 from tests.servers import Proxy, SeaweedFS
 from tests.test_daemon import wait_until
 from tests.test_kills import slow_start
@@ -239,6 +248,26 @@ def test_hostile_readers_end_only_their_own_connection(daemon: Daemon, data: byt
         tell(holder, Message(Op.HOLD, 0, number % EXTENTS, text="ram"))
     twice.close()
     holder.close()
+    reads_right(daemon, dataset, data)
+
+
+def test_a_program_of_another_release_is_told_so_at_once(
+    daemon: Daemon, data: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = opened(daemon)
+    with monkeypatch.context() as later:
+        later.setattr(wire, "MAGIC", wire.MAGIC + 1)
+        later.setenv("CACHESVC_TIMEOUT_S", "0.5")
+        with pytest.raises(DaemonUnavailable, match=r"release .* install one release of cachesvc for both"):
+            DaemonGrants(daemon.socket_dir, dataset).catalog()
+        with pytest.raises(DaemonUnavailable, match="install one release"):
+            Link(dataset, daemon.socket_dir).catalog()
+        assert "install one release of cachesvc for both): waiting up to" in caplog.text
+        failing = Failover(DaemonGrants(daemon.socket_dir, dataset), None)
+        with pytest.raises(DaemonUnavailable, match=r"no way around it: .*install one release"):
+            failing.acquire([0], 0.3)
+        caller = identity.Identity(daemon.socket_dir)
+        assert caller.metadata() == ()  # its calls are nobody's
     reads_right(daemon, dataset, data)
 
 

@@ -552,7 +552,7 @@ def test_without_credentials_readers_wait_for_the_daemon_with_a_deadline(
     catalog = sequences[0].catalog()
     daemon = MemoryGrants(catalog.extent)
     daemon.alive = False
-    with pytest.raises(DaemonUnavailable, match="cachesvc serve"):
+    with pytest.raises(DaemonUnavailable, match="no way around it: the fake daemon is down; start it again"):
         Failover(daemon, Forbidden(catalog.extent)).acquire([0], 0.3)
     with pytest.raises(DaemonUnavailable):
         Failover(daemon, None).acquire([0], 0.3)

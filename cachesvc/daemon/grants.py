@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+import cachesvc
 from cachesvc.config import Rule
 from cachesvc.core import events, wire
-from cachesvc.core.errors import CacheError, InvalidInput
+from cachesvc.core.errors import CacheError, DaemonUnavailable, InvalidInput
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId
 from cachesvc.core.stalls import StallReport
 from cachesvc.core.wire import Message, Op
@@ -346,8 +347,15 @@ class GrantsServer:
             raise InvalidInput(f"{op.name} is not for the daemon")
 
     def _hello(self, reader: _Reader, message: Message) -> None:
-        if message.number != wire.MAGIC or reader.greeted:
-            raise InvalidInput("not a greeting of this protocol")
+        if message.number != wire.MAGIC:
+            text = (
+                f"the daemon is of release {cachesvc.__version__}, whose protocol this program does not speak;"
+                " install one release of cachesvc for both"
+            )
+            self._write(reader, wire.encode(Op.FAILED, 0, 0, DaemonUnavailable.code, text=text))
+            raise InvalidInput("a greeting of another protocol: its release is another one")
+        if reader.greeted:
+            raise InvalidInput("a second greeting")
         reader.greeted = True
         reader.belongs(message.value)
         if message.op is Op.IDENTIFY:
