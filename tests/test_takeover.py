@@ -351,6 +351,29 @@ def test_a_new_daemon_that_cannot_start_leaves_the_old_one_as_it_was(tmp_path: P
     grants.close()
 
 
+def test_a_new_daemon_that_cannot_read_what_jobs_read_leaves_the_old_one_as_it_was(own: Node) -> None:
+    node, records = own, stored(own)
+    dataset = opened(node, records)
+    grants = DaemonGrants(node.daemon.socket_dir, dataset)
+    read(grants, records.rows)
+    of_another_release = node.daemon.root / "state/catalogs" / f"{dataset}.lmdb"
+    of_another_release.write_bytes(b"nobody reads this")
+    assert f"jobs read version {dataset}, whose catalog this daemon cannot read (" in refused(node)
+    read(grants, records.rows)
+    assert not grants.connect()
+    grants.close()
+    wait_until(lambda: not readers(node))
+    taken_over(node)
+    of_another_release.unlink()
+    assert opened(node, records) == dataset  # from what the daemon held in RAM
+    assert fetched(node) == records.rows.nbytes
+
+
+def readers(node: Node) -> int:
+    with Control(node.daemon.socket_dir) as control:
+        return control.status().readers
+
+
 def greeting(node: Node, protocol: int = PROTOCOL) -> tuple[socket.socket, Any]:
     """A new daemon of our own, as far as the old one's offer."""
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -10,7 +10,7 @@ from typing import Any
 
 import cachesvc
 from cachesvc.core import events
-from cachesvc.core.errors import CacheError, DaemonUnavailable, InvalidInput, NotAllowed
+from cachesvc.core.errors import CacheError, CorruptData, DaemonUnavailable, InvalidInput, NotAllowed
 from cachesvc.core.model import DatasetId, ExtentId, ReaderId
 from cachesvc.core.replay import protecting_first
 from cachesvc.daemon import takeover_state
@@ -49,6 +49,7 @@ class Predecessor:
         self._channel = channel
         self._process = process
         self._offer = offer
+        self._unreadable: dict[str, CorruptData] = {}
         self.lock = lock
         """Shared with it: of the directory with the sockets."""
 
@@ -70,9 +71,12 @@ class Predecessor:
                 datasets.admit(future.result())
             except CacheError as error:
                 log.warning("a dataset is not taken over", extra={"dataset": wanted, "error": str(error)})
+                if isinstance(error, CorruptData):  # of another release, perhaps
+                    self._unreadable[wanted] = error
 
     def hand_over(self) -> Adopted:
-        """Bring it to a standstill and receive everything. Raises DaemonUnavailable when it lives and does not."""
+        """Bring it to a standstill and receive everything. Raises DaemonUnavailable when it lives and does not,
+        InvalidInput where its readers would end in errors."""
         state = pb.TakeoverState()
         try:
             send(self._channel, Word.READY)
@@ -85,6 +89,7 @@ class Predecessor:
                 ) from None
             log.warning("the old daemon died before it handed over; starting without what it held")
             return Adopted()
+        self._check_readable(state)
         first, last = 1 + len(state.extents), 1 + len(state.extents) + len(state.readers)
         return Adopted(
             state,
@@ -93,6 +98,15 @@ class Predecessor:
             descriptors[first:last],
             descriptors[last:],
         )
+
+    def _check_readable(self, state: Any) -> None:
+        for reader in state.readers:
+            if reader.welcomed and (error := self._unreadable.get(reader.dataset)):
+                why = error.__cause__ or error
+                raise InvalidInput(
+                    f"jobs read version {reader.dataset}, whose catalog this daemon cannot read ({why}); take over"
+                    " when they have ended"
+                )
 
     def adopted(self) -> None:
         """Tell it that nothing can go wrong any more, and wait for its end: sockets and ports are ours then. Nothing

@@ -240,15 +240,17 @@ def _folder(catalog: Catalog) -> str:
 def tidied(directory: str, alone: bool) -> int:
     """Remove what a daemon that was killed left among the catalogs, unless another daemon works there (known to
     where not `alone`): unfinished files, catalogs without samples (of datasets being indexed), damaged
-    ones; folders stay, as somebody else's.
+    ones and those of other releases; folders stay, as somebody else's.
     Returns a descriptor that claims the directory while it is open."""
     claim = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if alone:
             fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
         for found in list(os.scandir(directory)) if alone else ():
-            if not found.is_dir(follow_symlinks=False) and not _whole(found):
-                log.info("an unfinished catalog is removed", extra={"file": found.name})
+            if not found.is_dir(follow_symlinks=False) and (wrong := _wrong(found)):
+                log.info(
+                    "a catalog that cannot be used is removed", extra={"file": found.name, "error": wrong}
+                )
                 os.unlink(found)
     except BlockingIOError:
         log.warning("another daemon uses the same catalogs", extra={"directory": directory})
@@ -256,13 +258,14 @@ def tidied(directory: str, alone: bool) -> int:
     return claim
 
 
-def _whole(found: os.DirEntry[str]) -> bool:
+def _wrong(found: os.DirEntry[str]) -> str:
+    """What is wrong with a file among catalogs; "" for a good one."""
     if not found.name.endswith(".lmdb") or not found.is_file(follow_symlinks=False):
-        return False
+        return "unfinished"
     try:
-        return Catalog.open(found.path).samples > 0
-    except CorruptData:
-        return False
+        return "" if Catalog.open(found.path).samples > 0 else "not indexed to its end"
+    except CorruptData as error:  # of another release, perhaps
+        return str(error.__cause__ or error)
 
 
 def sealed_copy(path: str) -> int:
