@@ -97,6 +97,18 @@ def test_a_daemon_that_cannot_start_says_one_line_and_so_do_its_fillers(
     assert says in ours[0]
 
 
+def test_a_daemon_that_may_start_no_thread_says_one_line(tmp_path: Path) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_STACK)
+    if most != resource.RLIM_INFINITY:
+        pytest.skip("stacks are limited here: none can be too large")
+    larger_than_any_memory = "export OPENBLAS_NUM_THREADS=1; ulimit -s 200000000000; "
+    child = launched(tmp_path, *SMALL, "--socket", str(tmp_path / "s"), before=larger_than_any_memory)
+    said, _ = child.communicate(timeout=WAIT_S)
+    assert (child.returncode, said.count("cachesvc: ")) == (1, 1), said
+    assert "cachesvc: no thread can be started; allow more processes" in said
+    assert "daemon/serve.py" not in said  # its fillers may have come as far as theirs
+
+
 def test_a_level_of_the_log_that_is_none_is_one_line_and_an_empty_one_is_the_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

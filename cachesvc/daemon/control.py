@@ -24,6 +24,7 @@ from cachesvc.v1 import cachesvc_pb2, cachesvc_pb2_grpc
 
 CONTROL_THREADS = PLACES + 8
 """One for each place, and some for calls that are refused. Started only when needed."""
+NO_THREAD = "no thread can be started; allow more processes or memory (TasksMax=, ulimit -u, ulimit -v)"
 STREAMS_EACH = 64
 """Calls at once on one connection: a process has a few. With `PLACES` calls being received and `PLANS_AT_ONCE` being
 read, this bounds what callers make the daemon hold: no more than a plan of 28 MB and a message a thread, 13 GiB, if all
@@ -87,7 +88,5 @@ def _check_threads() -> None:
         one = threading.Thread(target=int, name="first")
         one.start()
     except RuntimeError:
-        raise CacheError(
-            "no thread can be started; allow more processes or memory (TasksMax=, ulimit -u, ulimit -v)"
-        ) from None
+        raise CacheError(NO_THREAD) from None
     one.join()

@@ -32,14 +32,14 @@ from cachesvc.config import (
     validate,
 )
 from cachesvc.core import events
-from cachesvc.core.errors import InvalidInput, NotAllowed, OutOfSpace
+from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed, OutOfSpace
 from cachesvc.core.model import RAM, TierName
 from cachesvc.core.node import Node
 from cachesvc.core.policy import Settings as NodeSettings
 from cachesvc.core.policy import TierSpec
 from cachesvc.daemon.adoption import END_S, Adopted, Predecessor, fill_ram, meet, restore
 from cachesvc.daemon.budgets import Budgets, checked_budget
-from cachesvc.daemon.control import control_path, control_server
+from cachesvc.daemon.control import NO_THREAD, control_path, control_server
 from cachesvc.daemon.crowds import Crowds
 from cachesvc.daemon.datasets import Datasets, in_use, is_claimed
 from cachesvc.daemon.fillers import Fillers
@@ -102,6 +102,7 @@ def serve(settings: Settings) -> int:
     if before is None:
         _end_when_told(loop)
     with (
+        _threads_start(),
         _only_one(settings.socket_dir, before, END_S if settings.takeover else 0.0) as lock,
         _filling(settings, allowed.roots, loop) as fillers,
         ExitStack() as ending,
@@ -116,6 +117,17 @@ def serve(settings: Settings) -> int:
         loop.run(runner.next_deadline, runner.tick, time.monotonic)
         log.info("stopping")
     return 0
+
+
+@contextmanager
+def _threads_start() -> Iterator[None]:
+    """Raises CacheError where no thread can be started."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "start new thread" not in str(error):
+            raise
+        raise CacheError(NO_THREAD) from error
 
 
 def _end_when_told(loop: Loop) -> None:
