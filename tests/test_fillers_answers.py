@@ -33,10 +33,10 @@ def test_sound_answers_hold_what_their_types_say() -> None:
     [
         replace(DONE, number="1"), replace(DONE, code=None), replace(DONE, code=True), replace(DONE, digests=7),  # type: ignore[arg-type]
         replace(DONE, retry="yes"), replace(DONE, source_bytes=1.5), replace(DONE, dataset=["x"]),  # type: ignore[arg-type]
-        jobs.Progress(1, "a", 2),  # type: ignore[arg-type]
+        jobs.Progress(1, "a", 2), jobs.LeftAlone(["x"]),  # type: ignore[arg-type]
     ],
 )  # fmt: skip
-def test_answers_of_other_types_do_not(wrong: jobs.Answer) -> None:
+def test_answers_of_other_types_do_not(wrong: jobs.Answer | jobs.LeftAlone) -> None:
     assert not jobs.typed(wrong)
 
 

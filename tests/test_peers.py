@@ -196,13 +196,21 @@ def test_a_peer_that_dies_costs_no_byte(tmp_path: Path, monkeypatch: pytest.Monk
     data = tmp_path / "data"
     contents = data_in(data)
     other, address = start(tmp_path / "other", data)
-    node, _ = start(tmp_path / "node", data, "--peer", address, "--peer", "127.0.0.1:1")
+    (port,) = free_ports(1)
+    given = ["--peer", address, "--peer", "127.0.0.1:1", "--metrics", f"127.0.0.1:{port}"]
+    node, _ = start(tmp_path / "node", data, *given)
     with other, node:
         fill(other, data)
         listening(address)
         other.kill()
         found, _ = read(node, data, monkeypatch)
         _, here = fill(node, data)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+            failures = re.findall(
+                r'^cachesvc_peer_failures_total{peer="(.*)"} (\S+)$', answer.read().decode(), re.M
+            )
+    assert sorted(peer for peer, _ in failures) == sorted([address, "127.0.0.1:1"])
+    assert all(float(times) > 0 for _, times in failures), failures
     assert found == contents
     assert (here.peer_bytes, here.source_bytes) == (0, len(contents))
 

@@ -71,7 +71,7 @@ class Filler:
             self._calls,
         )
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
-        self._peers = _peers(settings)
+        self._peers = _peers(settings, self._left_alone)
         self._fetcher = Fetcher(self._sources, settings.filler_threads)
         self._catalogs: OrderedDict[str, Catalog] = OrderedDict()
         self._catalogs_lock = threading.Lock()
@@ -128,6 +128,10 @@ class Filler:
             if done.number in self._unanswered:
                 del self._unanswered[done.number]
                 jobs.send(self._channel, done)
+
+    def _left_alone(self, peer: str) -> None:
+        with suppress(OSError):  # the daemon's end, and ours
+            jobs.send(self._channel, jobs.LeftAlone(peer))
 
     def _watch(self) -> None:
         told = SourceCounters()
@@ -238,10 +242,10 @@ class Filler:
             return self._catalogs[dataset]
 
 
-def _peers(settings: Settings) -> Peers:
+def _peers(settings: Settings, left: Callable[[str], None]) -> Peers:
     """Those of the settings; none, while the certificates that were good at the daemon's start are not."""
     try:
-        return Peers(settings.peer, settings.tls)
+        return Peers(settings.peer, settings.tls, left)
     except InvalidInput as error:
         log.error("no peer is asked", extra={"error": str(error)})
         return Peers(())

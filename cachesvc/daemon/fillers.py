@@ -67,6 +67,8 @@ class Fillers:
         self._dying: list[subprocess.Popen[bytes]] = []
         self.asked = SourceCounters()
         """What all of them asked of the sources, but for the last second."""
+        self.left_alone = dict.fromkeys(settings.peer, 0)
+        """How often they left each peer alone."""
 
     def start(self) -> None:
         """Spawn the fillers, and one more process that parses: a slow index must not hold up fills.
@@ -158,6 +160,8 @@ class Fillers:
             os.close(fd)
         if isinstance(answer, jobs.Asked) and jobs.typed(answer):
             self.asked += answer
+        elif isinstance(answer, jobs.LeftAlone) and jobs.typed(answer) and answer.peer in self.left_alone:
+            self.left_alone[answer.peer] += 1
         elif (
             not isinstance(answer, (jobs.Done, jobs.Progress))
             or not jobs.typed(answer)

@@ -106,6 +106,14 @@ class Asked(SourceCounters):
 
 
 @dataclass(frozen=True, slots=True)
+class LeftAlone:
+    """A peer did not answer, or sent nonsense: the process asks it nothing for a while."""
+
+    kind: ClassVar[str] = "left alone"
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
 class Borrow:
     """The sharer asks for a descriptor of a resident extent."""
 
@@ -135,8 +143,11 @@ class Sent:
 
 Job: TypeAlias = Fill | Copy | Verify | Build
 Answer: TypeAlias = Progress | Done
-Message: TypeAlias = Job | Answer | Asked | Borrow | Lent | Sent
-_KINDS = {kind.kind: kind for kind in (Fill, Copy, Verify, Build, Progress, Done, Asked, Borrow, Lent, Sent)}
+Message: TypeAlias = Job | Answer | Asked | LeftAlone | Borrow | Lent | Sent
+_KINDS = {
+    kind.kind: kind
+    for kind in (Fill, Copy, Verify, Build, Progress, Done, Asked, LeftAlone, Borrow, Lent, Sent)
+}
 
 
 def pack_digests(digests: bytes) -> str:

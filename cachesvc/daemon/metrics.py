@@ -75,12 +75,15 @@ class Metrics:
         sent = CounterMetricFamily(
             "cachesvc_peer_sent_bytes", "Read by other nodes.", value=self._sharing.sent_bytes
         )
+        alone = CounterMetricFamily("cachesvc_peer_failures", "Times a node did not answer.", labels=["peer"])
+        for peer, times in self._runner.left_alone().items():
+            alone.add_metric([peer], times)
         failed = CounterMetricFamily("cachesvc_failed_fills", "Fills that failed.", labels=["error"])
         for error in kinds():  # those that never came, too: the first could not be told from a restart
             failed.add_metric([error.__name__], self._runner.fills.failures[error.__name__])
         info = GaugeMetricFamily("cachesvc_build_info", "1, of this release.", labels=["version"])
         info.add_metric([cachesvc.__version__], 1)
-        tiers = [info, budget, used, held, lost, corrupt, scrubbed, evicted, sent, failed]
+        tiers = [info, budget, used, held, lost, corrupt, scrubbed, evicted, sent, alone, failed]
         return [*tiers, *self._sources(), *self._datasets(resident_bytes), readers, fills, *self._stalls()]
 
     def _sources(self) -> list[Metric]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from xxhash import xxh3_64_intdigest
@@ -38,13 +38,16 @@ RECONNECT_S = 10.0
 class Peers:
     """Safe to share between threads, not across a fork. `addresses` are HOST:PORT; without `tls` in the clear."""
 
-    def __init__(self, addresses: Sequence[str], tls: Tls | None = None) -> None:
-        """Raises InvalidInput for certificates that cannot be used."""
+    def __init__(
+        self, addresses: Sequence[str], tls: Tls | None = None, left: Callable[[str], None] = lambda _: None
+    ) -> None:
+        """`left` hears of each that is left alone. Raises InvalidInput for certificates that cannot be used."""
         self._again_at = dict.fromkeys(addresses, 0.0)
         self._silent_s: dict[str, float] = {}
         """How long those that did not answer, the last time or several in a row, are left alone."""
         self._certificates = Certificates(tls) if addresses and tls else None
         self._stubs: dict[str, Any] = {}
+        self._left = left
 
     def fill(self, extent: ExtentId, size_bytes: int, target: int) -> bytes | None:
         """Write the extent to `target` as one of the peers holds it. Its digests; None where none of those asked has
@@ -104,6 +107,7 @@ class Peers:
     def _leave(self, address: str, pause_s: float, why: str) -> None:
         self._again_at[address] = time.monotonic() + pause_s
         log.warning("a peer is left alone for a while", extra={"peer": address, "error": why})
+        self._left(address)
 
     def _stub(self, address: str) -> Any:
         if self._certificates is not None and self._certificates.renewed():

@@ -179,6 +179,10 @@ class Runner:
         """What was asked of the sources since this daemon started."""
         return self._fillers.asked
 
+    def left_alone(self) -> dict[str, int]:
+        """How often each peer was left alone for a while, since it did not answer or sent nonsense."""
+        return self._fillers.left_alone
+
     def listed(self) -> list[Dataset]:
         """The datasets to tell of: without those that are only read to be indexed, once that is over. On the loop's
         thread."""
