@@ -115,6 +115,13 @@ def test_serve_refuses_what_makes_no_sense_with_2(
     assert capsys.readouterr().err.strip()
 
 
+@pytest.mark.parametrize("option", ["--metrics", "--listen", "--share", "--peer"])
+@pytest.mark.parametrize("given", ["https://node2:9000", "unix:/run/x:9000", "node 2:9000"])
+def test_an_address_is_no_url(capsys: Any, option: str, given: str) -> None:
+    assert run(["serve", "--tls-cert", "x", "--tls-key", "x", "--tls-ca", "x", option, given]) == 2
+    assert f"{given!r} is not an address; write HOST:PORT" in capsys.readouterr().err
+
+
 def test_every_verb_prints_json_on_demand_and_every_option_is_explained() -> None:
     for name, command in verbs():
         options = {p.name: p for p in command.params if isinstance(p, click.Option)}

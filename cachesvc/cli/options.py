@@ -110,7 +110,12 @@ class Address(_Param):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The same text, checked."""
         host, _, port = str(value).rpartition(":")
-        if not host or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:
+        if (
+            not host
+            or re.search(r"[\s/]", host)
+            or not re.fullmatch(r"[0-9]{1,5}", port)
+            or not 0 < int(port) < 65536
+        ):
             self.fail(f"{value!r} is not an address; write HOST:PORT", param, ctx)
         return str(value)
 
