@@ -106,7 +106,7 @@ class Claims:
             dataset.failed.clear()
             dataset.stuck.clear()
 
-    def feed_prefetch(self, now: float) -> bool:
+    def feed_prefetch(self) -> bool:
         """Start the fills of prefetches that have room and a slot: each dataset in its own order, one extent of
         each in turn.
 
@@ -124,21 +124,21 @@ class Claims:
             dataset = min(unfinished, key=lambda each: each.prefetch_turn)
             entry = self._copies.entries[dataset.extents[dataset.prefetch_at][0]]
             if not self._seen_to(entry):
-                if not self._fill(entry, now):
+                if not self._fill(entry):
                     return True
                 self._turn += 1
                 dataset.prefetch_turn = self._turn
             dataset.prefetch_at += 1
         return False
 
-    def feed_refills(self, now: float) -> bool:
+    def feed_refills(self) -> bool:
         """Fill again what was lost, in turn; False when that must wait."""
         refills = self._copies.refills
         while refills:
             extent = next(iter(refills))
             entry = self._copies.entries.get(extent)
             wanted = entry is not None and (entry.needs or any(d.prefetched for d in entry.datasets))
-            if entry and wanted and not self._seen_to(entry) and not self._fill(entry, now):
+            if entry and wanted and not self._seen_to(entry) and not self._fill(entry):
                 return False
             del refills[extent]
         return True
@@ -192,11 +192,11 @@ class Claims:
         """It is there, or on its way by others' doing."""
         return entry.ready or entry.filling() or bool(entry.queued) or entry.due_at is not None
 
-    def _fill(self, entry: Entry, now: float) -> bool:
+    def _fill(self, entry: Entry) -> bool:
         """Start a fill, or know that it finds no room; False when it must wait for a slot or an eviction."""
         if self._copies.busy:
             return False
-        place = self._policy.place(entry, Asked.PLAN if entry.needs else Asked.KEEP, now)
+        place = self._policy.place(entry, Asked.PLAN if entry.needs else Asked.KEEP)
         for victim in place.victims:
             self._copies.evict(victim)
         if place.tier is not None:

@@ -96,7 +96,7 @@ class Lookahead:
             if plan.behind:
                 self._steps.begin((Work.PASS, number), work, at_once=False)
 
-    def feed(self, now: float) -> bool:
+    def feed(self) -> bool:
         """Enter entries, the most urgent plan first, until each plan waits or is at its end.
 
         Where the most urgent absent extent finds no slot or room, no later one takes it; only what is
@@ -124,7 +124,7 @@ class Lookahead:
                     continue
                 self._enter(plan, entry)
             else:
-                room = room and self._may_fetch(plan, entry, held_up) and self._fill(plan, entry, now)
+                room = room and self._may_fetch(plan, entry, held_up) and self._fill(plan, entry)
                 if not room:
                     continue
                 self._enter(plan, entry)
@@ -160,11 +160,11 @@ class Lookahead:
             return True
         return not ahead and size_bytes + sum(each.ahead_bytes for each in self._windows.values()) <= every
 
-    def _fill(self, plan: Plan, entry: Entry, now: float) -> bool:
+    def _fill(self, plan: Plan, entry: Entry) -> bool:
         """Start a fill from the source; False when it must wait for a slot or for room."""
         if self._copies.busy or self._yield_to(plan, entry):
             return False
-        place = self._policy.place(entry, Asked.PLAN, now)
+        place = self._policy.place(entry, Asked.PLAN)
         for victim in place.victims:
             self._copies.evict(victim)
         if place.tier is not None:

@@ -175,9 +175,9 @@ class Node:
         self.readers.dirty = False
         self._more = bool(self.steps)
         self.policy.reopen(self._now)
-        if self.readers.feed(self._now) and self.claims.feed_refills(self._now):
-            plans_done = self.lookahead.feed(self._now)
-            prefetches_done = self.claims.feed_prefetch(self._now)
+        if self.readers.feed(self._now) and self.claims.feed_refills():
+            plans_done = self.lookahead.feed()
+            prefetches_done = self.claims.feed_prefetch()
             self._more |= not (plans_done and prefetches_done)
 
     # Readers

@@ -270,7 +270,7 @@ class Policy:
                 return Role.KEPT
         return Role.AHEAD if entry.needs else Role.LRU
 
-    def place(self, entry: Entry, asked: Asked, now: float) -> Place:
+    def place(self, entry: Entry, asked: Asked) -> Place:
         """Where a fill of `entry` may go now."""
         taken = {copy.tier.name for copy in entry.copies}
         tiers = [t for t in self.healthy() if t.name not in taken and entry.size_bytes <= t.budget_bytes]
@@ -283,7 +283,7 @@ class Policy:
             return NOWHERE
         if asked is Asked.PLAN:
             tiers = [tier for tier in tiers if tier is self.window]
-        return self._stream(entry, tiers, asked, now) or NOWHERE
+        return self._stream(entry, tiers, asked) or NOWHERE
 
     def promote(self, entry: Entry) -> Place:
         """Where a copy for reading ahead may go: RAM, as far as that costs nothing but LRU copies."""
@@ -322,7 +322,7 @@ class Policy:
                     return Place(victims=victims)
         return None
 
-    def _stream(self, entry: Entry, tiers: list[Tier], asked: Asked, now: float) -> Place | None:
+    def _stream(self, entry: Entry, tiers: list[Tier], asked: Asked) -> Place | None:
         size = entry.size_bytes
         role = Role.AHEAD if entry.needs or asked is Asked.PLAN else Role.LRU
         for tier in tiers:

@@ -222,7 +222,7 @@ class Readers:
 
     def _start(self, entry: Entry, now: float) -> bool:
         """Start or refuse; False when room is on its way."""
-        place = self._policy.place(entry, Asked.DEMAND, now)
+        place = self._policy.place(entry, Asked.DEMAND)
         for victim in place.victims:
             self._copies.evict(victim)
         if place.tier is not None:
