@@ -14,8 +14,10 @@ from tests.servers import Proxy, SeaweedFS
 
 settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
 settings.load_profile("untimed")
-# A shell ignores SIGINT in what it runs in the background, and what that starts inherits it: daemons that are to end.
+# A shell ignores SIGINT in what it runs in the background, nohup SIGHUP, and what that starts inherits it: daemons that
+# are to end.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # As `Control` sets it, and before a test that uses gRPC by itself: its fork handlers can stop a child in `fork`.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 

@@ -10,6 +10,7 @@ import time
 import traceback
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout  # before Python 3.11 not the builtin
 from pathlib import Path
 from typing import Any
 
@@ -593,7 +594,7 @@ def test_who_asks_while_another_thread_makes_a_batch_waits_and_who_asks_inside_h
         first = pool.submit(next, batches)
         assert inside.wait(60)
         second = pool.submit(next, batches)
-        with pytest.raises(TimeoutError):
+        with pytest.raises(FutureTimeout):
             second.result(0.2)
         go_on.set()
         assert (first.result(60), second.result(60)) == (50, 50)
