@@ -176,8 +176,10 @@ def test_garbage_on_the_grants_socket_closes_that_connection_only(
     for junk in (b"", b"x", os.urandom(37), os.urandom(4096)):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel:
             channel.connect(f"{daemon.socket_dir}/grants.sock")
+            channel.settimeout(10)
             channel.send(junk or b"\0")
-            assert channel.recv(100) == b""
+            while channel.recv(4096):  # what happens to read as a greeting of another release is answered first
+                pass
     grants = DaemonGrants(daemon.socket_dir, info.id)
     assert read(grants.acquire([0], 10.0)[0]) == data[:EXTENT]
     grants.close()

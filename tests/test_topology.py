@@ -216,6 +216,7 @@ def _rank(
     distributed.init_process_group("gloo", init_method=f"file://{rendezvous}-2", rank=1 - rank, world_size=2)
     with pytest.raises(StateMismatch, match=f"as rank {rank} of 2 .* and is rank {1 - rank} of 2"):
         next(iter(kept))
+    distributed.barrier()  # who is done first would leave while the other still connects
     distributed.destroy_process_group()
 
 
