@@ -178,7 +178,8 @@ def test_garbage_on_the_grants_socket_closes_that_connection_only(
             channel.connect(f"{daemon.socket_dir}/grants.sock")
             channel.settimeout(10)
             channel.send(junk or b"\0")
-            while channel.recv(4096):  # what happens to read as a greeting of another release is answered first
+            # What happens to read as a greeting of another release is answered before.
+            while channel.recv(4096):
                 pass
     grants = DaemonGrants(daemon.socket_dir, info.id)
     assert read(grants.acquire([0], 10.0)[0]) == data[:EXTENT]
