@@ -201,6 +201,29 @@ def test_a_quota_is_used_up_evenly(rate: int, latency_s: float, window_s: float)
         assert len(asked) <= 1.1 * len(served)
 
 
+@pytest.mark.parametrize("clients", [1, 2, 4, 8])
+@pytest.mark.parametrize(("rate", "window_s"), [(20, 5), (10, 10), (20, 10), (3, 60), (5, 60), (3, 300)])
+def test_a_small_quota_is_used_up_evenly_by_many(rate: int, window_s: float, clients: int) -> None:
+    """Each client was refused eight times a window, and the rate grew over seconds: 100 requests were gone long before
+    the window was, and up to 1.21 times as many were asked for."""
+    for seed in range(2):
+        asked, served = simulate(Quota(rate, window_s), clients, 16, 16 * window_s, 0.05, seed)
+        start, end = 8 * window_s, 16 * window_s
+        assert share(asked, start, end, rate) <= 1.1, seed
+        assert share(served, start, end, rate) >= 0.85, seed
+        if clients == 1:
+            halves = range(int(start), int(end), window_s // 2 or 1)
+            assert all(share(served, at, at + window_s / 2, rate) > 0.5 for at in halves), seed
+
+
+def test_a_first_guess_that_nobody_uses_does_not_grow() -> None:
+    """It doubled every second while all who were refused stayed away, and was then cut by half each 30 s."""
+    for seed in range(10, 20):
+        asked, served = simulate(Bucket(40, 40, 30), 1, 64, 180, 0.005, seed)
+        assert share(served, 100, 180, 40) >= 0.85, seed
+        assert share(asked, 100, 180, 40) <= 1.1, seed
+
+
 @pytest.mark.parametrize("latency_s", [0.1, 0.5, 1.0, 2.0, 5.0])
 @pytest.mark.parametrize("threads", [64, 256])
 def test_late_answers_do_not_cut_the_rate_down_to_nothing(latency_s: float, threads: int) -> None:

@@ -62,7 +62,9 @@ class Pace:
 
     `CLOSED` refusals in a row that say when to come back (Retry-After) mean a quota that is used up, not a rate:
     everybody waits until then, and goes on at what was accepted since the source opened last, over all the time until
-    it opens again. So a quota a minute is used all through the minute, and few requests learn that it is used up.
+    it opens again. So a quota a minute is used all through the minute, and few requests learn that it is used up: once
+    the time between two openings is known, the rate grows over such times, not over seconds, and one refusal that names
+    a small part of it is believed, for that costs little.
 
     Whoever is refused twice with a Retry-After stays away so long: the others may then be served at a rate that is far
     below this one. So such a cut leaves no more than what was accepted a second, a time without requests included.
@@ -82,6 +84,10 @@ class Pace:
     LEAST_RATE = 0.2
     CLOSED = 8
     """Where a third is refused, as many in a row are one case in 6,600; each more is a refusal a quota."""
+    SOON = 0.1
+    """Of the time between two openings."""
+    STEPS_S = 5.0
+    """Of growth, from one opening to the next: 6 % more at its end, 2.7 times as much after four."""
     LOOK_S = 1e-3
     """Nobody in line looks more often."""
     FORGET_S = 60.0
@@ -94,6 +100,10 @@ class Pace:
     """The end of the last pause."""
     _since_opened: int = 0
     """Accepted since."""
+    _said_s: float = 0.0
+    """The last Retry-After that began a pause."""
+    _between_s: float = 0.0
+    """From one opening to the next; 0: not known."""
     _in_a_row: int = 0
     """Refused since the last cut, with nothing accepted between."""
     _last: float = 0.0
@@ -106,13 +116,15 @@ class Pace:
     def rate(self, now: float) -> float:
         """Requests a second. t seconds after a cut, or after the pause that came of it:
         base * exp(0.01 t (1 + (t/10)^2)) + t/20, which is 1 % more after 1 s, 6 % after 5 s, 2.7 times as much after
-        20 s; the last term lifts a share that is too small. A first guess doubles every second until the next refusal."""
-        quiet_s = max(0.0, now - max(self._cut_at, self._paused_until))
+        20 s; the last term lifts a share that is too small. A first guess doubles every second until the next refusal.
+        Where the time between two openings is known, all of it takes as much longer as that is longer than `STEPS_S`."""
+        slower = max(1.0, self._between_s / self.STEPS_S)
+        quiet_s = max(0.0, now - max(self._cut_at, self._paused_until)) / slower
         if math.isinf(self._base) or quiet_s > self.FORGET_S:
             return math.inf
         if self._guessed:
             return self._base * math.pow(2.0, quiet_s)
-        return self._base * math.exp(0.01 * quiet_s * (1 + (quiet_s / 10) ** 2)) + quiet_s / 20
+        return self._base * math.exp(0.01 * quiet_s * (1 + (quiet_s / 10) ** 2)) + quiet_s / 20 / slower
 
     def join(self, now: float) -> float:
         """Stand in line for the next request; the place there, for `wait_s`. Who leaves early wastes a place."""
@@ -150,24 +162,48 @@ class Pace:
         self._in_a_row += 1
         accepted = sum(window.accepted for window in self._seen)
         refused = sum(window.refused for window in self._seen)
-        span_s, rate = now - self._seen[0].since, self.rate(now)
-        closed = retry_after_s > 0 and self._in_a_row >= self.CLOSED
+        span_s = now - self._seen[0].since
+        settled, mostly = span_s >= self.SETTLE_S, refused > accepted
+        soon = retry_after_s <= self.SOON * self._between_s
+        closed = retry_after_s > 0 and (soon or self._in_a_row >= self.CLOSED or (settled and mostly))
+        rate = self._used(now, span_s)
         if math.isinf(rate):
             self._base, self._guessed = max(1, accepted) / max(self.FIRST_S, span_s), True
-        elif closed or span_s >= self.SETTLE_S:
-            until_open_s = max(self.LOOK_S, now + retry_after_s - self._opened_at)
-            borne = self._since_opened / until_open_s if closed else rate * accepted / (accepted + refused)
-            if retry_after_s > 0 and not closed:
+        elif closed:
+            self._base, self._guessed = self._quota(rate, now + retry_after_s, retry_after_s, soon), False
+        elif settled:
+            borne = rate * accepted / (accepted + refused)
+            if retry_after_s > 0:
                 borne = min(borne, accepted / span_s)
-            self._base, self._guessed = min(self.CUT_LEAST * rate, max(self.CUT_MOST * rate, borne)), False
+            self._base, self._guessed = self._cut(rate, borne), False
         else:
             return
-        if closed or refused > accepted:
+        if closed or mostly:
             self._paused_until = self._opened_at = max(self._paused_until, now + retry_after_s)
             self._since_opened = 0
         self._base = max(self.LEAST_RATE, self._base)
         self._cut_at, self._in_a_row = now, 0
         self._seen.clear()
+
+    def _used(self, now: float, span_s: float) -> float:
+        """The rate, as far as it was used: while those who were refused stay away it grows, and nobody asks so fast."""
+        asked = max(window.accepted + window.refused for window in self._seen)
+        used = max(self._base, asked / min(self.SETTLE_S, max(self.FIRST_S, span_s)))
+        return min(self.rate(now), used)
+
+    def _cut(self, rate: float, borne: float) -> float:
+        return min(self.CUT_LEAST * rate, max(self.CUT_MOST * rate, borne))
+
+    def _quota(self, rate: float, opens_at: float, retry_after_s: float, soon: bool) -> float:
+        """The rate after a pause until the source opens. One that says another time than before counts down to that
+        moment, so its quota is known; one that always says the same may bear more sooner."""
+        between_s = max(self.LOOK_S, opens_at - self._opened_at)
+        borne = self._since_opened / between_s
+        counts_down, self._said_s = soon or retry_after_s < self._said_s, retry_after_s
+        if not counts_down:
+            return self._cut(rate, borne)
+        self._between_s = between_s
+        return min(self.CUT_LEAST * rate, borne)
 
     def _move(self, now: float) -> None:
         """Bring the line up to now; of places that nobody took while it was empty, one is left."""
