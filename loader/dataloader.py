@@ -37,6 +37,7 @@ from loader.setup import (
     share_of,
     spec_of,
     state_of,
+    turn_of,
 )
 from loader.stats import Stats
 from loader.topology import Topology, job_store, must_stand, resolve
@@ -51,7 +52,6 @@ OF_ONE_PROCESS = (
     "_engine",
     "_account",
     "_job",
-    "_iteration",
 )
 
 
@@ -154,7 +154,6 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             hear_epochs(self)
         self._topology: Topology | None = None
         self._job: Agreed | None = None
-        self._iteration = object()
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -179,8 +178,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if self._ours is None:
-            begun = begin_as_torch(self, self._progress.epoch, super().__iter__)
-            self._progress.epoch += 1
+            begun = begin_as_torch(self, self._progress.place.epoch, super().__iter__)
+            self._progress.move(self._progress.place.epoch + 1)
             return begun
         self._see_data()
         if set_since(self, self._read):  # a collate_fn, say
@@ -188,18 +187,17 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         feed = self._prepared()
         if self._topology is not None:
             must_stand(self._topology, self._found())
-        self._progress.begin(feed)
+        self._progress.place.begin(feed)
         if self._job is None or self._job.over.is_set():
             self._job = self._agree_and_say(feed)
-        self._iteration = mine = object()
-        return Iteration(self._run(feed, mine, self._job))
+        return Iteration(self._run(feed, self._progress.take_over(), self._job))
 
     def __len__(self) -> int:
         if self._ours is None:
             return super().__len__()
         feed = self._prepared()
         if len(self.dataset) != self._data[1]:  # type: ignore[arg-type]
-            feed = self._made()  # as the next `iter()` will have it
+            feed = self._made(self._loaded, self._progress.place.epoch)  # as the next `iter()` will have it
         return feed.turns_of(self.epoch, self.epochs or 1)
 
     @property
@@ -212,8 +210,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     @property
     def epoch(self) -> int:
         """The epoch that the latest `iter()` is in, and the next one after its end."""
-        now = self._progress
-        return now.place_in(self._prepared())[0] if now.resume else now.epoch
+        now = self._progress.place
+        return now.next_in(self._prepared())[0] if now.resume else now.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Begin this epoch at the next `iter()`. A place inside this very epoch, from a loaded state or a skip, is kept:
@@ -221,8 +219,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         wanted = whole_number("epoch", epoch, 0, MAX_COUNT)
         if self._ours is None:
             tell_epoch(self, wanted)
-        if not (self._progress.resume and wanted == self.epoch):
-            self._progress = Progress(epoch=wanted)
+        if not (self._progress.place.resume and wanted == self.epoch):
+            self._progress.move(wanted)
 
     @property
     def accumulate(self) -> int:
@@ -253,8 +251,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def skip(self, batches: int) -> None:
         """Leave out this rank's next `batches` batches, into next epochs if need be. Raises InvalidInput, StateMismatch."""
         self._core()
-        self._progress.turn += whole_number("skip", batches, 0, MAX_COUNT)
-        self._progress.resume = True
+        self._progress.place.skip(whole_number("skip", batches, 0, MAX_COUNT))
 
     def stats(self) -> Stats:
         """The stall clock of the latest epoch; to be asked by the thread that iterates."""
@@ -267,7 +264,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             warnings.warn(STATELESS, stacklevel=2)
             return {}
         feed = self._prepared()
-        place = self._progress.place_in(feed)
+        place = self._progress.place.next_in(feed)
         return state_of(*self._data, feed, place, self._where().world_size).plain()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -276,21 +273,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if self._ours is None and not state:
             warnings.warn(STATELESS, stacklevel=2)
             return
-        found = parsed(state)
-        check_data(found, *self._held())
-        over = found.steps > 0 and found.step >= found.steps
-        before = self._loaded, self._feed, self._data, self._engine, self._progress
-        self._loaded, self._feed, self._engine = found, None, None
-        self._progress = Progress(epoch=found.epoch + over)
-        try:
-            feed = self._prepared()
-            check_inside(found, feed.share.batch_size, self._where().world_size)
-        except BaseException:
-            self._loaded, self._feed, self._data, self._engine, self._progress = before
-            raise
-        if not over:  # the rest in which it stands may be dropped now
-            turn = found.step * feed.share.accumulate + found.micro
-            self._progress.turn, self._progress.resume = min(turn, feed.turns(found.epoch)), True
+        found, held = parsed(state), self._held()
+        check_data(found, *held)
+        feed = self._made(found, found.epoch + found.over)
+        check_inside(found, feed.share.batch_size, self._where().world_size)
+        turn = 0 if found.over else turn_of(found, feed)
+        self._loaded, self._data, self._feed, self._engine = found, held, feed, None
+        self._progress.move(found.epoch + found.over, turn, resume=not found.over)
         self._job = None  # the ranks compare again: each may have loaded a state of another step
 
     # ---- inside
@@ -304,8 +293,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         as with torch, an iteration has what is there when it begins. Raises StateMismatch for a place in what was there."""
         if self._feed is None or self._data == self._held():
             return
-        self._progress.begin(self._feed)
-        if self._progress.turn:
+        self._progress.place.begin(self._feed)
+        if self._progress.place.turn:
             raise StateMismatch(
                 "the dataset holds other samples than when a state was loaded or batches were skipped: load a state of what"
                 " it holds now, or make a new DataLoader"
@@ -320,7 +309,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _latest(self) -> tuple[int, int] | None:
         if self._ours is None:
             raise InvalidInput("torch alone runs this DataLoader: what its batches hold, its sampler says")
-        return self._progress.latest
+        return self._progress.place.latest
 
     def _where(self) -> Topology:
         if not self.shard:
@@ -335,22 +324,22 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _prepared(self) -> Feed:
         """The feed of this rank, made at first need: only then is the rank known."""
         if self._feed is None:
-            self._feed, self._data = self._made(), self._held()
+            self._feed, self._data = self._made(self._loaded, self._progress.place.epoch), self._held()
         return self._feed
 
-    def _made(self) -> Feed:
+    def _made(self, loaded: State | None, epoch: int) -> Feed:
         core, topology = self._core(), self._where()
         assert self.batch_size is not None, "torch runs loaders without a batch size"
         spec = spec_of(self, core, topology)
-        if self._loaded is not None:
-            spec = resumed(self._loaded, spec, self.global_batch_size is not None, topology.world_size)
+        if loaded is not None:
+            spec = resumed(loaded, spec, self.global_batch_size is not None, topology.world_size)
         share = share_of(spec.global_batch, self.batch_size, topology)
         feed = Feed(self.dataset, spec, share, self.collate_fn, self.collate_fn is default_collate)
-        feed.order(self._progress.epoch)
+        feed.order(epoch)
         return feed
 
     def _agree_and_say(self, feed: Feed) -> Agreed:
-        facts = facts_of(self._data[0], feed, self._progress.epoch, self._progress.turn)
+        facts = facts_of(self._data[0], feed, self._progress.place.epoch, self._progress.place.turn)
         return Agreed(agreed(self._where(), facts, self._store(), self._core().leaves[0].via))
 
     def _store(self) -> Any:
@@ -359,13 +348,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def _run(self, feed: Feed, mine: object, job: Agreed) -> Generator[Any, None, None]:
         done, watch = 0, watch_for(self._store(), self._where(), job, self.peer_failure_s)
-        with watched(watch, lambda: self._progress.place(feed.share.accumulate)):
+        with watched(watch, lambda: self._progress.place.told(feed.share.accumulate)):
             try:
                 while self.epochs is None or done < self.epochs:
                     yield from self._epoch(feed, watch, mine)
                     done, feed = done + 1, self._prepared()  # another where a state was loaded meanwhile
             finally:  # at its end, and when it is abandoned; unless another has taken over
-                if self._iteration is mine:
+                if self._progress.iteration is mine:
                     feed.given_up()
                     self._rest()
 
@@ -374,8 +363,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             self._engine.rest()
 
     def _epoch(self, feed: Feed, watch: PeerWatch | None, mine: object) -> Iterator[Any]:
-        progress, share = self._progress, feed.share
-        epoch, turns = progress.epoch, feed.turns(progress.epoch)
+        progress, place, share = self._progress, self._progress.place, feed.share
+        epoch, turns = place.epoch, feed.turns(place.epoch)
         if not turns and self.epochs is None:
             raise InvalidInput("the data is less than one batch, and epochs=None never ends")
         account = self._account
@@ -384,10 +373,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         consumed, fetch = feed.submit(epoch), None
         full = feed.order(epoch).full_steps * share.accumulate
         try:
-            while (turn := progress.turn) < turns:
-                if self._iteration is not mine:
+            while (turn := place.turn) < turns:
+                if progress.iteration is not mine:
                     raise InvalidInput(NEWER_ITERATION)
-                if progress is not self._progress:
+                if progress.place is not place:
                     return  # set_epoch or load_state_dict in mid-epoch ends this iteration
                 asked = began or perf_counter()  # the first waits for the plan and the workers' start too
                 began = 0.0
@@ -399,8 +388,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 if watch is not None and watch.failure is not None:
                     watch.raise_failure()
                 fetch = fetch or self._fetcher(feed, epoch, turns)
+                key = epoch, turn
                 try:
-                    batch = fetch((epoch, turn))
+                    batch = fetch(key)
                 except Exception as error:
                     if watch is not None or not of_the_data(error, self._made_here):
                         raise
@@ -409,16 +399,16 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                     self._rest()
                     yield batch
                     fetch = None
-                    if progress.turn == turn:  # else whoever caught it has skipped it, and more
-                        progress.turn += not batch.again
+                    if not batch.again:
+                        place.pass_over(turn)
                     continue
-                progress.turn, progress.latest, progress.resume = turn + 1, (epoch, turn), False
-                account.record(asked, (epoch, turn), full)
+                place.hand(key)
+                account.record(asked, key, full)
                 yield batch
         finally:  # also for who has taken the last batch and never asks again
-            if progress.turn >= turns and progress is self._progress and self._iteration is mine:
+            if place.turn >= turns and progress.place is place and progress.iteration is mine:
                 feed.passed(turns + share.accumulate)
-                progress.finish(turns)
+                place.finish(turns)
                 account.end(self._where().rank, epoch, self.log_stats)
 
     def _fetcher(self, feed: Feed, epoch: int, turns: int) -> Callable[[tuple[int, int]], Any]:
@@ -426,7 +416,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if self._engine is None:
             self._engine = engine_for(self, feed, self.worker_type, self._device, self.on_error)
         if self._engine is not None:
-            self._engine.start(epoch, self._progress.turn, turns)
+            self._engine.start(epoch, self._progress.place.turn, turns)
             return partial(self._account.handed, self._engine.fetch)
         if self.on_error == "raise":
             return feed.__getitem__

@@ -32,7 +32,7 @@ class Turns(Protocol):
 
 
 @dataclass(slots=True)
-class Progress:
+class Place:
     """`turn` batches of `epoch` have been handed to the user; `latest` is the last of them. `resume`: the next
     iteration continues at `turn` instead of beginning the epoch anew."""
 
@@ -41,11 +41,7 @@ class Progress:
     resume: bool = False
     latest: tuple[int, int] | None = None
 
-    def copied(self) -> Progress:
-        """The same place, for another loader to go on from."""
-        return replace(self)
-
-    def place(self, accumulate: int) -> str:
+    def told(self, accumulate: int) -> str:
         """For messages."""
         return f"epoch {self.epoch}, step {self.turn // accumulate}"
 
@@ -54,9 +50,9 @@ class Progress:
         were all handed over is over, also for a caller (Lightning, `zip`) who counts them and asks for no more."""
         if not self.resume and self.turn < feed.turns(self.epoch):
             self.turn = 0
-        self.epoch, self.turn = self.place_in(feed)
+        self.epoch, self.turn = self.next_in(feed)
 
-    def place_in(self, feed: Turns) -> tuple[int, int]:
+    def next_in(self, feed: Turns) -> tuple[int, int]:
         """Epoch and turn of the next batch; turns beyond an epoch's are those of the next."""
         epoch, turn = self.epoch, self.turn
         while (turns := feed.turns(epoch)) and turn >= turns:
@@ -65,10 +61,46 @@ class Progress:
             epoch, turn = epoch + epochs, turn - epochs * turns
         return epoch, turn
 
+    def skip(self, batches: int) -> None:
+        """So many batches are left out, into next epochs if need be."""
+        self.turn += batches
+        self.resume = True
+
+    def hand(self, key: tuple[int, int]) -> None:
+        """The batch of a turn goes to the user."""
+        self.turn, self.latest, self.resume = key[1] + 1, key, False
+
+    def pass_over(self, turn: int) -> None:
+        """A turn's batch cannot be made; whoever heard so may have skipped it already, and more."""
+        if self.turn == turn:
+            self.turn += 1
+
     def finish(self, turns: int) -> None:
         """An iteration reached the end of an epoch of so many turns; what was skipped beyond it is the next one's."""
         self.epoch, self.turn = self.epoch + 1, max(0, self.turn - turns)
         self.resume = self.turn > 0
+
+
+class Progress:
+    """The place of one loader, and which of its iterations takes it further: the latest. An iteration sees that its place
+    was moved by there being another, and what it still does with its own then moves nobody."""
+
+    def __init__(self, place: Place | None = None) -> None:
+        self.place = place or Place()
+        self.iteration = object()
+
+    def move(self, epoch: int, turn: int = 0, resume: bool = False) -> None:
+        """To wherever the user wants."""
+        self.place = Place(epoch, turn, resume)
+
+    def take_over(self) -> object:
+        """Another iteration begins. Returns what it knows itself by."""
+        self.iteration = object()
+        return self.iteration
+
+    def copied(self) -> Progress:
+        """The same place, for another loader to go on from."""
+        return Progress(replace(self.place))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +123,11 @@ class State:
     canonical_nodes: int
     shuffle: bool
     last: str
+
+    @property
+    def over(self) -> bool:
+        """Whether all of its epoch is consumed."""
+        return self.steps > 0 and self.step >= self.steps
 
     def plain(self) -> dict[str, Any]:
         """For JSON."""

@@ -145,6 +145,11 @@ def state_of(identity: str, samples: int, feed: Feed, place: tuple[int, int], wo
     )
 
 
+def turn_of(state: State, feed: Feed) -> int:
+    """Where a state stands in its epoch as it is now: a rest in which it stood may be dropped."""
+    return min(state.step * feed.share.accumulate + state.micro, feed.turns(state.epoch))
+
+
 def check_data(state: State, identity: str, samples: int) -> None:
     """Raises StateMismatch when a state belongs to another version, subset or mixture; the weights of a mixture may
     differ from the next epoch on."""
