@@ -18,7 +18,7 @@ from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order import Last
 from loader.account import Account
 from loader.arguments import check_arguments, checked_numbers, named, refuse_unused
-from loader.engines import Fetches, WorkerType, checked, engine_for, read_at_start, set_since
+from loader.engines import Fetches, Given, WorkerType, checked, engine_for, given_to
 from loader.feed import Feed
 from loader.foreign import begin_as_torch, foretold, hear_epochs, tell_epoch
 from loader.inside import Core, flattened, ours
@@ -47,7 +47,7 @@ PASSED_EVERY_S = 0.05
 OF_ONE_PROCESS = (
     "_data",
     "_topology",
-    "_read",
+    "_given",
     "_feed",
     "_engine",
     "_account",
@@ -154,17 +154,16 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             hear_epochs(self)
         self._topology: Topology | None = None
         self._job: Agreed | None = None
-        self._begin_anew()
+        self._begin_anew(self._given_now())
 
-    def _begin_anew(self) -> None:
-        """What is made of torch's arguments, as they are now."""
-        self._read = read_at_start(self)
+    def _begin_anew(self, given: Given) -> None:
+        """What is made of the arguments of how batches are made."""
+        self._given = given
         self._feed: Feed | None = None
         self._data: tuple[str, int] = "", 0
         self._engine: Fetches | None = None
-        self._made_here = self.num_workers == 0
-        others = self.num_workers > 0 or self.pin_memory or self._device is not None
-        self._account = Account(others, self.num_workers > 0)
+        self._made_here = given.num_workers == 0
+        self._account = Account(given.reported, given.num_workers > 0)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: each for name, each in self.__dict__.items() if name not in OF_ONE_PROCESS}
@@ -181,9 +180,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             begun = begin_as_torch(self, self._progress.place.epoch, super().__iter__)
             self._progress.move(self._progress.place.epoch + 1)
             return begun
-        self._see_data()
-        if set_since(self, self._read):  # a collate_fn, say
-            self._begin_anew()
+        given = self._given_now()
+        if self._has_other_data() or given.set_since(self._given):  # a collate_fn, say
+            self._begin_anew(given)
         feed = self._prepared()
         if self._topology is not None:
             must_stand(self._topology, self._found())
@@ -288,18 +287,21 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """Which data a state belongs to (a subset or a mixture is not what it is made of), and how many samples."""
         return (flattened(self.dataset) or self._core()).identity, len(self.dataset)  # type: ignore[arg-type]
 
-    def _see_data(self) -> None:
+    def _given_now(self) -> Given:
+        return given_to(self, self.worker_type, self._device)
+
+    def _has_other_data(self) -> bool:
         """A Subset may have been given other indices, a dataset of the user's own may have grown, since the feed was made:
         as with torch, an iteration has what is there when it begins. Raises StateMismatch for a place in what was there."""
         if self._feed is None or self._data == self._held():
-            return
+            return False
         self._progress.place.begin(self._feed)
         if self._progress.place.turn:
             raise StateMismatch(
                 "the dataset holds other samples than when a state was loaded or batches were skipped: load a state of what"
                 " it holds now, or make a new DataLoader"
             )
-        self._begin_anew()
+        return True
 
     def _core(self) -> Core:
         if self._ours is None:
@@ -414,7 +416,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _fetcher(self, feed: Feed, epoch: int, turns: int) -> Callable[[tuple[int, int]], Any]:
         """What gives the batch of a turn: it is made in this process where nothing is to be made ahead."""
         if self._engine is None:
-            self._engine = engine_for(self, feed, self.worker_type, self._device, self.on_error)
+            self._engine = engine_for(feed, self._given, self.on_error)
         if self._engine is not None:
             self._engine.start(epoch, self._progress.place.turn, turns)
             return partial(self._account.handed, self._engine.fetch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from operator import is_not
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
@@ -23,19 +23,55 @@ from loader.workers import Engine
 
 WorkerType = Literal["process", "thread"]
 WORKER_TYPES = get_args(WorkerType)
-_READ_AT_EACH_START = (
-    "collate_fn",
-    "generator",
-    "multiprocessing_context",
-    "num_workers",
-    "pin_memory",
-    "pin_memory_device",
-    "prefetch_factor",
-    "timeout",
-    "worker_init_fn",
-)
 MOVED_AHEAD = 2
 """Batches on their way to a device beside the one in use: one that travels, one that waits."""
+
+
+class Given(NamedTuple):
+    """The arguments of how batches come to be made, as they are when an iteration begins: until then torch lets them
+    be set."""
+
+    collate_fn: Any
+    num_workers: int
+    prefetch_factor: int | None
+    persistent_workers: bool
+    multiprocessing_context: Any
+    worker_init_fn: Callable[[int], None] | None
+    generator: torch.Generator | None
+    timeout: float
+    pin_memory: bool
+    pin_memory_device: str
+    worker_type: str
+    device: torch.device | None
+
+    @property
+    def reported(self) -> bool:
+        """Whether batches come with reports, from workers or from torch's own machinery in this process."""
+        return self.num_workers > 0 or self.pin_memory or self.device is not None
+
+    def set_since(self, before: Given) -> bool:
+        """Whether any of it is another object than it was."""
+        return any(map(is_not, self, before))
+
+
+def given_to(
+    loader: torch.utils.data.DataLoader[Any], worker_type: str, device: torch.device | None
+) -> Given:
+    """What a loader has of torch's arguments, with ours."""
+    return Given(
+        collate_fn=loader.collate_fn,
+        num_workers=loader.num_workers,
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+        multiprocessing_context=loader.multiprocessing_context,
+        worker_init_fn=loader.worker_init_fn,
+        generator=loader.generator,
+        timeout=loader.timeout,
+        pin_memory=loader.pin_memory,
+        pin_memory_device=loader.pin_memory_device,
+        worker_type=worker_type,
+        device=device,
+    )
 
 
 class Fetches(Protocol):
@@ -79,16 +115,6 @@ class Moved:
             self._inner.rest()
 
 
-def read_at_start(loader: torch.utils.data.DataLoader[Any]) -> tuple[Any, ...]:
-    """What torch reads of a loader when an iteration begins, so that it may be set until then."""
-    return tuple(getattr(loader, name) for name in _READ_AT_EACH_START)
-
-
-def set_since(loader: torch.utils.data.DataLoader[Any], read: tuple[Any, ...]) -> bool:
-    """Whether any of it is another object than what was `read`."""
-    return any(map(is_not, read, read_at_start(loader)))
-
-
 def checked(worker_type: str, device: Any) -> torch.device | None:
     """The device that batches go to, None for none. Raises InvalidInput for what cannot be."""
     if worker_type not in WORKER_TYPES:
@@ -108,32 +134,27 @@ def checked(worker_type: str, device: Any) -> torch.device | None:
     return found
 
 
-def engine_for(
-    loader: torch.utils.data.DataLoader[Any],
-    feed: Feed,
-    worker_type: str,
-    device: torch.device | None,
-    on_error: OnError,
-) -> Fetches | None:
-    """What fetches for a loader with torch's arguments; None when this process makes each batch as it is asked."""
-    workers, mover = loader.num_workers, Mover(device) if device is not None else None
+def engine_for(feed: Feed, given: Given, on_error: OnError) -> Fetches | None:
+    """What fetches the batches of a feed; None when this process makes each as it is asked."""
+    workers, device = given.num_workers, given.device
+    mover = Mover(device) if device is not None else None
     feed.apart = max(1, workers)
-    if workers and worker_type == "thread":
-        ahead = workers * (loader.prefetch_factor or 1)
+    if workers and given.worker_type == "thread":
+        ahead = workers * (given.prefetch_factor or 1)
         threads = ThreadEngine(
-            _maker(feed, mover, loader.pin_memory, on_error, Recycled(ahead + workers)),
+            _maker(feed, mover, given.pin_memory, on_error, Recycled(ahead + workers)),
             workers,
             ahead,
-            loader.timeout,
-            loader.persistent_workers,
-            loader.worker_init_fn,
+            given.timeout,
+            given.persistent_workers,
+            given.worker_init_fn,
         )
         return threads if mover is None else Moved(threads, mover)
     if workers == 0 and mover is not None:
         return Moved(ThreadEngine(_maker(feed, mover, False, on_error), 1, MOVED_AHEAD), mover)
-    if workers == 0 and not loader.pin_memory:
+    if workers == 0 and not given.pin_memory:
         return None
-    engine = Engine(Maker(feed, on_error), _settings(loader, feed))
+    engine = Engine(Maker(feed, on_error), _settings(feed, given))
     if mover is None:
         return engine
     sender = mover.send
@@ -163,19 +184,22 @@ def _maker(
     return maker
 
 
-def _settings(loader: torch.utils.data.DataLoader[Any], feed: Feed) -> dict[str, Any]:
+def _settings(feed: Feed, given: Given) -> dict[str, Any]:
     """Arguments of torch's own loader for the engine inside."""
-    settings: dict[str, Any] = {
-        name: getattr(loader, name)
-        for name in ("num_workers", "pin_memory", "timeout", "worker_init_fn", "persistent_workers")
-    }
     # Without one of its own, torch would draw its workers' seeds from the global generator. Others on each rank.
     seed = mix(feed.spec.seed, feed.share.low)
-    settings["generator"] = loader.generator or torch.Generator().manual_seed(seed)
-    if loader.num_workers:
-        settings["prefetch_factor"] = loader.prefetch_factor
-        settings["worker_init_fn"] = EndsWithTrainer(loader.worker_init_fn)
-        settings["multiprocessing_context"] = loader.multiprocessing_context
-    if loader.pin_memory_device:
-        settings["pin_memory_device"] = loader.pin_memory_device
+    settings: dict[str, Any] = {
+        "num_workers": given.num_workers,
+        "pin_memory": given.pin_memory,
+        "timeout": given.timeout,
+        "worker_init_fn": given.worker_init_fn,
+        "persistent_workers": given.persistent_workers,
+        "generator": given.generator or torch.Generator().manual_seed(seed),
+    }
+    if given.num_workers:
+        settings["prefetch_factor"] = given.prefetch_factor
+        settings["worker_init_fn"] = EndsWithTrainer(given.worker_init_fn)
+        settings["multiprocessing_context"] = given.multiprocessing_context
+    if given.pin_memory_device:
+        settings["pin_memory_device"] = given.pin_memory_device
     return settings
