@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -18,12 +17,12 @@ from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order import Last
 from loader.account import Account
 from loader.arguments import check_arguments, checked_numbers, named, refuse_unused
-from loader.engines import Fetches, Given, WorkerType, checked, engine_for, given_to
+from loader.engines import Given, WorkerType, checked, given_to
 from loader.feed import Feed
 from loader.foreign import begin_as_torch, foretold, hear_epochs, tell_epoch
 from loader.inside import Core, flattened, ours
 from loader.iteration import Iteration, Raised, of_the_data
-from loader.mend import BadSample, Mender, OnError
+from loader.mend import BadSample, OnError
 from loader.peers import PEER_FAILURE_S, Agreed, PeerWatch, watch_for, watched
 from loader.progress import MAX_COUNT, NEWER_ITERATION, STATELESS, Progress, State, parsed
 from loader.reader import Ints
@@ -40,6 +39,7 @@ from loader.setup import (
     turn_of,
 )
 from loader.stats import Stats
+from loader.supply import Supply
 from loader.topology import Topology, job_store, must_stand, resolve
 
 PASSED_EVERY_S = 0.05
@@ -48,8 +48,7 @@ OF_ONE_PROCESS = (
     "_data",
     "_topology",
     "_given",
-    "_feed",
-    "_engine",
+    "_supply",
     "_account",
     "_job",
 )
@@ -159,10 +158,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _begin_anew(self, given: Given) -> None:
         """What is made of the arguments of how batches are made."""
         self._given = given
-        self._feed: Feed | None = None
+        self._supply: Supply | None = None
         self._data: tuple[str, int] = "", 0
-        self._engine: Fetches | None = None
-        self._made_here = given.num_workers == 0
         self._account = Account(given.reported, given.num_workers > 0)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -183,18 +180,18 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         given = self._given_now()
         if self._has_other_data() or given.set_since(self._given):  # a collate_fn, say
             self._begin_anew(given)
-        feed = self._prepared()
+        supply = self._prepared()
         if self._topology is not None:
             must_stand(self._topology, self._found())
-        self._progress.place.begin(feed)
+        self._progress.place.begin(supply.feed)
         if self._job is None or self._job.over.is_set():
-            self._job = self._agree_and_say(feed)
-        return Iteration(self._run(feed, self._progress.take_over(), self._job))
+            self._job = self._agree_and_say(supply.feed)
+        return Iteration(self._run(supply, self._progress.take_over(), self._job))
 
     def __len__(self) -> int:
         if self._ours is None:
             return super().__len__()
-        feed = self._prepared()
+        feed = self._prepared().feed
         if len(self.dataset) != self._data[1]:  # type: ignore[arg-type]
             feed = self._made(self._loaded, self._progress.place.epoch)  # as the next `iter()` will have it
         return feed.turns_of(self.epoch, self.epochs or 1)
@@ -210,7 +207,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def epoch(self) -> int:
         """The epoch that the latest `iter()` is in, and the next one after its end."""
         now = self._progress.place
-        return now.next_in(self._prepared())[0] if now.resume else now.epoch
+        return now.next_in(self._prepared().feed)[0] if now.resume else now.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Begin this epoch at the next `iter()`. A place inside this very epoch, from a loaded state or a skip, is kept:
@@ -224,14 +221,14 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     @property
     def accumulate(self) -> int:
         """Batches of this rank in one step of the global batch."""
-        return self._prepared().share.accumulate
+        return self._prepared().feed.share.accumulate
 
     @property
     def valid(self) -> int:
         """How many samples of the latest batch are real (the first ones); fewer than its size in a padded one. Raises
         InvalidInput where torch alone runs this loader."""
         latest = self._latest()
-        return self._account.valid(self._prepared(), latest) if latest is not None else 0
+        return self._account.valid(self._prepared().feed, latest) if latest is not None else 0
 
     @property
     def indices(self) -> Ints:
@@ -240,7 +237,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if latest is None:
             return np.empty(0, np.int64)
         repair = self._account.repair(latest)
-        return repair.indices if repair is not None else self._prepared().indices(*latest)[0]
+        return repair.indices if repair is not None else self._prepared().feed.indices(*latest)[0]
 
     @property
     def bad_samples(self) -> tuple[BadSample, ...]:
@@ -262,7 +259,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if self._ours is None:
             warnings.warn(STATELESS, stacklevel=2)
             return {}
-        feed = self._prepared()
+        feed = self._prepared().feed
         place = self._progress.place.next_in(feed)
         return state_of(*self._data, feed, place, self._where().world_size).plain()
 
@@ -277,7 +274,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         feed = self._made(found, found.epoch + found.over)
         check_inside(found, feed.share.batch_size, self._where().world_size)
         turn = 0 if found.over else turn_of(found, feed)
-        self._loaded, self._data, self._feed, self._engine = found, held, feed, None
+        self._loaded, self._data, self._supply = found, held, Supply(feed, self._given, self._account)
         self._progress.move(found.epoch + found.over, turn, resume=not found.over)
         self._job = None  # the ranks compare again: each may have loaded a state of another step
 
@@ -293,9 +290,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _has_other_data(self) -> bool:
         """A Subset may have been given other indices, a dataset of the user's own may have grown, since the feed was made:
         as with torch, an iteration has what is there when it begins. Raises StateMismatch for a place in what was there."""
-        if self._feed is None or self._data == self._held():
+        if self._supply is None or self._data == self._held():
             return False
-        self._progress.place.begin(self._feed)
+        self._progress.place.begin(self._supply.feed)
         if self._progress.place.turn:
             raise StateMismatch(
                 "the dataset holds other samples than when a state was loaded or batches were skipped: load a state of what"
@@ -323,11 +320,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _found(self) -> Topology:
         return resolve(self.rank, self.world_size, self.mesh, self.dp_dims)
 
-    def _prepared(self) -> Feed:
-        """The feed of this rank, made at first need: only then is the rank known."""
-        if self._feed is None:
-            self._feed, self._data = self._made(self._loaded, self._progress.place.epoch), self._held()
-        return self._feed
+    def _prepared(self) -> Supply:
+        """The batches of this rank, made at first need: only then is the rank known."""
+        if self._supply is None:
+            feed, self._data = self._made(self._loaded, self._progress.place.epoch), self._held()
+            self._supply = Supply(feed, self._given, self._account)
+        return self._supply
 
     def _made(self, loaded: State | None, epoch: int) -> Feed:
         core, topology = self._core(), self._where()
@@ -348,28 +346,24 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """The job's, where this loader is one of several."""
         return job_store() if self.shard and self._where().processes > 1 else None
 
-    def _run(self, feed: Feed, mine: object, job: Agreed) -> Generator[Any, None, None]:
+    def _run(self, supply: Supply, mine: object, job: Agreed) -> Generator[Any, None, None]:
         done, watch = 0, watch_for(self._store(), self._where(), job, self.peer_failure_s)
-        with watched(watch, lambda: self._progress.place.told(feed.share.accumulate)):
+        with watched(watch, lambda: self._progress.place.told(supply.feed.share.accumulate)):
             try:
                 while self.epochs is None or done < self.epochs:
-                    yield from self._epoch(feed, watch, mine)
-                    done, feed = done + 1, self._prepared()  # another where a state was loaded meanwhile
+                    yield from self._epoch(supply, watch, mine)
+                    done, supply = done + 1, self._prepared()  # another where a state was loaded meanwhile
             finally:  # at its end, and when it is abandoned; unless another has taken over
                 if self._progress.iteration is mine:
-                    feed.given_up()
-                    self._rest()
+                    supply.feed.given_up()
+                    supply.rest()
 
-    def _rest(self) -> None:
-        if self._engine is not None:
-            self._engine.rest()
-
-    def _epoch(self, feed: Feed, watch: PeerWatch | None, mine: object) -> Iterator[Any]:
-        progress, place, share = self._progress, self._progress.place, feed.share
+    def _epoch(self, supply: Supply, watch: PeerWatch | None, mine: object) -> Iterator[Any]:
+        feed, account, share = supply.feed, supply.account, supply.feed.share
+        progress, place = self._progress, self._progress.place
         epoch, turns = place.epoch, feed.turns(place.epoch)
         if not turns and self.epochs is None:
             raise InvalidInput("the data is less than one batch, and epochs=None never ends")
-        account = self._account
         account.begin(feed)
         began, tell_at = perf_counter(), 0.0
         consumed, fetch = feed.submit(epoch), None
@@ -389,16 +383,16 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                     tell_at = asked + PASSED_EVERY_S
                 if watch is not None and watch.failure is not None:
                     watch.raise_failure()
-                fetch = fetch or self._fetcher(feed, epoch, turns)
+                fetch = fetch or supply.start(epoch, turn, turns, self.on_error)
                 key = epoch, turn
                 try:
                     batch = fetch(key)
                 except Exception as error:
-                    if watch is not None or not of_the_data(error, self._made_here):
+                    if watch is not None or not of_the_data(error, supply.made_here):
                         raise
                     batch = Raised(error)
                 if isinstance(batch, Raised):
-                    self._rest()
+                    supply.rest()
                     yield batch
                     fetch = None
                     if not batch.again:
@@ -412,15 +406,3 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 feed.passed(turns + share.accumulate)
                 place.finish(turns)
                 account.end(self._where().rank, epoch, self.log_stats)
-
-    def _fetcher(self, feed: Feed, epoch: int, turns: int) -> Callable[[tuple[int, int]], Any]:
-        """What gives the batch of a turn: it is made in this process where nothing is to be made ahead."""
-        if self._engine is None:
-            self._engine = engine_for(feed, self._given, self.on_error)
-        if self._engine is not None:
-            self._engine.start(epoch, self._progress.place.turn, turns)
-            return partial(self._account.handed, self._engine.fetch)
-        if self.on_error == "raise":
-            return feed.__getitem__
-        noted, make = self._account.noted, Mender(feed, self.on_error).make
-        return lambda key: noted(*make(key))

@@ -84,7 +84,7 @@ def test_a_thread_that_waits_in_an_abandoned_iteration_moves_nothing_of_the_next
         return sample
 
     loader = DataLoader(in_memory(link, transform=gated), batch_size=4)
-    engine = Engine(Maker(loader._prepared(), "raise"), {"num_workers": 1})
+    engine = Engine(Maker(loader._prepared().feed, "raise"), {"num_workers": 1})
 
     def numbers(turn: int) -> list[int]:
         found: list[int] = engine.fetch(Turn(0, turn)).batch.flatten().tolist()

@@ -148,7 +148,7 @@ def test_a_gathered_batch_is_built_in_its_slot(tmp_path: Path, out: str | None) 
     options: dict[str, Any] = {"format": "tokens", "dtype": "uint16", "seq_len": 100, "overlap": 1}
     link = compiled(tmp_path / "t.bin", tmp_path, **options)
     alone = DataLoader(in_memory(link, out=out), batch_size=4)
-    feed = alone._prepared()
+    feed = alone._prepared().feed
     arena = Arena(1, 1)
     slot = arena.free_slot(0)
     assert slot is not None
@@ -163,7 +163,7 @@ def test_what_crosses_the_pipe_is_only_where_the_batch_lies(link: MemoryLink, co
     batches = loader(link, multiprocessing_context=context, num_workers=1)
     reading = iter(batches)
     first = next(reading)
-    arena = batches._engine._made_by.arena  # type: ignore[union-attr]
+    arena = batches._supply._engine._made_by.arena  # type: ignore[union-attr]
     assert not first.is_shared(), "torch would have shared it by its own means"
     assert (arena._states != FREE).any()
     assert [rows(batch) for batch in (first, *reading)] == alone(link)
@@ -191,7 +191,7 @@ def test_slots_come_back_when_iterations_are_abandoned(link: MemoryLink) -> None
     assert whole == alone(link)
     reading = iter(batches)
     handed = [next(reading) for _ in range(2)]
-    arena = batches._engine._made_by.arena  # type: ignore[union-attr]
+    arena = batches._supply._engine._made_by.arena  # type: ignore[union-attr]
     at_home = [slot for slot in range(len(arena._states)) if arena._states[slot] == FREE]
     assert len(handed) == 2
     assert at_home, "every slot was lost to the abandoned iterations"
@@ -237,7 +237,7 @@ def test_a_killed_worker_is_torchs_error_and_the_next_iteration_works(
     reading = iter(batches)
     kept = next(reading)
     before = rows(kept)
-    victim = batches._engine._batches._workers[0]  # type: ignore[union-attr]
+    victim = batches._supply._engine._batches._workers[0]  # type: ignore[union-attr]
     os.kill(victim.pid, signal.SIGKILL)
     with pytest.raises(RuntimeError, match="DataLoader worker"):
         for _ in reading:
@@ -298,7 +298,7 @@ def test_a_worker_that_dies_while_another_batch_is_asked_for_is_that_error_too(
     batches = loader(link)
     reading = iter(batches)
     next(reading)
-    victim = batches._engine._batches._workers[0]  # type: ignore[union-attr]
+    victim = batches._supply._engine._batches._workers[0]  # type: ignore[union-attr]
 
     def kill() -> None:
         os.kill(victim.pid, signal.SIGKILL)
@@ -403,7 +403,7 @@ def test_workers_that_die_in_the_midst_of_a_message_are_heard_at_once(link: Memo
     reading = iter(batches)
     next(reading)
     time.sleep(0.5)  # both fill the pipe, which holds less than a batch
-    for worker in batches._engine._batches._workers:  # type: ignore[union-attr]
+    for worker in batches._supply._engine._batches._workers:  # type: ignore[union-attr]
         os.kill(worker.pid, signal.SIGKILL)
     with pytest.raises(RuntimeError, match=r"DataLoader worker.*is killed by signal: Killed") as raised:
         list(reading)
@@ -465,7 +465,7 @@ from tests.loader_fakes import MemoryLink, in_memory
 link = MemoryLink(sys.argv[1], sys.argv[2])
 reading = iter(DataLoader(in_memory(link), batch_size=8, num_workers=2, multiprocessing_context="fork"))
 kept = next(reading)
-print(*[worker.pid for worker in reading._batches.gi_frame.f_locals["self"]._engine._batches._workers], flush=True)
+print(*[worker.pid for worker in reading._batches.gi_frame.f_locals["self"]._supply._engine._batches._workers], flush=True)
 sys.stdin.read()
 """
 

@@ -522,7 +522,7 @@ def test_an_exception_that_nobody_goes_on_after_ends_the_iteration_at_once(link:
         held = Held()
         data = in_memory(link, transform=Spoilt())
         loader = DataLoader(data, 10)
-        feed = loader._prepared()
+        feed = loader._prepared().feed
         given_up_before = feed.given_up
         feed.given_up = lambda: (given_up.append(1), given_up_before())  # type: ignore[method-assign]
         try:
