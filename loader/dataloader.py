@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from time import perf_counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,13 +18,14 @@ from cachesvc.core.order import Last
 from loader.account import Account
 from loader.arguments import check_arguments, checked_numbers, named, refuse_unused
 from loader.engines import Given, WorkerType, checked, given_to
+from loader.epochs import Epochs
 from loader.feed import Feed
 from loader.foreign import begin_as_torch, foretold, hear_epochs, tell_epoch
 from loader.inside import Core, flattened, ours
-from loader.iteration import Iteration, Raised, of_the_data
+from loader.iteration import Iteration
 from loader.mend import BadSample, OnError
-from loader.peers import PEER_FAILURE_S, Agreed, PeerWatch, watch_for, watched
-from loader.progress import MAX_COUNT, NEWER_ITERATION, STATELESS, Progress, State, parsed
+from loader.peers import PEER_FAILURE_S, Agreed, PeerWatch, watch_for
+from loader.progress import MAX_COUNT, STATELESS, Progress, State, parsed
 from loader.reader import Ints
 from loader.setup import (
     Window,
@@ -42,8 +43,6 @@ from loader.stats import Stats
 from loader.supply import Supply
 from loader.topology import Topology, job_store, must_stand, resolve
 
-PASSED_EVERY_S = 0.05
-"""How often the daemon hears where this rank stands besides the ends of extents: a message costs 5 us."""
 OF_ONE_PROCESS = (
     "_data",
     "_topology",
@@ -180,13 +179,14 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         given = self._given_now()
         if self._has_other_data() or given.set_since(self._given):  # a collate_fn, say
             self._begin_anew(given)
-        supply = self._prepared()
+        feed = self._prepared().feed
         if self._topology is not None:
             must_stand(self._topology, self._found())
-        self._progress.place.begin(supply.feed)
+        self._progress.place.begin(feed)
         if self._job is None or self._job.over.is_set():
-            self._job = self._agree_and_say(supply.feed)
-        return Iteration(self._run(supply, self._progress.take_over(), self._job))
+            self._job = self._agree_and_say(feed)
+        epochs = Epochs(self, self._progress, self._prepared, self._where().rank)
+        return Iteration(epochs.batches(partial(self._watch, self._job)))
 
     def __len__(self) -> int:
         if self._ours is None:
@@ -346,63 +346,5 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """The job's, where this loader is one of several."""
         return job_store() if self.shard and self._where().processes > 1 else None
 
-    def _run(self, supply: Supply, mine: object, job: Agreed) -> Generator[Any, None, None]:
-        done, watch = 0, watch_for(self._store(), self._where(), job, self.peer_failure_s)
-        with watched(watch, lambda: self._progress.place.told(supply.feed.share.accumulate)):
-            try:
-                while self.epochs is None or done < self.epochs:
-                    yield from self._epoch(supply, watch, mine)
-                    done, supply = done + 1, self._prepared()  # another where a state was loaded meanwhile
-            finally:  # at its end, and when it is abandoned; unless another has taken over
-                if self._progress.iteration is mine:
-                    supply.feed.given_up()
-                    supply.rest()
-
-    def _epoch(self, supply: Supply, watch: PeerWatch | None, mine: object) -> Iterator[Any]:
-        feed, account, share = supply.feed, supply.account, supply.feed.share
-        progress, place = self._progress, self._progress.place
-        epoch, turns = place.epoch, feed.turns(place.epoch)
-        if not turns and self.epochs is None:
-            raise InvalidInput("the data is less than one batch, and epochs=None never ends")
-        account.begin(feed)
-        began, tell_at = perf_counter(), 0.0
-        consumed, fetch = feed.submit(epoch), None
-        full = feed.order(epoch).full_steps * share.accumulate
-        try:
-            while (turn := place.turn) < turns:
-                if progress.iteration is not mine:
-                    raise InvalidInput(NEWER_ITERATION)
-                if progress.place is not place:
-                    return  # set_epoch or load_state_dict in mid-epoch ends this iteration
-                asked = began or perf_counter()  # the first waits for the plan and the workers' start too
-                began = 0.0
-                step = turn // share.accumulate
-                if step in consumed or asked >= tell_at:
-                    feed.passed_step(step)
-                    account.tell(asked)
-                    tell_at = asked + PASSED_EVERY_S
-                if watch is not None and watch.failure is not None:
-                    watch.raise_failure()
-                fetch = fetch or supply.start(epoch, turn, turns, self.on_error)
-                key = epoch, turn
-                try:
-                    batch = fetch(key)
-                except Exception as error:
-                    if watch is not None or not of_the_data(error, supply.made_here):
-                        raise
-                    batch = Raised(error)
-                if isinstance(batch, Raised):
-                    supply.rest()
-                    yield batch
-                    fetch = None
-                    if not batch.again:
-                        place.pass_over(turn)
-                    continue
-                place.hand(key)
-                account.record(asked, key, full)
-                yield batch
-        finally:  # also for who has taken the last batch and never asks again
-            if place.turn >= turns and progress.place is place and progress.iteration is mine:
-                feed.passed(turns + share.accumulate)
-                place.finish(turns)
-                account.end(self._where().rank, epoch, self.log_stats)
+    def _watch(self, job: Agreed) -> PeerWatch | None:
+        return watch_for(self._store(), self._where(), job, self.peer_failure_s)

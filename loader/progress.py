@@ -16,10 +16,6 @@ STATELESS = (
     "this DataLoader runs as torch's own (a sampler, or another dataset), so its state is empty and a resumed epoch begins "
     "anew; leave the sampler out, under Lightning with Trainer(use_distributed_sampler=False)"
 )
-NEWER_ITERATION = (
-    "a newer iteration of this DataLoader has begun, and it has one place in the data: make a DataLoader for each that "
-    "runs at the same time"
-)
 
 
 class Turns(Protocol):
