@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
+
+from torch.utils.data import Dataset as TorchDataset
 
 from cachesvc.core.arguments import whole_number
 from cachesvc.core.errors import InvalidInput
@@ -15,7 +17,18 @@ from loader.progress import MAX_COUNT, MAX_SEED
 from loader.setup import Window, window_bytes
 from loader.topology import stated
 
-_OF_AN_ORDER = ("rank", "world_size", "mesh", "global_batch_size", "last")
+
+class Ours(Protocol):
+    """The arguments that torch's own loader has not, as far as it matters whether they were given."""
+
+    dataset: TorchDataset[Any]
+    on_error: OnError
+    epochs: int | None
+    rank: int | None
+    world_size: int | None
+    mesh: Any
+    global_batch_size: int | None
+    last: Last | None
 
 
 def check_arguments(
@@ -59,7 +72,7 @@ def named(dp_dims: Any) -> tuple[str, ...]:
     return found
 
 
-def refuse_unused(loader: Any, drawn: bool) -> None:
+def refuse_unused(loader: Ours, drawn: bool) -> None:
     """Of a loader that torch alone runs, over another dataset or with a sampler of the user's own (`drawn`). Raises
     InvalidInput for what it would ignore; without a sampler every rank would see everything."""
     if isinstance(loader.dataset, (Mixture, Packed)):
@@ -69,8 +82,14 @@ def refuse_unused(loader: Any, drawn: bool) -> None:
         )
     given = {"on_error": loader.on_error != "raise"}
     if not drawn:
-        given |= {name: getattr(loader, name) is not None for name in _OF_AN_ORDER}
-        given["epochs"] = loader.epochs != 1
+        given |= {
+            "rank": loader.rank is not None,
+            "world_size": loader.world_size is not None,
+            "mesh": loader.mesh is not None,
+            "global_batch_size": loader.global_batch_size is not None,
+            "last": loader.last is not None,
+            "epochs": loader.epochs != 1,
+        }
     unused = [f"{name}=" for name, is_given in given.items() if is_given]
     if unused:
         raise InvalidInput(

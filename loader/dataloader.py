@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import IterableDataset, Sampler, default_collate
+from torch.utils.data import IterableDataset, Sampler
 
 from cachesvc.core.arguments import flag, whole_number
 from cachesvc.core.errors import InvalidInput, StateMismatch
@@ -33,9 +33,7 @@ from loader.setup import (
     check_data,
     check_inside,
     facts_of,
-    resumed,
-    share_of,
-    spec_of,
+    feed_of,
     state_of,
     turn_of,
 )
@@ -149,7 +147,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _begin_in_process(self) -> None:
         """What this very object has, and no copy of it."""
         if self._ours is not None:
-            hear_epochs(self)
+            hear_epochs(self, self.set_epoch)
         self._topology: Topology | None = None
         self._job: Agreed | None = None
         self._begin_anew(self._given_now())
@@ -172,11 +170,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     # ---- torch's surface
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        given = self._given_now()
         if self._ours is None:
-            begun = begin_as_torch(self, self._progress.place.epoch, super().__iter__)
+            begun = begin_as_torch(self, given, self._progress.place.epoch, super().__iter__)
             self._progress.move(self._progress.place.epoch + 1)
             return begun
-        given = self._given_now()
         if self._has_other_data() or given.set_since(self._given):  # a collate_fn, say
             self._begin_anew(given)
         feed = self._prepared().feed
@@ -328,15 +326,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return self._supply
 
     def _made(self, loaded: State | None, epoch: int) -> Feed:
-        core, topology = self._core(), self._where()
-        assert self.batch_size is not None, "torch runs loaders without a batch size"
-        spec = spec_of(self, core, topology)
-        if loaded is not None:
-            spec = resumed(loaded, spec, self.global_batch_size is not None, topology.world_size)
-        share = share_of(spec.global_batch, self.batch_size, topology)
-        feed = Feed(self.dataset, spec, share, self.collate_fn, self.collate_fn is default_collate)
-        feed.order(epoch)
-        return feed
+        return feed_of(self, self._core(), self._where(), loaded, epoch)
 
     def _agree_and_say(self, feed: Feed) -> Agreed:
         facts = facts_of(self._data[0], feed, self._progress.place.epoch, self._progress.place.turn)

@@ -7,13 +7,14 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch.utils.data import (
     BatchSampler,
     RandomSampler,
+    Sampler,
     SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
@@ -25,6 +26,7 @@ from cachesvc.core.arguments import places_of
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order import Plan
 from loader.dataset import Dataset
+from loader.engines import Given
 from loader.forks import forks_workers
 from loader.inside import flattened, leaves_in
 from loader.topology import resolve
@@ -107,10 +109,24 @@ class _Told:
         return _Told, ()
 
 
-def begin_as_torch(loader: Any, epoch: int, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+class Foreign(Protocol):
+    """What matters of a loader that torch alone runs, besides how batches come to be made."""
+
+    seed: int
+    shard: bool
+    dp_dims: tuple[str, ...]
+    dataset: TorchDataset[Any]
+    batch_size: int | None
+    sampler: Sampler[Any] | Iterable[Any]
+    batch_sampler: Sampler[Any] | Iterable[Any] | None
+
+
+def begin_as_torch(
+    loader: Foreign, given: Given, epoch: int, begin: Callable[[], Iterator[Any]]
+) -> Iterator[Any]:
     """An iteration that torch's own loader begins; transforms draw from the loader's seed and this epoch. Raises
     InvalidInput for what torch's own does not do."""
-    if loader.worker_type != "process" or loader._device is not None:
+    if given.worker_type != "process" or given.device is not None:
         raise InvalidInput(
             "worker_type='thread' and device= need a dataset of open_dataset without a sampler of your own"
         )
@@ -124,22 +140,23 @@ def begin_as_torch(loader: Any, epoch: int, begin: Callable[[], Iterator[Any]]) 
                 "sampler, or shard=False"
             )
     for leaf in leaves:
-        if loader.persistent_workers:
+        if given.persistent_workers:
             leaf.share_epoch()
         leaf.draw = (loader.seed, epoch)
     with forks_workers():
         return begin()
 
 
-def hear_epochs(loader: Any) -> None:
+def hear_epochs(loader: torch.utils.data.DataLoader[Any], set_epoch: Callable[[int], None]) -> None:
     """Have a loader of ours hear of epochs from whoever tells its sampler: Lightning, and scripts that were written for a
     DistributedSampler. It has a sampler of its own from now on: one that `copy.copy` took along is the other loader's."""
-    sampler, batches = copy.copy(loader.sampler), copy.copy(loader.batch_sampler)
-    sampler.set_epoch, batches.sampler = _Told(loader.set_epoch), sampler
+    sampler: Any = copy.copy(loader.sampler)
+    batches: Any = copy.copy(loader.batch_sampler)
+    sampler.set_epoch, batches.sampler = _Told(set_epoch), sampler
     vars(loader).update(sampler=sampler, batch_sampler=batches)  # torch lets nobody set them
 
 
-def tell_epoch(loader: Any, epoch: int) -> None:
+def tell_epoch(loader: torch.utils.data.DataLoader[Any], epoch: int) -> None:
     """Tell a user's samplers of an epoch: those that want to hear it, as torch's DistributedSampler does, also inside
     a batch sampler."""
     batches = loader.batch_sampler

@@ -1,12 +1,14 @@
-"""What a loader is told -> the order's spec and this rank's share of it."""
+"""What a loader is told -> the order's spec and this rank's share of it: its feed."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Protocol
 
 import numpy as np
+from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import default_collate
 
 from cachesvc.core.arguments import whole_number
 from cachesvc.core.errors import InvalidInput, StateMismatch
@@ -96,9 +98,35 @@ def headline(topology: Topology, facts: Mapping[str, Any], via: str) -> str:
     )
 
 
-def spec_of(loader: Any, core: Core, topology: Topology) -> OrderSpec:
+class Ordered(Protocol):
+    """A loader's arguments that say which samples are in which batch."""
+
+    dataset: TorchDataset[Any]
+    batch_size: int | None
+    collate_fn: Callable[[list[Any]], Any]
+    drop_last: bool
+    shuffle: bool
+    seed: int
+    global_batch_size: int | None
+    last: Last | None
+    window: Window
+
+
+def feed_of(loader: Ordered, core: Core, topology: Topology, state: State | None, epoch: int) -> Feed:
+    """This rank's batches, from an epoch on; of the run that a state saved, if any. Raises InvalidInput, StateMismatch."""
+    assert loader.batch_size is not None, "torch runs loaders without a batch size"
+    spec = spec_of(loader, loader.batch_size, core, topology)
+    if state is not None:
+        spec = resumed(state, spec, loader.global_batch_size is not None, topology.world_size)
+    share = share_of(spec.global_batch, loader.batch_size, topology)
+    feed = Feed(loader.dataset, spec, share, loader.collate_fn, loader.collate_fn is default_collate)
+    feed.order(epoch)
+    return feed
+
+
+def spec_of(loader: Ordered, batch_size: int, core: Core, topology: Topology) -> OrderSpec:
     """The order that a loader's arguments ask for. Raises InvalidInput."""
-    wanted = loader.global_batch_size or loader.batch_size * topology.world_size
+    wanted = loader.global_batch_size or batch_size * topology.world_size
     sizes = np.concatenate([leaf.catalog.extent_sizes for leaf in core.leaves])
     return OrderSpec(
         seed=loader.seed,
