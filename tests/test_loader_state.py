@@ -165,6 +165,20 @@ def test_a_state_loaded_in_mid_iteration_brings_its_own_order(link: MemoryLink, 
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_loaded_before_an_iterations_first_batch_brings_its_own_order(
+    link: MemoryLink, workers: int
+) -> None:
+    first = loader(link, epochs=2, num_workers=workers)
+    wide = DataLoader(in_memory(link), batch_size=8, shuffle=True, window="all", epochs=2)
+    next(iter(wide))
+    state = wide.state_dict()
+    following = rows(wide)[1:]
+    batches = iter(first)
+    first.load_state_dict(state)
+    assert rows(batches) == following
+
+
+@pytest.mark.parametrize("workers", [0, 2])
 def test_who_counts_the_batches_and_asks_for_no_more_has_ended_the_epoch(
     link: MemoryLink, workers: int, caplog: pytest.LogCaptureFixture
 ) -> None:
