@@ -45,6 +45,8 @@ class Epochs:
         with watched(watch, self._place):
             try:
                 while self._wishes.epochs is None or done < self._wishes.epochs:
+                    if self._progress.iteration is not self._mine:
+                        raise InvalidInput(NEWER_ITERATION)
                     self._supply = self._prepared()
                     yield from self._epoch(self._supply, watch)
                     done += 1
@@ -93,7 +95,9 @@ class Epochs:
                     supply.rest()
                     yield batch
                     fetch = None
-                    if not batch.again:
+                    if (
+                        not batch.again and progress.iteration is mine
+                    ):  # else it is the newer one's to pass over
                         place.pass_over(turn)
                     continue
                 place.hand(key)

@@ -375,6 +375,43 @@ def test_of_two_iterations_at_once_the_older_one_says_so(link: MemoryLink, more:
     assert len(list(loader)) == 10
 
 
+class SpoiltOnce:
+    """A transform that fails for the first record that it sees."""
+
+    def __init__(self) -> None:
+        self.failed = False
+
+    def __call__(self, record: torch.Tensor) -> int:
+        if not self.failed:
+            self.failed = True
+            raise ValueError("spoilt this once")
+        return int(record[0]) // 4
+
+
+def test_an_older_iteration_that_is_asked_once_more_takes_no_batch_from_the_newer_one(
+    link: MemoryLink,
+) -> None:
+    loader = DataLoader(in_memory(link, transform=SpoiltOnce()), batch_size=10)
+    older = iter(loader)
+    with pytest.raises(ValueError, match="spoilt this once"):
+        next(older)
+    newer = iter(loader)
+    with pytest.raises(InvalidInput, match="a newer iteration"):
+        next(older)
+    assert torch.cat(list(newer)).tolist() == list(range(100))
+
+
+def test_an_iteration_that_is_asked_first_after_a_newer_one_disturbs_nothing(link: MemoryLink) -> None:
+    loader = DataLoader(in_memory(link), batch_size=10)
+    older, newer = iter(loader), iter(loader)
+    for _ in range(4):
+        next(newer)
+    with pytest.raises(InvalidInput, match="a newer iteration"):
+        next(older)
+    assert loader.stats().steps == 4
+    assert len(list(newer)) == 6
+
+
 class HalvedMesh:
     """A mesh whose one dimension is not called `dp`."""
 
