@@ -605,6 +605,12 @@ def test_waiters_of_a_fill_into_a_lost_tier_are_served_from_another() -> None:
     assert tell(node, FillFailed(A, RAM, 9, "io")) == []
 
 
+def test_fills_of_a_lost_tier_begin_elsewhere_in_the_order_in_which_they_began() -> None:
+    node, extents = node_of(ram=20, nvme=20, max_fills=20), [ExtentId(bytes([n]) * 16) for n in range(10)]
+    tell(node, *(Demanded(ReaderId(n + 1), n, extent, True, SIZE) for n, extent in enumerate(extents)))
+    assert tell(node, TierLost(RAM)) == [StartFill(extent, NVME) for extent in extents]
+
+
 def test_pinned_extents_outlive_their_job_and_an_asked_eviction() -> None:
     node = node_of(ram=1)
     tell(node, declare(A))

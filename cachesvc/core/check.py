@@ -30,7 +30,7 @@ def check(node: Node) -> None:
     _check_plans(node)
     _check_datasets(node)
     filling = {copy for copy in _copies(node) if copy.phase is Phase.FILLING}
-    assert filling == node.copies.filling, "fills in flight"
+    assert filling == node.copies.filling.keys(), "fills in flight"
     settings, under_way = node.policy.settings, sorted(copy.entry.size_bytes for copy in filling)
     if len(filling) > settings.max_fills:
         assert len(filling) <= SMALL_FILLS * settings.max_fills, "more fills than slots"

@@ -26,7 +26,8 @@ class Copies:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.entries: Table[Entry] = Table()
-        self.filling: set[Copy] = set()
+        self.filling: dict[Copy, None] = {}
+        """In the order in which their fills began: that of a set is no function of the events."""
         self.out: list[Command] = []
         self.refills: OrderedDict[ExtentId, None] = OrderedDict()
         """Extents that are wanted again though nobody waits. Each extent once, so no longer than entries."""
@@ -145,14 +146,14 @@ class Copies:
         if source:
             self._unshelve(source)
             source.fills_from += 1
-        self.filling.add(copy)
+        self.filling[copy] = None
         self.out.append(StartFill(entry.id, tier.name, source.tier.name if source else None))
         return copy
 
     def filled(self, copy: Copy, now: float, from_peer: bool = False) -> None:
         """The bytes are complete; in an NVMe tier their commit is now under way."""
         entry = copy.entry
-        self.filling.remove(copy)
+        del self.filling[copy]
         copy.phase, copy.used_at = Phase.RESIDENT, now
         copy.committed = copy.tier.name == RAM
         if not copy.committed:
@@ -175,7 +176,7 @@ class Copies:
     def drop(self, copy: Copy) -> None:
         """The bytes are free: a fill failed, or an eviction is done."""
         entry, tier = copy.entry, copy.tier
-        self.filling.discard(copy)
+        self.filling.pop(copy, None)
         entry.copies.remove(copy)
         tier.used_bytes -= entry.size_bytes
         if copy.phase is Phase.EVICTING:
