@@ -6,11 +6,11 @@ gradual. What follows from it extent by extent costs O(1).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from cachesvc.core.copies import Copies
-from cachesvc.core.events import DatasetDeclared
+from cachesvc.core.events import DatasetDeclared, EvictAsked, Pinned, Prefetched, Unpinned
 from cachesvc.core.lookahead import FEED_LIMIT
 from cachesvc.core.model import DatasetId, ExtentId
 from cachesvc.core.policy import Asked
@@ -69,40 +69,40 @@ class Claims:
                 dataset.prefetched &= bool(dataset.prefetchers) or dataset.done
             self._unclaim_unused(dataset)
 
-    def pin(self, name: DatasetId, gradual: bool) -> None:
+    def pin(self, event: Pinned) -> None:
         """Keep what is resident of a declared dataset, whatever else happens."""
-        dataset = self._policy.datasets.get(name)
+        dataset = self._policy.datasets.get(event.dataset)
         if dataset and dataset.claimed:
             dataset.pinned = True
             self._begin(Work.PIN, dataset, self._judge(dataset))
-            if not gradual:
-                self._steps.finish((Work.CLAIM, name))
-                self._steps.finish((Work.PIN, name))
+            if not event.gradual:
+                self._steps.finish((Work.CLAIM, dataset.id))
+                self._steps.finish((Work.PIN, dataset.id))
 
-    def unpin(self, name: DatasetId) -> None:
+    def unpin(self, event: Unpinned) -> None:
         """End a pin."""
-        dataset = self._policy.datasets.get(name)
+        dataset = self._policy.datasets.get(event.dataset)
         if dataset and dataset.pinned:
             dataset.pinned = False
             self._begin(Work.PIN, dataset, self._judge(dataset))
             self._unclaim_unused(dataset)
 
-    def evict(self, name: DatasetId, extents: Sequence[ExtentId]) -> None:
+    def evict(self, event: EvictAsked) -> None:
         """Drop what nobody uses and no pin holds; ends the dataset's prefetch."""
-        dataset, count = self._policy.datasets.get(name), len(extents)
-        named = iter(extents)
+        name, named, count = event.dataset, iter(event.extents), len(event.extents)
+        dataset = self._policy.datasets.get(name)
         if dataset:
             dataset.prefetched = False
             named, count = (extent for extent, _ in dataset.extents), len(dataset.extents)
         at_once = count <= self._policy.settings.claim_step
         self._steps.begin((Work.EVICT, name), self._evict(name, named), at_once)
 
-    def prefetch(self, job: int, name: DatasetId) -> None:
+    def prefetch(self, event: Prefetched) -> None:
         """Start, or start again, to fill all of a dataset that the job has declared."""
-        dataset = self._policy.datasets.get(name)
-        if dataset and job in dataset.jobs:
+        dataset = self._policy.datasets.get(event.dataset)
+        if dataset and event.job in dataset.jobs:
             dataset.prefetched, dataset.prefetch_at = True, 0
-            dataset.prefetchers.add(job)
+            dataset.prefetchers.add(event.job)
             dataset.failed.clear()
             dataset.stuck.clear()
 

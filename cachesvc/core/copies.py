@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from functools import partial
 
-from cachesvc.core.events import Command, Evict, StartFill
+from cachesvc.core.events import Evict, StartFill
 from cachesvc.core.model import RAM, DatasetId, ExtentId
+from cachesvc.core.moment import Moment
 from cachesvc.core.policy import SMALL_FILLS, Policy
 from cachesvc.core.shelf import Shelf
 from cachesvc.core.state import Copy, Entry, Phase, Role, Tally, Tier, Window
@@ -21,14 +22,14 @@ UNDECLARED = DatasetId("")
 
 
 class Copies:
-    """Entries by extent, the fills in flight, and the commands that came of the current event."""
+    """Entries by extent, and the fills in flight."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, moment: Moment) -> None:
         self.policy = policy
+        self.moment = moment
         self.entries: Table[Entry] = Table()
         self.filling: dict[Copy, None] = {}
         """In the order in which their fills began: that of a set is no function of the events."""
-        self.out: list[Command] = []
         self.refills: OrderedDict[ExtentId, None] = OrderedDict()
         """Extents that are wanted again though nobody waits. Each extent once, so no longer than entries."""
         self.tallies: dict[DatasetId, Tally] = {}
@@ -147,12 +148,12 @@ class Copies:
             self._unshelve(source)
             source.fills_from += 1
         self.filling[copy] = None
-        self.out.append(StartFill(entry.id, tier.name, source.tier.name if source else None))
+        self.moment.tell(StartFill(entry.id, tier.name, source.tier.name if source else None))
         return copy
 
-    def filled(self, copy: Copy, now: float, from_peer: bool = False) -> None:
+    def filled(self, copy: Copy, from_peer: bool = False) -> None:
         """The bytes are complete; in an NVMe tier their commit is now under way."""
-        entry = copy.entry
+        entry, now = copy.entry, self.moment.now
         del self.filling[copy]
         copy.phase, copy.used_at = Phase.RESIDENT, now
         copy.committed = copy.tier.name == RAM
@@ -199,10 +200,10 @@ class Copies:
             copy.ahead_of.ahead_bytes -= copy.entry.size_bytes
             copy.ahead_of = None
 
-    def unlease(self, copy: Copy, now: float) -> None:
+    def unlease(self, copy: Copy) -> None:
         """End a lease; the last one makes the copy the youngest of its shelf."""
         copy.leases -= 1
-        copy.used_at = now
+        copy.used_at = self.moment.now
         if not copy.leases:
             self.settle(copy)
 
@@ -232,7 +233,7 @@ class Copies:
         self.not_ahead(copy)
         copy.phase = Phase.EVICTING
         copy.tier.evicting_bytes += copy.entry.size_bytes
-        self.out.append(Evict(copy.entry.id, copy.tier.name))
+        self.moment.tell(Evict(copy.entry.id, copy.tier.name))
         was_ready = copy.entry.ready
         self.note(copy.entry)
         if was_ready and not copy.entry.ready:

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from cachesvc.core.copies import Copies
-from cachesvc.core.events import Planned
+from cachesvc.core.events import Passed, Planned
 from cachesvc.core.model import RAM, ExtentId
 from cachesvc.core.policy import Asked
 from cachesvc.core.retain import STRETCHES, Retention
@@ -41,6 +41,7 @@ class Lookahead:
     def __init__(self, copies: Copies, steps: Steps) -> None:
         self._copies = copies
         self._policy = copies.policy
+        self._moment = copies.moment
         self._steps = steps
         self.plans: dict[int, Plan] = {}
         self.ending: set[Plan] = set()
@@ -48,7 +49,7 @@ class Lookahead:
         self._windows: dict[frozenset[ExtentId], Window] = {}
         self._turn = 0
 
-    def begin(self, event: Planned, now: float) -> None:
+    def begin(self, event: Planned) -> None:
         """Take up a plan, in place of an older one of the same number. What was consumed before it began here is not
         of this daemon's epoch."""
         number, entries = event.plan, event.entries
@@ -57,7 +58,7 @@ class Lookahead:
         shared = self._windows.setdefault(first, Window())
         shared.plans.add(number)
         tally = self._tally(event)
-        plan = self.plans[number] = Plan(number, event.job, entries, now, shared, tally)
+        plan = self.plans[number] = Plan(number, event.job, entries, self._moment.now, shared, tally)
         plan.passed = event.passed
         for _ in plan.skip_passed():
             pass
@@ -86,15 +87,15 @@ class Lookahead:
         for number in [plan.number for plan in self.plans.values() if plan.job == job]:
             self.end(number)
 
-    def passed(self, number: int, step: int) -> None:
+    def passed(self, event: Passed) -> None:
         """Move a plan's cursor; it never goes back."""
-        plan = self.plans.get(number)
-        if plan and step > plan.passed:
-            plan.passed = step
+        plan = self.plans.get(event.plan)
+        if plan and event.step > plan.passed:
+            plan.passed = event.step
             work = self._pass(plan)
             plan.behind = next(work, work) is not work
             if plan.behind:
-                self._steps.begin((Work.PASS, number), work, at_once=False)
+                self._steps.begin((Work.PASS, plan.number), work, at_once=False)
 
     def feed(self) -> bool:
         """Enter entries, the most urgent plan first, until each plan waits or is at its end.

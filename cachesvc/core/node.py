@@ -30,7 +30,6 @@ anything is evicted, RAM first; RAM gives way only when NVMe is full too, so not
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,6 +40,7 @@ from cachesvc.core.copies import UNDECLARED, Copies
 from cachesvc.core.errors import OutOfSpace, TierFailed
 from cachesvc.core.lookahead import Lookahead
 from cachesvc.core.model import RAM, DatasetId, ExtentId, TierName
+from cachesvc.core.moment import Moment
 from cachesvc.core.policy import Policy, Settings, TierSpec
 from cachesvc.core.readers import Readers
 from cachesvc.core.report import Counters, Progress, Status, TierStatus
@@ -49,27 +49,41 @@ from cachesvc.core.scrub import Scrub
 from cachesvc.core.state import Copy, Entry, Phase, Tier
 from cachesvc.core.steps import Steps
 
+QUIET = frozenset(
+    {
+        ev.Demanded,
+        ev.Released,
+        ev.ReaderGone,
+        ev.Held,
+        ev.Leased,
+        ev.Committed,
+        ev.Corrupt,
+        ev.Verified,
+        ev.Tick,
+    }
+)
+"""Events that may change nothing that a fill waits for; who handles one says when it does."""
+
 
 class Node:
     """The state machine. Every method is synchronous and belongs to one caller."""
 
     def __init__(self, tiers: Sequence[TierSpec], settings: Settings | None = None) -> None:
         self.policy = Policy(tiers, settings or Settings())
-        self.copies = Copies(self.policy)
+        self._moment = Moment()
+        self.copies = Copies(self.policy, self._moment)
         self.steps = Steps()
         self.claims = Claims(self.copies, self.steps)
         self.lookahead = Lookahead(self.copies, self.steps)
         self.readers = Readers(self.copies)
         self.alarms = Alarms()
         self.scrub = Scrub(self.copies, self.policy.settings.scrub_bytes_per_s)
-        self._now = 0.0
-        self._began = math.inf
         self._more = False
         self._handlers: dict[type, Callable[[Any], None]] = {
             ev.Demanded: self.readers.demand,
-            ev.Released: self._released,
-            ev.ReaderGone: self._reader_gone,
-            ev.Held: self._held,
+            ev.Released: self.readers.release,
+            ev.ReaderGone: self.readers.gone,
+            ev.Held: self.readers.held,
             ev.Leased: self.readers.take_over,
             ev.Filled: self._filled,
             ev.FillFailed: self._fill_failed,
@@ -83,37 +97,36 @@ class Node:
             ev.Renewed: self._renewed,
             ev.Resized: self._resized,
             ev.Verified: self._verified,
-            ev.Passed: self._passed,
-            ev.Planned: self._planned,
-            ev.PlanEnded: self._plan_ended,
-            ev.DatasetDeclared: self._declared,
+            ev.Passed: self.lookahead.passed,
+            ev.Planned: self.lookahead.begin,
+            ev.PlanEnded: lambda event: self.lookahead.end(event.plan),
+            ev.DatasetDeclared: self.claims.declare,
             ev.JobEnded: self._job_ended,
-            ev.Prefetched: self._prefetched,
-            ev.Pinned: self._pinned,
-            ev.Unpinned: self._unpinned,
-            ev.EvictAsked: self._evict_asked,
+            ev.Prefetched: self.claims.prefetch,
+            ev.Pinned: self.claims.pin,
+            ev.Unpinned: self.claims.unpin,
+            ev.EvictAsked: self.claims.evict,
             ev.Tick: self._tick,
         }
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Command]:
         """Take one event at time `now` (seconds, never going back); the commands that follow, in order."""
-        out: list[ev.Command] = []
-        self.copies.out = out
-        self._now = now
-        self._began = min(self._began, now)
+        self._moment.begin(now)
+        if type(event) not in QUIET:
+            self._moment.change()
         self._handlers[type(event)](event)
         # a budget that shrank under a fill or a lease is met once it ends
         for tier in self.policy.tiers.values():
             if tier.budget_bytes + tier.evicting_bytes < tier.used_bytes + tier.held_bytes:
                 self._shrink(tier)
-        if self.readers.dirty:
+        if self._moment.changed:
             self._feed()
-        return out
+        return self._moment.commands
 
     def next_deadline(self) -> float:
         """When the next `Tick` is owed, in seconds; inf while nothing waits for time. It is now where one event's
         share of look-ahead, prefetch or steps was done and there is more."""
-        return self._now if self._more else min(self.alarms.next(), self.scrub.next_deadline())
+        return self._moment.now if self._more else min(self.alarms.next(), self.scrub.next_deadline())
 
     def progress(self, job: int) -> Progress:
         """How much of a job's datasets is resident."""
@@ -172,26 +185,13 @@ class Node:
 
     def _feed(self) -> None:
         """Start what can start, the most urgent first. What must wait keeps those behind it waiting."""
-        self.readers.dirty = False
+        self._moment.fed()
         self._more = bool(self.steps)
-        self.policy.reopen(self._now)
-        if self.readers.feed(self._now) and self.claims.feed_refills():
+        self.policy.reopen(self._moment.now)
+        if self.readers.feed() and self.claims.feed_refills():
             plans_done = self.lookahead.feed()
             prefetches_done = self.claims.feed_prefetch()
             self._more |= not (plans_done and prefetches_done)
-
-    # Readers
-
-    def _released(self, event: ev.Released) -> None:
-        self.readers.release(event.reader, event.extent, self._now)
-
-    def _reader_gone(self, event: ev.ReaderGone) -> None:
-        self.readers.gone(event.reader, self._now)
-
-    def _held(self, event: ev.Held) -> None:
-        """Believed for a while after the start only: later it would be a way to take room without a lease."""
-        late = self._now - self._began > self.policy.settings.hold_s
-        self.readers.hold(event.reader, event.extent, 0 if late else event.size_bytes)
 
     # The executor
 
@@ -203,17 +203,15 @@ class Node:
 
     def _filled(self, event: ev.Filled) -> None:
         copy = self._copy(event.extent, event.tier, Phase.FILLING)
-        self.copies.filled(copy, self._now, event.from_peer)
+        self.copies.filled(copy, event.from_peer)
         self.readers.answer(copy.entry)
         self.copies.settle(copy)
         self.scrub.admit((event.extent,), event.tier)
-        self.readers.dirty = True
 
     def _fill_failed(self, event: ev.FillFailed) -> None:
         copy = self._copy(event.extent, event.tier, Phase.FILLING)
         entry, promotion = copy.entry, copy.source is not None
         self.copies.drop(copy)
-        self.readers.dirty = True
         if event.code in (OutOfSpace.code, TierFailed.code):
             self._place_again(entry, copy)
             return
@@ -227,7 +225,7 @@ class Node:
             return
         entry.attempts += 1
         if event.retry and entry.attempts < self.policy.settings.max_attempts:
-            entry.due_at = self._now + backoff_s(entry.attempts, entry.id)
+            entry.due_at = self._moment.now + backoff_s(entry.attempts, entry.id)
             self.alarms.set(entry.due_at, entry.id)
             return
         entry.attempts, entry.failed = 0, True
@@ -239,7 +237,7 @@ class Node:
     def _place_again(self, entry: Entry, copy: Copy) -> None:
         """The tier failed, not the source: what waits goes elsewhere or is refused, at once."""
         entry.avoid = copy.tier
-        self.policy.full(copy.tier, self._now)
+        self.policy.full(copy.tier, self._moment.now)
         self.readers.want(entry)
         if entry.datasets:  # its waiters may be refused, and a prefetch wants it all the same
             self.copies.refills[entry.id] = None
@@ -249,7 +247,7 @@ class Node:
         copy = self.copies.find(event.extent, self.policy.tiers[event.tier])
         if copy:
             self.copies.committed(copy)
-            self.readers.dirty = True
+            self._moment.change()
 
     def _commit_failed(self, event: ev.CommitFailed) -> None:
         copy = self._copy(event.extent, event.tier, Phase.RESIDENT)
@@ -268,14 +266,14 @@ class Node:
             copy.tier.corrupt_count += not copy.doomed
             self._doom(copy)
             if copy.tier.name != RAM:  # a file can go while it is open: its repair waits for no reader
-                self.readers.detach(copy, self._now)
+                self.readers.detach(copy)
             if copy.entry.datasets:
                 self.copies.refills[copy.entry.id] = None
 
     def _doom(self, copy: Copy) -> None:
         if copy.phase is Phase.RESIDENT and not copy.doomed:
             self.copies.doom(copy)
-        self.readers.dirty = True
+        self._moment.change()
 
     def _evicted(self, event: ev.Evicted) -> None:
         copy = self._copy(event.extent, event.tier, Phase.EVICTING)
@@ -286,11 +284,9 @@ class Node:
     def _recovered(self, event: ev.Recovered) -> None:
         self.copies.found(self.policy.tiers[event.tier], event.extents)
         self.scrub.admit(event.extents, event.tier)
-        self.readers.dirty = True
 
     def _resized(self, event: ev.Resized) -> None:
         self.policy.resize(self.policy.tiers[event.tier], event.budget_bytes)
-        self.readers.dirty = True
 
     def _shrink(self, tier: Tier) -> None:
         """Evict what is too much for the budget, as far as nobody uses or pinned it: the kept last."""
@@ -326,11 +322,10 @@ class Node:
         tier = self.policy.tiers[event.tier]
         for copy in self.copies.of(tier):
             if copy.leases:
-                self.readers.detach(copy, self._now)
+                self.readers.detach(copy)
         self.copies.renew(tier, event.extents)
         self.scrub.admit(event.extents, event.tier)
         self.policy.retry(tier)
-        self.readers.dirty = True
 
     def _retune_tier(self) -> None:
         self.policy.retune()
@@ -339,59 +334,24 @@ class Node:
             self.copies.note(entry)
             if was_ready and not entry.ready and entry.datasets:
                 self.copies.refills[entry.id] = None
-        self.readers.dirty = True
 
     def _tick(self, _: ev.Tick) -> None:
-        if place := self.scrub.next(self._now):
-            self.copies.out.append(ev.Verify(*place))
-        self.readers.dirty |= self._more
+        if place := self.scrub.next(self._moment.now):
+            self._moment.tell(ev.Verify(*place))
+        if self._more:
+            self._moment.change()
         self.steps.advance()
-        for extent in self.alarms.ring(self._now):
+        for extent in self.alarms.ring(self._moment.now):
             entry = self.copies.entries.get(extent)
-            if entry is None or entry.due_at is None or entry.due_at > self._now:
+            if entry is None or entry.due_at is None or entry.due_at > self._moment.now:
                 continue
             entry.due_at = None
             self.copies.refills[extent] = None  # also beside waiters, who may leave or be refused
             if entry.waiters:
                 self.readers.answer(entry)
             self.copies.forget(entry)
-            self.readers.dirty = True
-
-    # Jobs and operators
-
-    def _declared(self, event: ev.DatasetDeclared) -> None:
-        self.claims.declare(event)
-        self.readers.dirty = True
+            self._moment.change()
 
     def _job_ended(self, event: ev.JobEnded) -> None:
         self.lookahead.end_job(event.job)
         self.claims.end_job(event.job)
-        self.readers.dirty = True
-
-    def _planned(self, event: ev.Planned) -> None:
-        self.lookahead.begin(event, self._now)
-        self.readers.dirty = True
-
-    def _plan_ended(self, event: ev.PlanEnded) -> None:
-        self.lookahead.end(event.plan)
-        self.readers.dirty = True
-
-    def _passed(self, event: ev.Passed) -> None:
-        self.lookahead.passed(event.plan, event.step)
-        self.readers.dirty = True
-
-    def _prefetched(self, event: ev.Prefetched) -> None:
-        self.claims.prefetch(event.job, event.dataset)
-        self.readers.dirty = True
-
-    def _pinned(self, event: ev.Pinned) -> None:
-        self.claims.pin(event.dataset, event.gradual)
-        self.readers.dirty = True
-
-    def _unpinned(self, event: ev.Unpinned) -> None:
-        self.claims.unpin(event.dataset)
-        self.readers.dirty = True
-
-    def _evict_asked(self, event: ev.EvictAsked) -> None:
-        self.claims.evict(event.dataset, event.extents)
-        self.readers.dirty = True

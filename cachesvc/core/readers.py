@@ -28,11 +28,10 @@ class Readers:
     def __init__(self, copies: Copies) -> None:
         self._copies = copies
         self._policy = copies.policy
+        self._moment = copies.moment
         self.readers: dict[ReaderId, Reader] = {}
         self.queue: Turns[Entry] = Turns()
         self._holders: dict[ExtentId, int] = {}
-        self.dirty = False
-        """Something changed that may let a fill start."""
 
     def demand(self, event: ev.Demanded) -> None:
         """Grant what is resident, in the same step; otherwise see to it and answer later."""
@@ -53,44 +52,45 @@ class Readers:
             if event.size_bytes <= 0:
                 message = f"extent {event.extent.hex()} is of no open dataset: open the dataset again"
                 fail = ev.Fail(event.reader, event.request, event.extent, NotFound.code, message)
-                self._copies.out.append(fail)
+                self._moment.tell(fail)
                 return
             entry = self._copies.know(event.extent, event.size_bytes)
         reader = self.readers.setdefault(event.reader, Reader())
         reader.job = event.job or reader.job or event.reader
         if not event.wait or sum(reader.waiting.values()) >= MAX_WAITS:
             self._copies.tally(entry, event.reader).refused += 1
-            self._copies.out.append(ev.Refuse(event.reader, event.request, event.extent))
+            self._moment.tell(ev.Refuse(event.reader, event.request, event.extent))
             self._copies.forget(entry)
             return
         entry.waiters.append((event.reader, event.request))
         reader.waiting[entry.id] = reader.waiting.get(entry.id, 0) + 1
         self._line_up(entry, (reader.job,))
 
-    def release(self, reader_id: ReaderId, extent: ExtentId, now: float) -> None:
+    def release(self, event: ev.Released) -> None:
         """End one lease, or the hold from before a restart; what the reader does not have is ignored."""
-        reader = self.readers.get(reader_id)
+        reader, extent = self.readers.get(event.reader), event.extent
         if reader is None:
             return
         if extent in reader.held:
             self._change_held(-self._unhold(reader, extent))
         elif leases := reader.leases.get(extent):
-            self._end_lease(leases.pop(), now)
+            self._end_lease(leases.pop())
             if not leases:
                 del reader.leases[extent]
 
-    def detach(self, copy: Copy, now: float) -> None:
+    def detach(self, copy: Copy) -> None:
         """End every lease of a copy: its readers keep the file that they opened, unlinked or not."""
         extent = copy.entry.id
         for reader in self.readers.values():
             for lease in [lease for lease in reader.leases.get(extent, ()) if lease is copy]:
                 reader.leases[extent].remove(lease)
-                self._end_lease(lease, now)
+                self._end_lease(lease)
             if not reader.leases.get(extent, True):
                 del reader.leases[extent]
 
-    def gone(self, reader_id: ReaderId, now: float) -> None:
+    def gone(self, event: ev.ReaderGone) -> None:
         """End all that a connection had out."""
+        reader_id = event.reader
         reader = self.readers.pop(reader_id, None)
         if reader is None:
             return
@@ -101,11 +101,16 @@ class Readers:
             self._copies.forget(entry)
         for leases in reader.leases.values():
             for copy in leases:
-                self._end_lease(copy, now)
+                self._end_lease(copy)
         self._change_held(-sum(self._unhold(reader, extent) for extent in tuple(reader.held)))
-        self.dirty = True
+        self._moment.change()
 
-    def hold(self, reader_id: ReaderId, extent: ExtentId, size_bytes: int) -> None:
+    def held(self, event: ev.Held) -> None:
+        """Believed for a while after the start only: later it would be a way to take room without a lease."""
+        late = self._moment.now - self._moment.began > self._policy.settings.hold_s
+        self._hold(event.reader, event.extent, 0 if late else event.size_bytes)
+
+    def _hold(self, reader_id: ReaderId, extent: ExtentId, size_bytes: int) -> None:
         """Count bytes that a reader maps from before our restart against the RAM budget: once an extent, since
         all its readers map the same memory. No bytes (a file): only its release is expected."""
         reader = self.readers.setdefault(reader_id, Reader())
@@ -121,7 +126,7 @@ class Readers:
         tier = self._policy.tiers.get(event.tier)
         copy = self._copies.find(event.extent, tier) if tier else None
         if copy is None or not copy.usable:
-            self.hold(event.reader, event.extent, event.size_bytes if event.tier == RAM else 0)
+            self._hold(event.reader, event.extent, event.size_bytes if event.tier == RAM else 0)
             return
         self._copies.lease(copy)
         reader = self.readers.setdefault(event.reader, Reader())
@@ -143,12 +148,12 @@ class Readers:
         if ram and by_bytes:
             ram.held_bytes += by_bytes
             self._policy.retune()
-            self.dirty = True
+            self._moment.change()
 
-    def _end_lease(self, copy: Copy, now: float) -> None:
-        self._copies.unlease(copy, now)
+    def _end_lease(self, copy: Copy) -> None:
+        self._copies.unlease(copy)
         if copy.role is not Role.KEPT:
-            self.dirty = True
+            self._moment.change()
 
     def _grant(self, reader_id: ReaderId, request: int, copy: Copy) -> None:
         reader = self.readers.get(reader_id)
@@ -157,20 +162,20 @@ class Readers:
         self._copies.lease(copy)
         reader.leases.setdefault(copy.entry.id, []).append(copy)
         entry, stay = copy.entry, self._policy.stay(copy)
-        self._copies.out.append(ev.Grant(reader_id, request, entry.id, copy.tier.name, stay, entry.from_peer))
+        self._moment.tell(ev.Grant(reader_id, request, entry.id, copy.tier.name, stay, entry.from_peer))
 
     def fail(self, entry: Entry, code: int, message: str) -> None:
         """Tell every waiter of an extent that its fill failed."""
         for reader, request in self._take_waiters(entry):
             self._copies.tally(entry, reader).misses += 1
-            self._copies.out.append(ev.Fail(reader, request, entry.id, code, message))
+            self._moment.tell(ev.Fail(reader, request, entry.id, code, message))
 
     def want(self, entry: Entry) -> None:
         """See to it that an extent with waiters is filling, queued or due."""
         self._line_up(entry, (self.readers[reader].job for reader, _ in entry.waiters))
 
     def _line_up(self, entry: Entry, jobs: Iterable[int]) -> None:
-        self.dirty = True
+        self._moment.change()
         if entry.filling() or entry.due_at is not None:
             return
         for job in jobs:
@@ -197,18 +202,18 @@ class Readers:
             self._copies.tally(entry, reader).misses += 1
             self._grant(reader, request, copy)
 
-    def _refuse(self, entry: Entry, now: float) -> None:
-        entry.sourced_at = now
+    def _refuse(self, entry: Entry) -> None:
+        entry.sourced_at = self._moment.now
         for reader, request in self._take_waiters(entry):
             self._copies.tally(entry, reader).refused += 1
-            self._copies.out.append(ev.Refuse(reader, request, entry.id))
+            self._moment.tell(ev.Refuse(reader, request, entry.id))
 
-    def feed(self, now: float) -> bool:
+    def feed(self) -> bool:
         """Start what readers wait for, in turn; False when the first in line must wait."""
         while self.queue:
             job, entry = self.queue.first
             waits = entry.waiters and not entry.filling() and entry.best() is None
-            if waits and (self._copies.busy or not self._start(entry, now)):
+            if waits and (self._copies.busy or not self._start(entry)):
                 return False
             entry.queued -= {job}
             if waits:
@@ -220,7 +225,7 @@ class Readers:
             self._copies.forget(entry)
         return True
 
-    def _start(self, entry: Entry, now: float) -> bool:
+    def _start(self, entry: Entry) -> bool:
         """Start or refuse; False when room is on its way."""
         place = self._policy.place(entry, Asked.DEMAND)
         for victim in place.victims:
@@ -230,7 +235,7 @@ class Readers:
             return True
         if place.victims or place.soon or self._room_is_coming():
             return False
-        self._refuse(entry, now)
+        self._refuse(entry)
         return True
 
     def _room_is_coming(self) -> bool:
