@@ -197,12 +197,9 @@ class Claims:
         if self._copies.busy:
             return False
         place = self._policy.place(entry, Asked.PLAN if entry.needs else Asked.KEEP)
-        for victim in place.victims:
-            self._copies.evict(victim)
-        if place.tier is not None:
-            self._copies.start(entry, place.tier, place.role)
+        if self._copies.carry_out(place, entry):
             return True
-        if place.victims or place.soon or self._room_is_coming(entry):
+        if place.coming or self._room_is_coming(entry):
             return False
         self._copies.give_up(entry)
         return True

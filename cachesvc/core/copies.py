@@ -13,6 +13,7 @@ from cachesvc.core.events import Evict, StartFill
 from cachesvc.core.model import RAM, DatasetId, ExtentId
 from cachesvc.core.moment import Moment
 from cachesvc.core.policy import SMALL_FILLS, Policy
+from cachesvc.core.room import Place
 from cachesvc.core.shelf import Shelf
 from cachesvc.core.state import Copy, Entry, Phase, Role, Tally, Tier, Window
 from cachesvc.core.table import Table
@@ -131,10 +132,21 @@ class Copies:
         self.settle(copy, spent=True)
         return copy
 
-    def start(
-        self, entry: Entry, tier: Tier, role: Role, source: Copy | None = None, ahead_of: Window | None = None
-    ) -> Copy:
-        """Reserve the bytes and start the fill; `ahead_of` the window that look-ahead fetches it for."""
+    def carry_out(
+        self, place: Place, entry: Entry, source: Copy | None = None, ahead_of: Window | None = None
+    ) -> bool:
+        """Evict what gives way to an extent, or start its fill; whether that started. `ahead_of`: the window that
+        look-ahead fetches it for."""
+        for victim in place.victims:
+            self.evict(victim)
+        if place.tier is not None:
+            self._start(entry, place.tier, place.role, source, ahead_of)
+        return place.tier is not None
+
+    def _start(
+        self, entry: Entry, tier: Tier, role: Role, source: Copy | None, ahead_of: Window | None
+    ) -> None:
+        """Reserve the bytes and start the fill."""
         assert entry.size_bytes <= tier.free_bytes, "a reservation beyond the budget"
         assert not tier.lost, "a reservation in a lost tier"
         copy = Copy(entry, tier, Phase.FILLING, source=source)
@@ -149,7 +161,6 @@ class Copies:
             source.fills_from += 1
         self.filling[copy] = None
         self.moment.tell(StartFill(entry.id, tier.name, source.tier.name if source else None))
-        return copy
 
     def filled(self, copy: Copy, from_peer: bool = False) -> None:
         """The bytes are complete; in an NVMe tier their commit is now under way."""

@@ -165,13 +165,10 @@ class Lookahead:
         """Start a fill from the source; False when it must wait for a slot or for room."""
         if self._copies.busy or self._yield_to(plan, entry):
             return False
-        place = self._policy.place(entry, Asked.PLAN)
-        for victim in place.victims:
-            self._copies.evict(victim)
-        if place.tier is not None:
-            self._copies.start(entry, place.tier, place.role, ahead_of=plan.shared)
-            self._turn = plan.shared.turn = self._turn + 1
-        return place.tier is not None
+        if not self._copies.carry_out(self._policy.place(entry, Asked.PLAN), entry, ahead_of=plan.shared):
+            return False
+        self._turn = plan.shared.turn = self._turn + 1
+        return True
 
     def _promote(self, entry: Entry) -> bool:
         """Start a fill from NVMe into RAM where that is free; False when it must wait for an eviction. Where part
@@ -182,11 +179,8 @@ class Lookahead:
         if self._copies.busy:
             return True
         place = self._policy.promote(entry)
-        for victim in place.victims:
-            self._copies.evict(victim)
-        if place.tier is not None:
-            self._copies.start(entry, place.tier, place.role, source=copy)
-        return not (place.victims or place.soon)
+        self._copies.carry_out(place, entry, source=copy)
+        return not place.coming
 
     def _leave(self, plan: Plan, extent: ExtentId, done: bool = False) -> None:
         entry = self._copies.entries[extent]

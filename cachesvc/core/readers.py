@@ -228,12 +228,9 @@ class Readers:
     def _start(self, entry: Entry) -> bool:
         """Start or refuse; False when room is on its way."""
         place = self._policy.place(entry, Asked.DEMAND)
-        for victim in place.victims:
-            self._copies.evict(victim)
-        if place.tier is not None:
-            self._copies.start(entry, place.tier, place.role)
+        if self._copies.carry_out(place, entry):
             return True
-        if place.victims or place.soon or self._room_is_coming():
+        if place.coming or self._room_is_coming():
             return False
         self._refuse(entry)
         return True

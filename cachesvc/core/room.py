@@ -17,6 +17,11 @@ class Place:
     victims: tuple[Copy, ...] = ()
     soon: bool = False
 
+    @property
+    def coming(self) -> bool:
+        """There is room when what goes, or is going, is gone."""
+        return self.soon or bool(self.victims)
+
 
 NOWHERE = Place()
 SOON = Place(soon=True)
