@@ -1,4 +1,4 @@
-"""What jobs and operators want: declared datasets, prefetches, pins, evictions.
+"""What jobs and operators want: declared datasets, pins, evictions.
 
 What is done to all extents of a large dataset is done in steps (`steps.py`), but for claims and pins that are not
 gradual. What follows from it extent by extent costs O(1).
@@ -10,24 +10,23 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from cachesvc.core.copies import Copies
-from cachesvc.core.events import DatasetDeclared, EvictAsked, Pinned, Prefetched, Unpinned
-from cachesvc.core.lookahead import FEED_LIMIT
+from cachesvc.core.events import DatasetDeclared, EvictAsked, Pinned, Unpinned
 from cachesvc.core.model import DatasetId, ExtentId
-from cachesvc.core.policy import Asked
+from cachesvc.core.prefetch import Prefetches
 from cachesvc.core.report import Counters, EpochCounters, Progress
-from cachesvc.core.state import Dataset, Entry, Tally
+from cachesvc.core.state import Dataset, Tally
 from cachesvc.core.steps import Steps, Work
 
 
 class Claims:
     """Claimed datasets, by id in the policy and by job here."""
 
-    def __init__(self, copies: Copies, steps: Steps) -> None:
+    def __init__(self, copies: Copies, steps: Steps, prefetches: Prefetches) -> None:
         self._copies = copies
         self._policy = copies.policy
         self._steps = steps
+        self._prefetches = prefetches
         self._jobs: dict[int, list[Dataset]] = {}
-        self._turn = 0
 
     def declare(self, event: DatasetDeclared) -> None:
         """Claim a dataset for a job; claiming it twice changes nothing."""
@@ -64,9 +63,7 @@ class Claims:
         ends with the last job that asked for it, whoever else claims the dataset."""
         for dataset in self._jobs.pop(job, ()):
             dataset.jobs.discard(job)
-            if job in dataset.prefetchers:
-                dataset.prefetchers.remove(job)
-                dataset.prefetched &= bool(dataset.prefetchers) or dataset.done
+            self._prefetches.leave(dataset, job)
             self._unclaim_unused(dataset)
 
     def pin(self, event: Pinned) -> None:
@@ -92,56 +89,10 @@ class Claims:
         name, named, count = event.dataset, iter(event.extents), len(event.extents)
         dataset = self._policy.datasets.get(name)
         if dataset:
-            dataset.prefetched = False
+            self._prefetches.end(dataset)
             named, count = (extent for extent, _ in dataset.extents), len(dataset.extents)
         at_once = count <= self._policy.settings.claim_step
         self._steps.begin((Work.EVICT, name), self._evict(name, named), at_once)
-
-    def prefetch(self, event: Prefetched) -> None:
-        """Start, or start again, to fill all of a dataset that the job has declared."""
-        dataset = self._policy.datasets.get(event.dataset)
-        if dataset and event.job in dataset.jobs:
-            dataset.prefetched, dataset.prefetch_at = True, 0
-            dataset.prefetchers.add(event.job)
-            dataset.failed.clear()
-            dataset.stuck.clear()
-
-    def feed_prefetch(self) -> bool:
-        """Start the fills of prefetches that have room and a slot: each dataset in its own order, one extent of
-        each in turn.
-
-        False when `FEED_LIMIT` was reached and there is more to do.
-        """
-        for _ in range(FEED_LIMIT):
-            unfinished = [
-                each
-                for each in self._policy.datasets.values()
-                if each.prefetched and each.prefetch_at < len(each.extents) and self._may_prefetch(each)
-            ]
-            if not unfinished:
-                return True
-            # Whose last fill was longest ago, so that the turn outlives this call.
-            dataset = min(unfinished, key=lambda each: each.prefetch_turn)
-            entry = self._copies.entries[dataset.extents[dataset.prefetch_at][0]]
-            if not self._seen_to(entry):
-                if not self._fill(entry):
-                    return True
-                self._turn += 1
-                dataset.prefetch_turn = self._turn
-            dataset.prefetch_at += 1
-        return False
-
-    def feed_refills(self) -> bool:
-        """Fill again what was lost, in turn; False when that must wait."""
-        refills = self._copies.refills
-        while refills:
-            extent = next(iter(refills))
-            entry = self._copies.entries.get(extent)
-            wanted = entry is not None and (entry.needs or any(d.prefetched for d in entry.datasets))
-            if entry and wanted and not self._seen_to(entry) and not self._fill(entry):
-                return False
-            del refills[extent]
-        return True
 
     def progress(self, job: int) -> Progress:
         """How much of a job's datasets is resident, and why the rest is not."""
@@ -184,30 +135,6 @@ class Claims:
             ),
         )
 
-    def _may_prefetch(self, dataset: Dataset) -> bool:
-        """It is known in full, and what is being evicted of it is not taken for what is there."""
-        return self.claimed(dataset.id) and self.evicted(dataset.id)
-
-    def _seen_to(self, entry: Entry) -> bool:
-        """It is there, or on its way by others' doing."""
-        return entry.ready or entry.filling() or bool(entry.queued) or entry.due_at is not None
-
-    def _fill(self, entry: Entry) -> bool:
-        """Start a fill, or know that it finds no room; False when it must wait for a slot or an eviction."""
-        if self._copies.busy:
-            return False
-        place = self._policy.place(entry, Asked.PLAN if entry.needs else Asked.KEEP)
-        if self._copies.carry_out(place, entry):
-            return True
-        if place.coming or self._room_is_coming(entry):
-            return False
-        self._copies.give_up(entry)
-        return True
-
-    def _room_is_coming(self, entry: Entry) -> bool:
-        """The extent's own old copy is on its way out, of a tier that may then take it again."""
-        return any(copy.tier.evicting_bytes and not copy.tier.lost for copy in entry.copies)
-
     def _begin(self, work: Work, dataset: Dataset, steps: Iterator[None]) -> None:
         """At once where it is one step."""
         self._steps.begin((work, dataset.id), steps, len(dataset.extents) <= self._policy.settings.claim_step)
@@ -237,7 +164,7 @@ class Claims:
     def _unclaim_unused(self, dataset: Dataset) -> None:
         if dataset.claimed:
             return
-        dataset.prefetched = False
+        self._prefetches.end(dataset)
         self._steps.drop((Work.PIN, dataset.id))  # what follows judges every copy that is there
         self._begin(Work.CLAIM, dataset, self._unclaim(dataset))
 

@@ -6,7 +6,6 @@ shelves and the datasets' counts cannot disagree. Decisions are `policy.py`'s, a
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from functools import partial
 
 from cachesvc.core.events import Evict, StartFill
@@ -31,8 +30,6 @@ class Copies:
         self.entries: Table[Entry] = Table()
         self.filling: dict[Copy, None] = {}
         """In the order in which their fills began: that of a set is no function of the events."""
-        self.refills: OrderedDict[ExtentId, None] = OrderedDict()
-        """Extents that are wanted again though nobody waits. Each extent once, so no longer than entries."""
         self.tallies: dict[DatasetId, Tally] = {}
         self.undeclared = self.tallies[UNDECLARED] = Tally()
 
@@ -176,7 +173,6 @@ class Copies:
             self.tally(entry).source_bytes += entry.size_bytes
             entry.sourced_at = now
         self._end_source(copy)
-        entry.attempts, entry.failed, entry.avoid = 0, False, None
         self.note(entry)
 
     def committed(self, copy: Copy) -> None:
@@ -259,9 +255,10 @@ class Copies:
 
     def doom(self, copy: Copy) -> None:
         """Never grant this copy again, and drop it as soon as nobody uses it."""
-        copy.doomed = True
-        self.note(copy.entry)
-        self.settle(copy)
+        if not copy.doomed:
+            copy.doomed = True
+            self.note(copy.entry)
+            self.settle(copy)
 
     def note(self, entry: Entry) -> None:
         """Bring the datasets' resident counts up to date."""

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from cachesvc.core.copies import Copies
+from cachesvc.core.events import Verified
 from cachesvc.core.model import RAM, ExtentId, TierName
 from cachesvc.core.state import Phase, Tier
 
@@ -101,12 +102,12 @@ class Scrub:
                 return extent
         return None
 
-    def done(self, extent: ExtentId, tier: TierName) -> int:
-        """A check ended; the bytes that it read, 0 for one that is not (or no longer) ours."""
-        if self.checking != (extent, tier):
-            return 0
-        self.checking = None
-        return self._size_bytes
+    def verified(self, event: Verified) -> None:
+        """A check ended: the bytes that it read are counted, unless it is not (or no longer) ours."""
+        if self.checking == (event.extent, event.tier):
+            self.checking = None
+            if event.looked:
+                self._copies.policy.tiers[event.tier].scrubbed_bytes += self._size_bytes
 
     def lost(self, tier: TierName) -> None:
         """Wait no longer for a check in a tier that is lost."""
