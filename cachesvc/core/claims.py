@@ -6,7 +6,7 @@ gradual. What follows from it extent by extent costs O(1).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 
 from cachesvc.core.copies import Copies
@@ -39,7 +39,7 @@ class Claims:
         if not dataset.claimed:  # it is new; or its last claim is being given up, which ends here
             dataset.user = event.user
             dataset.quota_bytes, dataset.user_quota_bytes = event.quota_bytes, event.user_quota_bytes
-            self._begin(Work.CLAIM, dataset, self._claim(dataset))
+            self._do(Work.CLAIM, dataset, self._claim(dataset))
         if not event.gradual:
             self._steps.finish((Work.CLAIM, name))
         if job not in dataset.jobs:
@@ -71,7 +71,7 @@ class Claims:
         dataset = self._policy.datasets.get(event.dataset)
         if dataset and dataset.claimed:
             dataset.pinned = True
-            self._begin(Work.PIN, dataset, self._judge(dataset))
+            self._do(Work.PIN, dataset, self._judge(dataset))
             if not event.gradual:
                 self._steps.finish((Work.CLAIM, dataset.id))
                 self._steps.finish((Work.PIN, dataset.id))
@@ -81,7 +81,7 @@ class Claims:
         dataset = self._policy.datasets.get(event.dataset)
         if dataset and dataset.pinned:
             dataset.pinned = False
-            self._begin(Work.PIN, dataset, self._judge(dataset))
+            self._do(Work.PIN, dataset, self._judge(dataset))
             self._unclaim_unused(dataset)
 
     def evict(self, event: EvictAsked) -> None:
@@ -91,8 +91,7 @@ class Claims:
         if dataset:
             self._prefetches.end(dataset)
             named, count = (extent for extent, _ in dataset.extents), len(dataset.extents)
-        at_once = count <= self._policy.settings.claim_step
-        self._steps.begin((Work.EVICT, name), self._evict(name, named), at_once)
+        self._steps.do((Work.EVICT, name), self._evict(name, named), count)
 
     def progress(self, job: int) -> Progress:
         """How much of a job's datasets is resident, and why the rest is not."""
@@ -135,17 +134,16 @@ class Claims:
             ),
         )
 
-    def _begin(self, work: Work, dataset: Dataset, steps: Iterator[None]) -> None:
-        """At once where it is one step."""
-        self._steps.begin((work, dataset.id), steps, len(dataset.extents) <= self._policy.settings.claim_step)
+    def _do(self, work: Work, dataset: Dataset, steps: Iterator[None]) -> None:
+        self._steps.do((work, dataset.id), steps, len(dataset.extents))
 
-    # Each of these gives way after each `claim_step` extents; what changed meanwhile is seen then.
+    # Each of these gives way after each step; what changed meanwhile is seen then.
 
     def _claim(self, dataset: Dataset) -> Iterator[None]:
         """Take up its extents, then judge their copies."""
-        policy, copies, step = self._policy, self._copies, self._policy.settings.claim_step
-        for start in range(0, len(dataset.extents), step):
-            for extent, size_bytes in dataset.extents[start : start + step]:
+        policy, copies = self._policy, self._copies
+        for extents in self._steps.cut(dataset.extents):
+            for extent, size_bytes in extents:
                 entry = copies.know(extent, size_bytes)
                 if dataset in entry.datasets:
                     continue  # it had not been given up yet
@@ -166,13 +164,13 @@ class Claims:
             return
         self._prefetches.end(dataset)
         self._steps.drop((Work.PIN, dataset.id))  # what follows judges every copy that is there
-        self._begin(Work.CLAIM, dataset, self._unclaim(dataset))
+        self._do(Work.CLAIM, dataset, self._unclaim(dataset))
 
     def _unclaim(self, dataset: Dataset) -> Iterator[None]:
         """Give up its extents, then itself."""
-        policy, copies, step = self._policy, self._copies, self._policy.settings.claim_step
-        for start in range(0, len(dataset.extents), step):
-            for extent, _ in dataset.extents[start : start + step]:
+        policy, copies = self._policy, self._copies
+        for extents in self._steps.cut(dataset.extents):
+            for extent, _ in extents:
                 entry = copies.entries.get(extent)
                 if entry is None or dataset not in entry.datasets:
                     continue
@@ -191,7 +189,7 @@ class Claims:
         policy.retune()
 
     def _evict(self, name: DatasetId, extents: Iterator[ExtentId]) -> Iterator[None]:
-        while named := list(islice(extents, self._policy.settings.claim_step)):
+        while named := list(islice(extents, self._steps.size)):
             dataset = self._policy.datasets.get(name)
             for extent in named:
                 entry = self._copies.entry(extent)
@@ -206,16 +204,12 @@ class Claims:
 
     def _judge(self, dataset: Dataset) -> Iterator[None]:
         """Give its copies the roles and shelves that they deserve now."""
-        step = self._policy.settings.claim_step
-        for start in range(0, len(dataset.extents), step):
-            self._resettle(dataset, dataset.extents[start : start + step])
+        for extents in self._steps.cut(dataset.extents):
+            for extent, _ in extents:
+                entry = self._copies.entries.get(extent)
+                if entry is None or not entry.copies or dataset not in entry.datasets:
+                    continue  # a claim that is under way comes to it, and judges it then
+                self._copies.resettle(entry)
+                if dataset.pinned:
+                    self._copies.keep(entry)
             yield
-
-    def _resettle(self, dataset: Dataset, extents: Iterable[tuple[ExtentId, int]]) -> None:
-        for extent, _ in extents:
-            entry = self._copies.entries.get(extent)
-            if entry is None or not entry.copies or dataset not in entry.datasets:
-                continue  # a claim that is under way comes to it, and judges it then
-            self._copies.resettle(entry)
-            if dataset.pinned:
-                self._copies.keep(entry)

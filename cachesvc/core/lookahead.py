@@ -66,8 +66,8 @@ class Lookahead:
             plan.paced, retention = False, None
             if len(event.following) >= STRETCHES and shared.retention is None:
                 retention = shared.retention = Retention(event.following)
-            at_once = max(len(entries), len(event.following)) <= self._policy.settings.claim_step
-            self._steps.begin((Work.PACE, number), self._pace(plan, retention), at_once)
+            count = max(len(entries), len(event.following))
+            self._steps.do((Work.PACE, number), self._pace(plan, retention), count)
 
     def end(self, number: int) -> None:
         """Give up a plan and what its window protects."""
@@ -76,8 +76,7 @@ class Lookahead:
             self._steps.drop((Work.PACE, number))
             self._steps.drop((Work.PASS, number))
             self.ending.add(plan)
-            at_once = len(plan.entries) <= self._policy.settings.claim_step
-            self._steps.begin((Work.END, plan), self._end(plan), at_once)
+            self._steps.do((Work.END, plan), self._end(plan), len(plan.entries))
             plan.shared.plans.discard(number)
             self._windows = {first: each for first, each in self._windows.items() if each.plans}
             self._retune()
@@ -95,7 +94,7 @@ class Lookahead:
             work = self._pass(plan)
             plan.behind = next(work, work) is not work
             if plan.behind:
-                self._steps.begin((Work.PASS, plan.number), work, at_once=False)
+                self._steps.begin((Work.PASS, plan.number), work)
 
     def feed(self) -> bool:
         """Enter entries, the most urgent plan first, until each plan waits or is at its end.
@@ -213,8 +212,8 @@ class Lookahead:
 
     def _pace(self, plan: Plan, retention: Retention | None) -> Iterator[None]:
         """Find out what a plan reads side by side and what of it is absent, and schedule that; gives way after each
-        `claim_step` entries."""
-        step, opened, total_bytes = self._policy.settings.claim_step, Opened(), 0
+        step."""
+        step, opened, total_bytes = self._steps.size, Opened(), 0
         first, costs = np.zeros(len(plan.entries), np.int64), np.zeros(len(plan.entries), np.int64)
         for start in range(0, len(plan.entries), step):
             rows = plan.entries[start : start + step]
@@ -242,29 +241,27 @@ class Lookahead:
         return entry is not None and entry.kept
 
     def _pass(self, plan: Plan) -> Iterator[None]:
-        """Give up what is before its cursor, wherever that is by then; gives way after each `claim_step` entries."""
-        step = left = self._policy.settings.claim_step
+        """Give up what is before its cursor, wherever that is by then; gives way after each step."""
+        for count, _ in enumerate(self._pass_each(plan), start=1):
+            if not count % self._steps.size:
+                yield
+        plan.behind = False
+
+    def _pass_each(self, plan: Plan) -> Iterator[None]:
         for extent in plan.leave():
             self._count(plan, extent)
             self._leave(plan, extent, done=True)
-            left -= 1
-            if not left:
-                yield
-                left = step
+            yield
         for extent in plan.skip_passed():
             self._count(plan, extent)
-            left -= 1
-            if not left:
-                yield
-                left = step
-        plan.behind = False
+            yield
 
     def _end(self, plan: Plan) -> Iterator[None]:
         """Give up what its window protects, then its rows: to free a million at once would take 100 ms. What it had
         passed counts for its epoch all the same."""
         if plan.behind:
             yield from self._pass(plan)
-        step = self._policy.settings.claim_step
+        step = self._steps.size
         while plan.window:
             for _, index, _ in plan.window[-step:]:
                 plan.window.pop()

@@ -73,7 +73,7 @@ class Node:
         self.policy = Policy(tiers, settings or Settings())
         self._moment = Moment()
         self.copies = Copies(self.policy, self._moment)
-        self.steps = Steps()
+        self.steps = Steps(self.policy.settings.claim_step)
         self.prefetches = Prefetches(self.copies, self.steps)
         self.claims = Claims(self.copies, self.steps, self.prefetches)
         self.lookahead = Lookahead(self.copies, self.steps)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from enum import Enum
+from typing import TypeVar
 
 Key = tuple["Work", Hashable]
+_T = TypeVar("_T")
 
 
 class Work(Enum):
@@ -23,15 +25,25 @@ class Work(Enum):
 class Steps:
     """Works under way, the first in line first; each gives way wherever it yields. One for each key."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int) -> None:
+        self.size = size
+        """How many extents a step may take."""
         self._under_way: dict[Key, Iterator[None]] = {}
 
-    def begin(self, key: Key, work: Iterator[None], at_once: bool) -> None:
-        """Put a work last in line, in place of the one with its key; or do it now, `at_once`."""
+    def begin(self, key: Key, work: Iterator[None]) -> None:
+        """Put a work last in line, in place of the one with its key."""
         self.drop(key)
         self._under_way[key] = work
-        if at_once:
+
+    def do(self, key: Key, work: Iterator[None], count: int) -> None:
+        """Begin a work on so many extents; one step of it is done now."""
+        self.begin(key, work)
+        if count <= self.size:
             self.finish(key)
+
+    def cut(self, rows: Sequence[_T]) -> Iterator[Sequence[_T]]:
+        """Rows, as many at a time as a step may take."""
+        return (rows[start : start + self.size] for start in range(0, len(rows), self.size))
 
     def drop(self, key: Key) -> None:
         """Leave a work as far as it came."""
