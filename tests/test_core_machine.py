@@ -251,7 +251,8 @@ class NodeMachine(RuleBasedStateMachine):
     @rule(dataset=datasets, pin=st.booleans(), gradual=st.booleans())
     def pin(self, dataset: DatasetId, pin: bool, gradual: bool) -> None:
         self.send(Pinned(dataset, gradual) if pin else Unpinned(dataset))
-        pinned = pin and dataset in self.node.policy.datasets and self.node.policy.datasets[dataset].pinned
+        known = self.node.policy.shares.datasets
+        pinned = pin and dataset in known and known[dataset].pinned
         assert gradual or not pinned or self.node.claims.settled(dataset)
 
     @rule(dataset=datasets)
@@ -331,7 +332,7 @@ class NodeMachine(RuleBasedStateMachine):
         assert not self.fills
         assert not self.evictions
         assert self.node.status().queued == 0
-        for dataset in self.node.policy.datasets.values():
+        for dataset in self.node.policy.shares.datasets.values():
             done = dataset.ready_count + len(dataset.failed) + len(dataset.stuck)
             assert not dataset.prefetched or done == len(dataset.extents), "a prefetch that never ends"
         self.send(TierBack(NVME))
@@ -342,7 +343,7 @@ class NodeMachine(RuleBasedStateMachine):
             self.send(Unpinned(name))
         while self.node.steps:
             self.steps_go_on(1)
-        assert not self.node.policy.datasets, "a claim that never ends"
+        assert not self.node.policy.shares.datasets, "a claim that never ends"
         assert not self.node.lookahead.ending
         self.node.check()
 

@@ -307,7 +307,7 @@ def test_orders_too_many_for_a_part_of_the_window_each_look_ahead_in_turn() -> N
     tell(node, *claims, Demanded(ONE, 0, every[5]), Filled(every[5], RAM), Released(ONE, every[5]))
     plans = [plan(*order, number=job, job=job) for job, order in enumerate(orders, start=1)]
     assert tell(node, *plans) == [StartFill(every[0], RAM), StartFill(every[10], RAM)]
-    assert node.policy.ahead_bytes() == 2 * SIZE
+    assert node.policy.reserve.ahead_bytes() == 2 * SIZE
     assert fill(node, every[0], every[10]) == []
     assert tell(node, Demanded(ONE, 1, every[0]), Passed(1, 1)) == [
         Grant(ONE, 1, every[0], RAM, "brief"),
@@ -391,11 +391,11 @@ def test_the_window_is_as_large_as_extents_of_claims_that_last_need_it(gradual: 
     large = DatasetDeclared(1, OTHER, ((E, 5 * SIZE), (F, SIZE)), gradual=gradual)
     small = declare(A, B, C, job=2)
     tell(node, small)
-    before = node.policy.window_bytes
+    before = node.policy.reserve.window_bytes
     tell(node, large, *[Tick()] * 9)
-    assert node.policy.window_bytes > before
+    assert node.policy.reserve.window_bytes > before
     tell(node, JobEnded(1), *[Tick()] * 9)
-    assert node.policy.window_bytes == before
+    assert node.policy.reserve.window_bytes == before
 
 
 def test_a_reader_holds_for_one_read_only_what_competes_for_the_window() -> None:
@@ -658,7 +658,7 @@ def test_an_extent_that_fits_no_tier_takes_no_look_ahead_from_the_others() -> No
     small = (A, B, C, D, E)
     tell(node, DatasetDeclared(1, DATASET, (*((each, SIZE) for each in small), (F, 50 * SIZE))))
     assert tell(node, plan(*small)) == [StartFill(A, NVME)], "at its pace; once nothing at all"
-    assert node.policy.largest_bytes == SIZE
+    assert node.policy.reserve.largest_bytes == SIZE
 
 
 def test_reads_and_epochs_count_for_the_dataset_that_their_job_claims() -> None:

@@ -61,7 +61,7 @@ class ChangingHands(NodeMachine):
         )
         self.send(ev.Recovered(NVME, {extent: SIZES[extent] for extent in sorted(self.stored[NVME])}))
         self.send(ev.Recovered(RAM, dict(reversed(found))))
-        for name, dataset in old.policy.datasets.items():
+        for name, dataset in old.policy.shares.datasets.items():
             for job in sorted(dataset.jobs):
                 self.send(ev.DatasetDeclared(job, name, DATASETS[name]))
             if dataset.pinned:

@@ -172,7 +172,7 @@ def test_a_long_plan_is_scheduled_in_steps_as_it_would_be_at_once_and_enters_not
     mine, theirs = scheduled(node, 2), scheduled(at_once, 2)
     assert mine.costs.tolist() == theirs.costs.tolist()
     assert (mine.path, mine.every) == (theirs.path, theirs.every)
-    assert node.policy.open_bytes == at_once.policy.open_bytes == 9 * 4 * SIZE
+    assert node.policy.reserve.open_bytes == at_once.policy.reserve.open_bytes == 9 * 4 * SIZE
     retention = node.lookahead.plans[2].shared.retention
     assert retention is not None
     assert list(retention.following) == list(dict.fromkeys(event.following))

@@ -10,6 +10,7 @@ from cachesvc.core import events as ev
 from cachesvc.core.copies import Copies
 from cachesvc.core.errors import OutOfSpace, TierFailed
 from cachesvc.core.model import RAM, ExtentId, TierName
+from cachesvc.core.outages import Outages
 from cachesvc.core.prefetch import Prefetches
 from cachesvc.core.readers import Readers
 from cachesvc.core.retries import Alarms, backoff_s
@@ -20,13 +21,16 @@ from cachesvc.core.state import Copy, Entry, Phase
 class Answers:
     """The retries that are due, and what each answer changes."""
 
-    def __init__(self, copies: Copies, readers: Readers, prefetches: Prefetches, scrub: Scrub) -> None:
+    def __init__(
+        self, copies: Copies, readers: Readers, prefetches: Prefetches, scrub: Scrub, outages: Outages
+    ) -> None:
         self._copies = copies
         self._policy = copies.policy
         self._moment = copies.moment
         self._readers = readers
         self._prefetches = prefetches
         self._scrub = scrub
+        self._outages = outages
         self._alarms = Alarms()
 
     def filled(self, event: ev.Filled) -> None:
@@ -59,7 +63,7 @@ class Answers:
     def _place_again(self, entry: Entry, copy: Copy) -> None:
         """The tier failed, not the source: what waits goes elsewhere or is refused, at once."""
         entry.avoid = copy.tier
-        self._policy.full(copy.tier, self._moment.now)
+        self._outages.full(copy.tier)
         self._readers.want(entry)
         self._prefetches.refill(entry)  # its waiters may be refused, and a prefetch wants it all the same
         self._copies.forget(entry)

@@ -140,8 +140,8 @@ def _check_plans(node: Node) -> None:
 
 def _check_datasets(node: Node) -> None:
     claimed = [entry for entry in node.copies.entries.values() if entry.datasets]
-    assert node.policy.claimed_bytes == sum(entry.size_bytes for entry in claimed), "claimed bytes"
-    for dataset in node.policy.datasets.values():
+    assert node.policy.shares.claimed_bytes == sum(entry.size_bytes for entry in claimed), "claimed bytes"
+    for dataset in node.policy.shares.datasets.values():
         assert dataset.claimed or not node.claims.claimed(dataset.id), "a dataset that nobody claims"
         known = (node.copies.entries.get(extent) for extent, _ in dataset.extents)
         mine = [entry for entry in known if entry is not None and dataset in entry.datasets]

@@ -19,11 +19,12 @@ from cachesvc.core.steps import Steps, Work
 
 
 class Claims:
-    """Claimed datasets, by id in the policy and by job here."""
+    """Claimed datasets, by id in the shares and by job here."""
 
     def __init__(self, copies: Copies, steps: Steps, prefetches: Prefetches) -> None:
         self._copies = copies
-        self._policy = copies.policy
+        self._shares = copies.policy.shares
+        self._reserve = copies.policy.reserve
         self._steps = steps
         self._prefetches = prefetches
         self._jobs: dict[int, list[Dataset]] = {}
@@ -31,11 +32,12 @@ class Claims:
     def declare(self, event: DatasetDeclared) -> None:
         """Claim a dataset for a job; claiming it twice changes nothing."""
         job, name = event.job, event.dataset
-        dataset = self._policy.datasets.get(name)
+        dataset = self._shares.datasets.get(name)
         if dataset is None:
             tally = self._copies.tallies.setdefault(name, Tally())
             distinct = event.extents if event.gradual else tuple(dict(event.extents).items())
-            dataset = self._policy.datasets[name] = Dataset(name, distinct, tally)
+            dataset = Dataset(name, distinct, tally)
+            self._shares.add(dataset)
         if not dataset.claimed:  # it is new; or its last claim is being given up, which ends here
             dataset.user = event.user
             dataset.quota_bytes, dataset.user_quota_bytes = event.quota_bytes, event.user_quota_bytes
@@ -68,7 +70,7 @@ class Claims:
 
     def pin(self, event: Pinned) -> None:
         """Keep what is resident of a declared dataset, whatever else happens."""
-        dataset = self._policy.datasets.get(event.dataset)
+        dataset = self._shares.datasets.get(event.dataset)
         if dataset and dataset.claimed:
             dataset.pinned = True
             self._do(Work.PIN, dataset, self._judge(dataset))
@@ -78,7 +80,7 @@ class Claims:
 
     def unpin(self, event: Unpinned) -> None:
         """End a pin."""
-        dataset = self._policy.datasets.get(event.dataset)
+        dataset = self._shares.datasets.get(event.dataset)
         if dataset and dataset.pinned:
             dataset.pinned = False
             self._do(Work.PIN, dataset, self._judge(dataset))
@@ -87,7 +89,7 @@ class Claims:
     def evict(self, event: EvictAsked) -> None:
         """Drop what nobody uses and no pin holds; ends the dataset's prefetch."""
         name, named, count = event.dataset, iter(event.extents), len(event.extents)
-        dataset = self._policy.datasets.get(name)
+        dataset = self._shares.datasets.get(name)
         if dataset:
             self._prefetches.end(dataset)
             named, count = (extent for extent, _ in dataset.extents), len(dataset.extents)
@@ -116,7 +118,7 @@ class Claims:
     def counters(self, name: DatasetId) -> Counters:
         """A dataset's counts since it was first declared; zeros for one that never was."""
         tally = self._copies.tallies.get(name) or Tally()
-        dataset = self._policy.datasets.get(name)
+        dataset = self._shares.datasets.get(name)
         return Counters(
             dataset=name,
             hits=tally.hits,
@@ -127,7 +129,7 @@ class Claims:
             kept_bytes=dataset.kept_bytes if dataset else 0,
             resident_bytes=dataset.ready_bytes if dataset else 0,
             total_bytes=dataset.size_bytes if dataset else 0,
-            bound=self._policy.bound_of(dataset) if dataset else 0.0,
+            bound=self._shares.bound_of(dataset) if dataset else 0.0,
             epochs=tuple(
                 EpochCounters(each.number, each.touched, each.hits, each.bound)
                 for each in (dataset.epochs if dataset else ())
@@ -141,21 +143,12 @@ class Claims:
 
     def _claim(self, dataset: Dataset) -> Iterator[None]:
         """Take up its extents, then judge their copies."""
-        policy, copies = self._policy, self._copies
         for extents in self._steps.cut(dataset.extents):
             for extent, size_bytes in extents:
-                entry = copies.know(extent, size_bytes)
-                if dataset in entry.datasets:
-                    continue  # it had not been given up yet
-                if not entry.datasets:
-                    policy.claimed_bytes += entry.size_bytes
-                entry.datasets.append(dataset)
-                dataset.size_bytes += entry.size_bytes
-                dataset.measure(entry.size_bytes)
-                if entry.ready:
-                    dataset.ready_count += 1
-                    dataset.ready_bytes += entry.size_bytes
-            policy.retune()
+                entry = self._copies.know(extent, size_bytes)
+                if dataset not in entry.datasets:  # else it had not been given up yet
+                    self._shares.join(dataset, entry)
+            self._reserve.retune()
             yield
         yield from self._judge(dataset)
 
@@ -168,29 +161,21 @@ class Claims:
 
     def _unclaim(self, dataset: Dataset) -> Iterator[None]:
         """Give up its extents, then itself."""
-        policy, copies = self._policy, self._copies
         for extents in self._steps.cut(dataset.extents):
             for extent, _ in extents:
-                entry = copies.entries.get(extent)
-                if entry is None or dataset not in entry.datasets:
-                    continue
-                entry.datasets.remove(dataset)
-                dataset.size_bytes -= entry.size_bytes
-                dataset.ready_count -= entry.ready
-                dataset.ready_bytes -= entry.size_bytes * entry.ready
-                if not entry.datasets:
-                    policy.claimed_bytes -= entry.size_bytes
-                copies.resettle(entry)
-                copies.forget(entry)
+                entry = self._copies.entries.get(extent)
+                if entry is not None and dataset in entry.datasets:
+                    self._shares.leave(dataset, entry)
+                    self._copies.resettle(entry)
+                    self._copies.forget(entry)
             yield
-        del policy.datasets[dataset.id]
-        for tier in policy.tiers.values():
-            tier.kept.pop(dataset.id, None)
-        policy.retune()
+        self._shares.remove(dataset)
+        self._copies.drop_shelves(dataset)
+        self._reserve.retune()
 
     def _evict(self, name: DatasetId, extents: Iterator[ExtentId]) -> Iterator[None]:
         while named := list(islice(extents, self._steps.size)):
-            dataset = self._policy.datasets.get(name)
+            dataset = self._shares.datasets.get(name)
             for extent in named:
                 entry = self._copies.entry(extent)
                 if entry is None or entry.pinned:

@@ -14,7 +14,7 @@ from cachesvc.core.moment import Moment
 from cachesvc.core.policy import SMALL_FILLS, Policy
 from cachesvc.core.room import Place
 from cachesvc.core.shelf import Shelf
-from cachesvc.core.state import Copy, Entry, Phase, Role, Tally, Tier, Window
+from cachesvc.core.state import Copy, Dataset, Entry, Phase, Role, Tally, Tier, Window
 from cachesvc.core.table import Table
 
 UNDECLARED = DatasetId("")
@@ -267,8 +267,7 @@ class Copies:
             return
         entry.ready = ready
         for dataset in entry.datasets:
-            dataset.ready_count += 1 if ready else -1
-            dataset.ready_bytes += entry.size_bytes if ready else -entry.size_bytes
+            dataset.count(entry, 1 if ready else -1)
             if ready:
                 dataset.failed.pop(entry.id, None)
                 dataset.stuck.pop(entry.id, None)
@@ -310,9 +309,14 @@ class Copies:
             if copy.home is not None and copy.home not in entry.datasets:
                 self._unshelve(copy)
                 self._set_role(copy, Role.LRU)
-                if entry.datasets and (entry.pinned or self.policy.within_quota(entry)):
+                if entry.datasets and (entry.pinned or self.policy.shares.within_quota(entry)):
                     self._set_role(copy, Role.KEPT)
             self.settle(copy)
+
+    def drop_shelves(self, dataset: Dataset) -> None:
+        """Nothing is kept of a dataset any more."""
+        for tier in self.policy.tiers.values():
+            tier.kept.pop(dataset.id, None)
 
     def rejudge(self, tier: Tier) -> None:
         """Judge the copies of a tier that was lost, or is back. What is lost counts for no quota: it may be kept

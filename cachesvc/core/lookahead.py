@@ -41,6 +41,7 @@ class Lookahead:
     def __init__(self, copies: Copies, steps: Steps) -> None:
         self._copies = copies
         self._policy = copies.policy
+        self._reserve = copies.policy.reserve
         self._moment = copies.moment
         self._steps = steps
         self.plans: dict[int, Plan] = {}
@@ -62,7 +63,7 @@ class Lookahead:
         plan.passed = event.passed
         for _ in plan.skip_passed():
             pass
-        if entries and self._policy.streams:
+        if entries and self._reserve.streams:
             plan.paced, retention = False, None
             if len(event.following) >= STRETCHES and shared.retention is None:
                 retention = shared.retention = Retention(event.following)
@@ -120,7 +121,7 @@ class Lookahead:
                 self._count(plan, extent)
                 plan.next += 1
             elif not _absent(entry) or not self._policy.fits(entry):
-                if plan.entered_bytes >= self._policy.window_bytes or not self._promote(entry):
+                if plan.entered_bytes >= self._reserve.window_bytes or not self._promote(entry):
                     continue
                 self._enter(plan, entry)
             else:
@@ -142,9 +143,9 @@ class Lookahead:
 
     def _may_fetch(self, plan: Plan, entry: Entry, held_up: bool) -> bool:
         """Whether an absent extent's turn has come."""
-        if not self._policy.streams:
+        if not self._reserve.streams:
             return True
-        if self._policy.tight:
+        if self._reserve.tight:
             return self._policy.room_to_keep(entry)
         if not self._has_room(plan.shared, entry.size_bytes):
             return False
@@ -155,7 +156,7 @@ class Lookahead:
     def _has_room(self, window: Window, size_bytes: int) -> bool:
         """Whether so much more may be ahead in a window: within its part, or, where orders are too many for parts of an
         extent, the only extent in it."""
-        every, ahead = self._policy.ahead_bytes(), window.ahead_bytes
+        every, ahead = self._reserve.ahead_bytes(), window.ahead_bytes
         if ahead + size_bytes <= every // len(self._windows):
             return True
         return not ahead and size_bytes + sum(each.ahead_bytes for each in self._windows.values()) <= every
@@ -173,7 +174,7 @@ class Lookahead:
         """Start a fill from NVMe into RAM where that is free; False when it must wait for an eviction. Where part
         streams, the room of the window is for what is absent, and what lies on NVMe is read there."""
         copy = entry.best()
-        if self._policy.streams or copy is None or not copy.committed or copy.tier.name == RAM:
+        if self._reserve.streams or copy is None or not copy.committed or copy.tier.name == RAM:
             return True
         if self._copies.busy:
             return True
@@ -231,8 +232,8 @@ class Lookahead:
         absent_bytes = opened.most_bytes * int(costs.sum()) // max(1, total_bytes)
         plan.shared.absent_bytes = max(plan.shared.absent_bytes, absent_bytes)
         self._retune()
-        every = self._policy.ahead_bytes()
-        room = max(every // len(self._windows), min(every, self._policy.largest_bytes))
+        every = self._reserve.ahead_bytes()
+        room = max(every // len(self._windows), min(every, self._reserve.largest_bytes))
         plan.schedule = schedule(first, costs, room) if costs.any() and room else None
         plan.paced = True
 
@@ -274,9 +275,10 @@ class Lookahead:
             del rows[-step:]
 
     def _retune(self) -> None:
-        self._policy.open_bytes = sum(window.open_bytes for window in self._windows.values())
-        self._policy.absent_bytes = sum(window.absent_bytes for window in self._windows.values())
-        self._policy.retune()
+        windows = self._windows.values()
+        self._reserve.reads(
+            sum(each.open_bytes for each in windows), sum(each.absent_bytes for each in windows)
+        )
 
     def _tally(self, event: Planned) -> EpochTally | None:
         """The epoch that a plan belongs to: a number that was in the latest one begins another."""
@@ -286,7 +288,7 @@ class Lookahead:
             return None
         number, epochs = event.plan, home.epochs
         if not epochs or number in epochs[-1].plans:
-            bound = self._policy.bound_of(home)
+            bound = self._policy.shares.bound_of(home)
             epochs.append(EpochTally(epochs[-1].number + 1 if epochs else 0, bound))
         epochs[-1].plans.add(number)
         return epochs[-1]

@@ -79,8 +79,8 @@ class Node:
         self.lookahead = Lookahead(self.copies, self.steps)
         self.readers = Readers(self.copies)
         self.scrub = Scrub(self.copies, self.policy.settings.scrub_bytes_per_s)
-        self.answers = Answers(self.copies, self.readers, self.prefetches, self.scrub)
         self.outages = Outages(self.copies, self.readers, self.prefetches, self.scrub)
+        self.answers = Answers(self.copies, self.readers, self.prefetches, self.scrub, self.outages)
         self._more = False
         self._handlers: dict[type, Callable[[Any], None]] = {
             ev.Demanded: self.readers.demand,
@@ -156,7 +156,7 @@ class Node:
         )
         return Status(
             tiers=tiers,
-            datasets=tuple(self.counters(name) for name in self.policy.datasets),
+            datasets=tuple(self.counters(name) for name in self.policy.shares.datasets),
             undeclared=self.counters(UNDECLARED),
             fills=len(self.copies.filling),
             queued=len(self.readers.queue),
@@ -185,7 +185,7 @@ class Node:
         """Start what can start, the most urgent first. What must wait keeps those behind it waiting."""
         self._moment.fed()
         self._more = bool(self.steps)
-        self.policy.reopen(self._moment.now)
+        self.outages.reopen()
         if self.readers.feed() and self.prefetches.feed_again():
             plans_done = self.lookahead.feed()
             prefetches_done = self.prefetches.feed()

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from cachesvc.core import events as ev
 from cachesvc.core.copies import Copies
 from cachesvc.core.prefetch import Prefetches
 from cachesvc.core.readers import Readers
+from cachesvc.core.room import take
 from cachesvc.core.scrub import Scrub
+from cachesvc.core.state import Tier
 
 
 class Outages:
-    """What follows for copies, readers and prefetches when a whole tier changes. Each but a resize is O(extents)."""
+    """What follows for copies, readers and prefetches when a tier changes. Budgets are changed here alone."""
 
     def __init__(self, copies: Copies, readers: Readers, prefetches: Prefetches, scrub: Scrub) -> None:
         self._copies = copies
         self._policy = copies.policy
+        self._moment = copies.moment
         self._readers = readers
         self._prefetches = prefetches
         self._scrub = scrub
@@ -25,15 +30,38 @@ class Outages:
         self._scrub.admit(event.extents, event.tier)
 
     def resized(self, event: ev.Resized) -> None:
-        """Go by another budget from here on."""
-        self._policy.resize(self._policy.tiers[event.tier], event.budget_bytes)
+        """Go by another budget from here on; but a tier that took no more a moment ago is not asked for more yet."""
+        tier = self._policy.tiers[event.tier]
+        tier.given_bytes = event.budget_bytes
+        full = tier.full_until > 0.0
+        tier.budget_bytes = min(tier.budget_bytes, event.budget_bytes) if full else event.budget_bytes
+        self._policy.reserve.retune()
+
+    def full(self, tier: Tier) -> None:
+        """A tier took no more although its budget had room: others fill its disk, or it is broken. What it
+        holds is its budget for a while; so it gives up what is unpinned first, then refuses fills."""
+        tier.full_until = self._moment.now + self._policy.settings.full_s
+        tier.budget_bytes = min(tier.given_bytes, tier.used_bytes + tier.held_bytes)
+        self._policy.reserve.retune()
+
+    def reopen(self) -> None:
+        """Try tiers again that were full."""
+        for tier in self._policy.tiers.values():
+            if tier.full_until and tier.full_until <= self._moment.now:
+                self._retry(tier)
+
+    def _retry(self, tier: Tier) -> None:
+        """Forget that a tier took no more."""
+        tier.full_until, tier.budget_bytes = 0.0, tier.given_bytes
+        self._policy.reserve.retune()
 
     def shrink(self) -> None:
-        """Evict what is too much for a budget, as far as nobody uses or pinned it: the kept last. One that shrank under
-        a fill or a lease is met once that ends."""
+        """Evict what is too much for a budget, as far as nobody uses or pinned it: LRU, then windows, then what is kept.
+        One that shrank under a fill or a lease is met once that ends."""
         for tier in self._policy.tiers.values():
-            if tier.budget_bytes + tier.evicting_bytes < tier.used_bytes + tier.held_bytes:
-                for copy in self._policy.overflow(tier):
+            if tier.budget_bytes + tier.evicting_bytes < tier.used_bytes + tier.held_bytes and not tier.lost:
+                shelves = chain(tier.spare(), tier.in_use, tier.ahead, *tier.kept.values())
+                for copy in take(shelves, -tier.free_bytes - tier.evicting_bytes)[0]:
                     self._copies.evict(copy)
 
     def lost(self, event: ev.TierLost) -> None:
@@ -65,10 +93,10 @@ class Outages:
                 self._readers.detach(copy)
         self._copies.renew(tier, event.extents)
         self._scrub.admit(event.extents, event.tier)
-        self._policy.retry(tier)
+        self._retry(tier)
 
     def _retune(self) -> None:
-        self._policy.retune()
+        self._policy.reserve.retune()
         for entry in self._copies.entries.values():
             was_ready = entry.ready
             self._copies.note(entry)

@@ -30,7 +30,7 @@ class Prefetches:
 
     def begin(self, event: Prefetched) -> None:
         """Start, or start again, to fill all of a dataset that the job has declared."""
-        dataset = self._policy.datasets.get(event.dataset)
+        dataset = self._policy.shares.datasets.get(event.dataset)
         if dataset and event.job in dataset.jobs:
             dataset.prefetched, dataset.prefetch_at = True, 0
             dataset.prefetchers.add(event.job)
@@ -78,7 +78,7 @@ class Prefetches:
         False when `FEED_LIMIT` was reached and there is more to do.
         """
         for _ in range(FEED_LIMIT):
-            unfinished = [each for each in self._policy.datasets.values() if self._unfinished(each)]
+            unfinished = [each for each in self._policy.shares.datasets.values() if self._unfinished(each)]
             if not unfinished:
                 return True
             # Whose last fill was longest ago, so that the turn outlives this call.

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cachesvc.core import events as ev
+from cachesvc.core.budgets import working
 from cachesvc.core.copies import Copies
 from cachesvc.core.errors import NotFound
 from cachesvc.core.model import RAM, ExtentId, ReaderId
@@ -147,7 +148,7 @@ class Readers:
         ram = self._policy.tiers.get(RAM)
         if ram and by_bytes:
             ram.held_bytes += by_bytes
-            self._policy.retune()
+            self._policy.reserve.retune()
             self._moment.change()
 
     def _end_lease(self, copy: Copy) -> None:
@@ -237,7 +238,7 @@ class Readers:
 
     def _room_is_coming(self) -> bool:
         """Bytes will be free, or evictable, without any reader's doing."""
-        works = self._policy.healthy()
+        works = working(self._policy.tiers)
         if any(tier.evicting_bytes for tier in works):
             return True
         filling = (copy for copy in self._copies.filling if not copy.tier.lost and not copy.entry.waiters)

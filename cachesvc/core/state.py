@@ -252,8 +252,23 @@ class Dataset:
         """A quota says how much of it may be kept."""
         return self.quota_bytes is not None or self.user_quota_bytes is not None
 
-    def measure(self, size_bytes: int) -> None:
-        """Take note of an extent's size."""
+    def join(self, entry: Entry) -> None:
+        """Count an extent as one of its own."""
+        self.size_bytes += entry.size_bytes
+        self._measure(entry.size_bytes)
+        self.count(entry, int(entry.ready))
+
+    def leave(self, entry: Entry) -> None:
+        """Count it no more."""
+        self.size_bytes -= entry.size_bytes
+        self.count(entry, -entry.ready)
+
+    def count(self, entry: Entry, by: int) -> None:
+        """Count one of its extents as resident (1), or no more (-1)."""
+        self.ready_count += by
+        self.ready_bytes += by * entry.size_bytes
+
+    def _measure(self, size_bytes: int) -> None:
         length = size_bytes.bit_length()
         part = length << 3 | (size_bytes << 3 >> max(0, length - 1)) & 7
         self.largest_bytes[part] = max(self.largest_bytes.get(part, 0), size_bytes)

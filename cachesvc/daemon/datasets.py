@@ -218,7 +218,7 @@ class Datasets:
 
 def is_claimed(node: Node, dataset: Dataset) -> bool:
     """Whether a job or pin claims it."""
-    return dataset.id in node.policy.datasets
+    return dataset.id in node.policy.shares.datasets
 
 
 def in_use(node: Node, dataset: Dataset) -> bool:

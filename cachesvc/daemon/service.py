@@ -280,9 +280,10 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
         planned; and how many of them are beyond quotas alone. An extent straddles no tiers, so it can be more by an
         extent a tier."""
         node = self._runner.node
+        shares = node.policy.shares
         tiers = [tier for tier in node.status().tiers if not tier.lost]
         room = sum(max(0, tier.budget_bytes - tier.reserve_bytes - tier.kept_bytes) for tier in tiers)
-        left = max(0, node.policy.quota_left(node.policy.datasets[dataset]))
+        left = max(0, shares.quota_left(shares.datasets[dataset]))
         missing = reply.size_bytes - reply.resident_bytes
         if planned:
             reply.unfit_bytes = max(0, int(missing - min(room, left)))

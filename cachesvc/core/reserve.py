@@ -1,0 +1,115 @@
+"""What the keep leaves to the window through which the rest streams: how much, and in which tier.
+
+No window where all fits. Else it holds what plans read side by side and the node does not keep, and as much again, for
+the next of it is fetched meanwhile.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import chain
+
+from cachesvc.core.bounds import claim_of, not_kept
+from cachesvc.core.budgets import by_preference, capacity_bytes
+from cachesvc.core.model import RAM, TierName
+from cachesvc.core.shares import Shares
+from cachesvc.core.state import Tier
+
+WINDOW_SHARE = 0.006
+"""Of the claimed bytes. What streams is taken from what is kept, so this is what the hit rate stays below its
+bound by; it lets fills run a tenth of an hour ahead in an epoch of a day, which is enough to be paced evenly."""
+MOST_OF_IT = 0.75
+"""Of the claimed bytes. Where as much is read side by side and does not fit, a window saves no more than what is kept."""
+WINDOW_EXTENTS = 2
+"""A window holds the extent that is read and the next at least."""
+
+
+class Reserve:
+    """The window's size and tier. Of a tier it changes what is reserved for the window, nothing else."""
+
+    def __init__(self, tiers: Mapping[TierName, Tier], shares: Shares, lookahead_bytes: int | None) -> None:
+        self._tiers = tiers
+        self._shares = shares
+        self._lookahead_bytes = lookahead_bytes
+        self.tier: Tier | None = None
+        self.window_bytes = 0
+        self.streams = False
+        """More is claimed than can be kept: part of it streams through the window."""
+        self.largest_bytes = 0
+        """Of the claimed extents that fit a tier that works."""
+        self.open_bytes = 0
+        """The most bytes that all plans together read side by side, kept ones included."""
+        self._absent_bytes = 0
+        """The part of those that was not kept when the plans began."""
+        self._opened_bytes = 0
+        """What plans read side by side and the rest of the node does not keep."""
+        self.retune()
+
+    def reads(self, open_bytes: int, absent_bytes: int) -> None:
+        """Plans together read so much side by side, of which so much was not kept when they began."""
+        self.open_bytes, self._absent_bytes = open_bytes, absent_bytes
+        self.retune()
+
+    def ahead_bytes(self) -> int:
+        """How much all plans together may have fetched ahead and not read: what the extents that are read side
+        by side leave of the window. 0 where they fill it: then each is fetched when it is demanded."""
+        return max(0, self.window_bytes - self._opened_bytes)
+
+    @property
+    def tight(self) -> bool:
+        """Plans read more side by side than the window holds: a reader should hold nothing between reads."""
+        return self.streams and self.ahead_bytes() < self.largest_bytes
+
+    def retune(self) -> None:
+        """Set the window again after claims, tiers or held bytes changed."""
+        works, shares = by_preference(self._tiers), self._shares
+        most = max((tier.budget_bytes for tier in works), default=0)
+        largest = chain.from_iterable(each.largest_bytes.values() for each in shares.datasets.values())
+        self.largest_bytes = max((each for each in largest if each <= most), default=0)
+        self.streams = False
+        for tier in self._tiers.values():
+            tier.reserve_bytes = 0
+        capacity = capacity_bytes(self._tiers)
+        self._opened_bytes = self._not_kept_bytes(capacity)
+        self.tier = max(works, key=self._suits, default=None)
+        if self.tier is None:
+            self.window_bytes = self._opened_bytes = 0
+            return
+        self.window_bytes = min(self.tier.budget_bytes, self._wanted_bytes(capacity))
+        spill = (len(works) - 1) * self.largest_bytes
+        fits = shares.claimed_bytes + spill <= capacity
+        # where it fits, RAM still gives room to reading ahead of NVMe, if that costs no hit
+        ram = self.tier if self.tier.name == RAM else None
+        ahead = ram is not None and shares.claimed_bytes > ram.budget_bytes >= 2 * self.window_bytes
+        if not fits or (ahead and shares.claimed_bytes + spill + self.window_bytes <= capacity):
+            self.tier.reserve_bytes = self.window_bytes
+        self.streams = not fits
+
+    def _suits(self, tier: Tier) -> tuple[bool, int]:
+        """RAM where what is read side by side fits, beside what readers hold there."""
+        room = tier.budget_bytes - tier.held_bytes
+        return tier.name == RAM and room >= max(self.largest_bytes, self._opened_bytes), room
+
+    def _wanted_bytes(self, capacity: int) -> int:
+        if self._lookahead_bytes is not None:
+            return self._lookahead_bytes
+        least, opened = WINDOW_EXTENTS * self.largest_bytes, self._opened_bytes
+        claimed, datasets = self._shares.claimed_bytes, self._shares.datasets.values()
+        # beside what is read now and not kept: as much again at least, for the next of it is fetched meanwhile
+        wanted = opened + max(int(WINDOW_SHARE * claimed), opened)
+        most = capacity // 8
+        if opened < capacity or self.open_bytes < MOST_OF_IT * claimed:
+            most += opened
+        most = min(most, capacity // (2 if len(datasets) > 1 else 1))
+        unkept = capacity - int(sum(claim_of(each, 1.0, each.size_bytes).quota_bytes for each in datasets))
+        if unkept > 0:  # quotas leave it to nobody, and what others keep to them
+            most = min(most, max(unkept, capacity // 8))
+        return max(least, min(wanted, most))
+
+    def _not_kept_bytes(self, capacity: int) -> int:
+        """Of what plans read side by side, in whole extents."""
+        pinned = sum(dataset.kept_bytes for dataset in self._shares.datasets.values() if dataset.pinned)
+        claimed, room = self._shares.claimed_bytes - pinned, max(0, capacity - pinned)
+        absent = not_kept(self.open_bytes, self._absent_bytes, claimed, room)
+        return math.ceil(round(absent / max(1, self.largest_bytes), 1)) * self.largest_bytes

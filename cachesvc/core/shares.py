@@ -1,0 +1,81 @@
+"""Claimed datasets, and how much of each may be kept: what quotas let, and its share of the room.
+
+Datasets share what can be kept first come, first served while there is room. A share is the room times a dataset's
+part of all claimed bytes; it counts when there is no room left (`policy.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+
+from cachesvc.core.bounds import bounds, claim_of
+from cachesvc.core.budgets import capacity_bytes, working
+from cachesvc.core.model import DatasetId, TierName
+from cachesvc.core.state import Dataset, Entry, Tier
+
+
+class Shares:
+    """Datasets by id, from their first claim to the end of their last."""
+
+    def __init__(self, tiers: Mapping[TierName, Tier]) -> None:
+        self._tiers = tiers
+        self.datasets: dict[DatasetId, Dataset] = {}
+        self.claimed_bytes = 0
+        """Of all extents that some dataset claims, each once."""
+
+    def add(self, dataset: Dataset) -> None:
+        """Know a dataset, none of whose extents it claims yet."""
+        self.datasets[dataset.id] = dataset
+
+    def remove(self, dataset: Dataset) -> None:
+        """Forget a dataset that has given up its extents."""
+        del self.datasets[dataset.id]
+
+    def join(self, dataset: Dataset, entry: Entry) -> None:
+        """A dataset claims an extent."""
+        if not entry.datasets:
+            self.claimed_bytes += entry.size_bytes
+        entry.datasets.append(dataset)
+        dataset.join(entry)
+
+    def leave(self, dataset: Dataset, entry: Entry) -> None:
+        """It does so no more."""
+        entry.datasets.remove(dataset)
+        dataset.leave(entry)
+        if not entry.datasets:
+            self.claimed_bytes -= entry.size_bytes
+
+    def bound_of(self, dataset: Dataset) -> float:
+        """The best hit rate that a dataset can have beside the others, their quotas and what is pinned. O(datasets)."""
+        every, capacity = list(self.datasets.values()), capacity_bytes(self._tiers)
+        if dataset not in every or not any(each.pinned or each.limited for each in every):
+            return min(1.0, capacity / self.claimed_bytes) if self.claimed_bytes else 1.0
+        # extents that two datasets share count once, so each counts for a part of its size
+        part = self.claimed_bytes / max(1, sum(each.size_bytes for each in every))
+        of_user: Counter[int] = Counter()
+        for each in every:
+            of_user[each.user] += each.size_bytes
+        claims = [claim_of(each, part, of_user[each.user]) for each in every]
+        return bounds(capacity, claims)[every.index(dataset)]
+
+    def share_bytes(self, dataset: Dataset) -> float:
+        """A dataset's part of what can be kept, by size."""
+        room = sum(tier.keep_bytes for tier in working(self._tiers))
+        total = sum(each.size_bytes for each in self.datasets.values())
+        return room * dataset.size_bytes / total if total else 0.0
+
+    def within_quota(self, entry: Entry) -> bool:
+        """Whether one more extent of its dataset may be kept."""
+        return not entry.datasets or entry.size_bytes <= self.quota_left(entry.datasets[0])
+
+    def quota_left(self, dataset: Dataset) -> float:
+        """Bytes of it that its quotas still let be kept; inf without one."""
+        left = math.inf
+        if dataset.quota_bytes is not None:
+            left = dataset.quota_bytes - dataset.kept_bytes
+        if dataset.user_quota_bytes is not None:
+            kept = sum(each.kept_bytes for each in self.datasets.values() if each.user == dataset.user)
+            left = min(left, dataset.user_quota_bytes - kept)
+        return left
