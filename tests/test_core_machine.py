@@ -344,7 +344,7 @@ class NodeMachine(RuleBasedStateMachine):
         while self.node.steps:
             self.steps_go_on(1)
         assert not self.node.policy.shares.datasets, "a claim that never ends"
-        assert not self.node.lookahead.ending
+        assert not self.node.plans.ending
         self.node.check()
 
 

@@ -68,7 +68,7 @@ class ChangingHands(NodeMachine):
                 self.send(ev.Pinned(name))
         for event in protecting_first(self.node, told):
             self.send(event)
-        assert {p.number for p in self.node.lookahead.plans.values()} == set(old.lookahead.plans)
+        assert {p.number for p in self.node.plans.plans.values()} == set(old.plans.plans)
 
     def unsent(self, pick: int) -> list[ev.Grant]:
         """A grant that its reader has not received: to the model it waits again."""

@@ -151,7 +151,7 @@ def test_a_prefetch_waits_for_the_end_of_an_eviction() -> None:
 
 
 def scheduled(node: Node, number: int) -> Schedule:
-    found = node.lookahead.plans[number].schedule
+    found = node.plans.plans[number].schedule
     assert found is not None
     return found
 
@@ -167,13 +167,13 @@ def test_a_long_plan_is_scheduled_in_steps_as_it_would_be_at_once_and_enters_not
     assert fills
     assert tell(node, event) == []
     assert tell(node, Demanded(ONE, 1, absent)) == [StartFill(absent, RAM)], "a reader waits for no schedule"
-    assert node.lookahead.plans[2].window == []
+    assert node.plans.plans[2].window == []
     assert to_the_end(node) == fills
     mine, theirs = scheduled(node, 2), scheduled(at_once, 2)
     assert mine.costs.tolist() == theirs.costs.tolist()
     assert (mine.path, mine.every) == (theirs.path, theirs.every)
     assert node.policy.reserve.open_bytes == at_once.policy.reserve.open_bytes == 9 * 4 * SIZE
-    retention = node.lookahead.plans[2].shared.retention
+    retention = node.plans.plans[2].shared.retention
     assert retention is not None
     assert list(retention.following) == list(dict.fromkeys(event.following))
 
@@ -183,11 +183,11 @@ def test_a_plan_that_is_replaced_or_ends_while_it_is_scheduled_leaves_nothing() 
     entries = tuple((extent, step, step) for step, extent in enumerate(EXTENTS))
     tell(node, Planned(2, 1, entries), Tick(), Planned(2, 1, entries[::-1]), Tick(), Passed(2, 2))
     to_the_end(node)
-    assert node.lookahead.plans[2].paced
+    assert node.plans.plans[2].paced
     tell(node, Planned(2, 1, entries), Tick(), PlanEnded(2))
     to_the_end(node)
-    assert not node.lookahead.plans
-    assert not node.lookahead.ending
+    assert not node.plans.plans
+    assert not node.plans.ending
     assert all(not entry.needs for entry in node.copies.entries.values())
 
 
@@ -256,4 +256,4 @@ def test_a_plan_that_ends_while_its_cursor_is_followed_has_its_epoch_counted_in_
     to_the_end(node)
     assert touched(node)[0] == (8, 8)
     assert needed(node) == ({EXTENTS[0]} if another else set())
-    assert not node.lookahead.ending
+    assert not node.plans.ending

@@ -121,9 +121,9 @@ def _check_readers(node: Node) -> None:
 def _check_plans(node: Node) -> None:
     needs: Counter[ExtentId] = Counter()
     ahead: Counter[Window] = Counter()
-    for plan in node.lookahead.ending:
+    for plan in node.plans.ending:
         needs.update(plan.entries[index][0] for _, index, _ in plan.window)
-    for plan in node.lookahead.plans.values():
+    for plan in node.plans.plans.values():
         needs.update(plan.entries[index][0] for _, index, _ in plan.window)
         assert plan.entered_bytes == sum(size for _, _, size in plan.window), "bytes in the window"
         assert plan.number in plan.shared.plans, "a plan that shares a window"

@@ -42,6 +42,7 @@ from cachesvc.core.lookahead import Lookahead
 from cachesvc.core.model import DatasetId, ExtentId, TierName
 from cachesvc.core.moment import Moment
 from cachesvc.core.outages import Outages
+from cachesvc.core.plans import Plans
 from cachesvc.core.policy import Policy, Settings, TierSpec
 from cachesvc.core.prefetch import Prefetches
 from cachesvc.core.readers import Readers
@@ -49,6 +50,7 @@ from cachesvc.core.report import Counters, Progress, Status, TierStatus
 from cachesvc.core.scrub import Scrub
 from cachesvc.core.state import Phase
 from cachesvc.core.steps import Steps
+from cachesvc.core.windows import Windows
 
 QUIET = frozenset(
     {
@@ -76,7 +78,9 @@ class Node:
         self.steps = Steps(self.policy.settings.claim_step)
         self.prefetches = Prefetches(self.copies, self.steps)
         self.claims = Claims(self.copies, self.steps, self.prefetches)
-        self.lookahead = Lookahead(self.copies, self.steps)
+        windows = Windows(self.policy.reserve)
+        self.plans = Plans(self.copies, self.steps, windows)
+        self.lookahead = Lookahead(self.copies, self.plans, windows)
         self.readers = Readers(self.copies)
         self.scrub = Scrub(self.copies, self.policy.settings.scrub_bytes_per_s)
         self.outages = Outages(self.copies, self.readers, self.prefetches, self.scrub)
@@ -100,9 +104,9 @@ class Node:
             ev.Renewed: self.outages.renewed,
             ev.Resized: self.outages.resized,
             ev.Verified: self.scrub.verified,
-            ev.Passed: self.lookahead.passed,
-            ev.Planned: self.lookahead.begin,
-            ev.PlanEnded: lambda event: self.lookahead.end(event.plan),
+            ev.Passed: self.plans.passed,
+            ev.Planned: self.plans.begin,
+            ev.PlanEnded: self.plans.ended,
             ev.DatasetDeclared: self.claims.declare,
             ev.JobEnded: self._job_ended,
             ev.Prefetched: self.prefetches.begin,
@@ -160,7 +164,7 @@ class Node:
             undeclared=self.counters(UNDECLARED),
             fills=len(self.copies.filling),
             queued=len(self.readers.queue),
-            plans=len(self.lookahead.plans),
+            plans=len(self.plans.plans),
         )
 
     def where(self, extent: ExtentId) -> TierName | None:
@@ -200,5 +204,5 @@ class Node:
         self.answers.ring()
 
     def _job_ended(self, event: ev.JobEnded) -> None:
-        self.lookahead.end_job(event.job)
+        self.plans.end_job(event.job)
         self.claims.end_job(event.job)

@@ -1,0 +1,158 @@
+"""Plans: where each cursor is, what its window protects, and what is told of its epoch.
+
+A plan's window is the entries between what was passed and what was entered. Entering counts a need on the
+extent, which protects its copy; leaving takes it back. What a cursor that moves far leaves behind, as in a resume, is
+given up in steps between other events, and so is a long plan at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cachesvc.core.copies import Copies
+from cachesvc.core.events import Passed, PlanEnded, Planned
+from cachesvc.core.model import ExtentId
+from cachesvc.core.pacing import Pacing
+from cachesvc.core.state import Entry, EpochTally, Phase, Plan, Role
+from cachesvc.core.steps import Steps, Work
+from cachesvc.core.windows import Windows
+
+
+class Plans:
+    """Plans by number."""
+
+    def __init__(self, copies: Copies, steps: Steps, windows: Windows) -> None:
+        self._copies = copies
+        self._policy = copies.policy
+        self._moment = copies.moment
+        self._steps = steps
+        self._windows = windows
+        self._pacing = Pacing(copies, steps, windows)
+        self.plans: dict[int, Plan] = {}
+        self.ending: set[Plan] = set()
+        """Plans that have ended, while what their windows protect is given up."""
+
+    def begin(self, event: Planned) -> None:
+        """Take up a plan, in place of an older one of the same number. What was consumed before it began here is not
+        of this daemon's epoch."""
+        number, entries = event.plan, event.entries
+        self.end(number)
+        shared, tally = self._windows.join(number, entries), self._tally(event)
+        plan = self.plans[number] = Plan(number, event.job, entries, self._moment.now, shared, tally)
+        plan.passed = event.passed
+        for _ in plan.skip_passed():
+            pass
+        if entries and self._policy.reserve.streams:
+            self._pacing.begin(plan, event.following)
+
+    def end(self, number: int) -> None:
+        """Give up a plan and what its window protects."""
+        plan = self.plans.pop(number, None)
+        if plan:
+            self._steps.drop((Work.PACE, number))
+            self._steps.drop((Work.PASS, number))
+            self.ending.add(plan)
+            self._steps.do((Work.END, plan), self._end(plan), len(plan.entries))
+            self._windows.leave(plan)
+
+    def ended(self, event: PlanEnded) -> None:
+        """A rank gave its plan up or came to its end."""
+        self.end(event.plan)
+
+    def end_job(self, job: int) -> None:
+        """Give up a job's plans."""
+        for number in [plan.number for plan in self.plans.values() if plan.job == job]:
+            self.end(number)
+
+    def passed(self, event: Passed) -> None:
+        """Move a plan's cursor; it never goes back."""
+        plan = self.plans.get(event.plan)
+        if plan and event.step > plan.passed:
+            plan.passed = event.step
+            work = self._pass(plan)
+            plan.behind = next(work, work) is not work
+            if plan.behind:
+                self._steps.begin((Work.PASS, plan.number), work)
+
+    def enter(self, plan: Plan, entry: Entry) -> None:
+        """Take a plan's next entry into its window, which protects it from here on."""
+        # a schedule bounds how far a plan goes over what stays where it is
+        free = plan.schedule is not None and entry.ready and entry.kept
+        plan.enter(0 if free else entry.size_bytes)
+        entry.needs += 1
+        if entry.needs == 1:
+            self._resettle(entry, spent=False)
+
+    def skip(self, plan: Plan, extent: ExtentId) -> None:
+        """Move over a plan's next entry: it was consumed, behind one that is not yet, or nobody knows it."""
+        self._count(plan, extent)
+        plan.next += 1
+
+    def _leave(self, plan: Plan, extent: ExtentId, done: bool = False) -> None:
+        entry = self._copies.entries[extent]
+        entry.needs -= 1
+        if not entry.needs:
+            for copy in entry.copies:
+                self._copies.not_ahead(copy)
+            self._resettle(entry, spent=bool(entry.datasets))
+            if done and plan.shared.retention is not None:
+                kept = next((copy for copy in entry.copies if copy.role is Role.KEPT), None)
+                plan.shared.retention.passed(extent, kept)
+            self._copies.forget(entry)
+
+    def _resettle(self, entry: Entry, spent: bool) -> None:
+        for copy in tuple(entry.copies):
+            if copy.phase is Phase.RESIDENT:
+                self._copies.settle(copy, spent)
+
+    def _pass(self, plan: Plan) -> Iterator[None]:
+        """Give up what is before its cursor, wherever that is by then; gives way after each step."""
+        for count, _ in enumerate(self._pass_each(plan), start=1):
+            if not count % self._steps.size:
+                yield
+        plan.behind = False
+
+    def _pass_each(self, plan: Plan) -> Iterator[None]:
+        for extent in plan.leave():
+            self._count(plan, extent)
+            self._leave(plan, extent, done=True)
+            yield
+        for extent in plan.skip_passed():
+            self._count(plan, extent)
+            yield
+
+    def _end(self, plan: Plan) -> Iterator[None]:
+        """Give up what its window protects, then its rows: to free a million at once would take 100 ms. What it had
+        passed counts for its epoch all the same."""
+        if plan.behind:
+            yield from self._pass(plan)
+        step = self._steps.size
+        while plan.window:
+            for _, index, _ in plan.window[-step:]:
+                plan.window.pop()
+                self._leave(plan, plan.entries[index][0])
+            yield
+        self.ending.remove(plan)
+        rows, plan.entries = list(plan.entries), ()
+        while rows:
+            yield
+            del rows[-step:]
+
+    def _tally(self, event: Planned) -> EpochTally | None:
+        """The epoch that a plan belongs to: a number that was in the latest one begins another."""
+        entry = self._copies.entries.get(event.entries[0][0]) if event.entries else None
+        home = entry.home(event.job) if entry else None
+        if home is None:
+            return None
+        number, epochs = event.plan, home.epochs
+        if not epochs or number in epochs[-1].plans:
+            bound = self._policy.shares.bound_of(home)
+            epochs.append(EpochTally(epochs[-1].number + 1 if epochs else 0, bound))
+        epochs[-1].plans.add(number)
+        return epochs[-1]
+
+    def _count(self, plan: Plan, extent: ExtentId) -> None:
+        entry = self._copies.entry(extent)
+        if plan.tally is not None and entry is not None:
+            plan.tally.touched += 1
+            plan.tally.hits += entry.sourced_at < plan.began_at
