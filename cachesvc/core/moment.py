@@ -20,9 +20,12 @@ class Moment:
         self.changed = False
         """Something changed, in this event or since fills were last fed, that may let a fill start."""
 
-    def begin(self, now: float) -> None:
-        """Another event came."""
-        self.now, self.began = now, min(self.began, now)
+    def begin(self, now: float, changes: bool) -> None:
+        """Another event came, of a kind that changes what fills may start, or of one that only may."""
+        self.changed |= changes
+        self.now = now
+        if self.began > now:
+            self.began = now
         self.commands = []
 
     def tell(self, command: Command) -> None:

@@ -118,9 +118,7 @@ class Node:
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Command]:
         """Take one event at time `now` (seconds, never going back); the commands that follow, in order."""
-        self._moment.begin(now)
-        if type(event) not in QUIET:
-            self._moment.change()
+        self._moment.begin(now, type(event) not in QUIET)
         self._handlers[type(event)](event)
         self.outages.shrink()
         if self._moment.changed:

@@ -19,6 +19,7 @@ class Outages:
     def __init__(self, copies: Copies, readers: Readers, prefetches: Prefetches, scrub: Scrub) -> None:
         self._copies = copies
         self._policy = copies.policy
+        self._tiers = copies.policy.tiers
         self._moment = copies.moment
         self._readers = readers
         self._prefetches = prefetches
@@ -26,12 +27,12 @@ class Outages:
 
     def recovered(self, event: ev.Recovered) -> None:
         """Take up what a tier held at start."""
-        self._copies.found(self._policy.tiers[event.tier], event.extents)
+        self._copies.found(self._tiers[event.tier], event.extents)
         self._scrub.admit(event.extents, event.tier)
 
     def resized(self, event: ev.Resized) -> None:
         """Go by another budget from here on; but a tier that took no more a moment ago is not asked for more yet."""
-        tier = self._policy.tiers[event.tier]
+        tier = self._tiers[event.tier]
         tier.given_bytes = event.budget_bytes
         full = tier.full_until > 0.0
         tier.budget_bytes = min(tier.budget_bytes, event.budget_bytes) if full else event.budget_bytes
@@ -46,7 +47,7 @@ class Outages:
 
     def reopen(self) -> None:
         """Try tiers again that were full."""
-        for tier in self._policy.tiers.values():
+        for tier in self._tiers.values():
             if tier.full_until and tier.full_until <= self._moment.now:
                 self._retry(tier)
 
@@ -58,7 +59,7 @@ class Outages:
     def shrink(self) -> None:
         """Evict what is too much for a budget, as far as nobody uses or pinned it: LRU, then windows, then what is kept.
         One that shrank under a fill or a lease is met once that ends."""
-        for tier in self._policy.tiers.values():
+        for tier in self._tiers.values():  # after each event, so nothing is called for it
             if tier.budget_bytes + tier.evicting_bytes < tier.used_bytes + tier.held_bytes and not tier.lost:
                 shelves = chain(tier.spare(), tier.in_use, tier.ahead, *tier.kept.values())
                 for copy in take(shelves, -tier.free_bytes - tier.evicting_bytes)[0]:
@@ -66,7 +67,7 @@ class Outages:
 
     def lost(self, event: ev.TierLost) -> None:
         """Grant nothing from a tier and fill nothing into it; what was being filled there goes elsewhere."""
-        tier = self._policy.tiers[event.tier]
+        tier = self._tiers[event.tier]
         tier.lost = True
         self._scrub.lost(tier.name)
         self._copies.rejudge(tier)
@@ -77,7 +78,7 @@ class Outages:
 
     def back(self, event: ev.TierBack) -> None:
         """Grant again what a tier has."""
-        tier = self._policy.tiers[event.tier]
+        tier = self._tiers[event.tier]
         tier.lost = False
         self._retune()
         for entry in tuple(self._copies.entries.values()):
@@ -87,7 +88,7 @@ class Outages:
 
     def renewed(self, event: ev.Renewed) -> None:
         """Take up what a lost tier holds in its new directory, in place of all that it held."""
-        tier = self._policy.tiers[event.tier]
+        tier = self._tiers[event.tier]
         for copy in self._copies.of(tier):
             if copy.leases:
                 self._readers.detach(copy)

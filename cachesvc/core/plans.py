@@ -8,6 +8,7 @@ given up in steps between other events, and so is a long plan at its end.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from cachesvc.core.copies import Copies
 from cachesvc.core.events import Passed, PlanEnded, Planned
@@ -107,9 +108,9 @@ class Plans:
 
     def _pass(self, plan: Plan) -> Iterator[None]:
         """Give up what is before its cursor, wherever that is by then; gives way after each step."""
-        for count, _ in enumerate(self._pass_each(plan), start=1):
-            if not count % self._steps.size:
-                yield
+        step = self._steps.size
+        for _ in islice(self._pass_each(plan), step - 1, None, step):
+            yield
         plan.behind = False
 
     def _pass_each(self, plan: Plan) -> Iterator[None]:

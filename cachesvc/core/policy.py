@@ -79,7 +79,7 @@ class Policy:
 
     def fits(self, entry: Entry) -> bool:
         """Whether some tier that works is large enough for an extent."""
-        return any(entry.size_bytes <= tier.budget_bytes for tier in working(self.tiers))
+        return any(not tier.lost and entry.size_bytes <= tier.budget_bytes for tier in self.tiers.values())
 
     def room_to_keep(self, entry: Entry, free: bool = True) -> bool:
         """Whether an extent could be kept without anything giving way; not `free`: without anything kept."""

@@ -78,7 +78,8 @@ class Prefetches:
         False when `FEED_LIMIT` was reached and there is more to do.
         """
         for _ in range(FEED_LIMIT):
-            unfinished = [each for each in self._policy.shares.datasets.values() if self._unfinished(each)]
+            datasets = self._policy.shares.datasets.values()
+            unfinished = [each for each in datasets if each.prefetched and self._unfinished(each)]
             if not unfinished:
                 return True
             # Whose last fill was longest ago, so that the turn outlives this call.
@@ -93,9 +94,8 @@ class Prefetches:
         return False
 
     def _unfinished(self, dataset: Dataset) -> bool:
-        """Prefetched, not to its end, and known in full; and what is being evicted of it is not taken for what is
-        there."""
-        if not dataset.prefetched or dataset.prefetch_at >= len(dataset.extents):
+        """Not at its end, and known in full; and what is being evicted of it is not taken for what is there."""
+        if dataset.prefetch_at >= len(dataset.extents):
             return False
         return (Work.CLAIM, dataset.id) not in self._steps and (Work.EVICT, dataset.id) not in self._steps
 
