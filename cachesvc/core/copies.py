@@ -161,9 +161,9 @@ class Copies:
 
     def filled(self, copy: Copy, from_peer: bool = False) -> None:
         """The bytes are complete; in an NVMe tier their commit is now under way."""
-        entry, now = copy.entry, self.moment.now
+        entry = copy.entry
         del self.filling[copy]
-        copy.phase, copy.used_at = Phase.RESIDENT, now
+        copy.phase, copy.used_at = Phase.RESIDENT, self.moment.now
         copy.committed = copy.tier.name == RAM
         if not copy.committed:
             copy.tier.committing.add(copy)
@@ -171,9 +171,13 @@ class Copies:
             entry.from_peer = from_peer
         if copy.source is None and not from_peer:
             self.tally(entry).source_bytes += entry.size_bytes
-            entry.sourced_at = now
+            self.sourced(entry)
         self._end_source(copy)
         self.note(entry)
+
+    def sourced(self, entry: Entry) -> None:
+        """The source gave an extent's bytes, or a reader was sent there for them."""
+        entry.sourced_at = self.moment.now
 
     def committed(self, copy: Copy) -> None:
         """No commit is under way any more."""
@@ -191,17 +195,32 @@ class Copies:
             tier.evicting_bytes -= entry.size_bytes
             tier.evicted_bytes += entry.size_bytes
         self._set_role(copy, Role.LRU)
-        self.not_ahead(copy)
+        self._not_ahead(copy)
         self._end_source(copy)
+
+    def need(self, entry: Entry) -> None:
+        """One more entry in a plan's window names an extent: that protects its copies."""
+        entry.needs += 1
+        if entry.needs == 1:
+            for copy in tuple(entry.copies):
+                self.settle(copy)
+
+    def unneed(self, entry: Entry) -> None:
+        """One less does; what none needs any more and somebody claims goes first."""
+        entry.needs -= 1
+        if not entry.needs:
+            for copy in tuple(entry.copies):
+                self._not_ahead(copy)
+                self.settle(copy, spent=bool(entry.datasets))
 
     def lease(self, copy: Copy) -> None:
         """Begin a lease: from here on the copy cannot be evicted."""
         self._unshelve(copy)
         copy.leases += 1
         copy.touched = True
-        self.not_ahead(copy)
+        self._not_ahead(copy)
 
-    def not_ahead(self, copy: Copy) -> None:
+    def _not_ahead(self, copy: Copy) -> None:
         """Count a copy no more as fetched ahead: it was read, or is no longer needed."""
         if copy.ahead_of is not None:
             copy.ahead_of.ahead_bytes -= copy.entry.size_bytes
@@ -237,7 +256,7 @@ class Copies:
         assert not copy.tier.lost, "an eviction in a lost tier"
         self._unshelve(copy)
         self._set_role(copy, Role.LRU)
-        self.not_ahead(copy)
+        self._not_ahead(copy)
         copy.phase = Phase.EVICTING
         copy.tier.evicting_bytes += copy.entry.size_bytes
         self.moment.tell(Evict(copy.entry.id, copy.tier.name))

@@ -14,7 +14,7 @@ from cachesvc.core.copies import Copies
 from cachesvc.core.events import Passed, PlanEnded, Planned
 from cachesvc.core.model import ExtentId
 from cachesvc.core.pacing import Pacing
-from cachesvc.core.state import Entry, EpochTally, Phase, Plan, Role
+from cachesvc.core.state import Entry, EpochTally, Plan, Role
 from cachesvc.core.steps import Steps, Work
 from cachesvc.core.windows import Windows
 
@@ -80,9 +80,7 @@ class Plans:
         # a schedule bounds how far a plan goes over what stays where it is
         free = plan.schedule is not None and entry.ready and entry.kept
         plan.enter(0 if free else entry.size_bytes)
-        entry.needs += 1
-        if entry.needs == 1:
-            self._resettle(entry, spent=False)
+        self._copies.need(entry)
 
     def skip(self, plan: Plan, extent: ExtentId) -> None:
         """Move over a plan's next entry: it was consumed, behind one that is not yet, or nobody knows it."""
@@ -91,20 +89,12 @@ class Plans:
 
     def _leave(self, plan: Plan, extent: ExtentId, done: bool = False) -> None:
         entry = self._copies.entries[extent]
-        entry.needs -= 1
+        self._copies.unneed(entry)
         if not entry.needs:
-            for copy in entry.copies:
-                self._copies.not_ahead(copy)
-            self._resettle(entry, spent=bool(entry.datasets))
             if done and plan.shared.retention is not None:
                 kept = next((copy for copy in entry.copies if copy.role is Role.KEPT), None)
                 plan.shared.retention.passed(extent, kept)
             self._copies.forget(entry)
-
-    def _resettle(self, entry: Entry, spent: bool) -> None:
-        for copy in tuple(entry.copies):
-            if copy.phase is Phase.RESIDENT:
-                self._copies.settle(copy, spent)
 
     def _pass(self, plan: Plan) -> Iterator[None]:
         """Give up what is before its cursor, wherever that is by then; gives way after each step."""

@@ -204,7 +204,7 @@ class Readers:
             self._grant(reader, request, copy)
 
     def _refuse(self, entry: Entry) -> None:
-        entry.sourced_at = self._moment.now
+        self._copies.sourced(entry)
         for reader, request in self._take_waiters(entry):
             self._copies.tally(entry, reader).refused += 1
             self._moment.tell(ev.Refuse(reader, request, entry.id))
