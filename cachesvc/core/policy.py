@@ -18,7 +18,7 @@ from enum import Enum
 from cachesvc.core.budgets import by_preference, working
 from cachesvc.core.model import RAM, Stay, TierName
 from cachesvc.core.reserve import Reserve
-from cachesvc.core.room import NOWHERE, Place, make_room, oldest, take
+from cachesvc.core.room import NOWHERE, Place, first, free_room, make_room, oldest, take
 from cachesvc.core.shares import Shares
 from cachesvc.core.state import Copy, Entry, Role, Tier
 
@@ -127,20 +127,13 @@ class Policy:
         ram = self.tiers.get(RAM)
         if ram is None or ram.lost or any(copy.tier is ram for copy in entry.copies):
             return NOWHERE
-        if ram.free_bytes >= entry.size_bytes:
-            return Place(ram, Role.AHEAD)
-        return make_room(ram, entry.size_bytes) or NOWHERE
+        size = entry.size_bytes
+        return free_room((ram,), size, Role.AHEAD) or make_room(ram, size) or NOWHERE
 
     def _keep(self, entry: Entry, tiers: Sequence[Tier]) -> Place | None:
         size = entry.size_bytes
         fits = [tier for tier in tiers if tier.kept_bytes + size <= tier.keep_bytes]
-        for tier in fits:
-            if tier.free_bytes >= size:
-                return Place(tier, Role.KEPT)
-        for tier in fits:
-            if place := make_room(tier, size):
-                return place
-        return None
+        return free_room(fits, size, Role.KEPT) or first(make_room(tier, size) for tier in fits)
 
     def _claim_share(self, entry: Entry, tiers: Sequence[Tier]) -> Place | None:
         home, size = entry.datasets[0], entry.size_bytes
@@ -162,16 +155,11 @@ class Policy:
     def _stream(self, entry: Entry, tiers: list[Tier], asked: Asked) -> Place | None:
         size = entry.size_bytes
         role = Role.AHEAD if entry.needs or asked is Asked.PLAN else Role.LRU
-        for tier in tiers:
-            if tier.free_bytes >= size:
-                return Place(tier, role)
-        for tier in sorted(tiers, key=oldest):
-            if place := make_room(tier, size):
-                return place
-        for tier in tiers:
-            if place := make_room(tier, size, self._gives_way(entry, tier, asked)):
-                return place
-        return None
+        return (
+            free_room(tiers, size, role)
+            or first(make_room(tier, size) for tier in sorted(tiers, key=oldest))
+            or first(make_room(tier, size, self._gives_way(entry, tier, asked)) for tier in tiers)
+        )
 
     def _gives_way(self, entry: Entry, tier: Tier, asked: Asked) -> Iterator[Copy]:
         """All that streaming may displace in a tier: LRU, kept copies beyond the room for them, and for a

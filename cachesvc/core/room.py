@@ -27,6 +27,16 @@ NOWHERE = Place()
 SOON = Place(soon=True)
 
 
+def first(places: Iterable[Place | None]) -> Place | None:
+    """The first decision that there is."""
+    return next(filter(None, places), None)
+
+
+def free_room(tiers: Iterable[Tier], size_bytes: int, role: Role) -> Place | None:
+    """The first tier with so much room that nothing gives way."""
+    return next((Place(tier, role) for tier in tiers if tier.free_bytes >= size_bytes), None)
+
+
 def oldest(tier: Tier) -> float:
     """When what a tier would give up first was last used, in seconds; inf where it has nothing to spare."""
     if tier.found:
