@@ -34,6 +34,8 @@ class Object:
     headers: dict[str, str] = field(default_factory=dict)
     parts: list[int] = field(default_factory=list)
     """Bytes of each, of an object that was uploaded in them."""
+    sums: list[str] = field(default_factory=list)
+    """The CRC-32 that is stated of each part."""
 
     def span(self, first: int, last: int) -> bytes:
         if self.data is not None:
@@ -56,6 +58,7 @@ class FakeS3:
     stuck: bool = False
     in_chunks: bool = False
     ranges: list[str] = field(default_factory=list)
+    """Of objects, as they were read; of parts too: "bytes=0-99"."""
     requests: int = 0
     endpoint: str = ""
 
@@ -88,13 +91,16 @@ def fake_s3() -> Iterator[FakeS3]:
             if found is None:
                 return self._send(404, b"<Error><Code>NoSuchKey</Code></Error>")
             headers = {"ETag": f'"{found.etag}"'}
-            if self.headers.get("x-amz-checksum-mode") == "ENABLED":
-                headers |= found.headers
-            asked = _RANGE.fullmatch(self.headers.get("Range", ""))
             number = int(parse_qs(url.query).get("partNumber", ["0"])[0])
+            if self.headers.get("x-amz-checksum-mode") == "ENABLED":
+                of_parts = {"x-amz-checksum-crc32": found.sums[number - 1]} if number and found.sums else {}
+                headers |= of_parts if number else found.headers
+            asked = _RANGE.fullmatch(self.headers.get("Range", ""))
             if number and found.parts:
                 first = sum(found.parts[: number - 1])
                 last = first + found.parts[number - 1] - 1
+                if self.command == "GET":
+                    fake.ranges.append(f"bytes={first}-{last}")
                 headers["Content-Range"] = f"bytes {first}-{last}/{found.size}"
                 return self._send(206, found.span(first, last), headers)
             if asked is None:

@@ -1,9 +1,9 @@
 """What a server says about the bytes of an object, compared with the bytes that came.
 
 S3's checksums and entity tags are of whole objects, or of the digests of the parts in which they were uploaded, not of
-ranges. What came in one answer is compared with what that answer says. What was read by ranges is compared over plain
-HTTP, when all of it is there, with what HEADs say, where the tag may be of MD5s; TLS has seen a bit that flipped
-already. An object that no single extent holds has over plain HTTP TCP's 16-bit sum alone.
+ranges. What came in one answer, a part too, is compared with what that answer says. What was read by ranges is compared
+over plain HTTP, when all of it is there, with what HEADs say, where the tag may be of MD5s; TLS has seen a bit that flipped
+already. An object that no single extent holds, and that is not read by parts, has over plain HTTP TCP's 16-bit sum alone.
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity-upload.html
 """
 
@@ -130,43 +130,54 @@ class WholeObject:
             if expected and (size_bytes or not composite):
                 begin = partial(_OfParts, begin, size_bytes) if composite else begin
                 unsure = composite and parts_of(version) > 2
-                self._compare(version, expected, _digest(begin(), data), name, unsure)
+                self._compare(version.uri, expected, _digest(begin(), data), name, unsure)
                 return
         tag = self._tag(version, headers)
         if tag and (part_bytes or not tag[2]):
             begin = partial(hashlib.md5, usedforsecurity=False)
             begin = partial(_OfParts, begin, part_bytes) if tag[2] else begin
-            self._compare(version, bytes.fromhex(tag[1]), _digest(begin(), data), "MD5", bool(tag[2]))
+            self._compare(version.uri, bytes.fromhex(tag[1]), _digest(begin(), data), "MD5", bool(tag[2]))
+
+    def check_part(
+        self, version: ObjectVersion, number: int, headers: dict[str, str], data: memoryview
+    ) -> bool:
+        """Of a part, whether its checksum was stated and is that of its bytes. Raises SourceUnavailable for bytes that do
+        not match. The same bytes a second time are taken, with a warning: servers stated the object's for its parts."""
+        for name, begin in STATED.items():
+            expected = _decoded(headers.get(f"x-amz-checksum-{name}", ""))
+            if expected:
+                what = f"part {number} of {version.uri}"
+                return self._compare(what, expected, _digest(begin(), (data,)), name, unsure=True)
+        return False
 
     def _tag(self, version: ObjectVersion, headers: dict[str, str]) -> re.Match[str] | None:
         """Of MD5s, as far as is known."""
         checked = self.checks(version) and not _encrypted(headers, bool(self._tags_are_md5))
         return _TAG.fullmatch(version.etag) if checked else None
 
-    def _compare(
-        self, version: ObjectVersion, expected: bytes, found: bytes, name: str, unsure: bool
-    ) -> None:
+    def _compare(self, what: str, expected: bytes, found: bytes, name: str, unsure: bool) -> bool:
         tag = name == "MD5" and not unsure
         with self._lock:
-            before = self._suspects.pop(version.uri, None)
+            before = self._suspects.pop(what, None)
             if found == expected:
                 self._tags_are_md5 = True if tag else self._tags_are_md5
-                return
+                return True
             if before != found or unsure:
                 if len(self._suspects) >= _SUSPECTS:
                     self._suspects.clear()
-                self._suspects[version.uri] = found
+                self._suspects[what] = found
             if before != found:
-                raise SourceUnavailable(f"{version.uri} arrived damaged: its {name} differs")
+                raise SourceUnavailable(f"{what} arrived damaged: its {name} differs")
             if tag and self._tags_are_md5 is None:
                 self._tags_are_md5 = False
                 log.warning("entity tags of this server are no MD5: they are not checked")
-                return
+                return False
             warned, self._warned = self._warned, self._warned or unsure
         if not unsure:
-            raise CorruptData(f"{version.uri} does not match its own {name}; write the object again")
+            raise CorruptData(f"{what} does not match its own {name}; write the object again")
         if not warned:
-            log.warning("%s is not what the %s of its parts says: it is read as it comes", version.uri, name)
+            log.warning("%s is not what the %s of parts says: it is read as it comes", what, name)
+        return False
 
 
 def parts_of(version: ObjectVersion) -> int:
@@ -195,10 +206,15 @@ def _stated(version: ObjectVersion, headers: dict[str, str], name: str) -> tuple
     composite = bool(parts) or kind == "COMPOSITE"
     if parts_of(version) and not composite and kind != "FULL_OBJECT":
         return b"", False
+    return _decoded(text), composite
+
+
+def _decoded(text: str) -> bytes:
+    """Nothing, where it is no checksum, or one of checksums ("-12" behind it)."""
     try:
-        return base64.b64decode(text, validate=True), composite
+        return base64.b64decode(text, validate=True)
     except binascii.Error:
-        return b"", composite
+        return b""
 
 
 def _encrypted(headers: dict[str, str], known: bool) -> bool:

@@ -38,13 +38,12 @@ from cachesvc.sources.http import (
     number,
 )
 from cachesvc.sources.identity import Identity, sign_in, trusted
+from cachesvc.sources.parts import UNTOLD, Parts, is_not_the_part, part_at
 from cachesvc.sources.proxies import proxy_of
 from cachesvc.sources.s3_errors import EXPIRED, FAILED
 from cachesvc.sources.source import Checker
 
 SCHEME = "s3://"
-UNTOLD = 3
-"""A server that did not say of so many objects, one after the other, where their parts lie is asked no more."""
 _CODE = re.compile(rb"<Code>([A-Za-z0-9._-]{1,64})</Code>")
 _REGION = re.compile(r"[a-z0-9-]{1,32}")
 _SIGN_FOR = re.compile(rb">AuthorizationHeaderMalformed<.*<Region>([a-z0-9-]{1,32})</Region>", re.DOTALL)
@@ -94,6 +93,7 @@ class S3Source:
         self._regions: dict[str, str] = {}
         self._whole = WholeObject(tags_are_md5=self._aws)
         self._untold = 0
+        self._parts = Parts()
         self._proxy = proxy_of(client.meta.endpoint_url)
         self._pool = Pool(tls, self._proxy)
         self._active: dict[int, Connection] = {}
@@ -159,10 +159,10 @@ class S3Source:
                 raise self._translated(error, uri) from s3_errors.shown(error)
 
     def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
-        """One ranged GET with If-Match; status, Content-Range, length and ETag are checked."""
+        """One ranged GET with If-Match, or one of a part; status, Content-Range, length and ETag are checked."""
         if not len(into):
             return
-        for _ in range(3):  # at most a redirection and a renewal
+        for _ in range(4):  # at most a redirection, a renewal, and a server that knows no parts
             if self._read(version, offset, into):
                 return
         raise SourceUnavailable(f"{version.uri} is redirected in a circle; set AWS_REGION")
@@ -209,14 +209,15 @@ class S3Source:
         self._identity.client.close()
 
     def _read(self, version: ObjectVersion, offset: int, into: memoryview) -> bool:
-        """One GET, and once more when a kept connection turns out stale. False: another region or credentials."""
+        """One GET, and once more when a kept connection turns out stale. False: another region, credentials, or a range."""
         bucket, key = split_uri(version.uri)
         signer = _Signer(self._identity.frozen(), self._regions.get(bucket) or self._region)
         target = self._target(bucket, key)
-        request = self._signed(target, signer, version, (offset, offset + len(into) - 1))
+        part = self._part(version, offset, len(into))
+        request = self._signed(target, signer, version, (offset, offset + len(into) - 1), part)
         connection = self._pool.take(target.host, target.port)
         try:
-            return self._exchange(connection, request, signer, version, offset, into)
+            return self._exchange(connection, request, signer, version, offset, into, part)
         except Hangup:
             if not connection.reused or connection.interrupted:
                 raise
@@ -224,7 +225,7 @@ class S3Source:
             self._pool.give(target.host, target.port, connection)
         connection = self._pool.connect(target.host, target.port)
         try:
-            return self._exchange(connection, request, signer, version, offset, into)
+            return self._exchange(connection, request, signer, version, offset, into, part)
         finally:
             self._pool.give(target.host, target.port, connection)
 
@@ -236,16 +237,22 @@ class S3Source:
         version: ObjectVersion,
         offset: int,
         into: memoryview,
+        part: int,
     ) -> bool:
         thread, before = threading.get_ident(), connection.received_bytes
         self._active[thread] = connection
         try:
             answer = connection.ask(request)
+            if part and is_not_the_part(answer, offset, len(into)):
+                self._parts.told(version, False)
+                return False
             if answer.status not in (200, 206):
                 return self._refused(version, signer, answer, connection.read_error(answer))
             _verify(version, offset, len(into), answer)
             connection.read_into(into)
-            if len(into) == version.size_bytes:
+            if part:
+                self._parts.told(version, self._whole.check_part(version, part, answer.headers, into))
+            elif len(into) == version.size_bytes:
                 self._whole.check(version, answer.headers, (into,))
         except CacheError as error:
             error.received_bytes = connection.received_bytes - before
@@ -254,6 +261,11 @@ class S3Source:
             with self._lock:
                 del self._active[thread]
         return True
+
+    def _part(self, version: ObjectVersion, offset: int, size: int) -> int:
+        """Which part a read is asked for as; 0: it is a range. Over TLS nobody needs to know its checksum."""
+        asked = self._endpoint.scheme != "https" and self._parts.worth_asking(version)
+        return part_at(version, offset, size) if asked else 0
 
     def _refused(self, version: ObjectVersion, signer: _Signer, answer: Answer, body: bytes) -> bool:
         """False when another region or other credentials, known from here on, may do; raises otherwise."""
@@ -296,22 +308,23 @@ class S3Source:
         return _Target(host, port, path, f"{scheme}://{name}{path}", name)
 
     def _signed(
-        self, target: _Target, signer: _Signer, version: ObjectVersion, span: tuple[int, int]
+        self, target: _Target, signer: _Signer, version: ObjectVersion, span: tuple[int, int], part: int
     ) -> bytes:
-        """The request head. Range and If-Match need no signature: the answer is checked against both. A whole object
-        is asked for without a range: with one, S3 sends no checksum."""
-        lines = [f"GET {target.path} HTTP/1.1", f"Host: {target.name}"]
+        """The request head. Range and If-Match need no signature: the answer is checked against both. A part, and a whole
+        object, is asked for without a range: with one, S3 sends no checksum."""
+        query = f"?partNumber={part}" if part else ""
+        lines = [f"GET {target.path}{query} HTTP/1.1", f"Host: {target.name}"]
         if self._proxy is not None and self._endpoint.scheme == "http":
-            lines[0] = f"GET {target.url} HTTP/1.1"
+            lines[0] = f"GET {target.url}{query} HTTP/1.1"
             lines += filter(None, [self._proxy.authorization])
         headers = {}
-        if span == (0, version.size_bytes - 1):
+        if part or span == (0, version.size_bytes - 1):
             headers["x-amz-checksum-mode"] = "ENABLED"
         else:
             lines.append(f"Range: bytes={span[0]}-{span[1]}")
         if version.etag:
             lines.append(f'If-Match: "{version.etag}"')
-        signed = AWSRequest(method="GET", url=target.url, headers={"Host": target.name, **headers})
+        signed = AWSRequest(method="GET", url=target.url + query, headers={"Host": target.name, **headers})
         S3SigV4Auth(signer.keys, "s3", signer.region).add_auth(signed)
         lines += [f"{name}: {value}" for name, value in signed.headers.items() if name != "Host"]
         return ("\r\n".join(lines) + "\r\n\r\n").encode()

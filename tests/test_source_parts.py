@@ -1,0 +1,160 @@
+"""Bits that flip on the way in objects that no extent holds whole, over plain HTTP: S3 states checksums of their parts."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachesvc.core.errors import SourceUnavailable
+from cachesvc.core.model import ObjectVersion, Piece
+from cachesvc.sources.fetch import PART_BYTES
+from cachesvc.sources.parts import UNTOLD, part_at
+from cachesvc.sources.resilient import Resilience, Resilient
+from cachesvc.sources.s3 import S3Settings, S3Source, open_s3
+from tests.fake_s3 import FakeS3, Object, fake_s3
+from tests.servers import Proxy, SeaweedFS
+from tests.test_source_whole_objects import DATA, FLIPPED, PART, composite, crc32, fetched, upload
+
+PARTS = [30_000, 30_000, 30_000, 10_000]
+BEGINS = (0, 30_000, 60_000, 90_000)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Iterator[int]:
+    with open(tmp_path / "extent", "w+b") as file:
+        yield file.fileno()
+
+
+@pytest.fixture
+def fake(s3_env: dict[str, str]) -> Iterator[FakeS3]:
+    with fake_s3() as found:
+        yield found
+
+
+@pytest.fixture
+def source(fake: FakeS3) -> Iterator[S3Source]:
+    found = open_s3(S3Settings(endpoint=fake.endpoint))
+    yield found
+    found.close()
+
+
+def put(fake: FakeS3, data: bytes, name: str = "x", sums: list[str] | None = None) -> ObjectVersion:
+    """An object in PARTS of DATA, whose checksums are stated; what is sent is `data`."""
+    tag, crc = composite(PARTS)
+    stated = [crc32(DATA[at : at + PART]) for at in BEGINS] if sums is None else sums
+    fake.objects[name] = Object(len(data), tag, data, {"x-amz-checksum-crc32": crc}, PARTS, stated)
+    return ObjectVersion(f"s3://bucket/{name}", len(data), tag)
+
+
+@given(st.integers(1, 1 << 40), st.integers(2, 10_000), st.data())
+def test_a_range_is_a_part_exactly_where_parts_of_its_size_make_the_object(
+    part_bytes: int, count: int, data: st.DataObject
+) -> None:
+    size = part_bytes * (count - 1) + data.draw(st.integers(1, part_bytes))
+    version = ObjectVersion("s3://bucket/x", size, f"{'0' * 32}-{count}")
+    number = data.draw(st.integers(1, count))
+    offset = (number - 1) * part_bytes
+    length = min(part_bytes, size - offset)
+    assert part_at(version, offset, length) == number
+    assert part_at(ObjectVersion("s3://bucket/x", size, "0" * 32), offset, length) == 0
+    if length > 1 and number < count:
+        assert part_at(version, offset, length - 1) in (0, (number - 1) * part_bytes // (length - 1) + 1)
+        assert part_at(version, offset + 1, length) == 0
+
+
+@pytest.mark.parametrize("begin", [0, 60_000])
+def test_a_bit_flipped_in_a_part_is_seen_and_the_part_read_again(
+    fake: FakeS3, source: S3Source, target: int, begin: int
+) -> None:
+    version = put(fake, FLIPPED)
+    piece = Piece(version, begin, min(90_000, len(DATA) - begin))  # not all of the object
+    with pytest.raises(SourceUnavailable, match="part 3 of s3://bucket/x arrived damaged: its crc32 differs"):
+        fetched(source, piece, target)
+    patient = Resilient(source, Resilience(hedge=False))
+    sent = 0
+
+    def mended(handler: BaseHTTPRequestHandler) -> None:
+        nonlocal sent
+        sent += "partNumber=3" in handler.path
+        if sent == 2:
+            fake.objects["x"].data = DATA
+
+    fake.objects["x"].data = bytes([*DATA[:88_888], DATA[88_888] ^ 1, *DATA[88_889:]])
+    fake.refuse = mended
+    assert fetched(patient, piece, target) == DATA[begin:][: piece.length]
+    assert patient.counters.retries == 1
+
+
+def test_the_last_part_is_one_too(fake: FakeS3, source: S3Source, target: int) -> None:
+    version = put(fake, DATA[:95_000] + bytes([DATA[95_000] ^ 8]) + DATA[95_001:])
+    with pytest.raises(SourceUnavailable, match="part 4 of s3://bucket/x arrived damaged"):
+        fetched(source, Piece(version, 90_000, 10_000), target)
+
+
+@pytest.mark.parametrize("answer", [200, 206, 400, 403, 404, 405, 412, 416, 500, 501])
+def test_a_server_that_gives_no_part_is_asked_for_the_range(
+    fake: FakeS3, source: S3Source, target: int, answer: int
+) -> None:
+    """200: all of the object, by who does not know of parts; 206: other parts than those of one size."""
+    asked = []
+
+    def refuse(handler: BaseHTTPRequestHandler) -> tuple[int, str] | None:
+        if "partNumber" not in handler.path:
+            return None
+        asked.append(handler.path)
+        return None if answer in (200, 206) else (answer, "Refused")
+
+    fake.refuse = refuse
+    for number in range(UNTOLD + 2):
+        version = put(fake, DATA, f"{number}")
+        fake.objects[f"{number}"].parts = [40_000, 20_000, 30_000, 10_000] if answer == 206 else []
+        for begin in BEGINS[:2]:
+            assert fetched(source, Piece(version, begin, PART), target) == DATA[begin:][:PART]
+    assert len(asked) == UNTOLD
+
+
+def test_a_server_that_states_nothing_of_parts_is_soon_asked_for_ranges(
+    fake: FakeS3, source: S3Source, target: int
+) -> None:
+    for number in range(UNTOLD + 2):
+        version = put(fake, DATA, f"{number}", sums=[])
+        for begin in BEGINS[:2]:
+            assert fetched(source, Piece(version, begin, PART), target) == DATA[begin:][:PART]
+    assert fake.requests == 2 * (UNTOLD + 2)
+
+
+def test_a_server_that_states_something_else_is_asked_twice_and_believed_no_more(
+    fake: FakeS3, source: S3Source, target: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """MinIO once stated the object's checksum of each part."""
+    patient = Resilient(source, Resilience(hedge=False))
+    with caplog.at_level(logging.WARNING):
+        for number in range(UNTOLD + 2):
+            version = put(fake, DATA, f"{number}", sums=[crc32(DATA)] * 4)
+            for begin in BEGINS[:2]:
+                assert fetched(patient, Piece(version, begin, PART), target) == DATA[begin:][:PART]
+    assert fake.requests == 2 * (UNTOLD + 2) + UNTOLD
+    assert [record.message for record in caplog.records if "as it comes" in record.message] == [
+        "part 1 of s3://bucket/0 is not what the crc32 of parts says: it is read as it comes"
+    ]
+
+
+@pytest.mark.parametrize("stated", ["crc32", ""])
+def test_parts_of_a_real_server_are_read_right(
+    s3_env: dict[str, str], s3_server: SeaweedFS, bucket: str, proxy: Proxy, target: int, stated: str
+) -> None:
+    data = os.urandom(2 * PART_BYTES + 5)
+    upload(s3_server, bucket, data, PART_BYTES, stated)
+    source = open_s3(S3Settings(endpoint=proxy.endpoint))
+    version = source.head(f"s3://{bucket}/x")
+    for piece in (Piece(version, 0, 2 * PART_BYTES), Piece(version, 2 * PART_BYTES, 5)):
+        assert fetched(source, piece, target, PART_BYTES) == data[piece.offset :][: piece.length]
+    source.close()
+    assert any("partNumber=" in each for each in proxy.counts.by if each.startswith("GET"))
