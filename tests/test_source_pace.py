@@ -216,6 +216,22 @@ def test_a_small_quota_is_used_up_evenly_by_many(rate: int, window_s: float, cli
             assert all(share(served, at, at + window_s / 2, rate) > 0.5 for at in halves), seed
 
 
+def test_a_quota_that_was_forgotten_slows_no_first_guess() -> None:
+    pace, now = Pace(), 0.0
+    for used_s in range(10, 16):  # 100 a minute, later in each
+        for number in range(100):
+            pace.accepted(now, now + number * used_s / 100)
+        for number in range(2 * Pace.CLOSED):
+            pace.refused(now + used_s, now + used_s + number / 100, 60.0 - used_s - number / 100)
+        now += 60
+    assert pace.rate(now + 60) < 5
+    now += 60 * Pace.FORGET_S
+    assert math.isinf(pace.rate(now))
+    pace.accepted(now, now)
+    pace.refused(now, now + 1, 0.0)
+    assert pace.rate(now + 2) == pytest.approx(2 * pace.rate(now + 1))
+
+
 def test_a_first_guess_that_nobody_uses_does_not_grow() -> None:
     """It doubled every second while all who were refused stayed away, and was then cut by half each 30 s."""
     for seed in range(10, 20):

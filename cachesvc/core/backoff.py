@@ -169,6 +169,7 @@ class Pace:
         rate = self._used(now, span_s)
         if math.isinf(rate):
             self._base, self._guessed = max(1, accepted) / max(self.FIRST_S, span_s), True
+            self._between_s = self._said_s = 0.0
         elif closed:
             self._base, self._guessed = self._quota(rate, now + retry_after_s, retry_after_s, soon), False
         elif settled:
