@@ -166,13 +166,14 @@ class Pace:
         settled, mostly = span_s >= self.SETTLE_S, refused > accepted
         soon = retry_after_s <= self.SOON * self._between_s
         closed = retry_after_s > 0 and (soon or self._in_a_row >= self.CLOSED or (settled and mostly))
-        rate = self._used(now, span_s)
+        rate = self.rate(now)
         if math.isinf(rate):
             self._base, self._guessed = max(1, accepted) / max(self.FIRST_S, span_s), True
             self._between_s = self._said_s = 0.0
         elif closed:
-            self._base, self._guessed = self._quota(rate, now + retry_after_s, retry_after_s, soon), False
+            self._base, self._guessed = self._quota(self._used(rate, span_s), now, retry_after_s, soon), False
         elif settled:
+            rate = self._used(rate, span_s)
             borne = rate * accepted / (accepted + refused)
             if retry_after_s > 0:
                 borne = min(borne, accepted / span_s)
@@ -186,19 +187,19 @@ class Pace:
         self._cut_at, self._in_a_row = now, 0
         self._seen.clear()
 
-    def _used(self, now: float, span_s: float) -> float:
-        """The rate, as far as it was used: while those who were refused stay away it grows, and nobody asks so fast."""
+    def _used(self, rate: float, span_s: float) -> float:
+        """A rate, as far as it was used: while those who were refused stay away it grows, and nobody asks so fast."""
         asked = max(window.accepted + window.refused for window in self._seen)
         used = max(self._base, asked / min(self.SETTLE_S, max(self.FIRST_S, span_s)))
-        return min(self.rate(now), used)
+        return min(rate, used)
 
     def _cut(self, rate: float, borne: float) -> float:
         return min(self.CUT_LEAST * rate, max(self.CUT_MOST * rate, borne))
 
-    def _quota(self, rate: float, opens_at: float, retry_after_s: float, soon: bool) -> float:
+    def _quota(self, rate: float, now: float, retry_after_s: float, soon: bool) -> float:
         """The rate after a pause until the source opens. One that says another time than before counts down to that
         moment, so its quota is known; one that always says the same may bear more sooner."""
-        between_s = max(self.LOOK_S, opens_at - self._opened_at)
+        between_s = max(self.LOOK_S, now + retry_after_s - self._opened_at)
         borne = self._since_opened / between_s
         counts_down, self._said_s = soon or retry_after_s < self._said_s, retry_after_s
         if not counts_down:
