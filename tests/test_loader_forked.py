@@ -111,7 +111,8 @@ class Collecting(Dataset[torch.Tensor]):
 def test_a_child_that_is_no_worker_collects_what_it_inherited(link: MemoryLink) -> None:
     gc.collect()
     assert numbers(DataLoader(in_memory(link), batch_size=5, num_workers=1)) == list(range(COUNT))
-    assert in_child(lambda: gc.get_freeze_count() == 0) == 0
+    immortal = gc.get_freeze_count()  # Python 3.12's collector counts them with the frozen
+    assert in_child(lambda: gc.get_freeze_count() == immortal) == 0
 
 
 @pytest.mark.parametrize("workers", WORKERS)
