@@ -15,6 +15,8 @@ from tests import datasets
 
 FORKS = 40
 """Without a wait a fifth of them hang, more or fewer."""
+FORK_WARNS = "ignore:This process:DeprecationWarning"
+"""Python 3.12 and newer tell `__main__` of every fork beside threads, such as that of a trainer's presence."""
 AT_ONCE = """
 import os, signal, sys
 from loader import DataLoader, open_dataset
@@ -46,7 +48,7 @@ def node(tmp_path: Path) -> Daemon:
 def test_children_of_a_trainer_that_just_spoke_to_its_daemon_iterate(tmp_path: Path, node: Daemon) -> None:
     with node:
         done = subprocess.run(
-            [sys.executable, "-c", AT_ONCE, f"file://{tmp_path}/r.bin", str(FORKS)],
+            [sys.executable, "-W", FORK_WARNS, "-c", AT_ONCE, f"file://{tmp_path}/r.bin", str(FORKS)],
             env={**os.environ, **node.env},
             stderr=subprocess.PIPE,
             text=True,
