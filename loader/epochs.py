@@ -69,10 +69,10 @@ class Epochs:
         consumed, fetch = feed.submit(epoch), None
         full = feed.order(epoch).full_steps * accumulate
         try:
-            while (turn := place.turn) < turns:
+            while True:
                 if progress.iteration is not mine:
                     raise InvalidInput(NEWER_ITERATION)
-                if progress.place is not place:
+                if progress.place is not place or (turn := place.turn) >= turns:
                     return
                 asked = began or perf_counter()  # the first waits for the plan and the workers' start too
                 began = 0.0

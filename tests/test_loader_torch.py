@@ -11,6 +11,7 @@ import traceback
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout  # before Python 3.11 not the builtin
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -410,6 +411,17 @@ def test_an_iteration_that_is_asked_first_after_a_newer_one_disturbs_nothing(lin
         next(older)
     assert loader.stats().steps == 4
     assert len(list(newer)) == 6
+
+
+@pytest.mark.parametrize("newer_takes", [0, 4, 10])
+def test_an_older_iteration_says_so_wherever_the_newer_one_stands(link: MemoryLink, newer_takes: int) -> None:
+    loader = DataLoader(in_memory(link), batch_size=10)
+    older = iter(loader)
+    next(older)
+    newer = iter(loader)
+    assert len(list(islice(newer, newer_takes))) == newer_takes
+    with pytest.raises(InvalidInput, match="a newer iteration"):
+        next(older)
 
 
 class HalvedMesh:
