@@ -21,12 +21,14 @@ class Supply:
         """By no worker."""
         self._given = given
         self._engine: Fetches | None = None
+        self._on_error: OnError | None = None
 
     def start(self, epoch: int, first: int, last: int, on_error: OnError) -> Callable[[tuple[int, int]], Any]:
         """Begin to make the turns [first, last) of an epoch. Returns what gives a batch by its (epoch, turn): the feed
         itself where there is nothing to enter."""
-        if self._engine is None:
-            self._engine = engine_for(self.feed, self._given, on_error)
+        if on_error != self._on_error:
+            self.rest()
+            self._engine, self._on_error = engine_for(self.feed, self._given, on_error), on_error
         if self._engine is not None:
             self._engine.start(epoch, first, last)
             return partial(self.account.handed, self._engine.fetch)

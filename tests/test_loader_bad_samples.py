@@ -344,3 +344,14 @@ def test_transforms_that_fail_by_chance_end_nothing(link: MemoryLink, on_error: 
     assert loader.bad_samples
     missing = len(loader.bad_samples) if on_error == "skip" else 0
     assert len(real) == COUNT - missing
+
+
+@pytest.mark.parametrize("given", [{}, {"num_workers": 1}, {"num_workers": 1, "worker_type": "thread"}])
+def test_on_error_that_is_set_between_iterations_holds_for_the_next(link: MemoryLink, given: Any) -> None:
+    loader = ranks(link, 1, batch_size=8, on_error="skip", **given)[0]
+    assert sum(len(batch) for batch in seen(loader)) == COUNT - len(BAD)
+    loader.on_error = "substitute"
+    assert sum(len(batch) for batch in seen(loader)) == COUNT
+    loader.on_error = "raise"
+    with pytest.raises(ValueError, match="spoilt"):
+        seen(loader)
