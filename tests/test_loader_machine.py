@@ -23,7 +23,19 @@ from cachesvc.core.errors import CacheError, InvalidInput, StateMismatch
 from loader import DataLoader
 from tests import datasets
 from tests.loader_fakes import MemoryLink, compiled
-from tests.loader_walk import COUNT, FAULTS, FIRED, KINDS, WIDTH, Order, Rank, made, straight
+from tests.loader_walk import (
+    COUNT,
+    FAULTS,
+    FIRED,
+    KINDS,
+    UNDECODED,
+    WIDTH,
+    Order,
+    Rank,
+    made,
+    number_of,
+    straight,
+)
 
 
 class Cut(NamedTuple):
@@ -181,10 +193,14 @@ class LoaderMachine(RuleBasedStateMachine):
     def run_to_the_end(self, epochs: int) -> None:
         self.take(epochs * self.order.turns(self.ranks[0].epoch) + 1, False)
 
-    @rule()
-    def take_the_rest_and_ask_for_no_more(self) -> None:
+    @rule(older=st.booleans())
+    def take_the_rest_and_ask_for_no_more(self, older: bool) -> None:
+        if older and self.ranks[0].running():
+            self.begin(None, None, None, 0, False)
         first = self.ranks[0]
         self.take(max(1, self.order.turns(first.epoch) - (first.turn if first.running() else 0)), False)
+        if older:
+            self.ask_older_ones()
 
     def settle(self) -> None:
         """All samples of an epoch that is over came once, together."""
@@ -328,6 +344,30 @@ class LoaderMachine(RuleBasedStateMachine):
         for rank in self.ranks:
             rank.handed, rank.latest = None, None
 
+    @rule(once=st.sampled_from([None, "once", "away"]), then=st.sampled_from(["ask", "skip", "begin"]))
+    def meet_a_bad_sample(self, once: str | None, then: str) -> None:
+        """In the very next batch."""
+        if self.worker_type == "process" or self.order.kind in UNDECODED:
+            return
+        self.spoil(set(), None)
+        self.begin(None, None, "raise", 0, False)
+        first = self.ranks[0]
+        epoch, turn = first.place()
+        at = self.order.positions(0, epoch, turn)[0][0]
+        FAULTS[number_of(self.order.flat(epoch)[at][1])] = once or "always"
+        self.take(1, then == "skip")
+        if then == "begin":
+            self.begin(None, None, None, 0, True)
+        self.take(1, False)
+
+    @rule(pick=st.just(0) | picks, count=st.integers(0, 2))
+    def load_in_mid_iteration(self, pick: int, count: int) -> None:
+        """Or between `iter()` and its first batch."""
+        self.begin(None, None, None, 2, False)
+        self.take(count, False)
+        self.load(pick, None, None, 0)
+        self.take(2, False)
+
     @invariant()
     def loaders_say_where_they_stand(self) -> None:
         if hasattr(self, "ranks") and self.watched:
@@ -383,9 +423,9 @@ def test_ranks_are_handed_what_a_plain_walk_says(link: MemoryLink) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_many_walks(link: MemoryLink, seed: int) -> None:
-    walked(LoaderMachine, 800, seed)
+    walked(LoaderMachine, 600, seed)
 
 
 @pytest.mark.slow
