@@ -107,7 +107,6 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         device: torch.device | str | None = None,
         worker_type: WorkerType = "process",
     ) -> None:
-        later = {} if in_order else {"in_order": in_order}  # torch before 2.6 does not know it
         super().__init__(
             dataset,
             batch_size,
@@ -125,7 +124,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
-            **later,
+            in_order=in_order,
         )
         check_arguments(last, window, rank, world_size, on_error, peer_failure_s)
         self.seed, self.epochs, self.global_batch_size = checked_numbers(seed, epochs, global_batch_size)
