@@ -6,10 +6,13 @@ import os
 import signal
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from cachesvc.sources.s3 import S3Settings, S3Source, open_s3
+from tests.fake_s3 import FakeS3, fake_s3
 from tests.servers import Proxy, SeaweedFS
 
 settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
@@ -51,3 +54,22 @@ def proxy(s3_server: SeaweedFS) -> Iterator[Proxy]:
     """A proxy before the server, without faults or delay."""
     with Proxy(s3_server.endpoint.removeprefix("http://")) as found:
         yield found
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Iterator[int]:
+    with open(tmp_path / "extent", "w+b") as file:
+        yield file.fileno()
+
+
+@pytest.fixture
+def fake(s3_env: dict[str, str]) -> Iterator[FakeS3]:
+    with fake_s3() as found:
+        yield found
+
+
+@pytest.fixture
+def source(fake: FakeS3) -> Iterator[S3Source]:
+    found = open_s3(S3Settings(endpoint=fake.endpoint))
+    yield found
+    found.close()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -18,31 +16,12 @@ from cachesvc.sources.fetch import PART_BYTES
 from cachesvc.sources.parts import UNTOLD, part_at
 from cachesvc.sources.resilient import Resilience, Resilient
 from cachesvc.sources.s3 import S3Settings, S3Source, open_s3
-from tests.fake_s3 import FakeS3, Object, fake_s3
+from tests.fake_s3 import FakeS3, Object
 from tests.servers import Proxy, SeaweedFS
 from tests.test_source_whole_objects import DATA, FLIPPED, PART, composite, crc32, fetched, upload
 
 PARTS = [30_000, 30_000, 30_000, 10_000]
 BEGINS = (0, 30_000, 60_000, 90_000)
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> Iterator[int]:
-    with open(tmp_path / "extent", "w+b") as file:
-        yield file.fileno()
-
-
-@pytest.fixture
-def fake(s3_env: dict[str, str]) -> Iterator[FakeS3]:
-    with fake_s3() as found:
-        yield found
-
-
-@pytest.fixture
-def source(fake: FakeS3) -> Iterator[S3Source]:
-    found = open_s3(S3Settings(endpoint=fake.endpoint))
-    yield found
-    found.close()
 
 
 def put(fake: FakeS3, data: bytes, name: str = "x", sums: list[str] | None = None) -> ObjectVersion:

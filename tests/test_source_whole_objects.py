@@ -8,7 +8,6 @@ import hashlib
 import itertools
 import os
 import zlib
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from cachesvc.sources.parts import UNTOLD
 from cachesvc.sources.resilient import Resilience, Resilient
 from cachesvc.sources.s3 import S3Settings, S3Source, open_s3
 from loader import DataLoader, open_dataset
-from tests.fake_s3 import FakeS3, Object, fake_s3
+from tests.fake_s3 import FakeS3, Object
 from tests.servers import Fault, Proxy, SeaweedFS
 from tests.test_daemon import wait_until
 
@@ -34,25 +33,6 @@ DATA = os.urandom(100_000)
 MD5 = hashlib.md5(DATA).hexdigest()
 FLIPPED = DATA[:77_777] + bytes([DATA[77_777] ^ 4]) + DATA[77_778:]
 PART = 30_000
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> Iterator[int]:
-    with open(tmp_path / "extent", "w+b") as file:
-        yield file.fileno()
-
-
-@pytest.fixture
-def fake(s3_env: dict[str, str]) -> Iterator[FakeS3]:
-    with fake_s3() as found:
-        yield found
-
-
-@pytest.fixture
-def source(fake: FakeS3) -> Iterator[S3Source]:
-    found = open_s3(S3Settings(endpoint=fake.endpoint))
-    yield found
-    found.close()
 
 
 def read(fake: FakeS3) -> int:
