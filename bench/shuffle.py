@@ -9,7 +9,7 @@ A synthetic dataset, no bytes: 256 extents of 2,000 samples, global batches of 2
     classes     how mixed is a batch when the source is sorted by class? Mean number of distinct classes among 256
                 samples of 256 classes that lie together, as a share of the 162 that a random batch has
 
-Seeded, so that the table is the same everywhere; README.md has it, and a test compares.
+Seeded, so that the table is the same everywhere; docs/training.md has it, and a test compares.
 """
 
 from __future__ import annotations

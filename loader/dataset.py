@@ -58,7 +58,7 @@ def open_dataset(
     None (bytes), or callable(sample[, rng]). `transform`: callable(sample[, rng]), called after that; `rng` is a numpy
     Generator keyed by (seed, epoch, sample). `version`: the `ds.version` of an earlier opening, which the data must still
     have. `verify`: check every read of a cached file against its checksums. `dtype`, `seq_len` and `overlap` (in tokens),
-    `out` (the dtype to convert to), `record_bytes`, `labels`: see the formats in the README. `extent_bytes`: about how
+    `out` (the dtype to convert to), `record_bytes`, `labels`: see docs/data.md. `extent_bytes`: about how
     much is cached as one; 0: what the daemon was told, 64 MiB unless it was. Rank 0 logs what was left out of the data
     and what has no label.
 

@@ -49,8 +49,8 @@ def test_columns_have_their_usual_names_in_upper_and_lower_case(
 
 
 def test_the_columns_are_documented() -> None:
-    readme = (Path(__file__).parent.parent / "README.md").read_text()
-    assert [name for name in FILE_COLUMNS + LABEL_COLUMNS if f"`{name}`" not in readme] == []
+    page = (Path(__file__).parent.parent / "docs" / "data.md").read_text()
+    assert [name for name in FILE_COLUMNS + LABEL_COLUMNS if f"`{name}`" not in page] == []
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t", ", "])

@@ -1,5 +1,5 @@
-"""README.md holds: its code runs against a real daemon and S3 server, and nothing a user can set or meet is
-missing in it."""
+"""README.md and the pages below docs/ hold: their code runs against a real daemon and S3 server, and nothing a
+user can set or meet is missing in them."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ from tests.servers import SeaweedFS, free_ports
 from tests.test_daemon import wait_until
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
+PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("training", "data", "operating")))
+TEXT = "\n".join(page.read_text() for page in PAGES)
 PETS = 60
 METRICS_S = 10.0
 
 
 def blocks(language: str) -> list[str]:
     """The fenced blocks of a language, in order."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.M | re.S)
+    return re.findall(rf"^```{language}\n(.*?)^```$", TEXT, re.M | re.S)
 
 
 def commands() -> list[list[str]]:
@@ -119,23 +120,29 @@ def test_no_other_program_is_asked_for_than_pip_and_make() -> None:
     assert {words[1] for words in commands() if words[0] == "make"} <= targets
 
 
-def test_links_lead_to_files() -> None:
-    assert all((ROOT / target).exists() for target in re.findall(r"\]\(([^)#:]+)\)", README))
+def anchors(page: Path) -> set[str]:
+    """What a link may name on a page: its headings, as GitHub spells them."""
+    headings = re.findall(
+        r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S), re.M
+    )
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_links_within_lead_to_headings() -> None:
-    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", README, flags=re.M | re.S), re.M)
-    anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-    wanted = set(re.findall(r"\]\(#([^)]+)\)", README))
-    assert wanted
-    assert wanted <= anchors, wanted - anchors
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name
+)
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]+))?\)", page.read_text()):
+        named = page.parent / target if target else page
+        assert named.exists(), target
+        assert not anchor or anchor in anchors(named), (target, anchor)
 
 
 def test_every_verb_and_every_option_of_serve_is_documented() -> None:
     assert isinstance(cli, click.Group)
-    assert [verb for verb in cli.commands if f"`{verb}`" not in README] == []
+    assert [verb for verb in cli.commands if f"`{verb}`" not in TEXT] == []
     options = [name for option in cli.commands["serve"].params for name in option.opts]
-    assert [name for name in options if not re.search(rf"^\| `{name}[ `]", README, re.M)] == []
+    assert [name for name in options if not re.search(rf"^\| `{name}[ `]", TEXT, re.M)] == []
 
 
 def test_every_variable_that_is_read_is_documented() -> None:
@@ -144,35 +151,35 @@ def test_every_variable_that_is_read_is_documented() -> None:
     ]
     read = {name for text in sources for name in re.findall(r"[\"'](CACHESVC(?:_[A-Z_]+)?)[\"']", text)}
     assert {"CACHESVC", "CACHESVC_RAM", "CACHESVC_LOG"} <= read
-    assert [name for name in sorted(read) if not re.search(rf"^\|.*`{name}`", README, re.M)] == []
+    assert [name for name in sorted(read) if not re.search(rf"^\|.*`{name}`", TEXT, re.M)] == []
 
 
 def test_every_error_stands_in_the_table_with_its_code() -> None:
     kinds = [CacheError, *CacheError.__subclasses__()]
-    assert [kind for kind in kinds if f"| {kind.code} | `{kind.__name__}` |" not in README] == []
+    assert [kind for kind in kinds if f"| {kind.code} | `{kind.__name__}` |" not in TEXT] == []
 
 
 def test_every_metric_that_the_daemon_serves_is_documented(daemon: Daemon, client: None) -> None:
     port = (daemon.root / "port").read_text()
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=METRICS_S) as answer:
         served = set(re.findall(r"^# TYPE (cachesvc_\w+)", answer.read().decode(), re.M))
-    assert served == set(re.findall(r"^\| `(cachesvc_\w+)` \|", README, re.M))
+    assert served == set(re.findall(r"^\| `(cachesvc_\w+)` \|", TEXT, re.M))
 
 
 def test_every_format_and_dataset_option_is_documented() -> None:
     named = [*FORMATS, *(field.name for field in dataclasses.fields(Options))]
     named += [name for name in inspect.signature(open_dataset).parameters if name not in ("uri", "transform")]
-    assert [name for name in named if not re.search(rf"`{name}(`|=)", README)] == []
+    assert [name for name in named if not re.search(rf"`{name}(`|=)", TEXT)] == []
 
 
 def test_every_argument_that_torch_does_not_have_is_documented() -> None:
     torchs = inspect.signature(torch.utils.data.DataLoader).parameters
     ours = [name for name in inspect.signature(DataLoader).parameters if name not in torchs]
     assert "seed" in ours
-    assert [name for name in ours if not re.search(rf"^\|.*`{name}`", README, re.M)] == []
+    assert [name for name in ours if not re.search(rf"^\|.*`{name}`", TEXT, re.M)] == []
 
 
 def test_every_member_of_the_loader_that_torch_does_not_have_is_documented() -> None:
     ours = [name for name in vars(DataLoader) if name[0] != "_"]
     assert "accumulate" in ours
-    assert [name for name in ours if not re.search(rf"^\|.*`{name}[(`]", README, re.M)] == []
+    assert [name for name in ours if not re.search(rf"^\|.*`{name}[(`]", TEXT, re.M)] == []

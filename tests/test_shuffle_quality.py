@@ -1,4 +1,4 @@
-"""What a window costs in randomness: as tabled in README.md, and bounded."""
+"""What a window costs in randomness: as tabled in docs/training.md, and bounded."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from bench import shuffle
 
-README = Path(__file__).parent.parent / "README.md"
+TRAINING = Path(__file__).parent.parent / "docs" / "training.md"
 
 
-def test_the_table_in_the_readme_is_what_the_code_gives() -> None:
-    assert shuffle.grid().markdown().strip() in README.read_text()
+def test_the_table_in_the_documents_is_what_the_code_gives() -> None:
+    assert shuffle.grid().markdown().strip() in TRAINING.read_text()
 
 
 @settings(max_examples=5, deadline=None)
