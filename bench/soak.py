@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -27,6 +28,7 @@ from cachesvc.catalog.build import Options
 from cachesvc.client import Control
 from cachesvc.core.errors import CacheError
 from cachesvc.core.model import DatasetId
+from cachesvc.core.order import Plan
 from cachesvc.grants import Granted
 from cachesvc.leases import DaemonGrants
 
@@ -146,12 +148,11 @@ def _watch(control: Control, dataset: DatasetId, pid: int, seconds: float) -> li
     found = []
     for _ in range(SAMPLES):
         time.sleep(seconds / SAMPLES)
-        steps = list(range(EXTENTS))
+        steps = np.arange(EXTENTS)
         control.status()
         control.evict(dataset)
         planning = DaemonGrants(control.directory, dataset)
-        planning.connect()
-        control.plan(planning.token, dataset, steps, steps, steps)
+        planning.submit(Plan(steps, steps, steps))
         planning.close()
         found.append(held(pid))
     return found

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from cachesvc.config import CONTROL_SOCKET, check_socket_dir, control_address, socket_dirs
 from cachesvc.core.errors import (
@@ -37,8 +37,6 @@ BUSY_S = 0.5
 """Between two tries where this user's calls hold all places that it can have; for no longer than a takeover takes."""
 MAX_MESSAGE_BYTES = 24 << 20
 """What a daemon takes: 100,000 URIs of 240 characters."""
-PLAN_ROWS = 8192
-"""Of one message, 250 KB at most: taking it in needs a millisecond or so, for which the daemon does nothing else."""
 CODE_KEY = "cachesvc-code"
 
 
@@ -59,14 +57,6 @@ class DatasetInfo:
 def find_daemon() -> str | None:
     """The directory of a daemon's sockets, or None where there is none."""
     return next((d for d in socket_dirs() if os.path.exists(f"{d}/{CONTROL_SOCKET}")), None)
-
-
-class Column(Protocol):
-    """Whole numbers that can be sliced: a list, an array."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, rows: slice, /) -> Any: ...
 
 
 class Control:
@@ -129,32 +119,6 @@ class Control:
                 progress(reply.indexed_bytes, reply.total_bytes)
         raise CacheError("the daemon ended OpenDataset without an answer; see its log")
 
-    def plan(
-        self,
-        reader: int,
-        dataset: DatasetId,
-        extents: Column,
-        first_steps: Column,
-        last_steps: Column,
-        following: Column = (),
-    ) -> None:
-        """Submit a reader's plan; see SubmitPlan."""
-        columns = {
-            "extents": extents,
-            "first_steps": first_steps,
-            "last_steps": last_steps,
-            "following": following,
-        }
-
-        def parts() -> Iterator[pb.SubmitPlanRequest]:
-            most = max(map(len, columns.values()))
-            yield self._pb.SubmitPlanRequest(reader=reader, dataset=dataset, more=most > 0)
-            for at in range(0, most, PLAN_ROWS):
-                rows = {name: column[at : at + PLAN_ROWS] for name, column in columns.items()}
-                yield self._pb.SubmitPlanRequest(**rows, more=at + PLAN_ROWS < most)
-
-        self._ask(self._stub.SubmitPlan, parts)
-
     def prefetch(self, dataset: DatasetId, dry_run: bool = False) -> Iterator[pb.PrefetchReply]:
         """Fill a dataset; the last reply has `done` set. Closing the iterator stops filling."""
         yield from self._stream(
@@ -185,11 +149,10 @@ class Control:
         return found
 
     def _ask(self, method: Any, request: Any) -> Any:
-        """One call with one answer; a request in parts is a function that makes them anew."""
+        """One call with one answer."""
 
         def call() -> Iterator[Any]:
-            asked = request() if callable(request) else request
-            yield method(asked, timeout=CALL_TIMEOUT_S, metadata=self._identity.metadata())
+            yield method(request, timeout=CALL_TIMEOUT_S, metadata=self._identity.metadata())
 
         return next(self._again(call))
 

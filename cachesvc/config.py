@@ -36,8 +36,7 @@ each dataset."""
 STATE_BYTES = 8 << 20
 """The least that catalogs and the metadata cache need at start."""
 CALLERS = 1024
-"""Connections to each address of the control API: a process that opens a dataset or submits a plan needs one for that
-moment."""
+"""Connections to each address of the control API: a process that opens a dataset needs one for that moment."""
 READERS = 8192
 READERS_SHARE = 8
 """One open file in so many is for a reader's connection: as many again call the control API."""

@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
+from cachesvc import datagrams
 from cachesvc.client import no_answer
 from cachesvc.core import wire
 from cachesvc.core.errors import DaemonUnavailable, DeadlineExceeded
@@ -28,8 +29,6 @@ MAX_ASKED = 256
 when this process gets no core to read them. One who does not read is dropped."""
 AT_ONCE = 128
 """Of one call: it leaves room for another's."""
-
-_ROOM_FOR_ONE = socket.CMSG_LEN(wire.DESCRIPTOR.size)
 
 Answer = tuple[Message, int | None]
 """What the daemon said, and the descriptor that came with it, which is the receiver's to close."""
@@ -122,6 +121,17 @@ class Connection:
         finally:
             self._leave()
 
+    def hand_over(self, message: Message, fd: int) -> None:
+        """Send what has no answer with a descriptor, which stays the caller's. Raises DaemonUnavailable."""
+        with self._lock:
+            if self.over:
+                raise self._gone()
+            self._users += 1
+        try:
+            self._put(wire.encode(*message), fd)
+        finally:
+            self._leave()
+
     def lives(self) -> bool:
         """Whether the daemon is still at the other end."""
         with self._lock:
@@ -192,22 +202,22 @@ class Connection:
             if self.over and not self._users:
                 self._channel.close()
 
-    def _put(self, data: bytes) -> None:
+    def _put(self, data: bytes, fd: int | None = None) -> None:
         try:
-            self._channel.send(data)
+            datagrams.send(self._channel, data, fd)
         except BlockingIOError:
-            self._put_later(data)
+            self._put_later(data, fd)
         except OSError:
             self.close()
             raise self._gone() from None
 
-    def _put_later(self, data: bytes) -> None:
+    def _put_later(self, data: bytes, fd: int | None) -> None:
         """Send when the daemon has read some of what it was sent."""
         deadline, room = time.monotonic() + SEND_TIMEOUT_S, select.poll()
         room.register(self._channel, select.POLLOUT)
         while room.poll(max(0.0, deadline - time.monotonic()) * 1000):
             try:
-                self._channel.send(data)
+                datagrams.send(self._channel, data, fd)
                 return
             except BlockingIOError:
                 continue  # another thread was quicker
@@ -266,12 +276,9 @@ class Connection:
         if not self._readable.poll(max(0.0, deadline - time.monotonic()) * 1000):
             raise self._late()
         try:
-            data, rights, _, _ = self._channel.recvmsg(
-                wire.MAX_MESSAGE_BYTES, _ROOM_FOR_ONE, socket.MSG_CMSG_CLOEXEC
-            )
+            data, fd = datagrams.receive(self._channel, wire.MAX_MESSAGE_BYTES)
         except OSError:
-            data, rights = b"", []
-        (fd,) = wire.DESCRIPTOR.unpack(rights[0][2]) if rights else (None,)
+            data, fd = b"", None
         try:
             return wire.decode(data), fd
         except ValueError:  # nothing: the other end is closed. Else no daemon of ours is there

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
+from cachesvc import plans
 from cachesvc.config import GRANTS_SOCKET
 from cachesvc.connection import Answer, Connection, give_back
 from cachesvc.core import wire
-from cachesvc.core.errors import CacheError, DaemonUnavailable, InvalidInput, from_code
+from cachesvc.core.errors import CacheError, DaemonUnavailable, NotFound, OutOfSpace, from_code
 from cachesvc.core.model import DatasetId
+from cachesvc.core.order import Plan
 from cachesvc.core.stalls import StallReport
 from cachesvc.core.wire import Message, Op
 from cachesvc.grants import Granted, Refused
@@ -25,27 +27,20 @@ HELLO_TIMEOUT_S = 30.0
 class DaemonGrants:
     """One connection to a daemon for one dataset. Made anew by the first call after it broke, or within a second of
     the daemon's return (`presence.py`), and then the extents still leased are held against the new daemon's budget.
-    Safe to share between threads, each of which waits for its own extents alone; never across a fork: a child can
-    only `abandon` it."""
+    Its plan is told once a connection, before the first request or `passed`: who rests needs nothing. Safe to share
+    between threads, each of which waits for its own extents alone; never across a fork: a child can only `abandon` it.
+    """
 
-    def __init__(
-        self,
-        directory: str,
-        dataset: DatasetId,
-        connected: Callable[[int], None] | None = None,
-        job: int = 0,
-    ) -> None:
-        """`connected(reader token)` is called once a connection, before the first request or `passed`: the place to
-        submit a plan; who rests needs nothing. Readers of one `job` have one share of the fills; 0: this connection
-        has a share of its own."""
+    def __init__(self, directory: str, dataset: DatasetId, job: int = 0) -> None:
+        """Readers of one `job` have one share of the fills; 0: this connection has a share of its own."""
         self._path = f"{directory}/{GRANTS_SOCKET}"
         self._dataset = dataset
-        self._connected = connected
         self._job = job
         self._process = os.getpid()
         self._lock = threading.RLock()
         self._connection: Connection | None = None
         self._closed = False
+        self._plan: Plan | None = None
         self._told = False
         self._leases: dict[int, int] = {}
         self._origins: dict[int, str] = {}
@@ -67,12 +62,15 @@ class DaemonGrants:
             self._connect()
             return True
 
-    def announce(self) -> None:
-        """Connect if need be, and have `connected` called now. Raises DaemonUnavailable."""
+    def submit(self, plan: Plan) -> None:
+        """From now on extents are needed so; `passed` counts its steps. A daemon that is away, or has forgotten the
+        dataset, hears it when it is back: reads will say so. Raises InvalidInput for one that is too long, OutOfSpace
+        where there is no memory or descriptor for it."""
         with self._lock:
-            self.connect()
-            self._told = False
-            self._announce()
+            self._plan, self._told = plan, False
+            with suppress(DaemonUnavailable, NotFound):
+                self.connect()
+                self._announce()
 
     def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
         """One answer for each extent, in the order asked. Every Granted is a lease until `release`.
@@ -184,20 +182,17 @@ class DaemonGrants:
 
     def _announce(self) -> None:
         with self._lock:
-            try:
-                if self._connected is not None and not self._told:
-                    self._connected(self.token)
-            except InvalidInput as error:
-                lives = self._connection is not None and self._connection.lives()
-                self._disconnect()
-                if lives:
-                    raise
-                raise DaemonUnavailable(
-                    "another daemon answers, which does not know this reader yet"
-                ) from error
-            except BaseException:
-                self._disconnect()  # the next call connects again, and then the plan is not forgotten
-                raise
+            if self._plan is not None and self._connection is not None and not self._told:
+                try:
+                    memory, rows, more = plans.written(self._plan)
+                except OSError as error:
+                    raise OutOfSpace(
+                        f"no memory or descriptor for a plan ({error.strerror}); see ulimit -n"
+                    ) from None
+                try:
+                    self._connection.hand_over(Message(Op.PLAN, rows, more), memory)
+                finally:
+                    os.close(memory)
             self._told = True
 
     def _greet(self, connection: Connection) -> None:

@@ -16,9 +16,9 @@ from cachesvc.core.model import DatasetId, Extent
 from cachesvc.core.order import Plan
 from cachesvc.core.stalls import StallReport
 from cachesvc.grants import Grants
+from cachesvc.leases import DaemonGrants
 from cachesvc.sources.fetch import Fetcher
 from cachesvc.sources.open import Sources, SourceSettings
-from loader.announcer import Announcer
 from loader.direct import DirectGrants
 from loader.local import LocalGrants
 from loader.shared_rate import direct_rate
@@ -38,13 +38,13 @@ def _suspect_nothing(extents: Sequence[int]) -> None:
 @dataclass(frozen=True, slots=True)
 class Access:
     """Extents for one process, and the places to say in which order they will be needed, what steps waited for, and
-    which extents were granted wrong. `another` makes the place to say the first for an order that runs beside it."""
+    which extents were granted wrong. `another` makes a connection for the plan of an order that runs beside it."""
 
     grants: Grants
     submit: Callable[[Plan], None]
     report: Callable[[StallReport], None] = _report_nobody
     suspect: Callable[[Sequence[int]], None] = _suspect_nothing
-    another: Callable[[], Announcer] | None = None
+    another: Callable[[], DaemonGrants] | None = None
 
 
 def reads_around(catalog: Catalog) -> Access:

@@ -17,9 +17,9 @@ from cachesvc.core.errors import Busy, DaemonUnavailable, InvalidInput, NotAllow
 from cachesvc.core.model import DatasetId
 from cachesvc.core.order import Plan
 from cachesvc.leases import DaemonGrants
-from loader.announcer import Announcer
 from loader.around import Access, compile_here, reads_around
 from loader.failover import Failover
+from loader.forks import abandon_in_children
 from loader.launch import job_number
 from loader.local import local_path
 from loader.reader import ACQUIRE_TIMEOUT_S
@@ -111,17 +111,21 @@ def _granted_catalog(link: Link) -> int:
 
 
 def _through_daemon(link: Link, extent_bytes: int, around: Access | None) -> Access:
-    announcer = partial(Announcer, link.daemon, link.id, link.job)
-    first = announcer()
+    def connection() -> DaemonGrants:
+        made = DaemonGrants(link.daemon, link.id, link.job)
+        abandon_in_children(made)
+        return made
+
+    first = connection()
 
     def submit(plan: Plan) -> None:
         if around is not None:
             around.submit(plan)
         first.submit(plan)
 
-    daemon = Reopened(first.daemon, partial(link.open_again, extent_bytes))
+    daemon = Reopened(first, partial(link.open_again, extent_bytes))
     grants = Failover(daemon, around.grants if around is not None else None)
-    return Access(grants, submit, first.daemon.waited, first.daemon.suspect, announcer)
+    return Access(grants, submit, first.waited, first.suspect, connection)
 
 
 def policy(world_size: int) -> tuple[Policy, bool]:

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.order import Plan
 from cachesvc.core.stalls import StallReport
-from loader.announcer import Announcer
+from cachesvc.leases import DaemonGrants
 from loader.around import Access
 from loader.connect import Link, read_timeout_s
 from loader.easing import Easing
@@ -41,7 +41,7 @@ class Opened:
         self._dropping: weakref.finalize[..., object] | None = None
         self._connecting = threading.Lock()
         self._leader: Callable[[], object | None] = _nobody
-        self._beside: WeakKeyDictionary[object, tuple[Announcer, weakref.finalize[..., object]]] = (
+        self._beside: WeakKeyDictionary[object, tuple[DaemonGrants, weakref.finalize[..., object]]] = (
             WeakKeyDictionary()
         )
         abandon_in_children(self)
@@ -82,10 +82,10 @@ class Opened:
         access = self._access
         assert access is not None
         if order not in self._beside and self._leader() not in (None, order) and access.another is not None:
-            announcer = access.another()
-            closing = weakref.finalize(order, announcer.close)
+            connection = access.another()
+            closing = weakref.finalize(order, connection.close)
             closing.atexit = False
-            self._beside[order] = announcer, closing
+            self._beside[order] = connection, closing
         if order in self._beside:
             self._beside[order][0].submit(plan)
         else:

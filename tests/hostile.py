@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from xxhash import xxh3_64_hexdigest
 
+from cachesvc import plans
 from cachesvc.catalog.build import Options
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.formats.fixed import compile_records
@@ -28,10 +29,10 @@ from cachesvc.catalog.formats.tokens import compile_tokens
 from cachesvc.catalog.formats.webdataset import compile_webdataset
 from cachesvc.catalog.inputs import Draft, Entry, Inputs
 from cachesvc.core import wire
-from cachesvc.core.errors import CacheError
-from cachesvc.core.model import Extent, ObjectVersion
+from cachesvc.core.errors import CacheError, InvalidInput
+from cachesvc.core.model import Extent, ExtentId, ObjectVersion
+from cachesvc.daemon.plans import entries_of
 from cachesvc.sources.parquet import decode
-from cachesvc.v1 import cachesvc_pb2 as pb
 
 CORPUS = Path(__file__).parent / "corpus"
 MAX_READ_BYTES = 8 << 20
@@ -88,13 +89,21 @@ def grants_message(data: bytes) -> None:
     assert len(wire.encode(*found)) <= wire.MAX_MESSAGE_BYTES
 
 
-def plan_request(data: bytes) -> None:
-    """protobuf's parser, of the largest request."""
+def plan_memory(data: bytes) -> None:
+    """A reader's plan: rows of extents that there are, in order, or InvalidInput."""
+    rows, rest = divmod(len(data), 24)  # as many rows of the epoch after it
+    fd = os.memfd_create("plan")
     try:
-        pb.SubmitPlanRequest.FromString(data)
-    except Exception as error:
-        if type(error).__name__ != "DecodeError":
-            raise
+        os.write(fd, data)
+        found = entries_of(
+            plans.read(fd, rows, rows + rest // 4), (ExtentId(b"a"), ExtentId(b"b"), ExtentId(b"c"))
+        )
+    except InvalidInput:
+        return
+    finally:
+        os.close(fd)
+    assert len(found.entries) == rows
+    assert [first for _, first, _ in found.entries] == sorted(first for _, first, _ in found.entries)
 
 
 def tar(data: bytes) -> None:
@@ -158,7 +167,7 @@ def catalog(data: bytes) -> None:
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
     found.__name__: found
-    for found in (grants_message, plan_request, tar, webdataset, mds, parquet, npy, megatron, catalog)
+    for found in (grants_message, plan_memory, tar, webdataset, mds, parquet, npy, megatron, catalog)
 }
 
 

@@ -16,29 +16,25 @@ from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 
-import grpc
 import pytest
 
 from bench.node import Daemon
-from cachesvc import client, identity
+from cachesvc import identity
 from cachesvc.catalog.build import Options
-from cachesvc.client import PLAN_ROWS, Control
+from cachesvc.client import Control
 from cachesvc.core import wire
 from cachesvc.core.errors import (
     CacheError,
     DaemonUnavailable,
     DeadlineExceeded,
-    InvalidInput,
     NotAllowed,
     SourceUnavailable,
 )
 from cachesvc.core.model import DatasetId
 from cachesvc.core.wire import Message, Op
-from cachesvc.daemon.service import MAX_URIS, PLANS_AT_ONCE
+from cachesvc.daemon.service import MAX_URIS
 from cachesvc.grants import Granted, Refused
 from cachesvc.leases import DaemonGrants
-from cachesvc.v1 import cachesvc_pb2 as pb
-from cachesvc.v1 import cachesvc_pb2_grpc
 from loader.connect import Link
 from loader.failover import Failover
 from tests.servers import Proxy, SeaweedFS
@@ -333,75 +329,6 @@ def test_as_many_uris_as_are_taken_fit_a_message(daemon: Daemon) -> None:
     elsewhere = [f"file:///elsewhere/{number:0100}" for number in range(MAX_URIS)]
     with Control(daemon.socket_dir) as control, pytest.raises(NotAllowed):
         control.open_dataset(elsewhere, RECORDS)
-
-
-def test_plans_are_checked(daemon: Daemon, data: bytes) -> None:
-    dataset = opened(daemon)
-    grants = DaemonGrants(daemon.socket_dir, dataset)
-    os.close(grants.catalog())
-    with Control(daemon.socket_dir) as control:
-        for extents, firsts, lasts in (
-            ([EXTENTS], [0], [0]),
-            ([0, 1], [1, 0], [1, 1]),
-            ([0, 1], [0, 1], [0]),
-            ([0] * 2_000_001, [0] * 2_000_001, [0] * 2_000_001),
-            ([0] * (PLAN_ROWS + 1), [1] * PLAN_ROWS + [0], [1] * (PLAN_ROWS + 1)),
-        ):
-            with pytest.raises(InvalidInput):
-                control.plan(grants.token, dataset, extents, firsts, lasts)
-        with pytest.raises(InvalidInput):
-            control.plan(grants.token, dataset, [0], [0], [0], [0] * 2_000_001)
-        control.plan(grants.token, dataset, [0, 1], [0, 1], [2**63, 2**63])
-        grants.passed(2**64 - 1)
-    grants.close()
-
-
-def test_a_plan_in_parts_is_taken_whole_and_waits_for_no_other(
-    daemon: Daemon, data: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client, "PLAN_ROWS", 2)
-    dataset = opened(daemon)
-    grants = DaemonGrants(daemon.socket_dir, dataset)
-    os.close(grants.catalog())
-    said, over = threading.Semaphore(0), threading.Event()
-
-    def half_a_plan() -> Iterator[pb.SubmitPlanRequest]:
-        yield pb.SubmitPlanRequest(
-            reader=grants.token,
-            dataset=dataset,
-            extents=[EXTENTS - 1],
-            first_steps=[0],
-            last_steps=[1],
-            more=True,
-        )
-        said.release()
-        over.wait()
-
-    with (
-        grpc.insecure_channel(f"unix:{daemon.socket_dir}/cachesvc.sock") as channel,
-        Control(daemon.socket_dir) as control,
-    ):
-        stub = cachesvc_pb2_grpc.CacheStub(channel)
-        halves = [stub.SubmitPlan.future(half_a_plan()) for _ in range(2 * PLANS_AT_ONCE)]
-        for _ in halves:
-            assert said.acquire(timeout=20)
-        ours = range(EXTENTS - 1)
-        control.plan(grants.token, dataset, ours, ours, ours, ours)
-
-        def resident() -> int:
-            return sum(each.resident_extents for each in control.list())
-
-        wait_until(lambda: resident() == EXTENTS - 1)
-        for half in halves:
-            half.cancel()
-        over.set()
-        reads = [answer.extent for answer in grants.acquire(ours, 20.0) if isinstance(answer, Granted)]
-        assert reads == list(ours)
-        assert resident() == EXTENTS - 1
-        with pytest.raises(grpc.RpcError) as caught:
-            stub.SubmitPlan(iter(()))
-        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    grants.close()
 
 
 STREAMS = """

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from bench.node import Daemon
+from cachesvc.connection import Connection
 from cachesvc.core import wire
 from cachesvc.core.errors import CacheError, DaemonUnavailable, DeadlineExceeded
 from cachesvc.core.model import DatasetId
@@ -135,11 +136,22 @@ def test_more_extents_than_a_sockets_buffer_holds_answers_for_are_granted_in_one
         grants.close()
 
 
+class _Greets(DaemonGrants):
+    """Counts the connections that it makes."""
+
+    def __init__(self, directory: str, dataset: DatasetId) -> None:
+        super().__init__(directory, dataset)
+        self.welcomed: list[int] = []
+
+    def _greet(self, connection: Connection) -> None:
+        super()._greet(connection)
+        self.welcomed.append(self.token)
+
+
 def test_every_thread_that_waits_hears_of_a_killed_daemon_and_one_connection_is_made_anew(
     daemon: Daemon, data: bytes, pool: ThreadPoolExecutor
 ) -> None:
-    tokens: list[int] = []
-    grants = DaemonGrants(daemon.socket_dir, opened(daemon), tokens.append)
+    grants = _Greets(daemon.socket_dir, opened(daemon))
     taken(grants, 0)
     before = kept(daemon)
     (held,) = grants.acquire([1], 30)
@@ -156,7 +168,7 @@ def test_every_thread_that_waits_hears_of_a_killed_daemon_and_one_connection_is_
     daemon.start()
     again = [pool.submit(taken, grants, extent) for extent in range(EXTENTS)]
     assert [each.result(30) for each in again] == [part(data, extent) for extent in range(EXTENTS)]
-    assert len(tokens) == 2
+    assert len(grants.welcomed) == 2
     assert isinstance(held, Granted)
     assert os.pread(held.fd, held.size_bytes, 0) == part(data, 1)
     os.close(held.fd)

@@ -18,7 +18,7 @@ from tests.catalog_reader import compiled
 from tests.datasets import write_files
 from tests.hostile import CORPUS, MAX_READ_BYTES, TARGETS, megatron_index, seeds, small_tar
 
-SEEDED = sorted(set(TARGETS) - {"plan_request"})
+SEEDED = sorted(TARGETS)
 _MDS = {
     "version": 2,
     "shards": [

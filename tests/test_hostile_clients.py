@@ -168,7 +168,6 @@ def test_greeting_twice_or_with_garbage_ends_that_connection_only(
 
 METHODS = (
     "OpenDataset",
-    "SubmitPlan",
     "Prefetch",
     "Status",
     "List",
@@ -201,7 +200,7 @@ def test_a_message_above_the_limit_is_refused(daemon: Daemon, lives: DaemonGrant
     with grpc.insecure_channel(
         f"unix:{daemon.socket_dir}/cachesvc.sock", [("grpc.max_send_message_length", -1)]
     ) as channel:
-        call = channel.unary_unary("/cachesvc.v1.Cache/SubmitPlan")
+        call = channel.unary_unary("/cachesvc.v1.Cache/Status")
         with pytest.raises(grpc.RpcError) as caught:
             call(bytes(MAX_MESSAGE_BYTES + 1), timeout=60)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -213,7 +212,7 @@ GROWTH_AT_ONCE_KB = CALLERS * (MAX_MESSAGE_BYTES >> 10) * 3
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["SubmitPlan", "OpenDataset", "Prefetch", "Status"])
+@pytest.mark.parametrize("method", ["OpenDataset", "Prefetch", "Status"])
 def test_many_callers_with_the_largest_messages_cost_bounded_memory(daemon: Daemon, method: str) -> None:
     """The C library keeps some of what is freed, and takes it for the next."""
     assert daemon.process is not None

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -20,12 +21,13 @@ import pytest
 from bench.kills.audit import Audit, differing
 from bench.kills.ledger import Entry, Reader, Writer
 from bench.node import Daemon
-from cachesvc.client import Control
+from cachesvc import plans
 from cachesvc.config import Settings
 from cachesvc.core.errors import DaemonUnavailable, SourceUnavailable
+from cachesvc.core.order import Plan
 from cachesvc.daemon import jobs
 from cachesvc.daemon.fillers import Fillers
-from loader import DataLoader, announcer, open_dataset
+from loader import DataLoader, open_dataset
 
 LATE = 2
 """The drill's exit code when starts took too long, and nothing else was wrong."""
@@ -262,17 +264,15 @@ def test_a_plan_that_meets_the_next_daemon_is_submitted_again(
         monkeypatch.setenv("CACHESVC", "require")
         killed: list[int] = []
 
-        class Killing(Control):
+        def killing(plan: Plan, written: Callable[..., tuple[int, int, int]] = plans.written) -> Any:
             """Between the reader's hello and its plan the daemon is another one."""
+            if not killed:
+                killed.append(1)
+                daemon.kill()
+                daemon.start()
+            return written(plan)
 
-            def __init__(self, directory: str) -> None:
-                if not killed:
-                    killed.append(1)
-                    daemon.kill()
-                    daemon.start()
-                super().__init__(directory)
-
-        monkeypatch.setattr(announcer, "Control", Killing)
+        monkeypatch.setattr(plans, "written", killing)
         batches = DataLoader(
             open_dataset(tmp_path / "data", format="records", record_bytes=4096), batch_size=8
         )

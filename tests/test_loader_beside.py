@@ -12,8 +12,8 @@ import pytest
 
 from bench.node import Daemon
 from cachesvc.client import Control
+from cachesvc.leases import DaemonGrants
 from loader import DataLoader, Dataset, open_dataset
-from loader.announcer import Announcer
 from tests.test_daemon import wait_until
 
 RECORD, EACH, EXTENTS, FIT = 4096, 16, 240, 72
@@ -81,20 +81,20 @@ def test_a_validation_that_was_broken_off_leaves_the_lead(data: Dataset) -> None
     assert ahead() > before
 
 
-def announcers() -> int:
+def connections() -> int:
     gc.collect()
-    return sum(isinstance(each, Announcer) for each in gc.get_objects())
+    return sum(isinstance(each, DaemonGrants) for each in gc.get_objects())
 
 
 def test_validations_in_mid_epoch_do_not_add_up(data: Dataset) -> None:
-    others = announcers()
+    others = connections()
     running = iter(DataLoader(data, EACH, shuffle=True))
     validation = DataLoader(data.take(2 * EACH), EACH)
     next(running)
     for _ in range(4):
         assert len(list(validation)) == 2
     next(running)
-    assert announcers() == others + 1
+    assert connections() == others + 1
     data.opened.close()
 
 

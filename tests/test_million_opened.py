@@ -5,19 +5,20 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import random
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
 from cachesvc.client import Control
 from cachesvc.core.model import DatasetId
+from cachesvc.core.order import Plan
 from cachesvc.daemon.datasets import UNUSED
 from cachesvc.grants import Granted
 from cachesvc.leases import DaemonGrants
@@ -79,8 +80,8 @@ def test_a_dataset_of_a_million_extents_keeps_no_grant_waiting(
         (tmp_path / name).mkdir()
         with open(tmp_path / name / "0.bin", "wb") as file:
             file.truncate(extents * EXTENT)
-    order, following = (random.Random(seed).sample(range(MILLION), MILLION) for seed in (1, 2))
-    steps = [at // 8 for at in range(MILLION)]
+    order, following = (np.random.default_rng(seed).permutation(MILLION) for seed in (1, 2))
+    steps = np.arange(MILLION) // 8
     phase = Phases()
     with (
         Daemon(tmp_path / "node", ["--ram", "1GiB", "--allow", f"{tmp_path}/"]) as daemon,
@@ -100,8 +101,8 @@ def test_a_dataset_of_a_million_extents_keeps_no_grant_waiting(
             assert granted(large, MILLION - 1) < 60.0
         for name in ("plan", "another plan in its place"):
             with phase(name):
-                control.plan(large.token, dataset.id, order, steps, [step + 8 for step in steps], following)
-                granted(large, order[0])
+                large.submit(Plan(order, steps, steps + 8, following))
+                granted(large, int(order[0]))
         for name, pinned in (("pin", True), ("eviction of what is pinned", None), ("unpin", False)):
             with phase(name):
                 if pinned is None:

@@ -29,6 +29,7 @@ from cachesvc.leases import DaemonGrants
 from cachesvc.sources.uri import allowlist
 from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import cachesvc_pb2_grpc
+from tests.test_daemon import wait_until
 from tests.users import ALICE, BOB, ML, as_root, as_user
 
 RECORDS = Options(format="records", record_bytes=4096)
@@ -139,7 +140,7 @@ def test_a_tenant_uses_its_own_data_and_meets_nothing_of_another_s(daemon: Daemo
         assert f"({data}/bob, ".replace("(/", "(file:///") in message
         assert "alice" not in message.replace(wanted[-1], "")
     never = "1" * 32
-    for verb in ("pin", "evict", "verify", "prefetch", "read", "plan"):
+    for verb in ("pin", "evict", "verify", "prefetch", "read"):
 
         def use(dataset: str, verb: str = verb) -> object:
             with Control(here) as control:
@@ -147,8 +148,6 @@ def test_a_tenant_uses_its_own_data_and_meets_nothing_of_another_s(daemon: Daemo
                     control.pin(DatasetId(dataset), True)
                 elif verb == "evict":
                     control.evict(DatasetId(dataset))
-                elif verb == "plan":
-                    control.plan(1, DatasetId(dataset), [0], [0], [0])
                 elif verb == "read":
                     read_all(here, dataset)
                 else:
@@ -246,16 +245,19 @@ def test_tokens_are_random_differ_and_end_with_their_connection(daemon: Daemon, 
     assert len(set(tokens)) == 64
     ones = sum(token.bit_count() for token in tokens)
     assert abs(ones - 64 * 32) < 6 * 32  # six standard deviations
-    with Control(daemon.socket_dir) as control:
-        dataset = control.open_dataset([f"{data}/alice/"], RECORDS).id
-        for channel, token in found:
-            with pytest.raises(InvalidInput):  # a caller that only identified itself reads no dataset
-                control.plan(token, dataset, [0], [0], [0])
-            channel.close()
-        grants = DaemonGrants(daemon.socket_dir, dataset)
-        grants.connect()
-        control.plan(grants.token, dataset, [0], [0], [0])
-        assert str(grants.token) not in daemon.log
+    with grpc.insecure_channel(f"unix:{daemon.socket_dir}/cachesvc.sock") as grpc_channel:
+        stub = cachesvc_pb2_grpc.CacheStub(grpc_channel)
+
+        def prefixes(token: int) -> list[str]:
+            return list(stub.Status(pb.StatusRequest(), metadata=((TOKEN_KEY, str(token)),)).allow)
+
+        (channel, token), *others = found
+        assert any("alice" in prefix for prefix in prefixes(token))  # the daemon's own user sees all
+        channel.close()
+        wait_until(lambda: not any("alice" in prefix for prefix in prefixes(token)))
+        assert str(token) not in daemon.log
+    for channel, _ in others:
+        channel.close()
 
 
 @as_root

@@ -11,6 +11,7 @@ Both ends import this file. A message that does not parse is a protocol error an
     RELEASE extent index
     HOLD    extent index, tier: "I still hold this from before your restart"
     IDENTIFY: "I read nothing"                 WELCOME  the connection's token
+    PLAN    rows, rows of the epoch after it + descriptor (memory as `plans.py` lays it out): its earlier plan is over
     PASSED  step of the reader's plan: everything before `step` has been consumed
     SUSPECT extent index: "what I was granted does not match its checksums"
     WAITED  a StallReport (core/stalls.py), every few seconds
@@ -22,12 +23,10 @@ import struct
 from enum import IntEnum
 from typing import NamedTuple
 
-MAGIC = 0x43534731
+MAGIC = 0x43534732
 MAX_MESSAGE_BYTES = 4096
 MAX_TEXT_BYTES = 2048
 _HEAD = struct.Struct("<BIQQ16s")
-DESCRIPTOR = struct.Struct("i")
-"""What SCM_RIGHTS carries."""
 NO_DATASET = bytes(16)
 
 
@@ -43,6 +42,7 @@ class Op(IntEnum):
     IDENTIFY = 7
     WAITED = 8
     SUSPECT = 9
+    PLAN = 10
     WELCOME = 17
     GRANT = 18
     REFUSED = 19
@@ -55,9 +55,9 @@ _new = tuple.__new__
 
 
 class Message(NamedTuple):
-    """One datagram. `number` is the request (GET and its answers), MAGIC (HELLO, IDENTIFY) or an error code's
-    request (FAILED); `value` the extent index, step, count, or what a job's readers have in common (HELLO; 0: nothing);
-    `size` bytes, error code, or the token (WELCOME)."""
+    """One datagram. `number` is the request (GET and its answers), MAGIC (HELLO, IDENTIFY), an error code's request
+    (FAILED) or a count of rows (PLAN); `value` the extent index, step, count, or what a job's readers have in common
+    (HELLO; 0: nothing); `size` bytes, error code, or the token (WELCOME)."""
 
     op: Op
     number: int = 0

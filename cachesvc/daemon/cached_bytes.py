@@ -7,10 +7,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from cachesvc.catalog.build import Survey, provisional
-from cachesvc.client import Control
 from cachesvc.core.errors import OutOfSpace
-from cachesvc.core.model import DatasetId, Extent
+from cachesvc.core.model import Extent
+from cachesvc.core.order import Plan
 from cachesvc.grants import Refused
 from cachesvc.leases import DaemonGrants
 
@@ -43,13 +45,9 @@ class CachedBytes:
         """Make the extents known to the daemon, as a dataset without samples, and plan to read each once."""
         dataset = provisional(self._survey, extents, self._catalogs)
         self._path = f"{self._catalogs}/{dataset}.lmdb"
-        steps = range(len(extents))
-
-        def plan(token: int) -> None:
-            with Control(self._socket_dir) as control:
-                control.plan(token, DatasetId(dataset), steps, steps, steps)
-
-        self._grants = DaemonGrants(self._socket_dir, dataset, connected=plan)
+        steps = np.arange(len(extents))
+        self._grants = DaemonGrants(self._socket_dir, dataset)
+        self._grants.submit(Plan(steps, steps, steps))
 
     def read(self, extent: int, offset: int, length: int) -> bytes:
         """Bytes of an extent, filled when it was not. Raises the typed error of a fill that failed."""

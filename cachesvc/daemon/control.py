@@ -26,9 +26,8 @@ CONTROL_THREADS = PLACES + 8
 """One for each place, and some for calls that are refused. Started only when needed."""
 NO_THREAD = "no thread can be started; allow more processes or memory (TasksMax=, ulimit -u, ulimit -v)"
 STREAMS_EACH = 64
-"""Calls at once on one connection: a process has a few. With `PLACES` calls being received and `PLANS_AT_ONCE` being
-read, this bounds what callers make the daemon hold: no more than a plan of 28 MB and a message a thread, 13 GiB, if all
-of them are hostile and slow."""
+"""Calls at once on one connection: a process has a few. With `PLACES` calls being received, this bounds what callers make
+the daemon hold: no more than a message a thread, 6 GiB, if all of them are hostile and slow."""
 
 
 def control_path(settings: Settings) -> str:

@@ -88,11 +88,9 @@ class Filler:
                     self._unanswered[job.number] = job
                 threads.submit(self._answer, job, descriptors).add_done_callback(_report)
 
-    def prepare(self, builds: bool) -> None:
-        """Before anyone waits: a boto3 client takes 0.4 s of CPU to make, and gRPC, through which a builder plans what it
-        reads, 0.1 s to import. What fails is said by the first job that needs it."""
-        if builds:
-            import cachesvc.v1.cachesvc_pb2_grpc  # noqa: F401
+    def prepare(self) -> None:
+        """Before anyone waits: a boto3 client takes 0.4 s of CPU to make. What fails is said by the first job that needs
+        it."""
         for uri in self._settings.allow:
             with suppress(CacheError):
                 self._sources(uri)
@@ -279,12 +277,12 @@ def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
     fields |= {name: tuple(fields[name]) for name in ("allow", "peer")}
     fields |= {"nvme": (), "rules": (), "quota": (), "tls": fields["tls"] and Tls(**fields["tls"])}
-    roots, builds = tuple(fields.pop("roots")), fields.pop("builds")
+    roots = tuple(fields.pop("roots"))
     settings = Settings(**fields)
     configure_logging(settings.log_format)
     filler = Filler(channel, settings, roots)
     # Not in the background: beside jobs that keep every core busy it took 20 s, and readers wait for it.
-    threading.Thread(target=filler.prepare, args=(builds,), name="prepare", daemon=True).start()
+    threading.Thread(target=filler.prepare, name="prepare", daemon=True).start()
     run_in_background()
     filler.run()
     os._exit(0)

@@ -59,7 +59,7 @@ class Fillers:
         unwatch: Callable[[int], None],
     ) -> None:
         self._settings = settings
-        self._given = {**asdict(settings), "roots": roots}
+        self._given = json.dumps({**asdict(settings), "roots": roots})
         self._watch = watch
         self._unwatch = unwatch
         self._number = 0
@@ -145,8 +145,7 @@ class Fillers:
                 raise OSError(
                     errno.EAGAIN, f"{MAX_HUNG} processes hang in the kernel; look at the source's mount"
                 )
-            given = json.dumps({**self._given, "builds": builds})
-            filler = _Filler(*spawn("cachesvc.daemon.filler", given, os.environ), builds)
+            filler = _Filler(*spawn("cachesvc.daemon.filler", self._given, os.environ), builds)
             self._living.append(filler)
             self._watch(filler.channel.fileno(), partial(self._read, filler))
 

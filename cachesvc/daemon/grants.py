@@ -19,6 +19,7 @@ from functools import partial
 from typing import Protocol
 
 import cachesvc
+from cachesvc import datagrams
 from cachesvc.config import Rule
 from cachesvc.core import events, wire
 from cachesvc.core.errors import CacheError, DaemonUnavailable, InvalidInput
@@ -26,6 +27,7 @@ from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId
 from cachesvc.core.stalls import StallReport
 from cachesvc.core.wire import Message, Op
 from cachesvc.daemon.listening import bind, identity, remove, spare, turn_away
+from cachesvc.daemon.plans import Entries, Handed, Plans
 from cachesvc.daemon.tenants import NOBODY, Peer, admits, peer_of
 
 log = logging.getLogger(__name__)
@@ -34,8 +36,6 @@ NO_DATASET = DatasetId("")
 ANSWERS_BYTES = 1 << 18
 """A reader's buffer, as far as the kernel allows (`wmem_max`, 208 KiB where nobody changed it): 333 answers of 1.25 KiB,
 which is what the kernel counts for one, twice over. Its own default holds half."""
-MAX_HEEDED = 4096
-"""Messages taken in at once before a plan: more than a socket's buffer holds."""
 
 
 class Known(Protocol):
@@ -75,6 +75,8 @@ class Answers(Protocol):
 
     def waited(self, dataset: DatasetId, report: StallReport) -> None: ...
 
+    def planned(self, reader: ReaderId, plan: Entries) -> None: ...
+
     def passed_or_gone(self, reader: ReaderId, step: int | None) -> None:
         """The reader's plan moved on to `step`; None: the reader is gone."""
         ...
@@ -90,6 +92,8 @@ class _Reader:
     greeted: bool = False
     wanted: DatasetId = NO_DATASET
     dataset: Known | None = None
+    plan: Handed | None = None
+    """Being read: what this reader says after it is heard after it."""
     launch: int = 0
     job: int = 0
     """Whose turn its demands take; nobody stands in another user's line. 0: its own."""
@@ -121,6 +125,7 @@ class GrantsServer:
         path: str,
         mode: int,
         answers: Answers,
+        plans: Plans,
         watch: Callable[[int, Callable[[], object]], None],
         unwatch: Callable[[int], None],
         next_id: Callable[[], int],
@@ -130,6 +135,7 @@ class GrantsServer:
         """`listener`: one that another daemon has bound to `path`, with whoever knocks there."""
         self._max_readers = max_readers
         self._answers = answers
+        self._plans = plans
         self._watch = watch
         self._unwatch = unwatch
         self._next_id = next_id
@@ -196,11 +202,6 @@ class GrantsServer:
         found = self._tokens.get(token)
         return found.peer if found else None
 
-    def dataset_of(self, token: int) -> tuple[ReaderId, Known] | None:
-        """The live reader that was given this token, and the dataset that it has been welcomed to."""
-        found = self._tokens.get(token)
-        return (found.id, found.dataset) if found and found.dataset else None
-
     def readers_of(self, dataset: DatasetId) -> int:
         """Live readers of a dataset."""
         return self.readers()[dataset]
@@ -238,9 +239,8 @@ class GrantsServer:
             self._write(reader, wire.encode(op, request, index, code, extent, text))
 
     def _write(self, reader: _Reader, message: bytes, fd: int | None = None) -> bool:
-        rights = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, wire.DESCRIPTOR.pack(fd))]
         try:
-            reader.channel.sendmsg([message], rights)
+            datagrams.send(reader.channel, message, fd)
         except OSError as error:
             if error.errno == errno.ETOOMANYREFS:
                 return False  # others are to blame: too many of our user's descriptors are under way
@@ -295,30 +295,49 @@ class GrantsServer:
             pass
         self._spare = spare()
 
-    def heed(self, to: ReaderId) -> None:
-        """Take in what a reader has written so far: what it says by gRPC comes after that."""
-        reader = self._readers.get(to)
-        for _ in range(MAX_HEEDED):
-            if reader is None or not self._read(reader):
-                return
-
-    def _read(self, reader: _Reader) -> bool:
-        """Take in one message; whether there was one, and there may be more."""
-        try:
-            datagram = reader.channel.recv(wire.MAX_MESSAGE_BYTES + 1)  # so that a longer one is seen to be
+    def _read(self, reader: _Reader) -> None:
+        """Take in one message."""
+        try:  # one byte more, so that a longer one is seen to be
+            datagram, fd = datagrams.receive(reader.channel, wire.MAX_MESSAGE_BYTES + 1)
         except (BlockingIOError, InterruptedError):
-            return False
+            return
         except OSError:
-            datagram = b""
+            datagram, fd = b"", None
         if not datagram:
             self._drop(reader)
-            return False
+            return
         try:
-            self._dispatch(reader, wire.decode(datagram))
+            message = wire.decode(datagram)
+            if message.op is Op.PLAN and reader.dataset is not None and fd is not None:
+                reader.plan = Handed(fd, message.number, message.value, reader.dataset.extent_ids)
+                fd = None
+                self._take(reader, reader.plan)
+            else:
+                self._dispatch(reader, message)
         except (ValueError, IndexError) as error:
-            log.warning("a reader broke the protocol", extra={"reader": reader.id, "error": str(error)})
-            self._drop(reader)
-        return reader.id in self._readers
+            self._broken(reader, error)
+        finally:
+            if fd is not None:  # nobody asked for it
+                os.close(fd)
+
+    def _broken(self, reader: _Reader, error: Exception) -> None:
+        log.warning("a reader broke the protocol", extra={"reader": reader.id, "error": str(error)})
+        self._drop(reader)
+
+    def _take(self, reader: _Reader, plan: Handed) -> None:
+        self._unwatch(reader.channel.fileno())
+
+        def took(found: Entries | CacheError) -> None:
+            if reader.id not in self._readers:
+                return
+            reader.plan = None
+            self._watch(reader.channel.fileno(), partial(self._read, reader))
+            if isinstance(found, CacheError):
+                self._broken(reader, found)
+            else:
+                self._answers.planned(reader.id, found)
+
+        self._plans.take(plan, reader.peer.uid, took)
 
     def _dispatch(self, reader: _Reader, message: Message) -> None:
         op, dataset = message.op, reader.dataset
@@ -380,6 +399,9 @@ class GrantsServer:
         if self._readers.pop(reader.id, None) is None:
             return
         del self._tokens[reader.token]
-        self._unwatch(reader.channel.fileno())
+        if reader.plan is None:
+            self._unwatch(reader.channel.fileno())
+        else:
+            self._plans.forget(reader.plan)
         reader.channel.close()
         self._answers.passed_or_gone(reader.id, None)

@@ -25,10 +25,9 @@ from cachesvc.daemon.statuses import abort
 from cachesvc.daemon.tenants import STRANGER, Peer, token_of
 
 PLACES = 256
-"""A prefetch, verify or opening holds one while it streams, and with it a thread: all ranks of a node open at once,
-and the builder they wait for needs one more to submit its plan."""
+"""A prefetch, verify or opening holds one while it streams, and with it a thread: all ranks of a node open at once."""
 OWN_PLACES = 32
-"""Of them, for the daemon's own user: its builder, its operator, its probes."""
+"""Of them, for the daemon's own user: its operator, its probes."""
 
 
 class Places:

@@ -1,63 +1,126 @@
-"""Plans as readers submit them, checked before the core sees them: in parts and row by row, for one call about a million
-would keep the interpreter, and so the loop, from all else."""
+"""Plans that readers hand over, read and checked before the core sees them: short ones at once, longer ones on a thread
+of their own, row by row, for one call about a million would keep the interpreter, and so the loop, from all else."""
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from typing import NamedTuple
 
-from cachesvc.core import errors
+from cachesvc import plans
+from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.model import ExtentId
-from cachesvc.daemon.grants import Known
-from cachesvc.v1 import cachesvc_pb2 as pb
+from cachesvc.core.turns import Turns
+from cachesvc.daemon.lanes import Lane
+from cachesvc.plans import Columns
 
-MAX_PLAN = 1_000_000
-"""Entries: 64 TB of extents."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A reader's rows as they come, 24 bytes each."""
-
-    extents: array[int] = field(default_factory=partial(array, "I"))
-    first_steps: array[int] = field(default_factory=partial(array, "Q"))
-    last_steps: array[int] = field(default_factory=partial(array, "Q"))
-    following: array[int] = field(default_factory=partial(array, "I"))
-
-    def take(self, part: pb.SubmitPlanRequest) -> None:
-        """Add a part's rows. Raises InvalidInput where they are too many, or do not fit one another."""
-        self.extents.extend(part.extents)
-        self.first_steps.extend(part.first_steps)
-        self.last_steps.extend(part.last_steps)
-        self.following.extend(part.following)
-        if not len(self.extents) == len(self.first_steps) == len(self.last_steps) <= MAX_PLAN:
-            raise errors.InvalidInput(f"a plan has three columns of one length, at most {MAX_PLAN:,}")
-        if len(self.following) > MAX_PLAN:
-            raise errors.InvalidInput(f"the epoch after the plan has more than {MAX_PLAN:,} entries")
+SHORT_ROWS = 512
+"""A tenth of a millisecond: less than it takes to ask another thread."""
 
 
-def entries_of(plan: Plan, known: Known) -> tuple[tuple[ExtentId, int, int], ...]:
-    """A plan's rows, checked; not on the loop's thread, since a plan may have a million of them."""
-    if _beyond(plan.extents, known):
-        raise errors.InvalidInput(f"the plan names an extent beyond the {len(known.extent_ids)} there are")
-    if any(later < earlier for earlier, later in pairwise(plan.first_steps)):
-        raise errors.InvalidInput("a plan is sorted by the step that needs an extent first")
-    rows = zip(plan.extents, plan.first_steps, plan.last_steps)
-    return tuple((known.extent_ids[extent], first, last) for extent, first, last in rows)
+class Entries(NamedTuple):
+    """A plan as the core takes it: (extent, first step, last step), and the order of the epoch after it."""
+
+    entries: tuple[tuple[ExtentId, int, int], ...]
+    following: tuple[ExtentId, ...]
 
 
-def following_of(plan: Plan, known: Known) -> tuple[ExtentId, ...]:
-    """The order of the epoch after the plan's, checked as its rows are."""
-    if _beyond(plan.following, known):
-        raise errors.InvalidInput(
-            f"the epoch after the plan names an extent beyond the {len(known.extent_ids)}"
-        )
-    return tuple(known.extent_ids[extent] for extent in plan.following)
+Then = Callable[["Entries | CacheError"], None]
 
 
-def _beyond(extents: Iterable[int], known: Known) -> bool:
-    count = len(known.extent_ids)
+@dataclass(slots=True, eq=False)
+class Handed:
+    """A plan's memory as a reader of a dataset with these extents handed it over; the descriptor is closed by whoever
+    reads it, or by `Plans.forget`."""
+
+    fd: int
+    rows: int
+    more: int
+    extent_ids: tuple[ExtentId, ...]
+
+    @property
+    def short(self) -> bool:
+        return max(self.rows, self.more) <= SHORT_ROWS
+
+
+class Plans:
+    """Reads one long plan after the other, users in turn. No reader hands over another one before its last is read,
+    which is the bound of the queue. Runs on the loop's thread."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._waiting: Turns[tuple[Handed, Then]] = Turns()
+        self._busy = False
+
+    @property
+    def under_way(self) -> bool:
+        """Whether any is read, or waits for that."""
+        return self._busy
+
+    def take(self, handed: Handed, user: int, then: Then) -> None:
+        """Read a plan, and call `then` with what is in it, or with the InvalidInput that it is."""
+        if handed.short:
+            then(_read(handed))
+            return
+        self._waiting.append(user, (handed, then))
+        if not self._busy:
+            self._next()
+
+    def forget(self, handed: Handed) -> None:
+        """Nobody needs it any more."""
+        if handed.fd >= 0:
+            os.close(handed.fd)
+            handed.fd = -1
+
+    def close(self) -> None:
+        """Read no more."""
+        self._lane.close(0.0)
+
+    def _next(self) -> None:
+        while self._waiting:
+            _, (handed, then) = self._waiting.first
+            if handed.fd < 0:
+                self._waiting.drop()
+                continue
+            self._waiting.served()
+            self._busy = True
+            own, handed.fd = Handed(handed.fd, handed.rows, handed.more, handed.extent_ids), -1
+            self._lane.submit(partial(_read, own), partial(self._done, then), partial(self._done, then))
+            return
+        self._busy = False
+
+    def _done(self, then: Then, found: Entries | CacheError) -> None:
+        self._next()
+        then(found)
+
+
+def _read(handed: Handed) -> Entries | CacheError:
+    """Closes the memory."""
+    fd, handed.fd = handed.fd, -1
+    try:
+        return entries_of(plans.read(fd, handed.rows, handed.more), handed.extent_ids)
+    except InvalidInput as error:
+        return error
+    finally:
+        os.close(fd)
+
+
+def entries_of(columns: Columns, extent_ids: tuple[ExtentId, ...]) -> Entries:
+    """A plan's rows, checked. Raises InvalidInput."""
+    count = len(extent_ids)
+    if _beyond(columns.extents, count) or _beyond(columns.following, count):
+        raise InvalidInput(f"the plan names an extent beyond the {count} there are")
+    if any(later < earlier for earlier, later in pairwise(columns.first_steps)):
+        raise InvalidInput("a plan is sorted by the step that needs an extent first")
+    rows = zip(columns.extents, columns.first_steps, columns.last_steps, strict=True)
+    return Entries(
+        tuple((extent_ids[extent], first, last) for extent, first, last in rows),
+        tuple(extent_ids[extent] for extent in columns.following),
+    )
+
+
+def _beyond(extents: Iterable[int], count: int) -> bool:
     return any(extent >= count for extent in extents)

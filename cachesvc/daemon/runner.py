@@ -24,6 +24,7 @@ from cachesvc.daemon.granting import Granting
 from cachesvc.daemon.grants import GrantsServer, Known
 from cachesvc.daemon.lanes import Lane
 from cachesvc.daemon.loop import Loop
+from cachesvc.daemon.plans import Entries, Plans
 from cachesvc.daemon.pressure import Pressure
 from cachesvc.daemon.quotas import Quotas
 from cachesvc.daemon.renewal import Disk, Successor
@@ -78,6 +79,7 @@ class Runner:
         self.checks = Checks(node, self._tiers, self._openers, fillers, self.handle, self.watch.suspect)
         self.fills = Fills(self._tiers, self._lanes, datasets, fillers, self.checks, self.handle)
         self.granting = Granting(self._tiers, self.checks, self.handle, self.next_id)
+        self.plans = Plans(self._lane("plans", clock))
         self._settling = Settling()
         self.builds = Builds(fillers.build)
         self._fillers = fillers
@@ -217,6 +219,7 @@ class Runner:
         """Finish what the tiers' threads are doing, not what they were to do next, and close the tiers."""
         self.watch.close(0.0)
         self._pressure.close()
+        self.plans.close()
         for opener in self._openers.values():
             opener.close(0.0)
         for name, tier in self._tiers.items():
@@ -270,6 +273,10 @@ class Runner:
         self.handle(events.ReaderGone(reader))
         self.handle(events.PlanEnded(reader))
         self.handle(events.JobEnded(reader))
+
+    def planned(self, reader: ReaderId, plan: Entries) -> None:
+        """PLAN, read."""
+        self.handle(events.Planned(reader, reader, plan.entries, plan.following))
 
     def waited(self, dataset: DatasetId, report: StallReport) -> None:
         """A rank says what its steps waited for."""

@@ -305,6 +305,7 @@ def _grants(settings: Settings, runner: Runner, max_readers: int, adopted: Adopt
         f"{settings.socket_dir}/{GRANTS_SOCKET}",
         settings.socket_mode,
         runner,
+        runner.plans,
         runner.loop.watch,
         runner.loop.unwatch,
         runner.next_id,

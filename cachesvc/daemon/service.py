@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import queue
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from functools import partial
-from itertools import chain
 
 import grpc
 
 from cachesvc.catalog.build import Options
 from cachesvc.config import Settings
 from cachesvc.core import errors, events
-from cachesvc.core.model import DatasetId, ExtentId, ReaderId, TierName
+from cachesvc.core.model import DatasetId, ExtentId, TierName
 from cachesvc.daemon import jobs
 from cachesvc.daemon.builds import Opening
 from cachesvc.daemon.checks import Good
 from cachesvc.daemon.datasets import Dataset, unknown
-from cachesvc.daemon.grants import Known
 from cachesvc.daemon.lookups import Lookups
 from cachesvc.daemon.messages import described, options_of
 from cachesvc.daemon.pins import Pins
-from cachesvc.daemon.plans import Plan, entries_of, following_of
 from cachesvc.daemon.progress import progress_of
 from cachesvc.daemon.reports import Reports
 from cachesvc.daemon.runner import Runner
@@ -47,8 +43,6 @@ EVICTED = "the dataset was evicted while it was filled; run prefetch again"
 NOTES_TOLD = 1000
 """Of one dataset: 8 are printed, and a message has its limit."""
 MAX_URIS = 100_000
-PLANS_AT_ONCE = 4
-"""Being read: for that moment a plan of a million entries takes 300 MB, and no more cores would make it quicker."""
 
 
 class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
@@ -71,7 +65,6 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
         self._settings = settings
         self._tenants = tenants
         self._lookups = lookups
-        self._plans = threading.BoundedSemaphore(PLANS_AT_ONCE)
 
     def OpenDataset(
         self, request: pb.OpenDatasetRequest, context: grpc.ServicerContext
@@ -101,30 +94,6 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
             dataset = self._dataset(answer.dataset, context)
             self._runner.datasets.tidy(self._pins.stored)
             yield pb.OpenDatasetReply(dataset=described(dataset), notes=dataset.catalog.notes[:NOTES_TOLD])
-
-    def SubmitPlan(
-        self, requests: Iterator[pb.SubmitPlanRequest], context: grpc.ServicerContext
-    ) -> pb.SubmitPlanReply:
-        with statuses(context):
-            said = next(requests, pb.SubmitPlanRequest())
-            reader, known = self._loop.call(lambda: self._dataset_of(said))
-            plan = Plan()
-            for part in chain((said,), requests):
-                plan.take(part)
-            if part.more:  # a call that is cancelled ends for us as one whose parts have all come
-                raise errors.InvalidInput("the plan broke off before its last part")
-            with self._plans:
-                entries, following = entries_of(plan, known), following_of(plan, known)
-            planned = events.Planned(reader, reader, entries, following)
-
-            def submit() -> None:
-                if self._runner.grants is not None:
-                    self._runner.grants.heed(reader)  # how far it came in the plan before this one
-                self._dataset_of(said)  # a reader that went away meanwhile has no plan
-                self._runner.handle(planned)
-
-            self._loop.call(submit)
-            return pb.SubmitPlanReply()
 
     def Prefetch(
         self, request: pb.PrefetchRequest, context: grpc.ServicerContext
@@ -220,13 +189,6 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
         )
         asked = (tuple(uris), options, refresh)
         return self._loop.call(lambda: self._runner.builds.open(user, asked, job, answers.put))
-
-    def _dataset_of(self, request: pb.SubmitPlanRequest) -> tuple[ReaderId, Known]:
-        assert self._runner.grants is not None
-        found = self._runner.grants.dataset_of(request.reader)
-        if found is None or found[1].id != request.dataset:
-            raise errors.InvalidInput(f"no reader of dataset {request.dataset} that lives has this token")
-        return found
 
     def _progressing(
         self, job: int, dataset: Dataset, dry_run: bool, context: grpc.ServicerContext

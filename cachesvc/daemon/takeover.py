@@ -152,7 +152,8 @@ class Takeover:
 
     def _quiet(self) -> bool:
         tiers = self._runner.node.policy.tiers.values()
-        return not self._runner.fills.under_way and not any(tier.evicting_bytes for tier in tiers)
+        busy = self._runner.fills.under_way or self._runner.plans.under_way
+        return not busy and not any(tier.evicting_bytes for tier in tiers)
 
     def _hand_over(self, channel: socket.socket, other: Process) -> None:
         """On the loop's thread, where nothing else runs meanwhile. Raises OSError, ValueError or CacheError when the

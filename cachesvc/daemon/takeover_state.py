@@ -8,8 +8,9 @@ from typing import Any
 from cachesvc.core.events import Demanded, Event, Held, Leased, Planned
 from cachesvc.core.model import ExtentId, ReaderId, TierName
 from cachesvc.daemon.grants import Known
-from cachesvc.daemon.plans import entries_of, following_of
-from cachesvc.v1 import cachesvc_pb2, takeover_pb2
+from cachesvc.daemon.plans import entries_of
+from cachesvc.plans import Columns
+from cachesvc.v1 import takeover_pb2
 
 KnownOf = Callable[[int], Known | None]
 """The dataset that a reader has been welcomed to."""
@@ -41,10 +42,10 @@ def taken(state: Any, known_of: KnownOf) -> Iterator[Event]:
         elif each.kind == pb.DEMANDED:
             yield Demanded(reader, each.request, extent, size_bytes=each.size_bytes)
     for each in state.plans:
-        number, known = each.plan.reader, known_of(each.plan.reader)
+        known = known_of(each.reader)
         if known is not None:
-            entries, following = entries_of(each.plan, known), following_of(each.plan, known)
-            yield Planned(number, number, entries, following, each.passed)
+            columns = Columns(each.extents, each.first_steps, each.last_steps, each.following)
+            yield Planned(each.reader, each.reader, *entries_of(columns, known.extent_ids), each.passed)
 
 
 def _lease(event: Event) -> Any:
@@ -71,12 +72,11 @@ def _lease(event: Event) -> Any:
 
 def _plan(event: Planned, known: Known) -> Any:
     index_of = known.index_of
-    rows = cachesvc_pb2.SubmitPlanRequest(
+    return takeover_pb2.TakeoverPlan(
         reader=event.job,
-        dataset=known.id,
         extents=[index_of[extent] for extent, _, _ in event.entries],
         first_steps=[first for _, first, _ in event.entries],
         last_steps=[last for _, _, last in event.entries],
         following=[index_of[extent] for extent in event.following],
+        passed=event.passed,
     )
-    return takeover_pb2.TakeoverPlan(plan=rows, passed=event.passed)

@@ -26,7 +26,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-PROTOCOL = 1
+PROTOCOL = 2
 SOCKET = "takeover.sock"
 BATCH = 128
 """Descriptors a datagram; the kernel allows 253. Each batch is answered, so that no more are ever on their way."""

@@ -66,28 +66,6 @@ class OpenDatasetReply(_message.Message):
     notes: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, indexed_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., dataset: _Optional[_Union[Dataset, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
 
-class SubmitPlanRequest(_message.Message):
-    __slots__ = ("reader", "dataset", "extents", "first_steps", "last_steps", "following", "more")
-    READER_FIELD_NUMBER: _ClassVar[int]
-    DATASET_FIELD_NUMBER: _ClassVar[int]
-    EXTENTS_FIELD_NUMBER: _ClassVar[int]
-    FIRST_STEPS_FIELD_NUMBER: _ClassVar[int]
-    LAST_STEPS_FIELD_NUMBER: _ClassVar[int]
-    FOLLOWING_FIELD_NUMBER: _ClassVar[int]
-    MORE_FIELD_NUMBER: _ClassVar[int]
-    reader: int
-    dataset: str
-    extents: _containers.RepeatedScalarFieldContainer[int]
-    first_steps: _containers.RepeatedScalarFieldContainer[int]
-    last_steps: _containers.RepeatedScalarFieldContainer[int]
-    following: _containers.RepeatedScalarFieldContainer[int]
-    more: bool
-    def __init__(self, reader: _Optional[int] = ..., dataset: _Optional[str] = ..., extents: _Optional[_Iterable[int]] = ..., first_steps: _Optional[_Iterable[int]] = ..., last_steps: _Optional[_Iterable[int]] = ..., following: _Optional[_Iterable[int]] = ..., more: _Optional[bool] = ...) -> None: ...
-
-class SubmitPlanReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
 class PrefetchRequest(_message.Message):
     __slots__ = ("dataset", "dry_run")
     DATASET_FIELD_NUMBER: _ClassVar[int]

@@ -39,11 +39,6 @@ class CacheStub:
                 request_serializer=cachesvc_dot_v1_dot_cachesvc__pb2.OpenDatasetRequest.SerializeToString,
                 response_deserializer=cachesvc_dot_v1_dot_cachesvc__pb2.OpenDatasetReply.FromString,
                 _registered_method=True)
-        self.SubmitPlan = channel.stream_unary(
-                '/cachesvc.v1.Cache/SubmitPlan',
-                request_serializer=cachesvc_dot_v1_dot_cachesvc__pb2.SubmitPlanRequest.SerializeToString,
-                response_deserializer=cachesvc_dot_v1_dot_cachesvc__pb2.SubmitPlanReply.FromString,
-                _registered_method=True)
         self.Prefetch = channel.unary_stream(
                 '/cachesvc.v1.Cache/Prefetch',
                 request_serializer=cachesvc_dot_v1_dot_cachesvc__pb2.PrefetchRequest.SerializeToString,
@@ -82,15 +77,6 @@ class CacheServicer:
     def OpenDataset(self, request, context):
         """Resolve a URI to one immutable dataset version, building its catalog when there is none yet.
         Streams progress while a format without an index is read; the last message carries the dataset.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def SubmitPlan(self, request_iterator, context):
-        """Say in which order a reader will touch extents, so that the daemon fills ahead of it. Replaces the
-        reader's earlier plan; ends with the reader's connection to the grants socket. A long plan comes in parts, some
-        thousand rows each, which are put together in the order in which they come.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -146,11 +132,6 @@ def add_CacheServicer_to_server(servicer, server):
                     servicer.OpenDataset,
                     request_deserializer=cachesvc_dot_v1_dot_cachesvc__pb2.OpenDatasetRequest.FromString,
                     response_serializer=cachesvc_dot_v1_dot_cachesvc__pb2.OpenDatasetReply.SerializeToString,
-            ),
-            'SubmitPlan': grpc.stream_unary_rpc_method_handler(
-                    servicer.SubmitPlan,
-                    request_deserializer=cachesvc_dot_v1_dot_cachesvc__pb2.SubmitPlanRequest.FromString,
-                    response_serializer=cachesvc_dot_v1_dot_cachesvc__pb2.SubmitPlanReply.SerializeToString,
             ),
             'Prefetch': grpc.unary_stream_rpc_method_handler(
                     servicer.Prefetch,
@@ -210,33 +191,6 @@ class Cache:
             '/cachesvc.v1.Cache/OpenDataset',
             cachesvc_dot_v1_dot_cachesvc__pb2.OpenDatasetRequest.SerializeToString,
             cachesvc_dot_v1_dot_cachesvc__pb2.OpenDatasetReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def SubmitPlan(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_unary(
-            request_iterator,
-            target,
-            '/cachesvc.v1.Cache/SubmitPlan',
-            cachesvc_dot_v1_dot_cachesvc__pb2.SubmitPlanRequest.SerializeToString,
-            cachesvc_dot_v1_dot_cachesvc__pb2.SubmitPlanReply.FromString,
             options,
             channel_credentials,
             insecure,

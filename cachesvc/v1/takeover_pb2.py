@@ -22,30 +22,29 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from cachesvc.v1 import cachesvc_pb2 as cachesvc_dot_v1_dot_cachesvc__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63\x61\x63hesvc/v1/takeover.proto\x12\x0b\x63\x61\x63hesvc.v1\x1a\x1a\x63\x61\x63hesvc/v1/cachesvc.proto\"2\n\rTakeoverHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\"i\n\rTakeoverOffer\x12\x0f\n\x07refused\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x11\n\tstate_dir\x18\x03 \x01(\t\x12\x10\n\x08\x64\x61tasets\x18\x04 \x03(\t\x12\x11\n\taddresses\x18\x05 \x03(\t\"E\n\x0eTakeoverExtent\x12\x0e\n\x06\x65xtent\x18\x01 \x01(\x0c\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0f\n\x07\x64igests\x18\x03 \x01(\x0c\"o\n\x0eTakeoverReader\x12\n\n\x02id\x18\x01 \x01(\x04\x12\r\n\x05token\x18\x02 \x01(\x06\x12\x0f\n\x07greeted\x18\x03 \x01(\x08\x12\x10\n\x08welcomed\x18\x04 \x01(\x08\x12\x0f\n\x07\x64\x61taset\x18\x05 \x01(\t\x12\x0e\n\x06launch\x18\x06 \x01(\x04\"\xbd\x01\n\rTakeoverLease\x12-\n\x04kind\x18\x01 \x01(\x0e\x32\x1f.cachesvc.v1.TakeoverLease.Kind\x12\x0e\n\x06reader\x18\x02 \x01(\x04\x12\x0e\n\x06\x65xtent\x18\x03 \x01(\x0c\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\x12\x0c\n\x04tier\x18\x05 \x01(\t\x12\x0f\n\x07request\x18\x06 \x01(\x04\"*\n\x04Kind\x12\n\n\x06LEASED\x10\x00\x12\x08\n\x04HELD\x10\x01\x12\x0c\n\x08\x44\x45MANDED\x10\x02\"L\n\x0cTakeoverPlan\x12,\n\x04plan\x18\x01 \x01(\x0b\x32\x1e.cachesvc.v1.SubmitPlanRequest\x12\x0e\n\x06passed\x18\x02 \x01(\x04\"\xf2\x01\n\rTakeoverState\x12,\n\x07\x65xtents\x18\x01 \x03(\x0b\x32\x1b.cachesvc.v1.TakeoverExtent\x12,\n\x07readers\x18\x02 \x03(\x0b\x32\x1b.cachesvc.v1.TakeoverReader\x12*\n\x06leases\x18\x03 \x03(\x0b\x32\x1a.cachesvc.v1.TakeoverLease\x12(\n\x05plans\x18\x04 \x03(\x0b\x32\x19.cachesvc.v1.TakeoverPlan\x12\x0f\n\x07next_id\x18\x05 \x01(\x04\x12\r\n\x05locks\x18\x06 \x01(\r\x12\x0f\n\x07mounted\x18\x07 \x03(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63\x61\x63hesvc/v1/takeover.proto\x12\x0b\x63\x61\x63hesvc.v1\"2\n\rTakeoverHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\"i\n\rTakeoverOffer\x12\x0f\n\x07refused\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x11\n\tstate_dir\x18\x03 \x01(\t\x12\x10\n\x08\x64\x61tasets\x18\x04 \x03(\t\x12\x11\n\taddresses\x18\x05 \x03(\t\"E\n\x0eTakeoverExtent\x12\x0e\n\x06\x65xtent\x18\x01 \x01(\x0c\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0f\n\x07\x64igests\x18\x03 \x01(\x0c\"o\n\x0eTakeoverReader\x12\n\n\x02id\x18\x01 \x01(\x04\x12\r\n\x05token\x18\x02 \x01(\x06\x12\x0f\n\x07greeted\x18\x03 \x01(\x08\x12\x10\n\x08welcomed\x18\x04 \x01(\x08\x12\x0f\n\x07\x64\x61taset\x18\x05 \x01(\t\x12\x0e\n\x06launch\x18\x06 \x01(\x04\"\xbd\x01\n\rTakeoverLease\x12-\n\x04kind\x18\x01 \x01(\x0e\x32\x1f.cachesvc.v1.TakeoverLease.Kind\x12\x0e\n\x06reader\x18\x02 \x01(\x04\x12\x0e\n\x06\x65xtent\x18\x03 \x01(\x0c\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\x12\x0c\n\x04tier\x18\x05 \x01(\t\x12\x0f\n\x07request\x18\x06 \x01(\x04\"*\n\x04Kind\x12\n\n\x06LEASED\x10\x00\x12\x08\n\x04HELD\x10\x01\x12\x0c\n\x08\x44\x45MANDED\x10\x02\"{\n\x0cTakeoverPlan\x12\x0e\n\x06reader\x18\x01 \x01(\x04\x12\x0f\n\x07\x65xtents\x18\x02 \x03(\r\x12\x13\n\x0b\x66irst_steps\x18\x03 \x03(\x04\x12\x12\n\nlast_steps\x18\x04 \x03(\x04\x12\x11\n\tfollowing\x18\x05 \x03(\r\x12\x0e\n\x06passed\x18\x06 \x01(\x04\"\xf2\x01\n\rTakeoverState\x12,\n\x07\x65xtents\x18\x01 \x03(\x0b\x32\x1b.cachesvc.v1.TakeoverExtent\x12,\n\x07readers\x18\x02 \x03(\x0b\x32\x1b.cachesvc.v1.TakeoverReader\x12*\n\x06leases\x18\x03 \x03(\x0b\x32\x1a.cachesvc.v1.TakeoverLease\x12(\n\x05plans\x18\x04 \x03(\x0b\x32\x19.cachesvc.v1.TakeoverPlan\x12\x0f\n\x07next_id\x18\x05 \x01(\x04\x12\r\n\x05locks\x18\x06 \x01(\r\x12\x0f\n\x07mounted\x18\x07 \x03(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'cachesvc.v1.takeover_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TAKEOVERHELLO']._serialized_start=71
-  _globals['_TAKEOVERHELLO']._serialized_end=121
-  _globals['_TAKEOVEROFFER']._serialized_start=123
-  _globals['_TAKEOVEROFFER']._serialized_end=228
-  _globals['_TAKEOVEREXTENT']._serialized_start=230
-  _globals['_TAKEOVEREXTENT']._serialized_end=299
-  _globals['_TAKEOVERREADER']._serialized_start=301
-  _globals['_TAKEOVERREADER']._serialized_end=412
-  _globals['_TAKEOVERLEASE']._serialized_start=415
-  _globals['_TAKEOVERLEASE']._serialized_end=604
-  _globals['_TAKEOVERLEASE_KIND']._serialized_start=562
-  _globals['_TAKEOVERLEASE_KIND']._serialized_end=604
-  _globals['_TAKEOVERPLAN']._serialized_start=606
-  _globals['_TAKEOVERPLAN']._serialized_end=682
-  _globals['_TAKEOVERSTATE']._serialized_start=685
-  _globals['_TAKEOVERSTATE']._serialized_end=927
+  _globals['_TAKEOVERHELLO']._serialized_start=43
+  _globals['_TAKEOVERHELLO']._serialized_end=93
+  _globals['_TAKEOVEROFFER']._serialized_start=95
+  _globals['_TAKEOVEROFFER']._serialized_end=200
+  _globals['_TAKEOVEREXTENT']._serialized_start=202
+  _globals['_TAKEOVEREXTENT']._serialized_end=271
+  _globals['_TAKEOVERREADER']._serialized_start=273
+  _globals['_TAKEOVERREADER']._serialized_end=384
+  _globals['_TAKEOVERLEASE']._serialized_start=387
+  _globals['_TAKEOVERLEASE']._serialized_end=576
+  _globals['_TAKEOVERLEASE_KIND']._serialized_start=534
+  _globals['_TAKEOVERLEASE_KIND']._serialized_end=576
+  _globals['_TAKEOVERPLAN']._serialized_start=578
+  _globals['_TAKEOVERPLAN']._serialized_end=701
+  _globals['_TAKEOVERSTATE']._serialized_start=704
+  _globals['_TAKEOVERSTATE']._serialized_end=946
 # @@protoc_insertion_point(module_scope)

@@ -1,4 +1,3 @@
-from cachesvc.v1 import cachesvc_pb2 as _cachesvc_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -81,12 +80,20 @@ class TakeoverLease(_message.Message):
     def __init__(self, kind: _Optional[_Union[TakeoverLease.Kind, str]] = ..., reader: _Optional[int] = ..., extent: _Optional[bytes] = ..., size_bytes: _Optional[int] = ..., tier: _Optional[str] = ..., request: _Optional[int] = ...) -> None: ...
 
 class TakeoverPlan(_message.Message):
-    __slots__ = ("plan", "passed")
-    PLAN_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("reader", "extents", "first_steps", "last_steps", "following", "passed")
+    READER_FIELD_NUMBER: _ClassVar[int]
+    EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEPS_FIELD_NUMBER: _ClassVar[int]
+    LAST_STEPS_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWING_FIELD_NUMBER: _ClassVar[int]
     PASSED_FIELD_NUMBER: _ClassVar[int]
-    plan: _cachesvc_pb2.SubmitPlanRequest
+    reader: int
+    extents: _containers.RepeatedScalarFieldContainer[int]
+    first_steps: _containers.RepeatedScalarFieldContainer[int]
+    last_steps: _containers.RepeatedScalarFieldContainer[int]
+    following: _containers.RepeatedScalarFieldContainer[int]
     passed: int
-    def __init__(self, plan: _Optional[_Union[_cachesvc_pb2.SubmitPlanRequest, _Mapping]] = ..., passed: _Optional[int] = ...) -> None: ...
+    def __init__(self, reader: _Optional[int] = ..., extents: _Optional[_Iterable[int]] = ..., first_steps: _Optional[_Iterable[int]] = ..., last_steps: _Optional[_Iterable[int]] = ..., following: _Optional[_Iterable[int]] = ..., passed: _Optional[int] = ...) -> None: ...
 
 class TakeoverState(_message.Message):
     __slots__ = ("extents", "readers", "leases", "plans", "next_id", "locks", "mounted")
