@@ -12,6 +12,7 @@ import select
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -55,6 +56,8 @@ class Connection:
     def __init__(self, path: str) -> None:
         """Raises DaemonUnavailable or NotAllowed when nobody answers at `path`."""
         self._path = path
+        self.recalled: deque[int] = deque()
+        """Extents that the daemon asked for since somebody looked."""
         # Locked by itself: a `with` on a Condition runs Python code, in which an interrupt would leave it locked.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -130,6 +133,21 @@ class Connection:
         try:
             self._put(wire.encode(*message), fd)
         finally:
+            self._leave()
+
+    def listen(self) -> None:
+        """Take in what the daemon has said unasked; whoever reads just now does that too."""
+        with self._lock:
+            if self.over or self._reading:
+                return
+            self._reading = True
+            self._users += 1
+        try:
+            with suppress(DaemonUnavailable):
+                while self._readable.poll(0):
+                    self._take(*self._receive(time.monotonic()))
+        finally:
+            self._end_reading()
             self._leave()
 
     def lives(self) -> bool:
@@ -255,22 +273,32 @@ class Connection:
         """Read for everybody until this call is whole."""
         try:
             while call.left:
-                answer, fd = found = self._receive(deadline)
-                with self._lock:
-                    asker = self._asked.pop(answer.number, None)
-                    if asker is not None:
-                        asker.answers.append(found)
-                        asker.left -= 1
-                        if not asker.left and asker is not call:
-                            self._changed.notify_all()
-                if asker is None and fd is not None:  # nobody waits for it any more: nobody wants the lease
-                    os.close(fd)
-                    self._put(wire.encode(Op.RELEASE, 0, answer.value))
+                self._take(*self._receive(deadline))
         finally:
-            with self._lock:
-                self._reading = False
-                if self._followers:
+            self._end_reading()
+
+    def _take(self, answer: Message, fd: int | None) -> None:
+        """Give an answer to whoever waits for it."""
+        if answer.op is Op.RECALL:
+            self.recalled.append(answer.value)
+            return
+        with self._lock:
+            asker = self._asked.pop(answer.number, None)
+            if asker is not None:
+                asker.answers.append((answer, fd))
+                asker.left -= 1
+                if not asker.left and self._followers:
                     self._changed.notify_all()
+        if asker is None and fd is not None:  # nobody waits for it any more: nobody wants the lease
+            os.close(fd)
+            self._put(wire.encode(Op.RELEASE, 0, answer.value))
+
+    def _end_reading(self) -> None:
+        """Another thread may read from here on."""
+        with self._lock:
+            self._reading = False
+            if self._followers:
+                self._changed.notify_all()
 
     def _receive(self, deadline: float) -> Answer:
         if not self._readable.poll(max(0.0, deadline - time.monotonic()) * 1000):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 
 from cachesvc import plans
@@ -129,6 +129,15 @@ class DaemonGrants:
         again. To be said before their release."""
         with self._lock:
             self._try_tell([Message(Op.SUSPECT, 0, extent) for extent in extents])
+
+    def recalled(self) -> Collection[int]:
+        """The extents that the daemon asked for since the last time, for what was granted of them is wrong."""
+        with self._lock:
+            connection = self._connection
+        if connection is None:
+            return ()
+        connection.listen()
+        return {connection.recalled.popleft() for _ in range(len(connection.recalled))}
 
     def waited(self, report: StallReport) -> None:
         """What this rank's steps waited for; a daemon that is gone need not know."""

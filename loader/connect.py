@@ -125,7 +125,7 @@ def _through_daemon(link: Link, extent_bytes: int, around: Access | None) -> Acc
 
     daemon = Reopened(first, partial(link.open_again, extent_bytes))
     grants = Failover(daemon, around.grants if around is not None else None)
-    return Access(grants, submit, first.waited, first.suspect, connection)
+    return Access(grants, submit, first.waited, first.suspect, first.recalled, connection)
 
 
 def policy(world_size: int) -> tuple[Policy, bool]:

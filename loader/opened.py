@@ -16,6 +16,7 @@ from loader.connect import Link, read_timeout_s
 from loader.easing import Easing
 from loader.forks import abandon_in_children
 from loader.reader import ORIGINS, Reader
+from loader.recalls import Recalls
 from loader.stages import READING
 
 
@@ -38,6 +39,7 @@ class Opened:
         """By the reader that was closed, and in the thread that closed it."""
         self._access: Access | None = None
         self._easing: Easing | None = None
+        self._recalls: Recalls | None = None
         self._dropping: weakref.finalize[..., object] | None = None
         self._connecting = threading.Lock()
         self._leader: Callable[[], object | None] = _nobody
@@ -64,7 +66,9 @@ class Opened:
                 self._reader = Reader(
                     self.catalog, self._access.grants, timeout_s=read_timeout_s(), suspect=suspect
                 )
-                self._easing = Easing(self._reader.ease) if self.link.daemon else None
+                if self.link.daemon:
+                    self._easing = Easing(self._reader.ease)
+                    self._recalls = Recalls(self._access.recalled, self._reader.forgo)
                 self._dropping = weakref.finalize(self, self._reader.drop)
                 self._dropping.atexit = False
                 abandon_in_children(self)
@@ -139,5 +143,5 @@ class Opened:
         self._beside = WeakKeyDictionary()
         if self._dropping is not None:
             self._dropping.detach()
-        self._reader = self._access = self._dropping = self._easing = None
+        self._reader = self._access = self._dropping = self._easing = self._recalls = None
         self._read_before, self._waited_before = {}, (0.0,) * len(READING)

@@ -7,7 +7,7 @@ looks at it: a gather runs without the interpreter lock.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,6 +64,10 @@ class Reader:
     def ease(self) -> None:
         """Give back what no read looks at just now."""
         self._leases.ease()
+
+    def forgo(self, extents: Iterable[int]) -> None:
+        """Read no more of what is held of these extents; see `Leases.forgo`."""
+        self._leases.forgo(extents)
 
     def spans(self, addresses: Ints, lengths: Ints) -> tuple[Ints, Ints]:
         """The first and the last extent that each byte range touches; of an empty one, where it lies."""

@@ -1,7 +1,8 @@
 """A disk that misbehaves on demand: a FUSE pass-through, `python -m tests.faulty_disk BACKING MOUNT FAULT`.
 
-The file FAULT holds what every call does first: nothing (empty), `eio`, a number of seconds to wait (`rename 0.1`:
-only such calls), or `hang`: it waits until the file says something else.
+The file FAULT holds what every call does first: nothing (empty), `eio` or `enospc`, a number of seconds to wait
+(`rename 0.1`: only such calls; `fsync:/tmp/ eio`: of paths with that in them), or `hang`: it waits until the file says
+something else.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 
 START_S = 10.0
+FAILS = {"eio": errno.EIO, "enospc": errno.ENOSPC}
 
 
 class FaultyDisk:
@@ -68,21 +70,23 @@ def serve(backing: str, mount: str, fault: str) -> None:
     """Serve until unmounted."""
     import mfusepy  # type: ignore[import-not-found]
 
-    def misbehave(call: str) -> None:
+    def misbehave(call: str, path: str) -> None:
         while (kind := Path(fault).read_text()) == "hang":
             time.sleep(0.05)
-        if kind == "eio":
-            raise mfusepy.FuseOSError(errno.EIO)
-        name, _, wait_s = kind.rpartition(" ")
-        if wait_s and name in ("", call):
-            time.sleep(float(wait_s))
+        name, _, what = kind.rpartition(" ")
+        only, _, where = name.partition(":")
+        if not what or only not in ("", call) or where not in path:
+            return
+        if what in FAILS:
+            raise mfusepy.FuseOSError(FAILS[what])
+        time.sleep(float(what))
 
     def faulty(call: Callable[..., Any]) -> Callable[..., Any]:
         """A call on the backing directory, after the fault."""
 
         def run(self: object, path: str, *args: Any) -> Any:
             if call.__name__ not in ("getattr", "release"):
-                misbehave(call.__name__)
+                misbehave(call.__name__, path)
             try:
                 return call(self, backing + path, *args)
             except OSError as error:

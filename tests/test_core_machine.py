@@ -31,6 +31,7 @@ from cachesvc.core.events import (
     Planned,
     Prefetched,
     ReaderGone,
+    Recall,
     Recovered,
     Refuse,
     Released,
@@ -95,6 +96,7 @@ class NodeMachine(RuleBasedStateMachine):
         self.stored: dict[TierName, set[ExtentId]] = {RAM: set(), NVME: set()}
         self.held = False
         self.checks: list[Verify] = []
+        self.recalls: set[tuple[ReaderId, ExtentId]] = set()
         self.resized = False
         self.lost = False
 
@@ -117,6 +119,8 @@ class NodeMachine(RuleBasedStateMachine):
             assert command.tier == NVME
             assert (command.extent, command.tier) not in self.commits, "a check of what is being committed"
             self.checks.append(command)
+        elif isinstance(command, Recall):
+            self.recalls.add((command.reader, command.extent))
         else:
             assert self.open.pop(command.request) == (command.reader, command.extent), "answered once"
             if isinstance(command, Grant):
@@ -174,11 +178,14 @@ class NodeMachine(RuleBasedStateMachine):
             fill = self.fills.pop(pick % len(self.fills))
             self.send(FillFailed(fill.extent, fill.tier, code, "the source is away", retry))
 
-    @rule(pick=picks, works=st.booleans())
-    def commit_ends(self, pick: int, works: bool) -> None:
+    @rule(pick=picks, works=st.booleans(), code=st.sampled_from([8, 9]))
+    def commit_ends(self, pick: int, works: bool, code: int) -> None:
         if self.commits:
             extent, tier = self.commits.pop(pick % len(self.commits))
-            self.send(Committed(extent, tier) if works else CommitFailed(extent, tier, "disk full"))
+            if works:
+                self.send(Committed(extent, tier))
+            else:
+                self.recalled(extent, tier, CommitFailed(extent, tier, "disk full", code))
 
     @rule(pick=picks)
     def eviction_ends(self, pick: int) -> None:
@@ -261,9 +268,27 @@ class NodeMachine(RuleBasedStateMachine):
 
     @rule(extent=extents, tier=st.sampled_from([RAM, NVME]))
     def corrupt(self, extent: ExtentId, tier: TierName) -> None:
+        leases = list(self.leases)
         if tier != RAM:  # a file can go while it is open: its leases end here
             self.leases = [lease for lease in self.leases if lease[1:] != (extent, tier)]
-        self.send(Corrupt(extent, tier))
+        self.recalled(extent, tier, Corrupt(extent, tier), leases)
+
+    def recalled(
+        self,
+        extent: ExtentId,
+        tier: TierName,
+        event: Event,
+        leases: list[tuple[ReaderId, ExtentId, TierName]] | None = None,
+    ) -> None:
+        """Whoever has a copy that is wrong is asked for it, and nobody else who has another."""
+        had = {
+            lease[0] for lease in (self.leases if leases is None else leases) if lease[1:] == (extent, tier)
+        }
+        held = {ReaderId(99)} if self.held else set()
+        self.recalls.clear()
+        self.send(event)
+        assert {(reader, extent) for reader in had} <= self.recalls
+        assert self.recalls <= {(reader, extent) for reader in had | held}
 
     @rule(tier=st.sampled_from([RAM, NVME]))
     def tier_is_lost(self, tier: TierName) -> None:
@@ -320,7 +345,7 @@ class NodeMachine(RuleBasedStateMachine):
             if not busy and self.node.next_deadline() == math.inf:
                 break
             self.fill_completes(0)
-            self.commit_ends(0, True)
+            self.commit_ends(0, True, 0)
             self.eviction_ends(0)
             if self.held:
                 self.hold_and_let_go(EXTENTS[0][0], 1)

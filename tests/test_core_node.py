@@ -31,6 +31,7 @@ from cachesvc.core.events import (
     Planned,
     Prefetched,
     ReaderGone,
+    Recall,
     Recovered,
     Refuse,
     Released,
@@ -535,9 +536,28 @@ def test_an_nvme_extent_is_granted_before_its_commit_and_evicted_only_after() ->
 def test_a_failed_commit_drops_the_copy_when_its_leases_end() -> None:
     node = node_of(nvme=1)
     tell(node, Demanded(ONE, 1, A, True, SIZE), Filled(A, NVME))
-    assert tell(node, CommitFailed(A, NVME, "io")) == []
+    assert tell(node, CommitFailed(A, NVME, "io")) == [Recall(ONE, A)]
     assert tell(node, Demanded(TWO, 2, A, True, SIZE)) == [Refuse(TWO, 2, A)]
     assert tell(node, Released(ONE, A)) == [Evict(A, NVME)]
+
+
+def test_a_tier_that_cannot_commit_for_want_of_room_is_full_for_a_while() -> None:
+    node = node_of(ram=1, nvme=2)
+    tell(node, Demanded(ONE, 1, A, True, SIZE), Filled(A, RAM))
+    tell(node, Demanded(ONE, 2, B, True, SIZE), Filled(B, NVME))
+    assert tell(node, CommitFailed(B, NVME, "full", OutOfSpace.code)) == [Recall(ONE, B)]
+    assert tell(node, Released(ONE, B), Evicted(B, NVME)) == [Evict(B, NVME)]
+    assert tell(node, Demanded(ONE, 3, C, True, SIZE)) == [Refuse(ONE, 3, C)]  # not into what is full
+    later = 2 * node.policy.settings.full_s
+    assert node.handle(Tick(), later) == []
+    assert node.handle(Demanded(ONE, 4, C, True, SIZE), later) == [StartFill(C, NVME)]
+
+
+def test_who_held_a_file_before_a_restart_is_asked_for_it_too() -> None:
+    node = node_of(nvme=2)
+    tell(node, Recovered(NVME, {A: SIZE}), declare(A), Held(TWO, A, 0))
+    assert Recall(TWO, A) in tell(node, Corrupt(A, NVME))
+    assert tell(node, Released(TWO, A)) == []
 
 
 def test_a_corrupt_copy_is_not_granted_again_and_is_filled_again_when_wanted() -> None:
@@ -553,7 +573,7 @@ def test_a_corrupt_file_goes_and_is_filled_again_though_it_is_leased() -> None:
     node = node_of(nvme=2)
     tell(node, declare(A), Demanded(ONE, 1, A), Demanded(TWO, 2, A))
     fill(node, A, tier=NVME)
-    assert tell(node, Corrupt(A, NVME)) == [Evict(A, NVME)]
+    assert tell(node, Corrupt(A, NVME)) == [Recall(ONE, A), Recall(TWO, A), Evict(A, NVME)]
     assert tell(node, Released(ONE, A), Demanded(ONE, 3, A)) == []
     assert tell(node, Evicted(A, NVME)) == [StartFill(A, NVME)]
     assert tell(node, Filled(A, NVME), Committed(A, NVME)) == [Grant(ONE, 3, A, NVME)]

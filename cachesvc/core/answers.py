@@ -106,12 +106,15 @@ class Answers:
             self._moment.change()
 
     def commit_failed(self, event: ev.CommitFailed) -> None:
-        """A copy goes once its readers are through with it."""
+        """A copy goes once its readers gave it back. A tier that took no more has no room until it is tried again."""
         copy = self._copy(event.extent, event.tier, Phase.RESIDENT)
         entry = copy.entry
         entry.avoid = copy.tier
         self._copies.committed(copy)
         self._copies.doom(copy)
+        self._readers.recall(copy)
+        if event.code == OutOfSpace.code:
+            self._outages.full(copy.tier)
         if entry.ready or entry.filling() or self._prefetches.awaits(entry):
             return  # another tier has it, or takes it: this one was lost before
         for dataset in entry.datasets:
@@ -124,6 +127,7 @@ class Answers:
             copy.tier.corrupt_count += not copy.doomed
             self._copies.doom(copy)
             self._moment.change()
+            self._readers.recall(copy)
             if copy.tier.name != RAM:  # a file can go while it is open: its repair waits for no reader
                 self._readers.detach(copy)
             self._prefetches.refill(copy.entry)
@@ -132,6 +136,8 @@ class Answers:
         """The bytes are free."""
         copy = self._copy(event.extent, event.tier, Phase.EVICTING)
         self._copies.drop(copy)
+        if copy.doomed:
+            self._outages.gave_up(copy)
         self._readers.want(copy.entry)
         self._copies.forget(copy.entry)
 

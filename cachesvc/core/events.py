@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from cachesvc.core.errors import TierFailed
 from cachesvc.core.model import DatasetId, ExtentId, ReaderId, Stay, TierName
 
 
@@ -165,11 +166,13 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class CommitFailed:
-    """An NVMe extent could not be made durable: the copy is dropped as soon as its leases end."""
+    """An NVMe extent could not be made durable: the copy is dropped as soon as its leases end, and its readers are asked
+    for it. What was written may be gone although the file can still be read."""
 
     extent: ExtentId
     tier: TierName
     message: str
+    code: int = TierFailed.code
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +299,15 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
+class Recall:
+    """Ask the reader for what it was granted of an extent: its bytes are wrong, or will be. `Released` follows, at some
+    time."""
+
+    reader: ReaderId
+    extent: ExtentId
+
+
+@dataclass(frozen=True, slots=True)
 class Refuse:
     """Read it elsewhere: it cannot be reserved now without waiting for another reader."""
 
@@ -360,4 +372,4 @@ Event: TypeAlias = (
     | Verified
     | Tick
 )
-Command: TypeAlias = StartFill | Grant | Refuse | Fail | Evict | Verify
+Command: TypeAlias = StartFill | Grant | Recall | Refuse | Fail | Evict | Verify

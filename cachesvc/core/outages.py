@@ -10,7 +10,7 @@ from cachesvc.core.prefetch import Prefetches
 from cachesvc.core.readers import Readers
 from cachesvc.core.room import take
 from cachesvc.core.scrub import Scrub
-from cachesvc.core.state import Tier
+from cachesvc.core.state import Copy, Tier
 
 
 class Outages:
@@ -44,6 +44,13 @@ class Outages:
         tier.full_until = self._moment.now + self._policy.settings.full_s
         tier.budget_bytes = min(tier.given_bytes, tier.used_bytes + tier.held_bytes)
         self._policy.reserve.retune()
+
+    def gave_up(self, copy: Copy) -> None:
+        """A copy that could not stay is gone: where its tier is full, another in its place could not stay either."""
+        tier = copy.tier
+        if tier.full_until:
+            tier.budget_bytes = max(0, tier.budget_bytes - copy.entry.size_bytes)
+            self._policy.reserve.retune()
 
     def reopen(self) -> None:
         """Try tiers again that were full."""

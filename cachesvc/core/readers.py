@@ -79,6 +79,13 @@ class Readers:
             if not leases:
                 del reader.leases[extent]
 
+    def recall(self, copy: Copy) -> None:
+        """Ask everybody who has a copy, or perhaps has it from before our restart, for it."""
+        extent = copy.entry.id
+        for number, reader in self.readers.items():
+            if extent in reader.held or any(lease is copy for lease in reader.leases.get(extent, ())):
+                self._moment.tell(ev.Recall(number, extent))
+
     def detach(self, copy: Copy) -> None:
         """End every lease of a copy: its readers keep the file that they opened, unlinked or not."""
         extent = copy.entry.id

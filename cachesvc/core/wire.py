@@ -8,6 +8,7 @@ Both ends import this file. A message that does not parse is a protocol error an
     GET     request, extent index              GRANT    request, extent, size, "TIER kept|brief|once [peer]" + descriptor
                                                REFUSED  request, extent: read it elsewhere
                                                FAILED   request, code, message
+                                               RECALL   extent index: "what you were granted of it is wrong, give it back"
     RELEASE extent index
     HOLD    extent index, tier: "I still hold this from before your restart"
     IDENTIFY: "I read nothing"                 WELCOME  the connection's token
@@ -47,6 +48,7 @@ class Op(IntEnum):
     GRANT = 18
     REFUSED = 19
     FAILED = 20
+    RECALL = 21
 
 
 _OPS = {int(op): op for op in Op}

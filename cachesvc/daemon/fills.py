@@ -183,7 +183,9 @@ class Fills:
     def _not_committed(self, command: events.StartFill, checksums: Checksums, error: CacheError) -> None:
         self._checks.suspect(command.tier, error)
         if _ended(self._checks.committing, command, checksums):
-            self._handle(events.CommitFailed(command.extent, command.tier, str(error)))
+            log.warning("a commit failed", extra={"extent": command.extent.hex(), "error": str(error)})
+            self.failures[type(error).__name__] += 1
+            self._handle(events.CommitFailed(command.extent, command.tier, str(error), error.code))
 
     def _fill_ended_badly(self, command: events.StartFill, answer: jobs.Done) -> None:
         origin = command.from_tier

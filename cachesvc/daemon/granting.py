@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Granting:
-    """Carries out `Grant`, `Refuse` and `Fail`. Runs on the loop's thread."""
+    """Carries out `Grant`, `Recall`, `Refuse` and `Fail`. Runs on the loop's thread."""
 
     def __init__(
         self,
@@ -50,6 +50,11 @@ class Granting:
             self._not_opened(command, error)
         else:
             self._send(command, fd)
+
+    def recall(self, command: events.Recall) -> None:
+        """Ask for what was granted."""
+        assert self.server is not None
+        self.server.recall(command.reader, command.extent)
 
     def refuse(self, command: events.Refuse) -> None:
         """Have the reader read it elsewhere."""

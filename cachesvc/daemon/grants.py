@@ -222,6 +222,10 @@ class GrantsServer:
         granted = wire.encode(Op.GRANT, command.request, index, dataset.sizes[index], extent, text)
         return self._write(reader, granted, fd)
 
+    def recall(self, to: ReaderId, extent: ExtentId) -> None:
+        """Ask for what was granted of an extent."""
+        self._answer(to, Op.RECALL, 0, extent)
+
     def refuse(self, to: ReaderId, request: int, extent: ExtentId) -> None:
         """Say "read it elsewhere"."""
         self._answer(to, Op.REFUSED, request, extent)

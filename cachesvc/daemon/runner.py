@@ -88,6 +88,7 @@ class Runner:
         self._execute: dict[type[Command], Callable[..., None]] = {
             events.StartFill: self.fills.start,
             events.Grant: self.granting.grant,
+            events.Recall: self.granting.recall,
             events.Refuse: self.granting.refuse,
             events.Fail: self.granting.fail,
             events.Evict: self._evict,
