@@ -112,26 +112,15 @@ class Connection:
             self._leave()
         return call.answers[0][0]
 
-    def tell(self, messages: Sequence[Message]) -> None:
-        """Send what has no answer. Raises DaemonUnavailable."""
+    def tell(self, messages: Sequence[Message], fd: int | None = None) -> None:
+        """Send what has no answer, each with the descriptor, which stays the caller's. Raises DaemonUnavailable."""
         with self._lock:
             if self.over:
                 raise self._gone()
             self._users += 1
         try:
             for message in messages:
-                self._put(wire.encode(*message))
-        finally:
-            self._leave()
-
-    def hand_over(self, message: Message, fd: int) -> None:
-        """Send what has no answer with a descriptor, which stays the caller's. Raises DaemonUnavailable."""
-        with self._lock:
-            if self.over:
-                raise self._gone()
-            self._users += 1
-        try:
-            self._put(wire.encode(*message), fd)
+                self._put(wire.encode(*message), fd)
         finally:
             self._leave()
 
@@ -145,7 +134,7 @@ class Connection:
         try:
             with suppress(DaemonUnavailable):
                 while self._readable.poll(0):
-                    self._take(*self._receive(time.monotonic()))
+                    self._take(self._receive(time.monotonic()), None)
         finally:
             self._end_reading()
             self._leave()
@@ -273,21 +262,22 @@ class Connection:
         """Read for everybody until this call is whole."""
         try:
             while call.left:
-                self._take(*self._receive(deadline))
+                self._take(self._receive(deadline), call)
         finally:
             self._end_reading()
 
-    def _take(self, answer: Message, fd: int | None) -> None:
-        """Give an answer to whoever waits for it."""
+    def _take(self, found: Answer, own: _Call | None) -> None:
+        """Give an answer to whoever waits for it; `own` is the reading thread's."""
+        answer, fd = found
         if answer.op is Op.RECALL:
             self.recalled.append(answer.value)
             return
         with self._lock:
             asker = self._asked.pop(answer.number, None)
             if asker is not None:
-                asker.answers.append((answer, fd))
+                asker.answers.append(found)
                 asker.left -= 1
-                if not asker.left and self._followers:
+                if not asker.left and asker is not own:
                     self._changed.notify_all()
         if asker is None and fd is not None:  # nobody waits for it any more: nobody wants the lease
             os.close(fd)

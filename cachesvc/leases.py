@@ -199,7 +199,7 @@ class DaemonGrants:
                         f"no memory or descriptor for a plan ({error.strerror}); see ulimit -n"
                     ) from None
                 try:
-                    self._connection.hand_over(Message(Op.PLAN, rows, more), memory)
+                    self._connection.tell([Message(Op.PLAN, rows, more)], memory)
                 finally:
                     os.close(memory)
             self._told = True
