@@ -15,7 +15,11 @@ import numpy as np
 import pytest
 
 from bench.node import Daemon
+from cachesvc.catalog.build import Options
 from cachesvc.client import Control
+from cachesvc.core.order import Plan
+from cachesvc.grants import Granted
+from cachesvc.leases import DaemonGrants
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES
 from loader import DataLoader, open_dataset
 from tests.datasets import image_folder
@@ -214,6 +218,38 @@ def test_a_bit_that_flips_before_its_copy_is_committed_costs_another_fill(
         wait_until(lambda: found.corrupt() == 1)
         wait_until(lambda: found.all_right(images.version) == 1)
         images.opened.close()
+
+
+def test_a_bit_that_flips_before_its_copy_moves_to_memory_is_found_on_the_way(tmp_path: Path) -> None:
+    extent, extents = 1 << 20, 8
+    body = random.Random(5).randbytes(extents * extent)
+    for folder in ("data", "nvme"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "data" / "0.bin").write_bytes(body)
+    options = ["--ram", "4MiB", "--nvme", f"{tmp_path}/nvme=64MiB", "--extent-bytes", str(extent)]
+    with (
+        Daemon(tmp_path / "node", [*options, "--allow", f"{tmp_path}/data"]) as daemon,
+        Control(daemon.socket_dir) as control,
+        flipper(4, tmp_path / "nvme") as flips,
+    ):
+        data = control.open_dataset([f"{tmp_path}/data"], Options(format="records", record_bytes=4096)).id
+        *_, last = control.prefetch(data)
+        assert last.done
+        wait_until(lambda: len(flips.files()) == 6)  # the others are in memory
+        flips.flip(6)
+        steps = np.arange(extents)
+        with contextlib.closing(DaemonGrants(daemon.socket_dir, data)) as reader:
+            reader.submit(Plan(steps, steps, steps))
+            for step in range(extents):
+                wait_until(lambda: control.status().tiers[1].corrupt_extents >= min(step, 6))  # noqa: B023
+                (answer,) = reader.acquire([step], 20.0)
+                assert isinstance(answer, Granted)
+                assert answer.origin == "ram"
+                assert os.pread(answer.fd, extent, 0) == body[step * extent :][:extent]
+                os.close(answer.fd)
+                reader.release([step])
+                reader.passed(step + 1)
+        assert control.status().tiers[1].corrupt_extents == 6
 
 
 @pytest.mark.slow
