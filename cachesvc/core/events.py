@@ -47,7 +47,8 @@ class Planned:
 
     `following` is the order of the extents in the epoch after it, where that is known: what is kept of a dataset
     that does not fit is chosen to lie evenly in it. `passed` is the step before which a daemon that we took over
-    from saw everything consumed.
+    from saw everything consumed. Plans of one `launch`, the ranks of a job, have their epochs together; 0: one that
+    says nothing of its job has them with all others that say nothing.
     """
 
     plan: int
@@ -55,6 +56,7 @@ class Planned:
     entries: tuple[tuple[ExtentId, int, int], ...]
     following: tuple[ExtentId, ...] = ()
     passed: int = 0
+    launch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from cachesvc.core.events import Demanded, Event, Grant, Held, Leased, Planned
-from cachesvc.core.model import ExtentId, TierName
+from cachesvc.core.model import ExtentId, ReaderId, TierName
 from cachesvc.core.node import Node
 from cachesvc.core.state import Copy, Role
 
@@ -60,14 +60,21 @@ def _plans(node: Node) -> Iterable[Event]:
     for plan in node.plans.plans.values():
         retention = plan.shared.retention
         following = tuple(retention.following) if retention is not None else ()
-        yield Planned(plan.number, plan.job, plan.entries, following, plan.passed)
+        yield Planned(plan.number, plan.job, plan.entries, following, plan.passed, plan.launch)
 
 
 def _demands(node: Node, unsent: list[Grant]) -> Iterable[Event]:
     for grant in unsent:
         waiting = node.copies.entries.get(grant.extent)
         if waiting is not None:  # else its reader is gone, and so is the extent since
-            yield Demanded(grant.reader, grant.request, grant.extent, size_bytes=waiting.size_bytes)
+            size_bytes, job = waiting.size_bytes, _job(node, grant.reader)
+            yield Demanded(grant.reader, grant.request, grant.extent, size_bytes=size_bytes, job=job)
     for entry in node.copies.entries.values():
         for reader, request in entry.waiters:
-            yield Demanded(reader, request, entry.id, size_bytes=entry.size_bytes)
+            yield Demanded(reader, request, entry.id, size_bytes=entry.size_bytes, job=_job(node, reader))
+
+
+def _job(node: Node, name: ReaderId) -> int:
+    """Whose turn a reader's demands take, as far as it is known; 0 of one that is gone."""
+    reader = node.readers.readers.get(name)
+    return reader.job if reader else 0

@@ -199,7 +199,13 @@ class EpochTally:
 
     number: int
     bound: float
+    launch: int
+    """The job whose epoch it is."""
     plans: set[int] = field(default_factory=set)
+    running: set[int] = field(default_factory=set)
+    """Those that have not ended."""
+    broken: dict[int, int] = field(default_factory=dict)
+    """Those that ended before they came to their end, by what they are known again by, and how far they came."""
     touched: int = 0
     hits: int = 0
     """Touched extents that cost the source nothing in that epoch."""
@@ -313,7 +319,10 @@ class Plan:
     entries: tuple[tuple[ExtentId, int, int], ...]
     began_at: float
     shared: Window
+    launch: int = 0
     tally: EpochTally | None = None
+    counted: int = 0
+    """The step before which its extents count in its epoch already, from before its reader connected anew."""
     schedule: Schedule | None = None
     """Where the data does not fit: how far ahead the plan may fetch."""
     paced: bool = True
@@ -332,18 +341,19 @@ class Plan:
         self.entered_bytes += size_bytes
         self.next += 1
 
-    def leave(self) -> Iterator[ExtentId]:
-        """The extents whose last step in the window has been passed, each once an entry."""
+    def leave(self) -> Iterator[tuple[ExtentId, int]]:
+        """The extents whose last step in the window has been passed, and that step, each once an entry."""
         while self.window and self.window[0][0] < self.passed:
-            _, index, size_bytes = heapq.heappop(self.window)
+            last_step, index, size_bytes = heapq.heappop(self.window)
             self.entered_bytes -= size_bytes
-            yield self.entries[index][0]
+            yield self.entries[index][0], last_step
 
-    def skip_passed(self) -> Iterator[ExtentId]:
-        """Move over entries that were consumed before they were entered, and name them."""
+    def skip_passed(self) -> Iterator[tuple[ExtentId, int]]:
+        """Move over entries that were consumed before they were entered, and name them and their last steps."""
         while self.next < len(self.entries) and self.entries[self.next][2] < self.passed:
+            extent, _, last_step = self.entries[self.next]
             self.next += 1
-            yield self.entries[self.next - 1][0]
+            yield extent, last_step
 
     @property
     def ended(self) -> bool:

@@ -222,7 +222,8 @@ def restore(adopted: Adopted, runner: Runner) -> None:
         if runner.grants.adopt(given, dataset) and dataset is not None:
             known[reader.id] = dataset
             runner.declare(reader.id, dataset)
-    for event in protecting_first(runner.node, takeover_state.taken(adopted.state, known.get)):
+    told = takeover_state.taken(adopted.state, known.get, runner.grants.job_of)
+    for event in protecting_first(runner.node, told):
         runner.handle(event)
     if adopted.listener is not None:
         extents, readers = len(adopted.state.extents), len(adopted.state.readers)

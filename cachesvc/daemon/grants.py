@@ -197,6 +197,11 @@ class GrantsServer:
         found = self._readers.get(reader)
         return found.peer.uid if found else NOBODY
 
+    def job_of(self, reader: ReaderId) -> int:
+        """What a live reader has in common with the others of its job and user, and with nobody else; 0: nothing."""
+        found = self._readers.get(reader)
+        return found.job if found else 0
+
     def caller(self, token: int) -> Peer | None:
         """The user behind the live connection that was given this token. Safe from any thread."""
         found = self._tokens.get(token)
