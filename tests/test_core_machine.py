@@ -207,12 +207,12 @@ class NodeMachine(RuleBasedStateMachine):
         if not any(lease[:2] == (reader, extent) for lease in self.leases):
             self.send(Released(reader, extent))
 
-    @rule(extent=extents, in_ram=st.booleans())
-    def hold_and_let_go(self, extent: ExtentId, in_ram: bool) -> None:
+    @rule(extent=extents, in_ram=st.booleans(), most_bytes=st.none() | st.integers(0, 4))
+    def hold_and_let_go(self, extent: ExtentId, in_ram: bool, most_bytes: int | None = None) -> None:
         if self.held:
             self.send(ReaderGone(ReaderId(99)))
         else:
-            self.send(Held(ReaderId(99), extent, SIZES[extent] if in_ram else 0))
+            self.send(Held(ReaderId(99), extent, SIZES[extent] if in_ram else 0, 1000, most_bytes))
         self.held = not self.held
 
     @rule(job=jobs, dataset=datasets, gradual=st.booleans())

@@ -220,7 +220,7 @@ def test_readers_that_wait_stay_in_the_line_of_their_job_and_plans_in_its_epoch(
     state = takeover_pb2.TakeoverState()
     takeover_state.put(state, told, {READER: known, other: known}.get)
     found = list(
-        takeover_state.taken(state, {READER: known, other: known}.get, {READER: job, other: job}.__getitem__)
+        takeover_state.taken(state, {READER: known, other: known}.get, lambda _: job, lambda _: 1000)
     )
     assert sorted(found, key=repr) == sorted(told, key=repr)
 

@@ -116,11 +116,18 @@ class ReaderGone:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A reader still maps an extent from before our restart: the bytes count against the RAM budget."""
+    """A reader still maps an extent from before our restart: the bytes count against the RAM budget, once an extent. No
+    bytes (a file): only its release is expected.
+
+    `most_bytes`: of what readers of this `user` (a uid; -1: nobody's) say so together, no more is believed. None: another
+    daemon has believed it, and said so in a takeover.
+    """
 
     reader: ReaderId
     extent: ExtentId
     size_bytes: int
+    user: int = -1
+    most_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

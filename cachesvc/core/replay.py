@@ -52,8 +52,8 @@ def _leases(node: Node, unsent: list[Grant]) -> Iterable[Event]:
                 owed[key] -= 1
             else:
                 yield Leased(*key, copy.entry.size_bytes)
-        for extent, size_bytes in reader.held.items():
-            yield Held(name, extent, size_bytes)
+        for extent, hold in reader.held.items():
+            yield Held(name, extent, *hold)
 
 
 def _plans(node: Node) -> Iterable[Event]:

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from cachesvc.core.found import Found
+from cachesvc.core.holds import Hold
 from cachesvc.core.model import DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.schedule import Schedule
 from cachesvc.core.shelf import Shelf
@@ -292,7 +293,7 @@ class Reader:
     job: int = 0
     leases: dict[ExtentId, list[Copy]] = field(default_factory=dict)
     waiting: dict[ExtentId, int] = field(default_factory=dict)
-    held: dict[ExtentId, int] = field(default_factory=dict)
+    held: dict[ExtentId, Hold] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)

@@ -71,6 +71,8 @@ class Answers(Protocol):
 
     def handle(self, event: events.Event) -> None: ...
 
+    def held(self, reader: ReaderId, extent: ExtentId, size_bytes: int) -> None: ...
+
     def suspected(self, extent: ExtentId) -> None: ...
 
     def waited(self, dataset: DatasetId, report: StallReport) -> None: ...
@@ -364,7 +366,7 @@ class GrantsServer:
         elif op is Op.HOLD:
             # A file costs no memory, but its release comes as one of what was held, all the same.
             size_bytes = dataset.sizes[message.value] if message.text == RAM else 0
-            self._answers.handle(events.Held(reader.id, dataset.extent_ids[message.value], size_bytes))
+            self._answers.held(reader.id, dataset.extent_ids[message.value], size_bytes)
         elif op is Op.SUSPECT:
             self._answers.suspected(dataset.extent_ids[message.value])
         else:

@@ -16,6 +16,8 @@ KnownOf = Callable[[int], Known | None]
 """The dataset that a reader has been welcomed to."""
 JobOf = Callable[[ReaderId], int]
 """What a reader has in common with others of its job: its connection says so, which is handed over too."""
+UserOf = Callable[[ReaderId], int]
+"""The uid at its other end."""
 
 
 def put(state: Any, events: Iterable[Event], known_of: KnownOf) -> None:
@@ -29,7 +31,7 @@ def put(state: Any, events: Iterable[Event], known_of: KnownOf) -> None:
             state.leases.append(_lease(event))
 
 
-def taken(state: Any, known_of: KnownOf, job_of: JobOf) -> Iterator[Event]:
+def taken(state: Any, known_of: KnownOf, job_of: JobOf, user_of: UserOf) -> Iterator[Event]:
     """The events of a TakeoverState, in the order in which the core is to be told: what protects copies first.
     Raises InvalidInput for a plan that does not fit its dataset."""
     pb = takeover_pb2.TakeoverLease
@@ -40,7 +42,7 @@ def taken(state: Any, known_of: KnownOf, job_of: JobOf) -> Iterator[Event]:
         if each.kind == pb.LEASED:
             yield Leased(reader, extent, TierName(each.tier), each.size_bytes)
         elif each.kind == pb.HELD:
-            yield Held(reader, extent, each.size_bytes)
+            yield Held(reader, extent, each.size_bytes, user_of(reader))
         elif each.kind == pb.DEMANDED:
             yield Demanded(reader, each.request, extent, size_bytes=each.size_bytes, job=job_of(reader))
     for each in state.plans:
