@@ -248,9 +248,9 @@ class NodeMachine(RuleBasedStateMachine):
     def plan_ends(self, plan: int) -> None:
         self.send(PlanEnded(plan))
 
-    @rule(dataset=datasets, pin=st.booleans(), gradual=st.booleans())
-    def pin(self, dataset: DatasetId, pin: bool, gradual: bool) -> None:
-        self.send(Pinned(dataset, gradual) if pin else Unpinned(dataset))
+    @rule(dataset=datasets, pin=st.booleans(), gradual=st.booleans(), quota=st.none() | st.integers(0, 6))
+    def pin(self, dataset: DatasetId, pin: bool, gradual: bool, quota: int | None = None) -> None:
+        self.send(Pinned(dataset, gradual, 1000, None, quota) if pin else Unpinned(dataset))
         known = self.node.policy.shares.datasets
         pinned = pin and dataset in known and known[dataset].pinned
         assert gradual or not pinned or self.node.claims.settled(dataset)

@@ -375,14 +375,57 @@ def test_a_quota_limits_what_is_kept_of_a_dataset_and_for_a_user() -> None:
     assert node.where(B) == RAM, "in room that is free"
 
 
-@pytest.mark.parametrize("pinned", [False, True])
-def test_what_another_dataset_had_kept_is_kept_no_further_than_the_quota_of_the_next(pinned: bool) -> None:
+@pytest.mark.parametrize(
+    ("pins", "kept"), [([], 1), ([Pinned(OTHER)], 3), ([Pinned(OTHER, False, 1000, None, SIZE)], 1)]
+)
+def test_what_another_dataset_had_kept_is_kept_no_further_than_the_quota_of_the_next(
+    pins: list[Event], kept: int
+) -> None:
     node = node_of(ram=8)
     both = ((A, SIZE), (B, SIZE), (C, SIZE))
     tell(node, declare(A, B, C), DatasetDeclared(2, OTHER, both, 1000, None, SIZE))
     read(node, A, B, C)
-    tell(node, *[Pinned(OTHER)] * pinned, Demanded(ONE, 1, C), JobEnded(1), Released(ONE, C))
-    assert node.counters(OTHER).kept_bytes == (3 * SIZE if pinned else SIZE)
+    tell(node, *pins, Demanded(ONE, 1, C), JobEnded(1), Released(ONE, C))
+    assert node.counters(OTHER).kept_bytes == kept * SIZE
+    assert {node.where(each) for each in (A, B, C)} == {RAM}, "in room that is free"
+
+
+@pytest.mark.parametrize("of", ["user", "data"])
+def test_a_user_pins_no_more_than_its_quota_and_the_rest_gives_way(of: str) -> None:
+    node = node_of(ram=6, lookahead_bytes=0)
+    quotas = (None, 2 * SIZE) if of == "user" else (2 * SIZE, None)
+    four = tuple((each, SIZE) for each in (A, B, C, D))
+    tell(node, DatasetDeclared(1, DATASET, four, 1000, *quotas))
+    read(node, A, B, C, D)
+    tell(node, Pinned(DATASET, False, 1000, *quotas))
+    assert node.counters(DATASET).kept_bytes == 2 * SIZE
+    others = tuple(ExtentId(bytes([number]) * 16) for number in range(50, 54))
+    tell(node, declare(*others, job=2, dataset=OTHER))
+    read(node, *others)
+    assert node.counters(OTHER).kept_bytes == 4 * SIZE
+    assert [node.where(each) for each in (A, B, C, D)].count(RAM) == 2
+    assert tell(node, EvictAsked(DATASET)) == [], "what a pin holds"
+
+
+def test_what_is_pinned_counts_for_whoever_pinned_it_and_after_that_for_whoever_claimed_it() -> None:
+    node = node_of(ram=8)
+    three, mine = ((A, SIZE), (B, SIZE), (C, SIZE)), Pinned(DATASET, False, 1001, None, SIZE)
+    tell(node, DatasetDeclared(1, DATASET, three, 1000, None, 2 * SIZE))
+    tell(node, DatasetDeclared(2, OTHER, ((D, SIZE),), 1001, None, SIZE))
+    read(node, A, B, C)
+
+    def kept() -> int:
+        return node.counters(DATASET).kept_bytes // SIZE
+
+    assert kept() == 2
+    tell(node, mine)
+    assert kept() == 1
+    read(node, D)
+    assert node.counters(OTHER).kept_bytes == 0, "the pin takes it all"
+    tell(node, Pinned(DATASET))
+    assert kept() == 3, "who runs the node has no quota"
+    tell(node, Unpinned(DATASET))
+    assert kept() == 2
     assert {node.where(each) for each in (A, B, C)} == {RAM}, "in room that is free"
 
 

@@ -199,13 +199,17 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """What is resident of a declared dataset, and what it comes to keep, stays until `Unpinned`.
+    """What is resident of a declared dataset, and what it comes to keep, stays until `Unpinned`: within these quotas (see
+    `DatasetDeclared`) of the `user` for whom it counts from here on, and all of it where there are none.
 
     `gradual`: from when `Claims.settled` says so; a large dataset is pinned a few extents at each `Tick`.
     """
 
     dataset: DatasetId
     gradual: bool = False
+    user: int = -1
+    quota_bytes: int | None = None
+    user_quota_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -239,9 +239,11 @@ class Dataset:
     prefetch_turn: int = 0
     """When it last started a fill, counted in such fills: prefetches take turns."""
     user: int = -1
-    """Who claimed it first; what is kept of it counts for this user."""
+    """Who pinned it, else who claimed it first; what is kept of it counts for this user."""
     quota_bytes: int | None = None
     user_quota_bytes: int | None = None
+    unpinned: tuple[int, int | None, int | None] | None = None
+    """While it is pinned: the user and the quotas of whoever claimed it first."""
     epochs: deque[EpochTally] = field(default_factory=lambda: deque(maxlen=MAX_EPOCHS))
 
     @property
@@ -258,6 +260,23 @@ class Dataset:
     def limited(self) -> bool:
         """A quota says how much of it may be kept."""
         return self.quota_bytes is not None or self.user_quota_bytes is not None
+
+    @property
+    def exempt(self) -> bool:
+        """Whoever pinned it may keep all of it."""
+        return self.pinned and not self.limited
+
+    def pin(self, user: int, quota_bytes: int | None, user_quota_bytes: int | None) -> None:
+        """It counts for this user, who pinned it, until `unpin`."""
+        self.unpinned = self.unpinned or (self.user, self.quota_bytes, self.user_quota_bytes)
+        self.pinned, self.user = True, user
+        self.quota_bytes, self.user_quota_bytes = quota_bytes, user_quota_bytes
+
+    def unpin(self) -> None:
+        """It counts for whoever claimed it first."""
+        assert self.unpinned is not None, "a pin that nobody made"
+        self.user, self.quota_bytes, self.user_quota_bytes = self.unpinned
+        self.pinned, self.unpinned = False, None
 
     def join(self, entry: Entry) -> None:
         """Count an extent as one of its own."""
