@@ -214,12 +214,12 @@ class NodeMachine(RuleBasedStateMachine):
         if not any(lease[:2] == (reader, extent) for lease in self.leases):
             self.send(Released(reader, extent))
 
-    @rule(extent=extents, in_ram=st.booleans())
-    def hold_and_let_go(self, extent: ExtentId, in_ram: bool) -> None:
+    @rule(extent=extents, in_ram=st.booleans(), most_bytes=st.none() | st.integers(0, 4))
+    def hold_and_let_go(self, extent: ExtentId, in_ram: bool, most_bytes: int | None = None) -> None:
         if self.held:
             self.send(ReaderGone(ReaderId(99)))
         else:
-            self.send(Held(ReaderId(99), extent, SIZES[extent] if in_ram else 0))
+            self.send(Held(ReaderId(99), extent, SIZES[extent] if in_ram else 0, 1000, most_bytes))
         self.held = not self.held
 
     @rule(job=jobs, dataset=datasets, gradual=st.booleans())
@@ -255,9 +255,9 @@ class NodeMachine(RuleBasedStateMachine):
     def plan_ends(self, plan: int) -> None:
         self.send(PlanEnded(plan))
 
-    @rule(dataset=datasets, pin=st.booleans(), gradual=st.booleans())
-    def pin(self, dataset: DatasetId, pin: bool, gradual: bool) -> None:
-        self.send(Pinned(dataset, gradual) if pin else Unpinned(dataset))
+    @rule(dataset=datasets, pin=st.booleans(), gradual=st.booleans(), quota=st.none() | st.integers(0, 6))
+    def pin(self, dataset: DatasetId, pin: bool, gradual: bool, quota: int | None = None) -> None:
+        self.send(Pinned(dataset, gradual, 1000, None, quota) if pin else Unpinned(dataset))
         known = self.node.policy.shares.datasets
         pinned = pin and dataset in known and known[dataset].pinned
         assert gradual or not pinned or self.node.claims.settled(dataset)

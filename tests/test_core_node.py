@@ -44,6 +44,7 @@ from cachesvc.core.events import (
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, Stay, TierName
 from cachesvc.core.node import Node
 from cachesvc.core.policy import SMALL_FILLS, Settings, TierSpec
+from cachesvc.core.replay import replay
 from cachesvc.core.retries import RETRY_CAP_S, backoff_s
 
 NVME = TierName("nvme0")
@@ -375,14 +376,57 @@ def test_a_quota_limits_what_is_kept_of_a_dataset_and_for_a_user() -> None:
     assert node.where(B) == RAM, "in room that is free"
 
 
-@pytest.mark.parametrize("pinned", [False, True])
-def test_what_another_dataset_had_kept_is_kept_no_further_than_the_quota_of_the_next(pinned: bool) -> None:
+@pytest.mark.parametrize(
+    ("pins", "kept"), [([], 1), ([Pinned(OTHER)], 3), ([Pinned(OTHER, False, 1000, None, SIZE)], 1)]
+)
+def test_what_another_dataset_had_kept_is_kept_no_further_than_the_quota_of_the_next(
+    pins: list[Event], kept: int
+) -> None:
     node = node_of(ram=8)
     both = ((A, SIZE), (B, SIZE), (C, SIZE))
     tell(node, declare(A, B, C), DatasetDeclared(2, OTHER, both, 1000, None, SIZE))
     read(node, A, B, C)
-    tell(node, *[Pinned(OTHER)] * pinned, Demanded(ONE, 1, C), JobEnded(1), Released(ONE, C))
-    assert node.counters(OTHER).kept_bytes == (3 * SIZE if pinned else SIZE)
+    tell(node, *pins, Demanded(ONE, 1, C), JobEnded(1), Released(ONE, C))
+    assert node.counters(OTHER).kept_bytes == kept * SIZE
+    assert {node.where(each) for each in (A, B, C)} == {RAM}, "in room that is free"
+
+
+@pytest.mark.parametrize("of", ["user", "data"])
+def test_a_user_pins_no_more_than_its_quota_and_the_rest_gives_way(of: str) -> None:
+    node = node_of(ram=6, lookahead_bytes=0)
+    quotas = (None, 2 * SIZE) if of == "user" else (2 * SIZE, None)
+    four = tuple((each, SIZE) for each in (A, B, C, D))
+    tell(node, DatasetDeclared(1, DATASET, four, 1000, *quotas))
+    read(node, A, B, C, D)
+    tell(node, Pinned(DATASET, False, 1000, *quotas))
+    assert node.counters(DATASET).kept_bytes == 2 * SIZE
+    others = tuple(ExtentId(bytes([number]) * 16) for number in range(50, 54))
+    tell(node, declare(*others, job=2, dataset=OTHER))
+    read(node, *others)
+    assert node.counters(OTHER).kept_bytes == 4 * SIZE
+    assert [node.where(each) for each in (A, B, C, D)].count(RAM) == 2
+    assert tell(node, EvictAsked(DATASET)) == [], "what a pin holds"
+
+
+def test_what_is_pinned_counts_for_whoever_pinned_it_and_after_that_for_whoever_claimed_it() -> None:
+    node = node_of(ram=8)
+    three, mine = ((A, SIZE), (B, SIZE), (C, SIZE)), Pinned(DATASET, False, 1001, None, SIZE)
+    tell(node, DatasetDeclared(1, DATASET, three, 1000, None, 2 * SIZE))
+    tell(node, DatasetDeclared(2, OTHER, ((D, SIZE),), 1001, None, SIZE))
+    read(node, A, B, C)
+
+    def kept() -> int:
+        return node.counters(DATASET).kept_bytes // SIZE
+
+    assert kept() == 2
+    tell(node, mine)
+    assert kept() == 1
+    read(node, D)
+    assert node.counters(OTHER).kept_bytes == 0, "the pin takes it all"
+    tell(node, Pinned(DATASET))
+    assert kept() == 3, "who runs the node has no quota"
+    tell(node, Unpinned(DATASET))
+    assert kept() == 2
     assert {node.where(each) for each in (A, B, C)} == {RAM}, "in room that is free"
 
 
@@ -522,6 +566,67 @@ def test_memory_that_two_readers_hold_counts_once() -> None:
     assert [tier.held_bytes for tier in node.status().tiers] == [SIZE]
     tell(node, ReaderGone(TWO))
     assert [tier.held_bytes for tier in node.status().tiers] == [0]
+
+
+def said(reader: ReaderId, extent: ExtentId, user: int, most: int) -> Held:
+    return Held(reader, extent, SIZE, user, most * SIZE)
+
+
+def held(node: Node) -> int:
+    """In extents."""
+    return node.policy.tiers[RAM].held_bytes // SIZE
+
+
+def test_a_users_readers_together_are_believed_up_to_its_limit() -> None:
+    node = node_of(ram=8)
+    tell(node, said(ONE, A, 1000, 2), said(TWO, B, 1000, 2), said(TWO, C, 1000, 2))
+    assert held(node) == 2
+    tell(node, said(TWO, A, 1000, 2), said(ONE, B, 1000, 2))
+    assert held(node) == 2, "the same memory"
+    tell(node, said(THREE, D, 1001, 2))
+    assert held(node) == 3, "another user"
+    tell(node, Released(TWO, C), Released(ONE, B), Released(TWO, B), said(ONE, C, 1000, 2))
+    assert held(node) == 3
+    tell(node, ReaderGone(ONE), ReaderGone(TWO), ReaderGone(THREE))
+    assert (held(node), node.readers.holds.held_bytes) == (0, {})
+
+
+def test_all_users_together_are_believed_up_to_the_budget() -> None:
+    node = node_of(ram=2)
+    tell(node, said(ONE, A, 1000, 2), said(TWO, B, 1001, 2), said(THREE, C, 1002, 2))
+    assert held(node) == 2
+    tell(node, said(THREE, A, 1002, 2))
+    assert held(node) == 2
+
+
+def test_who_says_to_hold_what_it_never_had_takes_no_more_than_its_limit_of_what_others_keep() -> None:
+    node = node_of(ram=6)
+    tell(node, declare(A, B, C, D))
+    read(node, A, B, C, D)
+    commands = tell(node, *(said(TWO, ExtentId(bytes([number]) * 16), 1001, 3) for number in range(100, 164)))
+    assert sum(isinstance(each, Evict) for each in commands) == 1
+
+
+def test_the_release_of_what_was_not_believed_ends_no_lease() -> None:
+    node = node_of(ram=2)
+    tell(node, Demanded(ONE, 1, A, True, SIZE))
+    fill(node, A)
+    tell(node, said(ONE, A, 1000, 0), Released(ONE, A))
+    assert tell(node, EvictAsked(DATASET, (A,))) == []
+    tell(node, Released(ONE, A))
+    assert tell(node, EvictAsked(DATASET, (A,))) == [Evict(A, RAM)]
+
+
+def test_what_another_daemon_believed_is_believed_whenever_and_counts_for_its_user() -> None:
+    node = node_of(ram=4)
+    tell(node, Demanded(TWO, 1, E, True, SIZE))
+    handed = Held(ONE, A, 3 * SIZE, 1000)
+    tell(node, handed, now=2 * Settings().hold_s)
+    assert held(node) == 3
+    assert replay(node, ())[0] == handed
+    early = node_of(ram=8)
+    tell(early, handed, said(ONE, B, 1000, 3))
+    assert held(early) == 3
 
 
 def test_an_nvme_extent_is_granted_before_its_commit_and_evicted_only_after() -> None:
@@ -726,7 +831,7 @@ def test_backoff_doubles_up_to_its_cap_and_differs_between_extents() -> None:
 def test_long_after_the_start_nobody_held_anything_before_it() -> None:
     node = node_of(ram=2)
     node.handle(Demanded(ONE, 1, A, True, SIZE), 100.0)
-    node.handle(Held(TWO, B, 2 * SIZE), 100.0 + Settings().hold_s + 1.0)
+    node.handle(Held(TWO, B, 2 * SIZE, 1000, 2 * SIZE), 100.0 + Settings().hold_s + 1.0)
     assert [tier.held_bytes for tier in node.status().tiers] == [0]
     node.handle(Released(TWO, B), 2000.0)  # its release is none of a lease
     node.check()

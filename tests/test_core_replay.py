@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
+from cachesvc.config import Rule
 from cachesvc.core import events as ev
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.node import Node
 from cachesvc.core.policy import Settings, TierSpec
 from cachesvc.core.replay import best_first, protecting_first, replay
+from cachesvc.daemon import takeover_state
+from cachesvc.v1 import takeover_pb2
 from tests.test_core_machine import BUDGETS, DATASETS, NVME, SIZES, NodeMachine, picks
 
 HELD = TierName("memory that only its readers have")
@@ -199,3 +203,35 @@ def test_a_plan_goes_on_in_the_middle_and_its_past_counts_in_no_epoch() -> None:
     assert new.handle(told, 2.0) == [ev.StartFill(C, RAM)]
     (epoch,) = new.counters(DATASET).epochs
     assert (epoch.touched, epoch.hits) == (0, 0)
+
+
+def test_readers_that_wait_stay_in_the_line_of_their_job_and_plans_in_its_epoch() -> None:
+    """Through the messages of a takeover: a connection says which job it is of, so it is told there alone."""
+    old, other, job = node(), ReaderId(2), (1001 << 64) + 5
+    for reader in (READER, other):
+        old.handle(ev.DatasetDeclared(reader, DATASET, EXTENTS), 0.0)
+        old.handle(ev.Planned(reader, reader, ((A, 0, 0), (B, 1, 1)), launch=job), 0.0)
+    old.handle(ev.Demanded(READER, 1, B, job=job), 0.0)
+    old.handle(ev.Demanded(other, 2, C, job=job), 0.0)
+    told = replay(old, ())
+    assert [event.job for event in told if isinstance(event, ev.Demanded)] == [job, job]
+    extents = tuple(extent for extent, _ in EXTENTS)
+    known = Known(DATASET, extents, (10, 10, 10), {extent: at for at, extent in enumerate(extents)})
+    state = takeover_pb2.TakeoverState()
+    takeover_state.put(state, told, {READER: known, other: known}.get)
+    found = list(
+        takeover_state.taken(state, {READER: known, other: known}.get, lambda _: job, lambda _: 1000)
+    )
+    assert sorted(found, key=repr) == sorted(told, key=repr)
+
+
+@dataclass
+class Known:
+    """The dataset, as the grants socket sees it."""
+
+    id: DatasetId
+    extent_ids: tuple[ExtentId, ...]
+    sizes: tuple[int, ...]
+    index_of: dict[ExtentId, int]
+    rules: frozenset[Rule] = frozenset()
+    catalog_fd: int = -1

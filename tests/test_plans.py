@@ -182,6 +182,27 @@ def test_what_a_reader_says_after_its_plan_is_heard_after_it(
         wait_until(lambda: touched() == len(order))
 
 
+def test_jobs_one_after_the_other_on_a_pinned_dataset_have_epochs_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "0.bin").write_bytes(os.urandom(EXTENTS * EXTENT))
+    options = ["--ram", "1MiB", "--extent-bytes", str(EXTENT), "--fillers", "1", "--allow", f"{tmp_path}/"]
+    steps = np.arange(EXTENTS)
+    with Daemon(tmp_path / "node", options) as node, Control(node.socket_dir) as control:
+        wanted = control.open_dataset([f"{tmp_path}/data"], Options(format="records", record_bytes=1024)).id
+        control.pin(wanted, True)
+
+        def told() -> list[tuple[int, int]]:
+            return [(epoch.touched, epoch.hits) for epoch in control.list()[0].epochs]
+
+        for number in range(3):  # of one script, so of one job as far as anybody can tell
+            with contextlib.closing(DaemonGrants(node.socket_dir, wanted, job=7)) as grants:
+                grants.submit(Plan(steps, steps, steps))
+                grants.acquire(range(EXTENTS), 20.0)
+                grants.passed(EXTENTS)
+                expected = [(EXTENTS, EXTENTS if each else 0) for each in range(number + 1)]
+                wait_until(lambda expected=expected: told() == expected)
+
+
 def test_a_reader_that_ends_while_its_plan_is_read_leaves_nothing(daemon: Daemon, dataset: DatasetId) -> None:
     before = descriptors(daemon)
     rows = [0] * plans.MAX_ROWS

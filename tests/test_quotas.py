@@ -16,12 +16,16 @@ from cachesvc.cli.options import Quota
 from cachesvc.client import Control
 from cachesvc.config import CONTROL_SOCKET, QuotaSpec, parse_quota
 from cachesvc.core.errors import InvalidInput, OutOfSpace
+from cachesvc.core.model import DatasetId
 from cachesvc.daemon.lookups import Lookups
 from cachesvc.daemon.quotas import Quotas
 from cachesvc.daemon.tenants import STRANGER
+from cachesvc.grants import Granted
+from cachesvc.leases import DaemonGrants
 from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import cachesvc_pb2_grpc
 from loader import open_dataset
+from tests.users import ALICE, BOB, as_root, as_user
 
 
 def test_the_longest_prefix_and_the_users_own_quota_count() -> None:
@@ -75,6 +79,7 @@ def test_two_quotas_of_one_name_are_refused(twice: str) -> None:
         Quotas([parse_quota(text) for text in ("user=5MiB", "user:7=1MiB", "s3://b/=1GiB", twice)])
 
 
+@as_root
 def test_what_was_pinned_counts_for_its_user_after_a_restart(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "x.bin").write_bytes(bytes(8 << 16))
@@ -88,7 +93,9 @@ def test_what_was_pinned_counts_for_its_user_after_a_restart(tmp_path: Path) -> 
         "--fillers",
         "1",
     ]
-    with Daemon(tmp_path / "node", [*options, "--allow", f"{tmp_path}/"]) as daemon:
+    with Daemon(tmp_path / "node", [*options, "--allow", f"{tmp_path}/", "--socket-mode", "666"]) as daemon:
+        os.chmod(daemon.socket_dir, 0o755)
+        here = daemon.socket_dir
 
         def resident() -> tuple[int, int]:
             *_, last = control.prefetch(dataset)
@@ -99,11 +106,74 @@ def test_what_was_pinned_counts_for_its_user_after_a_restart(tmp_path: Path) -> 
                 [f"{tmp_path}/data/"], Options(format="records", record_bytes=4096)
             ).id
             assert resident() == (3, 5 << 16)
-            control.pin(dataset, True)
+        assert as_user(ALICE, lambda: pinned(here, dataset)) == "pinned"
         daemon.kill()
         daemon.start()
         with Control(daemon.socket_dir) as control:
             assert resident() == (3, 5 << 16)
+
+
+def pinned(socket_dir: str, dataset: str) -> str:
+    with Control(socket_dir) as control:
+        control.pin(DatasetId(dataset), True)
+    return "pinned"
+
+
+def read_through(socket_dir: str, dataset: str, extents: int) -> int:
+    """How many of a dataset's first extents are granted, one after the other."""
+    grants, granted = DaemonGrants(socket_dir, DatasetId(dataset)), 0
+    for extent in range(extents):
+        (answer,) = grants.acquire([extent], 20.0)
+        if isinstance(answer, Granted):
+            os.close(answer.fd)
+            grants.release([extent])
+            granted += 1
+    grants.close()
+    return granted
+
+
+@as_root
+@pytest.mark.parametrize("quota", ["user={}", "{{data}}/={}"], ids=["of users", "of data"])
+def test_a_user_cannot_pin_more_than_its_quota_and_who_runs_the_daemon_can(
+    tmp_path: Path, quota: str
+) -> None:
+    """RAM for 16 extents, 4 for a user or a dataset: what one pins leaves the others their room, also after a restart."""
+    extent = 1 << 16
+    for name in ("a", "b"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        (tmp_path / "data" / name / "0.bin").write_bytes(bytes(16 * extent))
+    options = ["--ram", "1MiB", "--extent-bytes", str(extent), "--fillers", "1", "--socket-mode", "666"]
+    options += ["--allow", f"{tmp_path}/", "--quota", quota.format(4 * extent).format(data=tmp_path / "data")]
+    with Daemon(tmp_path / "node", options) as daemon:
+        here = daemon.socket_dir
+
+        def opened(name: str) -> str:
+            with Control(here) as control:
+                kind = Options(format="records", record_bytes=4096)
+                return control.open_dataset([f"{tmp_path}/data/{name}/"], kind).id
+
+        def kept(dataset: str) -> int:
+            with Control(here) as control:
+                (found,) = [each for each in control.list() if each.dataset.id == dataset]
+            return found.kept_bytes // extent
+
+        os.chmod(here, 0o755)
+        ours, others = opened("a"), opened("b")
+        assert as_user(ALICE, lambda: read_through(here, ours, 16)) == 16
+        assert as_user(ALICE, lambda: pinned(here, ours)) == "pinned"
+        assert kept(ours) == 4
+        assert as_user(BOB, lambda: read_through(here, others, 16)) == 16
+        daemon.kill()
+        daemon.start()
+        os.chmod(here, 0o755)
+        assert as_user(BOB, lambda: read_through(here, others, 16)) == 16
+        assert as_user(ALICE, lambda: read_through(here, ours, 16)) == 16
+        assert kept(ours) == 4
+        pinned(here, ours)
+        assert read_through(here, ours, 16) == 16
+        assert kept(ours) > 4
+        assert as_user(ALICE, lambda: pinned(here, ours)) == "pinned"
+        assert kept(ours) > 4, "it stays pinned by who runs the daemon"
 
 
 def test_a_quota_counts_below_its_prefix_and_not_beside_it() -> None:

@@ -24,6 +24,7 @@ from cachesvc.catalog.build import Options
 from cachesvc.client import Control
 from cachesvc.config import CONTROL_SOCKET, GRANTS_SOCKET
 from cachesvc.core.model import DatasetId
+from cachesvc.core.order import Plan
 from cachesvc.daemon.adoption import Predecessor
 from cachesvc.daemon.takeover import Process
 from cachesvc.daemon.takeover_wire import PROTOCOL, SOCKET, Word, receive, receive_state, send
@@ -187,6 +188,30 @@ def test_leases_connections_and_memory_are_the_new_daemons(node: Node, records: 
     assert not grants.connect()
     assert grants.token == token
     grants.close()
+    wait_until(lambda: node.readers() == 0)
+
+
+def test_ranks_of_one_job_have_one_epoch_across_a_takeover(node: Node, records: Records) -> None:
+    dataset, steps = opened(node, records), np.arange(EXTENTS)
+
+    def touched() -> list[int]:
+        with Control(node.daemon.socket_dir) as control:
+            (found,) = [each for each in control.list() if each.dataset.id == dataset]
+        return [epoch.touched for epoch in found.epochs]
+
+    ranks = [DaemonGrants(node.daemon.socket_dir, dataset, job) for job in (7, 7, 8)]
+    ranks[0].submit(Plan(steps, steps, steps))
+    read(ranks[0], records.rows, 0)
+    ranks[0].passed(2)
+    wait_until(lambda: touched() == [2])
+    taken_over(node)
+    for rank in ranks[1:]:  # one of the same job, and one of another
+        rank.submit(Plan(steps, steps, steps))
+        rank.passed(EXTENTS)
+    ranks[0].passed(EXTENTS)
+    wait_until(lambda: touched() == [2 * EXTENTS - 2, EXTENTS])  # what came before is not this daemon's
+    for rank in ranks:
+        rank.close()
     wait_until(lambda: node.readers() == 0)
 
 

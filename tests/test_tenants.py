@@ -346,6 +346,60 @@ def test_one_user_cannot_take_every_place(daemon: Daemon, data: Path) -> None:
         each.close()
 
 
+@as_root
+@pytest.mark.parametrize(("quota", "most"), [("", 8), ("--quota=user=256KiB", 4), ("--quota=user=1GiB", 16)])
+def test_who_says_to_hold_what_it_never_had_takes_no_more_than_its_part(
+    data: Path, tmp_path: Path, quota: str, most: int
+) -> None:
+    """In RAM for 16 extents, of which another user's take 4, and within the time in which readers are believed."""
+    wide = tmp_path / "wide"
+    wide.mkdir()
+    (wide / "0.bin").write_bytes(bytes(64 * EXTENT))
+    options = ["--ram", str(16 * EXTENT), "--extent-bytes", str(EXTENT), "--fillers", "1"]
+    options += ["--allow", f"{data}/", "--allow", f"{wide}/", "--socket-mode", "666", *[quota] * bool(quota)]
+    with Daemon(tmp_path / "node", options) as daemon:
+        here = daemon.socket_dir
+        os.chmod(here, 0o755)
+        with Control(here) as control:
+            named = control.open_dataset([f"{wide}/"], RECORDS).id
+            mine = control.open_dataset([f"{data}/alice/"], RECORDS).id
+            *_, last = control.prefetch(mine)
+            assert last.resident_extents == 4
+
+        def held() -> int:
+            with Control(here) as control:
+                (tier,) = control.status().tiers
+            return tier.held_bytes // EXTENT
+
+        hoarders = [hoarding(here, named, range(first, first + 32)) for first in (0, 32)]
+        wait_until(lambda: held() == most)
+        assert daemon.take_over().wait(20) == 0
+        hoarders.append(hoarding(here, named, range(64)))
+        with Control(here) as control:
+            wait_until(lambda: control.status().readers == 3)
+        assert held() == most, "what the last daemon believed, and no more"
+        assert daemon.log.count("not counted") == 2, "once by each daemon that was told"
+        for each in hoarders:
+            each.close()
+        wait_until(lambda: held() == 0)
+
+
+def hoarding(socket_dir: str, dataset: str, extents: range) -> socket.socket:
+    """Another user's connection, which says that it holds these in memory from before the start."""
+    channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    channel.settimeout(20)
+    os.seteuid(BOB)  # the kernel notes the effective user of the moment
+    try:
+        channel.connect(f"{socket_dir}/grants.sock")
+    finally:
+        os.seteuid(0)
+    channel.send(wire.encode(Op.HELLO, wire.MAGIC, digest=bytes.fromhex(dataset)))
+    assert wire.decode(channel.recv(wire.MAX_MESSAGE_BYTES)).op is Op.WELCOME
+    for extent in extents:
+        channel.send(wire.encode(Op.HOLD, 0, extent, text="ram"))
+    return channel
+
+
 def answered(channel: socket.socket) -> None:
     channel.send(wire.encode(Op.IDENTIFY, wire.MAGIC))
     found = channel.recv(wire.MAX_MESSAGE_BYTES)

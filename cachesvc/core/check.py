@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
+from cachesvc.core.holds import EVERYBODY
 from cachesvc.core.model import RAM, ExtentId
 from cachesvc.core.policy import SMALL_FILLS
 from cachesvc.core.shelf import Shelf
@@ -114,8 +115,13 @@ def _check_readers(node: Node) -> None:
     ram = node.policy.tiers.get(RAM)
     if ram:
         readers = node.readers.readers.values()
-        held = {extent: size for reader in readers for extent, size in reader.held.items() if size}
+        holds = [(extent, hold) for reader in readers for extent, hold in reader.held.items()]
+        held = {extent: hold.size_bytes for extent, hold in holds if hold.size_bytes}
         assert ram.held_bytes == sum(held.values()), "held by readers"
+        of_users: Counter[int | None] = Counter({EVERYBODY: ram.held_bytes})
+        for user, _, size_bytes in {(hold.user, extent, hold.size_bytes) for extent, hold in holds}:
+            of_users[user] += size_bytes
+        assert node.readers.holds.held_bytes == of_users, "held by each user"
 
 
 def _check_plans(node: Node) -> None:

@@ -69,10 +69,12 @@ class Claims:
             self._unclaim_unused(dataset)
 
     def pin(self, event: Pinned) -> None:
-        """Keep what is resident of a declared dataset, whatever else happens."""
+        """Keep what is resident of a declared dataset, as far as the quotas of whoever pins it let, whatever else
+        happens."""
         dataset = self._shares.datasets.get(event.dataset)
         if dataset and dataset.claimed:
-            dataset.pinned = True
+            dataset.pin(event.user, event.quota_bytes, event.user_quota_bytes)
+            self._reserve.retune()
             self._do(Work.PIN, dataset, self._judge(dataset))
             if not event.gradual:
                 self._steps.finish((Work.CLAIM, dataset.id))
@@ -82,7 +84,8 @@ class Claims:
         """End a pin."""
         dataset = self._shares.datasets.get(event.dataset)
         if dataset and dataset.pinned:
-            dataset.pinned = False
+            dataset.unpin()
+            self._reserve.retune()
             self._do(Work.PIN, dataset, self._judge(dataset))
             self._unclaim_unused(dataset)
 
@@ -178,7 +181,7 @@ class Claims:
             dataset = self._shares.datasets.get(name)
             for extent in named:
                 entry = self._copies.entry(extent)
-                if entry is None or entry.pinned:
+                if entry is None or (entry.pinned and entry.kept):
                     continue
                 for copy in tuple(entry.copies):
                     if copy.idle and not copy.tier.lost:

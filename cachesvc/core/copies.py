@@ -325,10 +325,11 @@ class Copies:
     def resettle(self, entry: Entry) -> None:
         """Judge all copies of an extent anew after its claims changed."""
         for copy in tuple(entry.copies):
-            if copy.home is not None and copy.home not in entry.datasets:
+            gone = copy.home is not None and copy.home not in entry.datasets
+            if gone or (copy.home is not None and self.policy.shares.beyond_quota(entry)):
                 self._unshelve(copy)
                 self._set_role(copy, Role.LRU)
-                if entry.datasets and (entry.pinned or self.policy.shares.within_quota(entry)):
+                if entry.datasets and self.policy.shares.within_quota(entry):
                     self._set_role(copy, Role.KEPT)
             self.settle(copy)
 
@@ -349,8 +350,8 @@ class Copies:
                 self.keep(copy.entry)
 
     def keep(self, entry: Entry) -> None:
-        """See that a usable copy of an extent is kept whether or not there is room to keep: an operator pinned it."""
-        copy = None if entry.kept else entry.best()
+        """See that a usable copy of a pinned extent is kept whether or not there is room to keep, as far as quotas let."""
+        copy = None if entry.kept or not self.policy.shares.within_quota(entry) else entry.best()
         if copy is not None:
             self._unshelve(copy)
             self._set_role(copy, Role.KEPT)

@@ -48,7 +48,8 @@ class Planned:
 
     `following` is the order of the extents in the epoch after it, where that is known: what is kept of a dataset
     that does not fit is chosen to lie evenly in it. `passed` is the step before which a daemon that we took over
-    from saw everything consumed.
+    from saw everything consumed. Plans of one `launch`, the ranks of a job, have their epochs together; 0: one that
+    says nothing of its job has them with all others that say nothing.
     """
 
     plan: int
@@ -56,6 +57,7 @@ class Planned:
     entries: tuple[tuple[ExtentId, int, int], ...]
     following: tuple[ExtentId, ...] = ()
     passed: int = 0
+    launch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +117,18 @@ class ReaderGone:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A reader still maps an extent from before our restart: the bytes count against the RAM budget."""
+    """A reader still maps an extent from before our restart: the bytes count against the RAM budget, once an extent. No
+    bytes (a file): only its release is expected.
+
+    `most_bytes`: of what readers of this `user` (a uid; -1: nobody's) say so together, no more is believed. None: another
+    daemon has believed it, and said so in a takeover.
+    """
 
     reader: ReaderId
     extent: ExtentId
     size_bytes: int
+    user: int = -1
+    most_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,13 +202,17 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """What is resident of a declared dataset, and what it comes to keep, stays until `Unpinned`.
+    """What is resident of a declared dataset, and what it comes to keep, stays until `Unpinned`: within these quotas (see
+    `DatasetDeclared`) of the `user` for whom it counts from here on, and all of it where there are none.
 
     `gradual`: from when `Claims.settled` says so; a large dataset is pinned a few extents at each `Tick`.
     """
 
     dataset: DatasetId
     gradual: bool = False
+    user: int = -1
+    quota_bytes: int | None = None
+    user_quota_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
+from cachesvc.core import epochs
 from cachesvc.core.copies import Copies
 from cachesvc.core.events import Passed, PlanEnded, Planned
 from cachesvc.core.model import ExtentId
 from cachesvc.core.pacing import Pacing
-from cachesvc.core.state import Entry, EpochTally, Plan, Role
+from cachesvc.core.state import Dataset, Entry, Plan, Role
 from cachesvc.core.steps import Steps, Work
 from cachesvc.core.windows import Windows
 
@@ -38,8 +39,10 @@ class Plans:
         of this daemon's epoch."""
         number, entries = event.plan, event.entries
         self.end(number)
-        shared, tally = self._windows.join(number, entries), self._tally(event)
-        plan = self.plans[number] = Plan(number, event.job, entries, self._moment.now, shared, tally)
+        shared = self._windows.join(number, entries)
+        plan = self.plans[number] = Plan(number, event.job, entries, self._moment.now, shared, event.launch)
+        if (home := self._home(event)) is not None:
+            plan.tally, plan.counted = epochs.join(event, home, self._policy.shares)
         plan.passed = event.passed
         for _ in plan.skip_passed():
             pass
@@ -53,6 +56,8 @@ class Plans:
             self._steps.drop((Work.PACE, number))
             self._steps.drop((Work.PASS, number))
             self.ending.add(plan)
+            if plan.tally is not None:
+                plan.tally.running.discard(number)
             self._steps.do((Work.END, plan), self._end(plan), len(plan.entries))
             self._windows.leave(plan)
 
@@ -84,7 +89,7 @@ class Plans:
 
     def skip(self, plan: Plan, extent: ExtentId) -> None:
         """Move over a plan's next entry: it was consumed, behind one that is not yet, or nobody knows it."""
-        self._count(plan, extent)
+        self._count(plan, extent, plan.entries[plan.next][2])
         plan.next += 1
 
     def _leave(self, plan: Plan, extent: ExtentId, done: bool = False) -> None:
@@ -104,12 +109,12 @@ class Plans:
         plan.behind = False
 
     def _pass_each(self, plan: Plan) -> Iterator[None]:
-        for extent in plan.leave():
-            self._count(plan, extent)
+        for extent, last_step in plan.leave():
+            self._count(plan, extent, last_step)
             self._leave(plan, extent, done=True)
             yield
-        for extent in plan.skip_passed():
-            self._count(plan, extent)
+        for extent, last_step in plan.skip_passed():
+            self._count(plan, extent, last_step)
             yield
 
     def _end(self, plan: Plan) -> Iterator[None]:
@@ -117,6 +122,7 @@ class Plans:
         passed counts for its epoch all the same."""
         if plan.behind:
             yield from self._pass(plan)
+        epochs.left(plan)
         step = self._steps.size
         while plan.window:
             for _, index, _ in plan.window[-step:]:
@@ -129,21 +135,13 @@ class Plans:
             yield
             del rows[-step:]
 
-    def _tally(self, event: Planned) -> EpochTally | None:
-        """The epoch that a plan belongs to: a number that was in the latest one begins another."""
+    def _home(self, event: Planned) -> Dataset | None:
+        """The dataset that a plan goes through."""
         entry = self._copies.entries.get(event.entries[0][0]) if event.entries else None
-        home = entry.home(event.job) if entry else None
-        if home is None:
-            return None
-        number, epochs = event.plan, home.epochs
-        if not epochs or number in epochs[-1].plans:
-            bound = self._policy.shares.bound_of(home)
-            epochs.append(EpochTally(epochs[-1].number + 1 if epochs else 0, bound))
-        epochs[-1].plans.add(number)
-        return epochs[-1]
+        return entry.home(event.job) if entry else None
 
-    def _count(self, plan: Plan, extent: ExtentId) -> None:
+    def _count(self, plan: Plan, extent: ExtentId, last_step: int) -> None:
         entry = self._copies.entry(extent)
-        if plan.tally is not None and entry is not None:
+        if plan.tally is not None and entry is not None and last_step >= plan.counted:
             plan.tally.touched += 1
             plan.tally.hits += entry.sourced_at < plan.began_at

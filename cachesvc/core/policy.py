@@ -53,8 +53,9 @@ class Settings:
     """How long a tier that was full is not asked for more: room comes by people, not by waiting."""
     claim_step: int = 1_000
     """Extents that a work in steps (`steps.py`) does in one event: 2 ms, 4 where they are resident."""
-    hold_s: float = 600.0
-    """How long after the start readers are believed that they hold memory from before it; they knock every second."""
+    hold_s: float = 60.0
+    """How long after the start readers are believed that they hold memory from before it; they knock every second, and
+    on a machine without a core to spare some seconds later."""
 
 
 SMALL_FILLS = 4

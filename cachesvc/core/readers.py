@@ -14,6 +14,7 @@ from cachesvc.core import events as ev
 from cachesvc.core.budgets import working
 from cachesvc.core.copies import Copies
 from cachesvc.core.errors import NotFound
+from cachesvc.core.holds import EVERYBODY, Hold, Holds
 from cachesvc.core.model import RAM, ExtentId, ReaderId
 from cachesvc.core.policy import Asked
 from cachesvc.core.state import Copy, Entry, Reader, Role
@@ -32,7 +33,7 @@ class Readers:
         self._moment = copies.moment
         self.readers: dict[ReaderId, Reader] = {}
         self.queue: Turns[Entry] = Turns()
-        self._holders: dict[ExtentId, int] = {}
+        self.holds = Holds()
 
     def demand(self, event: ev.Demanded) -> None:
         """Grant what is resident, in the same step; otherwise see to it and answer later."""
@@ -73,7 +74,8 @@ class Readers:
         if reader is None:
             return
         if extent in reader.held:
-            self._change_held(-self._unhold(reader, extent))
+            self._unhold(reader, extent)
+            self._count_held()
         elif leases := reader.leases.get(extent):
             self._end_lease(leases.pop())
             if not leases:
@@ -110,51 +112,55 @@ class Readers:
         for leases in reader.leases.values():
             for copy in leases:
                 self._end_lease(copy)
-        self._change_held(-sum(self._unhold(reader, extent) for extent in tuple(reader.held)))
+        for extent in tuple(reader.held):
+            self._unhold(reader, extent)
+        self._count_held()
         self._moment.change()
 
     def held(self, event: ev.Held) -> None:
-        """Believed for a while after the start only: later it would be a way to take room without a lease."""
-        late = self._moment.now - self._moment.began > self._policy.settings.hold_s
-        self._hold(event.reader, event.extent, 0 if late else event.size_bytes)
+        """A reader's word is believed for a while after the start only, and within limits: it would be a way to take room
+        without a lease. Of what is not believed only the release is expected."""
+        reader, extent = self.readers.setdefault(event.reader, Reader()), event.extent
+        hold = Hold(event.size_bytes, event.user)
+        self._unhold(reader, extent)
+        if event.most_bytes is not None and not self._believed(extent, hold, event.most_bytes):
+            hold = Hold(0, event.user)
+        reader.held[extent] = hold
+        self.holds.begin(extent, hold)
+        self._count_held()
 
-    def _hold(self, reader_id: ReaderId, extent: ExtentId, size_bytes: int) -> None:
-        """Count bytes that a reader maps from before our restart against the RAM budget: once an extent, since
-        all its readers map the same memory. No bytes (a file): only its release is expected."""
-        reader = self.readers.setdefault(reader_id, Reader())
-        change_bytes = -self._unhold(reader, extent)
-        reader.held[extent] = size_bytes
-        if size_bytes:
-            holders = self._holders[extent] = self._holders.get(extent, 0) + 1
-            change_bytes += size_bytes if holders == 1 else 0
-        self._change_held(change_bytes)
+    def held_bytes(self, reader: ReaderId, extent: ExtentId) -> int:
+        """What is counted of an extent that a reader holds from before our restart."""
+        found = self.readers.get(reader)
+        hold = found.held.get(extent) if found else None
+        return hold.size_bytes if hold else 0
+
+    def _believed(self, extent: ExtentId, hold: Hold, most_bytes: int) -> bool:
+        ram = self._policy.tiers.get(RAM)
+        late = self._moment.now - self._moment.began > self._policy.settings.hold_s
+        return not late and self.holds.fits(extent, hold, most_bytes, ram.budget_bytes if ram else 0)
 
     def take_over(self, event: ev.Leased) -> None:
         """Go on with another daemon's lease; where its copy is not here, with the memory that it holds."""
         tier = self._policy.tiers.get(event.tier)
         copy = self._copies.find(event.extent, tier) if tier else None
         if copy is None or not copy.usable:
-            self._hold(event.reader, event.extent, event.size_bytes if event.tier == RAM else 0)
+            self.held(ev.Held(event.reader, event.extent, event.size_bytes if event.tier == RAM else 0))
             return
         self._copies.lease(copy)
         reader = self.readers.setdefault(event.reader, Reader())
         reader.leases.setdefault(event.extent, []).append(copy)
 
-    def _unhold(self, reader: Reader, extent: ExtentId) -> int:
-        """The bytes that nobody holds any more."""
-        size_bytes = reader.held.pop(extent, 0)
-        if not size_bytes:
-            return 0
-        self._holders[extent] -= 1
-        if self._holders[extent]:
-            return 0
-        del self._holders[extent]
-        return size_bytes
+    def _unhold(self, reader: Reader, extent: ExtentId) -> None:
+        hold = reader.held.pop(extent, None)
+        if hold is not None:
+            self.holds.end(extent, hold)
 
-    def _change_held(self, by_bytes: int) -> None:
-        ram = self._policy.tiers.get(RAM)
-        if ram and by_bytes:
-            ram.held_bytes += by_bytes
+    def _count_held(self) -> None:
+        """Against the RAM budget."""
+        ram, held_bytes = self._policy.tiers.get(RAM), self.holds.held_bytes[EVERYBODY]
+        if ram and ram.held_bytes != held_bytes:
+            ram.held_bytes = held_bytes
             self._policy.reserve.retune()
             self._moment.change()
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from cachesvc.core.events import Demanded, Event, Grant, Held, Leased, Planned
-from cachesvc.core.model import ExtentId, TierName
+from cachesvc.core.model import ExtentId, ReaderId, TierName
 from cachesvc.core.node import Node
 from cachesvc.core.state import Copy, Role
 
@@ -25,7 +25,8 @@ def best_first(node: Node, tier: TierName) -> list[tuple[ExtentId, int]]:
 
 
 def _worth(copy: Copy) -> tuple[bool, bool, bool, float]:
-    return copy.leases > 0, copy.entry.pinned, copy.role is Role.KEPT, copy.used_at
+    kept = copy.role is Role.KEPT
+    return copy.leases > 0, kept and copy.entry.pinned, kept, copy.used_at
 
 
 def replay(node: Node, unsent: Iterable[Grant]) -> list[Event]:
@@ -52,22 +53,29 @@ def _leases(node: Node, unsent: list[Grant]) -> Iterable[Event]:
                 owed[key] -= 1
             else:
                 yield Leased(*key, copy.entry.size_bytes)
-        for extent, size_bytes in reader.held.items():
-            yield Held(name, extent, size_bytes)
+        for extent, hold in reader.held.items():
+            yield Held(name, extent, *hold)
 
 
 def _plans(node: Node) -> Iterable[Event]:
     for plan in node.plans.plans.values():
         retention = plan.shared.retention
         following = tuple(retention.following) if retention is not None else ()
-        yield Planned(plan.number, plan.job, plan.entries, following, plan.passed)
+        yield Planned(plan.number, plan.job, plan.entries, following, plan.passed, plan.launch)
 
 
 def _demands(node: Node, unsent: list[Grant]) -> Iterable[Event]:
     for grant in unsent:
         waiting = node.copies.entries.get(grant.extent)
         if waiting is not None:  # else its reader is gone, and so is the extent since
-            yield Demanded(grant.reader, grant.request, grant.extent, size_bytes=waiting.size_bytes)
+            size_bytes, job = waiting.size_bytes, _job(node, grant.reader)
+            yield Demanded(grant.reader, grant.request, grant.extent, size_bytes=size_bytes, job=job)
     for entry in node.copies.entries.values():
         for reader, request in entry.waiters:
-            yield Demanded(reader, request, entry.id, size_bytes=entry.size_bytes)
+            yield Demanded(reader, request, entry.id, size_bytes=entry.size_bytes, job=_job(node, reader))
+
+
+def _job(node: Node, name: ReaderId) -> int:
+    """Whose turn a reader's demands take, as far as it is known; 0 of one that is gone."""
+    reader = node.readers.readers.get(name)
+    return reader.job if reader else 0

@@ -67,8 +67,15 @@ class Shares:
         return room * dataset.size_bytes / total if total else 0.0
 
     def within_quota(self, entry: Entry) -> bool:
-        """Whether one more extent of its dataset may be kept."""
-        return not entry.datasets or entry.size_bytes <= self.quota_left(entry.datasets[0])
+        """Whether one more extent of its dataset may be kept: within quotas, or since it is pinned without any."""
+        if not entry.datasets or any(dataset.exempt for dataset in entry.datasets):
+            return True
+        return entry.size_bytes <= self.quota_left(entry.datasets[0])
+
+    def beyond_quota(self, entry: Entry) -> bool:
+        """Whether more is kept of its dataset than may be, as after another user's pin began or ended."""
+        exempt = any(dataset.exempt for dataset in entry.datasets)
+        return not exempt and self.quota_left(entry.datasets[0]) < 0
 
     def quota_left(self, dataset: Dataset) -> float:
         """Bytes of it that its quotas still let be kept; inf without one."""

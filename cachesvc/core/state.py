@@ -11,6 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from cachesvc.core.found import Found
+from cachesvc.core.holds import Hold
 from cachesvc.core.model import DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.schedule import Schedule
 from cachesvc.core.shelf import Shelf
@@ -199,7 +200,13 @@ class EpochTally:
 
     number: int
     bound: float
+    launch: int
+    """The job whose epoch it is."""
     plans: set[int] = field(default_factory=set)
+    running: set[int] = field(default_factory=set)
+    """Those that have not ended."""
+    broken: dict[int, int] = field(default_factory=dict)
+    """Those that ended before they came to their end, by what they are known again by, and how far they came."""
     touched: int = 0
     hits: int = 0
     """Touched extents that cost the source nothing in that epoch."""
@@ -232,9 +239,11 @@ class Dataset:
     prefetch_turn: int = 0
     """When it last started a fill, counted in such fills: prefetches take turns."""
     user: int = -1
-    """Who claimed it first; what is kept of it counts for this user."""
+    """Who pinned it, else who claimed it first; what is kept of it counts for this user."""
     quota_bytes: int | None = None
     user_quota_bytes: int | None = None
+    unpinned: tuple[int, int | None, int | None] | None = None
+    """While it is pinned: the user and the quotas of whoever claimed it first."""
     epochs: deque[EpochTally] = field(default_factory=lambda: deque(maxlen=MAX_EPOCHS))
 
     @property
@@ -251,6 +260,23 @@ class Dataset:
     def limited(self) -> bool:
         """A quota says how much of it may be kept."""
         return self.quota_bytes is not None or self.user_quota_bytes is not None
+
+    @property
+    def exempt(self) -> bool:
+        """Whoever pinned it may keep all of it."""
+        return self.pinned and not self.limited
+
+    def pin(self, user: int, quota_bytes: int | None, user_quota_bytes: int | None) -> None:
+        """It counts for this user, who pinned it, until `unpin`."""
+        self.unpinned = self.unpinned or (self.user, self.quota_bytes, self.user_quota_bytes)
+        self.pinned, self.user = True, user
+        self.quota_bytes, self.user_quota_bytes = quota_bytes, user_quota_bytes
+
+    def unpin(self) -> None:
+        """It counts for whoever claimed it first."""
+        assert self.unpinned is not None, "a pin that nobody made"
+        self.user, self.quota_bytes, self.user_quota_bytes = self.unpinned
+        self.pinned, self.unpinned = False, None
 
     def join(self, entry: Entry) -> None:
         """Count an extent as one of its own."""
@@ -286,7 +312,7 @@ class Reader:
     job: int = 0
     leases: dict[ExtentId, list[Copy]] = field(default_factory=dict)
     waiting: dict[ExtentId, int] = field(default_factory=dict)
-    held: dict[ExtentId, int] = field(default_factory=dict)
+    held: dict[ExtentId, Hold] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -313,7 +339,10 @@ class Plan:
     entries: tuple[tuple[ExtentId, int, int], ...]
     began_at: float
     shared: Window
+    launch: int = 0
     tally: EpochTally | None = None
+    counted: int = 0
+    """The step before which its extents count in its epoch already, from before its reader connected anew."""
     schedule: Schedule | None = None
     """Where the data does not fit: how far ahead the plan may fetch."""
     paced: bool = True
@@ -332,18 +361,19 @@ class Plan:
         self.entered_bytes += size_bytes
         self.next += 1
 
-    def leave(self) -> Iterator[ExtentId]:
-        """The extents whose last step in the window has been passed, each once an entry."""
+    def leave(self) -> Iterator[tuple[ExtentId, int]]:
+        """The extents whose last step in the window has been passed, and that step, each once an entry."""
         while self.window and self.window[0][0] < self.passed:
-            _, index, size_bytes = heapq.heappop(self.window)
+            last_step, index, size_bytes = heapq.heappop(self.window)
             self.entered_bytes -= size_bytes
-            yield self.entries[index][0]
+            yield self.entries[index][0], last_step
 
-    def skip_passed(self) -> Iterator[ExtentId]:
-        """Move over entries that were consumed before they were entered, and name them."""
+    def skip_passed(self) -> Iterator[tuple[ExtentId, int]]:
+        """Move over entries that were consumed before they were entered, and name them and their last steps."""
         while self.next < len(self.entries) and self.entries[self.next][2] < self.passed:
+            extent, _, last_step = self.entries[self.next]
             self.next += 1
-            yield self.entries[self.next - 1][0]
+            yield extent, last_step
 
     @property
     def ended(self) -> bool:

@@ -222,7 +222,9 @@ def restore(adopted: Adopted, runner: Runner) -> None:
         if runner.grants.adopt(given, dataset) and dataset is not None:
             known[reader.id] = dataset
             runner.declare(reader.id, dataset)
-    for event in protecting_first(runner.node, takeover_state.taken(adopted.state, known.get)):
+    grants = runner.grants
+    told = takeover_state.taken(adopted.state, known.get, grants.job_of, grants.user_of)
+    for event in protecting_first(runner.node, told):
         runner.handle(event)
     if adopted.listener is not None:
         extents, readers = len(adopted.state.extents), len(adopted.state.readers)

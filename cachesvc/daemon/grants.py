@@ -71,6 +71,8 @@ class Answers(Protocol):
 
     def handle(self, event: events.Event) -> None: ...
 
+    def held(self, reader: ReaderId, extent: ExtentId, size_bytes: int) -> None: ...
+
     def suspected(self, extent: ExtentId) -> None: ...
 
     def waited(self, dataset: DatasetId, report: StallReport) -> None: ...
@@ -196,6 +198,11 @@ class GrantsServer:
         """The uid at the other end of a live reader's connection, as the kernel says; NOBODY where there is none."""
         found = self._readers.get(reader)
         return found.peer.uid if found else NOBODY
+
+    def job_of(self, reader: ReaderId) -> int:
+        """What a live reader has in common with the others of its job and user, and with nobody else; 0: nothing."""
+        found = self._readers.get(reader)
+        return found.job if found else 0
 
     def caller(self, token: int) -> Peer | None:
         """The user behind the live connection that was given this token. Safe from any thread."""
@@ -363,7 +370,7 @@ class GrantsServer:
         elif op is Op.HOLD:
             # A file costs no memory, but its release comes as one of what was held, all the same.
             size_bytes = dataset.sizes[message.value] if message.text == RAM else 0
-            self._answers.handle(events.Held(reader.id, dataset.extent_ids[message.value], size_bytes))
+            self._answers.held(reader.id, dataset.extent_ids[message.value], size_bytes)
         elif op is Op.SUSPECT:
             self._answers.suspected(dataset.extent_ids[message.value])
         else:

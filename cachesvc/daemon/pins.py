@@ -63,10 +63,11 @@ class Pins:
             self._runner.datasets.load(wanted).add_done_callback(partial(self._restored, wanted, user))
 
     def pin(self, dataset: Dataset, pinned: bool, user: int, then: Callable[[], None]) -> None:
-        """Pin or unpin in a user's name, on disk first: what is said to be pinned is so after a crash. `then` is
-        called on the loop's thread when it is done. Raises OutOfSpace."""
+        """Pin or unpin in a user's name, on disk first: what is said to be pinned is so after a crash. What is pinned
+        already stays its user's, unless the daemon's own pins it. `then` is called on the loop's thread when it is done.
+        Raises OutOfSpace."""
         try:
-            self._store(dataset.id, user if pinned else None)
+            user = self._store(dataset.id, user if pinned else None)
         except OSError as error:
             raise OutOfSpace(
                 f"{self._path} cannot be rewritten ({error.strerror}); look at the state directory"
@@ -93,13 +94,22 @@ class Pins:
 
     def _claim(self, dataset: Dataset, pinned: bool, user: int, gradual: bool = True) -> None:
         """A pin is a claim of its own: it must outlive the readers."""
-        if pinned and dataset.id not in self._claims:
-            self._claims[dataset.id] = self._runner.next_id()
-            self._runner.declare(self._claims[dataset.id], dataset, user, gradual)
-            self._runner.handle(events.Pinned(dataset.id, gradual))
+        if pinned:
+            if dataset.id not in self._claims:
+                self._claims[dataset.id] = self._runner.next_id()
+                self._runner.declare(self._claims[dataset.id], dataset, user, gradual)
+            self._runner.handle(self._pinned(dataset, user, gradual))
         elif not pinned and dataset.id in self._claims:
             self._runner.handle(events.Unpinned(dataset.id))
             self._runner.handle(events.JobEnded(self._claims.pop(dataset.id)))
+
+    def _pinned(self, dataset: Dataset, user: int, gradual: bool) -> events.Pinned:
+        """Within quotas, but for the daemon's own user: who runs the node may give any of it away."""
+        if user == os.geteuid():
+            return events.Pinned(dataset.id, gradual)
+        quotas = self._runner.quotas
+        of_dataset, of_user = quotas.of_dataset(dataset.catalog.uri_prefix), quotas.of_user(user)
+        return events.Pinned(dataset.id, gradual, user, of_dataset, of_user)
 
     def stored(self) -> dict[DatasetId, int]:
         """What the file names, and the user who pinned it. Raises OSError where it cannot be read: then nothing may be
@@ -117,12 +127,13 @@ class Pins:
         rows = found.items() if isinstance(found, dict) else ()
         return {DatasetId(each): user for each, user in rows if isinstance(user, int)}
 
-    def _store(self, dataset: DatasetId, user: int | None) -> None:
-        """Name it as pinned by a user, behind the others; no more by None."""
+    def _store(self, dataset: DatasetId, user: int | None) -> int:
+        """Name it as pinned by a user, behind the others; no more by None. Whose pin it is then."""
         with self._file, _alone(os.path.dirname(self._path)):
             stored = self.stored()
-            stored.pop(dataset, None)
+            before = stored.pop(dataset, NOBODY)
             if user is not None:
+                user = user if before == NOBODY or user == os.geteuid() else before
                 stored[dataset] = user
             with open(f"{self._path}.new", "w", encoding="utf-8") as file:
                 json.dump(stored, file)
@@ -130,6 +141,7 @@ class Pins:
                 os.fsync(file.fileno())
             os.replace(f"{self._path}.new", self._path)
             sync_directory(Path(self._path).parent, os.fsync)
+        return NOBODY if user is None else user
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from cachesvc.daemon.fillers import Fillers
 from cachesvc.daemon.fills import Fills
 from cachesvc.daemon.granting import Granting
 from cachesvc.daemon.grants import GrantsServer, Known
+from cachesvc.daemon.holds import Holds
 from cachesvc.daemon.lanes import Lane
 from cachesvc.daemon.loop import Loop
 from cachesvc.daemon.plans import Entries, Plans
@@ -80,6 +81,7 @@ class Runner:
         self.fills = Fills(self._tiers, self._lanes, datasets, fillers, self.checks, self.handle)
         self.granting = Granting(self._tiers, self.checks, self.handle, self.next_id)
         self.plans = Plans(self._lane("plans", clock))
+        self._holds = Holds(node, self.handle)
         self._settling = Settling()
         self.builds = Builds(fillers.build)
         self._fillers = fillers
@@ -262,6 +264,11 @@ class Runner:
 
         self.datasets.load(dataset).add_done_callback(lambda f: self.loop.post(lambda: loaded(f)))
 
+    def held(self, reader: ReaderId, extent: ExtentId, size_bytes: int) -> None:
+        """HOLD."""
+        user = self.grants.user_of(reader) if self.grants else NOBODY
+        self._holds.said(reader, user, self.quotas.of_user(user), extent, size_bytes)
+
     def suspected(self, extent: ExtentId) -> None:
         """SUSPECT."""
         self.checks.doubt(extent)
@@ -277,7 +284,8 @@ class Runner:
 
     def planned(self, reader: ReaderId, plan: Entries) -> None:
         """PLAN, read."""
-        self.handle(events.Planned(reader, reader, plan.entries, plan.following))
+        launch = self.grants.job_of(reader) if self.grants else 0
+        self.handle(events.Planned(reader, reader, plan.entries, plan.following, launch=launch))
 
     def waited(self, dataset: DatasetId, report: StallReport) -> None:
         """A rank says what its steps waited for."""

@@ -14,6 +14,10 @@ from cachesvc.v1 import takeover_pb2
 
 KnownOf = Callable[[int], Known | None]
 """The dataset that a reader has been welcomed to."""
+JobOf = Callable[[ReaderId], int]
+"""What a reader has in common with others of its job: its connection says so, which is handed over too."""
+UserOf = Callable[[ReaderId], int]
+"""The uid at its other end."""
 
 
 def put(state: Any, events: Iterable[Event], known_of: KnownOf) -> None:
@@ -27,7 +31,7 @@ def put(state: Any, events: Iterable[Event], known_of: KnownOf) -> None:
             state.leases.append(_lease(event))
 
 
-def taken(state: Any, known_of: KnownOf) -> Iterator[Event]:
+def taken(state: Any, known_of: KnownOf, job_of: JobOf, user_of: UserOf) -> Iterator[Event]:
     """The events of a TakeoverState, in the order in which the core is to be told: what protects copies first.
     Raises InvalidInput for a plan that does not fit its dataset."""
     pb = takeover_pb2.TakeoverLease
@@ -38,14 +42,15 @@ def taken(state: Any, known_of: KnownOf) -> Iterator[Event]:
         if each.kind == pb.LEASED:
             yield Leased(reader, extent, TierName(each.tier), each.size_bytes)
         elif each.kind == pb.HELD:
-            yield Held(reader, extent, each.size_bytes)
+            yield Held(reader, extent, each.size_bytes, user_of(reader))
         elif each.kind == pb.DEMANDED:
-            yield Demanded(reader, each.request, extent, size_bytes=each.size_bytes)
+            yield Demanded(reader, each.request, extent, size_bytes=each.size_bytes, job=job_of(reader))
     for each in state.plans:
         known = known_of(each.reader)
         if known is not None:
             columns = Columns(each.extents, each.first_steps, each.last_steps, each.following)
-            yield Planned(each.reader, each.reader, *entries_of(columns, known.extent_ids), each.passed)
+            rows = entries_of(columns, known.extent_ids)
+            yield Planned(each.reader, each.reader, *rows, each.passed, job_of(ReaderId(each.reader)))
 
 
 def _lease(event: Event) -> Any:
