@@ -138,7 +138,8 @@ class Fillers:
     def busy_s(self, tier: TierName) -> float:
         """How long the oldest job in a tier has been, its wait for the source included; 0 without one."""
         waiting = (each for filler in self._living for each in filler.waiting.values() if tier in each.tiers)
-        return self._clock() - min((each.since for each in waiting), default=self._clock())
+        now = self._clock()
+        return now - min((each.since for each in waiting), default=now)
 
     def tier_lost(self, tier: TierName) -> None:
         """Replace every filler that works in a tier: its threads may wait for the disk as long as that hangs, and other
