@@ -48,7 +48,9 @@ class Bench:
                 raise OSError(errno.EMFILE, "too many open files")
         return os.open(os.devnull, os.O_RDONLY), None if self.late else Checksums(1, bytes(8))
 
-    def submit(self, _make: object, _fds: object, answered: Callable[[jobs.Answer], None]) -> None:
+    def submit(
+        self, _make: object, _fds: object, answered: Callable[[jobs.Answer], None], _tiers: object
+    ) -> None:
         self.jobs.append(answered)
 
     def verify(self, number: int, user: int) -> None:

@@ -51,6 +51,43 @@ def test_writes_that_hang_while_reads_work_are_found_by_the_call_that_is_stuck()
     assert first(breaker, disk) < 30
 
 
+def test_writes_that_take_5_s_while_reads_are_quick_are_found_by_the_call_that_is_slow() -> None:
+    for took_s in (3.1, 5.0, 8.0, 1e9):
+        breaker = Breaker(LIMITS, 0.0)
+        breaker.doubt()  # of a call that began `slow_s` before
+        disk: Disk = lambda _, probe, t=took_s: (0.001 if probe is Probe.CANARY else t, "")  # noqa: E731
+        assert first(breaker, disk) < 30 - LIMITS.slow_s - LIMITS.probe_s
+
+
+def test_a_read_that_was_under_way_says_nothing_about_writes() -> None:
+    breaker = Breaker(LIMITS, 0.0)
+    assert breaker.tick(0.0) is Probe.CANARY
+    breaker.doubt()
+    breaker.answered(0.1, 0.1)
+    assert breaker.tick(breaker.next_deadline()) is Probe.WRITE
+
+
+def test_slow_syncs_alone_are_no_reason_to_leave_a_disk_alone() -> None:
+    breaker = Breaker(LIMITS, 0.0)
+
+    def loaded(now: float, probe: Probe) -> tuple[float, str]:
+        breaker.doubt()
+        if probe is not Probe.THOROUGH:
+            breaker.suspect(now)
+        return (12.0 if probe is Probe.THOROUGH else 0.5), ""
+
+    assert not list(play(breaker, loaded, 3600.0))
+
+
+def test_a_doubt_that_was_wrong_costs_one_write() -> None:
+    breaker = Breaker(LIMITS, 0.0)
+    breaker.doubt()
+    probes: list[Probe] = []
+    assert not list(play(breaker, lambda _, probe: (probes.append(probe) or 0.01, ""), 60.0))  # type: ignore[func-returns-value]
+    assert probes.pop(0) is Probe.WRITE
+    assert set(probes) == {Probe.CANARY}
+
+
 def test_an_error_of_one_copy_is_not_the_tiers() -> None:
     breaker = Breaker(LIMITS, 0.0)
 

@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,8 @@ EXTENT = 64 << 10
 EXTENTS = 32
 RECORDS = Options(format="records", record_bytes=4096)
 LOST_S = 30.0
+AGAIN_S = 60.0
+"""A full disk is tried again after 30 s, a lost one is back after three good probes, 5 s apart."""
 
 
 def sample(root: Path) -> bytes:
@@ -181,6 +184,53 @@ def test_a_disk_that_answers_with_eio_is_left_alone(tmp_path: Path, data: bytes)
 
 
 @pytest.mark.slow
+def test_a_disk_that_answered_with_eio_is_used_again(tmp_path: Path, data: bytes) -> None:
+    with FaultyDisk(tmp_path) as disk, node(tmp_path, data, f"{disk.path}=4MiB", ram="1536KiB") as found:
+        found.fill()
+        disk.behave("eio")
+        wait_until(lambda: lost(found), LOST_S)
+        disk.behave("")
+        wait_until(lambda: not lost(found), AGAIN_S)
+        found.control.evict(found.dataset)
+        found.fill()
+        assert found.read() == EXTENTS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", ["create", "write", "rename"])
+def test_a_disk_that_is_slow_in_writes_alone_is_left_alone_within_30_s(
+    tmp_path: Path, data: bytes, call: str
+) -> None:
+    with FaultyDisk(tmp_path) as disk, node(tmp_path, data, f"{disk.path}=4MiB", ram="1MiB") as found:
+        assert found.read() == EXTENTS
+        found.control.evict(found.dataset)
+        disk.behave(f"{call} 5")
+        began = time.monotonic()
+        while not lost(found):
+            assert found.read() == EXTENTS
+            found.control.evict(found.dataset)
+        assert "a tier is left alone" in found.daemon.log
+        assert time.monotonic() - began < LOST_S + 5.0, "with the reads that went on meanwhile"
+        began = time.monotonic()
+        assert found.read() == EXTENTS
+        assert time.monotonic() - began < 5.0, "no read waits for it any more"
+        disk.behave("")
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_slow_to_sync_is_not_left_alone(tmp_path: Path, data: bytes) -> None:
+    """So are disks that others write to; a sync takes as long as what they wrote, and readers wait for none."""
+    with FaultyDisk(tmp_path) as disk, node(tmp_path, data, f"{disk.path}=4MiB", ram="1MiB") as found:
+        disk.behave("fsync 2")  # a commit takes 4 s
+        until = time.monotonic() + LOST_S
+        while time.monotonic() < until:
+            assert not lost(found)
+            assert found.read() == EXTENTS
+        disk.behave("")
+        assert "a tier is left alone" not in found.daemon.log
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["5", "3600"], ids=["answers in 5 s", "hangs"])
 def test_a_disk_that_hardly_answers_is_left_alone_within_30_s(
     tmp_path: Path, data: bytes, fault: str
@@ -221,33 +271,67 @@ def use_up_inodes(path: Path) -> None:
             (path / f"other{number}").touch()
 
 
-def make_read_only(path: Path) -> None:
-    # A remount is refused while a file is open for writing, and a fill may be under way.
-    wait_until(lambda: subprocess.run(["mount", "-o", "remount,ro", str(path)]).returncode == 0)
+def make_room(path: Path) -> None:
+    for other in path.glob("other*"):
+        other.unlink()
 
 
-@pytest.mark.parametrize(
-    "trouble",
-    [
-        fill_disk,
-        pytest.param(use_up_inodes, marks=pytest.mark.slow),
-        pytest.param(make_read_only, marks=pytest.mark.slow),
-    ],
-)
-def test_a_disk_that_takes_nothing_any_more_costs_no_read(
+def remount(mode: str, path: Path) -> None:
+    # A remount to read-only is refused while a file is open for writing, and a fill may be under way.
+    wait_until(lambda: subprocess.run(["mount", "-o", f"remount,{mode}", str(path)]).returncode == 0)
+
+
+FULL = pytest.param(fill_disk, make_room, False, id="full")
+NO_INODES = pytest.param(use_up_inodes, make_room, False, id="no inodes")
+READ_ONLY = pytest.param(partial(remount, "ro"), partial(remount, "rw"), True, id="read-only")
+
+
+@contextlib.contextmanager
+def disk_in_trouble(
     tmp_path: Path, data: bytes, trouble: Callable[[Path], None]
-) -> None:
+) -> Iterator[tuple[Node, Path]]:
+    """A node with half of its data's room in RAM, after three rounds of reads beside a disk that got into trouble."""
     with (
         mounted(tmp_path / "small", "size=4m,nr_inodes=600") as disk,
         node(tmp_path, data, f"{disk}=4MiB", ram="1MiB") as found,
     ):
-        assert found.read() > 0
+        assert found.read() == EXTENTS
         found.control.evict(found.dataset)
         trouble(disk)
         began = time.monotonic()
         for _ in range(3):
-            found.read()
+            assert found.read() == EXTENTS, "there is room in RAM for each"
         assert time.monotonic() - began < 10.0
+        assert stored(disk) == []
+        yield found, disk
+
+
+@pytest.mark.parametrize(("trouble", "end", "broken"), [FULL, READ_ONLY])
+def test_a_disk_that_takes_nothing_any_more_costs_no_read(
+    tmp_path: Path, data: bytes, trouble: Callable[[Path], None], end: object, broken: bool
+) -> None:
+    with disk_in_trouble(tmp_path, data, trouble) as (found, _):
+        wait_until(lambda: lost(found) == broken, LOST_S)
+        assert found.read() == EXTENTS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("trouble", "end", "broken"), [FULL, NO_INODES, READ_ONLY])
+def test_a_disk_that_takes_something_again_is_used_again(
+    tmp_path: Path, data: bytes, trouble: Callable[[Path], None], end: Callable[[Path], None], broken: bool
+) -> None:
+    def used() -> bool:
+        assert found.read() == EXTENTS
+        assert lost(found) <= broken, "a full disk is not a broken one"
+        return bool(stored(disk))
+
+    with disk_in_trouble(tmp_path, data, trouble) as (found, disk):
+        wait_until(lambda: lost(found) == broken, LOST_S)
+        end(disk)
+        wait_until(used, AGAIN_S)
+        assert not lost(found)
+        found.fill()
+        assert found.read() == EXTENTS
 
 
 def test_what_is_pinned_goes_last_when_a_daemon_starts_with_a_smaller_budget(

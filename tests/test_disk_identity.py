@@ -203,7 +203,7 @@ def test_the_watch_finds_it_and_says_why_it_stays_out(
         lane,
         lambda: now[0],
     )
-    watch.add(disk, ())
+    watch.add(disk, (), lambda: 0.0)
     made_anew(directory)
     other = open_nvme(NAME, directory)
 

@@ -66,7 +66,7 @@ class BrokenProbe:
 
     name = TierName("nvme0")
 
-    def probe(self, thorough: bool) -> Room:
+    def probe(self, thorough: bool, sync: bool = True) -> Room:
         raise KeyError("probe")
 
     revive = None  # not called
@@ -84,7 +84,7 @@ def test_a_probe_that_fails_unexpectedly_is_an_answer_of_a_broken_disk(
     watch = Watch(
         lambda name, why: lost.append(why), lambda name: None, lambda name, room: None, lane, lambda: now[0]
     )
-    watch.add(BrokenProbe(), ())  # type: ignore[arg-type]
+    watch.add(BrokenProbe(), (), lambda: 0.0)  # type: ignore[arg-type]
     for _ in range(2):
         now[0] = max(now[0], watch.next_deadline())
         watch.tick()

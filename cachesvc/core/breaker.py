@@ -4,11 +4,16 @@ Two witnesses are needed before a tier is given up, because a busy disk is not a
 *canary*, is sent every `probe_s`. A call of the tier that fails, one that is under way for `stuck_s`, or a
 canary that fails makes the tier *suspect*, and the next probe is *thorough*: it writes, syncs and reads back.
 
+A disk may be slow in writes alone. A call that is under way for `slow_s` makes the tier *doubted*, and canaries also
+create, write, rename and remove a file until one of them is quick. They do not sync: under others' writes that takes
+as long as those, and the disk works.
+
     WORKS   a thorough probe fails                              LOST: the disk answers with errors
     WORKS   for `lost_s` no probe was answered within `slow_s`  LOST: the disk hardly answers
     LOST    `back_probes` thorough probes in a row are good     WORKS
 
-One quick answer starts the `lost_s` anew: load makes some answers late, not all of them. Load on the daemon
+One quick answer starts the `lost_s` anew (of a doubted tier: one to a probe that writes): load makes some answers late,
+not all of them. Load on the daemon
 itself makes nobody's answers late here: when this was not asked in time, the disk gets its time again.
 A tier that is lost again soon after it came back is asked less often, so that it does not flap.
 """
@@ -44,7 +49,9 @@ class Probe(Enum):
     """What to ask the disk."""
 
     CANARY = 1
-    THOROUGH = 2
+    WRITE = 2
+    """A canary that writes as well, and does not sync."""
+    THOROUGH = 3
 
 
 class Breaker:
@@ -59,6 +66,7 @@ class Breaker:
         self._probe = Probe.CANARY
         self._due_at = now
         self._suspect = False
+        self._doubted = False
         self._bad_since: float | None = None
         self._looked_at = now
         self._good = 0
@@ -70,6 +78,10 @@ class Breaker:
         if not self.lost:
             self._suspect = True
             self._due_at = min(self._due_at, now)
+
+    def doubt(self) -> None:
+        """A call of the tier is slow: see whether writes are."""
+        self._doubted = True
 
     def next_deadline(self) -> float:
         """When `tick` is owed."""
@@ -86,7 +98,9 @@ class Breaker:
             return None
         if now < self._due_at:
             return None
-        self._probe = Probe.THOROUGH if self._suspect or self.lost else Probe.CANARY
+        self._probe = Probe.WRITE if self._doubted else Probe.CANARY
+        if self._suspect or self.lost:
+            self._probe = Probe.THOROUGH
         self._asked_at, self._suspect = now, False
         return self._probe
 
@@ -98,12 +112,12 @@ class Breaker:
             self._slow(now)
         self._asked_at = None
         self._due_at = now + (self._pause_s if self.lost else self.limits.probe_s)
-        if error and self._probe is Probe.CANARY:
+        if error and self._probe is not Probe.THOROUGH:
             self.suspect(now)
         elif error and not self.lost:
             self._lose(now, error)
-        elif quick and not error:
-            self._bad_since = None
+        elif quick and not error and not (self._doubted and self._probe is Probe.CANARY):
+            self._bad_since, self._doubted = None, False
         if self.lost:
             self._good = self._good + 1 if quick and not error else 0
             if self._good >= self.limits.back_probes:
@@ -133,5 +147,5 @@ class Breaker:
         self._due_at = now + self._pause_s
 
     def _return(self, now: float) -> None:
-        self.lost, self.why, self._bad_since = False, "", None
+        self.lost, self.why, self._bad_since, self._doubted = False, "", None, False
         self._back_at, self._due_at = now, now + self.limits.probe_s

@@ -127,10 +127,14 @@ class Checks:
 
     def _opened(self, check: _Check, tries: int, fd: int, checksums: Checksums | None) -> None:
         checksums = checksums or self.committing.get((check.extent, check.tier))
+        if self._lost(check.tier):  # it may hang: no filler is to wait for it
+            os.close(fd)
+            self._done(check, False)
+            return
         if checksums is not None:
             digests = jobs.pack_digests(checksums.digests)
             job = partial(jobs.Verify, size_bytes=checksums.size_bytes, digests=digests)
-            self._fillers.submit(job, (fd,), partial(self._answered, check, tries))
+            self._fillers.submit(job, (fd,), partial(self._answered, check, tries), (check.tier,))
             os.close(fd)
             return
         os.close(fd)  # its commit ended meanwhile
@@ -155,6 +159,8 @@ class Checks:
         assert isinstance(answer, jobs.Done)
         if self._ended(check):
             self._over(check)
+        elif answer.code and self._lost(check.tier):  # it is the tier that cannot be read
+            self._done(check, False)
         elif answer.retry and tries > 1:  # the process ended, which says nothing about the bytes
             self._verify(check, tries - 1)
         elif answer.code == OutOfSpace.code or (answer.code == SourceUnavailable.code and not answer.lost):
@@ -183,11 +189,14 @@ class Checks:
         """A copy is wrong or cannot be read: it is dropped, unless it is its whole tier that cannot be read."""
         if code == TierFailed.code:
             self._failing(tier)
-            if self._node.policy.tiers[tier].lost:
+            if self._lost(tier):
                 return
         what = "an extent that cannot be read" if code == TierFailed.code else "a corrupt extent"
         log.error(f"{what} is dropped", extra={"extent": extent.hex(), "tier": tier})
         self._handle(events.Corrupt(extent, tier))
+
+    def _lost(self, tier: TierName) -> bool:
+        return self._node.policy.tiers[tier].lost
 
     def suspect(self, tier: TierName, error: CacheError) -> None:
         """A call of a tier failed: look into it, unless the error says nothing about the tier."""

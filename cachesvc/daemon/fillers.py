@@ -4,7 +4,7 @@ Fills run in processes of their own (design D4): eight boto3 threads in the daem
 its slowest grants 400 times slower. A filler that dies takes its jobs with it: each is answered as failed,
 to be tried again. The next job starts a new process, so one that dies at once costs no more than the retries,
 whose pauses grow. One that hangs in the kernel may outlive its SIGKILL: it is replaced all the same, and reaped when
-it is dead; `MAX_HUNG` of them, and there are no new ones.
+it is dead; `MAX_HUNG` of them, and all fillers once more for each disk, and there are no new ones.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import logging
 import os
 import socket
 import subprocess
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -22,6 +23,7 @@ from functools import partial
 
 from cachesvc.config import Settings
 from cachesvc.core.errors import CacheError, SourceUnavailable
+from cachesvc.core.model import TierName
 from cachesvc.daemon import jobs
 from cachesvc.daemon.spawn import spawn
 from cachesvc.sources.resilient import SourceCounters
@@ -36,12 +38,21 @@ BUILD_TRIES = 4
 Answered = Callable[[jobs.Answer], None]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """Who waits for a job, the tiers that it reads or writes, and since when."""
+
+    answered: Answered
+    tiers: tuple[TierName, ...]
+    since: float
+
+
+@dataclass(slots=True, eq=False)
 class _Filler:
     process: subprocess.Popen[bytes]
     channel: socket.socket
     builds: bool
-    waiting: dict[int, Answered] = field(default_factory=dict)
+    waiting: dict[int, _Waiting] = field(default_factory=dict)
 
 
 class Fillers:
@@ -57,11 +68,15 @@ class Fillers:
         roots: tuple[str, ...],
         watch: Callable[[int, Callable[[], None]], None],
         unwatch: Callable[[int], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
         self._given = json.dumps({**asdict(settings), "roots": roots})
         self._watch = watch
         self._unwatch = unwatch
+        self._clock = clock
+        # Each disk that hangs may keep all fillers of its time, and the others must go on.
+        self._max_hung = MAX_HUNG + settings.fillers * len(settings.nvme)
         self._number = 0
         self._living: list[_Filler] = []
         self._dying: list[subprocess.Popen[bytes]] = []
@@ -85,10 +100,14 @@ class Fillers:
             ) from None
 
     def submit(
-        self, make: Callable[[int], jobs.Job], descriptors: tuple[int, ...], answered: Answered
+        self,
+        make: Callable[[int], jobs.Job],
+        descriptors: tuple[int, ...],
+        answered: Answered,
+        tiers: tuple[TierName, ...] = (),
     ) -> None:
-        """Send the job that `make(number)` gives to the least busy filler; builds go to the builder.
-        `answered` is called for every answer, and once with `Done`. Descriptors stay the caller's."""
+        """Send the job that `make(number)` gives, which works in `tiers`, to the least busy filler; builds go to the
+        builder. `answered` is called for every answer, and once with `Done`. Descriptors stay the caller's."""
         self._number += 1
         job = make(self._number)
         try:
@@ -99,7 +118,7 @@ class Fillers:
             )
             answered(jobs.Done(job.number, SourceUnavailable.code, message, retry=True))
             return
-        filler.waiting[job.number] = answered
+        filler.waiting[job.number] = _Waiting(answered, tiers, self._clock())
         try:
             jobs.send(filler.channel, job, descriptors)
         except OSError:
@@ -115,6 +134,30 @@ class Fillers:
                 answered(answer)
 
         self.submit(make, (), heard)
+
+    def busy_s(self, tier: TierName) -> float:
+        """How long the oldest job in a tier has been, its wait for the source included; 0 without one."""
+        waiting = (each for filler in self._living for each in filler.waiting.values() if tier in each.tiers)
+        now = self._clock()
+        return now - min((each.since for each in waiting), default=now)
+
+    def tier_lost(self, tier: TierName) -> None:
+        """Replace every filler that works in a tier: its threads may wait for the disk as long as that hangs, and other
+        tiers' jobs for these threads."""
+        hung = [
+            each for each in self._living if any(tier in waiting.tiers for waiting in each.waiting.values())
+        ]
+        for filler in hung:  # before anybody is answered, who may send the next job
+            self._part_with(filler)
+        deadline = time.monotonic() + DEATH_S
+        for filler in hung:
+            code = self._reap(filler, max(0.0, deadline - time.monotonic()))
+            extra = {"tier": tier, "code": code, "jobs": len(filler.waiting)}
+            log.warning("a filler process that works in a lost tier is replaced", extra=extra)
+        message = f"the process that was to do it worked in {tier} too, which is lost; try again"
+        for filler in hung:
+            for number, waiting in filler.waiting.items():
+                waiting.answered(jobs.Done(number, SourceUnavailable.code, message, retry=True))
 
     def stop(self, wait: bool = True) -> None:
         """End every filler, and wait until it has; without `wait`, whoever inherits them sees their end."""
@@ -141,9 +184,10 @@ class Fillers:
         self._dying = [process for process in self._dying if process.poll() is None]
         wanted = 1 if builds else self._settings.fillers
         for _ in range(wanted - sum(filler.builds == builds for filler in self._living)):
-            if len(self._dying) >= MAX_HUNG:
+            if len(self._dying) >= self._max_hung:
                 raise OSError(
-                    errno.EAGAIN, f"{MAX_HUNG} processes hang in the kernel; look at the source's mount"
+                    errno.EAGAIN,
+                    f"{self._max_hung} processes hang in the kernel; look at the source's mount and at lost tiers",
                 )
             filler = _Filler(*spawn("cachesvc.daemon.filler", self._given, os.environ), builds)
             self._living.append(filler)
@@ -168,23 +212,30 @@ class Fillers:
         ):
             self._gone(filler)
         elif isinstance(answer, jobs.Done):
-            filler.waiting.pop(answer.number)(answer)
+            filler.waiting.pop(answer.number).answered(answer)
         elif isinstance(answer, jobs.Progress):
-            filler.waiting[answer.number](answer)
+            filler.waiting[answer.number].answered(answer)
 
     def _gone(self, filler: _Filler) -> None:
+        self._part_with(filler)
+        code = self._reap(filler, DEATH_S)
+        log.warning("a filler process ended by itself", extra={"code": code, "jobs": len(filler.waiting)})
+        for number, waiting in filler.waiting.items():
+            waiting.answered(self._lost(number, "it hangs" if code is None else f"exit code {code}"))
+
+    def _part_with(self, filler: _Filler) -> None:
         self._living.remove(filler)
         self._unwatch(filler.channel.fileno())
         filler.channel.close()
         filler.process.kill()  # it may have closed its channel and live on; no news for one that is dead
+
+    def _reap(self, filler: _Filler, wait_s: float) -> int | None:
+        """Its exit code; None where it hangs in the kernel."""
         try:
-            code: int | None = filler.process.wait(DEATH_S)
+            return filler.process.wait(wait_s)
         except subprocess.TimeoutExpired:
-            code = None
             self._dying.append(filler.process)
-        log.warning("a filler process ended by itself", extra={"code": code, "jobs": len(filler.waiting)})
-        for number, answered in filler.waiting.items():
-            answered(self._lost(number, "it hangs" if code is None else f"exit code {code}"))
+            return None
 
     @staticmethod
     def _lost(number: int, why: object) -> jobs.Done:

@@ -123,15 +123,18 @@ class Fills:
         filled = partial(self._filled, command, dataset.id, dataset.sizes[index])
         if command.from_tier is None:
             job = partial(jobs.Fill, dataset=dataset.id, index=index)
-            self._fillers.submit(job, (target, dataset.catalog_fd), filled)
+            self._fillers.submit(job, (target, dataset.catalog_fd), filled, (command.tier,))
             os.close(target)
             return
 
+        tiers = command.tier, command.from_tier
+
         def opened(origin: int, checksums: Checksums | None) -> None:
             assert checksums is not None
-            digests = jobs.pack_digests(checksums.digests)
-            copy = partial(jobs.Copy, size_bytes=checksums.size_bytes, digests=digests)
-            self._fillers.submit(copy, (target, origin), filled)
+            if self._filling.get((command.extent, command.tier)) is command:  # no tier was lost
+                digests = jobs.pack_digests(checksums.digests)
+                copy = partial(jobs.Copy, size_bytes=checksums.size_bytes, digests=digests)
+                self._fillers.submit(copy, (target, origin), filled, tiers)
             os.close(origin)
             os.close(target)
 

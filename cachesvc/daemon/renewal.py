@@ -38,9 +38,9 @@ class Disk:
         self.tier = tier
         self._next: Successor | None = None
 
-    def probe(self, thorough: bool) -> Room:
+    def probe(self, thorough: bool, sync: bool = True) -> Room:
         """Whether the directory works, and its room. Raises `TierFailed`."""
-        return self.tier.probe(thorough)
+        return self.tier.probe(thorough, sync)
 
     def revive(self) -> Room:
         """The probe of a tier that was given up: of the directory that its path names now, which is locked first

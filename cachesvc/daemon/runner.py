@@ -76,7 +76,7 @@ class Runner:
             self._tier_lost, self._tier_back, self._measured, lambda name: self._lane(name, clock), clock
         )
         for name, disk in self._disks.items():
-            self.watch.add(disk, (self._lanes[name], self._openers[name]))
+            self.watch.add(disk, (self._lanes[name], self._openers[name]), partial(fillers.busy_s, name))
         self.checks = Checks(node, self._tiers, self._openers, fillers, self.handle, self.watch.suspect)
         self.fills = Fills(self._tiers, self._lanes, datasets, fillers, self.checks, self.handle)
         self.granting = Granting(self._tiers, self.checks, self.handle, self.next_id)
@@ -323,6 +323,7 @@ class Runner:
         self.handle(events.TierLost(name))
         self.fills.tier_lost(name, why)
         self.granting.tier_lost(name)
+        self._fillers.tier_lost(name)  # last: the jobs that this answers find all of the above done
 
     def _tier_back(self, name: TierName) -> None:
         successor = self._disks[name].take()

@@ -23,7 +23,7 @@ class Probed(Protocol):
 
     name: TierName
 
-    def probe(self, thorough: bool) -> Room:
+    def probe(self, thorough: bool, sync: bool = True) -> Room:
         """Whether the directory works, and its room. Raises `TierFailed`."""
         ...
 
@@ -38,6 +38,7 @@ class _Watched:
     breaker: Breaker
     probes: Lane
     calls: tuple[Lane, ...]
+    jobs_s: Callable[[], float]
     reported: bool = False
     said: str = ""
     """Why it stays out, as last logged."""
@@ -62,10 +63,10 @@ class Watch:
         self._limits = Limits()
         self._tiers: dict[TierName, _Watched] = {}
 
-    def add(self, tier: Probed, calls: tuple[Lane, ...]) -> None:
-        """Watch a tier, and the lanes on which its calls run."""
+    def add(self, tier: Probed, calls: tuple[Lane, ...], jobs_s: Callable[[], float]) -> None:
+        """Watch a tier, the lanes on which its calls run, and for how long (`jobs_s`) others have worked in it."""
         breaker = Breaker(self._limits, self._clock())
-        self._tiers[tier.name] = _Watched(tier, breaker, self._lane(f"probe-{tier.name}"), calls)
+        self._tiers[tier.name] = _Watched(tier, breaker, self._lane(f"probe-{tier.name}"), calls, jobs_s)
 
     def suspect(self, tier: TierName) -> None:
         """A call of a tier failed."""
@@ -84,6 +85,8 @@ class Watch:
                 continue
             if self._stuck(watched):
                 watched.breaker.suspect(now)
+            if max([watched.jobs_s(), *map(Lane.busy_s, watched.calls)]) > self._limits.slow_s:
+                watched.breaker.doubt()
             probe = watched.breaker.tick(now)
             if probe is not None:
                 self._send(watched, probe)
@@ -105,7 +108,8 @@ class Watch:
             began_at = clock()
             try:
                 tier = watched.tier
-                room: Room | None = tier.revive() if lost else tier.probe(probe is Probe.THOROUGH)
+                writes, sync = probe is not Probe.CANARY, probe is not Probe.WRITE
+                room: Room | None = tier.revive() if lost else tier.probe(writes, sync)
                 error = ""
             except CacheError as found:
                 room, error = None, str(found)

@@ -161,14 +161,14 @@ class NvmeTier:
                 self._sizes.update(_named(shelf))
         return dict(self._sizes)
 
-    def probe(self, thorough: bool) -> Room:
+    def probe(self, thorough: bool, sync: bool = True) -> Room:
         """Whether the directory works and is still where its path leads, and the room on its disk; from any
-        thread. One that was emptied is laid out again when `thorough`. Raises `TierFailed`."""
+        thread. One that was emptied is laid out again when `thorough`; `sync` as `probe` has it. Raises `TierFailed`."""
         self.directory.check()
         if thorough and not self._root.is_dir():
             with translated(self._where, "lay out the cache directory"):
                 lay_out(self._root, self._sync)
-        return probe(self._root, self._where, thorough)
+        return probe(self._root, self._where, thorough, sync)
 
     def anew(self) -> NvmeTier:
         """The tier in the directory that the path names now, locked and laid out: call `recover` next. Raises as

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,15 +32,18 @@ def room(directory: Path) -> Room:
     return Room(disk.f_frsize * disk.f_blocks, disk.f_frsize * disk.f_bavail)
 
 
-def probe(directory: Path, where: str, thorough: bool) -> Room:
-    """Read the probe file in `directory`; when `thorough`, write it anew first. `where`: its name, for people.
+def probe(directory: Path, where: str, thorough: bool, sync: bool = True) -> Room:
+    """Read the probe file in `directory`; when `thorough`, write it anew first, or without `sync` another one, which need
+    not reach the disk and is removed. `where`: the directory's name, for people.
 
     Raises `TierFailed`. A full disk works, and what our own limits forbid says nothing about the disk.
     """
     try:
         with translated(where, "use the cache directory"):
-            if thorough:
+            if thorough and sync:
                 _write(directory)
+            elif thorough:
+                _scribble(directory)
             if _read(directory / "probe") != _PATTERN:
                 raise TierFailed(f"{where}: what was written there reads differently; replace the disk")
             return room(directory)
@@ -53,16 +57,27 @@ def probe(directory: Path, where: str, thorough: bool) -> Room:
 
 
 def _write(directory: Path) -> None:
+    _new(directory, os.fsync)
+    os.rename(directory / "probe.new", directory / "probe")
+
+
+def _scribble(directory: Path) -> None:
+    """What a fill asks of a disk, but for the bytes and the wait for them."""
+    _new(directory, lambda _: None)
+    os.rename(directory / "probe.new", directory / "probe.gone")
+    os.unlink(directory / "probe.gone")
+
+
+def _new(directory: Path, sync: Callable[[int], None]) -> None:
     new = directory / "probe.new"
     with suppress(FileNotFoundError):
         os.unlink(new)
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.write(fd, _PATTERN)
-        os.fsync(fd)
+        sync(fd)
     finally:
         os.close(fd)
-    os.rename(new, directory / "probe")
 
 
 def _read(path: Path) -> bytes:

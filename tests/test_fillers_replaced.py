@@ -1,0 +1,153 @@
+"""Fillers that work in a tier which is lost are replaced: what they hold is tried again, nothing waits for the disk."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from cachesvc.config import NvmeSpec, Settings
+from cachesvc.core.errors import SourceUnavailable
+from cachesvc.core.model import RAM, TierName
+from cachesvc.daemon import fillers as pool
+from cachesvc.daemon import jobs
+from cachesvc.daemon.fillers import Fillers
+from cachesvc.tiers.checksum import Passing
+from tests.faulty_disk import FaultyDisk
+from tests.test_kills import Loop
+
+DISK, OTHER = TierName("nvme0"), TierName("nvme1")
+BYTES = os.urandom(1 << 16)
+
+
+class Pool:
+    """Fillers, their loop, and the answers of each job."""
+
+    def __init__(self, root: Path, loop: Loop, fillers: Fillers) -> None:
+        self.loop, self.fillers = loop, fillers
+        self.answers: dict[object, list[jobs.Done]] = {}
+        self.inside = root / "memory"
+        self.inside.write_bytes(BYTES)
+        passing = Passing(len(BYTES))
+        passing.add(0, memoryview(BYTES))
+        fd = os.open(self.inside, os.O_RDONLY)
+        self._digests = jobs.pack_digests(passing.checksums(fd).digests)
+        os.close(fd)
+
+    def verify(self, name: object, fd: int, *tiers: TierName) -> None:
+        job = partial(jobs.Verify, size_bytes=len(BYTES), digests=self._digests)
+        self.fillers.submit(job, (fd,), partial(self._answered, name), tiers)
+
+    def copy(self, name: object, target: int, origin: int, *tiers: TierName) -> None:
+        job = partial(jobs.Copy, size_bytes=len(BYTES), digests=self._digests)
+        self.fillers.submit(job, (target, origin), partial(self._answered, name), tiers)
+
+    def of(self, name: object) -> jobs.Done:
+        """Its answer, once it is there."""
+        self.loop.run_until(lambda: name in self.answers)
+        (done,) = self.answers[name]
+        return done
+
+    def _answered(self, name: object, answer: jobs.Answer) -> None:
+        assert isinstance(answer, jobs.Done)
+        self.answers.setdefault(name, []).append(answer)
+
+    def pids(self) -> list[int]:
+        return [each.process.pid for each in self.fillers._living if not each.builds]
+
+
+@contextmanager
+def a_pool(root: Path, count: int, nvme: tuple[NvmeSpec, ...] = ()) -> Iterator[Pool]:
+    loop = Loop()
+    settings = Settings(0, nvme, (), str(root), str(root), fillers=count)
+    fillers = Fillers(settings, (), loop.watch, loop.unwatch)
+    fillers.start()
+    try:
+        yield Pool(root, loop, fillers)
+    finally:
+        fillers.stop()
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[int]:
+    fd = os.open(path, os.O_RDWR)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def test_jobs_of_other_tiers_behind_a_disk_that_hangs_are_tried_again_once(tmp_path: Path) -> None:
+    with FaultyDisk(tmp_path) as disk, a_pool(tmp_path, 1) as found:
+        (disk.path / "extent").write_bytes(BYTES)
+        with opened(disk.path / "extent") as hanging, opened(found.inside) as memory:
+            found.verify("before", hanging, DISK)
+            assert found.of("before").code == 0
+            disk.behave("hang")
+            for number in range(jobs.SIDE_BY_SIDE):
+                found.verify(number, hanging, DISK)
+            found.verify("behind", memory, RAM)
+            found.loop.run_until(lambda: found.fillers.busy_s(DISK) > 0.5)
+            assert found.fillers.busy_s(OTHER) == 0.0
+            assert "behind" not in found.answers, "all threads wait for the disk"
+            before = found.pids()
+            found.fillers.tier_lost(OTHER)
+            assert found.pids() == before, "nobody works there"
+            began = time.monotonic()
+            found.fillers.tier_lost(DISK)
+            assert time.monotonic() - began < 1.0
+            for name in (*range(jobs.SIDE_BY_SIDE), "behind"):
+                done = found.of(name)
+                assert (done.code, done.retry, done.lost) == (SourceUnavailable.code, True, False)
+            assert found.fillers.busy_s(DISK) == 0.0
+            found.verify("again", memory, RAM)
+            assert found.of("again").code == 0
+            assert not set(found.pids()) & set(before)
+            disk.behave("")
+        assert all(len(answers) == 1 for answers in found.answers.values())
+
+
+def test_fillers_that_do_not_work_in_a_lost_tier_stay(tmp_path: Path) -> None:
+    with FaultyDisk(tmp_path) as disk, a_pool(tmp_path, 2) as found:
+        (disk.path / "extent").write_bytes(BYTES)
+        with opened(disk.path / "extent") as hanging, opened(found.inside) as memory:
+            disk.behave("hang")
+            found.verify("hangs", hanging, DISK)
+            other = found.pids()[1]
+            found.verify("goes on", memory, RAM)
+            found.fillers.tier_lost(DISK)
+            assert found.of("goes on").code == 0
+            assert found.of("hangs").retry
+            assert other in found.pids()
+            disk.behave("")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("disks", [0, 1])
+def test_fillers_that_cannot_be_killed_are_bounded(tmp_path: Path, disks: int) -> None:
+    most = pool.MAX_HUNG + disks
+    nvme = tuple(NvmeSpec(str(tmp_path), 1, 0.0) for _ in range(disks))
+    with FaultyDisk(tmp_path) as disk, a_pool(tmp_path, 1, nvme) as found:
+        (disk.path / "extent").write_bytes(BYTES)
+        with opened(disk.path / "extent") as hanging, opened(found.inside) as memory:
+            disk.behave("hang")
+            for number in range(most):
+                found.verify(("started", number), memory, RAM)
+                assert found.of(("started", number)).code == 0
+                found.copy(number, hanging, memory, DISK)  # a write that began cannot be killed
+                found.loop.run_until(lambda: found.fillers.busy_s(DISK) > 0.5)
+                found.fillers.tier_lost(DISK)
+                assert found.of(number).retry
+            found.verify("refused", memory, RAM)
+            assert "hang in the kernel" in found.of("refused").message
+            disk.behave("")
+            deadline = time.monotonic() + 10.0
+            while any(each.poll() is None for each in found.fillers._dying) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            found.verify("again", memory, RAM)
+            assert found.of("again").code == 0
