@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import cachesvc
@@ -40,6 +41,22 @@ class Adopted:
     extents: list[int] = field(default_factory=list)
     readers: list[int] = field(default_factory=list)
     locks: list[int] = field(default_factory=list)
+
+    def lost(self, path: str) -> bool:
+        """Whether the old daemon had given up a cache directory."""
+        return any(each.lost for each in self.state.directories if each.path == path)
+
+    def mounted(self, path: str) -> bool | None:
+        """Whether a disk of its own is mounted there, or was; None where the old daemon did not say so."""
+        return path in self.state.mounted or None
+
+    def locks_of(self, path: str) -> list[int]:
+        """New descriptors of a cache directory's locks. Where the old daemon names no such path, it may call it
+        otherwise: all that are not another's that is lost, since to look at that may hang."""
+        left = iter(self.locks)
+        of = {each.path: list(islice(left, each.locks)) for each in self.state.directories}
+        others = [*left, *(fd for each in of for fd in of[each] if not self.lost(each))]
+        return [os.dup(fd) for fd in of.get(path, others)]
 
 
 class Predecessor:
