@@ -30,6 +30,8 @@ ANSWER_S = 60.0
 """The old daemon ends its fills first, which takes 10 s at most."""
 END_S = 10.0
 """How long an old daemon may take to end; after that it is killed."""
+LINGER_S = 1.0
+"""How long one that has given up its sockets may take to end; readers wait. After that nothing of it is in the way."""
 
 
 @dataclass(slots=True)
@@ -135,11 +137,25 @@ class Predecessor:
             send(self._channel, Word.ADOPTED)
         except OSError:
             log.warning("the old daemon died while it handed over; all that it held is here")
-        if not self._process.ended(END_S):
-            log.warning("the old daemon does not end by itself and is killed")
-            self._process.kill(END_S)
+        left = self._left()
+        if not self._process.ended(LINGER_S if left else END_S):
+            if left:
+                log.warning("the old daemon has left, but hangs in a disk; it ends when that answers")
+            else:
+                log.warning("the old daemon does not end by itself and is killed")
+                self._process.kill(END_S)
         self._process.close()
         self._channel.close()
+
+    def _left(self) -> bool:
+        """Whether it gives up its sockets, among them the end of our channel, in time."""
+        self._channel.settimeout(END_S)
+        try:
+            return not self._channel.recv(1)
+        except TimeoutError:
+            return False
+        except OSError:
+            return True
 
 
 def meet(directory: str, state_dir: str) -> Predecessor | None:

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -327,7 +327,16 @@ def _leave_all(fillers: Fillers) -> None:
     """End this process at once: gRPC would remove the socket file, and tiers and connections are another's."""
     fillers.stop(wait=False)
     logging.shutdown()
+    _leave_sockets()
     os._exit(0)
+
+
+def _leave_sockets() -> None:
+    """Close every socket: a process that hangs in a disk ends when that answers, and would keep its ports until then."""
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                os.close(int(name))
 
 
 def _openings(settings: Settings, adopted: Adopted, loop: Loop) -> list[Opening]:
