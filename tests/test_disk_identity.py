@@ -51,6 +51,13 @@ def directory(tmp_path: Path) -> Path:
     return found
 
 
+def opened(directory: Path) -> Disk:
+    disk = Disk(NAME, directory)
+    disk.open()
+    disk.take()
+    return disk
+
+
 # The tier, and who takes its place.
 
 
@@ -100,7 +107,7 @@ def test_a_link_that_leads_to_another_disk_is_another_directory(tmp_path: Path) 
 
 def test_the_directory_that_the_path_names_now_is_locked_and_listed(directory: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    disk = Disk(open_nvme(NAME, directory))
+    disk = opened(directory)
     old = disk.tier
     put(old, 1)
     made_anew(directory)
@@ -124,7 +131,7 @@ def test_the_directory_that_the_path_names_now_is_locked_and_listed(directory: P
 
 
 def test_what_another_daemon_has_locked_stays_out_until_it_lets_go(directory: Path) -> None:
-    disk = Disk(open_nvme(NAME, directory))
+    disk = opened(directory)
     made_anew(directory)
     other = open_nvme(NAME, directory)
     with pytest.raises(InvalidInput, match="another cachesvc daemon"):
@@ -141,7 +148,7 @@ def test_what_another_daemon_has_locked_stays_out_until_it_lets_go(directory: Pa
 
 
 def test_a_directory_that_comes_back_is_the_tiers_own_again(directory: Path) -> None:
-    disk = Disk(open_nvme(NAME, directory))
+    disk = opened(directory)
     put(disk.tier, 1)
     moved = directory.parent / "moved"
     directory.rename(moved)
@@ -159,7 +166,7 @@ def test_a_directory_that_comes_back_is_the_tiers_own_again(directory: Path) -> 
 
 def test_where_a_disk_was_unmounted_the_directory_below_is_left_alone(tmp_path: Path) -> None:
     with mounted(tmp_path / "small", "size=4m") as path:
-        disk = Disk(open_nvme(NAME, path))
+        disk = opened(path)
         subprocess.run(["umount", "-l", str(path)], check=True)
         with pytest.raises(InvalidInput, match="no disk is mounted there any more"):
             disk.revive()
@@ -189,21 +196,14 @@ def test_the_watch_finds_it_and_says_why_it_stays_out(
             call = posted.pop(0)
         call()
 
-    disk = Disk(open_nvme(NAME, directory))
-    lanes: list[Lane] = []
-
-    def lane(name: str) -> Lane:
-        lanes.append(Lane(name, post, lambda: now[0]))
-        return lanes[-1]
-
+    disk = opened(directory)
     watch = Watch(
         lambda name, why: heard.append(why),
         lambda name: heard.append("back"),
         lambda name, room: None,
-        lane,
         lambda: now[0],
     )
-    watch.add(disk, (), lambda: 0.0)
+    watch.add(disk, Lane("probe", post, lambda: now[0]), (), lambda: 0.0)
     made_anew(directory)
     other = open_nvme(NAME, directory)
 

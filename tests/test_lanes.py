@@ -77,14 +77,10 @@ def test_a_probe_that_fails_unexpectedly_is_an_answer_of_a_broken_disk(
 ) -> None:
     now = [0.0]
     lost: list[str] = []
-
-    def lane(name: str) -> Lane:
-        return Lane(name, posted.put, lambda: now[0])
-
     watch = Watch(
-        lambda name, why: lost.append(why), lambda name: None, lambda name, room: None, lane, lambda: now[0]
+        lambda name, why: lost.append(why), lambda name: None, lambda name, room: None, lambda: now[0]
     )
-    watch.add(BrokenProbe(), (), lambda: 0.0)  # type: ignore[arg-type]
+    watch.add(BrokenProbe(), Lane("probe", posted.put, lambda: now[0]), (), lambda: 0.0)  # type: ignore[arg-type]
     for _ in range(2):
         now[0] = max(now[0], watch.next_deadline())
         watch.tick()

@@ -286,7 +286,7 @@ def test_a_file_in_the_place_of_a_folder_stops_no_start(tmp_path: Path, place: s
 
 def test_a_file_in_the_place_of_the_cache_directory_is_left_and_named(tmp_path: Path) -> None:
     (tmp_path / "cachesvc").write_bytes(b"somebody's")
-    with pytest.raises(TierFailed, match="remove what lies there in the place of the directory `cachesvc`"):
+    with pytest.raises(InvalidInput, match="is no directory; remove what lies there"):
         open_nvme(NAME, tmp_path)
     assert (tmp_path / "cachesvc").read_bytes() == b"somebody's"
 

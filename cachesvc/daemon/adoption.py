@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import cachesvc
@@ -29,6 +30,8 @@ ANSWER_S = 60.0
 """The old daemon ends its fills first, which takes 10 s at most."""
 END_S = 10.0
 """How long an old daemon may take to end; after that it is killed."""
+LINGER_S = 1.0
+"""How long one that has given up its sockets may take to end; readers wait. After that nothing of it is in the way."""
 
 
 @dataclass(slots=True)
@@ -40,6 +43,22 @@ class Adopted:
     extents: list[int] = field(default_factory=list)
     readers: list[int] = field(default_factory=list)
     locks: list[int] = field(default_factory=list)
+
+    def lost(self, path: str) -> bool:
+        """Whether the old daemon had given up a cache directory."""
+        return any(each.lost for each in self.state.directories if each.path == path)
+
+    def mounted(self, path: str) -> bool | None:
+        """Whether a disk of its own is mounted there, or was; None where the old daemon did not say so."""
+        return path in self.state.mounted or None
+
+    def locks_of(self, path: str) -> list[int]:
+        """New descriptors of a cache directory's locks. Where the old daemon names no such path, it may call it
+        otherwise: all that are not another's that is lost, since to look at that may hang."""
+        left = iter(self.locks)
+        of = {each.path: list(islice(left, each.locks)) for each in self.state.directories}
+        others = [*left, *(fd for each in of for fd in of[each] if not self.lost(each))]
+        return [os.dup(fd) for fd in of.get(path, others)]
 
 
 class Predecessor:
@@ -118,11 +137,25 @@ class Predecessor:
             send(self._channel, Word.ADOPTED)
         except OSError:
             log.warning("the old daemon died while it handed over; all that it held is here")
-        if not self._process.ended(END_S):
-            log.warning("the old daemon does not end by itself and is killed")
-            self._process.kill(END_S)
+        left = self._left()
+        if not self._process.ended(LINGER_S if left else END_S):
+            if left:
+                log.warning("the old daemon has left, but hangs in a disk; it ends when that answers")
+            else:
+                log.warning("the old daemon does not end by itself and is killed")
+                self._process.kill(END_S)
         self._process.close()
         self._channel.close()
+
+    def _left(self) -> bool:
+        """Whether it gives up its sockets, among them the end of our channel, in time."""
+        self._channel.settimeout(END_S)
+        try:
+            return not self._channel.recv(1)
+        except TimeoutError:
+            return False
+        except OSError:
+            return True
 
 
 def meet(directory: str, state_dir: str) -> Predecessor | None:

@@ -68,13 +68,13 @@ class Checks:
         self._fillers = fillers
         self._handle = handle
         self._failing = failing
-        self.unverified: dict[TierName, set[ExtentId]] = {tier: set() for tier in tiers}
+        self.unverified: dict[TierName, set[ExtentId]] = {tier: set() for tier in node.policy.tiers}
         """Copies whose bytes somebody else may have changed since we checked them: from before our start, or
         from before their disk's trouble."""
         self.committing: dict[tuple[ExtentId, TierName], Checksums] = {}
         """What `Fills` is committing to a disk: its file tells no checksums before that is done."""
         self._checking: dict[tuple[ExtentId, TierName], _Check] = {}
-        self._lines = {tier: _Line() for tier in tiers}
+        self._lines = {tier: _Line() for tier in node.policy.tiers}
 
     def open(
         self, extent: ExtentId, tier: TierName, then: Opened, otherwise: Callable[[CacheError], None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 
@@ -25,16 +25,17 @@ from cachesvc.daemon.grants import GrantsServer, Known
 from cachesvc.daemon.holds import Holds
 from cachesvc.daemon.lanes import Lane
 from cachesvc.daemon.loop import Loop
+from cachesvc.daemon.opening import Opening
 from cachesvc.daemon.plans import Entries, Plans
 from cachesvc.daemon.pressure import Pressure
 from cachesvc.daemon.quotas import Quotas
-from cachesvc.daemon.renewal import Disk, Successor
+from cachesvc.daemon.renewal import Successor
 from cachesvc.daemon.settling import Settling
 from cachesvc.daemon.tenants import NOBODY, admits
 from cachesvc.daemon.watch import Watch
 from cachesvc.sources.resilient import SourceCounters
-from cachesvc.tiers.nvme import NvmeTier
 from cachesvc.tiers.probe import Room
+from cachesvc.tiers.ram import RamTier
 from cachesvc.tiers.tier import Tier
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,8 @@ class Runner:
     def __init__(
         self,
         node: Node,
-        tiers: list[Tier],
+        ram_tier: RamTier,
+        disks: Sequence[Opening],
         datasets: Datasets,
         fillers: Fillers,
         loop: Loop,
@@ -62,21 +64,25 @@ class Runner:
         self.loop = loop
         self.stalls: dict[DatasetId, Stalls] = {}
         self.quotas = Quotas(())
-        self._tiers = {tier.name: tier for tier in tiers}
-        disks = [tier for tier in tiers if isinstance(tier, NvmeTier)]
-        self._lanes = {tier.name: self._lane(f"tier-{tier.name}", clock) for tier in tiers}
-        self._openers = {tier.name: self._lane(f"open-{tier.name}", clock) for tier in disks}
-        self._disks = {tier.name: Disk(tier) for tier in disks}
+        self.disks = {each.disk.name: each.disk for each in disks}
+        self._tiers: dict[TierName, Tier] = {
+            name: disk.tier for name, disk in self.disks.items() if disk.tier is not None
+        }
+        """Those that are open: the core asks nothing of a lost one that never was."""
+        if RAM in node.policy.tiers:
+            self._tiers[RAM] = ram_tier
+        self._lanes = {name: self._lane(f"tier-{name}", clock) for name in node.policy.tiers}
+        self._openers = {name: self._lane(f"open-{name}", clock) for name in self.disks}
         self._budgets = budgets
         ram = node.policy.tiers.get(RAM)
         self._pressure = Pressure(
             ram, budgets, self._lane("memory", clock), clock, partial(self._resized, RAM)
         )
-        self.watch = Watch(
-            self._tier_lost, self._tier_back, self._measured, lambda name: self._lane(name, clock), clock
-        )
-        for name, disk in self._disks.items():
-            self.watch.add(disk, (self._lanes[name], self._openers[name]), partial(fillers.busy_s, name))
+        self.watch = Watch(self._tier_lost, self._tier_back, self._measured, clock)
+        for each in disks:
+            name = each.disk.name
+            calls = self._lanes[name], self._openers[name]
+            self.watch.add(each.disk, each.probes, calls, partial(fillers.busy_s, name))
         self.checks = Checks(node, self._tiers, self._openers, fillers, self.handle, self.watch.suspect)
         self.fills = Fills(self._tiers, self._lanes, datasets, fillers, self.checks, self.handle)
         self.granting = Granting(self._tiers, self.checks, self.handle, self.next_id)
@@ -109,10 +115,6 @@ class Runner:
     def count_from(self, first: int) -> None:
         """Never give a number below `first`: another daemon used them."""
         self._ids = itertools.count(first)
-
-    def locks(self) -> list[int]:
-        """Descriptors of the cache directories' locks."""
-        return [disk.tier.directory.lock for disk in self._disks.values()]
 
     def handle(self, event: Event) -> None:
         """Give an event to the core and carry out its commands."""
@@ -326,7 +328,7 @@ class Runner:
         self._fillers.tier_lost(name)  # last: the jobs that this answers find all of the above done
 
     def _tier_back(self, name: TierName) -> None:
-        successor = self._disks[name].take()
+        successor = self.disks[name].take()
         if successor is not None:
             self._renew(name, successor)
         log.info("a tier works again", extra={"tier": name})
@@ -334,16 +336,18 @@ class Runner:
         self.handle(events.TierBack(name))
 
     def _renew(self, name: TierName, successor: Successor) -> None:
-        """Go on in another directory; the old one is closed when no call of it is left."""
-        old, self._tiers[name] = self._tiers[name], successor.tier
+        """Go on in another directory; the old one, if there was one, is closed when no call of it is left."""
+        old, self._tiers[name] = self._tiers.get(name), successor.tier
         log.warning("another cache directory", extra={"tier": name, "extents": len(successor.extents)})
         self.checks.renewed(name)
         self._budgets.renewed(name)
         self.handle(events.Renewed(name, successor.extents))
         self._measured(name, successor.room)
-        opener, lane = self._openers[name], self._lanes[name]
+        if old is None:
+            return
+        opener, close, lane = self._openers[name], old.close, self._lanes[name]
         opener.submit(
-            lambda: None, lambda _: lane.submit(old.close, lambda _: None, lambda _: None), lambda _: None
+            lambda: None, lambda _: lane.submit(close, lambda _: None, lambda _: None), lambda _: None
         )
 
     def _measured(self, name: TierName, room: Room) -> None:

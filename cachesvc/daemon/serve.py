@@ -12,8 +12,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -44,13 +44,16 @@ from cachesvc.daemon.crowds import Crowds
 from cachesvc.daemon.datasets import Datasets, in_use, is_claimed
 from cachesvc.daemon.fillers import Fillers
 from cachesvc.daemon.grants import GrantsServer
+from cachesvc.daemon.lanes import Lane
 from cachesvc.daemon.listening import check_addresses, check_free, identity, remove
 from cachesvc.daemon.logs import configure_logging
 from cachesvc.daemon.lookups import Lookups
 from cachesvc.daemon.loop import Loop
 from cachesvc.daemon.metrics import Metrics
+from cachesvc.daemon.opening import SILENT_S, STANDSTILL_SILENT_S, Opening, awaited
 from cachesvc.daemon.pins import Pins
 from cachesvc.daemon.quotas import Quotas
+from cachesvc.daemon.renewal import Disk
 from cachesvc.daemon.runner import Runner
 from cachesvc.daemon.scrapes import Scrapes
 from cachesvc.daemon.service import Service
@@ -62,10 +65,7 @@ from cachesvc.daemon.threads import Threads
 from cachesvc.daemon.tls import read_tls
 from cachesvc.memory import allowed_bytes
 from cachesvc.sources.uri import Allowlist
-from cachesvc.tiers.nvme import open_nvme
-from cachesvc.tiers.probe import room
 from cachesvc.tiers.ram import RamTier
-from cachesvc.tiers.tier import Tier
 
 log = logging.getLogger(__name__)
 GC_THRESHOLDS = (1000, 2, 5000)
@@ -243,7 +243,14 @@ def _built(
     ending.callback(datasets.close)
     ending.callback(loader.shutdown, wait=False)
     adopted = _adopted(before, datasets)
-    tiers, specs, recovered = _tiers(settings, adopted, most_in_ram(open_files))
+    ram = RamTier(RAM, most_in_ram(open_files))
+    openings = _openings(settings, adopted, loop)
+    in_ram = fill_ram(ram, settings.ram_bytes, adopted)  # while they go on
+    lost = awaited(openings, SILENT_S if before is None else STANDSTILL_SILENT_S)
+    specs, recovered = _taken(settings, openings, lost)
+    if settings.ram_bytes:
+        specs.insert(0, TierSpec(RAM, settings.ram_bytes))
+        recovered.insert(0, in_ram)
     if before is not None:
         _end_when_told(loop)
         before.adopted()
@@ -255,18 +262,20 @@ def _built(
     datasets.claimed, datasets.used = partial(is_claimed, node), partial(in_use, node)
     nvme = {TierName(f"nvme{number}"): spec for number, spec in enumerate(settings.nvme)}
     budgets = Budgets(nvme, settings.extent_bytes)
-    runner = Runner(node, tiers, datasets, fillers, loop, time.monotonic, budgets)
+    runner = Runner(node, ram, openings, datasets, fillers, loop, time.monotonic, budgets)
     ending.callback(runner.close)
     ending.callback(fillers.stop)
     runner.quotas = quotas
     runner.count_from(max(1, adopted.state.next_id))
     pins = Pins(f"{settings.state_dir}/pins.json", runner)
     _recover(recovered, runner, pins)
+    for name, why in lost.items():
+        runner.watch.not_opened(name, why)
     grants = runner.granting.server = _grants(settings, runner, most_readers(open_files), adopted)
     ending.callback(grants.close)
     pins.restore()
     restore(adopted, runner)
-    takeover = Takeover(settings, lock, tiers, runner, partial(_leave_all, fillers))
+    takeover = Takeover(settings, lock, ram, runner, partial(_leave_all, fillers))
     ending.callback(takeover.close)
     service = Service(runner, pins, settings, tenants, lookups, time.monotonic())
     sharing = Sharing(settings, runner)
@@ -318,31 +327,48 @@ def _leave_all(fillers: Fillers) -> None:
     """End this process at once: gRPC would remove the socket file, and tiers and connections are another's."""
     fillers.stop(wait=False)
     logging.shutdown()
+    _leave_sockets()
     os._exit(0)
 
 
-def _tiers(
-    settings: Settings, adopted: Adopted, most: int
-) -> tuple[list[Tier], list[TierSpec], list[events.Recovered]]:
-    tiers: list[Tier] = []
-    specs: list[TierSpec] = []
-    recovered: list[events.Recovered] = []
-    ram = RamTier(RAM, most)
-    in_ram = fill_ram(ram, settings.ram_bytes, adopted)
-    if settings.ram_bytes:
-        tiers.append(ram)
-        specs.append(TierSpec(RAM, settings.ram_bytes))
-        recovered.append(in_ram)
+def _leave_sockets() -> None:
+    """Close every socket: a process that hangs in a disk ends when that answers, and would keep its ports until then."""
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                os.close(int(name))
+
+
+def _openings(settings: Settings, adopted: Adopted, loop: Loop) -> list[Opening]:
+    """Begin to open all cache directories, but those that are handed over as lost."""
+    openings = []
     for number, spec in enumerate(settings.nvme):
-        path = Path(spec.path)
-        mounted = str(path.absolute()) in adopted.state.mounted or None
-        tier = open_nvme(TierName(f"nvme{number}"), path, locks=adopted.locks, mounted=mounted)
-        found = tier.recover()
-        budget = checked_budget(spec, room(path), sum(found.values()), settings.extent_bytes)
-        log.info("cache directory", extra={"dir": spec.path, "extents": len(found), "budget_bytes": budget})
-        tiers.append(tier)
-        specs.append(TierSpec(tier.name, budget))
-        recovered.append(events.Recovered(tier.name, found))
+        name, path = TierName(f"nvme{number}"), Path(spec.path).absolute()
+        disk = Disk(name, path, adopted.locks_of(str(path)), adopted.mounted(str(path)))
+        opening = Opening(disk, Lane(f"probe-{name}", loop.post, time.monotonic))
+        openings.append(opening)
+        opening.skip() if adopted.lost(str(path)) else opening.begin()
     for fd in adopted.locks:
         os.close(fd)
-    return tiers, specs, recovered
+    return openings
+
+
+def _taken(
+    settings: Settings, openings: Sequence[Opening], lost: Mapping[TierName, str]
+) -> tuple[list[TierSpec], list[events.Recovered]]:
+    """The tiers on disks, and what those that are open hold. Raises OutOfSpace where a budget makes no sense."""
+    specs: list[TierSpec] = []
+    recovered: list[events.Recovered] = []
+    for opening, spec in zip(openings, settings.nvme, strict=True):
+        disk = opening.disk
+        found = disk.take() if disk.name not in lost else None
+        if found is None:
+            specs.append(TierSpec(disk.name, 0))  # nobody knows its room yet
+            continue
+        budget = checked_budget(spec, found.room, sum(found.extents.values()), settings.extent_bytes)
+        log.info(
+            "cache directory", extra={"dir": spec.path, "extents": len(found.extents), "budget_bytes": budget}
+        )
+        specs.append(TierSpec(disk.name, budget))
+        recovered.append(events.Recovered(disk.name, found.extents))
+    return specs, recovered

@@ -21,15 +21,16 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 import cachesvc
 from cachesvc.config import Settings
 from cachesvc.core import replay
 from cachesvc.core.errors import CacheError, InvalidInput
-from cachesvc.core.model import RAM, ExtentId, ReaderId
+from cachesvc.core.model import RAM, ExtentId, ReaderId, TierName
 from cachesvc.daemon import takeover_state
 from cachesvc.daemon.grants import Connection
 from cachesvc.daemon.listening import addresses, bind, identity, peer_process, remove
@@ -43,9 +44,7 @@ from cachesvc.daemon.takeover_wire import (
     send,
     send_state,
 )
-from cachesvc.tiers.nvme import NvmeTier
 from cachesvc.tiers.ram import RamTier
-from cachesvc.tiers.tier import Tier
 from cachesvc.v1 import takeover_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -64,16 +63,14 @@ class Takeover:
     """Listens for a new daemon of the same user; at most one at a time is spoken with, on a thread of its own."""
 
     def __init__(
-        self, settings: Settings, lock: int, tiers: Sequence[Tier], runner: Runner, end: Callable[[], None]
+        self, settings: Settings, lock: int, ram: RamTier, runner: Runner, end: Callable[[], None]
     ) -> None:
         """`end` ends this process without an orderly close: sockets, locks and memory are another's by then."""
         self._path = f"{settings.socket_dir}/{SOCKET}"
         self._state_dir = os.path.realpath(settings.state_dir)
         self._addresses = list(addresses(settings).values())
         self._lock = lock
-        self._ram = next((tier for tier in tiers if isinstance(tier, RamTier)), None)
-        disks = (tier.directory for tier in tiers if isinstance(tier, NvmeTier))
-        self._mounted = [str(disk.path) for disk in disks if disk.mounted]
+        self._ram = ram
         self._runner = runner
         self._loop = runner.loop
         self._end = end
@@ -153,7 +150,7 @@ class Takeover:
     def _quiet(self) -> bool:
         tiers = self._runner.node.policy.tiers.values()
         busy = self._runner.fills.under_way or self._runner.plans.under_way
-        return not busy and not any(tier.evicting_bytes for tier in tiers)
+        return not busy and not any(tier.evicting_bytes for tier in tiers if not tier.lost)
 
     def _hand_over(self, channel: socket.socket, other: Process) -> None:
         """On the loop's thread, where nothing else runs meanwhile. Raises OSError, ValueError or CacheError when the
@@ -161,15 +158,15 @@ class Takeover:
         channel.settimeout(ADOPT_S)
         assert self._runner.grants is not None
         listener, connections = self._runner.grants.handed()
-        state = self._state(connections)
+        locks = {name: disk.locks() for name, disk in self._runner.disks.items()}
+        state = self._state(connections, locks)
 
         def descriptors() -> Iterator[int]:
             yield os.dup(listener)
             for extent in state.extents:
-                assert self._ram is not None
                 yield self._ram.open(ExtentId(extent.extent))[0]
             yield from (os.dup(each.descriptor) for each in connections)
-            yield from map(os.dup, self._runner.locks())
+            yield from map(os.dup, chain.from_iterable(locks.values()))
 
         try:
             send_state(channel, state, descriptors())
@@ -179,14 +176,21 @@ class Takeover:
         except (OSError, ValueError):
             other.kill(KILLED_S)
             raise
+        finally:
+            for fd in chain.from_iterable(locks.values()):
+                os.close(fd)
         log.info("taken over", extra={"extents": len(state.extents), "readers": len(connections)})
         self._end()
 
-    def _state(self, connections: Sequence[Connection]) -> Any:
+    def _state(self, connections: Sequence[Connection], locks: Mapping[TierName, Sequence[int]]) -> Any:
         node, datasets = self._runner.node, self._runner.datasets
-        state = pb.TakeoverState(locks=len(self._runner.locks()), next_id=self._runner.next_id())
-        state.mounted.extend(self._mounted)
-        if self._ram is not None:
+        state = pb.TakeoverState(locks=sum(map(len, locks.values())), next_id=self._runner.next_id())
+        for name, disk in self._runner.disks.items():
+            lost = node.policy.tiers[name].lost
+            state.directories.add(path=str(disk.path), lost=lost, locks=len(locks[name]))
+            if disk.mounted:
+                state.mounted.append(str(disk.path))
+        if RAM in node.policy.tiers:
             for extent, size_bytes in replay.best_first(node, RAM):
                 digests = self._ram.checksums(extent).digests
                 state.extents.add(extent=extent, size_bytes=size_bytes, digests=digests)

@@ -52,21 +52,28 @@ class Watch:
         lost: Callable[[TierName, str], None],
         back: Callable[[TierName], None],
         measured: Callable[[TierName, Room], None],
-        lane: Callable[[str], Lane],
         clock: Callable[[], float],
     ) -> None:
         self._lost = lost
         self._back = back
         self._measured = measured
-        self._lane = lane
         self._clock = clock
         self._limits = Limits()
         self._tiers: dict[TierName, _Watched] = {}
 
-    def add(self, tier: Probed, calls: tuple[Lane, ...], jobs_s: Callable[[], float]) -> None:
-        """Watch a tier, the lanes on which its calls run, and for how long (`jobs_s`) others have worked in it."""
+    def add(self, tier: Probed, probes: Lane, calls: tuple[Lane, ...], jobs_s: Callable[[], float]) -> None:
+        """Watch a tier from the first lane, which is this watch's to close, the lanes on which its calls run, and for how
+        long (`jobs_s`) others have worked in it."""
         breaker = Breaker(self._limits, self._clock())
-        self._tiers[tier.name] = _Watched(tier, breaker, self._lane(f"probe-{tier.name}"), calls, jobs_s)
+        self._tiers[tier.name] = _Watched(tier, breaker, probes, calls, jobs_s)
+
+    def not_opened(self, tier: TierName, why: str) -> None:
+        """A tier begins as a lost one: the attempt to open it was its first probe."""
+        watched, now = self._tiers[tier], self._clock()
+        watched.breaker.suspect(now)
+        watched.breaker.tick(now)
+        watched.breaker.answered(now, 0.0, why)
+        self._report(watched)
 
     def suspect(self, tier: TierName) -> None:
         """A call of a tier failed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from cachesvc.tiers.failures import tier_error, translated
 
 Sync = Callable[[int], None]
 """Makes a file or a directory durable, given a descriptor; raises OSError."""
+_NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +61,19 @@ def lock_directory(
     """Lock a directory for this daemon and lay it out; `locks` are those that another daemon shares. Where a disk
     was `mounted` (None: finds out), one must be: the place of one that is not there is another disk.
 
-    Raises `InvalidInput` (missing, or used by another daemon), `NotAllowed`, `OutOfSpace`, `TierFailed`.
+    Raises what its operator is to mend, `InvalidInput` (missing, or used by another daemon), `NotAllowed` or
+    `OutOfSpace`, and `TierFailed` for a disk in trouble.
     """
-    if not os.path.isdir(path):
-        raise InvalidInput(f"{path} is no directory: mount or create it, or name another for --nvme")
-    here = os.path.ismount(os.path.realpath(path))
-    if mounted and not here:
-        raise InvalidInput(
-            f"{path}: no disk is mounted there any more; mount one, or stop the daemon and start it again"
-        )
     home = _home(path.absolute())
     try:
-        home.mkdir(mode=0o700, exist_ok=True)
+        if not _is_directory(path):
+            raise InvalidInput(f"{path} is no directory: mount or create it, or name another for --nvme")
+        here = os.path.ismount(os.path.realpath(path))
+        if mounted and not here:
+            raise InvalidInput(
+                f"{path}: no disk is mounted there any more; mount one, or stop the daemon and start it again"
+            )
+        _make_home(home)
         shared = _shared(home, locks)
         lock = _locked(home) if shared is None else shared
     except PermissionError as error:
@@ -111,6 +114,26 @@ def sync_directory(directory: str | Path, sync: Sync) -> None:
 
 def _home(path: Path) -> Path:
     return path / "cachesvc"
+
+
+def _is_directory(path: Path) -> bool:
+    """Raises OSError where nobody can say: that is the disk's fault, not that of who gave its name."""
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except OSError as error:
+        if error.errno not in _NOTHING_THERE:
+            raise
+        return False
+
+
+def _make_home(home: Path) -> None:
+    try:
+        home.mkdir(mode=0o700)
+    except FileExistsError:
+        if not _is_directory(home):
+            raise InvalidInput(
+                f"{home} is no directory; remove what lies there, or name another directory for --nvme"
+            ) from None
 
 
 def _shared(home: Path, locks: Sequence[int]) -> int | None:

@@ -16,7 +16,6 @@ _MENDS = {
     errno.EACCES: "give the daemon's user access to the directory",
     errno.EPERM: "give the daemon's user access to the directory",
     errno.ENOENT: "a cached file was removed behind the daemon's back; leave the cache directory to it",
-    errno.EEXIST: "remove what lies there in the place of the directory `cachesvc`, or name another directory",
     errno.EBUSY: "the extent is still mapped writable by its filler",
 }
 

@@ -148,8 +148,9 @@ class NvmeTier:
         with translated(self._where, "remove an extent"):
             self._remove(path)
 
-    def recover(self) -> dict[ExtentId, int]:
-        """Every committed extent and its size in bytes, once garbage is dropped.
+    def recover(self, heard: Callable[[], None] = lambda: None) -> dict[ExtentId, int]:
+        """Every committed extent and its size in bytes, once garbage is dropped; `heard` is called each time that the
+        disk has answered.
 
         The names are all that is read, so that a million extents take seconds: verify each before its first
         grant. A name that says more than a file holds would have good extents evicted. Raises `TierFailed`.
@@ -157,8 +158,10 @@ class NvmeTier:
         with translated(self._where, "recover"):
             for name in os.listdir(self._root / "tmp"):
                 _remove(self._root / "tmp" / name)
+                heard()
             for shelf in shelves(self._root):
                 self._sizes.update(_named(shelf))
+                heard()
         return dict(self._sizes)
 
     def probe(self, thorough: bool, sync: bool = True) -> Room:
@@ -169,14 +172,6 @@ class NvmeTier:
             with translated(self._where, "lay out the cache directory"):
                 lay_out(self._root, self._sync)
         return probe(self._root, self._where, thorough, sync)
-
-    def anew(self) -> NvmeTier:
-        """The tier in the directory that the path names now, locked and laid out: call `recover` next. Raises as
-        `open_nvme`, and where this one's disk was unmounted and none is there in its stead."""
-        path = self.directory.path
-        with translated(self._where, "look at the cache directory"):
-            found = lock_directory(path, self._sync, mounted=self.directory.mounted)
-        return NvmeTier(self.name, found, self._sync)
 
     def close(self) -> None:
         """Give back descriptors and the directory's lock; reservations are dropped."""

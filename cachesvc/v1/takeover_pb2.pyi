@@ -95,8 +95,18 @@ class TakeoverPlan(_message.Message):
     passed: int
     def __init__(self, reader: _Optional[int] = ..., extents: _Optional[_Iterable[int]] = ..., first_steps: _Optional[_Iterable[int]] = ..., last_steps: _Optional[_Iterable[int]] = ..., following: _Optional[_Iterable[int]] = ..., passed: _Optional[int] = ...) -> None: ...
 
+class TakeoverDirectory(_message.Message):
+    __slots__ = ("path", "lost", "locks")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    LOCKS_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    lost: bool
+    locks: int
+    def __init__(self, path: _Optional[str] = ..., lost: _Optional[bool] = ..., locks: _Optional[int] = ...) -> None: ...
+
 class TakeoverState(_message.Message):
-    __slots__ = ("extents", "readers", "leases", "plans", "next_id", "locks", "mounted")
+    __slots__ = ("extents", "readers", "leases", "plans", "next_id", "locks", "mounted", "directories")
     EXTENTS_FIELD_NUMBER: _ClassVar[int]
     READERS_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +114,7 @@ class TakeoverState(_message.Message):
     NEXT_ID_FIELD_NUMBER: _ClassVar[int]
     LOCKS_FIELD_NUMBER: _ClassVar[int]
     MOUNTED_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORIES_FIELD_NUMBER: _ClassVar[int]
     extents: _containers.RepeatedCompositeFieldContainer[TakeoverExtent]
     readers: _containers.RepeatedCompositeFieldContainer[TakeoverReader]
     leases: _containers.RepeatedCompositeFieldContainer[TakeoverLease]
@@ -111,4 +122,5 @@ class TakeoverState(_message.Message):
     next_id: int
     locks: int
     mounted: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, extents: _Optional[_Iterable[_Union[TakeoverExtent, _Mapping]]] = ..., readers: _Optional[_Iterable[_Union[TakeoverReader, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[TakeoverLease, _Mapping]]] = ..., plans: _Optional[_Iterable[_Union[TakeoverPlan, _Mapping]]] = ..., next_id: _Optional[int] = ..., locks: _Optional[int] = ..., mounted: _Optional[_Iterable[str]] = ...) -> None: ...
+    directories: _containers.RepeatedCompositeFieldContainer[TakeoverDirectory]
+    def __init__(self, extents: _Optional[_Iterable[_Union[TakeoverExtent, _Mapping]]] = ..., readers: _Optional[_Iterable[_Union[TakeoverReader, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[TakeoverLease, _Mapping]]] = ..., plans: _Optional[_Iterable[_Union[TakeoverPlan, _Mapping]]] = ..., next_id: _Optional[int] = ..., locks: _Optional[int] = ..., mounted: _Optional[_Iterable[str]] = ..., directories: _Optional[_Iterable[_Union[TakeoverDirectory, _Mapping]]] = ...) -> None: ...
