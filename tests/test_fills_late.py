@@ -47,7 +47,7 @@ def test_the_answer_is_counted_and_nothing_else_happens(tmp_path: Path) -> None:
     tier: Any = SimpleNamespace(
         reserve=lambda *_: os.open("/dev/null", os.O_RDONLY), abort=lambda _: None, recover=dict
     )
-    fillers: Any = SimpleNamespace(submit=lambda job, fds, then: answers.append(then))
+    fillers: Any = SimpleNamespace(submit=lambda job, fds, then, tiers: answers.append(then))
     lanes: Any = {NVME: AtOnce()}
 
     def handle(event: events.Event) -> None:
