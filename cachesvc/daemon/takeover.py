@@ -6,10 +6,11 @@ The order of events, and what is left when either daemon dies after each:
   3. the loop stops here; what readers say waits in their sockets, which stay open
   4. everything is told, descriptors with it               new dies: the loop goes on where it was. Old dies: as a crash
   5. the new one says that it has all, its disks too       new dies: as a crash. Old dies: nobody notices
-  6. this process ends
+  6. this process closes its sockets, so that what of it hangs in a disk is in nobody's way, and ends
 
 No decision hangs on a clock: in 4, a new daemon that does not go on is killed before the old one does, so there are
-never two. Each cache directory stays locked throughout, because a lock's descriptor is handed over with its lock.
+never two. Each cache directory stays locked throughout, because a lock's descriptor is handed over with its lock. What is
+lost is handed over as lost: nobody waits for a disk that hangs.
 """
 
 from __future__ import annotations
