@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, Sampler
 
 from cachesvc.core.arguments import flag, whole_number
-from cachesvc.core.errors import InvalidInput, StateMismatch
+from cachesvc.core.errors import CacheError, InvalidInput, StateMismatch
 from cachesvc.core.order import Last
 from loader.account import Account
 from loader.arguments import check_arguments, checked_numbers, named, refuse_unused
@@ -39,8 +40,10 @@ from loader.setup import (
 )
 from loader.stats import Stats
 from loader.supply import Supply
-from loader.topology import Topology, job_store, must_stand, resolve
+from loader.topology import Topology, agree, job_store, must_stand, resolve
 
+TOLD_S = 30.0
+"""How long whoever cannot begin waits for the others to hear of it; its own error comes after that."""
 OF_ONE_PROCESS = (
     "_data",
     "_topology",
@@ -149,6 +152,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             hear_epochs(self, self.set_epoch)
         self._topology: Topology | None = None
         self._job: Agreed | None = None
+        """None: the ranks compare at the next `iter()`, for its user has moved this one's place since."""
         self._begin_anew(self._given_now())
 
     def _begin_anew(self, given: Given) -> None:
@@ -174,9 +178,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             begun = begin_as_torch(self, given, self._progress.place.epoch, super().__iter__)
             self._progress.move(self._progress.place.epoch + 1)
             return begun
-        if self._has_other_data() or given.set_since(self._given):  # a collate_fn, say
-            self._begin_anew(given)
-        feed = self._prepared().feed
+        with self._told():
+            if self._has_other_data():
+                self._job = None
+                self._begin_anew(given)
+            elif given.set_since(self._given):  # a collate_fn, say
+                self._begin_anew(given)
+            feed = self._prepared().feed
         if self._topology is not None:
             must_stand(self._topology, self._found())
         self._progress.place.begin(feed)
@@ -212,6 +220,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         wanted = whole_number("epoch", epoch, 0, MAX_COUNT)
         if self._ours is None:
             tell_epoch(self, wanted)
+        if self._ours is not None and wanted != self.epoch:
+            self._job = None
         if not (self._progress.place.resume and wanted == self.epoch):
             self._progress.move(wanted)
 
@@ -245,6 +255,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """Leave out this rank's next `batches` batches, into next epochs if need be. Raises InvalidInput, StateMismatch."""
         self._core()
         self._progress.place.skip(whole_number("skip", batches, 0, MAX_COUNT))
+        self._job = None
 
     def stats(self) -> Stats:
         """The stall clock of the latest epoch; to be asked by the thread that iterates."""
@@ -266,14 +277,15 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if self._ours is None and not state:
             warnings.warn(STATELESS, stacklevel=2)
             return
-        found, held = parsed(state), self._held()
-        check_data(found, *held)
-        feed = self._made(found, found.epoch + found.over)
-        check_inside(found, feed.share.batch_size, self._where().world_size)
-        turn = 0 if found.over else turn_of(found, feed)
+        self._job = None  # the ranks compare again: each may have loaded a state of another step
+        with self._told():
+            found, held = parsed(state), self._held()
+            check_data(found, *held)
+            feed = self._made(found, found.epoch + found.over)
+            check_inside(found, feed.share.batch_size, self._where().world_size)
+            turn = 0 if found.over else turn_of(found, feed)
         self._loaded, self._data, self._supply = found, held, Supply(feed, self._given, self._account)
         self._progress.move(found.epoch + found.over, turn, resume=not found.over)
-        self._job = None  # the ranks compare again: each may have loaded a state of another step
 
     # ---- inside
 
@@ -330,6 +342,23 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _agree_and_say(self, feed: Feed) -> Agreed:
         facts = facts_of(self._data[0], feed, self._progress.place.epoch, self._progress.place.turn)
         return Agreed(agreed(self._where(), facts, self._store(), self._core().leaves[0].via))
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """What fails here while the ranks have yet to agree is this one's word in that: nobody waits for it in vain."""
+        try:
+            yield
+        except CacheError as error:
+            if self._job is None or self._job.over.is_set():
+                with suppress(CacheError):  # that the ranks disagree, then
+                    if (store := self._store()) is not None:
+                        agree(
+                            self._where(),
+                            {"failure": f"{type(error).__name__}: {error}"},
+                            store,
+                            timeout_s=TOLD_S,
+                        )
+            raise
 
     def _store(self) -> Any:
         """The job's, where this loader is one of several."""

@@ -115,12 +115,12 @@ def resolve(
         if data:
             _must_equal(data, meshed)
         data = data or meshed
-    if data and processes:
-        _must_divide(data, processes)
+    members, within = _members(mesh, processes) if processes else (None, "")
+    if data and members:
+        _must_divide(data, members)
     chosen = data or processes or _Place(0, 1, "single process")
-    processes = processes or chosen
-    nodes = min(_nodes(processes.size, env), chosen.size)
-    processes, within = _members(mesh, processes)
+    nodes = min(_nodes((processes or chosen).size, env), chosen.size)
+    processes = members or chosen
     return Topology(
         chosen.rank,
         chosen.size,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import time
@@ -26,6 +27,11 @@ class GridMesh:
     mesh_dim_names: tuple[str, ...] | None
     sizes: tuple[int, ...]
     coordinate: tuple[int, ...] | None
+    ranks: tuple[int, ...] = ()
+
+    @property
+    def mesh(self) -> np.ndarray:
+        return np.array(self.ranks)
 
     def get_coordinate(self) -> Sequence[int] | None:
         return self.coordinate
@@ -95,6 +101,19 @@ def test_only_data_parallel_dimensions_of_a_mesh_choose_data() -> None:
     found = resolve(mesh=mesh, dp_dims=("dp_replicate", "dp_shard"), env={})
     assert (found.rank, found.world_size, found.source) == (5, 6, "mesh dp_replicate, dp_shard")
     assert resolve(mesh=GridMesh(None, (4,), (2,)), env={}).rank == 2
+
+
+@pytest.mark.parametrize(("shape", "place"), [((3, 2), (2, 1)), ((3, 1), (2, 0)), ((5, 1), (4, 0))])
+def test_a_mesh_of_a_part_of_the_job_need_not_divide_it(
+    shape: tuple[int, int], place: tuple[int, int]
+) -> None:
+    """The other processes evaluate, say, and build no loader."""
+    members = math.prod(shape)
+    mesh = GridMesh(("dp", "tp"), shape, place, tuple(range(2, 2 + members)))
+    env = {"RANK": str(1 + members), "WORLD_SIZE": "8"}
+    found = resolve(mesh=mesh, env=env)
+    assert (found.rank, found.world_size) == (shape[0] - 1, shape[0])
+    assert (found.process, found.processes) == (members - 1, members)
 
 
 def test_model_parallel_peers_share_a_rank_and_are_several_processes() -> None:
