@@ -11,7 +11,6 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from cachesvc.core.errors import InvalidInput
-from cachesvc.core.permute import mix
 from loader.device import Mover
 from loader.feed import Feed
 from loader.made import Made, Maker, moved
@@ -154,7 +153,7 @@ def engine_for(feed: Feed, given: Given, on_error: OnError) -> Fetches | None:
         return Moved(ThreadEngine(_maker(feed, mover, False, on_error), 1, MOVED_AHEAD), mover)
     if workers == 0 and not given.pin_memory:
         return None
-    engine = Engine(Maker(feed, on_error), _settings(feed, given))
+    engine = Engine(Maker(feed, on_error), _settings(given))
     if mover is None:
         return engine
     sender = mover.send
@@ -184,17 +183,15 @@ def _maker(
     return maker
 
 
-def _settings(feed: Feed, given: Given) -> dict[str, Any]:
+def _settings(given: Given) -> dict[str, Any]:
     """Arguments of torch's own loader for the engine inside."""
-    # Without one of its own, torch would draw its workers' seeds from the global generator. Others on each rank.
-    seed = mix(feed.spec.seed, feed.share.low)
     settings: dict[str, Any] = {
         "num_workers": given.num_workers,
         "pin_memory": given.pin_memory,
         "timeout": given.timeout,
         "worker_init_fn": given.worker_init_fn,
         "persistent_workers": given.persistent_workers,
-        "generator": given.generator or torch.Generator().manual_seed(seed),
+        "generator": given.generator,
     }
     if given.num_workers:
         settings["prefetch_factor"] = given.prefetch_factor

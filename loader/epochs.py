@@ -61,9 +61,9 @@ class Epochs:
     def _epoch(self, supply: Supply, watch: PeerWatch | None) -> Iterator[Any]:
         feed, account, accumulate = supply.feed, supply.account, supply.feed.share.accumulate
         progress, mine, place = self._progress, self._mine, self._progress.place
-        epoch, turns = place.epoch, feed.turns(place.epoch)
-        if not turns and self._wishes.epochs is None:
+        if self._wishes.epochs is None and not place.reach(feed):
             raise InvalidInput("the data is less than one batch, and epochs=None never ends")
+        epoch, turns = place.epoch, feed.turns(place.epoch)
         account.begin(feed)
         began, tell_at = perf_counter(), 0.0
         consumed, fetch = feed.submit(epoch), None

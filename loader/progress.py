@@ -51,16 +51,29 @@ class Place:
     def next_in(self, feed: Turns) -> tuple[int, int]:
         """Epoch and turn of the next batch; turns beyond an epoch's are those of the next."""
         epoch, turn = self.epoch, self.turn
-        while (turns := feed.turns(epoch)) and turn >= turns:
-            alike = [change - epoch for change in feed.changes if change > epoch][:1]
-            epochs = min([turn // turns, *alike])
-            epoch, turn = epoch + epochs, turn - epochs * turns
+        while turn and turn >= (turns := feed.turns(epoch)):
+            alike = [change for change in feed.changes if change > epoch][:1]
+            if turns:
+                epochs = min([turn // turns, *(change - epoch for change in alike)])
+                epoch, turn = epoch + epochs, turn - epochs * turns
+            elif alike:  # epochs of less than one batch, until the weights change
+                epoch = alike[0]
+            else:
+                break
         return epoch, turn
 
+    def reach(self, feed: Turns) -> bool:
+        """To the next epoch that has batches, past those of less than one; whether there is any."""
+        for epoch in (self.epoch, *(change for change in feed.changes if change > self.epoch)):
+            if feed.turns(epoch):
+                self.epoch = epoch
+                return True
+        return False
+
     def skip(self, batches: int) -> None:
-        """So many batches are left out, into next epochs if need be."""
+        """So many batches are left out, into next epochs if need be; none changes nothing."""
         self.turn += batches
-        self.resume = True
+        self.resume = self.resume or batches > 0
 
     def hand(self, key: tuple[int, int]) -> None:
         """The batch of a turn goes to the user."""

@@ -6,6 +6,7 @@ import os
 import select
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from signal import strsignal
@@ -18,6 +19,7 @@ from torch.utils.data import Sampler, get_worker_info
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from cachesvc.core.errors import CacheError, InvalidInput
+from cachesvc.core.permute import mix
 from loader.asks import asking
 from loader.feed import Turn
 from loader.forks import CHILD_SAYS, abandon_in_children, forks_workers
@@ -42,17 +44,40 @@ class _Asked(NamedTuple):
     turn: int
 
 
-class _Turns(Sampler[_Asked]):
-    """The keys of the turns to come; set anew before each epoch, so that workers may persist."""
+class _Line:
+    """The keys of one iteration's turns, as torch asks for them: in order, and past those that were skipped."""
 
-    def __init__(self) -> None:
-        self.run, self.epoch, self.first, self.last = 0, 0, 0, 0
+    def __init__(self, run: int, epoch: int, first: int, last: int) -> None:
+        self._run, self._epoch, self._next, self._last = run, epoch, first, last
+        self._asked: deque[int] = deque()
 
     def __iter__(self) -> Iterator[_Asked]:
-        return (_Asked(self.run, self.epoch, turn) for turn in range(self.first, self.last))
+        return self
 
-    def __len__(self) -> int:
-        return self.last - self.first
+    def __next__(self) -> _Asked:
+        if self._next >= self._last:
+            raise StopIteration
+        self._asked.append(self._next)
+        self._next += 1
+        return _Asked(self._run, self._epoch, self._asked[-1])
+
+    def skip_to(self, turn: int) -> None:
+        """No turn before this one is asked for any more; those that were asked for still come."""
+        self._next = max(self._next, turn)
+
+    def come(self) -> int:
+        """The turn whose batch has come, or what making it raised: workers answer in the order of asking."""
+        return self._asked.popleft()
+
+
+class _Turns(Sampler[_Asked]):
+    """The keys of the turns to come; set anew before each iteration, so that workers may persist."""
+
+    def __init__(self) -> None:
+        self.line = _Line(0, 0, 0, 0)
+
+    def __iter__(self) -> Iterator[_Asked]:
+        return self.line
 
 
 class _Counted(TorchDataset[Any]):
@@ -211,50 +236,61 @@ _of_parents: list[object] = []
 
 class Engine:
     """Fetches turns in order through a torch DataLoader with `settings` (its keyword arguments). A forked child
-    leaves its parent's workers alone, and has its own from the next `start` on."""
+    leaves its parent's workers alone, and has its own from the next `start` on. Without a `generator` in `settings`,
+    workers' own generators are seeded by the seed, the rank's part, and the epoch and turn at which they begin."""
 
     def __init__(self, maker: Maker, settings: dict[str, Any]) -> None:
         self._turns = _Turns()
         self._made_by = _Counted(maker)
-        self._settings = settings
+        # Without one, torch would draw its workers' seeds from the global generator.
+        self._seeds = None if settings.get("generator") is not None else torch.Generator()
+        self._settings = settings if self._seeds is None else {**settings, "generator": self._seeds}
         self._made_here = not settings["num_workers"]
         self._loader: torch.utils.data.DataLoader[Any] | None = self._opened()
         self._batches: Iterator[Any] = iter(())
-        self._arriving: Iterator[int] = iter(())
-        """Their turns. Each iteration has its own: who still waits in an abandoned one moves nothing of the next."""
+        self._run = 0
+        self._line = self._turns.line
+        """Each iteration has its own: who still waits in an abandoned one moves nothing of the next."""
 
     def start(self, epoch: int, first: int, last: int) -> None:
         """Begin to fetch the turns [first, last) of an epoch."""
         self.rest()
         if self._loader is None:
             self._loader, self._made_by.arena = self._opened(), None
-        loader, turns = self._loader, self._turns
+        loader = self._loader
         if loader.num_workers and (self._made_by.arena is None or not loader.persistent_workers):
             # New workers get new slots: nothing that is left of the old ones can write into these.
             self._made_by.arena = Arena(loader.num_workers, loader.prefetch_factor or 1)
-        turns.run, turns.epoch, turns.first, turns.last = turns.run + 1, epoch, first, last
-        self._arriving = iter(range(first, last))
+        if self._seeds is not None:
+            self._seeds.manual_seed(self._seed_of(epoch, first))
+        self._run += 1
+        self._line = self._turns.line = _Line(self._run, epoch, first, last)
         self._batches = self._of_torch(lambda: iter(loader))
 
     def fetch(self, key: tuple[int, int]) -> Made:
-        """The batch of a turn; earlier ones that were prefetched and skipped are dropped."""
+        """The batch of a turn; earlier ones are not asked for any more, and those that were prefetched are dropped."""
         if self._loader is None:
             raise InvalidInput(CHILD_SAYS)
-        arriving = self._arriving
-        for turn in arriving:
+        line = self._line
+        line.skip_to(key[1])
+        while line is self._line:
             try:
-                made = self._arrived() if arriving is self._arriving else None
+                made = self._arrived()
             except Exception as error:
-                if turn < key[1] and of_the_data(error, self._made_here):
+                if of_the_data(error, self._made_here) and line.come() < key[1]:
                     continue
                 raise
             if made is None:
                 break
             if isinstance(made.batch, Handed):
                 made = made._replace(batch=made.batch.open())
-            if turn == key[1]:
+            if line.come() == key[1]:
                 return made
         raise CacheError(f"the workers ended before batch {key[1]} of epoch {key[0]}; look at their log")
+
+    def _seed_of(self, epoch: int, first: int) -> int:
+        feed = self._made_by.feed
+        return mix(feed.spec.seed, feed.share.low, epoch, first)
 
     def _arrived(self) -> Made | None:
         made: Made | None = self._of_torch(lambda: next(self._batches, None))

@@ -206,7 +206,8 @@ class Rank:
 
     def skip(self, batches: int) -> None:
         self.loader.skip(batches)
-        self.turn, self.kept, self.handed = self.turn + batches, True, None
+        if batches:
+            self.turn, self.kept, self.handed = self.turn + batches, True, None
 
     def running(self) -> Run | None:
         return self.newest if self.newest in self.runs else None

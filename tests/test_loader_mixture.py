@@ -8,7 +8,7 @@ import json
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -308,6 +308,70 @@ def test_the_length_of_several_epochs_counts_each_by_its_own_weights(root: Path)
     loader.set_epoch(1)
     loader.skip(5)  # to the second batch of epoch 2
     assert len(loader) == 4 + 4 * 2
+
+
+def with_empty_epochs(root: Path) -> Mixture:
+    """Four batches of 5 in epoch 0, less than one in those from 1 on, two in those from 10**12 on."""
+    parts = numbers(root)
+    mixture = mix(dict(zip(parts, (10, 10, 0), strict=True)), by="choose")
+    for epoch, each in ((1, 1), (10**12, 5)):
+        mixture = mixture.reweighed(dict(zip(parts, (each, each, 0), strict=True)), epoch)
+    return mixture
+
+
+def placed(loader: DataLoader, batches: int) -> list[tuple[int, list[int]]]:
+    return [(loader.epoch, loader.indices.tolist()) for _ in islice(loader, batches)]
+
+
+def test_an_endless_loader_goes_on_past_epochs_of_less_than_one_batch(root: Path) -> None:
+    loader = DataLoader(with_empty_epochs(root), batch_size=5, shuffle=True, drop_last=True, epochs=None)
+    straight = placed(loader, 9)
+    later = 10**12
+    assert [epoch for epoch, _ in straight] == [0] * 4 + [later] * 2 + [later + 1] * 2 + [later + 2]
+    for consumed in range(9):
+        first = DataLoader(with_empty_epochs(root), batch_size=5, shuffle=True, drop_last=True, epochs=None)
+        placed(first, consumed)
+        second = DataLoader(with_empty_epochs(root), batch_size=5, shuffle=True, drop_last=True, epochs=None)
+        second.load_state_dict(first.state_dict())
+        assert placed(second, 9 - consumed) == straight[consumed:]
+
+
+def test_epochs_of_less_than_one_batch_are_epochs_without_batches(root: Path) -> None:
+    loader = DataLoader(with_empty_epochs(root), batch_size=5, drop_last=True)
+    assert [len(list(loader)) for _ in range(3)] == [4, 0, 0]
+    assert loader.epoch == 3
+
+
+def test_an_endless_loader_whose_later_epochs_are_all_less_than_one_batch_ends_with_an_error(
+    root: Path,
+) -> None:
+    parts = numbers(root)[:2]
+    mixture = mix(dict.fromkeys(parts, 10), by="choose").reweighed(dict.fromkeys(parts, 1), 1)
+    loader = DataLoader(mixture, batch_size=5, drop_last=True, epochs=None)
+    batches = iter(loader)
+    assert len(list(islice(batches, 4))) == 4
+    with pytest.raises(InvalidInput, match="less than one batch"):
+        next(batches)
+    loader.skip(7)
+    assert loader.epoch == 1
+
+
+@pytest.mark.parametrize("skipped", range(1, 9))
+@pytest.mark.parametrize("consumed", [0, 3])
+def test_a_skip_counts_no_batches_of_epochs_that_have_none(root: Path, consumed: int, skipped: int) -> None:
+    def loader() -> DataLoader:
+        return DataLoader(with_empty_epochs(root), batch_size=5, shuffle=True, drop_last=True, epochs=None)
+
+    wanted = placed(loader(), 12)[consumed + skipped :]
+    first = loader()
+    batches = iter(first)
+    assert len(list(islice(batches, consumed))) == consumed
+    first.skip(skipped)
+    state = first.state_dict()
+    assert [(first.epoch, first.indices.tolist()) for _ in islice(batches, len(wanted))] == wanted
+    second = loader()
+    second.load_state_dict(state)
+    assert placed(second, len(wanted)) == wanted
 
 
 @pytest.mark.parametrize(("by", "one", "other"), [("choose", 10, 5), ("repeat", 1, 2)])

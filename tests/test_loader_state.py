@@ -208,6 +208,20 @@ def test_an_iteration_from_which_nothing_was_taken_keeps_the_place(link: MemoryL
     assert len(rest(run)) == 6
 
 
+@pytest.mark.parametrize("kept", [0, 4])
+def test_a_skip_of_no_batches_changes_nothing(link: MemoryLink, kept: int) -> None:
+    run = small(link, batch_size=10)
+    whole = rest(small(link, batch_size=10))
+    run.skip(kept)
+    run.skip(0)
+    assert rest(run) == whole[kept:]
+    run.set_epoch(0)
+    batches = iter(run)
+    assert len(list(islice(batches, 5))) == 5
+    run.skip(0)
+    assert rest(run) == whole  # an epoch that was broken off begins anew
+
+
 @pytest.mark.parametrize(
     "wrong", [{"epoch": -3}, {"micro": -1}, {"step": -(10**9)}, {"global_batch": 10**30}, {"epoch": 2**63}]
 )
