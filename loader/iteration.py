@@ -76,4 +76,5 @@ class Iteration:
 def of_the_data(error: Exception, made_here: bool) -> bool:
     """Whether an exception is of a batch, and the next one may be asked for: not one of workers that hang or died, after
     which nobody knows which batch comes. `made_here`: by no worker."""
-    return made_here or isinstance(error, CacheError) or str(error).lstrip("'\"").startswith("Caught ")
+    said = str(error.args[0]) if error.args else ""  # not `str(error)`: an exception may show something else
+    return made_here or isinstance(error, CacheError) or said.startswith("Caught ")

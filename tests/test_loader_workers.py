@@ -148,3 +148,27 @@ def test_a_generator_of_the_users_seeds_workers_as_in_torch(link: MemoryLink) ->
         return [noise(loader) for _ in range(2)]
 
     assert epochs(DataLoader) == epochs(torch.utils.data.DataLoader)
+
+
+class Veiled(Exception):
+    """Shows nothing of what it was made with."""
+
+    def __str__(self) -> str:
+        return "nothing to see"
+
+
+def veiled_at_five(sample: torch.Tensor) -> int:
+    if int(sample) == 5:
+        raise Veiled(5)
+    return int(sample)
+
+
+def test_an_exception_that_shows_nothing_of_its_origin_leaves_the_next_batch(link: MemoryLink) -> None:
+    data = in_memory(link, transform=veiled_at_five).take(12)
+    batches, found = iter(DataLoader(data, 4, num_workers=1, collate_fn=list)), list[Any]()
+    for _ in range(3):
+        try:
+            found.append(next(batches))
+        except Veiled:
+            found.append("raised")
+    assert found == [[0, 1, 2, 3], "raised", [8, 9, 10, 11]]
