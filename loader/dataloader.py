@@ -220,8 +220,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         wanted = whole_number("epoch", epoch, 0, MAX_COUNT)
         if self._ours is None:
             tell_epoch(self, wanted)
-        if self._ours is not None and wanted != self.epoch:
-            self._job = None
+        self._job = None  # one that is told another epoch than the others is found out
         if not (self._progress.place.resume and wanted == self.epoch):
             self._progress.move(wanted)
 

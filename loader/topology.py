@@ -248,6 +248,9 @@ def _verdict(topology: Topology, prefix: str, store: Store, timeout_s: float) ->
         rank, facts = json.loads(store.get(f"{prefix}/{process}"))
         ranks.append(rank)
         stated.append(facts)
+    for process, facts in enumerate(stated):
+        if "failure" in facts:
+            return "mismatch", f"process {process} cannot go on: {facts['failure']}"
     differing = [_told(fact, stated) for fact in sorted(set().union(*stated))]
     found = "; ".join(filter(None, differing)) or _unequal(ranks, topology.world_size)
     return (
