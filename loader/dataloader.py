@@ -151,6 +151,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if self._ours is not None:
             hear_epochs(self, self.set_epoch)
         self._topology: Topology | None = None
+        self._said = False
         self._job: Agreed | None = None
         """None: the ranks compare at the next `iter()`, for its user has moved this one's place since."""
         self._begin_anew(self._given_now())
@@ -340,7 +341,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def _agree_and_say(self, feed: Feed) -> Agreed:
         facts = facts_of(self._data[0], feed, self._progress.place.epoch, self._progress.place.turn)
-        return Agreed(agreed(self._where(), facts, self._store(), self._core().leaves[0].via))
+        via, first, self._said = self._core().leaves[0].via, not self._said, True
+        return Agreed(agreed(self._where(), facts, self._store(), via, first))
 
     @contextmanager
     def _told(self) -> Iterator[None]:

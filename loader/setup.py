@@ -79,11 +79,11 @@ def facts_of(identity: str, feed: Feed, epoch: int, turn: int) -> dict[str, str 
     }
 
 
-def agreed(topology: Topology, facts: Mapping[str, Any], store: Any, via: str) -> str:
-    """What a job's store knows a loader by, "alone" without one, once all ranks agree on the facts; rank 0 says them.
-    Raises what `agree` does."""
+def agreed(topology: Topology, facts: Mapping[str, Any], store: Any, via: str, first: bool) -> str:
+    """What a job's store knows a loader by, "alone" without one, once all ranks agree on the facts; rank 0 says them
+    the first time. Raises what `agree` does."""
     job = "alone" if store is None else agree(topology, facts, store)
-    if topology.rank == 0:
+    if first and topology.rank == 0:
         _log.info("%s", headline(topology, facts, via))
     return job
 
