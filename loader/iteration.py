@@ -77,4 +77,4 @@ def of_the_data(error: Exception, made_here: bool) -> bool:
     """Whether an exception is of a batch, and the next one may be asked for: not one of workers that hang or died, after
     which nobody knows which batch comes. `made_here`: by no worker."""
     said = str(error.args[0]) if error.args else ""  # not `str(error)`: an exception may show something else
-    return made_here or isinstance(error, CacheError) or said.startswith("Caught ")
+    return made_here or isinstance(error, CacheError) or "Caught " in said

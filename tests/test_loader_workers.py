@@ -157,18 +157,25 @@ class Veiled(Exception):
         return "nothing to see"
 
 
-def veiled_at_five(sample: torch.Tensor) -> int:
-    if int(sample) == 5:
-        raise Veiled(5)
+class Worded(Exception):
+    """Makes its own words of what it is given."""
+
+    def __init__(self, path: object) -> None:
+        super().__init__(f"cannot decode {path}")
+
+
+def fails_twice(sample: torch.Tensor) -> int:
+    if int(sample) in (5, 9):
+        raise (Veiled if int(sample) == 5 else Worded)(5)
     return int(sample)
 
 
-def test_an_exception_that_shows_nothing_of_its_origin_leaves_the_next_batch(link: MemoryLink) -> None:
-    data = in_memory(link, transform=veiled_at_five).take(12)
+def test_exceptions_of_their_own_words_leave_the_next_batch(link: MemoryLink) -> None:
+    data = in_memory(link, transform=fails_twice).take(16)
     batches, found = iter(DataLoader(data, 4, num_workers=1, collate_fn=list)), list[Any]()
-    for _ in range(3):
+    for _ in range(4):
         try:
             found.append(next(batches))
-        except Veiled:
+        except (Veiled, Worded):
             found.append("raised")
-    assert found == [[0, 1, 2, 3], "raised", [8, 9, 10, 11]]
+    assert found == [[0, 1, 2, 3], "raised", "raised", [12, 13, 14, 15]]
