@@ -44,7 +44,7 @@ def written(plan: Plan) -> tuple[int, int, int]:
         )
     fd = os.memfd_create("cachesvc-plan", os.MFD_CLOEXEC)
     try:
-        with os.fdopen(os.dup(fd), "wb") as memory:
+        with open(fd, "wb", closefd=False) as memory:
             memory.write(np.asarray(plan.extent, "<u4").tobytes())
             memory.write(np.asarray(plan.first_step, "<u8").tobytes())
             memory.write(np.asarray(plan.last_step, "<u8").tobytes())

@@ -247,10 +247,7 @@ def _built(
     openings = _openings(settings, adopted, loop)
     in_ram = fill_ram(ram, settings.ram_bytes, adopted)  # while they go on
     lost = awaited(openings, SILENT_S if before is None else STANDSTILL_SILENT_S)
-    specs, recovered = _taken(settings, openings, lost)
-    if settings.ram_bytes:
-        specs.insert(0, TierSpec(RAM, settings.ram_bytes))
-        recovered.insert(0, in_ram)
+    specs, recovered = _taken(settings, openings, lost, in_ram)
     if before is not None:
         _end_when_told(loop)
         before.adopted()
@@ -354,11 +351,11 @@ def _openings(settings: Settings, adopted: Adopted, loop: Loop) -> list[Opening]
 
 
 def _taken(
-    settings: Settings, openings: Sequence[Opening], lost: Mapping[TierName, str]
+    settings: Settings, openings: Sequence[Opening], lost: Mapping[TierName, str], in_ram: events.Recovered
 ) -> tuple[list[TierSpec], list[events.Recovered]]:
-    """The tiers on disks, and what those that are open hold. Raises OutOfSpace where a budget makes no sense."""
-    specs: list[TierSpec] = []
-    recovered: list[events.Recovered] = []
+    """The tiers, and what those that are open hold. Raises OutOfSpace where a budget makes no sense."""
+    specs = [TierSpec(RAM, settings.ram_bytes)] if settings.ram_bytes else []
+    recovered = [in_ram] if settings.ram_bytes else []
     for opening, spec in zip(openings, settings.nvme, strict=True):
         disk = opening.disk
         found = disk.take() if disk.name not in lost else None
