@@ -350,16 +350,15 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         try:
             yield
         except CacheError as error:
-            if self._job is None or self._job.over.is_set():
-                with suppress(CacheError):  # that the ranks disagree, then
-                    if (store := self._store()) is not None:
-                        agree(
-                            self._where(),
-                            {"failure": f"{type(error).__name__}: {error}"},
-                            store,
-                            timeout_s=TOLD_S,
-                        )
+            with suppress(CacheError):  # that the ranks disagree, then
+                self._tell(f"{type(error).__name__}: {error}")
             raise
+
+    def _tell(self, failure: str) -> None:
+        if self._job is None or self._job.over.is_set():
+            store = self._store()
+            if store is not None:
+                agree(self._where(), {"failure": failure}, store, timeout_s=TOLD_S)
 
     def _store(self) -> Any:
         """The job's, where this loader is one of several."""
