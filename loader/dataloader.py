@@ -17,6 +17,7 @@ from cachesvc.core.arguments import flag, whole_number
 from cachesvc.core.errors import CacheError, InvalidInput, StateMismatch
 from cachesvc.core.order import Last
 from loader.account import Account
+from loader.agreement import job_store, tell_failure
 from loader.arguments import check_arguments, checked_numbers, named, refuse_unused
 from loader.engines import Given, WorkerType, checked, given_to
 from loader.epochs import Epochs
@@ -40,10 +41,8 @@ from loader.setup import (
 )
 from loader.stats import Stats
 from loader.supply import Supply
-from loader.topology import Topology, agree, job_store, must_stand, resolve
+from loader.topology import Topology, must_stand, resolve
 
-TOLD_S = 30.0
-"""How long whoever cannot begin waits for the others to hear of it; its own error comes after that."""
 OF_ONE_PROCESS = (
     "_data",
     "_topology",
@@ -349,8 +348,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """What fails here while the ranks have yet to agree is this one's word in that: nobody waits for it in vain."""
         try:
             yield
-        except CacheError as error:
-            with suppress(CacheError):  # that the ranks disagree, then
+        except Exception as error:
+            with suppress(CacheError):  # no place in the job, say
                 self._tell(f"{type(error).__name__}: {error}")
             raise
 
@@ -358,7 +357,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if self._job is None or self._job.over.is_set():
             store = self._store()
             if store is not None:
-                agree(self._where(), {"failure": failure}, store, timeout_s=TOLD_S)
+                tell_failure(self._where(), failure, store)
 
     def _store(self) -> Any:
         """The job's, where this loader is one of several."""

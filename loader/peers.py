@@ -26,7 +26,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from cachesvc.core.errors import CacheError, PeerRankFailed, from_code
-from loader.topology import Store, Topology
+from loader.agreement import Store
+from loader.topology import Topology
 
 PEER_FAILURE_S = 30.0
 """A step may take seconds and a checkpoint some more; collectives give up after 10 minutes and more."""

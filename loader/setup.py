@@ -14,11 +14,12 @@ from cachesvc.core.arguments import whole_number
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order import Last, OrderSpec
 from cachesvc.core.text import printable
+from loader.agreement import agree
 from loader.feed import Feed, Share
 from loader.inside import Core
 from loader.mixture import MAX_TOLD, begun
 from loader.progress import STATE_VERSION, State
-from loader.topology import Topology, agree
+from loader.topology import Topology
 
 _log = logging.getLogger("cachesvc")
 WINDOW_BYTES = 256 << 20

@@ -11,23 +11,14 @@ pipeline-parallel peers are several processes of one rank.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import sys
-import time
-from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, Protocol
+from typing import Protocol
 
 from cachesvc.core.arguments import whole_number
-from cachesvc.core.errors import DeadlineExceeded, InvalidInput, StateMismatch
-
-AGREE_TIMEOUT_S = 300.0
-"""Ranks reach their first batch minutes apart when models load from a slow disk."""
-LOOK_S = 0.5
-"""How often a process that waits for process 0 looks: two requests of 50 us; more often in the first second."""
+from cachesvc.core.errors import InvalidInput, StateMismatch
 
 _LAUNCHERS = (
     ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
@@ -37,7 +28,6 @@ _LAUNCHERS = (
     # only srun sets the step's task count; SLURM_NTASKS alone also stands in a batch script, where one runs
     ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ""),
 )
-_NAMED_MOST = 8
 _MAX_RANKS = 1 << 31
 
 
@@ -50,20 +40,6 @@ class Mesh(Protocol):
     def get_coordinate(self) -> Sequence[int] | None: ...
 
     def size(self, mesh_dim: int | None = None) -> int: ...
-
-
-class Store(Protocol):
-    """What we use of `torch.distributed.Store`."""
-
-    def set(self, key: str, value: str, /) -> Any: ...
-
-    def get(self, key: str, /) -> bytes: ...
-
-    def wait(self, keys: list[str], timeout: timedelta, /) -> Any: ...
-
-    def add(self, key: str, amount: int, /) -> int: ...
-
-    def check(self, keys: list[str], /) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +80,7 @@ def resolve(
     env: Mapping[str, str] = os.environ,
 ) -> Topology:
     """This process's place in the job. Raises `InvalidInput` for a contradiction, with the numbers."""
-    group, launched, data = _process_group(), _launched(env), stated(rank, world_size)
+    group, launched, data = process_group(), _launched(env), stated(rank, world_size)
     if group and launched and launched.source == "torchrun":
         _must_equal(group, launched)
     if not (group or data or mesh):
@@ -146,7 +122,7 @@ def must_stand(before: Topology, now: Topology) -> None:
 def foreseen(env: Mapping[str, str] = os.environ) -> tuple[int, int]:
     """Rank and number of processes as far as they show before the job is set up: for log lines and for whether a
     daemon must be there, never for who reads what. Lightning starts its ranks with a WORLD_SIZE alone."""
-    place = _process_group() or _launched(env)
+    place = process_group() or _launched(env)
     if place is not None:
         return place.rank, place.size
     return 0, _number(env, "WORLD_SIZE") if "WORLD_SIZE" in env else 1
@@ -163,134 +139,6 @@ def stated(rank: int | None, world_size: int | None) -> _Place | None:
         for name, given in (("rank", rank), ("world_size", world_size))
     ]
     return _Place(numbers[0], numbers[1], "arguments").check()
-
-
-def job_store() -> Store | None:
-    """The process group's key-value store; None where no group is initialised."""
-    if _process_group() is None:
-        return None
-    store: Store = sys.modules["torch.distributed"].distributed_c10d._get_default_store()
-    return store
-
-
-def agree(
-    topology: Topology,
-    facts: Mapping[str, str | int],
-    store: Store,
-    name: str = "loader",
-    timeout_s: float = AGREE_TIMEOUT_S,
-) -> str:
-    """Return once every process of the job has stated the same facts; what returns is the same on all, and was never
-    returned before in this store.
-
-    Every process calls this with the same `name`. Process 0 opens a round and compares, so the store sees a few
-    requests a process. Raises `StateMismatch` on all of them when a fact differs or a rank is not on as many processes
-    as each other one, and `DeadlineExceeded` when a process has not stated its own within `timeout_s`.
-    """
-    rounds = f"cachesvc/agree/{topology.group}{name}"
-    told = json.dumps([topology.rank, dict(facts) | {"world size": topology.world_size}], sort_keys=True)
-    if topology.process == 0:
-        number = store.add(rounds, 1)
-        store.set(f"{rounds}/{number}/0", told)
-        kind, message = _verdict(topology, f"{rounds}/{number}", store, timeout_s)
-        store.set(f"{rounds}/{number}/verdict", json.dumps([kind, message]))
-    else:
-        # the comparer's own deadline may have started as late as ours ends
-        number = _heard(topology.process, rounds, told, store, 2 * timeout_s)
-        kind, message = json.loads(store.get(f"{rounds}/{number}/verdict"))
-    if kind == "mismatch":
-        raise StateMismatch(message)
-    if kind == "late":
-        raise DeadlineExceeded(message)
-    return f"{topology.group}{name}-{number}"
-
-
-def _heard(process: int, rounds: str, told: str, store: Store, timeout_s: float) -> int:
-    """State what is `told` in process 0's newest round, and return that once it has its verdict."""
-    deadline, at, pause_s = time.monotonic() + timeout_s, 0, 0.01
-    try:
-        while time.monotonic() < deadline:
-            at = _stated(process, rounds, told, store, at)
-            if at and store.check([f"{rounds}/{at}/verdict"]):
-                return at
-            time.sleep(pause_s)  # the store's own wait would see no new round, and warns of each time-out
-            pause_s = min(2 * pause_s, LOOK_S)
-    except RuntimeError as gone:  # torch's DistError: the store's host, which is process 0 as often as not
-        raise DeadlineExceeded("the job's store does not answer: look for process 0's own error") from gone
-    raise DeadlineExceeded(f"process 0 gave no verdict within {timeout_s:.0f} s: look for its own error")
-
-
-def _stated(process: int, rounds: str, told: str, store: Store, at: int) -> int:
-    """The round in which this process has stated what is `told`: the newest, unless that is of another time. torchrun
-    keeps the store when it starts processes again: a round that has a verdict, or a word of this process's former
-    self, is over; one without may be, so a newer one is looked for until the verdict comes."""
-    newest = store.add(rounds, 0)
-    mine = f"{rounds}/{newest}/{process}"
-    # Its own first: process 0 opens no round before the one before it has its verdict.
-    over = any(store.check([f"{rounds}/{each}/verdict"]) for each in (at, newest))
-    if newest == at or over or store.add(f"{mine}/here", 1) > 1:
-        return at
-    store.set(mine, told)
-    return newest
-
-
-def _verdict(topology: Topology, prefix: str, store: Store, timeout_s: float) -> tuple[str, str]:
-    """What process 0 found: ("", "") where all agree."""
-    deadline, processes = time.monotonic() + timeout_s, topology.processes
-    ranks: list[int] = []
-    stated: list[dict[str, str | int]] = []
-    for process in range(processes):
-        left_s = max(0.001, deadline - time.monotonic())
-        try:
-            _wait(store, f"{prefix}/{process}", left_s, f"process {process} of {processes} did not report")
-        except DeadlineExceeded as late:
-            return "late", str(late)
-        rank, facts = json.loads(store.get(f"{prefix}/{process}"))
-        ranks.append(rank)
-        stated.append(facts)
-    for process, facts in enumerate(stated):
-        if "failure" in facts:
-            return "mismatch", f"process {process} cannot go on: {facts['failure']}"
-    differing = [_told(fact, stated) for fact in sorted(set().union(*stated))]
-    found = "; ".join(filter(None, differing)) or _unequal(ranks, topology.world_size)
-    return (
-        ("mismatch", f"the job's processes disagree: {found}; start all of them alike") if found else ("", "")
-    )
-
-
-def _unequal(ranks: Sequence[int], size: int) -> str:
-    """The first rank that others outnumber, or nothing: its samples would be nobody's, or count for less."""
-    each, counts = len(ranks) // size, Counter(ranks)
-    wrong = [rank for rank in range(size) if counts[rank] < each]
-    if not wrong:
-        return ""
-    return f"{counts[wrong[0]]} of {len(ranks)} are rank {wrong[0]} of {size}, not {each}"
-
-
-def _told(fact: str, stated: Sequence[Mapping[str, str | int]]) -> str:
-    """`seed is 0 on 0, 1, 2 and 1 on 3`, or nothing where all say the same."""
-    holders: defaultdict[str, list[str]] = defaultdict(list)
-    for process, facts in enumerate(stated):
-        holders[str(facts.get(fact, "not given"))].append(str(process))
-    if len(holders) == 1:
-        return ""
-    shown = [f"{value} on {_listed(where)}" for value, where in list(holders.items())[:_NAMED_MOST]]
-    return f"{fact} is " + " and ".join(shown)
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED_MOST} more" if len(names) > _NAMED_MOST else ""
-    return ("process " if len(names) == 1 else "processes ") + ", ".join(names[:_NAMED_MOST]) + more
-
-
-def _wait(store: Store, key: str, timeout_s: float, otherwise: str) -> None:
-    try:
-        store.wait([key], timedelta(seconds=timeout_s))
-    except RuntimeError as error:  # torch's DistError: a time-out, or the store's host is gone
-        raise DeadlineExceeded(
-            f"{otherwise} within {timeout_s:.0f} s: look for its own error; a loader of one rank alone wants shard=False,"
-            " one of some ranks the mesh of those"
-        ) from error
 
 
 def _mesh(mesh: Mesh, dp_dims: Sequence[str]) -> _Place:
@@ -326,7 +174,7 @@ def _members(mesh: Mesh | None, job: _Place) -> tuple[_Place, str]:
     return _Place(ranks.index(job.rank), len(ranks), "mesh"), f"{name}/"
 
 
-def _process_group() -> _Place | None:
+def process_group() -> _Place | None:
     """The default process group; where torch was never imported there is none."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():

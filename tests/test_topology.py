@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 from cachesvc.core.errors import DeadlineExceeded, InvalidInput, StateMismatch
-from loader.topology import Topology, agree, foreseen, job_store, resolve
+from loader import agreement
+from loader.agreement import agree, job_store, tell_failure
+from loader.topology import Topology, foreseen, resolve
 
 torch_distributed = pytest.importorskip("torch.distributed")
 
@@ -295,6 +297,34 @@ def test_a_job_that_is_started_again_over_the_same_store_agrees(before: str) -> 
         following = processes.submit(stating, 0)
         assert other.result() == name == ("loader-1" if before == "nobody" else "loader-2")
         assert stating(1) == following.result() != name
+
+
+def test_who_gave_up_before_the_others_came_has_left_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = torch_distributed.TCPStore("127.0.0.1", 0, None, True)
+    first, second = (Topology(process, 2, "torchrun", process=process, processes=2) for process in range(2))
+    monkeypatch.setattr(agreement, "TOLD_S", 0.1)
+    tell_failure(second, "NotFound: no such file", store)
+    with pytest.raises(StateMismatch, match="process 1 cannot go on: NotFound: no such file"):
+        agree(first, {"seed": 0}, store, timeout_s=20)
+    tell_failure(second, "NotFound: of the time before a restart", store)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    with ThreadPoolExecutor(1) as other:
+        again = other.submit(agree, second, {"seed": 0}, store.clone(), timeout_s=20)
+        assert agree(first, {"seed": 0}, store, timeout_s=20) == again.result()
+
+
+def test_who_waits_for_another_process_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = torch_distributed.TCPStore("127.0.0.1", 0, None, True)
+    monkeypatch.setattr(agreement, "WAITING_S", 0.1)
+    for process, awaited in ((0, "process 1 of 2"), (1, "process 0 to compare")):
+        caplog.clear()
+        place = Topology(process, 2, "torchrun", process=process, processes=2)
+        with pytest.raises(DeadlineExceeded):
+            agree(place, {"seed": 0}, store, f"waits for {awaited}", timeout_s=1.0)
+        (line,) = caplog.messages
+        assert f"waiting for {awaited}, up to " in line
 
 
 def test_before_the_job_is_set_up_half_of_what_a_launcher_says_is_enough() -> None:
