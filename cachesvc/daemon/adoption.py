@@ -16,8 +16,8 @@ from cachesvc.core.model import DatasetId, ExtentId, ReaderId
 from cachesvc.core.replay import protecting_first
 from cachesvc.daemon import takeover_state
 from cachesvc.daemon.datasets import Dataset, Datasets
-from cachesvc.daemon.grants import Connection
 from cachesvc.daemon.listening import peer_process
+from cachesvc.daemon.readers import Connection
 from cachesvc.daemon.runner import Runner
 from cachesvc.daemon.takeover import Process
 from cachesvc.daemon.takeover_wire import PROTOCOL, SOCKET, Word, receive, receive_state, send

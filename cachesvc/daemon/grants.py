@@ -14,13 +14,10 @@ import socket
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import cachesvc
 from cachesvc import datagrams
-from cachesvc.config import Rule
 from cachesvc.core import events, wire
 from cachesvc.core.errors import CacheError, DaemonUnavailable, InvalidInput
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId
@@ -28,95 +25,14 @@ from cachesvc.core.stalls import StallReport
 from cachesvc.core.wire import Message, Op
 from cachesvc.daemon.listening import bind, identity, remove, spare, turn_away
 from cachesvc.daemon.plans import Entries, Handed, Plans
+from cachesvc.daemon.readers import Answers, Connection, Known, Reader
 from cachesvc.daemon.tenants import NOBODY, Peer, admits, peer_of
 
 log = logging.getLogger(__name__)
-NO_DATASET = DatasetId("")
 
 ANSWERS_BYTES = 1 << 18
 """A reader's buffer, as far as the kernel allows (`wmem_max`, 208 KiB where nobody changed it): 333 answers of 1.25 KiB,
 which is what the kernel counts for one, twice over. Its own default holds half."""
-
-
-class Known(Protocol):
-    """A dataset as the grants socket sees it."""
-
-    @property
-    def id(self) -> DatasetId: ...
-
-    @property
-    def rules(self) -> frozenset[Rule]: ...
-
-    @property
-    def extent_ids(self) -> tuple[ExtentId, ...]: ...
-
-    @property
-    def sizes(self) -> tuple[int, ...]: ...
-
-    @property
-    def index_of(self) -> dict[ExtentId, int]: ...
-
-    @property
-    def catalog_fd(self) -> int: ...
-
-
-class Answers(Protocol):
-    """What the runner does when readers speak."""
-
-    def connected(
-        self, reader: ReaderId, dataset: DatasetId, then: Callable[[Known | CacheError], None]
-    ) -> None:
-        """Load and declare a dataset for a reader."""
-        ...
-
-    def handle(self, event: events.Event) -> None: ...
-
-    def held(self, reader: ReaderId, extent: ExtentId, size_bytes: int) -> None: ...
-
-    def suspected(self, extent: ExtentId) -> None: ...
-
-    def waited(self, dataset: DatasetId, report: StallReport) -> None: ...
-
-    def planned(self, reader: ReaderId, plan: Entries) -> None: ...
-
-    def passed_or_gone(self, reader: ReaderId, step: int | None) -> None:
-        """The reader's plan moved on to `step`; None: the reader is gone."""
-        ...
-
-
-@dataclass(slots=True)
-class _Reader:
-    id: ReaderId
-    channel: socket.socket
-    peer: Peer
-    token: int
-    """Says who calls the control API; known to this connection alone, so never logged."""
-    greeted: bool = False
-    wanted: DatasetId = NO_DATASET
-    dataset: Known | None = None
-    plan: Handed | None = None
-    """Being read: what this reader says after it is heard after it."""
-    launch: int = 0
-    job: int = 0
-    """Whose turn its demands take; nobody stands in another user's line. 0: its own."""
-
-    def belongs(self, launch: int) -> None:
-        """To the readers of one job, which say the same."""
-        self.launch = launch
-        self.job = (self.peer.uid + 1) << 64 | launch if launch else 0
-
-
-@dataclass(frozen=True, slots=True)
-class Connection:
-    """A reader's connection as one daemon gives it to another. `wanted` is empty where it reads nothing."""
-
-    id: ReaderId
-    token: int
-    descriptor: int
-    greeted: bool
-    wanted: DatasetId
-    welcomed: bool
-    launch: int
 
 
 class GrantsServer:
@@ -141,8 +57,8 @@ class GrantsServer:
         self._watch = watch
         self._unwatch = unwatch
         self._next_id = next_id
-        self._readers: dict[ReaderId, _Reader] = {}
-        self._tokens: dict[int, _Reader] = {}
+        self._readers: dict[ReaderId, Reader] = {}
+        self._tokens: dict[int, Reader] = {}
         self._path = path
         self._listener = listener or bind(path, mode)
         if listener is not None:
@@ -179,7 +95,7 @@ class GrantsServer:
             return False
         channel.setblocking(False)
         peer = peer_of(channel)
-        reader = _Reader(given.id, channel, peer, given.token, given.greeted, given.wanted, dataset)
+        reader = Reader(given.id, channel, peer, given.token, given.greeted, given.wanted, dataset)
         reader.belongs(given.launch)
         self._enter(reader)
         if given.wanted and dataset is None:
@@ -249,7 +165,7 @@ class GrantsServer:
             index = reader.dataset.index_of[extent]
             self._write(reader, wire.encode(op, request, index, code, extent, text))
 
-    def _write(self, reader: _Reader, message: bytes, fd: int | None = None) -> bool:
+    def _write(self, reader: Reader, message: bytes, fd: int | None = None) -> bool:
         try:
             datagrams.send(reader.channel, message, fd)
         except OSError as error:
@@ -281,11 +197,11 @@ class GrantsServer:
             log.warning("one user has half of all connections", extra={"peer_uid": peer.uid})
             turn_away(channel, "this user has half of all connections to the daemon")
             return
-        reader = _Reader(ReaderId(self._next_id()), channel, peer, secrets.randbits(64))
+        reader = Reader(ReaderId(self._next_id()), channel, peer, secrets.randbits(64))
         self._enter(reader)
         log.debug("reader connected", extra={"reader": reader.id, "peer_uid": peer.uid})
 
-    def _enter(self, reader: _Reader) -> None:
+    def _enter(self, reader: Reader) -> None:
         self._readers[reader.id] = self._tokens[reader.token] = reader
         self._watch(reader.channel.fileno(), partial(self._read, reader))
 
@@ -306,7 +222,7 @@ class GrantsServer:
             pass
         self._spare = spare()
 
-    def _read(self, reader: _Reader) -> None:
+    def _read(self, reader: Reader) -> None:
         """Take in one message."""
         try:  # one byte more, so that a longer one is seen to be
             datagram, fd = datagrams.receive(reader.channel, wire.MAX_MESSAGE_BYTES + 1)
@@ -331,11 +247,11 @@ class GrantsServer:
             if fd is not None:  # nobody asked for it
                 os.close(fd)
 
-    def _broken(self, reader: _Reader, error: Exception) -> None:
+    def _broken(self, reader: Reader, error: Exception) -> None:
         log.warning("a reader broke the protocol", extra={"reader": reader.id, "error": str(error)})
         self._drop(reader)
 
-    def _take(self, reader: _Reader, plan: Handed) -> None:
+    def _take(self, reader: Reader, plan: Handed) -> None:
         self._unwatch(reader.channel.fileno())
 
         def took(found: Entries | CacheError) -> None:
@@ -350,7 +266,7 @@ class GrantsServer:
 
         self._plans.take(plan, reader.peer.uid, took)
 
-    def _dispatch(self, reader: _Reader, message: Message) -> None:
+    def _dispatch(self, reader: Reader, message: Message) -> None:
         op, dataset = message.op, reader.dataset
         if op in (Op.HELLO, Op.IDENTIFY):
             self._hello(reader, message)
@@ -376,7 +292,7 @@ class GrantsServer:
         else:
             raise InvalidInput(f"{op.name} is not for the daemon")
 
-    def _hello(self, reader: _Reader, message: Message) -> None:
+    def _hello(self, reader: Reader, message: Message) -> None:
         if message.number != wire.MAGIC:
             text = (
                 f"the daemon is of release {cachesvc.__version__}, whose protocol this program does not speak;"
@@ -394,7 +310,7 @@ class GrantsServer:
         reader.wanted = DatasetId(message.digest.hex())
         self._welcome(reader)
 
-    def _welcome(self, reader: _Reader) -> None:
+    def _welcome(self, reader: Reader) -> None:
         def welcome(found: Known | CacheError) -> None:
             if reader.id not in self._readers:
                 return
@@ -406,7 +322,7 @@ class GrantsServer:
 
         self._answers.connected(reader.id, reader.wanted, welcome)
 
-    def _drop(self, reader: _Reader) -> None:
+    def _drop(self, reader: Reader) -> None:
         if self._readers.pop(reader.id, None) is None:
             return
         del self._tokens[reader.token]

@@ -21,7 +21,7 @@ from cachesvc.daemon.datasets import Dataset, Datasets, unknown
 from cachesvc.daemon.fillers import Fillers
 from cachesvc.daemon.fills import Fills
 from cachesvc.daemon.granting import Granting
-from cachesvc.daemon.grants import GrantsServer, Known
+from cachesvc.daemon.grants import GrantsServer
 from cachesvc.daemon.holds import Holds
 from cachesvc.daemon.lanes import Lane
 from cachesvc.daemon.loop import Loop
@@ -29,6 +29,7 @@ from cachesvc.daemon.opening import Opening
 from cachesvc.daemon.plans import Entries, Plans
 from cachesvc.daemon.pressure import Pressure
 from cachesvc.daemon.quotas import Quotas
+from cachesvc.daemon.readers import Known
 from cachesvc.daemon.renewal import Successor
 from cachesvc.daemon.settling import Settling
 from cachesvc.daemon.tenants import NOBODY, admits
@@ -237,7 +238,7 @@ class Runner:
             except CacheError as error:
                 log.warning("a tier did not close cleanly", extra={"tier": name, "error": str(error)})
 
-    # What readers say (grants.Answers).
+    # What readers say (readers.Answers).
 
     def connected(
         self, reader: ReaderId, dataset: DatasetId, then: Callable[[Known | CacheError], None]

@@ -33,8 +33,8 @@ from cachesvc.core import replay
 from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.model import RAM, ExtentId, ReaderId, TierName
 from cachesvc.daemon import takeover_state
-from cachesvc.daemon.grants import Connection
 from cachesvc.daemon.listening import addresses, bind, identity, peer_process, remove
+from cachesvc.daemon.readers import Connection
 from cachesvc.daemon.runner import Runner
 from cachesvc.daemon.takeover_wire import (
     MAX_DATASETS,

@@ -7,8 +7,8 @@ from typing import Any
 
 from cachesvc.core.events import Demanded, Event, Held, Leased, Planned
 from cachesvc.core.model import ExtentId, ReaderId, TierName
-from cachesvc.daemon.grants import Known
 from cachesvc.daemon.plans import entries_of
+from cachesvc.daemon.readers import Known
 from cachesvc.plans import Columns
 from cachesvc.v1 import takeover_pb2
 
