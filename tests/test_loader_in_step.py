@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from multiprocessing.queues import Queue
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,12 +49,12 @@ def _rank(rank: int, port: int, link: MemoryLink, moved: Moves, said: Queue[Said
     dist.destroy_process_group()
 
 
-def job(link: MemoryLink, moved: Moves) -> list[Said]:
-    """What two ranks say of their second epoch, before which each is `moved`."""
+def both(work: Callable[..., None], *given: object) -> list[Any]:
+    """What two ranks say, each once."""
     (port,) = free_ports(1)
     context = multiprocessing.get_context("fork")
-    said: Queue[Said] = context.Queue()
-    ranks = [context.Process(target=_rank, args=(rank, port, link, moved, said)) for rank in range(2)]
+    said: Queue[Any] = context.Queue()
+    ranks = [context.Process(target=work, args=(rank, port, *given, said)) for rank in range(2)]
     for each in ranks:
         each.start()
     try:
@@ -62,6 +63,11 @@ def job(link: MemoryLink, moved: Moves) -> list[Said]:
         for each in ranks:
             each.join(10.0)
             each.kill()
+
+
+def job(link: MemoryLink, moved: Moves) -> list[Said]:
+    """What two ranks say of their second epoch, before which each is `moved`."""
+    return both(_rank, link, moved)
 
 
 def _other_subsets(rank: int, loader: DataLoader) -> None:
@@ -126,3 +132,31 @@ def test_who_cannot_begin_tells_the_others_at_once(link: MemoryLink) -> None:
     assert second.startswith("StateMismatch: ")
     assert str(SAMPLES + 1) in second
     assert max(first_s, second_s) < SOON_S
+
+
+def _alone(rank: int, port: int, link: MemoryLink, said: Queue[tuple[int, list[list[int]]]]) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
+    dist.init_process_group("gloo")
+    data = in_memory(link)
+    train, evaluate = DataLoader(data, 4, shuffle=True), DataLoader(data, 5, shard=False)
+    seen: list[list[int]] = []
+    for _ in range(2):
+        samples: list[int] = []
+        for batch in train:
+            samples += batch.flatten().tolist()
+            dist.all_reduce(batch)
+        seen.append(samples)
+        if rank == 0:
+            assert len(evaluate) == -(-SAMPLES // 5)
+            evaluate.load_state_dict(evaluate.state_dict())  # its place is nobody else's
+            seen.append([n for batch in evaluate for n in batch.flatten().tolist()])
+    said.put((rank, seen))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_a_rank_that_evaluates_alone_reads_all_and_waits_for_nobody(link: MemoryLink) -> None:
+    (_, first), (_, second) = both(_alone, link)
+    assert first[1] == first[3] == list(range(SAMPLES))
+    for mine, theirs in ((first[0], second[0]), (first[2], second[1])):
+        assert sorted(mine + theirs) == list(range(SAMPLES))
