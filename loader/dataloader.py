@@ -193,7 +193,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if self._job is None or self._job.over.is_set():
             self._job = self._agree_and_say(feed)
         epochs = Epochs(self, self._progress, self._prepared, self._where().rank)
-        return Iteration(epochs.batches(partial(self._watch, self._job)))
+        length = partial(feed.turns_of, self._progress.place.epoch, self.epochs or 1)
+        return Iteration(epochs.batches(partial(self._watch, self._job)), length)
 
     def __len__(self) -> int:
         if self._ours is None:
