@@ -189,6 +189,21 @@ def test_a_state_loaded_in_mid_iteration_brings_its_own_order(link: MemoryLink, 
     assert first.indices.tolist() == following[-1]
 
 
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_state_loaded_in_mid_iteration_ends_that_epoch(link: MemoryLink, epochs: int) -> None:
+    run = small(link, batch_size=10, epochs=epochs)
+    whole = rest(small(link, batch_size=10))
+    list(islice(run, 3))
+    state, seen = run.state_dict(), []
+    for batch, _ in enumerate(run):
+        seen.append(run.indices.tolist())
+        if batch == 5:
+            run.load_state_dict(state)
+    assert seen == whole[:6] + whole[3:] * (epochs - 1)
+    if epochs == 1:
+        assert rest(run) == whole[3:]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_state_loaded_before_an_iterations_first_batch_brings_its_own_order(
     link: MemoryLink, workers: int
