@@ -33,7 +33,7 @@ class Ours(Protocol):
 
 def check_arguments(
     last: Last | None,
-    window: Window,
+    window: Window | None,
     rank: int | None,
     world_size: int | None,
     on_error: OnError,
@@ -46,7 +46,8 @@ def check_arguments(
         raise InvalidInput(f"last={last!r} is none of {', '.join(get_args(Last))}")
     if not isinstance(peer_failure_s, (int, float)) or not peer_failure_s > 0:
         raise InvalidInput(f"peer_failure_s={peer_failure_s!r} is no number of seconds above 0")
-    window_bytes(window)
+    if window is not None:
+        window_bytes(window)
     stated(rank, world_size)
 
 

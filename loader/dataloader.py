@@ -63,12 +63,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     batch_size x ranks gives micro-batches (`accumulate`). `seed` (0 to 2^64 - 1): of the order, and of the generators that
     transforms get. `epochs`: how many one `iter()` runs through; None never ends. `last`: what becomes of the samples that
     fill no global batch: "drop" | "pad" (repeats are added) | "error" | "short" (on one rank). `window`: bytes that are
-    shuffled together, "auto" (256 MiB) or "all". `mesh`, `dp_dims`: a DeviceMesh and its data-parallel dimensions; or
-    `rank`, `world_size`; else from the environment. `shard=False`: this loader runs on one rank alone. `on_error`:
-    "raise" | "skip" | "substitute" for a sample that is unreadable for good, or whose decode or transform raises (see
-    `loader/mend.py`). `peer_failure_s`: how many seconds a rank that is blocked in a collective outlives another's failure.
-    `log_stats`: one line each epoch. `worker_type`: "process", or "thread" for workers that are threads of this process
-    (no hand-over; `get_worker_info()` is None in them). `device`: a CUDA device that batches are moved to ahead of use.
+    shuffled together, "auto" (256 MiB: the default) or "all". `mesh`, `dp_dims`: a DeviceMesh and its data-parallel
+    dimensions; or `rank`, `world_size`; else from the environment. `shard=False`: this loader runs on one rank alone.
+    `on_error`: "raise" | "skip" | "substitute" for a sample that is unreadable for good, or whose decode or transform
+    raises (see `loader/mend.py`). `peer_failure_s`: how many seconds a rank that is blocked in a collective outlives
+    another's failure. `log_stats`: one line each epoch. `worker_type`: "process", or "thread" for workers that are threads
+    of this process (no hand-over; `get_worker_info()` is None in them). `device`: a CUDA device that batches are moved to
+    ahead of use.
 
     Raises InvalidInput; while iterating, what reading raises, as PeerRankFailed on every rank of a job of several.
     """
@@ -97,7 +98,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         global_batch_size: int | None = None,
         epochs: int | None = 1,
         last: Last | None = None,
-        window: Window = "auto",
+        window: Window | None = None,
         mesh: Any = None,
         dp_dims: str | Sequence[str] = ("dp",),
         rank: int | None = None,
@@ -191,7 +192,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if self._job is None or self._job.over.is_set():
             self._job = self._agree_and_say(feed)
         epochs = Epochs(self, self._progress, self._prepared, self._where().rank)
-        return Iteration(epochs.batches(partial(self._watch, self._job)))
+        length = partial(feed.turns_of, self._progress.place.epoch, self.epochs or 1)
+        return Iteration(epochs.batches(partial(self._watch, self._job)), length)
 
     def __len__(self) -> int:
         if self._ours is None:
@@ -272,7 +274,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue a saved run at the next `iter()`, at any number of ranks and workers that divides its global
-        batch. Raises StateMismatch for a state of another dataset, version, seed, or batch."""
+        batch. Raises StateMismatch for a state of another dataset, version or seed, and in mid-epoch for one of another
+        global batch, window or `last` than this loader was given."""
         if self._ours is None and not state:
             warnings.warn(STATELESS, stacklevel=2)
             return

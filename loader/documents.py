@@ -32,6 +32,17 @@ class Documents:
         """Of all documents."""
         return int(self.extent_tokens.sum())
 
+    def arranged(self, arrange: Ints) -> Documents:
+        """The same in another sequence, as one extent."""
+        bounds, tokens = np.asarray([0, len(arrange)], np.int64), np.asarray([self.tokens], np.int64)
+        return Documents(
+            self.dtype,
+            bounds,
+            tokens,
+            lambda documents: self.address_of(arrange[documents]),
+            lambda documents: self.length_of(arrange[documents]),
+        )
+
 
 def documents_of(dataset: Dataset, dtype: str | None) -> Documents:
     """Megatron's documents; else records of integers; else the one chosen field of a sample as raw `dtype`. Raises

@@ -5,6 +5,7 @@ ahead for it too. Samplers of other kinds may draw by what the training does mea
 from __future__ import annotations
 
 import copy
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
@@ -28,8 +29,8 @@ from cachesvc.core.order import Plan
 from loader.dataset import Dataset
 from loader.engines import Given
 from loader.forks import forks_workers
-from loader.inside import flattened, leaves_in
-from loader.topology import resolve
+from loader.inside import flattened, hidden_in, leaves_in
+from loader.topology import foreseen, resolve
 
 _DRAW_AT_ONCE = (
     RandomSampler,
@@ -132,7 +133,11 @@ def begin_as_torch(
         )
     leaves = [*leaves_in(loader.dataset)]
     alone = loader.batch_size is None and loader.batch_sampler is None
-    if leaves and alone and type(loader.sampler) in (RandomSampler, SequentialSampler):
+    if not leaves:
+        leaves = [*hidden_in(loader.dataset)]
+        if leaves:
+            _warn_unshared(loader)
+    elif alone and type(loader.sampler) in (RandomSampler, SequentialSampler):
         ranks = resolve(None, None, None, loader.dp_dims).world_size if loader.shard else 1
         if ranks > 1:
             raise InvalidInput(
@@ -145,6 +150,20 @@ def begin_as_torch(
         leaf.draw = (loader.seed, epoch)
     with forks_workers():
         return begin()
+
+
+def _warn_unshared(loader: Foreign) -> None:
+    """Of a map-style dataset of the user's own that holds one of ours where no loader looks for it."""
+    own = type(loader.sampler) not in (RandomSampler, SequentialSampler) or (
+        loader.batch_size is None and loader.batch_sampler is not None
+    )
+    processes = foreseen()[1]
+    if processes > 1 and loader.shard and not own:
+        warnings.warn(
+            f"each of {processes} processes sees all of {type(loader.dataset).__name__}: a dataset of open_dataset lies in"
+            " another attribute than `dataset`; rename that one, give a sampler, or shard=False",
+            stacklevel=4,
+        )
 
 
 def hear_epochs(loader: torch.utils.data.DataLoader[Any], set_epoch: Callable[[int], None]) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import Dataset as TorchDataset
 
 from cachesvc.core.arguments import places_of
 from cachesvc.core.errors import InvalidInput
@@ -59,6 +60,18 @@ def leaves_in(dataset: object) -> Iterator[Dataset]:
     """The plain datasets of ours, whatever is around them."""
     for found in _inside(dataset, MAX_DEPTH):
         yield from found.leaves
+
+
+def hidden_in(dataset: object, depth: int = MAX_DEPTH) -> Iterator[Dataset]:
+    """The plain datasets of ours in any attribute of what users wrote, where `leaves_in` finds none."""
+    parts = (
+        dataset.datasets if isinstance(dataset, ConcatDataset) else getattr(dataset, "__dict__", {}).values()
+    )
+    for part in parts if depth else ():
+        if isinstance(part, (Dataset, Mixture, Packed)):
+            yield from part.leaves
+        elif isinstance(part, TorchDataset):
+            yield from hidden_in(part, depth - 1)
 
 
 def flattened(dataset: object) -> Dataset | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 from cachesvc.core.errors import CacheError, DaemonUnavailable, DeadlineExceeded, SourceUnavailable
@@ -30,8 +30,8 @@ class Iteration:
     """Batches of a generator. One that was raised out of a generator itself would have ended it. Threads may share one:
     each batch goes to one of them."""
 
-    def __init__(self, batches: Generator[Any, None, None]) -> None:
-        self._batches = batches
+    def __init__(self, batches: Generator[Any, None, None], length: Callable[[], int]) -> None:
+        self._batches, self._length = batches, length
         self._failed = False
         # One that a thread may take twice: who asks from inside (a collate_fn, say) hears so, and does not wait for itself.
         self._lock = threading.RLock()
@@ -43,6 +43,10 @@ class Iteration:
 
     def __iter__(self) -> Iterator[Any]:
         return self
+
+    def __len__(self) -> int:
+        """As torch's: how long its loader was when it began, whatever was taken since."""
+        return self._length()
 
     def __next__(self) -> Any:
         with self._lock:

@@ -15,7 +15,7 @@ from cachesvc.core.errors import InvalidInput
 from cachesvc.core.latest import Latest
 from cachesvc.core.order import EpochOrder, OrderSpec
 from cachesvc.core.packing import PackRun
-from loader.composed import alone, without_parts
+from loader.composed import alone, spread_of, without_parts
 from loader.dataset import Dataset
 from loader.documents import Documents, documents_of
 from loader.reader import Ints
@@ -26,7 +26,7 @@ _IN_ORDER = OrderSpec(seed=0, global_batch=1, shuffle=False)
 
 
 def pack(dataset: Dataset, seq_len: int, *, dtype: str | None = None) -> Packed:
-    """Documents laid end to end, in the shuffled order, and cut to `seq_len` tokens.
+    """Documents laid end to end, in the shuffled order or the dataset's own, and cut to `seq_len` tokens.
 
     Documents are those of a Megatron `.idx` (open it with any `seq_len`), else the records of a dataset of
     integers, else the one field of each sample as raw integers of `dtype`. A sample is {"tokens": [seq_len],
@@ -52,7 +52,10 @@ class Packed(TorchDataset[Any]):
         self.leaf, self.seq_len, self._dtype = dataset, seq_len, dtype
         if dataset.form.transform is not None:
             raise InvalidInput("pack() takes tokens as they are stored: open the dataset without a transform")
-        self._documents: Documents = documents_of(dataset, dtype)
+        self._documents = self._unshuffled = documents_of(dataset, dtype)
+        ids = dataset.ids
+        if ids is not None and not spread_of(dataset, shuffle=False).planned:  # in an order of their own
+            self._unshuffled = self._documents.arranged(np.argsort(np.argsort(ids, kind="stable")))
         if seq_len > self._documents.tokens:
             raise InvalidInput(
                 f"packs of {seq_len} tokens out of {self._documents.tokens}: give seq_len from 1 to what there is"
@@ -118,16 +121,20 @@ class Packed(TorchDataset[Any]):
         inner = [sample["cu_seqlens"][1:] + row * self.seq_len for row, sample in enumerate(samples)]
         return _batch(tokens, torch.cat([torch.zeros(1, dtype=torch.int32), *inner]))
 
+    def _in_order_of(self, spec: OrderSpec) -> Documents:
+        return self._documents if spec.shuffle else self._unshuffled
+
     def _run(self, key: tuple[OrderSpec, int]) -> PackRun:
-        documents = self._documents
+        documents = self._in_order_of(key[0])
         order = EpochOrder(key[0], documents.extent_first, key[1])
-        return PackRun(order, documents.length_of, documents.extent_tokens, self.seq_len)
+        planned = documents is self._documents
+        return PackRun(order, documents.length_of, documents.extent_tokens, self.seq_len, planned)
 
     def _read(self, spots: Ints, spec: OrderSpec, epoch: int) -> tuple[torch.Tensor, Ints, Ints]:
         """Tokens [packs, seq_len]; of each piece its pack's row, and where it ends in the flattened tokens."""
         pieces, width = self.run(spec, epoch).pieces(spots), self._documents.dtype.itemsize
-        lengths = pieces.end - pieces.begin
-        addresses = self._documents.address_of(pieces.document) + pieces.begin * width
+        lengths, documents = pieces.end - pieces.begin, self._in_order_of(spec)
+        addresses = documents.address_of(pieces.document) + pieces.begin * width
         raw = bytearray().join(
             part or b"" for part in self.leaf.opened.reader().read(addresses, lengths * width)
         )

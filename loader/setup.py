@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -110,7 +110,7 @@ class Ordered(Protocol):
     seed: int
     global_batch_size: int | None
     last: Last | None
-    window: Window
+    window: Window | None
 
 
 def feed_of(loader: Ordered, core: Core, topology: Topology, state: State | None, epoch: int) -> Feed:
@@ -118,7 +118,7 @@ def feed_of(loader: Ordered, core: Core, topology: Topology, state: State | None
     assert loader.batch_size is not None, "torch runs loaders without a batch size"
     spec = spec_of(loader, loader.batch_size, core, topology)
     if state is not None:
-        spec = resumed(state, spec, loader.global_batch_size is not None, topology.world_size)
+        spec = resumed(state, spec, _given(loader), topology.world_size)
     share = share_of(spec.global_batch, loader.batch_size, topology)
     feed = Feed(loader.dataset, spec, share, loader.collate_fn, loader.collate_fn is default_collate)
     feed.order(epoch)
@@ -132,7 +132,7 @@ def spec_of(loader: Ordered, batch_size: int, core: Core, topology: Topology) ->
     return OrderSpec(
         seed=loader.seed,
         global_batch=wanted,
-        window_extents=window_extents(loader.window, sizes),
+        window_extents=window_extents(loader.window or "auto", sizes),
         canonical_nodes=1 if loader.window == "all" else min(topology.nodes, wanted),
         shuffle=loader.shuffle,
         last=ending(loader.last, loader.drop_last, topology.world_size),
@@ -214,26 +214,49 @@ def check_inside(state: State, batch_size: int, world_size: int) -> None:
         )
 
 
-def resumed(state: State, spec: OrderSpec, given_batch: bool, world_size: int) -> OrderSpec:
-    """The spec that a saved run continues with: its own. Raises StateMismatch with the numbers where what was
-    asked contradicts it; the global batch may change at an epoch's beginning."""
+def _given(loader: Ordered) -> set[str]:
+    """What a loader was told of the order, besides what every run must have alike."""
+    given = {
+        "global_batch": loader.global_batch_size is not None,
+        "window_extents": loader.window is not None,
+        "last": loader.last is not None or loader.drop_last,
+    }
+    return {name for name, is_given in given.items() if is_given}
+
+
+def resumed(state: State, spec: OrderSpec, given: Collection[str], world_size: int) -> OrderSpec:
+    """The spec that a saved run continues with: its own, and at an epoch's beginning what was `given`. Raises
+    StateMismatch with the numbers where what was asked contradicts it."""
     for name in ("seed", "shuffle"):
         if getattr(state, name) != getattr(spec, name):
             raise StateMismatch(
                 f"the state has {name}={getattr(state, name)}, the loader {getattr(spec, name)}; they must agree"
             )
-    batch = state.global_batch
-    if given_batch and spec.global_batch != batch:
-        if state.step or state.micro:
-            raise StateMismatch(
-                f"the state stands at step {state.step} of {state.steps} with a global batch of {batch}, the loader "
-                f"has {spec.global_batch}; it may change between epochs only"
-            )
-        batch = spec.global_batch
-    # Under "error" an epoch has no rest: what was consumed does not depend on what becomes of one.
+    # Under "error" an epoch has no rest, and "short" is of one rank: what becomes of it is the loader's to say.
     kept = state.last not in ("short", "error") and spec.last != "error"
-    last: Last = state.last if kept else spec.last  # type: ignore[assignment]
+    changed = {name for name in given if getattr(state, name) != getattr(spec, name)}
+    if state.step or state.micro:
+        _must_wait(state, spec, changed if kept else changed - {"last"})
+    batch = spec.global_batch if "global_batch" in changed else state.global_batch
+    last: Last = spec.last if "last" in changed or not kept else state.last  # type: ignore[assignment]
     if last == "short" and world_size > 1:
         last = "pad"
-    nodes = state.canonical_nodes if batch == state.global_batch else min(state.canonical_nodes, batch)
-    return OrderSpec(spec.seed, batch, state.window_extents, nodes, spec.shuffle, last)
+    window, nodes = state.window_extents, state.canonical_nodes
+    if "window_extents" in changed:  # "all" is dealt to one node
+        window, nodes = spec.window_extents, spec.canonical_nodes
+    return OrderSpec(spec.seed, batch, window, min(nodes, batch), spec.shuffle, last)
+
+
+def _must_wait(state: State, spec: OrderSpec, changed: Collection[str]) -> None:
+    """Raises StateMismatch where something of the order was given that may change between epochs only."""
+    words = {
+        "global_batch": "global_batch_size={}",
+        "window_extents": "a window of {} extents (0: all)",
+        "last": "last={!r}",
+    }
+    for name in sorted(changed):
+        saved, wanted = (words[name].format(getattr(one, name)) for one in (state, spec))
+        raise StateMismatch(
+            f"the state stands at step {state.step} of {state.steps} with {saved}, the loader has {wanted}; it may "
+            "change between epochs only: leave it out to go on with the saved one, or load a state of an epoch's beginning"
+        )

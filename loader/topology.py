@@ -156,7 +156,7 @@ def _mesh(mesh: Mesh, dp_dims: Sequence[str]) -> _Place:
         raise InvalidInput(
             f"no mesh dimension {', '.join(missing) or 'named in dp_dims'}: the mesh has"
             f" {', '.join(names) if names else f'{len(coordinate)} without names'}; name the data-parallel"
-            " ones in dp_dims"
+            " ones in dp_dims, of one that _flatten made its parts"
         )
     rank, size = 0, 1
     for dim, name in enumerate(names or ()):

@@ -83,8 +83,9 @@ KINDS: dict[str, Callable[[Dataset], Any]] = {
     "records": lambda data: data,
     "mixed records": mixture,
     "packs": lambda data: pack(data, 300),
+    "packs of selected": lambda data: pack(data.select([*range(25, 3, -1), 0]), 300),
 }
-UNDECODED = ("records", "mixed records", "packs")
+UNDECODED = ("records", "mixed records", "packs", "packs of selected")
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import threading
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, wraps
@@ -214,6 +215,62 @@ def test_what_torchs_own_loader_would_ignore_is_refused(
         assert len(list(DataLoader(dataset, batch_size))) > 0
     assert len(DataLoader(others[0][0], 2, sampler=[1, 2, 3], **given)) == 2
     assert len(DataLoader(ours, batch_sampler=[[1, 2], [3]], **given)) == 2
+
+
+class Keeps(TorchDataset[Any]):
+    """A user's dataset that calls ours otherwise than `dataset`."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.data[index]
+
+
+HIDDEN: list[Callable[[Dataset], Any]] = [
+    Keeps,
+    lambda data: Subset(Keeps(data), range(COUNT)),
+    lambda data: ConcatDataset([Keeps(data)]),
+    lambda data: Keeps(Keeps(Subset(data, range(COUNT)))),
+]
+
+
+@pytest.mark.parametrize("hide", HIDDEN)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_hidden_dataset_is_torchs_but_draws_anew_in_each_epoch(
+    links: list[MemoryLink], hide: Callable[[Dataset], Any], workers: int
+) -> None:
+    loader = DataLoader(hide(in_memory(links[0], transform=drawn)), COUNT, num_workers=workers)
+    [first], [second] = list(loader), list(loader)
+    assert first[:, 0].tolist() == second[:, 0].tolist() == list(range(COUNT))
+    assert not (first[:, 1] == second[:, 1]).any()
+
+
+@pytest.mark.parametrize("hide", HIDDEN)
+def test_several_processes_hear_that_each_sees_all_of_a_hidden_dataset(
+    links: list[MemoryLink], hide: Callable[[Dataset], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden = hide(in_memory(links[0]))
+
+    def heard(**given: Any) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert len(list(DataLoader(hidden, **{"batch_size": 8} | given))) > 0
+        return [str(each.message) for each in caught]
+
+    assert heard() == []
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for unshared in ({}, {"shuffle": True}, {"batch_size": None}):
+        [line] = heard(**unshared)
+        name = type(hidden).__name__
+        assert line.startswith(f"each of 2 processes sees all of {name}: ")
+        assert "\n" not in line
+    for shared in ({"shard": False}, {"sampler": [3, 1]}, {"batch_sampler": [[3], [1]], "batch_size": 1}):
+        assert heard(**shared) == []
 
 
 def by_name(record: torch.Tensor, *, rng: np.random.Generator) -> torch.Tensor:

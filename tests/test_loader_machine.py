@@ -59,7 +59,7 @@ cuts = st.builds(
 )
 whole_cuts = cuts.filter(lambda cut: (cut.batch or 12) % (cut.world * cut.size) == 0)
 crews = st.sampled_from([0, 0, 1, 2])
-windows = st.sampled_from(["auto", "all", 8192])
+windows = st.sampled_from([None, None, "auto", "all", 8192])
 picks = st.integers(0, 1000)
 endings = st.sampled_from([1, 1, 2, None])
 errors = st.sampled_from(["raise", "skip", "substitute"])
@@ -106,16 +106,18 @@ class LoaderMachine(RuleBasedStateMachine):
         self.saved: list[tuple[dict[str, Any], list[int] | None, Any]] = []
         self.watched, self.on_error, self.epochs, self.persistent = watched, on_error, epochs, persistent
         cut, batch = self.possible(kind, cut), cut.batch or cut.world * cut.size
-        order = Order(self.link, kind, seed, shuffle, window, batch, cut.own_last(), cut.world, cut.size)
+        order = Order(
+            self.link, kind, seed, shuffle, window or "auto", batch, cut.own_last(), cut.world, cut.size
+        )
         if cut.last == "error" and len(order.flat(0)) % batch:
             with pytest.raises(InvalidInput, match="leave"):
                 len(self.loader(order, cut, 0, window, workers))
             cut, order = cut._replace(last="drop"), replace(order, last="drop")
-        self.cut, self.order = cut, order
+        self.cut, self.order, self.window = cut, order, window
         self.ranks = self.job(order, cut, window, workers)
         before = self.loader(order, cut, 0, elder, 0)
         before.skip(2)
-        self.saved.append((before.state_dict(), None, elder))
+        self.saved.append((before.state_dict(), None, elder or "auto"))
 
     def possible(self, kind: str, cut: Cut) -> Cut:
         """Epochs of a mixture differ in length: some have a rest."""
@@ -265,7 +267,9 @@ class LoaderMachine(RuleBasedStateMachine):
         if pick < 0:
             self.save()
         state, handed, of_state = self.saved[pick % len(self.saved)]
-        order = self.resumed(state, of_state, cut := self.possible(self.order.kind, cut or self.cut))
+        cut = self.possible(self.order.kind, cut or self.cut)
+        window = self.window if cut == self.cut else window
+        order = self.resumed(state, of_state, cut, window)
         ranks = self.ranks if cut == self.cut else self.job(self.order, cut, window, workers)
         for rank in ranks:
             if not isinstance(order, Order):
@@ -283,17 +287,15 @@ class LoaderMachine(RuleBasedStateMachine):
         if isinstance(order, Order):
             if ranks is not self.ranks:
                 self.end()
-            self.ranks, self.cut, self.order = ranks, cut, order
+            self.ranks, self.cut, self.order, self.window = ranks, cut, order, window
 
-    def resumed(self, state: dict[str, Any], window: Any, cut: Cut) -> Order | type[CacheError]:
-        """How a saved run goes on, or why it cannot."""
-        batch = state["global_batch"]
-        if cut.batch not in (None, batch):
-            if state["step"] or state["micro"]:
-                return StateMismatch
-            batch = cut.batch
+    def resumed(self, state: dict[str, Any], window: Any, cut: Cut, given: Any) -> Order | type[CacheError]:
+        """How a saved run goes on, or why it cannot; `given` is the window that its loaders are told."""
         kept = state["last"] not in ("short", "error") and cut.own_last() != "error"
-        last = state["last"] if kept else cut.own_last()
+        saved = state["global_batch"], window, state["last"] if kept else cut.own_last()
+        batch, window, last = cut.batch or saved[0], given or window, cut.last or saved[2]
+        if (state["step"] or state["micro"]) and (batch, window, last) != saved:
+            return StateMismatch
         order = replace(self.order, window=window, batch=batch, last=last, world=cut.world, size=cut.size)
         if batch % (cut.world * cut.size) or (last == "error" and len(order.flat(state["epoch"])) % batch):
             return InvalidInput

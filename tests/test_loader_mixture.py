@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from pathlib import Path
@@ -182,6 +182,26 @@ def test_the_documents_of_raw_fields_and_of_records_are_packed_too(root: Path) -
     packed = pack(opened(root, "rows.npy", format="records"), 25)
     assert np.array_equal(np.concatenate([packed[i]["tokens"] for i in range(len(packed))]), rows.reshape(-1))
     assert packed[0]["cu_seqlens"].tolist() == [0, 10, 20, 25]
+
+
+@pytest.mark.parametrize("chosen", [[17, 3, 40, 3, 0, 39], range(40, -1, -1)])
+def test_unshuffled_packs_are_the_documents_in_the_sequence_of_select(
+    root: Path, chosen: Sequence[int]
+) -> None:
+    """Also under a loader, at two ranks, and after a resume."""
+    documents = notes(root).select(chosen)
+    tokens = np.concatenate([np.frombuffer(documents[n][0], "<u2") for n in range(len(chosen))])
+    packed = pack(documents, 25, dtype="uint16")
+    wanted = tokens[: len(packed) * 25].reshape(-1, 25).tolist()
+    assert [packed[n]["tokens"].tolist() for n in range(len(packed))] == wanted
+    first = DataLoader(packed, batch_size=1)
+    assert [next(iter(first))["tokens"][0].tolist()] == wanted[:1]
+    halves = [DataLoader(packed, batch_size=1, global_batch_size=2, rank=r, world_size=2) for r in (0, 1)]
+    one, other = ([batch["tokens"][0].tolist() for batch in half] for half in halves)
+    assert [one[0], other[0]] == wanted[:2]
+    then = DataLoader(packed, batch_size=1)
+    then.load_state_dict(first.state_dict())
+    assert [batch["tokens"][0].tolist() for batch in then] == wanted[1:]
 
 
 def drawn(loader: DataLoader, epochs: int) -> list[tuple[int, int, int]]:

@@ -32,7 +32,7 @@ def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
 
 
 def loader(link: MemoryLink, **settings: object) -> DataLoader:
-    return DataLoader(in_memory(link), batch_size=8, shuffle=True, window=16384, **settings)  # type: ignore[arg-type]
+    return DataLoader(in_memory(link), batch_size=8, shuffle=True, **{"window": 16384} | settings)  # type: ignore[arg-type]
 
 
 def rows(batches: object) -> list[list[int]]:
@@ -150,13 +150,38 @@ def test_the_last_batch_of_an_epoch_is_the_next_ones_beginning(link: MemoryLink)
     assert (other.epoch, len(rest(other))) == (1, 5)
 
 
+@pytest.mark.parametrize("given", [{"window": "all"}, {"last": "drop"}, {"drop_last": True}])
+def test_what_is_given_counts_from_the_next_epoch_and_contradicts_a_state_within_one(
+    link: MemoryLink, given: dict[str, Any]
+) -> None:
+    saved: dict[str, Any] = {"window": 16384, "last": "pad"}
+    first = loader(link, **saved)
+    list(islice(first, 3))
+    within = first.state_dict()
+    list(first)
+    over = first.state_dict()
+    assert (within["step"], over["step"], over["epoch"]) == (3, 0, 1)
+    for told in ({"window": None}, saved):
+        same = loader(link, **told)
+        same.load_state_dict(within)
+        assert same.state_dict() == within
+    then = loader(link, **{"window": None} | given)
+    with pytest.raises(
+        StateMismatch, match=r"with last='pad', .*'drop'|with a window of 2 .* of 0 .*leave it out"
+    ):
+        then.load_state_dict(within)
+    then.load_state_dict(over)
+    changed = {"window_extents": 0} if "window" in given else {"last": "drop", "steps": over["steps"] - 1}
+    assert then.state_dict() == over | changed
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_state_loaded_in_mid_iteration_brings_its_own_order(link: MemoryLink, workers: int) -> None:
-    first = loader(link, epochs=None, num_workers=workers)
-    wide = DataLoader(in_memory(link), batch_size=8, shuffle=True, window="all", epochs=None)
-    next(iter(wide))
-    state = wide.state_dict()
-    following = rows(islice(wide, 1, 4))
+    first = loader(link, window=None, epochs=None, num_workers=workers)
+    narrow = loader(link, epochs=None)
+    next(iter(narrow))
+    state = narrow.state_dict()
+    following = rows(islice(narrow, 1, 4))
     batches = iter(first)
     next(batches)
     first.load_state_dict(state)
@@ -164,15 +189,30 @@ def test_a_state_loaded_in_mid_iteration_brings_its_own_order(link: MemoryLink, 
     assert first.indices.tolist() == following[-1]
 
 
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_state_loaded_in_mid_iteration_ends_that_epoch(link: MemoryLink, epochs: int) -> None:
+    run = small(link, batch_size=10, epochs=epochs)
+    whole = rest(small(link, batch_size=10))
+    list(islice(run, 3))
+    state, seen = run.state_dict(), []
+    for batch, _ in enumerate(run):
+        seen.append(run.indices.tolist())
+        if batch == 5:
+            run.load_state_dict(state)
+    assert seen == whole[:6] + whole[3:] * (epochs - 1)
+    if epochs == 1:
+        assert rest(run) == whole[3:]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_state_loaded_before_an_iterations_first_batch_brings_its_own_order(
     link: MemoryLink, workers: int
 ) -> None:
-    first = loader(link, epochs=2, num_workers=workers)
-    wide = DataLoader(in_memory(link), batch_size=8, shuffle=True, window="all", epochs=2)
-    next(iter(wide))
-    state = wide.state_dict()
-    following = rows(wide)[1:]
+    first = loader(link, window=None, epochs=2, num_workers=workers)
+    narrow = loader(link, epochs=2)
+    next(iter(narrow))
+    state = narrow.state_dict()
+    following = rows(narrow)[1:]
     batches = iter(first)
     first.load_state_dict(state)
     assert rows(batches) == following

@@ -376,6 +376,21 @@ def test_of_two_iterations_at_once_the_older_one_says_so(link: MemoryLink, more:
     assert len(list(loader)) == 10
 
 
+def test_an_iteration_is_as_long_as_its_loader_was_when_it_began(link: MemoryLink) -> None:
+    for loader_type in (torch.utils.data.DataLoader, DataLoader):
+        batches = iter(loader_type(in_memory(link), 7, drop_last=True))
+        assert (len(batches), len(list(islice(batches, 3))), len(batches)) == (14, 3, 14)  # type: ignore[arg-type]
+    loader = DataLoader(in_memory(link), 7, epochs=2)
+    loader.skip(5)
+    batches = iter(loader)
+    assert len(batches) == len(loader) == 30  # type: ignore[arg-type]
+    assert len(list(batches)) == 25
+    assert len(iter(DataLoader(in_memory(link), 7, epochs=None))) == 15  # type: ignore[arg-type]
+    empty = iter(DataLoader(in_memory(link), 1000, drop_last=True))
+    assert len(empty) == 0  # type: ignore[arg-type]
+    assert list(empty) == []
+
+
 class SpoiltOnce:
     """A transform that fails for the first record that it sees."""
 

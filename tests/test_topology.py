@@ -197,8 +197,19 @@ def _rank(
         found["early"] = str(error)
     topology = resolve(env={})
     found["group"] = str(topology)
-    meshed = resolve(mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp")), env={})
-    found["mesh"] = f"{meshed.rank} of {meshed.world_size} ({meshed.source})"
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp"))
+    flat = mesh["dp", "tp"]._flatten("all")
+    for name, of, dims in (
+        ("mesh", mesh, ("dp",)),
+        ("flattened", flat, ("all",)),
+        ("its parts", mesh, ("dp", "tp")),
+        ("its name", mesh, ("all",)),
+    ):
+        try:
+            meshed = resolve(mesh=of, dp_dims=dims, env={})
+            found[name] = f"{meshed.rank} of {meshed.world_size} ({meshed.source})"
+        except InvalidInput as error:
+            found[name] = str(error)
     try:
         resolve(env={"RANK": str(1 - rank), "WORLD_SIZE": "2"})
     except InvalidInput as error:
@@ -259,6 +270,10 @@ def test_two_real_ranks_resolve_agree_and_disagree(tmp_path: Path) -> None:
     for rank in range(2):
         assert found[rank]["group"] == str(Topology(rank, 2, "process group", 1, rank, 2))
         assert found[rank]["mesh"] == f"{rank} of 2 (mesh dp)"
+        assert found[rank]["flattened"] == f"{rank} of 2 (mesh all)"
+        assert found[rank]["its parts"] == f"{rank} of 2 (mesh dp, tp)"
+        assert "no mesh dimension all: the mesh has dp, tp" in found[rank]["its name"]
+        assert "of one that _flatten made its parts" in found[rank]["its name"]
         assert "contradicts" in found[rank]["contradiction"]
         assert "seed is 0 on process 0 and 1 on process 1" in found[rank]["mismatch"]
         assert "version" not in found[rank]["mismatch"]

@@ -163,7 +163,6 @@ def numbers(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
         ({"window": 0}, "window=0"),
         ({"window": -5}, "window=-5"),
         ({"window": 1e6}, "window=1000000.0"),
-        ({"window": None}, "window=None"),
         ({"rank": 0}, "give both or neither"),
         ({"world_size": 2}, "give both or neither"),
         ({"rank": 2, "world_size": 2}, "rank 2 of 2"),

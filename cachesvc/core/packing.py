@@ -42,12 +42,19 @@ class _Block(NamedTuple):
 
 class PackRun:
     """The packs of one epoch of documents. `documents` orders them, one canonical node and batches of 1;
-    `length_of` are their lengths in tokens; `extent_tokens[i]` is the sum of those of extent i."""
+    `length_of` are their lengths in tokens; `extent_tokens[i]` is the sum of those of extent i. `planned`: its extents are
+    the dataset's."""
 
     def __init__(
-        self, documents: EpochOrder, length_of: Callable[[I64], I64], extent_tokens: I64, length: int
+        self,
+        documents: EpochOrder,
+        length_of: Callable[[I64], I64],
+        extent_tokens: I64,
+        length: int,
+        planned: bool = True,
     ) -> None:
         self._documents, self._length_of, self._length = documents, length_of, length
+        self._planned = planned
         totals = np.concatenate(([0], np.cumsum(extent_tokens[documents.run_extent])))
         self._block_tokens = totals[np.searchsorted(documents.run_first, documents.block_first)]
         self._blocks: Latest[int, _Block] = Latest(_BLOCKS_KEPT)
@@ -62,7 +69,9 @@ class PackRun:
         return positions
 
     def touches(self) -> list[Touches]:
-        """Where in the run the extents are read."""
+        """Where in the run the extents are read; nowhere that is known where they are not the dataset's."""
+        if not self._planned:
+            return [Touches(*(np.empty(0, np.int64) for _ in range(3)))]
         extent, begin, end = self._documents.touches()
         first = self._tokens_before(begin) // self._length
         last = -(-self._tokens_before(end) // self._length)
