@@ -226,7 +226,7 @@ class Samples:
             rows = reader.read(addresses[:, 0], lengths[:, 0])
             table = np.frombuffer(b"".join(row or b"" for row in rows), "<u4")
             addresses, lengths = self._catalog.settle(samples, table.reshape(len(rows), -1, 2))
-        if len(columns) < addresses.shape[1]:
+        if columns != list(range(addresses.shape[1])):
             addresses, lengths = addresses[:, columns], lengths[:, columns]
         flat = reader.read(np.ascontiguousarray(addresses).ravel(), np.ascontiguousarray(lengths).ravel())
         width = max(1, len(columns))
