@@ -17,6 +17,7 @@ from cachesvc.core.stalls import StallReport, Stalls
 from cachesvc.daemon.budgets import Budgets
 from cachesvc.daemon.builds import Builds
 from cachesvc.daemon.checks import Checks, Good
+from cachesvc.daemon.commits import Commits
 from cachesvc.daemon.datasets import Dataset, Datasets, unknown
 from cachesvc.daemon.fillers import Fillers
 from cachesvc.daemon.fills import Fills
@@ -73,6 +74,8 @@ class Runner:
             self._tiers[RAM] = ram_tier
         self._lanes = {name: self._lane(f"tier-{name}", clock) for name in node.policy.tiers}
         self._openers = {name: self._lane(f"open-{name}", clock) for name in self.disks}
+        self._committers = {name: self._lane(f"commit-{name}", clock) for name in self.disks}
+        self._commits = Commits(self._committers, self._lanes)
         self._budgets = budgets
         ram = node.policy.tiers.get(RAM)
         self._pressure = Pressure(
@@ -81,10 +84,12 @@ class Runner:
         self.watch = Watch(self._tier_lost, self._tier_back, self._measured, clock)
         for each in disks:
             name = each.disk.name
-            calls = self._lanes[name], self._openers[name]
+            calls = self._lanes[name], self._openers[name], self._committers[name]
             self.watch.add(each.disk, each.probes, calls, partial(fillers.busy_s, name))
         self.checks = Checks(node, self._tiers, self._openers, fillers, self.handle, self.watch.suspect)
-        self.fills = Fills(self._tiers, self._lanes, datasets, fillers, self.checks, self.handle)
+        self.fills = Fills(
+            self._tiers, self._lanes, self._commits, datasets, fillers, self.checks, self.handle
+        )
         self.granting = Granting(self._tiers, self.checks, self.handle, self.next_id)
         self.plans = Plans(self._lane("plans", clock))
         self._holds = Holds(node, self.handle)
@@ -178,9 +183,18 @@ class Runner:
                 then()
 
         for name in tuple(owing):
-            self._lanes[name].submit(lambda: None, partial(done, name), partial(done, name))
+            self._after_calls(name, lambda: None, partial(done, name))
         if not owing:
             then()
+
+    def _after_calls(self, name: TierName, work: Callable[[], None], then: Callable[[object], None]) -> None:
+        """Run `work` when all calls on a tier that were told before are over, then `then`."""
+        last = partial(self._lanes[name].submit, work, then, then)
+        committer = self._committers.get(name)
+        if committer is None:
+            last()
+        else:
+            committer.submit(lambda: None, lambda _: last(), lambda _: last())
 
     def asked(self) -> SourceCounters:
         """What was asked of the sources since this daemon started."""
@@ -225,17 +239,23 @@ class Runner:
         self.watch.close(0.0)
         self._pressure.close()
         self.plans.close()
-        for opener in self._openers.values():
-            opener.close(0.0)
+        for lane in (*self._openers.values(), *self._lanes.values(), *self._committers.values()):
+            lane.close(0.0)
+        deadline = self._clock() + CLOSE_S
         for name, tier in self._tiers.items():
             lost = self.node.policy.tiers[name].lost
-            if not self._lanes[name].close(0.0 if lost else CLOSE_S) or lost:
+            if lost or not self._ended(name, deadline):
                 log.warning("a tier that does not answer is left as it is", extra={"tier": name})
                 continue
             try:
                 tier.close()
             except CacheError as error:
                 log.warning("a tier did not close cleanly", extra={"tier": name, "error": str(error)})
+
+    def _ended(self, name: TierName, deadline: float) -> bool:
+        """Whether the calls under way in a tier end in time; none is to come."""
+        lanes = [lanes[name] for lanes in (self._lanes, self._committers) if name in lanes]
+        return all(lane.close(max(0.0, deadline - self._clock())) for lane in lanes)
 
     # What readers say (grants.Answers).
 
@@ -309,7 +329,8 @@ class Runner:
             self.checks.suspect(command.tier, error)
             evicted(None)
 
-        self._lanes[command.tier].submit(lambda: tier.evict(command.extent), evicted, failed)
+        lane = self._commits.after(command.extent, command.tier)
+        lane.submit(lambda: tier.evict(command.extent), evicted, failed)
 
     def _scrub(self, command: events.Verify) -> None:
         def checked(good: Good) -> None:
@@ -345,10 +366,8 @@ class Runner:
         self._measured(name, successor.room)
         if old is None:
             return
-        opener, close, lane = self._openers[name], old.close, self._lanes[name]
-        opener.submit(
-            lambda: None, lambda _: lane.submit(close, lambda _: None, lambda _: None), lambda _: None
-        )
+        close = partial(self._after_calls, name, old.close, lambda _: None)
+        self._openers[name].submit(lambda: None, lambda _: close(), lambda _: None)
 
     def _measured(self, name: TierName, room: Room) -> None:
         if not room.total_bytes:
