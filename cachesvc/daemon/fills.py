@@ -79,14 +79,18 @@ class Fills:
         waiting = sum(self._filling.get((each.extent, each.tier)) is each for each in self._paused or ())
         return len(self._filling) - waiting + len(self._checks.committing)
 
-    def tier_lost(self, name: TierName, why: str) -> None:
-        """Answer all that waits for the tier."""
+    def leave(self, name: TierName, why: str) -> None:
+        """Answer the fills that wait for a tier."""
         for command in [c for c in self._filling.values() if name in (c.tier, c.from_tier)]:
             code = TierFailed.code if command.tier == name else SourceUnavailable.code
             tier, extent = self._tiers[command.tier], command.extent
             del self._filling[(extent, command.tier)]
             self._lanes[command.tier].submit(partial(tier.abort, extent), lambda _: None, lambda _: None)
             self._failed(command, code, f"{name}: {why}", retry=True)
+
+    def tier_lost(self, name: TierName, why: str) -> None:
+        """Answer all that waits for the tier."""
+        self.leave(name, why)
         committing = self._checks.committing
         for key in [key for key in committing if key[1] == name]:
             del committing[key]

@@ -81,7 +81,7 @@ class Runner:
         self._pressure = Pressure(
             ram, budgets, self._lane("memory", clock), clock, partial(self._resized, RAM)
         )
-        self.watch = Watch(self._tier_lost, self._tier_back, self._measured, clock)
+        self.watch = Watch(self._tier_lost, self._tier_back, self._measured, self._tier_stalled, clock)
         for each in disks:
             name = each.disk.name
             calls = self._lanes[name], self._openers[name], self._committers[name]
@@ -339,6 +339,14 @@ class Runner:
         self.checks.verify(command.extent, command.tier, checked)
 
     # What the watch over the disks finds.
+
+    def _tier_stalled(self, name: TierName, stalled: bool) -> None:
+        """Fills go elsewhere until the disk answers or is lost, in fillers that do not wait for it."""
+        log.warning("a disk %s", "does not answer" if stalled else "answers again", extra={"tier": name})
+        self.handle(events.Stalled(name, stalled))
+        if stalled:
+            self._fillers.leave(name)
+            self.fills.leave(name, "it does not answer")
 
     def _tier_lost(self, name: TierName, why: str) -> None:
         """Answer all that waits for the tier; what its threads still do is undone behind them."""
