@@ -15,12 +15,15 @@ import pytest
 
 from cachesvc.core.errors import InvalidInput, TierFailed
 from cachesvc.core.model import TierName
+from cachesvc.daemon.closing import CLOSE_S
+from cachesvc.daemon.fillers import STOP_S
 from cachesvc.daemon.lanes import Lane
 from cachesvc.daemon.opening import SILENT_S, Opening, awaited
 from cachesvc.daemon.renewal import Disk
 from cachesvc.grants import Granted
 from cachesvc.leases import DaemonGrants
 from tests.faulty_disk import FaultyDisk
+from tests.servers import free_ports
 from tests.test_daemon import wait_until
 from tests.test_daemon_disks import EXTENTS, LOST_S, Node, flip, mounted, node, sample, stored
 
@@ -114,9 +117,9 @@ def restarted(found: Node) -> float:
 
 
 @contextlib.contextmanager
-def beside(tmp_path: Path, data: bytes, disk: Path) -> Iterator[Node]:
+def beside(tmp_path: Path, data: bytes, disk: Path, more: tuple[str, ...] = ()) -> Iterator[Node]:
     """A daemon with a good directory, and RAM for half, beside the one on a disk."""
-    with node(tmp_path, data, f"{tmp_path}/good=8MiB", f"{disk}=8MiB", ram="1MiB") as found:
+    with node(tmp_path, data, f"{tmp_path}/good=8MiB", f"{disk}=8MiB", ram="1MiB", more=more) as found:
         found.fill()
         yield found
 
@@ -137,6 +140,40 @@ def test_a_daemon_starts_beside_a_disk_in_trouble(
             assert str(disk.path) in said[0]
         finally:
             disk.behave("")
+
+
+@pytest.mark.parametrize(
+    "given_up", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["at once", "when it is lost"]
+)
+def test_a_daemon_that_hangs_in_a_disk_as_it_ends_is_in_nobodys_way(
+    tmp_path: Path, data: bytes, given_up: bool
+) -> None:
+    more = ("--metrics", f"127.0.0.1:{free_ports(1)[0]}")
+    with FaultyDisk(tmp_path) as disk, beside(tmp_path, data, disk.path, more) as found:
+        old = found.daemon.process
+        assert old is not None
+        disk.behave("hang")
+        try:
+            wait_until(lambda: not given_up or found.tier("nvme1").lost, LOST_S)  # type: ignore[attr-defined]
+            wait_until(lambda: waits_for_a_disk(old.pid), LOST_S)
+            old.terminate()
+            wait_until(lambda: found.daemon.log.endswith(" waits for that\n"), CLOSE_S + STOP_S + 5.0)
+            restarted(found)
+            assert tiers_lost(found) == [False, False, True]
+            assert old.poll() is None, "it waits for the disk, and holds nothing"
+            assert found.read() == EXTENTS
+        finally:
+            disk.behave("")
+        assert old.wait(LOST_S) == 0
+        wait_until(lambda: tiers_lost(found) == [False] * 3, BACK_S)
+
+
+def waits_for_a_disk(pid: int) -> bool:
+    """Whether a thread of a process is in a call of FUSE."""
+    found = (
+        Path(f"/proc/{pid}/task/{thread}/wchan").read_text() for thread in os.listdir(f"/proc/{pid}/task")
+    )
+    return "request_wait_answer" in found
 
 
 @pytest.mark.parametrize("left", [True, False], ids=["with a temporary file", "empty"])

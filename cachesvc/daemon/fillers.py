@@ -173,9 +173,10 @@ class Fillers:
         for filler in ending:
             filler.channel.close()
             filler.process.kill()
+        deadline = time.monotonic() + STOP_S
         for filler in ending if wait else ():
             with suppress(subprocess.TimeoutExpired):  # it hangs in the kernel; it holds nothing of ours
-                filler.process.wait(STOP_S)
+                filler.process.wait(max(0.0, deadline - time.monotonic()))
 
     def _least_busy(self, builds: bool) -> _Filler:
         """Raises OSError when there is none and none can be started."""

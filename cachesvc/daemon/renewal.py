@@ -13,6 +13,7 @@ Until 4 calls of either go where they belong: each acts on the directory that it
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -111,6 +112,12 @@ class Disk:
             tiers = [self.tier, self._next.tier if self._next else None]
             held = [tier.directory.lock for tier in tiers if tier is not None]
             return [os.dup(fd) for fd in (*held, *self._told_locks)]
+
+    def unlock(self) -> None:
+        """Give back all locks, for another daemon: this one is about to end, and hangs in the disk."""
+        for fd in self.locks():
+            fcntl.flock(fd, fcntl.LOCK_UN)
+            os.close(fd)
 
     def _give_up(self) -> None:
         with self._handover:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -17,6 +18,7 @@ from cachesvc.core.stalls import StallReport, Stalls
 from cachesvc.daemon.budgets import Budgets
 from cachesvc.daemon.builds import Builds
 from cachesvc.daemon.checks import Checks, Good
+from cachesvc.daemon.closing import CLOSE_S, ENDS_S, close_tier, ended, leave
 from cachesvc.daemon.commits import Commits
 from cachesvc.daemon.datasets import Dataset, Datasets, unknown
 from cachesvc.daemon.fillers import Fillers
@@ -40,8 +42,6 @@ from cachesvc.tiers.ram import RamTier
 from cachesvc.tiers.tier import Tier
 
 log = logging.getLogger(__name__)
-CLOSE_S = 5.0
-"""How long the end waits for a disk: what is being committed, no more."""
 
 
 class Runner:
@@ -65,6 +65,8 @@ class Runner:
         self.loop = loop
         self.stalls: dict[DatasetId, Stalls] = {}
         self.quotas = Quotas(())
+        self.hangs = False
+        """After `close`: a thread waits for a disk, and this process cannot end before that answers."""
         self.disks = {each.disk.name: each.disk for each in disks}
         self._tiers: dict[TierName, Tier] = {
             name: disk.tier for name, disk in self.disks.items() if disk.tier is not None
@@ -235,27 +237,25 @@ class Runner:
         return [extent for extent in dataset.extent_ids if held(extent)] if lost else []
 
     def close(self) -> None:
-        """Finish what the tiers' threads are doing, not what they were to do next, and close the tiers."""
-        self.watch.close(0.0)
+        """Finish what the tiers' threads are doing, not what they were to do next, and close the tiers. Of those that
+        wait for a disk for longer, `hangs` tells."""
         self._pressure.close()
         self.plans.close()
-        for lane in (*self._openers.values(), *self._lanes.values(), *self._committers.values()):
+        self.watch.close(0.0)
+        lanes = [*self._openers.values(), *self._lanes.values(), *self._committers.values()]
+        for lane in lanes:
             lane.close(0.0)
-        deadline = self._clock() + CLOSE_S
-        for name, tier in self._tiers.items():
-            lost = self.node.policy.tiers[name].lost
-            if lost or not self._ended(name, deadline):
-                log.warning("a tier that does not answer is left as it is", extra={"tier": name})
-                continue
-            try:
-                tier.close()
-            except CacheError as error:
-                log.warning("a tier did not close cleanly", extra={"tier": name, "error": str(error)})
+        deadline = time.monotonic() + CLOSE_S
+        closed = [self._close(name, deadline) for name in self._lanes]
+        self.hangs = not all([*closed, self.watch.close(ENDS_S), ended(lanes)])
 
-    def _ended(self, name: TierName, deadline: float) -> bool:
-        """Whether the calls under way in a tier end in time; none is to come."""
-        lanes = [lanes[name] for lanes in (self._lanes, self._committers) if name in lanes]
-        return all(lane.close(max(0.0, deadline - self._clock())) for lane in lanes)
+    def _close(self, name: TierName, deadline: float) -> bool:
+        """False where a tier does not close in time. A lost one is not asked to."""
+        calls = [lanes[name] for lanes in (self._lanes, self._committers) if name in lanes]
+        lost = self.node.policy.tiers[name].lost
+        if not lost and close_tier(self._tiers[name], calls, deadline):
+            return True
+        return name in self.disks and leave(self.disks[name]) and lost
 
     # What readers say (grants.Answers).
 

@@ -116,6 +116,9 @@ def serve(settings: Settings) -> int:
         )
         loop.run(runner.next_deadline, runner.tick, time.monotonic)
         log.info("stopping")
+    if runner.hangs:
+        log.warning("this process ends when the disks that it waits for answer; nothing else waits for that")
+        _leave_all(fillers)
     return 0
 
 
@@ -324,15 +327,16 @@ def _leave_all(fillers: Fillers) -> None:
     """End this process at once: gRPC would remove the socket file, and tiers and connections are another's."""
     fillers.stop(wait=False)
     logging.shutdown()
-    _leave_sockets()
+    _let_go()
     os._exit(0)
 
 
-def _leave_sockets() -> None:
-    """Close every socket: a process that hangs in a disk ends when that answers, and would keep its ports until then."""
+def _let_go() -> None:
+    """Close every socket and give back the RAM tier: a process that hangs in a disk ends when that answers, and would
+    keep ports and memory until then."""
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+            if os.readlink(f"/proc/self/fd/{name}").startswith(("socket:", "/memfd:cachesvc:")):
                 os.close(int(name))
 
 

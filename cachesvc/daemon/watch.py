@@ -104,10 +104,9 @@ class Watch:
             self._report_stall(watched, watched.breaker.silent and (slow or watched.stalled))
             self._report(watched)
 
-    def close(self, wait_s: float) -> None:
-        """End the probes' threads."""
-        for watched in self._tiers.values():
-            watched.probes.close(wait_s)
+    def close(self, wait_s: float) -> bool:
+        """End the probes' threads; False when one does not end in time."""
+        return all([watched.probes.close(wait_s) for watched in self._tiers.values()])
 
     def _stuck(self, watched: _Watched) -> bool:
         return any(lane.busy_s() > self._limits.stuck_s for lane in watched.calls)
