@@ -23,6 +23,7 @@ from cachesvc.daemon.renewal import Disk
 from cachesvc.grants import Granted
 from cachesvc.leases import DaemonGrants
 from tests.faulty_disk import FaultyDisk
+from tests.fuse import FaultyMount
 from tests.servers import free_ports
 from tests.test_daemon import wait_until
 from tests.test_daemon_disks import EXTENTS, LOST_S, Node, flip, mounted, node, sample, stored
@@ -176,13 +177,42 @@ def waits_for_a_disk(pid: int) -> bool:
     return "request_wait_answer" in found
 
 
-@pytest.mark.parametrize("left", [True, False], ids=["with a temporary file", "empty"])
-def test_a_daemon_starts_beside_a_read_only_disk(tmp_path: Path, data: bytes, left: bool) -> None:
+@pytest.mark.skipif(bool(FaultyMount.why_not()), reason=f"NOT TESTED: {FaultyMount.why_not()}")
+def test_a_daemon_starts_while_lookups_of_a_cache_directory_hang(tmp_path: Path, data: bytes) -> None:
+    with FaultyMount(tmp_path / "hung") as disk:
+        disk.lookups_hang = True
+        began = time.monotonic()
+        with node(tmp_path, data, f"{tmp_path}/good=8MiB", f"{disk.path}/cache=8MiB", ram="1MiB") as found:
+            assert time.monotonic() - began < SILENT_S + 5.0
+            assert tiers_lost(found) == [False, False, True]
+            disk.go_on()
+
+
+def test_a_directory_that_is_named_twice_is_refused(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "other").symlink_to("good")
+    for other in ("good", "good/../good", "other"):
+        with (
+            pytest.raises(RuntimeError, match="once"),
+            node(tmp_path, data, f"{tmp_path}/good=8MiB", f"{tmp_path}/{other}=8MiB"),
+        ):
+            pass
+
+
+def test_a_directory_that_is_named_twice_is_no_place_for_a_new_daemon(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "other").symlink_to("good")
+    with node(tmp_path, data, f"{tmp_path}/good=8MiB") as found:
+        new = found.daemon.spawn("--takeover", "--nvme", f"{tmp_path}/other=8MiB")
+        assert new.wait(LOST_S) == InvalidInput.code
+        assert "once" in found.daemon.log
+
+
+@pytest.mark.parametrize("left", [True, False, None], ids=["with a temporary file", "empty", "laid out"])
+def test_a_daemon_starts_beside_a_read_only_disk(tmp_path: Path, data: bytes, left: bool | None) -> None:
     with mounted(tmp_path / "ro", "size=16m") as disk, beside(tmp_path, data, disk) as found:
         assert found.daemon.stop() == 0
         if left:
             (disk / "cachesvc/v1/tmp" / ("0" * 32)).write_bytes(b"half")
-        else:
+        elif left is False:
             shutil.rmtree(disk / "cachesvc")
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
         restarted(found)

@@ -17,14 +17,15 @@ import fcntl
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from cachesvc.core.errors import CacheError
+from cachesvc.core.errors import CacheError, OutOfSpace
 from cachesvc.core.model import ExtentId, TierName
 from cachesvc.tiers.failures import translated
 from cachesvc.tiers.nvme import NvmeTier, open_nvme
-from cachesvc.tiers.probe import Room, room
+from cachesvc.tiers.probe import Room, room, scribble
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,8 @@ class Disk:
         tier = open_nvme(self.name, self.path, locks=self._told_locks, mounted=self.mounted)
         try:
             extents = tier.recover(heard)
+            with suppress(OutOfSpace), translated(str(self.path), "write to the cache directory"):
+                scribble(tier.directory.root)
             with translated(str(self.path), "measure the room"):
                 found = Successor(tier, extents, room(tier.directory.root))
         except CacheError:

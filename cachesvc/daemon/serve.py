@@ -20,6 +20,7 @@ from pathlib import Path
 from cachesvc.config import (
     CONTROL_SOCKET,
     GRANTS_SOCKET,
+    NAMED_TWICE,
     STATE_BYTES,
     Settings,
     check_open_files,
@@ -372,4 +373,14 @@ def _taken(
         )
         specs.append(TierSpec(disk.name, budget))
         recovered.append(events.Recovered(disk.name, found.extents))
+    _check_each_once([opening.disk for opening in openings])
     return specs, recovered
+
+
+def _check_each_once(disks: Sequence[Disk]) -> None:
+    """Raises InvalidInput where two of them are one directory: an old daemon's lock of it is shared by both."""
+    seen: set[tuple[int, int]] = set()
+    for disk in disks:
+        if disk.tier is not None and disk.tier.directory.place in seen:
+            raise InvalidInput(NAMED_TWICE.format(disk.path))
+        seen |= {disk.tier.directory.place} if disk.tier is not None else set()
