@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
 import subprocess
 import threading
 import time
@@ -272,13 +273,17 @@ def reading(found: Node) -> Iterator[list[float]]:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("fault", ["eio", "hang"])
 def test_a_lost_tier_is_handed_over_as_lost(tmp_path: Path, data: bytes, fault: str) -> None:
-    with FaultyDisk(tmp_path) as disk, beside(tmp_path, data, disk.path) as found:
+    ports = free_ports(2)
+    more = ("--metrics", f"127.0.0.1:{ports[0]}", "--listen", f"127.0.0.1:{ports[1]}")
+    with FaultyDisk(tmp_path) as disk, beside(tmp_path, data, disk.path, more) as found:
         disk.behave(fault)
         try:
             wait_until(lambda: found.tier("nvme1").lost, LOST_S)  # type: ignore[attr-defined]
             with reading(found) as took:
                 found.daemon.take_over()
             assert max(took) < STANDSTILL_S
+            for port in ports:
+                socket.create_connection(("127.0.0.1", port), LOST_S).close()
             assert tiers_lost(found) == [False, False, True]
             assert found.read() == EXTENTS
         finally:
