@@ -271,6 +271,9 @@ def most_readers(open_files: int) -> int:
     return min(READERS, open_files // READERS_SHARE)
 
 
+NAMED_TWICE = "--nvme names {} more than once; name each directory once"
+
+
 def validate(settings: Settings) -> None:
     """Raise InvalidInput for settings that cannot work together; one line that says the mend."""
     if settings.extent_bytes < 4096 or settings.extent_bytes % 4096:
@@ -286,9 +289,11 @@ def validate(settings: Settings) -> None:
                 f"the budget of {spec.size_bytes:,} bytes for {spec.path} cannot hold one extent of"
                 f" {settings.extent_bytes:,}; raise --nvme, or lower --extent-bytes"
             )
-    places = [os.path.realpath(spec.path) for spec in settings.nvme]
+    places = [
+        os.path.abspath(spec.path) for spec in settings.nvme
+    ]  # links are seen when all are open: one may hang
     if twice := [place for place in places if places.count(place) > 1]:
-        raise InvalidInput(f"--nvme names {twice[0]} more than once; name each directory once")
+        raise InvalidInput(NAMED_TWICE.format(twice[0]))
     if settings.socket_mode & 0o077 and not settings.allow:
         raise InvalidInput(
             "a socket for other users needs --allow: they would read with this daemon's rights"

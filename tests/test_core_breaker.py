@@ -79,6 +79,21 @@ def test_slow_syncs_alone_are_no_reason_to_leave_a_disk_alone() -> None:
     assert not list(play(breaker, loaded, 3600.0))
 
 
+def test_a_disk_is_silent_while_a_probe_is_late_that_does_not_sync() -> None:
+    breaker, now = Breaker(LIMITS, 0.0), 0.0
+    for silent in (True, False):
+        sent_at = now
+        assert breaker.tick(now) is (Probe.CANARY if silent else Probe.THOROUGH)
+        assert not breaker.silent
+        while now - sent_at <= LIMITS.slow_s:
+            now = breaker.next_deadline()
+            assert breaker.tick(now) is None
+        assert breaker.silent is silent, "a sync may take longer"
+        breaker.answered(now, now - sent_at)
+        assert not breaker.silent
+        breaker.suspect(now)
+
+
 def test_a_doubt_that_was_wrong_costs_one_write() -> None:
     breaker = Breaker(LIMITS, 0.0)
     breaker.doubt()

@@ -37,6 +37,7 @@ from cachesvc.core.events import (
     Released,
     Renewed,
     Resized,
+    Stalled,
     StartFill,
     Tick,
     TierBack,
@@ -313,9 +314,14 @@ class NodeMachine(RuleBasedStateMachine):
         self.stored[NVME] = set(held)
         self.send(Renewed(NVME, {extent: SIZES[extent] for extent in sorted(held)}))
 
+    @rule(stalled=st.booleans())
+    def disk_stalls(self, stalled: bool) -> None:
+        self.send(Stalled(NVME, stalled))
+
     @rule()
     def tiers_are_back(self) -> None:
         self.lost = False
+        self.send(Stalled(NVME, False))
         self.send(TierBack(RAM))
         self.send(TierBack(NVME))
 

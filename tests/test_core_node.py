@@ -7,7 +7,7 @@ import math
 import pytest
 
 from cachesvc.core.copies import UNDECLARED
-from cachesvc.core.errors import NotFound, OutOfSpace, SourceUnavailable
+from cachesvc.core.errors import NotFound, OutOfSpace, SourceUnavailable, TierFailed
 from cachesvc.core.events import (
     Command,
     CommitFailed,
@@ -35,6 +35,7 @@ from cachesvc.core.events import (
     Recovered,
     Refuse,
     Released,
+    Stalled,
     StartFill,
     Tick,
     TierBack,
@@ -720,6 +721,39 @@ def test_a_lost_tier_is_neither_filled_nor_granted_from_until_it_is_back() -> No
     assert tell(node, Demanded(ONE, 1, A)) == [StartFill(A, NVME)]
     tell(node, Filled(A, NVME), Committed(A, NVME), TierBack(RAM))
     assert node.where(A) is not None
+
+
+def test_nothing_is_filled_into_a_tier_that_stalls_until_it_answers() -> None:
+    node = node_of(ram=1, nvme=4)
+    tell(node, Demanded(ONE, 1, A, True, SIZE), Demanded(ONE, 2, B, True, SIZE))
+    fill(node, A)
+    assert tell(node, Stalled(NVME, True)) == []
+    answers = tell(node, FillFailed(B, NVME, TierFailed.code, "it does not answer", True))
+    assert answers == [Refuse(ONE, 2, B)], "RAM is in use"
+    tell(node, Released(ONE, A))
+    assert tell(node, Demanded(ONE, 3, C, True, SIZE)) == [Evict(A, RAM)], "not into the free room of a disk"
+    assert tell(node, Evicted(A, RAM)) == [StartFill(C, RAM)]
+    fill(node, C)
+    tell(node, Stalled(NVME, False))
+    assert tell(node, Demanded(ONE, 4, D, True, SIZE)) == [StartFill(D, NVME)], "its room is what it was"
+
+
+def test_a_prefetch_waits_for_a_tier_that_stalls_and_not_for_a_lost_one() -> None:
+    node = node_of(nvme=4)
+    tell(node, declare(A, B), Stalled(NVME, True))
+    assert tell(node, Prefetched(1, DATASET)) == []
+    assert not node.progress(1).finished
+    assert tell(node, Stalled(NVME, False)) == [StartFill(A, NVME), StartFill(B, NVME)]
+    tell(node, Stalled(NVME, True), TierLost(NVME))
+    for extent in (A, B):
+        tell(node, FillFailed(extent, NVME, TierFailed.code, "lost", True))
+    assert node.progress(1).finished
+
+
+def test_nothing_is_promoted_from_a_tier_that_stalls() -> None:
+    node = node_of(ram=2, nvme=4, lookahead_bytes=None)
+    tell(node, Recovered(NVME, {A: SIZE, B: SIZE}), declare(A, B), Stalled(NVME, True))
+    assert tell(node, plan(A, B)) == []
 
 
 def test_waiters_of_a_fill_into_a_lost_tier_are_served_from_another() -> None:

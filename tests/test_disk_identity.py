@@ -201,6 +201,7 @@ def test_the_watch_finds_it_and_says_why_it_stays_out(
         lambda name, why: heard.append(why),
         lambda name: heard.append("back"),
         lambda name, room: None,
+        lambda name, stalled: None,
         lambda: now[0],
     )
     watch.add(disk, Lane("probe", post, lambda: now[0]), (), lambda: 0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
 import subprocess
 import threading
 import time
@@ -15,12 +16,16 @@ import pytest
 
 from cachesvc.core.errors import InvalidInput, TierFailed
 from cachesvc.core.model import TierName
+from cachesvc.daemon.closing import CLOSE_S
+from cachesvc.daemon.fillers import STOP_S
 from cachesvc.daemon.lanes import Lane
 from cachesvc.daemon.opening import SILENT_S, Opening, awaited
 from cachesvc.daemon.renewal import Disk
 from cachesvc.grants import Granted
 from cachesvc.leases import DaemonGrants
 from tests.faulty_disk import FaultyDisk
+from tests.fuse import FaultyMount
+from tests.servers import free_ports
 from tests.test_daemon import wait_until
 from tests.test_daemon_disks import EXTENTS, LOST_S, Node, flip, mounted, node, sample, stored
 
@@ -114,9 +119,9 @@ def restarted(found: Node) -> float:
 
 
 @contextlib.contextmanager
-def beside(tmp_path: Path, data: bytes, disk: Path) -> Iterator[Node]:
+def beside(tmp_path: Path, data: bytes, disk: Path, more: tuple[str, ...] = ()) -> Iterator[Node]:
     """A daemon with a good directory, and RAM for half, beside the one on a disk."""
-    with node(tmp_path, data, f"{tmp_path}/good=8MiB", f"{disk}=8MiB", ram="1MiB") as found:
+    with node(tmp_path, data, f"{tmp_path}/good=8MiB", f"{disk}=8MiB", ram="1MiB", more=more) as found:
         found.fill()
         yield found
 
@@ -139,13 +144,76 @@ def test_a_daemon_starts_beside_a_disk_in_trouble(
             disk.behave("")
 
 
-@pytest.mark.parametrize("left", [True, False], ids=["with a temporary file", "empty"])
-def test_a_daemon_starts_beside_a_read_only_disk(tmp_path: Path, data: bytes, left: bool) -> None:
+@pytest.mark.parametrize(
+    "given_up", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["at once", "when it is lost"]
+)
+def test_a_daemon_that_hangs_in_a_disk_as_it_ends_is_in_nobodys_way(
+    tmp_path: Path, data: bytes, given_up: bool
+) -> None:
+    more = ("--metrics", f"127.0.0.1:{free_ports(1)[0]}")
+    with FaultyDisk(tmp_path) as disk, beside(tmp_path, data, disk.path, more) as found:
+        old = found.daemon.process
+        assert old is not None
+        disk.behave("hang")
+        try:
+            wait_until(lambda: not given_up or found.tier("nvme1").lost, LOST_S)  # type: ignore[attr-defined]
+            wait_until(lambda: waits_for_a_disk(old.pid), LOST_S)
+            old.terminate()
+            wait_until(lambda: found.daemon.log.endswith(" waits for that\n"), CLOSE_S + STOP_S + 5.0)
+            restarted(found)
+            assert tiers_lost(found) == [False, False, True]
+            assert old.poll() is None, "it waits for the disk, and holds nothing"
+            assert found.read() == EXTENTS
+        finally:
+            disk.behave("")
+        assert old.wait(LOST_S) == 0
+        wait_until(lambda: tiers_lost(found) == [False] * 3, BACK_S)
+
+
+def waits_for_a_disk(pid: int) -> bool:
+    """Whether a thread of a process is in a call of FUSE."""
+    found = (
+        Path(f"/proc/{pid}/task/{thread}/wchan").read_text() for thread in os.listdir(f"/proc/{pid}/task")
+    )
+    return "request_wait_answer" in found
+
+
+@pytest.mark.skipif(bool(FaultyMount.why_not()), reason=f"NOT TESTED: {FaultyMount.why_not()}")
+def test_a_daemon_starts_while_lookups_of_a_cache_directory_hang(tmp_path: Path, data: bytes) -> None:
+    with FaultyMount(tmp_path / "hung") as disk:
+        disk.lookups_hang = True
+        began = time.monotonic()
+        with node(tmp_path, data, f"{tmp_path}/good=8MiB", f"{disk.path}/cache=8MiB", ram="1MiB") as found:
+            assert time.monotonic() - began < SILENT_S + 5.0
+            assert tiers_lost(found) == [False, False, True]
+            disk.go_on()
+
+
+def test_a_directory_that_is_named_twice_is_refused(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "other").symlink_to("good")
+    for other in ("good", "good/../good", "other"):
+        with (
+            pytest.raises(RuntimeError, match="once"),
+            node(tmp_path, data, f"{tmp_path}/good=8MiB", f"{tmp_path}/{other}=8MiB"),
+        ):
+            pass
+
+
+def test_a_directory_that_is_named_twice_is_no_place_for_a_new_daemon(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "other").symlink_to("good")
+    with node(tmp_path, data, f"{tmp_path}/good=8MiB") as found:
+        new = found.daemon.spawn("--takeover", "--nvme", f"{tmp_path}/other=8MiB")
+        assert new.wait(LOST_S) == InvalidInput.code
+        assert "once" in found.daemon.log
+
+
+@pytest.mark.parametrize("left", [True, False, None], ids=["with a temporary file", "empty", "laid out"])
+def test_a_daemon_starts_beside_a_read_only_disk(tmp_path: Path, data: bytes, left: bool | None) -> None:
     with mounted(tmp_path / "ro", "size=16m") as disk, beside(tmp_path, data, disk) as found:
         assert found.daemon.stop() == 0
         if left:
             (disk / "cachesvc/v1/tmp" / ("0" * 32)).write_bytes(b"half")
-        else:
+        elif left is False:
             shutil.rmtree(disk / "cachesvc")
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
         restarted(found)
@@ -205,13 +273,17 @@ def reading(found: Node) -> Iterator[list[float]]:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("fault", ["eio", "hang"])
 def test_a_lost_tier_is_handed_over_as_lost(tmp_path: Path, data: bytes, fault: str) -> None:
-    with FaultyDisk(tmp_path) as disk, beside(tmp_path, data, disk.path) as found:
+    ports = free_ports(2)
+    more = ("--metrics", f"127.0.0.1:{ports[0]}", "--listen", f"127.0.0.1:{ports[1]}")
+    with FaultyDisk(tmp_path) as disk, beside(tmp_path, data, disk.path, more) as found:
         disk.behave(fault)
         try:
             wait_until(lambda: found.tier("nvme1").lost, LOST_S)  # type: ignore[attr-defined]
             with reading(found) as took:
                 found.daemon.take_over()
             assert max(took) < STANDSTILL_S
+            for port in ports:
+                socket.create_connection(("127.0.0.1", port), LOST_S).close()
             assert tiers_lost(found) == [False, False, True]
             assert found.read() == EXTENTS
         finally:

@@ -127,6 +127,25 @@ def test_fillers_that_do_not_work_in_a_lost_tier_stay(tmp_path: Path) -> None:
             disk.behave("")
 
 
+def test_a_filler_that_waits_for_a_disk_gets_no_more_jobs_and_ends_when_it_answers(tmp_path: Path) -> None:
+    with FaultyDisk(tmp_path) as disk, a_pool(tmp_path, 1) as found:
+        (disk.path / "extent").write_bytes(BYTES)
+        with opened(disk.path / "extent") as hanging, opened(found.inside) as memory:
+            disk.behave("hang")
+            for number in range(jobs.SIDE_BY_SIDE):
+                found.verify(number, hanging, DISK)
+            (left,) = found.pids()
+            found.fillers.leave(DISK)
+            found.verify("goes on", memory, RAM)
+            assert found.of("goes on").code == 0
+            assert len(found.pids()) == 2
+            disk.behave("")
+            for number in range(jobs.SIDE_BY_SIDE):
+                assert found.of(number).code == 0, "nothing is lost"
+            assert left not in found.pids()
+            assert len(found.pids()) == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("disks", [0, 1])
 def test_fillers_that_cannot_be_killed_are_bounded(tmp_path: Path, disks: int) -> None:

@@ -17,6 +17,7 @@ from cachesvc.core.node import Node
 from cachesvc.core.policy import Settings, TierSpec
 from cachesvc.daemon import jobs
 from cachesvc.daemon.checks import Checks
+from cachesvc.daemon.commits import Commits
 from cachesvc.daemon.datasets import UNUSED, Dataset, Datasets, Sealed, in_use, is_claimed
 from cachesvc.daemon.fills import Fills
 
@@ -56,7 +57,7 @@ def test_the_answer_is_counted_and_nothing_else_happens(tmp_path: Path) -> None:
                 fills.start(command)
 
     checks = Checks(node, {NVME: tier}, lanes, fillers, handle, failing=lambda _: None)
-    fills = Fills({NVME: tier}, lanes, datasets, fillers, checks, handle)
+    fills = Fills({NVME: tier}, lanes, Commits(lanes, lanes), datasets, fillers, checks, handle)
     known = datasets.admit(dataset(1))
     handle(events.DatasetDeclared(7, known.id, known.extents))
     handle(events.Demanded(ReaderId(7), 1, known.extent_ids[0]))

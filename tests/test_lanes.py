@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -72,13 +73,52 @@ class BrokenProbe:
     revive = None  # not called
 
 
+class SilentProbe:
+    """A tier that does not answer until it is told to."""
+
+    name = TierName("nvme0")
+
+    def __init__(self) -> None:
+        self.answer = threading.Event()
+
+    def probe(self, thorough: bool, sync: bool = True) -> Room:
+        self.answer.wait(WAIT_S)
+        return Room(0, 0)
+
+    revive = None  # not called
+
+
+@pytest.mark.parametrize("busy_s", [0.0, 4.0])
+def test_a_tier_stalls_that_answers_neither_a_probe_nor_a_call(
+    posted: queue.Queue[Callable[[], None]], busy_s: float
+) -> None:
+    now, heard = [0.0], []
+    watch = Watch(
+        lambda *_: None, lambda *_: None, lambda *_: None, lambda *said: heard.append(said), lambda: now[0]
+    )
+    tier = SilentProbe()
+    watch.add(tier, Lane("probe", posted.put, lambda: now[0]), (), lambda: busy_s)  # type: ignore[arg-type]
+    for _ in range(5):
+        watch.tick()
+        now[0] = watch.next_deadline()
+    assert heard == ([("nvme0", True)] if busy_s else []), "said once"
+    tier.answer.set()
+    posted.get(timeout=WAIT_S)()
+    watch.close(WAIT_S)
+    assert heard == ([("nvme0", True), ("nvme0", False)] if busy_s else [])
+
+
 def test_a_probe_that_fails_unexpectedly_is_an_answer_of_a_broken_disk(
     posted: queue.Queue[Callable[[], None]],
 ) -> None:
     now = [0.0]
     lost: list[str] = []
     watch = Watch(
-        lambda name, why: lost.append(why), lambda name: None, lambda name, room: None, lambda: now[0]
+        lambda name, why: lost.append(why),
+        lambda name: None,
+        lambda *_: None,
+        lambda *_: None,
+        lambda: now[0],
     )
     watch.add(BrokenProbe(), Lane("probe", posted.put, lambda: now[0]), (), lambda: 0.0)  # type: ignore[arg-type]
     for _ in range(2):

@@ -63,7 +63,8 @@ class Answers:
     def _place_again(self, entry: Entry, copy: Copy) -> None:
         """The tier failed, not the source: what waits goes elsewhere or is refused, at once."""
         entry.avoid = copy.tier
-        self._outages.full(copy.tier)
+        if not copy.tier.stalled:
+            self._outages.full(copy.tier)
         self._readers.want(entry)
         self._prefetches.refill(entry)  # its waiters may be refused, and a prefetch wants it all the same
         self._copies.forget(entry)

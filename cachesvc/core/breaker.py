@@ -12,6 +12,9 @@ as long as those, and the disk works.
     WORKS   for `lost_s` no probe was answered within `slow_s`  LOST: the disk hardly answers
     LOST    `back_probes` thorough probes in a row are good     WORKS
 
+A disk that answers neither a probe nor a call for `slow_s` is not lost yet, but nothing more is asked of it (`silent`,
+`daemon/watch.py`).
+
 One quick answer starts the `lost_s` anew (of a doubted tier: one to a probe that writes): load makes some answers late,
 not all of them. Load on the daemon
 itself makes nobody's answers late here: when this was not asked in time, the disk gets its time again.
@@ -62,6 +65,8 @@ class Breaker:
         self.lost = False
         self.why = ""
         """Why it was lost, for people."""
+        self.silent = False
+        """A probe that does not sync has been under way for `slow_s`."""
         self._asked_at: float | None = None
         self._probe = Probe.CANARY
         self._due_at = now
@@ -95,6 +100,7 @@ class Breaker:
         if self._asked_at is not None:
             if now - self._asked_at > self.limits.slow_s:
                 self._slow(now)
+                self.silent = self._probe is not Probe.THOROUGH
             return None
         if now < self._due_at:
             return None
@@ -110,7 +116,7 @@ class Breaker:
         quick = took_s - self._look(now) <= self.limits.slow_s
         if not quick:
             self._slow(now)
-        self._asked_at = None
+        self._asked_at, self.silent = None, False
         self._due_at = now + (self._pause_s if self.lost else self.limits.probe_s)
         if error and self._probe is not Probe.THOROUGH:
             self.suspect(now)

@@ -13,6 +13,11 @@ def working(tiers: Mapping[TierName, Tier]) -> list[Tier]:
     return [tier for tier in tiers.values() if not tier.lost]
 
 
+def answering(tiers: Mapping[TierName, Tier]) -> list[Tier]:
+    """The tiers that work and do not keep us waiting."""
+    return [tier for tier in working(tiers) if not tier.stalled]
+
+
 def by_preference(tiers: Mapping[TierName, Tier]) -> list[Tier]:
     """The tiers that work, in order of placement: RAM, then the emptiest."""
     works = working(tiers)

@@ -243,6 +243,15 @@ class Corrupt:
 
 
 @dataclass(frozen=True, slots=True)
+class Stalled:
+    """A tier has not answered for seconds, or does again: meanwhile nothing is filled into it. Comes before what it keeps
+    waiting is answered with `FillFailed`."""
+
+    tier: TierName
+    stalled: bool
+
+
+@dataclass(frozen=True, slots=True)
 class TierLost:
     """A tier answers with errors: nothing is reserved in it or granted from it until `TierBack`."""
 
@@ -378,6 +387,7 @@ Event: TypeAlias = (
     | Unpinned
     | EvictAsked
     | Corrupt
+    | Stalled
     | TierLost
     | TierBack
     | Renewed

@@ -95,6 +95,8 @@ class Lookahead:
         copy = entry.best()
         if self._reserve.streams or copy is None or not copy.committed or copy.tier.name == RAM:
             return True
+        if copy.tier.stalled:
+            return True
         if self._copies.busy:
             return True
         place = self._policy.promote(entry)

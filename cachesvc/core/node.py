@@ -99,6 +99,7 @@ class Node:
             ev.Evicted: self.answers.evicted,
             ev.Corrupt: self.answers.corrupt,
             ev.Recovered: self.outages.recovered,
+            ev.Stalled: self.outages.stalled,
             ev.TierLost: self.outages.lost,
             ev.TierBack: self.outages.back,
             ev.Renewed: self.outages.renewed,

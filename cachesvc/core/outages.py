@@ -72,6 +72,10 @@ class Outages:
                 for copy in take(shelves, -tier.free_bytes - tier.evicting_bytes)[0]:
                     self._copies.evict(copy)
 
+    def stalled(self, event: ev.Stalled) -> None:
+        """Fill nothing into a tier while it does not answer; what it has is granted all the same."""
+        self._tiers[event.tier].stalled = event.stalled
+
     def lost(self, event: ev.TierLost) -> None:
         """Grant nothing from a tier and fill nothing into it; what was being filled there goes elsewhere."""
         tier = self._tiers[event.tier]

@@ -110,7 +110,9 @@ class Policy:
         """Where a fill of `entry` may go now."""
         taken = {copy.tier.name for copy in entry.copies}
         tiers = [
-            t for t in by_preference(self.tiers) if t.name not in taken and entry.size_bytes <= t.budget_bytes
+            tier
+            for tier in by_preference(self.tiers)
+            if tier.name not in taken and not tier.stalled and entry.size_bytes <= tier.budget_bytes
         ]
         tiers.sort(key=lambda tier: tier is entry.avoid)
         if entry.datasets and self.shares.within_quota(entry):

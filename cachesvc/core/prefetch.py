@@ -116,5 +116,8 @@ class Prefetches:
         return True
 
     def _room_is_coming(self, entry: Entry) -> bool:
-        """The extent's own old copy is on its way out, of a tier that may then take it again."""
+        """The extent's own old copy is on its way out, of a tier that may then take it again; or some tier may answer
+        again."""
+        if any(tier.stalled and not tier.lost for tier in self._policy.tiers.values()):
+            return True
         return any(copy.tier.evicting_bytes and not copy.tier.lost for copy in entry.copies)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cachesvc.core import events as ev
-from cachesvc.core.budgets import working
+from cachesvc.core.budgets import answering
 from cachesvc.core.copies import Copies
 from cachesvc.core.errors import NotFound
 from cachesvc.core.holds import EVERYBODY, Hold, Holds
@@ -251,9 +251,9 @@ class Readers:
 
     def _room_is_coming(self) -> bool:
         """Bytes will be free, or evictable, without any reader's doing."""
-        works = working(self._policy.tiers)
+        works = answering(self._policy.tiers)
         if any(tier.evicting_bytes for tier in works):
             return True
-        filling = (copy for copy in self._copies.filling if not copy.tier.lost and not copy.entry.waiters)
+        filling = (copy for copy in self._copies.filling if copy.tier in works and not copy.entry.waiters)
         committing = (copy for tier in works for copy in tier.committing if not copy.leases)
         return any(copy.role is not Role.KEPT for group in (filling, committing) for copy in group)

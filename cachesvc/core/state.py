@@ -50,6 +50,8 @@ class Tier:
     """What was given; while the tier takes no more, what it held when it said so."""
     full_until: float = 0.0
     lost: bool = False
+    stalled: bool = False
+    """It has not answered for seconds, and may be lost soon."""
     corrupt_count: int = 0
     """Copies that failed their checksums."""
     scrubbed_bytes: int = 0

@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from cachesvc.catalog.build import Options, build, survey
+from cachesvc.catalog.build import DirectBytes, Options, build, survey
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.layout import Indirect
 from cachesvc.catalog.unused import used
@@ -194,7 +194,8 @@ class Filler:
                 # Somebody may have removed it; what else there is against it is said of the file.
                 with suppress(OSError):
                     os.mkdir(job.catalogs, 0o700)
-                with CachedBytes(self._settings.socket_dir, job.catalogs, found) as data:
+                direct = DirectBytes(self._sources)
+                with CachedBytes(self._settings.socket_dir, job.catalogs, found, direct, self._calls) as data:
                     notes = build(found, path, self._sources, data, self._progress(job.number))
                 for note in notes:
                     log.warning("%s", note)

@@ -53,6 +53,11 @@ class _Filler:
     channel: socket.socket
     builds: bool
     waiting: dict[int, _Waiting] = field(default_factory=dict)
+    left: bool = False
+    """It ends with what it has to do: that waits for a disk, and so may what it would be given next."""
+
+    def works_in(self, tier: TierName) -> bool:
+        return any(tier in each.tiers for each in self.waiting.values())
 
 
 class Fillers:
@@ -141,12 +146,15 @@ class Fillers:
         now = self._clock()
         return now - min((each.since for each in waiting), default=now)
 
+    def leave(self, tier: TierName) -> None:
+        """Give no more jobs to the fillers that work in a tier: others take their place."""
+        for filler in self._living:
+            filler.left |= filler.works_in(tier)
+
     def tier_lost(self, tier: TierName) -> None:
         """Replace every filler that works in a tier: its threads may wait for the disk as long as that hangs, and other
         tiers' jobs for these threads."""
-        hung = [
-            each for each in self._living if any(tier in waiting.tiers for waiting in each.waiting.values())
-        ]
+        hung = [each for each in self._living if each.works_in(tier)]
         for filler in hung:  # before anybody is answered, who may send the next job
             self._part_with(filler)
         deadline = time.monotonic() + DEATH_S
@@ -165,9 +173,10 @@ class Fillers:
         for filler in ending:
             filler.channel.close()
             filler.process.kill()
+        deadline = time.monotonic() + STOP_S
         for filler in ending if wait else ():
             with suppress(subprocess.TimeoutExpired):  # it hangs in the kernel; it holds nothing of ours
-                filler.process.wait(STOP_S)
+                filler.process.wait(max(0.0, deadline - time.monotonic()))
 
     def _least_busy(self, builds: bool) -> _Filler:
         """Raises OSError when there is none and none can be started."""
@@ -178,13 +187,15 @@ class Fillers:
                 raise
             log.warning("a filler process cannot be started", extra={"error": error.strerror})
         found = (filler for filler in self._living if filler.builds == builds)
-        return min(found, key=lambda filler: len(filler.waiting))
+        return min(found, key=lambda filler: (filler.left, len(filler.waiting)))
 
     def _fill_up(self, builds: bool) -> None:
         self._dying = [process for process in self._dying if process.poll() is None]
         wanted = 1 if builds else self._settings.fillers
-        for _ in range(wanted - sum(filler.builds == builds for filler in self._living)):
-            if len(self._dying) >= self._max_hung:
+        of_kind = [filler for filler in self._living if filler.builds == builds]
+        left = sum(filler.left for filler in of_kind)
+        for _ in range(wanted - len(of_kind) + left):
+            if len(self._dying) + left >= self._max_hung:
                 raise OSError(
                     errno.EAGAIN,
                     f"{self._max_hung} processes hang in the kernel; look at the source's mount and at lost tiers",
@@ -213,6 +224,9 @@ class Fillers:
             self._gone(filler)
         elif isinstance(answer, jobs.Done):
             filler.waiting.pop(answer.number).answered(answer)
+            if filler.left and not filler.waiting and filler in self._living:
+                self._part_with(filler)
+                self._reap(filler, DEATH_S)
         elif isinstance(answer, jobs.Progress):
             filler.waiting[answer.number].answered(answer)
 

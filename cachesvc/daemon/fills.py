@@ -16,6 +16,7 @@ from cachesvc.core.errors import CacheError, CorruptData, SourceUnavailable, Tie
 from cachesvc.core.model import DatasetId, ExtentId, TierName
 from cachesvc.daemon import jobs
 from cachesvc.daemon.checks import Checks
+from cachesvc.daemon.commits import Commits
 from cachesvc.daemon.datasets import Dataset, Datasets
 from cachesvc.daemon.fillers import Fillers
 from cachesvc.daemon.lanes import Lane
@@ -34,6 +35,7 @@ class Fills:
         self,
         tiers: Mapping[TierName, Tier],
         lanes: Mapping[TierName, Lane],
+        commits: Commits,
         datasets: Datasets,
         fillers: Fillers,
         checks: Checks,
@@ -41,6 +43,7 @@ class Fills:
     ) -> None:
         self._tiers = tiers
         self._lanes = lanes
+        self._commits = commits
         self._datasets = datasets
         self._fillers = fillers
         self._checks = checks
@@ -60,8 +63,7 @@ class Fills:
         """Begin what waited."""
         waited, self._paused = self._paused or [], None
         for command in waited:
-            if self._filling.get((command.extent, command.tier)) is command:
-                self._reserve(command)
+            self._begin(command)
 
     def source_bytes(self, dataset: DatasetId) -> int:
         """Bytes fetched from the source, those by which it was indexed included."""
@@ -77,14 +79,18 @@ class Fills:
         waiting = sum(self._filling.get((each.extent, each.tier)) is each for each in self._paused or ())
         return len(self._filling) - waiting + len(self._checks.committing)
 
-    def tier_lost(self, name: TierName, why: str) -> None:
-        """Answer all that waits for the tier."""
+    def leave(self, name: TierName, why: str) -> None:
+        """Answer the fills that wait for a tier."""
         for command in [c for c in self._filling.values() if name in (c.tier, c.from_tier)]:
             code = TierFailed.code if command.tier == name else SourceUnavailable.code
             tier, extent = self._tiers[command.tier], command.extent
             del self._filling[(extent, command.tier)]
             self._lanes[command.tier].submit(partial(tier.abort, extent), lambda _: None, lambda _: None)
             self._failed(command, code, f"{name}: {why}", retry=True)
+
+    def tier_lost(self, name: TierName, why: str) -> None:
+        """Answer all that waits for the tier."""
+        self.leave(name, why)
         committing = self._checks.committing
         for key in [key for key in committing if key[1] == name]:
             del committing[key]
@@ -94,11 +100,16 @@ class Fills:
         """Begin a fill; `Filled` or `FillFailed` follows, and for a disk `Committed` or `CommitFailed`."""
         self._filling[(command.extent, command.tier)] = command
         if self._paused is None:
-            self._reserve(command)
+            self._begin(command)
         else:
             self._paused.append(command)
 
+    def _begin(self, command: events.StartFill) -> None:
+        self._commits.when_few(command.tier, partial(self._reserve, command))
+
     def _reserve(self, command: events.StartFill) -> None:
+        if self._filling.get((command.extent, command.tier)) is not command:
+            return  # answered while it waited: its tier was lost
         home = self._datasets.home(command.extent)
         assert home is not None, "a fill of what nobody claims"
         dataset, index = home
@@ -169,7 +180,9 @@ class Fills:
         # NVMe: readers wait for verified bytes, not for durability.
         self._checks.committing[(command.extent, command.tier)] = checksums
         self._ready(command, answer)
-        self._lanes[command.tier].submit(
+        self._commits.submit(
+            command.extent,
+            command.tier,
             lambda: tier.commit(command.extent, checksums),
             lambda _: self._committed(command, checksums),
             lambda error: self._not_committed(command, checksums, error),

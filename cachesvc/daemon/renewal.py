@@ -13,17 +13,19 @@ Until 4 calls of either go where they belong: each acts on the directory that it
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from cachesvc.core.errors import CacheError
+from cachesvc.core.errors import CacheError, OutOfSpace
 from cachesvc.core.model import ExtentId, TierName
 from cachesvc.tiers.failures import translated
 from cachesvc.tiers.nvme import NvmeTier, open_nvme
-from cachesvc.tiers.probe import Room, room
+from cachesvc.tiers.probe import Room, room, scribble
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ class Disk:
         tier = open_nvme(self.name, self.path, locks=self._told_locks, mounted=self.mounted)
         try:
             extents = tier.recover(heard)
+            with suppress(OutOfSpace), translated(str(self.path), "write to the cache directory"):
+                scribble(tier.directory.root)
             with translated(str(self.path), "measure the room"):
                 found = Successor(tier, extents, room(tier.directory.root))
         except CacheError:
@@ -111,6 +115,12 @@ class Disk:
             tiers = [self.tier, self._next.tier if self._next else None]
             held = [tier.directory.lock for tier in tiers if tier is not None]
             return [os.dup(fd) for fd in (*held, *self._told_locks)]
+
+    def unlock(self) -> None:
+        """Give back all locks, for another daemon: this one is about to end, and hangs in the disk."""
+        for fd in self.locks():
+            fcntl.flock(fd, fcntl.LOCK_UN)
+            os.close(fd)
 
     def _give_up(self) -> None:
         with self._handover:

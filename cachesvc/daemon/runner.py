@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -17,6 +18,8 @@ from cachesvc.core.stalls import StallReport, Stalls
 from cachesvc.daemon.budgets import Budgets
 from cachesvc.daemon.builds import Builds
 from cachesvc.daemon.checks import Checks, Good
+from cachesvc.daemon.closing import CLOSE_S, ENDS_S, close_tier, ended, leave
+from cachesvc.daemon.commits import Commits
 from cachesvc.daemon.datasets import Dataset, Datasets, unknown
 from cachesvc.daemon.fillers import Fillers
 from cachesvc.daemon.fills import Fills
@@ -40,8 +43,6 @@ from cachesvc.tiers.ram import RamTier
 from cachesvc.tiers.tier import Tier
 
 log = logging.getLogger(__name__)
-CLOSE_S = 5.0
-"""How long the end waits for a disk: what is being committed, no more."""
 
 
 class Runner:
@@ -65,6 +66,8 @@ class Runner:
         self.loop = loop
         self.stalls: dict[DatasetId, Stalls] = {}
         self.quotas = Quotas(())
+        self.hangs = False
+        """After `close`: a thread waits for a disk, and this process cannot end before that answers."""
         self.disks = {each.disk.name: each.disk for each in disks}
         self._tiers: dict[TierName, Tier] = {
             name: disk.tier for name, disk in self.disks.items() if disk.tier is not None
@@ -74,18 +77,22 @@ class Runner:
             self._tiers[RAM] = ram_tier
         self._lanes = {name: self._lane(f"tier-{name}", clock) for name in node.policy.tiers}
         self._openers = {name: self._lane(f"open-{name}", clock) for name in self.disks}
+        self._committers = {name: self._lane(f"commit-{name}", clock) for name in self.disks}
+        self._commits = Commits(self._committers, self._lanes)
         self._budgets = budgets
         ram = node.policy.tiers.get(RAM)
         self._pressure = Pressure(
             ram, budgets, self._lane("memory", clock), clock, partial(self._resized, RAM)
         )
-        self.watch = Watch(self._tier_lost, self._tier_back, self._measured, clock)
+        self.watch = Watch(self._tier_lost, self._tier_back, self._measured, self._tier_stalled, clock)
         for each in disks:
             name = each.disk.name
-            calls = self._lanes[name], self._openers[name]
+            calls = self._lanes[name], self._openers[name], self._committers[name]
             self.watch.add(each.disk, each.probes, calls, partial(fillers.busy_s, name))
         self.checks = Checks(node, self._tiers, self._openers, fillers, self.handle, self.watch.suspect)
-        self.fills = Fills(self._tiers, self._lanes, datasets, fillers, self.checks, self.handle)
+        self.fills = Fills(
+            self._tiers, self._lanes, self._commits, datasets, fillers, self.checks, self.handle
+        )
         self.granting = Granting(self._tiers, self.checks, self.handle, self.next_id)
         self.plans = Plans(self._lane("plans", clock))
         self._holds = Holds(node, self.handle)
@@ -179,9 +186,18 @@ class Runner:
                 then()
 
         for name in tuple(owing):
-            self._lanes[name].submit(lambda: None, partial(done, name), partial(done, name))
+            self._after_calls(name, lambda: None, partial(done, name))
         if not owing:
             then()
+
+    def _after_calls(self, name: TierName, work: Callable[[], None], then: Callable[[object], None]) -> None:
+        """Run `work` when all calls on a tier that were told before are over, then `then`."""
+        last = partial(self._lanes[name].submit, work, then, then)
+        committer = self._committers.get(name)
+        if committer is None:
+            last()
+        else:
+            committer.submit(lambda: None, lambda _: last(), lambda _: last())
 
     def asked(self) -> SourceCounters:
         """What was asked of the sources since this daemon started."""
@@ -222,21 +238,25 @@ class Runner:
         return [extent for extent in dataset.extent_ids if held(extent)] if lost else []
 
     def close(self) -> None:
-        """Finish what the tiers' threads are doing, not what they were to do next, and close the tiers."""
-        self.watch.close(0.0)
+        """Finish what the tiers' threads are doing, not what they were to do next, and close the tiers. Of those that
+        wait for a disk for longer, `hangs` tells."""
         self._pressure.close()
         self.plans.close()
-        for opener in self._openers.values():
-            opener.close(0.0)
-        for name, tier in self._tiers.items():
-            lost = self.node.policy.tiers[name].lost
-            if not self._lanes[name].close(0.0 if lost else CLOSE_S) or lost:
-                log.warning("a tier that does not answer is left as it is", extra={"tier": name})
-                continue
-            try:
-                tier.close()
-            except CacheError as error:
-                log.warning("a tier did not close cleanly", extra={"tier": name, "error": str(error)})
+        self.watch.close(0.0)
+        lanes = [*self._openers.values(), *self._lanes.values(), *self._committers.values()]
+        for lane in lanes:
+            lane.close(0.0)
+        deadline = time.monotonic() + CLOSE_S
+        closed = [self._close(name, deadline) for name in self._lanes]
+        self.hangs = not all([*closed, self.watch.close(ENDS_S), ended(lanes)])
+
+    def _close(self, name: TierName, deadline: float) -> bool:
+        """False where a tier does not close in time. A lost one is not asked to."""
+        calls = [lanes[name] for lanes in (self._lanes, self._committers) if name in lanes]
+        lost = self.node.policy.tiers[name].lost
+        if not lost and close_tier(self._tiers[name], calls, deadline):
+            return True
+        return name in self.disks and leave(self.disks[name]) and lost
 
     # What readers say (readers.Answers).
 
@@ -310,7 +330,8 @@ class Runner:
             self.checks.suspect(command.tier, error)
             evicted(None)
 
-        self._lanes[command.tier].submit(lambda: tier.evict(command.extent), evicted, failed)
+        lane = self._commits.after(command.extent, command.tier)
+        lane.submit(lambda: tier.evict(command.extent), evicted, failed)
 
     def _scrub(self, command: events.Verify) -> None:
         def checked(good: Good) -> None:
@@ -319,6 +340,14 @@ class Runner:
         self.checks.verify(command.extent, command.tier, checked)
 
     # What the watch over the disks finds.
+
+    def _tier_stalled(self, name: TierName, stalled: bool) -> None:
+        """Fills go elsewhere until the disk answers or is lost, in fillers that do not wait for it."""
+        log.warning("a disk %s", "does not answer" if stalled else "answers again", extra={"tier": name})
+        self.handle(events.Stalled(name, stalled))
+        if stalled:
+            self._fillers.leave(name)
+            self.fills.leave(name, "it does not answer")
 
     def _tier_lost(self, name: TierName, why: str) -> None:
         """Answer all that waits for the tier; what its threads still do is undone behind them."""
@@ -346,10 +375,8 @@ class Runner:
         self._measured(name, successor.room)
         if old is None:
             return
-        opener, close, lane = self._openers[name], old.close, self._lanes[name]
-        opener.submit(
-            lambda: None, lambda _: lane.submit(close, lambda _: None, lambda _: None), lambda _: None
-        )
+        close = partial(self._after_calls, name, old.close, lambda _: None)
+        self._openers[name].submit(lambda: None, lambda _: close(), lambda _: None)
 
     def _measured(self, name: TierName, room: Room) -> None:
         if not room.total_bytes:

@@ -20,6 +20,7 @@ from pathlib import Path
 from cachesvc.config import (
     CONTROL_SOCKET,
     GRANTS_SOCKET,
+    NAMED_TWICE,
     STATE_BYTES,
     Settings,
     check_open_files,
@@ -116,6 +117,9 @@ def serve(settings: Settings) -> int:
         )
         loop.run(runner.next_deadline, runner.tick, time.monotonic)
         log.info("stopping")
+    if runner.hangs:
+        log.warning("this process ends when the disks that it waits for answer; nothing else waits for that")
+        _leave_all(fillers)
     return 0
 
 
@@ -324,15 +328,16 @@ def _leave_all(fillers: Fillers) -> None:
     """End this process at once: gRPC would remove the socket file, and tiers and connections are another's."""
     fillers.stop(wait=False)
     logging.shutdown()
-    _leave_sockets()
+    _let_go()
     os._exit(0)
 
 
-def _leave_sockets() -> None:
-    """Close every socket: a process that hangs in a disk ends when that answers, and would keep its ports until then."""
+def _let_go() -> None:
+    """Close every socket and give back the RAM tier: a process that hangs in a disk ends when that answers, and would
+    keep ports and memory until then."""
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+            if os.readlink(f"/proc/self/fd/{name}").startswith(("socket:", "/memfd:cachesvc:")):
                 os.close(int(name))
 
 
@@ -368,4 +373,14 @@ def _taken(
         )
         specs.append(TierSpec(disk.name, budget))
         recovered.append(events.Recovered(disk.name, found.extents))
+    _check_each_once([opening.disk for opening in openings])
     return specs, recovered
+
+
+def _check_each_once(disks: Sequence[Disk]) -> None:
+    """Raises InvalidInput where two of them are one directory: an old daemon's lock of it is shared by both."""
+    seen: set[tuple[int, int]] = set()
+    for disk in disks:
+        if disk.tier is not None and disk.tier.directory.place in seen:
+            raise InvalidInput(NAMED_TWICE.format(disk.path))
+        seen |= {disk.tier.directory.place} if disk.tier is not None else set()

@@ -40,6 +40,7 @@ class _Watched:
     calls: tuple[Lane, ...]
     jobs_s: Callable[[], float]
     reported: bool = False
+    stalled: bool = False
     said: str = ""
     """Why it stays out, as last logged."""
 
@@ -52,11 +53,13 @@ class Watch:
         lost: Callable[[TierName, str], None],
         back: Callable[[TierName], None],
         measured: Callable[[TierName, Room], None],
+        stalled: Callable[[TierName, bool], None],
         clock: Callable[[], float],
     ) -> None:
         self._lost = lost
         self._back = back
         self._measured = measured
+        self._stalled = stalled
         self._clock = clock
         self._limits = Limits()
         self._tiers: dict[TierName, _Watched] = {}
@@ -92,17 +95,18 @@ class Watch:
                 continue
             if self._stuck(watched):
                 watched.breaker.suspect(now)
-            if max([watched.jobs_s(), *map(Lane.busy_s, watched.calls)]) > self._limits.slow_s:
+            slow = max([watched.jobs_s(), *map(Lane.busy_s, watched.calls)]) > self._limits.slow_s
+            if slow:
                 watched.breaker.doubt()
             probe = watched.breaker.tick(now)
             if probe is not None:
                 self._send(watched, probe)
+            self._report_stall(watched, watched.breaker.silent and (slow or watched.stalled))
             self._report(watched)
 
-    def close(self, wait_s: float) -> None:
-        """End the probes' threads."""
-        for watched in self._tiers.values():
-            watched.probes.close(wait_s)
+    def close(self, wait_s: float) -> bool:
+        """End the probes' threads; False when one does not end in time."""
+        return all([watched.probes.close(wait_s) for watched in self._tiers.values()])
 
     def _stuck(self, watched: _Watched) -> bool:
         return any(lane.busy_s() > self._limits.stuck_s for lane in watched.calls)
@@ -130,12 +134,18 @@ class Watch:
         if watched.breaker.lost and self._stuck(watched):
             error = error or "a call is still under way"
         watched.breaker.answered(self._clock(), took_s, error)
+        self._report_stall(watched, False)
         self._report(watched)
         if error and watched.breaker.lost and error != watched.said:
             watched.said = error
             log.warning("a tier stays out", extra={"tier": watched.tier.name, "why": error})
         if room is not None:
             self._measured(watched.tier.name, room)
+
+    def _report_stall(self, watched: _Watched, stalled: bool) -> None:
+        if stalled != watched.stalled:
+            watched.stalled = stalled
+            self._stalled(watched.tier.name, stalled)
 
     def _report(self, watched: _Watched) -> None:
         if watched.breaker.lost == watched.reported:

@@ -27,6 +27,8 @@ class Directory:
     """Descriptor of the locked directory. Whoever has a duplicate has the lock too."""
     mounted: bool
     """A disk of its own was mounted at the path when the daemon started."""
+    place: tuple[int, int]
+    """Device and inode: no two directories have the same."""
 
     @property
     def root(self) -> Path:
@@ -76,11 +78,14 @@ def lock_directory(
         _make_home(home)
         shared = _shared(home, locks)
         lock = _locked(home) if shared is None else shared
+        there = os.fstat(lock)
     except PermissionError as error:
         raise NotAllowed(f"{path} is not writable: give it to the daemon's user, or name another") from error
     except OSError as error:
         raise tier_error(error, str(path), "set up the tier") from error
-    found = Directory(path.absolute(), lock, here if mounted is None else mounted)
+    found = Directory(
+        path.absolute(), lock, here if mounted is None else mounted, (there.st_dev, there.st_ino)
+    )
     try:
         with translated(str(path), "set up the tier"):
             lay_out(found.root, sync)
@@ -150,7 +155,7 @@ def _locked(home: Path) -> int:
         if error.errno != errno.EWOULDBLOCK:
             raise
         raise InvalidInput(
-            f"{home} is used by another cachesvc daemon: stop it, or name another directory for --nvme"
+            f"{home} is used by another cachesvc daemon, or named twice: stop it, or name each directory for --nvme once"
         ) from error
     return lock
 

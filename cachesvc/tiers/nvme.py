@@ -81,6 +81,7 @@ class NvmeTier:
                 raise
         self._filling[extent] = own
         self._sizes[extent] = size_bytes
+        self._left.pop(self._final(extent), None)  # from here on what is there is this one
         return given
 
     def commit(self, extent: ExtentId, checksums: Checksums) -> None:
@@ -97,7 +98,6 @@ class NvmeTier:
                 raise TierFailed(f"{self._where}: extent {extent.hex()} changed its size while it was filled")
             footer.write(own, extent, checksums)
             self._sync(own)
-            self._left.pop(final, None)
             self._in_folders(partial(os.rename, self._temporary(extent), final))
             sync_directory(os.path.dirname(final), self._sync)
         with self._handover, suppress(OSError):  # all of it is durable
@@ -195,8 +195,8 @@ class NvmeTier:
             self._remove(path)
 
     def _remove_left(self) -> None:
-        if self._left:
-            self._remove_quietly(next(iter(self._left)))
+        for path in tuple(self._left)[:1]:
+            self._remove_quietly(path)
 
     def _in_folders(self, call: Callable[[], _T]) -> _T:
         """The result of a call, which is made again where somebody had removed our folders: else nothing could be

@@ -43,7 +43,7 @@ def probe(directory: Path, where: str, thorough: bool, sync: bool = True) -> Roo
             if thorough and sync:
                 _write(directory)
             elif thorough:
-                _scribble(directory)
+                scribble(directory)
             if _read(directory / "probe") != _PATTERN:
                 raise TierFailed(f"{where}: what was written there reads differently; replace the disk")
             return room(directory)
@@ -61,8 +61,8 @@ def _write(directory: Path) -> None:
     os.rename(directory / "probe.new", directory / "probe")
 
 
-def _scribble(directory: Path) -> None:
-    """What a fill asks of a disk, but for the bytes and the wait for them."""
+def scribble(directory: Path) -> None:
+    """What a fill asks of a disk, but for the bytes and the wait for them. Raises OSError."""
     _new(directory, lambda _: None)
     os.rename(directory / "probe.new", directory / "probe.gone")
     os.unlink(directory / "probe.gone")
