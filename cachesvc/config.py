@@ -22,6 +22,9 @@ _ID_DIGITS = 10
 """Of a user's or group's number, of 32 bits."""
 _RULE = re.compile(r"(.+)=((?:uid|gid):[^,:=/]+(?:,(?:uid|gid):[^,:=/]+)*)")
 
+SAFE_PATH = {"PYTHONSAFEPATH": "1"}
+"""For processes of ours: what lies in the working directory is not imported (from Python 3.11 on), be it a clone named
+cachesvc or a select.py."""
 CONTROL_SOCKET = "cachesvc.sock"
 GRANTS_SOCKET = "grants.sock"
 SOCKET_PATH_BYTES = 107

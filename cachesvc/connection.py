@@ -7,6 +7,7 @@ nobody reads from a number that is already another file's.
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import socket
@@ -24,12 +25,16 @@ from cachesvc.core.wire import Message, Op
 
 SEND_TIMEOUT_S = 30.0
 """A daemon that is stopped takes no messages; past this it counts as gone."""
+SILENT_S = 30.0
+"""A source that is slow, or a daemon that is stopped: whoever waits so long for an answer is told."""
 MAX_NUMBER = (1 << 32) - 1
 MAX_ASKED = 256
 """Requests without an answer, of all threads together: their answers fit the daemon's buffer (`daemon/grants.py`), also
 when this process gets no core to read them. One who does not read is dropped."""
 AT_ONCE = 128
 """Of one call: it leaves room for another's."""
+
+_log = logging.getLogger("cachesvc")
 
 Answer = tuple[Message, int | None]
 """What the daemon said, and the descriptor that came with it, which is the receiver's to close."""
@@ -291,7 +296,7 @@ class Connection:
                 self._changed.notify_all()
 
     def _receive(self, deadline: float) -> Answer:
-        if not self._readable.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        if not self._heard(max(0.0, deadline - time.monotonic())):
             raise self._late()
         try:
             data, fd = datagrams.receive(self._channel, wire.MAX_MESSAGE_BYTES)
@@ -304,6 +309,19 @@ class Connection:
                 os.close(fd)
             self.close()
             raise self._gone() from None
+
+    def _heard(self, wait_s: float) -> bool:
+        """Wait until there is something to read; who waits long says so."""
+        ready = self._readable.poll(min(wait_s, SILENT_S) * 1000)
+        if not ready and wait_s > SILENT_S:
+            _log.warning(
+                "the daemon at %s has granted nothing for %.0f s: waiting up to %.0f s more; see cachesvc status",
+                self._path,
+                SILENT_S,
+                wait_s - SILENT_S,
+            )
+            ready = self._readable.poll((wait_s - SILENT_S) * 1000)
+        return bool(ready)
 
     def _withdraw(self, call: _Call, numbers: Sequence[int]) -> None:
         """Nobody waits for these any more; what has come goes back."""

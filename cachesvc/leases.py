@@ -45,6 +45,8 @@ class DaemonGrants:
         self._leases: dict[int, int] = {}
         self._origins: dict[int, str] = {}
         self.token = 0
+        self.rooms: Sequence[int] = ()
+        """Bytes that each of the daemon's tiers may hold, as it said in its welcome."""
 
     @property
     def outstanding(self) -> int:
@@ -209,7 +211,7 @@ class DaemonGrants:
         answer = connection.greet(hello, time.monotonic() + HELLO_TIMEOUT_S)
         if answer.op is Op.FAILED:
             raise from_code(answer.size, answer.text)
-        self.token = answer.size
+        self.token, self.rooms = answer.size, tuple(map(int, answer.text.split()))
         connection.tell(
             [Message(Op.HOLD, 0, extent, text=self._origins.get(extent, "")) for extent in self._leases]
         )

@@ -116,7 +116,7 @@ def _looks(timeout_s: float, awaited: str) -> Iterator[None]:
             said = True
             _log.warning(
                 "waiting for %s, up to %.0f s more: it starts slowly, or this rank alone was moved (set_epoch, skip,"
-                " load_state_dict, other data)",
+                " load_state_dict, other data) or iterates (a loader of one rank alone wants shard=False)",
                 awaited,
                 timeout_s - waited_s,
             )

@@ -18,6 +18,7 @@ from cachesvc.core.model import DatasetId
 from cachesvc.core.order import Plan
 from cachesvc.leases import DaemonGrants
 from loader.around import Access, compile_here, reads_around
+from loader.crowded import Crowded
 from loader.failover import Failover
 from loader.forks import abandon_in_children
 from loader.launch import job_number
@@ -78,7 +79,7 @@ class Link:
         """Connect this process."""
         around = reads_around(catalog) if self.around else None
         if self.daemon:
-            return _through_daemon(self, catalog.extent_bytes, around)
+            return _through_daemon(self, catalog, around)
         assert around is not None, "a link has a daemon or a way around it"
         return around
 
@@ -110,20 +111,21 @@ def _granted_catalog(link: Link) -> int:
         time.sleep(KNOCK_EVERY_S)
 
 
-def _through_daemon(link: Link, extent_bytes: int, around: Access | None) -> Access:
+def _through_daemon(link: Link, catalog: Catalog, around: Access | None) -> Access:
     def connection() -> DaemonGrants:
         made = DaemonGrants(link.daemon, link.id, link.job)
         abandon_in_children(made)
         return made
 
-    first = connection()
+    first, crowded = connection(), Crowded(catalog.extent_sizes)
 
     def submit(plan: Plan) -> None:
         if around is not None:
             around.submit(plan)
         first.submit(plan)
+        crowded.look(plan, first.rooms)
 
-    daemon = Reopened(first, partial(link.open_again, extent_bytes))
+    daemon = Reopened(first, partial(link.open_again, catalog.extent_bytes))
     grants = Failover(daemon, around.grants if around is not None else None)
     return Access(grants, submit, first.waited, first.suspect, first.recalled, connection)
 

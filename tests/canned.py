@@ -34,6 +34,9 @@ class CannedCache(cachesvc_pb2_grpc.CacheServicer):
     prefetch: list[pb.PrefetchReply] = field(default_factory=list)
     verify: list[pb.VerifyReply] = field(default_factory=list)
     datasets: list[pb.DatasetStatus] = field(default_factory=list)
+    tier: pb.TierStatus = field(
+        default_factory=lambda: pb.TierStatus(name="ram", budget_bytes=1 << 30, used_bytes=1 << 29)
+    )
     refusal: Any = None
     hang: bool = False
     asked: list[Any] = field(default_factory=list)
@@ -61,8 +64,7 @@ class CannedCache(cachesvc_pb2_grpc.CacheServicer):
 
     def Status(self, request: Any, context: grpc.ServicerContext) -> pb.StatusReply:
         self._hear(request, context)
-        tier = pb.TierStatus(name="ram", budget_bytes=1 << 30, used_bytes=1 << 29)
-        return pb.StatusReply(version="9.9", pid=42, uptime_s=61, tiers=[tier], datasets=self.datasets)
+        return pb.StatusReply(version="9.9", pid=42, uptime_s=61, tiers=[self.tier], datasets=self.datasets)
 
     def List(self, request: Any, context: grpc.ServicerContext) -> pb.ListReply:
         self._hear(request, context)

@@ -77,6 +77,18 @@ def test_a_directory_may_be_called_what_in_a_uri_means_something_else(
     assert run(["run", "--socket", place, *SMALL, *command]) == 0, capfd.readouterr()
 
 
+@pytest.mark.skipif(
+    sys.version_info < (3, 11), reason="Python 3.10 imports what lies in the working directory"
+)
+def test_nothing_of_the_working_directory_is_imported(
+    home: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "cachesvc").mkdir()  # a clone, say
+    (home / "select.py").write_text("raise SystemExit('a user’s own')\n")
+    monkeypatch.chdir(home)
+    assert run(["run", "--socket", str(home / "own"), *SMALL, *shell("exit 7")]) == 7, capfd.readouterr()
+
+
 def test_options_after_the_command_are_the_commands_own(home: Path, capfd: Any) -> None:
     with canned_daemon(home):
         assert run(["run", "--socket", str(home), "echo", "--json", "--ram"]) == 0

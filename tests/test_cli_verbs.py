@@ -76,6 +76,24 @@ def test_data_that_does_not_fit_is_8_and_says_how_much_is_missing(
     assert out
 
 
+def test_a_tier_that_takes_no_more_is_named_wherever_somebody_looks(
+    cache: CannedCache, capsys: Any, tmp_path: Path
+) -> None:
+    cache.prefetch = [progress(6, done=True, unfit_bytes=4 << 20, full_tiers=["nvme0"])]
+    assert run(["prefetch", URI]) == 8
+    assert "nvme0 takes no more" in capsys.readouterr().err
+    cache.tier = pb.TierStatus(name="nvme0", full=True)
+    assert run(["status"]) == 0
+    assert "takes no more" in capsys.readouterr().out
+    run(["doctor", "--json", "--ram", "1MiB", "--extent-bytes", "1MiB", "--state-dir", str(tmp_path)])
+    (told,) = (row for row in rows(capsys.readouterr().out) if row["check"] == "daemon")
+    assert told["level"] == "warn"
+    assert "nvme0 takes no more" in told["text"]
+    cache.tier = pb.TierStatus(name="nvme0", full=True, stalled=True)
+    assert run(["status"]) == 0
+    assert "does not answer" in capsys.readouterr().out
+
+
 def test_a_failed_extent_gives_its_own_code(cache: CannedCache, capsys: Any) -> None:
     failures = [pb.ExtentFailure(extent="aa", code=6, message="s3://bucket/x changed")] * 2
     cache.prefetch = [progress(8, done=True, failures=failures)]
@@ -197,10 +215,19 @@ def test_evict_says_what_stays(cache: CannedCache, capsys: Any) -> None:
 
 
 def test_pin_opens_a_uri_and_unpin_takes_an_id(cache: CannedCache, capsys: Any) -> None:
+    cache.prefetch = [progress(10, done=True)]
     assert run(["pin", URI]) == 0
     assert run(["unpin", NEW]) == 0
     pins = [request for request in cache.asked if isinstance(request, pb.PinRequest)]
     assert [(request.dataset, request.pinned) for request in pins] == [(NEW, True), (NEW, False)]
+
+
+def test_pin_says_how_much_has_no_room(cache: CannedCache, capsys: Any) -> None:
+    cache.prefetch = [progress(6, done=True, unfit_bytes=4 << 20)]
+    assert run(["pin", NEW]) == 0
+    out, err = capsys.readouterr()
+    assert "is pinned" in out
+    assert err.startswith("warning: 4.0 MiB of it have no room")
 
 
 @pytest.mark.parametrize(

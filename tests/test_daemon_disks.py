@@ -313,6 +313,7 @@ def test_a_disk_that_takes_nothing_any_more_costs_no_read(
     with disk_in_trouble(tmp_path, data, trouble) as (found, _):
         wait_until(lambda: lost(found) == broken, LOST_S)
         assert found.read() == EXTENTS
+        assert broken or found.tier().full  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow

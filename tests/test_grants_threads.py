@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from bench.node import Daemon
+from cachesvc import connection
 from cachesvc.connection import Connection
 from cachesvc.core import wire
 from cachesvc.core.errors import CacheError, DaemonUnavailable, DeadlineExceeded
@@ -116,6 +117,23 @@ def test_a_thread_that_waits_for_a_cold_extent_delays_no_other(
     assert [wait.result(30) for wait in waits] == [part(data, COLD), part(data, COLD + 1)]
     assert taken(grants, 0) == part(data, 0)
     assert kept(daemon) == before
+    grants.close()
+
+
+def test_who_waits_long_for_a_daemon_that_is_stopped_says_so_once(
+    daemon: Daemon, data: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    grants = DaemonGrants(daemon.socket_dir, opened(daemon))
+    assert taken(grants, 0) == part(data, 0)
+    monkeypatch.setattr(connection, "SILENT_S", 0.1)
+    assert daemon.process is not None
+    daemon.process.send_signal(signal.SIGSTOP)
+    with pytest.raises(DeadlineExceeded):
+        taken(grants, COLD, 0.5)
+    daemon.process.send_signal(signal.SIGCONT)
+    assert taken(grants, COLD) == part(data, COLD)
+    (line,) = caplog.messages
+    assert "has granted nothing for" in line
     grants.close()
 
 

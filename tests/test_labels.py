@@ -212,6 +212,15 @@ def test_folders_of_splits_that_become_classes_are_told_of(tmp_path: Path) -> No
     assert compiled(tmp_path / "d" / "train").notes == ()
 
 
+def test_classes_in_the_only_folder_of_a_split_are_told_of(tmp_path: Path) -> None:
+    write_files(tmp_path / "d", {f"train/{kind}/0.dat": b"x" for kind in "ab"})
+    catalog = compiled(tmp_path / "d")
+    assert catalog.classes == ()
+    assert [note for note in catalog.notes if "to have the folders in train, open it" in note]
+    write_files(tmp_path / "e", {"train/0.dat": b"x", "train/1.dat": b"x"})
+    assert compiled(tmp_path / "e").notes == ()
+
+
 def test_a_format_that_takes_no_labels_refuses_them(tmp_path: Path) -> None:
     tar_shards(tmp_path / "d", 1, 3, 100)
     write_files(tmp_path / "d", {"labels.csv": b"file,label\n000-00000,cat\n"})

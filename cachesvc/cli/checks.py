@@ -126,6 +126,14 @@ def daemon(directory: str) -> Finding:
         return Finding(
             "daemon", Level.FAIL, f"tier {', '.join(lost)} is lost", "see the daemon's log; check the disk"
         )
+    full = [tier.name for tier in reply.tiers if tier.full]
+    if full:
+        return Finding(
+            "daemon",
+            Level.WARN,
+            f"tier {', '.join(full)} takes no more",
+            "free what the daemon's log says, or lower its budget",
+        )
     return Finding("daemon", Level.OK, f"version {reply.version}, pid {reply.pid}, up {reply.uptime_s:.0f} s")
 
 

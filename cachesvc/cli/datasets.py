@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from cachesvc.cli import options, output, target
+from cachesvc.cli.notes import say_notes
 from cachesvc.client import Control
 from cachesvc.core.errors import CacheError, TierFailed
 
@@ -46,6 +47,9 @@ def pin(name: str, socket: str | None, json: bool, **given: Any) -> int:
     with Control(socket) as control:
         dataset = target.current(control, name, options.dataset_options(given), json)
         control.pin(dataset, True)
+        beyond_bytes = next(control.prefetch(dataset, dry_run=True)).unfit_bytes
+    if beyond_bytes:
+        say_notes([f"{output.size(beyond_bytes)} of it have no room, and are not kept until they have"], json)
     _report(json, f"{name} ({dataset}) is pinned", event="pinned", dataset=dataset, target=name)
     return 0
 

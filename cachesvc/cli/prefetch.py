@@ -124,6 +124,8 @@ def _mend(reply: pb.PrefetchReply) -> str:
             mends.append(
                 f"the room of {', '.join(reply.lost_tiers)} is lost: mend what the daemon's log says"
             )
+        if reply.full_tiers:
+            mends.append(f"{', '.join(reply.full_tiers)} takes no more: free what the daemon's log says")
         mends.append("give the daemon more --ram or --nvme, or evict other data")
     return ", and ".join(mends)
 

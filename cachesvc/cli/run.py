@@ -139,6 +139,7 @@ def _start(directory: str, serve: list[str]) -> None:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
+                env=os.environ | config.SAFE_PATH,
                 start_new_session=True,
                 close_fds=True,
             )

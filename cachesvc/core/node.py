@@ -151,6 +151,8 @@ class Node:
                 evicting_bytes=tier.evicting_bytes,
                 reserve_bytes=tier.reserve_bytes,
                 lost=tier.lost,
+                stalled=tier.stalled,
+                full=bool(tier.full_until),
                 corrupt_count=tier.corrupt_count,
                 scrubbed_bytes=tier.scrubbed_bytes,
                 evicted_bytes=tier.evicted_bytes,

@@ -93,6 +93,8 @@ class TierStatus:
     evicting_bytes: int
     reserve_bytes: int
     lost: bool
+    stalled: bool
+    full: bool
     corrupt_count: int
     scrubbed_bytes: int
     evicted_bytes: int

@@ -3,7 +3,8 @@
 Both ends import this file. A message that does not parse is a protocol error and closes the connection.
 
     reader -> daemon                           daemon -> reader
-    HELLO   magic, dataset (16 bytes), job     WELCOME  the connection's token, extents in the dataset
+    HELLO   magic, dataset (16 bytes), job     WELCOME  the connection's token, extents in the dataset, bytes that
+                                               each tier may hold
     CATALOG                                    CATALOG  + descriptor (sealed memfd)
     GET     request, extent index              GRANT    request, extent, size, "TIER kept|brief|once [peer]" + descriptor
                                                REFUSED  request, extent: read it elsewhere

@@ -318,7 +318,8 @@ class GrantsServer:
                 self._write(reader, wire.encode(Op.FAILED, 0, 0, found.code, text=str(found)))
                 return
             reader.dataset = found
-            self._write(reader, wire.encode(Op.WELCOME, 0, len(found.extent_ids), reader.token))
+            rooms = " ".join(map(str, self._answers.rooms()))
+            self._write(reader, wire.encode(Op.WELCOME, 0, len(found.extent_ids), reader.token, text=rooms))
 
         self._answers.connected(reader.id, reader.wanted, welcome)
 

@@ -52,6 +52,8 @@ class Reports:
                 used_bytes=tier.used_bytes,
                 held_bytes=tier.held_bytes,
                 lost=tier.lost,
+                stalled=tier.stalled,
+                full=tier.full,
                 corrupt_extents=tier.corrupt_count,
                 scrubbed_bytes=tier.scrubbed_bytes,
             )

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from functools import partial
 
 from cachesvc.core import events
+from cachesvc.core.budgets import working
 from cachesvc.core.errors import CacheError
 from cachesvc.core.events import Command, Event
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
@@ -304,6 +305,10 @@ class Runner:
         self.handle(events.ReaderGone(reader))
         self.handle(events.PlanEnded(reader))
         self.handle(events.JobEnded(reader))
+
+    def rooms(self) -> list[int]:
+        """Of the tiers that work."""
+        return [tier.budget_bytes for tier in working(self.node.policy.tiers)]
 
     def planned(self, reader: ReaderId, plan: Entries) -> None:
         """PLAN, read."""

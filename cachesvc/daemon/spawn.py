@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
+from cachesvc.config import SAFE_PATH
 from cachesvc.daemon import jobs
 
 SEND_S = 1.0
@@ -29,7 +30,7 @@ def spawn(
             process = subprocess.Popen(
                 [sys.executable, "-m", module, str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
-                env={**environment, "CACHESVC_GIVEN": given},
+                env={**environment, **SAFE_PATH, "CACHESVC_GIVEN": given},
             )
         except OSError:
             ours.close()

@@ -40,7 +40,7 @@ from cachesvc.sources.http import (
 from cachesvc.sources.identity import Identity, sign_in, trusted
 from cachesvc.sources.parts import UNTOLD, Parts, is_not_the_part, part_at
 from cachesvc.sources.proxies import proxy_of
-from cachesvc.sources.s3_errors import EXPIRED, FAILED
+from cachesvc.sources.s3_errors import EXPIRED, FAILED, OVERWRITTEN
 from cachesvc.sources.source import Checker
 
 SCHEME = "s3://"
@@ -175,7 +175,7 @@ class S3Source:
         asked = {"Bucket": bucket, "Key": key, "IfMatch": f'"{version.etag}"'}
         said = self._asked(version.uri, "head_object", **asked, ChecksumMode="ENABLED")
         if said.get("ETag", "").strip('"') != version.etag:  # a server that knows no If-Match
-            raise SourceChanged(f"{version.uri} is no longer the version {version.etag}: it was overwritten")
+            raise SourceChanged(f"{version.uri} is no longer the version {version.etag}: {OVERWRITTEN}")
         headers = said["ResponseMetadata"]["HTTPHeaders"]
         part_bytes = self._part_bytes(version, asked) if self._whole.by_parts(version, headers) else 0
         return partial(self._whole.check, version, headers, part_bytes=part_bytes)
@@ -362,11 +362,11 @@ def _verify(version: ObjectVersion, offset: int, size: int, answer: Answer) -> N
     """Nothing but exactly the bytes asked for, of exactly that version, passes."""
     uri, span = version.uri, answer.headers.get("content-range")
     if version.etag and answer.headers.get("etag", "").strip('"') != version.etag:
-        raise SourceChanged(f"{uri} is no longer the version {version.etag}: it was overwritten")
+        raise SourceChanged(f"{uri} is no longer the version {version.etag}: {OVERWRITTEN}")
     if answer.status == 206 and span is not None:
         served, _, total = span.removeprefix("bytes ").partition("/")
         if number(total) not in (None, version.size_bytes):
-            raise SourceChanged(f"{uri} has {total} bytes, not {version.size_bytes}: it was overwritten")
+            raise SourceChanged(f"{uri} has {total} bytes, not {version.size_bytes}: {OVERWRITTEN}")
         if served != f"{offset}-{offset + size - 1}":
             raise SourceUnavailable(f"the server answered bytes {served} of {uri}, not those asked for")
     elif answer.status == 206 or span is not None or offset or size != version.size_bytes:

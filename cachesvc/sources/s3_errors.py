@@ -44,6 +44,7 @@ _MENDS = {
     "RequestTimeTooSkewed": "this machine's clock is wrong: set it",
 }
 _THROTTLED = {"429", "503", "SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded"}
+OVERWRITTEN = "it was overwritten; open the dataset again to go on with what is there now"
 _NO_CREDENTIALS = (botocore.exceptions.NoCredentialsError, botocore.exceptions.PartialCredentialsError)
 _UNTRUSTED = re.compile(r"(?:certificate verify failed: |(?=hostname ))(.*?)(?: \(_ssl\.c:\d+\))?$")
 CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or give the node a role"
@@ -55,12 +56,16 @@ def of_answer(status: str, code: str, uri: str, headers: dict[str, str]) -> Cach
     if status == "407":
         return unknown_to_proxy(uri, "http")
     if status in ("412", "416"):
-        return SourceChanged(f"{uri} is no longer the version that was listed ({said}): it was overwritten")
+        return SourceChanged(f"{uri} is no longer the version that was listed ({said}): {OVERWRITTEN}")
     if {status, code} & _FORBIDDEN:
         mend = _MENDS.get(code, "check the credentials and the bucket's policy")
         return NotAllowed(f"{uri}: access refused ({said}); {mend}")
     if {status, code} & _MISSING:
-        what = "its bucket does not exist" if code == "NoSuchBucket" else "no such object"
+        what = (
+            "its bucket does not exist"
+            if code == "NoSuchBucket"
+            else "no such object; check its name, or restore what was deleted"
+        )
         return NotFound(f"{uri}: {what}")
     error = SourceUnavailable(f"{uri}: the server answered {said}")
     error.throttled = bool({status, code} & _THROTTLED)
@@ -82,7 +87,7 @@ def of_botocore(error: Exception, uri: str) -> CacheError:
         inner = error.kwargs["error"]  # type: ignore[attr-defined]
         said = line(inner) if isinstance(inner, OSError) else type(inner).__name__
         return SourceUnavailable(f"{uri}: the request cannot be sent ({said})")
-    return SourceUnavailable(f"{uri}: {line(error)}")
+    return SourceUnavailable(f"{uri}: {line(error)}; check the endpoint (AWS_ENDPOINT_URL) and the network")
 
 
 def shown(error: Exception) -> Exception | None:

@@ -75,7 +75,7 @@ class PrefetchRequest(_message.Message):
     def __init__(self, dataset: _Optional[str] = ..., dry_run: _Optional[bool] = ...) -> None: ...
 
 class PrefetchReply(_message.Message):
-    __slots__ = ("extents", "resident_extents", "size_bytes", "resident_bytes", "source_bytes", "unfit_bytes", "failures", "done", "peer_bytes", "over_quota_bytes", "lost_tiers")
+    __slots__ = ("extents", "resident_extents", "size_bytes", "resident_bytes", "source_bytes", "unfit_bytes", "failures", "done", "peer_bytes", "over_quota_bytes", "lost_tiers", "full_tiers")
     EXTENTS_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_EXTENTS_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +87,7 @@ class PrefetchReply(_message.Message):
     PEER_BYTES_FIELD_NUMBER: _ClassVar[int]
     OVER_QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
     LOST_TIERS_FIELD_NUMBER: _ClassVar[int]
+    FULL_TIERS_FIELD_NUMBER: _ClassVar[int]
     extents: int
     resident_extents: int
     size_bytes: int
@@ -98,7 +99,8 @@ class PrefetchReply(_message.Message):
     peer_bytes: int
     over_quota_bytes: int
     lost_tiers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, extents: _Optional[int] = ..., resident_extents: _Optional[int] = ..., size_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., source_bytes: _Optional[int] = ..., unfit_bytes: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[ExtentFailure, _Mapping]]] = ..., done: _Optional[bool] = ..., peer_bytes: _Optional[int] = ..., over_quota_bytes: _Optional[int] = ..., lost_tiers: _Optional[_Iterable[str]] = ...) -> None: ...
+    full_tiers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, extents: _Optional[int] = ..., resident_extents: _Optional[int] = ..., size_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., source_bytes: _Optional[int] = ..., unfit_bytes: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[ExtentFailure, _Mapping]]] = ..., done: _Optional[bool] = ..., peer_bytes: _Optional[int] = ..., over_quota_bytes: _Optional[int] = ..., lost_tiers: _Optional[_Iterable[str]] = ..., full_tiers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ExtentFailure(_message.Message):
     __slots__ = ("extent", "message", "code")
@@ -115,7 +117,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class TierStatus(_message.Message):
-    __slots__ = ("name", "budget_bytes", "used_bytes", "held_bytes", "lost", "corrupt_extents", "scrubbed_bytes")
+    __slots__ = ("name", "budget_bytes", "used_bytes", "held_bytes", "lost", "corrupt_extents", "scrubbed_bytes", "full", "stalled")
     NAME_FIELD_NUMBER: _ClassVar[int]
     BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +125,8 @@ class TierStatus(_message.Message):
     LOST_FIELD_NUMBER: _ClassVar[int]
     CORRUPT_EXTENTS_FIELD_NUMBER: _ClassVar[int]
     SCRUBBED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FULL_FIELD_NUMBER: _ClassVar[int]
+    STALLED_FIELD_NUMBER: _ClassVar[int]
     name: str
     budget_bytes: int
     used_bytes: int
@@ -130,7 +134,9 @@ class TierStatus(_message.Message):
     lost: bool
     corrupt_extents: int
     scrubbed_bytes: int
-    def __init__(self, name: _Optional[str] = ..., budget_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ..., lost: _Optional[bool] = ..., corrupt_extents: _Optional[int] = ..., scrubbed_bytes: _Optional[int] = ...) -> None: ...
+    full: bool
+    stalled: bool
+    def __init__(self, name: _Optional[str] = ..., budget_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ..., lost: _Optional[bool] = ..., corrupt_extents: _Optional[int] = ..., scrubbed_bytes: _Optional[int] = ..., full: _Optional[bool] = ..., stalled: _Optional[bool] = ...) -> None: ...
 
 class DatasetStatus(_message.Message):
     __slots__ = ("dataset", "resident_bytes", "resident_extents", "readers", "pinned", "hits", "ahead", "misses", "refused", "source_bytes", "bound", "kept_bytes", "peer_bytes", "epochs")

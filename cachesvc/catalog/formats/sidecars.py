@@ -90,6 +90,8 @@ def _folders(
             f"labels='folder': {outside!r} lies in no folder below {inputs.uri}; labels='' finds out"
         )
     if len(classes) < 2 and not asked:
+        if SPLITS.intersection(classes) and any(path.count("/") > 1 for path in paths):
+            notes.append(f"no classes: to have the folders in {classes[0]}, open it")
         return None
     if outside is not None:
         if len(beside) < len(classes):

@@ -1,0 +1,67 @@
+"""A shuffle that needs more at once than the cache holds says so, once; any other says nothing."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.node import Daemon
+from cachesvc.core.order import Plan
+from loader import DataLoader, open_dataset
+from loader.crowded import at_once_bytes
+
+EXTENT, EXTENTS, RECORD = 64 << 10, 64, 1024
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 20), st.integers(0, 9)), max_size=12).map(
+        lambda rows: sorted(rows, key=lambda row: row[1])
+    )
+)
+def test_what_is_needed_at_once_is_the_most_of_any_step(rows: list[tuple[int, int, int]]) -> None:
+    sizes = np.asarray([1, 10, 100, 1000])
+    extent, first, more = (np.asarray([row[at] for row in rows], np.int64) for at in range(3))
+    needed = [
+        sum(int(sizes[e]) for e, begin, length in rows if begin <= step <= begin + length)
+        for step in range(30)
+    ]
+    assert at_once_bytes(Plan(extent, first, first + more), sizes) == max(needed)
+
+
+@pytest.mark.parametrize(
+    ("ram", "given", "said"),
+    [
+        ("2MiB", {}, 1),
+        ("2MiB", {"window": 4 * EXTENT}, 0),
+        ("2MiB", {"shuffle": False}, 0),
+        ("8MiB", {"window": "all"}, 0),
+    ],
+)
+def test_a_loader_says_it_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    ram: str,
+    given: dict[str, object],
+    said: int,
+) -> None:
+    (tmp_path / "data.bin").write_bytes(np.random.default_rng(0).bytes(EXTENT * EXTENTS))
+    caplog.set_level(logging.WARNING, "cachesvc")
+    with Daemon(tmp_path / "node", ["--ram", ram, "--extent-bytes", str(EXTENT)]) as daemon:
+        monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
+        monkeypatch.setenv("CACHESVC", "require")
+        data = open_dataset(tmp_path / "data.bin", format="records", record_bytes=RECORD)
+        loader = DataLoader(data, 32, **{"shuffle": True} | given)  # type: ignore[arg-type]
+        for _ in range(2):
+            assert sum(map(len, loader)) == len(data)
+    lines = [line for line in caplog.messages if "shuffled together" in line]
+    assert len(lines) == said
+    assert all(
+        "4 MiB are shuffled together, and the largest tier of the daemon holds 2 MiB" in line
+        for line in lines
+    )
