@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -46,6 +47,8 @@ STEPS = SAMPLES // BATCH
 LOADING = {"batch_size": BATCH, "shuffle": True, "window": 2 * EXTENT}
 OPTIONS = Options(format="records", record_bytes=RECORD)
 END_S = 20.0
+PROBED_S = 8.0
+"""A lost tier is probed every 5 s."""
 TAKEOVERS = 2
 KILLS = 12
 NOBODY = 65534
@@ -280,16 +283,36 @@ def test_a_smaller_budget_gives_up_what_it_cannot_hold(own: Node) -> None:
     grants.close()
 
 
+@pytest.mark.parametrize("known", [False, True])
 def test_below_a_disk_that_was_unmounted_no_new_daemon_keeps_anything(
-    tmp_path: Path, s3_server: SeaweedFS, proxy: Proxy
+    tmp_path: Path, s3_server: SeaweedFS, proxy: Proxy, known: bool
 ) -> None:
+    """It does not start; but where the old one has found the tier lost, that is handed over as lost."""
+
+    def lost() -> bool:
+        with Control(node.daemon.socket_dir) as control:
+            return any(tier.lost for tier in control.status().tiers)
+
     with mounted(tmp_path / "nvme", "size=16m") as path:
         node = serving(tmp_path, s3_server, proxy, "--ram", "8MiB", "--nvme", f"{path}=8MiB")
         with node.daemon:
             subprocess.run(["umount", "-l", str(path)], check=True)
-            assert "no disk is mounted there any more" in refused(node)
-            assert list(path.iterdir()) == []
-            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "none", str(path)], check=True)
+            try:
+                if known:
+                    wait_until(lost, END_S)
+                old, new = node.daemon.process, node.daemon.spawn("--takeover")
+                assert old is not None
+                wait_until(lambda: old.poll() is not None or new.poll() is not None, END_S)
+                if old.poll() is None:
+                    assert not known
+                    assert "no disk is mounted there any more" in node.daemon.log
+                else:
+                    node.daemon.process = new
+                    time.sleep(PROBED_S)
+                    assert lost()
+                assert list(path.iterdir()) == []
+            finally:
+                subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "none", str(path)], check=True)
             taken_over(node)
 
 
