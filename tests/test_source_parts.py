@@ -77,7 +77,7 @@ def test_the_last_part_is_one_too(fake: FakeS3, source: S3Source, target: int) -
         fetched(source, Piece(version, 90_000, 10_000), target)
 
 
-@pytest.mark.parametrize("answer", [200, 206, 400, 403, 404, 405, 412, 416, 500, 501])
+@pytest.mark.parametrize("answer", [200, 206, 400, 403, 404, 405, 412, 416, 501])
 def test_a_server_that_gives_no_part_is_asked_for_the_range(
     fake: FakeS3, source: S3Source, target: int, answer: int
 ) -> None:
@@ -97,6 +97,57 @@ def test_a_server_that_gives_no_part_is_asked_for_the_range(
         for begin in BEGINS[:2]:
             assert fetched(source, Piece(version, begin, PART), target) == DATA[begin:][:PART]
     assert len(asked) == UNTOLD
+
+
+def test_a_server_that_fails_over_parts_alone_is_asked_for_ranges_in_the_end(
+    fake: FakeS3, source: S3Source, target: int
+) -> None:
+    asked = []
+
+    def refuse(handler: BaseHTTPRequestHandler) -> tuple[int, str] | None:
+        asked.extend([handler.path] * ("partNumber" in handler.path))
+        return (500, "InternalError") if "partNumber" in handler.path else None
+
+    fake.refuse = refuse
+    patient = Resilient(source, Resilience(hedge=False))
+    for number in range(UNTOLD**2 + 2):
+        version = put(fake, DATA, f"{number}")
+        assert fetched(patient, Piece(version, 0, PART), target) == DATA[:PART]
+    assert len(asked) == UNTOLD**3
+
+
+TROUBLE = [(500, "InternalError"), (502, ""), (400, "ExpiredToken")]
+
+
+@pytest.mark.parametrize("failure", TROUBLE, ids=str)
+@pytest.mark.parametrize("times", [1, UNTOLD])
+def test_trouble_of_a_moment_ends_no_check_of_parts(
+    fake: FakeS3,
+    source: S3Source,
+    target: int,
+    monkeypatch: pytest.MonkeyPatch,
+    failure: tuple[int, str],
+    times: int,
+) -> None:
+    """Whether a first request fails, or all of a short while."""
+    failed: dict[str, int] = {}
+
+    def refuse(handler: BaseHTTPRequestHandler) -> tuple[int, str] | None:
+        name = handler.path.partition("?")[0]
+        failed[name] = failed.get(name, 0) + 1
+        return failure if failed[name] <= times else None
+
+    fake.refuse = refuse
+    monkeypatch.setattr(source._identity, "renewed", lambda used: True)
+    patient = Resilient(source, Resilience(hedge=False))
+    for number in range(2 * UNTOLD):
+        version = put(fake, DATA, f"{number}")
+        assert fetched(patient, Piece(version, 0, PART), target) == DATA[:PART]
+    fake.refuse = lambda handler: None
+    for number in range(2 * UNTOLD):
+        version = put(fake, FLIPPED, f"flipped{number}")
+        with pytest.raises(SourceUnavailable, match="arrived damaged"):
+            fetched(source, Piece(version, 60_000, 30_000), target)
 
 
 def test_a_server_that_states_nothing_of_parts_is_soon_asked_for_ranges(

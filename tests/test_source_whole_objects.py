@@ -274,12 +274,13 @@ def test_a_server_that_says_nothing_of_parts_is_believed_and_soon_not_asked(
 
     fake.refuse = refuse
     version = put(fake, DATA, composite([60_000, 40_000])[0])
+    patient = Resilient(source, Resilience(hedge=False))
     for _ in range(UNTOLD + 2):
-        assert fetched(source, Piece(version, 0, len(DATA)), target) == DATA
+        assert fetched(patient, Piece(version, 0, len(DATA)), target) == DATA
     heads = [path for command, path in asked if command == "HEAD"]
     assert len(set(heads)) == 1
     assert UNTOLD <= len(heads) <= UNTOLD * 5  # botocore's own tries of a 500
-    assert len(asked) == len(heads) + 1  # the last range, as the part that it may be
+    assert len(asked) - len(heads) <= (UNTOLD**3 if answer == 500 else 1)  # the last range, as what it may be
     assert read(fake) == 4 * (UNTOLD + 2)
 
 

@@ -47,7 +47,7 @@ def pin(name: str, socket: str | None, json: bool, **given: Any) -> int:
     with Control(socket) as control:
         dataset = target.current(control, name, options.dataset_options(given), json)
         control.pin(dataset, True)
-        beyond_bytes = next(control.prefetch(dataset, dry_run=True)).unfit_bytes
+        beyond_bytes = sum(reply.unfit_bytes for reply in control.prefetch(dataset, dry_run=True))
     if beyond_bytes:
         say_notes([f"{output.size(beyond_bytes)} of it have no room, and are not kept until they have"], json)
     _report(json, f"{name} ({dataset}) is pinned", event="pinned", dataset=dataset, target=name)

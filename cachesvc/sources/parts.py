@@ -36,23 +36,47 @@ def is_not_the_part(answer: Answer, offset: int, size: int) -> bool:
     return not found and answer.status not in _THROTTLED
 
 
+def of_the_moment(status: int) -> bool:
+    """Whether an error may be gone at the next try, and so says nothing of parts."""
+    return status >= 500 and status != 501
+
+
 class Parts:
-    """Which reads are asked for as parts; of one server, for many threads."""
+    """Which reads are asked for as parts; of one server, for many threads. A server that fails is asked for the part again,
+    for a range of the object has no checksum; one that fails over parts alone is found out by ranges that it then gives,
+    with no part given between: a server that is in trouble for a moment does not do so often."""
 
     def __init__(self) -> None:
         self._silent: set[str] = set()
         self._in_a_row = 0
+        self._failed: dict[str, int] = {}
+        """Of parts of an object, one after the other, with such errors."""
+        self._ranges = 0
+        """Given where parts had failed so, one after the other."""
         self._lock = threading.Lock()
 
     def worth_asking(self, version: ObjectVersion) -> bool:
         """Whether a server may state checksums of an object's parts."""
-        return self._in_a_row < UNTOLD and version.uri not in self._silent
+        known = self._in_a_row < UNTOLD and self._ranges < UNTOLD**2
+        return known and version.uri not in self._silent and self._failed.get(version.uri, 0) < UNTOLD
+
+    def failed(self, version: ObjectVersion) -> None:
+        """An error `of_the_moment` came of asking for a part."""
+        with self._lock:
+            self._failed[version.uri] = self._failed.get(version.uri, 0) + 1
+
+    def ranged(self, version: ObjectVersion, given: bool) -> None:
+        """What came of asking for a range: where parts had failed, they are asked for again."""
+        if self._failed:
+            with self._lock:
+                self._ranges += self._failed.pop(version.uri, 0) >= UNTOLD and given
 
     def told(self, version: ObjectVersion, stated: bool) -> None:
-        """What came of asking."""
+        """What came of asking for a part."""
         with self._lock:
+            self._failed.pop(version.uri, None)
             if stated:
-                self._in_a_row = 0
+                self._in_a_row = self._ranges = 0
             elif version.uri not in self._silent:
                 self._in_a_row += 1
                 if len(self._silent) >= _MOST:

@@ -38,7 +38,7 @@ from cachesvc.sources.http import (
     number,
 )
 from cachesvc.sources.identity import Identity, sign_in, trusted
-from cachesvc.sources.parts import UNTOLD, Parts, is_not_the_part, part_at
+from cachesvc.sources.parts import UNTOLD, Parts, is_not_the_part, of_the_moment, part_at
 from cachesvc.sources.proxies import proxy_of
 from cachesvc.sources.s3_errors import EXPIRED, FAILED, OVERWRITTEN
 from cachesvc.sources.source import Checker
@@ -244,16 +244,18 @@ class S3Source:
         try:
             answer = connection.ask(request)
             if part and is_not_the_part(answer, offset, len(into)):
-                self._parts.told(version, False)
-                return False
+                return self._not_the_part(version, signer, answer, connection)
             if answer.status not in (200, 206):
+                self._parts.ranged(version, False)
                 return self._refused(version, signer, answer, connection.read_error(answer))
             _verify(version, offset, len(into), answer)
             connection.read_into(into)
             if part:
                 self._parts.told(version, self._whole.check_part(version, part, answer.headers, into))
-            elif len(into) == version.size_bytes:
-                self._whole.check(version, answer.headers, (into,))
+            else:
+                self._parts.ranged(version, True)
+                if len(into) == version.size_bytes:
+                    self._whole.check(version, answer.headers, (into,))
         except CacheError as error:
             error.received_bytes = connection.received_bytes - before
             raise
@@ -267,20 +269,38 @@ class S3Source:
         asked = self._endpoint.scheme != "https" and self._parts.worth_asking(version)
         return part_at(version, offset, size) if asked else 0
 
+    def _not_the_part(
+        self, version: ObjectVersion, signer: _Signer, answer: Answer, connection: Connection
+    ) -> bool:
+        """False when the read is to be asked anew, as a range where the server knows no such parts; raises where it fails
+        for the moment."""
+        if answer.status not in (200, 206):
+            body = connection.read_error(answer)
+            if self._renewed(version, signer, answer, body):
+                return False
+            if of_the_moment(answer.status):
+                self._parts.failed(version)
+            if of_the_moment(answer.status) or _code(body) in EXPIRED:
+                raise self._error(str(answer.status), _code(body), version.uri, answer.headers)
+        self._parts.told(version, False)
+        return False
+
     def _refused(self, version: ObjectVersion, signer: _Signer, answer: Answer, body: bytes) -> bool:
         """False when another region or other credentials, known from here on, may do; raises otherwise."""
+        if self._renewed(version, signer, answer, body):
+            return False
+        raise self._error(str(answer.status), _code(body), version.uri, answer.headers)
+
+    def _renewed(self, version: ObjectVersion, signer: _Signer, answer: Answer, body: bytes) -> bool:
+        """Whether another region or other credentials are known from here on."""
         bucket, _ = split_uri(version.uri)
         region = answer.headers.get("x-amz-bucket-region", "") if self._aws else ""
         if found := _SIGN_FOR.search(body):
             region = found[1].decode()
         if _REGION.fullmatch(region) and region != signer.region:
             self._regions[bucket] = region
-            return False
-        found = _CODE.search(body)
-        code = found[1].decode() if found else ""
-        if code in EXPIRED and self._identity.renewed(signer.keys):
-            return False
-        raise self._error(str(answer.status), code, version.uri, answer.headers)
+            return True
+        return _code(body) in EXPIRED and self._identity.renewed(signer.keys)
 
     def _error(self, status: str, code: str, uri: str, headers: dict[str, str]) -> CacheError:
         if code in EXPIRED and self._identity.refreshable:
@@ -345,6 +365,11 @@ def split_uri(uri: str, key_needed: bool = True) -> tuple[str, str]:
             f"not an S3 {'object' if key_needed else 'prefix'}: {uri!r}; write s3://bucket/key"
         )
     return bucket, key
+
+
+def _code(body: bytes) -> str:
+    found = _CODE.search(body)
+    return found[1].decode() if found else ""
 
 
 def _contents(prefix: str, page: dict[str, Any]) -> list[dict[str, Any]]:
