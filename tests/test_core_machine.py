@@ -25,6 +25,7 @@ from cachesvc.core.events import (
     Grant,
     Held,
     JobEnded,
+    NotGranted,
     Passed,
     Pinned,
     PlanEnded,
@@ -94,6 +95,7 @@ class NodeMachine(RuleBasedStateMachine):
         self.commits: list[tuple[ExtentId, TierName]] = []
         self.open: dict[int, tuple[ReaderId, ExtentId]] = {}
         self.leases: list[tuple[ReaderId, ExtentId, TierName]] = []
+        self.last: Grant | None = None
         self.stored: dict[TierName, set[ExtentId]] = {RAM: set(), NVME: set()}
         self.held = False
         self.checks: list[Verify] = []
@@ -127,6 +129,7 @@ class NodeMachine(RuleBasedStateMachine):
             if isinstance(command, Grant):
                 assert command.extent in self.stored[command.tier]
                 self.leases.append((command.reader, command.extent, command.tier))
+                self.last = command
             else:
                 assert isinstance(command, (Refuse, Fail))
 
@@ -194,6 +197,18 @@ class NodeMachine(RuleBasedStateMachine):
             gone = self.evictions.pop(pick % len(self.evictions))
             self.stored[gone.tier].remove(gone.extent)
             self.send(Evicted(gone.extent, gone.tier))
+
+    @rule(again=st.booleans())
+    def the_last_grant_cannot_be_handed_over(self, again: bool) -> None:
+        grant, self.last = self.last, None
+        if grant is not None and (lease := (grant.reader, grant.extent, grant.tier)) in self.leases:
+            if again:  # its bytes are wrong
+                self.corrupt(grant.extent, grant.tier)
+            if lease in self.leases:
+                self.leases.remove(lease)
+            self.open[grant.request] = grant.reader, grant.extent
+            self.send(NotGranted(grant, again))
+            assert again or grant.request not in self.open, "an answer at once"
 
     @rule(pick=picks)
     def release(self, pick: int) -> None:

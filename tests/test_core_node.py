@@ -25,6 +25,7 @@ from cachesvc.core.events import (
     Grant,
     Held,
     JobEnded,
+    NotGranted,
     Passed,
     Pinned,
     PlanEnded,
@@ -42,7 +43,7 @@ from cachesvc.core.events import (
     TierLost,
     Unpinned,
 )
-from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, Stay, TierName
+from cachesvc.core.model import RAM, Counted, DatasetId, ExtentId, ReaderId, Stay, TierName
 from cachesvc.core.node import Node
 from cachesvc.core.policy import SMALL_FILLS, Settings, TierSpec
 from cachesvc.core.replay import replay
@@ -754,6 +755,32 @@ def test_nothing_is_promoted_from_a_tier_that_stalls() -> None:
     node = node_of(ram=2, nvme=4, lookahead_bytes=None)
     tell(node, Recovered(NVME, {A: SIZE, B: SIZE}), declare(A, B), Stalled(NVME, True))
     assert tell(node, plan(A, B)) == []
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("counted", ["hits", "misses", "ahead"])
+def test_what_could_not_be_handed_over_does_not_count_as_granted(counted: Counted, again: bool) -> None:
+    node = node_of(nvme=4)
+    tell(node, declare(A, B))
+    if counted == "ahead":
+        tell(node, plan(A))
+    if counted != "misses":
+        tell(node, *([] if counted == "ahead" else [Prefetched(1, DATASET)]))
+        fill(node, A, tier=NVME)
+    answers = tell(node, Demanded(ONE, 1, A))
+    if counted == "misses":
+        answers = fill(node, A, tier=NVME)
+    (grant,) = (answer for answer in answers if isinstance(answer, Grant))
+    assert grant.counted == counted
+    before = node.counters(DATASET)
+    answers = tell(node, *([Corrupt(A, NVME)] if again else []), NotGranted(grant, again))
+    after = node.counters(DATASET)
+    assert getattr(after, counted) == getattr(before, counted) - 1
+    assert after.refused == before.refused + (not again)
+    assert (Refuse(ONE, 1, A) in answers) == (not again)
+    assert after.hits + after.ahead + after.misses + after.refused == (not again), "it waits for the new copy"
+    tell(node, ReaderGone(ONE))
+    assert tell(node, NotGranted(grant, again)) == [], "it has gone"
 
 
 def test_waiters_of_a_fill_into_a_lost_tier_are_served_from_another() -> None:

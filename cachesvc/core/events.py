@@ -8,11 +8,11 @@ the bytes stay reserved.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from cachesvc.core.errors import TierFailed
-from cachesvc.core.model import DatasetId, ExtentId, ReaderId, Stay, TierName
+from cachesvc.core.model import Counted, DatasetId, ExtentId, ReaderId, Stay, TierName
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,15 @@ class Demanded:
     wait: bool = True
     size_bytes: int = 0
     job: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NotGranted:
+    """What a `Grant` told could not be handed over, or its bytes are wrong: the lease ends, and it does not count. Answered
+    as the demand was; with `Refuse`, unless the reader is to be granted it `again`."""
+
+    grant: Grant
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +319,7 @@ class StartFill:
 @dataclass(frozen=True, slots=True)
 class Grant:
     """Hand the reader a read-only descriptor; the lease has begun. `stay`: how long the reader may hold it when it has
-    read it. `from_peer`: the fill that brought the bytes to this node had them from another one."""
+    read it. `from_peer`: the fill that brought the bytes to this node had them from another one. `counted`: as what."""
 
     reader: ReaderId
     request: int
@@ -318,6 +327,7 @@ class Grant:
     tier: TierName
     stay: Stay = "kept"
     from_peer: bool = False
+    counted: Counted = field(default="hits", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,6 +383,7 @@ Event: TypeAlias = (
     | Passed
     | Prefetched
     | Demanded
+    | NotGranted
     | Released
     | ReaderGone
     | Held

@@ -21,6 +21,7 @@ TierName = NewType("TierName", str)
 """`ram`, or the name of an NVMe directory (`nvme0`, `nvme1`, ...)."""
 
 Stay = Literal["kept", "brief", "once"]
+Counted = Literal["hits", "ahead", "misses"]
 """How long a reader may hold what it was granted: as long as it likes, while its reads come back to it, or for one
 read. The words go over the wire."""
 

@@ -55,6 +55,7 @@ from cachesvc.core.windows import Windows
 QUIET = frozenset(
     {
         ev.Demanded,
+        ev.NotGranted,
         ev.Released,
         ev.ReaderGone,
         ev.Held,
@@ -88,6 +89,7 @@ class Node:
         self._more = False
         self._handlers: dict[type, Callable[[Any], None]] = {
             ev.Demanded: self.readers.demand,
+            ev.NotGranted: self.readers.not_granted,
             ev.Released: self.readers.release,
             ev.ReaderGone: self.readers.gone,
             ev.Held: self.readers.held,

@@ -15,7 +15,7 @@ from cachesvc.core.budgets import answering
 from cachesvc.core.copies import Copies
 from cachesvc.core.errors import NotFound
 from cachesvc.core.holds import EVERYBODY, Hold, Holds
-from cachesvc.core.model import RAM, ExtentId, ReaderId
+from cachesvc.core.model import RAM, Counted, ExtentId, ReaderId
 from cachesvc.core.policy import Asked
 from cachesvc.core.state import Copy, Entry, Reader, Role
 from cachesvc.core.turns import Turns
@@ -40,12 +40,7 @@ class Readers:
         entry = self._copies.entry(event.extent)
         copy = entry.best() if entry else None
         if entry is not None and copy is not None:
-            tally = self._copies.tally(entry, event.reader)
-            if copy.ahead_of is not None:
-                tally.ahead += 1
-            else:
-                tally.hits += 1
-            self._grant(event.reader, event.request, copy)
+            self._grant(event.reader, event.request, copy, "hits" if copy.ahead_of is None else "ahead")
         else:
             self._missed(event, entry)
 
@@ -80,6 +75,23 @@ class Readers:
             self._end_lease(leases.pop())
             if not leases:
                 del reader.leases[extent]
+
+    def not_granted(self, event: ev.NotGranted) -> None:
+        """Take a grant back, and send its reader elsewhere or see to it again."""
+        grant, entry = event.grant, self._copies.entry(event.grant.extent)
+        if grant.reader not in self.readers:
+            return  # it has gone
+        self.release(ev.Released(grant.reader, grant.extent))
+        if entry is not None:
+            tally = self._copies.tally(entry, grant.reader)
+            tally.count(grant.counted, -1)
+            if not event.again:
+                tally.refused += 1
+                self._copies.sourced(entry)
+        if event.again:
+            self.demand(ev.Demanded(grant.reader, grant.request, grant.extent))
+        else:
+            self._moment.tell(ev.Refuse(grant.reader, grant.request, grant.extent))
 
     def recall(self, copy: Copy) -> None:
         """Ask everybody who has a copy, or perhaps has it from before our restart, for it."""
@@ -169,14 +181,17 @@ class Readers:
         if copy.role is not Role.KEPT:
             self._moment.change()
 
-    def _grant(self, reader_id: ReaderId, request: int, copy: Copy) -> None:
+    def _grant(self, reader_id: ReaderId, request: int, copy: Copy, counted: Counted) -> None:
         reader = self.readers.get(reader_id)
         if reader is None:
             reader = self.readers[reader_id] = Reader()
         self._copies.lease(copy)
         reader.leases.setdefault(copy.entry.id, []).append(copy)
         entry, stay = copy.entry, self._policy.stay(copy)
-        self._moment.tell(ev.Grant(reader_id, request, entry.id, copy.tier.name, stay, entry.from_peer))
+        self._copies.tally(entry, reader_id).count(counted)
+        self._moment.tell(
+            ev.Grant(reader_id, request, entry.id, copy.tier.name, stay, entry.from_peer, counted)
+        )
 
     def fail(self, entry: Entry, code: int, message: str) -> None:
         """Tell every waiter of an extent that its fill failed."""
@@ -213,8 +228,7 @@ class Readers:
             self.want(entry)
             return
         for reader, request in self._take_waiters(entry):
-            self._copies.tally(entry, reader).misses += 1
-            self._grant(reader, request, copy)
+            self._grant(reader, request, copy, "misses")
 
     def _refuse(self, entry: Entry) -> None:
         self._copies.sourced(entry)

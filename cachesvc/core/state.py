@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from cachesvc.core.found import Found
 from cachesvc.core.holds import Hold
-from cachesvc.core.model import DatasetId, ExtentId, ReaderId, TierName
+from cachesvc.core.model import Counted, DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.schedule import Schedule
 from cachesvc.core.shelf import Shelf
 
@@ -194,6 +194,15 @@ class Tally:
     misses: int = 0
     refused: int = 0
     source_bytes: int = 0
+
+    def count(self, grant: Counted, by: int = 1) -> None:
+        """One more grant, or one fewer."""
+        if grant == "hits":
+            self.hits += by
+        elif grant == "ahead":
+            self.ahead += by
+        else:
+            self.misses += by
 
 
 @dataclass(slots=True, eq=False)

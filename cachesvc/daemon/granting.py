@@ -86,8 +86,7 @@ class Granting:
             elif good is None:  # to ask again at once would keep the loop from all else
                 self._elsewhere(command)
             else:
-                self._handle(events.Released(command.reader, command.extent))
-                self._handle(events.Demanded(command.reader, command.request, command.extent))
+                self._handle(events.NotGranted(command, again=True))
 
         # After a restart or its trouble the disk may have changed what it holds: check before the first grant.
         user = self.server.user_of(command.reader) if self.server else NOBODY
@@ -125,6 +124,4 @@ class Granting:
         self._elsewhere(command)
 
     def _elsewhere(self, command: events.Grant) -> None:
-        assert self.server is not None
-        self._handle(events.Released(command.reader, command.extent))
-        self.server.refuse(command.reader, command.request, command.extent)
+        self._handle(events.NotGranted(command))
