@@ -7,6 +7,8 @@ import fcntl
 import os
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from bench.node import Daemon
 from cachesvc.catalog.build import Options
 from cachesvc.catalog.unused import FRESH_S, UNUSED_S, remove_unused, used
 from cachesvc.client import Control
+from cachesvc.core.errors import OutOfSpace
 from cachesvc.core.model import DatasetId
 from cachesvc.leases import DaemonGrants
 from tests.test_daemon import wait_until
@@ -80,17 +83,46 @@ def test_of_what_takes_too_much_the_longest_unused_goes_and_what_is_kept_or_fres
     assert sorted(os.listdir(tmp_path)) == ["building.lmdb.7.tmp", "fresh.lmdb", "kept.lmdb"]
 
 
-def test_catalogs_that_nobody_uses_leave_as_much_of_a_disk_as_they_take(tmp_path: Path) -> None:
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "none", tmp_path], capture_output=True)
+@contextmanager
+def small_disk(path: Path) -> Iterator[Path]:
+    """16 MiB of its own."""
+    path.mkdir(parents=True)
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "none", path], capture_output=True)
     if done.returncode:
         pytest.skip("NOT TESTED: mounting needs root")
     try:
-        for number in range(12):
-            (tmp_path / f"{number:02}.lmdb").write_bytes(bytes(1 << 20))
-            aged(tmp_path / f"{number:02}.lmdb", -number - UNUSED_S + 1000.0)
-        assert remove_unused(str(tmp_path), set()) == ["00.lmdb", "01.lmdb", "02.lmdb", "03.lmdb"]
+        yield path
     finally:
-        subprocess.run(["umount", tmp_path], check=True)
+        subprocess.run(["umount", path], check=True)
+
+
+def test_catalogs_that_nobody_uses_leave_as_much_of_a_disk_as_they_take(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        for number in range(12):
+            (disk / f"{number:02}.lmdb").write_bytes(bytes(1 << 20))
+            aged(disk / f"{number:02}.lmdb", 1000.0 - number - UNUSED_S)
+        assert remove_unused(str(disk), set()) == ["00.lmdb", "01.lmdb", "02.lmdb", "03.lmdb"]
+
+
+def test_a_disk_that_catalogs_have_filled_has_room_again_for_whoever_opens_another(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/0.bin").write_bytes(os.urandom(1 << 16))
+    options = Options(format="records", record_bytes=64)
+    with (
+        small_disk(tmp_path / "node/state") as disk,
+        Daemon(tmp_path / "node", ["--ram", "64MiB", "--allow", f"{tmp_path}/"]) as daemon,
+        Control(daemon.socket_dir) as control,
+    ):
+        junk = [disk / f"catalogs/{number:032x}.lmdb" for number in range(17)]
+        for each in junk:
+            with suppress(OSError):  # the last one, which fills it
+                each.write_bytes(bytes(1 << 20))
+            aged(each, FRESH_S + 1.0 - UNUSED_S)
+        with pytest.raises(OutOfSpace, match="No space left"):
+            control.open_dataset([f"{tmp_path}/data/"], options)
+        wait_until(lambda: not junk[6].exists())
+        assert control.open_dataset([f"{tmp_path}/data/"], options).extents == 1
+        daemon.stop()
 
 
 def test_a_daemon_removes_catalogs_that_nobody_used_for_a_month(tmp_path: Path) -> None:
