@@ -17,10 +17,10 @@ from typing import NamedTuple
 import numpy as np
 
 from cachesvc.core.errors import InvalidInput
+from cachesvc.core.model import MAX_EXTENTS
 from cachesvc.core.order import Plan
 
-MAX_ROWS = 1_000_000
-"""64 TB of extents."""
+MAX_ROWS = MAX_EXTENTS
 _EXTENT_BYTES, _STEP_BYTES = 4, 8
 
 

@@ -18,7 +18,7 @@ from cachesvc.core.policy import Settings, TierSpec
 from cachesvc.daemon import jobs
 from cachesvc.daemon.checks import Checks
 from cachesvc.daemon.commits import Commits
-from cachesvc.daemon.datasets import UNUSED, Dataset, Datasets, Sealed, in_use, is_claimed
+from cachesvc.daemon.datasets import UNUSED, UNUSED_EXTENTS, Dataset, Datasets, Sealed, in_use, is_claimed
 from cachesvc.daemon.fills import Fills
 
 NVME = TierName("nvme0")
@@ -104,6 +104,17 @@ def test_what_was_forgotten_since_a_dataset_was_read_is_at_home_with_it(tmp_path
     assert datasets.known(old.id) is None
     datasets.admit(new)
     assert datasets.home(new.extent_ids[0]) == (new, 0)
+    datasets.close()
+
+
+def test_large_datasets_that_nobody_uses_are_forgotten_before_many_are(tmp_path: Path) -> None:
+    anything: Any = None
+    datasets = Datasets(str(tmp_path), anything, anything, anything, anything)
+    datasets.claimed, datasets.used = lambda _: False, lambda _: False
+    large = [replace(dataset(number), sizes=(1,) * (UNUSED_EXTENTS // 2)) for number in range(1, 5)]
+    for each in large:
+        datasets.admit(each)
+    assert datasets.all() == large[1:], "the latest, and as many extents before it"
     datasets.close()
 
 

@@ -19,7 +19,7 @@ from cachesvc.catalog.formats import files, fixed, mds, parquet, tokens, webdata
 from cachesvc.catalog.inputs import Draft, Entry, ExtentBytes, Inputs, Options
 from cachesvc.catalog.space import Space
 from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, NotFound
-from cachesvc.core.model import EXTENT_BYTES, PAGE_BYTES, DatasetId, Extent, ObjectVersion
+from cachesvc.core.model import EXTENT_BYTES, MAX_EXTENTS, PAGE_BYTES, DatasetId, Extent, ObjectVersion
 from cachesvc.core.secrets import redacted
 from cachesvc.sources.source import Source
 
@@ -211,6 +211,8 @@ def _adopt(survey: Survey, beside: ObjectVersion, into: str, sources: _Sources) 
             catalog.object(index) != entry.object for index, entry in enumerate(survey.entries)
         ):
             raise CorruptData("it names other objects than are listed")
+        if len(catalog.extent_sizes) > MAX_EXTENTS:
+            raise CorruptData(f"it has more than {MAX_EXTENTS:,} extents")
         catalog.check()
         os.replace(temporary, into)
     except (CacheError, OSError) as error:  # OSError: no room for it, which may be room for one that is built

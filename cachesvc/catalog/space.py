@@ -9,7 +9,16 @@ from math import lcm
 import numpy as np
 
 from cachesvc.catalog.columns import Array, ints
-from cachesvc.core.model import HUGE_BYTES, PAGE_BYTES, Extent, ObjectVersion, Piece, extent_of
+from cachesvc.core.errors import InvalidInput
+from cachesvc.core.model import (
+    HUGE_BYTES,
+    MAX_EXTENTS,
+    PAGE_BYTES,
+    Extent,
+    ObjectVersion,
+    Piece,
+    extent_of,
+)
 
 CODECS = ("", "zstd", "parquet")
 
@@ -27,7 +36,8 @@ def unit(record_bytes: int, limit_bytes: int) -> int:
 
 class Space:
     """Lays out extents of `objects` (by index) and remembers them as columns: 25 bytes a piece, 41 where pieces are decoded
-    from parts of objects."""
+    from parts of objects. Raises InvalidInput before there are more than `MAX_EXTENTS`: who opens a dataset says how small
+    they are, and a sparse file is as large as anybody likes."""
 
     def __init__(self, objects: Sequence[ObjectVersion]) -> None:
         self.objects = objects
@@ -59,6 +69,7 @@ class Space:
     def add_run(self, index: int, offset: int, length: int, cut: int, stride: int = 1) -> int:
         """Bytes [offset, offset + length) of an object as consecutive extents of `cut` bytes (a multiple of
         the page), contiguous from where a record of `stride` bytes and a page begin together; the start address."""
+        self._check_room(-(-length // cut), cut)
         self.end = start = aligned(self.end, unit(stride, length))
         for begin in range(0, length, cut):
             size = min(cut, length - begin)
@@ -78,12 +89,23 @@ class Space:
 
     def _extent(self, size: int) -> int:
         """The latest pieces, at `end`."""
+        self._check_room(1, max(self.sizes) if len(self) == MAX_EXTENTS else size)
         start = self.end
         self._extent_piece.append(len(self._piece_object))
         self.starts.append(start)
         self.sizes.append(size)
         self.end = start + size
         return start
+
+    def _check_room(self, more: int, cut: int) -> None:
+        """For extents of `cut` bytes at most."""
+        if len(self) + more > MAX_EXTENTS:
+            total = sum(version.size_bytes for version in self.objects)
+            enough = aligned(2 * max(total // MAX_EXTENTS, cut), PAGE_BYTES)  # few are full
+            raise InvalidInput(
+                f"{self.objects[0].uri} and what is opened with it: {total:,} bytes would be more than {MAX_EXTENTS:,} "
+                f"extents; raise extent_bytes= to {enough}, or write fewer and larger files (or shards, or row groups)"
+            )
 
     def extents(self) -> Iterator[Extent]:
         """Every extent with its pieces."""

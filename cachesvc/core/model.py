@@ -28,6 +28,8 @@ read. The words go over the wire."""
 RAM = TierName("ram")
 EXTENT_BYTES = 64 << 20
 """64 MiB: long enough to amortise a request (20 ms at 90 MB/s is 1.8 MB), short enough for a window."""
+MAX_EXTENTS = 1_000_000
+"""Of a dataset version, and so of a plan: 64 TB. A daemon holds 330 bytes for each."""
 PAGE_BYTES = 4096
 HUGE_BYTES = 2 << 20
 """A huge page: what lies at a multiple of it in the address space and in memory can be mapped as one."""

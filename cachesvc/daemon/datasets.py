@@ -8,7 +8,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.unused import remove_unused, used
 from cachesvc.config import Rule
 from cachesvc.core.errors import CorruptData, NotAllowed, NotFound
-from cachesvc.core.model import DatasetId, ExtentId
+from cachesvc.core.model import MAX_EXTENTS, DatasetId, ExtentId
 from cachesvc.core.node import Node
 from cachesvc.daemon.lookups import Lookups
 from cachesvc.daemon.tenants import Tenants
@@ -29,8 +29,10 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_
 
 UNUSED = 16
 """Catalogs that are loaded, though nobody uses them, for whoever comes next: each is two open files and a map."""
-TIDY_S = 3600.0
-"""Catalogs that nobody has used for a month are looked for no more often."""
+UNUSED_EXTENTS = MAX_EXTENTS
+"""Of all those catalogs."""
+TIDY_S = 60.0
+"""Catalogs that go from the disk are looked for no more often."""
 
 
 class Sealed:
@@ -137,8 +139,7 @@ class Datasets:
             if known is not None:
                 return known
         unclaimed = [each for each in self._loaded.values() if each is not dataset and not self.claimed(each)]
-        oldest = unclaimed[: max(0, len(unclaimed) - UNUSED)]  # to look at all would take long
-        for each in oldest:
+        for each in oldest(unclaimed):  # to look at all would take long
             if not self.used(each):
                 with self._lock:
                     del self._loaded[each.id]  # who still has it can use it, and admit it again
@@ -160,8 +161,8 @@ class Datasets:
         return list(self._loaded.values())
 
     def tidy(self, pinned: Callable[[], Iterable[DatasetId]]) -> None:
-        """Remove from disk, off the caller's thread, the catalogs that nobody has used for 30 days; those that are
-        loaded or pinned stay."""
+        """Remove from disk, off the caller's thread, the catalogs that nobody has used for 30 days, or for longest
+        where they take too much; those that are loaded or pinned stay."""
         now = time.monotonic()
         with self._lock:
             if now < self._tidy_at:
@@ -186,7 +187,7 @@ class Datasets:
             log.warning("unused catalogs cannot be removed", extra={"error": str(error)})
             return
         if removed:
-            log.info("catalogs that nobody used for 30 days are removed", extra={"files": len(removed)})
+            log.info("catalogs that nobody used for long are removed", extra={"files": len(removed)})
 
     def _read(self, wanted: DatasetId) -> Dataset:
         if not self.stored(wanted) or not used(self._path(wanted)):
@@ -214,6 +215,16 @@ class Datasets:
             uri = catalog.object(index).uri
             if not self._allowlist.holds(uri):
                 raise unknown(wanted) from NotAllowed(f"{uri} is not below an allowed prefix")
+
+
+def oldest(unclaimed: Sequence[Dataset]) -> Iterator[Dataset]:
+    """The first of them, until no more than `UNUSED` with `UNUSED_EXTENTS` together are left."""
+    extents = sum(len(each.sizes) for each in unclaimed)
+    for count, each in zip(range(len(unclaimed), 0, -1), unclaimed, strict=True):
+        if count <= UNUSED and extents <= UNUSED_EXTENTS:
+            return
+        extents -= len(each.sizes)
+        yield each
 
 
 def is_claimed(node: Node, dataset: Dataset) -> bool:

@@ -79,6 +79,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
                     yield pb.OpenDatasetReply(indexed_bytes=answer.done_bytes, total_bytes=answer.total_bytes)
             finally:
                 self._loop.post(lambda: self._runner.builds.leave(opening, answers.put))
+            self._runner.datasets.tidy(self._pins.stored)  # also where no room was left for another one
             if answer.code:
                 raise errors.from_code(answer.code, answer.message)
             if request.version and request.version != answer.dataset:
@@ -92,7 +93,6 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
                     "without version= to go on with what is there"
                 )
             dataset = self._dataset(answer.dataset, context)
-            self._runner.datasets.tidy(self._pins.stored)
             yield pb.OpenDatasetReply(dataset=described(dataset), notes=dataset.catalog.notes[:NOTES_TOLD])
 
     def Prefetch(
