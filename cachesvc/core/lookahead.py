@@ -17,7 +17,7 @@ from cachesvc.core.copies import Copies
 from cachesvc.core.model import RAM
 from cachesvc.core.plans import Plans
 from cachesvc.core.policy import Asked
-from cachesvc.core.state import Copy, Entry, Plan, Role
+from cachesvc.core.state import Copy, Entry, Plan, Role, Window
 from cachesvc.core.windows import Windows
 
 FEED_LIMIT = 64
@@ -41,8 +41,11 @@ class Lookahead:
         resident is entered then. False when `FEED_LIMIT` was reached and there is more to do.
         """
         plans = self._plans.plans
+        taking = self._windows.taking()
         urgent = [
-            each.urgency for each in plans.values() if each.paced and not each.behind and not each.ended
+            each.urgency
+            for each in plans.values()
+            if each.paced and not each.behind and not each.ended and each.shared in taking
         ]
         heapq.heapify(urgent)
         held_up = any(copy.entry.waiters for copy in self._copies.filling)
@@ -74,11 +77,19 @@ class Lookahead:
             return True
         if self._reserve.tight:
             return self._policy.room_to_keep(entry)
-        if not self._windows.has_room(plan.shared, entry.size_bytes):
+        schedule = None if held_up and plan.passed else plan.schedule
+        if schedule is not None and not schedule.allows(plan.next, plan.passed):
             return False
-        if plan.schedule is None or (held_up and plan.passed):
+        return self._has_room(plan.shared, entry)
+
+    def _has_room(self, window: Window, entry: Entry) -> bool:
+        if self._windows.has_room(window, entry.size_bytes):
             return True
-        return plan.schedule.allows(plan.next, plan.passed)
+        resting = self._windows.gives_way()
+        if resting is None:
+            return False
+        self._copies.give_way(resting)
+        return self._windows.has_room(window, entry.size_bytes)
 
     def _fill(self, plan: Plan, entry: Entry) -> bool:
         """Start a fill from the source; False when it must wait for a slot or for room."""
