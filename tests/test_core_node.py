@@ -42,6 +42,7 @@ from cachesvc.core.events import (
     TierLost,
     Unpinned,
 )
+from cachesvc.core.lookahead import FEED_LIMIT
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, Stay, TierName
 from cachesvc.core.node import Node
 from cachesvc.core.policy import SMALL_FILLS, Settings, TierSpec
@@ -361,6 +362,18 @@ def test_a_wide_window_leaves_others_half_of_the_cache_and_what_quotas_leave_the
     assert node.policy.tiers[RAM].reserve_bytes == most * SIZE
     tell(node, JobEnded(2))
     assert quota or node.policy.tiers[RAM].reserve_bytes == 35 * SIZE
+
+
+def test_plans_that_wait_ask_for_no_tick_however_many_they_are() -> None:
+    node = node_of(ram=12, lookahead_bytes=5 * SIZE)
+    every = [ExtentId(bytes([number]) * 16) for number in range(2 * FEED_LIMIT)]
+    node.handle(declare(*every), 0.0)
+    for number in range(1, 2 * FEED_LIMIT):
+        node.handle(plan(*every[number:], *every[:number], number=number), 0.0)
+    while node.copies.filling:
+        fill(node, *[copy.entry.id for copy in node.copies.filling])
+    tell(node, Tick())
+    assert node.next_deadline() > 0.0
 
 
 def test_an_ended_plan_protects_nothing() -> None:

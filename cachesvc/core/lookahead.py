@@ -38,7 +38,8 @@ class Lookahead:
         """Enter entries, the most urgent plan first, until each plan waits or is at its end.
 
         Where the most urgent absent extent finds no slot or room, no later one takes it; only what is
-        resident is entered then. False when `FEED_LIMIT` was reached and there is more to do.
+        resident is entered then. False when `FEED_LIMIT` was reached and there is more to do; where all that many plans
+        wait, there is nothing before another event.
         """
         plans = self._plans.plans
         taking = self._windows.taking()
@@ -49,7 +50,7 @@ class Lookahead:
         ]
         heapq.heapify(urgent)
         held_up = any(copy.entry.waiters for copy in self._copies.filling)
-        room = True
+        room, moved = True, False
         for _ in range(FEED_LIMIT):
             if not urgent:
                 return True
@@ -67,9 +68,10 @@ class Lookahead:
                 if not room:
                     continue
                 self._plans.enter(plan, entry)
+            moved = True
             if not plan.ended:
                 heapq.heappush(urgent, plan.urgency)
-        return not urgent
+        return not urgent or not moved
 
     def _may_fetch(self, plan: Plan, entry: Entry, held_up: bool) -> bool:
         """Whether an absent extent's turn has come."""
