@@ -43,11 +43,13 @@ from cachesvc.core.events import (
     TierLost,
     Unpinned,
 )
+from cachesvc.core.lookahead import FEED_LIMIT
 from cachesvc.core.model import RAM, Counted, DatasetId, ExtentId, ReaderId, Stay, TierName
 from cachesvc.core.node import Node
 from cachesvc.core.policy import SMALL_FILLS, Settings, TierSpec
 from cachesvc.core.replay import replay
 from cachesvc.core.retries import RETRY_CAP_S, backoff_s
+from cachesvc.core.windows import REST_S
 
 NVME = TierName("nvme0")
 NVME1 = TierName("nvme1")
@@ -319,6 +321,33 @@ def test_orders_too_many_for_a_part_of_the_window_each_look_ahead_in_turn() -> N
     ]
 
 
+@pytest.mark.parametrize("kept", [0, 7])
+def test_what_orders_at_rest_have_ahead_gives_way_and_they_fetch_no_more_before_they_move(kept: int) -> None:
+    node = node_of(ram=12, lookahead_bytes=5 * SIZE, max_fills=8)
+    every = [ExtentId(bytes([number]) * 16) for number in range(60)]
+    tell(node, *(declare(*every, job=job) for job in (1, 2, 3)))
+    for number in range(50, 50 + kept):  # all that there is room to keep
+        tell(node, Demanded(ONE, 0, every[number]), Filled(every[number], RAM), Released(ONE, every[number]))
+    first, second, third = (every[number : number + 10] for number in (0, 10, 20))
+    tell(node, plan(*first, number=1, job=1), plan(*second, number=2, job=2))
+    fill(node, first[0], second[0])
+    assert tell(node, plan(*third, number=3, job=3), now=REST_S - 1) == []
+    assert node.policy.reserve.ahead_bytes() == 2 * SIZE
+    fetched = [Evict(first[0], RAM)] * bool(kept) + [StartFill(third[0], RAM)]
+    assert tell(node, plan(*third, number=3, job=3), now=REST_S) == fetched
+    if kept:
+        assert tell(node, Evicted(first[0], RAM), now=REST_S) == []
+        assert tell(node, Demanded(ONE, 0, first[0]), now=REST_S) == [StartFill(first[0], RAM)]
+    tell(node, Filled(third[0], RAM), *[Filled(first[0], RAM)] * bool(kept), now=REST_S)
+    third_s = [Grant(THREE, 1, third[0], RAM, "brief"), StartFill(third[1], RAM)]
+    assert tell(node, Demanded(THREE, 1, third[0]), Passed(3, 1), now=REST_S) == third_s
+    assert StartFill(first[1], RAM) in tell(node, Passed(1, 1), now=REST_S), "it moves again"
+    tell(node, Demanded(TWO, 1, second[0]), now=REST_S)
+    assert node.counters(DATASET).ahead == (1 if kept else 2), (
+        "what is kept stays, and is no hit all the same"
+    )
+
+
 @pytest.mark.parametrize(("quota", "most"), [(None, 20), (10, 10)])
 def test_a_wide_window_leaves_others_half_of_the_cache_and_what_quotas_leave_them(
     quota: int | None, most: int
@@ -334,6 +363,18 @@ def test_a_wide_window_leaves_others_half_of_the_cache_and_what_quotas_leave_the
     assert node.policy.tiers[RAM].reserve_bytes == most * SIZE
     tell(node, JobEnded(2))
     assert quota or node.policy.tiers[RAM].reserve_bytes == 35 * SIZE
+
+
+def test_plans_that_wait_ask_for_no_tick_however_many_they_are() -> None:
+    node = node_of(ram=12, lookahead_bytes=5 * SIZE)
+    every = [ExtentId(bytes([number]) * 16) for number in range(2 * FEED_LIMIT)]
+    node.handle(declare(*every), 0.0)
+    for number in range(1, 2 * FEED_LIMIT):
+        node.handle(plan(*every[number:], *every[:number], number=number), 0.0)
+    while node.copies.filling:
+        fill(node, *[copy.entry.id for copy in node.copies.filling])
+    tell(node, Tick())
+    assert node.next_deadline() > 0.0
 
 
 def test_an_ended_plan_protects_nothing() -> None:

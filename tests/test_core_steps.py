@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -32,6 +32,7 @@ from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId
 from cachesvc.core.node import Node
 from cachesvc.core.policy import Settings, TierSpec
 from cachesvc.core.schedule import Schedule
+from cachesvc.core.steps import Steps, Work
 
 DATASET, OTHER = DatasetId("d"), DatasetId("o")
 EXTENTS = [ExtentId(bytes([number]) * 16) for number in range(10)]
@@ -257,3 +258,27 @@ def test_a_plan_that_ends_while_its_cursor_is_followed_has_its_epoch_counted_in_
     assert touched(node)[0] == (8, 8)
     assert needed(node) == ({EXTENTS[0]} if another else set())
     assert not node.plans.ending
+
+
+def test_neither_an_opening_nor_a_short_plan_waits_for_long_ones() -> None:
+    steps, done = Steps(1), list[str]()
+
+    def work(name: str, count: int) -> Iterator[None]:
+        for _ in range(count):
+            done.append(name)
+            yield
+
+    steps.begin((Work.PACE, 1), work("long", 9))
+    steps.begin((Work.END, 2), work("longer", 9))
+    steps.begin((Work.PACE, 3), work("short", 1))
+    for _ in range(2):
+        steps.advance()
+    steps.begin((Work.CLAIM, "first"), work("opening", 2))
+    steps.begin((Work.CLAIM, "second"), work("another", 1))
+    for _ in range(8):
+        steps.advance()
+    assert done[:5] == ["long", "longer", "opening", "short", "opening"]
+    assert done.index("another") < 9
+    while steps:
+        steps.advance()
+    assert [done.count(name) for name in ("long", "longer", "short", "opening", "another")] == [9, 9, 1, 2, 1]

@@ -7,6 +7,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +20,30 @@ from bench.node import Daemon
 from cachesvc import plans
 from cachesvc.catalog.build import Options
 from cachesvc.client import Control
+from cachesvc.config import Rule
 from cachesvc.core import wire
 from cachesvc.core.errors import CacheError, DaemonUnavailable, InvalidInput
-from cachesvc.core.model import DatasetId, ExtentId
+from cachesvc.core.events import PlanEnded, Planned
+from cachesvc.core.model import DatasetId, ExtentId, ReaderId
 from cachesvc.core.order import Plan
 from cachesvc.core.wire import Message, Op
+from cachesvc.daemon.grants import GrantsServer
 from cachesvc.daemon.plans import SHORT_ROWS, Entries, Handed, Plans
+from cachesvc.daemon.readers import Connection
+from cachesvc.daemon.rows import Rows
 from cachesvc.grants import Granted
 from cachesvc.leases import DaemonGrants
 from tests.test_daemon import wait_until
+from tests.users import BOB, as_root
 
 EXTENT, EXTENTS = 4096, 16
 IDS = tuple(ExtentId(bytes([number])) for number in range(EXTENTS))
 LONG = SHORT_ROWS + 1
 
-Rows = list[int]
+Numbers = list[int]
 
 
-def columns(extents: Rows, firsts: Rows, lasts: Rows, following: Rows) -> bytes:
+def columns(extents: Numbers, firsts: Numbers, lasts: Numbers, following: Numbers) -> bytes:
     kinds = zip((extents, firsts, lasts, following), ("<u4", "<u8", "<u8", "<u4"), strict=True)
     return b"".join(np.array(each, kind).tobytes() for each, kind in kinds)
 
@@ -51,7 +58,9 @@ def memory(body: bytes) -> int:
     rows=st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**62), st.integers(0, 2**62))),
     following=st.none() | st.lists(st.integers(0, 2**32 - 1)),
 )
-def test_what_is_read_is_what_was_written(rows: list[tuple[int, int, int]], following: Rows | None) -> None:
+def test_what_is_read_is_what_was_written(
+    rows: list[tuple[int, int, int]], following: Numbers | None
+) -> None:
     extents, firsts, lasts = (np.array([row[at] for row in rows], np.int64) for at in range(3))
     plan = Plan(extents, firsts, lasts, None if following is None else np.array(following, np.int64))
     fd, count, more = plans.written(plan)
@@ -305,3 +314,103 @@ def test_memory_is_closed_by_whoever_read_or_forgot_it() -> None:
         lane.run()
     assert len(os.listdir("/proc/self/fd")) == before
     assert [isinstance(one, Entries) for one in found] == [True, False, True]
+
+
+# ---- and no more than there is room for
+
+
+def test_a_user_has_no_more_rows_than_twice_what_it_leaves_free_and_the_daemons_own_all_it_wants() -> None:
+    rows = Rows(own=0, most=120)
+    assert [rows.take(ReaderId(number), 1, 10) for number in range(10)] == [True] * 8 + [False] * 2
+    assert rows.take(ReaderId(7), 1, 10), "in place of its last"
+    assert not rows.take(ReaderId(7), 1, 11)
+    assert rows.take(ReaderId(9), 1, 10), "what was not taken has replaced its reader's last one all the same"
+    assert [rows.take(ReaderId(number), 2, 13) for number in (20, 21, 22)] == [True, True, False]
+    assert not rows.take(ReaderId(9), 1, 10), "less is left free"
+    assert rows.take(ReaderId(30), 0, 1000)
+    rows.leave(ReaderId(30))
+    rows.leave(ReaderId(99))  # has none
+    rows.adopt(ReaderId(50), 3, 1000)
+    assert not rows.take(ReaderId(51), 4, 1)
+    for number in (*range(10), 20, 21, 50):
+        rows.leave(ReaderId(number))
+    assert rows.take(ReaderId(1), 1, 80)
+
+
+@dataclass
+class Known:
+    """A dataset, as the grants socket sees it."""
+
+    id: DatasetId
+    extent_ids: tuple[ExtentId, ...] = IDS
+    sizes: tuple[int, ...] = (EXTENT,) * EXTENTS
+    index_of: dict[ExtentId, int] = field(default_factory=dict)
+    rules: frozenset[Rule] = frozenset()
+    catalog_fd: int = -1
+
+
+class Listed:
+    """What a daemon's core is told of plans."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+
+    def planned(self, reader: ReaderId, plan: Entries) -> None:
+        self.told.append((reader, len(plan.entries)))
+
+    def handle(self, event: object) -> None:
+        self.told.append(event)
+
+    def passed_or_gone(self, reader: ReaderId, step: int | None) -> None:
+        pass
+
+
+@as_root
+def test_a_reader_whose_plan_is_not_taken_stays_connected_and_has_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    watched: dict[int, Callable[[], object]] = {}
+    answers, turns = Listed(), Plans(Held(), most_rows=12)  # type: ignore[arg-type]
+    server = GrantsServer(
+        str(tmp_path / "grants.sock"),
+        0o600,
+        answers,  # type: ignore[arg-type]
+        turns,
+        watched.__setitem__,
+        watched.__delitem__,
+        lambda: 1,
+        9,
+        None,
+    )
+    channels: dict[int, socket.socket] = {}
+
+    def hand_over(reader: int, rows: int) -> None:
+        fd = memory(columns([1] * rows, [0] * rows, [0] * rows, []))
+        socket.send_fds(channels[reader], [wire.encode(Op.PLAN, rows, 0)], [fd])
+        os.close(fd)
+        watched[theirs[reader]]()
+
+    theirs: dict[int, int] = {}
+    for number in (1, 2, 3):
+        os.seteuid(BOB)  # the kernel notes the effective user of the moment
+        channels[number], other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        os.seteuid(0)
+        theirs[number] = other.detach()
+        given = Connection(ReaderId(number), number, theirs[number], True, DatasetId("0a"), True, 0)
+        assert server.adopt(given, Known(given.wanted))
+    server.adopt_plan(Planned(3, 3, ((IDS[0], 0, 0),), (IDS[0],)))
+    hand_over(1, 6)
+    hand_over(2, 1)
+    assert answers.told == [(1, 6), PlanEnded(2)]
+    assert "a plan is not taken" in caplog.text
+    channels[3].close()
+    watched[theirs[3]]()
+    hand_over(2, 1)
+    assert answers.told[2:] == [(2, 1)]
+    hand_over(1, 8)
+    assert answers.told[3:] == [PlanEnded(1)]
+    hand_over(2, 8)
+    assert answers.told[4:] == [(2, 8)]
+    server.close()
+    for channel in channels.values():
+        channel.close()

@@ -138,7 +138,9 @@ def _check_plans(node: Node) -> None:
     for copy in _copies(node):
         if copy.ahead_of is not None:
             assert not copy.leases, "read, and yet ahead"
+            assert copy in copy.ahead_of.ahead, "ahead of a window that does not know it"
             ahead[copy.ahead_of] += copy.entry.size_bytes
+    assert all(copy.ahead_of is window for window in ahead for copy in window.ahead), "ahead of another"
     assert all(window.ahead_bytes == size_bytes for window, size_bytes in ahead.items()), "bytes ahead"
     entries = node.copies.entries.values()
     assert needs == Counter({entry.id: entry.needs for entry in entries if entry.needs}), "needs"

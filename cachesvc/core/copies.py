@@ -30,6 +30,8 @@ class Copies:
         self.entries: Table[Entry] = Table()
         self.filling: dict[Copy, None] = {}
         """In the order in which their fills began: that of a set is no function of the events."""
+        self._apart = Window()
+        """Of no order: its first read is no hit all the same."""
         self.tallies: dict[DatasetId, Tally] = {}
         self.undeclared = self.tallies[UNDECLARED] = Tally()
 
@@ -151,8 +153,7 @@ class Copies:
         tier.used_bytes += entry.size_bytes
         self._set_role(copy, role)
         if ahead_of is not None:
-            copy.ahead_of = ahead_of
-            ahead_of.ahead_bytes += entry.size_bytes
+            self._set_ahead(copy, ahead_of)
         if source:
             self._unshelve(source)
             source.fills_from += 1
@@ -224,7 +225,22 @@ class Copies:
         """Count a copy no more as fetched ahead: it was read, or is no longer needed."""
         if copy.ahead_of is not None:
             copy.ahead_of.ahead_bytes -= copy.entry.size_bytes
+            del copy.ahead_of.ahead[copy]
             copy.ahead_of = None
+
+    def _set_ahead(self, copy: Copy, window: Window) -> None:
+        copy.ahead_of = window
+        window.ahead_bytes += copy.entry.size_bytes
+        window.ahead[copy] = None
+
+    def give_way(self, window: Window) -> None:
+        """Free the room of what an order has ahead: what is kept stays, and is ahead of nobody's plan."""
+        for copy in tuple(window.ahead):
+            if copy.role is Role.KEPT:
+                self._not_ahead(copy)
+                self._set_ahead(copy, self._apart)
+            elif copy.idle:
+                self.evict(copy)
 
     def unlease(self, copy: Copy) -> None:
         """End a lease; the last one makes the copy the youngest of its shelf."""

@@ -17,7 +17,7 @@ from cachesvc.core.copies import Copies
 from cachesvc.core.model import RAM
 from cachesvc.core.plans import Plans
 from cachesvc.core.policy import Asked
-from cachesvc.core.state import Copy, Entry, Plan, Role
+from cachesvc.core.state import Copy, Entry, Plan, Role, Window
 from cachesvc.core.windows import Windows
 
 FEED_LIMIT = 64
@@ -38,15 +38,19 @@ class Lookahead:
         """Enter entries, the most urgent plan first, until each plan waits or is at its end.
 
         Where the most urgent absent extent finds no slot or room, no later one takes it; only what is
-        resident is entered then. False when `FEED_LIMIT` was reached and there is more to do.
+        resident is entered then. False when `FEED_LIMIT` was reached and there is more to do; where all that many plans
+        wait, there is nothing before another event.
         """
         plans = self._plans.plans
+        taking = self._windows.taking()
         urgent = [
-            each.urgency for each in plans.values() if each.paced and not each.behind and not each.ended
+            each.urgency
+            for each in plans.values()
+            if each.paced and not each.behind and not each.ended and each.shared in taking
         ]
         heapq.heapify(urgent)
         held_up = any(copy.entry.waiters for copy in self._copies.filling)
-        room = True
+        room, moved = True, False
         for _ in range(FEED_LIMIT):
             if not urgent:
                 return True
@@ -64,9 +68,10 @@ class Lookahead:
                 if not room:
                     continue
                 self._plans.enter(plan, entry)
+            moved = True
             if not plan.ended:
                 heapq.heappush(urgent, plan.urgency)
-        return not urgent
+        return not urgent or not moved
 
     def _may_fetch(self, plan: Plan, entry: Entry, held_up: bool) -> bool:
         """Whether an absent extent's turn has come."""
@@ -74,11 +79,19 @@ class Lookahead:
             return True
         if self._reserve.tight:
             return self._policy.room_to_keep(entry)
-        if not self._windows.has_room(plan.shared, entry.size_bytes):
+        schedule = None if held_up and plan.passed else plan.schedule
+        if schedule is not None and not schedule.allows(plan.next, plan.passed):
             return False
-        if plan.schedule is None or (held_up and plan.passed):
+        return self._has_room(plan.shared, entry)
+
+    def _has_room(self, window: Window, entry: Entry) -> bool:
+        if self._windows.has_room(window, entry.size_bytes):
             return True
-        return plan.schedule.allows(plan.next, plan.passed)
+        resting = self._windows.gives_way()
+        if resting is None:
+            return False
+        self._copies.give_way(resting)
+        return self._windows.has_room(window, entry.size_bytes)
 
     def _fill(self, plan: Plan, entry: Entry) -> bool:
         """Start a fill from the source; False when it must wait for a slot or for room."""

@@ -79,7 +79,7 @@ class Node:
         self.steps = Steps(self.policy.settings.claim_step)
         self.prefetches = Prefetches(self.copies, self.steps)
         self.claims = Claims(self.copies, self.steps, self.prefetches)
-        windows = Windows(self.policy.reserve)
+        windows = Windows(self.policy.reserve, self._moment)
         self.plans = Plans(self.copies, self.steps, windows)
         self.lookahead = Lookahead(self.copies, self.plans, windows)
         self.readers = Readers(self.copies)

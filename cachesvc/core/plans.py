@@ -141,6 +141,7 @@ class Plans:
         return entry.home(event.job) if entry else None
 
     def _count(self, plan: Plan, extent: ExtentId, last_step: int) -> None:
+        plan.shared.moved_at = self._moment.now
         entry = self._copies.entry(extent)
         if plan.tally is not None and entry is not None and last_step >= plan.counted:
             plan.tally.touched += 1

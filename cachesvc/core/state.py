@@ -336,6 +336,10 @@ class Window:
     absent_bytes: int = 0
     ahead_bytes: int = 0
     """Fetched ahead by these plans, or on the way, and not yet read."""
+    ahead: dict[Copy, None] = field(default_factory=dict)
+    """Those copies, in the order in which their fills began."""
+    moved_at: float = 0.0
+    """When one of its plans began, or passed an entry, last."""
     turn: int = 0
     """When it last fetched ahead: of orders that need their next as soon, the one that waited longest is first."""
     retention: Retention | None = None

@@ -22,18 +22,25 @@ class Work(Enum):
     PASS = 6
 
 
+ABOUT_PLANS = frozenset({Work.PACE, Work.END, Work.PASS})
+
+
 class Steps:
-    """Works under way, the first in line first; each gives way wherever it yields. One for each key."""
+    """Works under way; each gives way wherever it yields. One for each key. Those about datasets, one after the other,
+    and those about plans have every other step; plans take turns, so that neither an opening nor a short plan waits for
+    long ones."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         """How many extents a step may take."""
-        self._under_way: dict[Key, Iterator[None]] = {}
+        self._datasets: dict[Key, Iterator[None]] = {}
+        self._plans: dict[Key, Iterator[None]] = {}
+        self._plans_next = False
 
     def begin(self, key: Key, work: Iterator[None]) -> None:
         """Put a work last in line, in place of the one with its key."""
         self.drop(key)
-        self._under_way[key] = work
+        self._line(key)[key] = work
 
     def do(self, key: Key, work: Iterator[None], count: int) -> None:
         """Begin a work on so many extents; one step of it is done now."""
@@ -47,22 +54,29 @@ class Steps:
 
     def drop(self, key: Key) -> None:
         """Leave a work as far as it came."""
-        self._under_way.pop(key, None)
+        self._line(key).pop(key, None)
 
     def finish(self, key: Key) -> None:
         """Do all that is left of a work now."""
-        for _ in self._under_way.pop(key, ()):
+        for _ in self._line(key).pop(key, ()):
             pass
 
     def advance(self) -> None:
-        """Do the next step of the first in line."""
-        for key, work in self._under_way.items():
+        """Do the next step."""
+        line = self._plans if self._plans and (self._plans_next or not self._datasets) else self._datasets
+        self._plans_next = line is self._datasets
+        for key, work in line.items():
             if next(work, work) is work:
-                del self._under_way[key]
+                del line[key]
+            elif line is self._plans:
+                line[key] = line.pop(key)
             break
 
+    def _line(self, key: Key) -> dict[Key, Iterator[None]]:
+        return self._plans if key[0] in ABOUT_PLANS else self._datasets
+
     def __contains__(self, key: Key) -> bool:
-        return key in self._under_way
+        return key in self._line(key)
 
     def __bool__(self) -> bool:
-        return bool(self._under_way)
+        return bool(self._datasets or self._plans)

@@ -258,6 +258,8 @@ def restore(adopted: Adopted, runner: Runner) -> None:
     grants = runner.grants
     told = takeover_state.taken(adopted.state, known.get, grants.job_of, grants.user_of)
     for event in protecting_first(runner.node, told):
+        if isinstance(event, events.Planned):
+            grants.adopt_plan(event)
         runner.handle(event)
     if adopted.listener is not None:
         extents, readers = len(adopted.state.extents), len(adopted.state.readers)

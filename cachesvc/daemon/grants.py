@@ -102,6 +102,11 @@ class GrantsServer:
             self._welcome(reader)
         return True
 
+    def adopt_plan(self, event: events.Planned) -> None:
+        """An adopted reader's plan, as another daemon had it."""
+        reader, rows = ReaderId(event.plan), len(event.entries) + len(event.following)
+        self._plans.rows.adopt(reader, self.user_of(reader), rows)
+
     def here(self, reader: ReaderId) -> bool:
         """Whether the reader is still connected."""
         return reader in self._readers
@@ -252,6 +257,15 @@ class GrantsServer:
         self._drop(reader)
 
     def _take(self, reader: Reader, plan: Handed) -> None:
+        if not self._plans.rows.take(reader.id, reader.peer.uid, plan.rows + plan.more):
+            log.warning(
+                "a plan is not taken: its user's others have all the rows that are for one",
+                extra={"reader": reader.id, "peer_uid": reader.peer.uid, "rows": plan.rows},
+            )
+            reader.plan = None
+            self._plans.forget(plan)
+            self._answers.handle(events.PlanEnded(reader.id))
+            return
         self._unwatch(reader.channel.fileno())
 
         def took(found: Entries | CacheError) -> None:
@@ -327,6 +341,7 @@ class GrantsServer:
         if self._readers.pop(reader.id, None) is None:
             return
         del self._tokens[reader.token]
+        self._plans.rows.leave(reader.id)
         if reader.plan is None:
             self._unwatch(reader.channel.fileno())
         else:

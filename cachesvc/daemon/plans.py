@@ -15,6 +15,7 @@ from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.model import ExtentId
 from cachesvc.core.turns import Turns
 from cachesvc.daemon.lanes import Lane
+from cachesvc.daemon.rows import ROWS, Rows
 from cachesvc.plans import Columns
 
 SHORT_ROWS = 512
@@ -50,8 +51,10 @@ class Plans:
     """Reads one long plan after the other, users in turn. No reader hands over another one before its last is read,
     which is the bound of the queue. Runs on the loop's thread."""
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: Lane, most_rows: int = ROWS) -> None:
         self._lane = lane
+        self.rows = Rows(os.geteuid(), most_rows)
+        """Of those that were read as well, for as long as their readers have them."""
         self._waiting: Turns[tuple[Handed, Then]] = Turns()
         self._busy = False
 
