@@ -138,10 +138,11 @@ def test_who_sends_anything_else_is_dropped_and_it_is_closed(
 ) -> None:
     ours, theirs = socket.socketpair()
     with ours, connected(daemon, dataset) as channel:
-        with theirs, contextlib.suppress(BrokenPipeError):
+        with theirs, contextlib.suppress(OSError):
             for _ in range(200):
                 socket.send_fds(channel, [wire.encode(Op.PASSED, 0, 1)], [theirs.fileno()] * 100)
-        assert channel.recv(4096) == b""
+        with contextlib.suppress(ConnectionResetError):
+            assert channel.recv(4096) == b""
         ours.settimeout(10)
         assert ours.recv(1) == b""  # nobody else has the other end
 
