@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import struct
 import threading
@@ -25,8 +26,10 @@ from cachesvc.core.errors import CacheError
 from cachesvc.core.model import DatasetId
 from cachesvc.core.wire import Message, Op
 from cachesvc.daemon.control import CONTROL_THREADS
+from cachesvc.daemon.disposal import A_USER, IN_ALL, THREADS, Disposal
 from cachesvc.grants import Granted
 from cachesvc.leases import DaemonGrants
+from tests.fuse import FaultyMount, File
 from tests.test_daemon import wait_until
 
 EXTENT = 64 << 10
@@ -118,19 +121,129 @@ def test_any_messages_with_any_descriptors(
             socket.send_fds(channel, [data], [channel.fileno()] * descriptors)
 
 
-def test_descriptors_that_a_client_sends_are_closed(
+def test_memory_that_a_client_sends_is_closed_at_once(
+    daemon: Daemon, dataset: DatasetId, lives: DaemonGrants
+) -> None:
+    with connected(daemon, dataset) as channel:
+        memory = os.memfd_create("unasked")
+        for _ in range(200):
+            socket.send_fds(channel, [wire.encode(Op.PASSED, 0, 1)], [memory] * 100)
+        os.close(memory)
+        channel.send(wire.encode(Op.CATALOG))
+        assert wire.decode(channel.recv(4096)).op is Op.CATALOG  # all before it has been taken
+
+
+def test_who_sends_anything_else_is_dropped_and_it_is_closed(
     daemon: Daemon, dataset: DatasetId, lives: DaemonGrants
 ) -> None:
     ours, theirs = socket.socketpair()
     with ours, connected(daemon, dataset) as channel:
-        with theirs:
+        with theirs, contextlib.suppress(OSError):
             for _ in range(200):
-                passed = wire.encode(Op.PASSED, 0, 1)
-                socket.send_fds(channel, [passed], [theirs.fileno()] * 100)
-            channel.send(wire.encode(Op.CATALOG))
-            assert wire.decode(channel.recv(4096)).op is Op.CATALOG  # all before it has been taken
+                socket.send_fds(channel, [wire.encode(Op.PASSED, 0, 1)], [theirs.fileno()] * 100)
+        with contextlib.suppress(ConnectionResetError):
+            assert channel.recv(4096) == b""
         ours.settimeout(10)
         assert ours.recv(1) == b""  # nobody else has the other end
+
+
+def lingering() -> tuple[socket.socket, socket.socket]:
+    """A socket whose last close waits until the other one is closed."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours = socket.create_connection(listener.getsockname())
+        other, _ = listener.accept()
+    ours.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            ours.send(bytes(1 << 16))
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 600))
+    return ours, other
+
+
+def test_what_never_closes_keeps_nobody_waiting_nor_the_end(tmp_path: Path) -> None:
+    passed, garbage, memory = wire.encode(Op.PASSED, 0, 1), b"garbage", os.memfd_create("plan")
+    options = ["--ram", "1MiB", "--extent-bytes", "4096", "--allow", str(tmp_path)]
+    (tmp_path / "0.bin").write_bytes(bytes(8 * 4096))
+    with contextlib.ExitStack() as stack, Daemon(tmp_path / "node", options) as daemon:
+        with Control(daemon.socket_dir) as control:
+            uris = [str(tmp_path / "0.bin")]
+            dataset = control.open_dataset(uris, Options(format="records", record_bytes=1024)).id
+
+        assert daemon.process is not None
+        stop = daemon.process.send_signal
+
+        def send(greeted: bool, *said: tuple[bytes, list[int]]) -> None:
+            """The last descriptor is a lingering one. Others are served afterwards."""
+            ours, other = lingering()
+            stack.enter_context(other)
+            with connected(daemon, dataset if greeted else None) as channel, ours:
+                stop(signal.SIGSTOP)  # all of it is there when the first is read
+                for data, descriptors in said[:-1]:
+                    socket.send_fds(channel, [data], descriptors)
+                data, descriptors = said[-1]
+                socket.send_fds(channel, [data], [*descriptors, ours.fileno()])
+                stop(signal.SIGCONT)
+            with connected(daemon, dataset):
+                pass
+
+        send(True, (passed, []))
+        send(True, (wire.encode(Op.PLAN, 1), []))
+        send(True, (wire.encode(Op.PLAN, 1000), []))
+        send(True, (passed, [memory]))  # beside one that is closed at once
+        send(True, (b"", []))
+        send(True, (garbage, []), (b"", []), (passed, []))  # unread when the connection is dropped
+        send(False, (passed, []))
+        os.close(memory)
+        daemon.process.terminate()
+        assert daemon.process.wait(10) == 0, daemon.log
+
+
+@pytest.mark.skipif(bool(FaultyMount.why_not()), reason=FaultyMount.why_not())
+def test_a_daemon_gives_its_place_up_beside_a_file_that_never_closes(tmp_path: Path) -> None:
+    """A thread in FUSE's FLUSH cannot be killed: its process stays, and keeps nothing."""
+    mount = FaultyMount(tmp_path / "mount", {"file": File(b"x")}, flushes_hang=True)
+    with mount, Daemon(tmp_path / "node", ["--ram", "64MiB", "--allow", str(tmp_path)]) as daemon:
+        before = daemon.process
+        assert before is not None
+        file = os.open(tmp_path / "mount" / "file", os.O_RDONLY)
+        with connected(daemon) as channel:
+            socket.send_fds(channel, [wire.encode(Op.PASSED, 0, 1)], [file, file])
+            assert channel.recv(4096) == b""
+        assert mount.hung.wait(10)
+        before.terminate()
+        wait_until(lambda: "nothing else waits for that" in daemon.log)
+        daemon.start()
+        assert answers(daemon)
+        assert before.poll() is None
+        mount.go_on()
+        os.close(file)
+        assert before.wait(10) == 0
+
+
+def test_what_never_closes_takes_a_bounded_number_of_threads_and_no_other_users() -> None:
+    disposal, others = Disposal(), []
+    before = threading.active_count()
+    for user in range(THREADS - 1):
+        for _ in range(3):
+            ours, other = lingering()
+            others.append(other)
+            disposal.take(user, [ours.detach()])
+    wait_until(lambda: disposal.count() == 3 * (THREADS - 1))
+    ours, theirs = socket.socketpair()
+    disposal.take(THREADS, [theirs.detach()])
+    ours.settimeout(10)
+    assert ours.recv(1) == b""
+    wait_until(lambda: threading.active_count() == before + THREADS - 1)
+    assert not disposal.full(0)
+    disposal.take(0, [os.open("/dev/null", os.O_RDONLY) for _ in range(A_USER - 3)])
+    assert disposal.full(0)
+    assert not disposal.full(1)
+    disposal.take(1, [os.open("/dev/null", os.O_RDONLY) for _ in range(IN_ALL)])
+    assert disposal.full(THREADS)
+    for other in others:
+        other.close()
+    wait_until(lambda: not disposal.count() and threading.active_count() == before)
+    ours.close()
 
 
 @pytest.mark.parametrize("op", [Op.GET, Op.HOLD, Op.RELEASE, Op.PASSED, Op.CATALOG])

@@ -240,9 +240,6 @@ def restore(adopted: Adopted, runner: Runner) -> None:
     known: dict[int, Dataset] = {}
     for reader, fd in zip(adopted.state.readers, adopted.readers, strict=True):
         dataset = _dataset(reader.dataset, runner.datasets) if reader.welcomed else None
-        if reader.welcomed and dataset is None:
-            os.close(fd)  # its user is told why when it connects again
-            continue
         given = Connection(
             ReaderId(reader.id),
             reader.token,

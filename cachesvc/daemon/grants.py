@@ -23,6 +23,7 @@ from cachesvc.core.errors import CacheError, DaemonUnavailable, InvalidInput
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId
 from cachesvc.core.stalls import StallReport
 from cachesvc.core.wire import Message, Op
+from cachesvc.daemon.disposal import Disposal, harmless
 from cachesvc.daemon.listening import bind, identity, remove, spare, turn_away
 from cachesvc.daemon.plans import Entries, Handed, Plans
 from cachesvc.daemon.readers import Answers, Connection, Known, Reader
@@ -44,6 +45,7 @@ class GrantsServer:
         mode: int,
         answers: Answers,
         plans: Plans,
+        disposal: Disposal,
         watch: Callable[[int, Callable[[], object]], None],
         unwatch: Callable[[int], None],
         next_id: Callable[[], int],
@@ -54,6 +56,7 @@ class GrantsServer:
         self._max_readers = max_readers
         self._answers = answers
         self._plans = plans
+        self._disposal = disposal
         self._watch = watch
         self._unwatch = unwatch
         self._next_id = next_id
@@ -88,13 +91,14 @@ class GrantsServer:
 
     def adopt(self, given: Connection, dataset: Known | None) -> bool:
         """Go on with a connection of another daemon, whose descriptor is ours from here on. One that waits for its
-        welcome has no dataset yet, and is welcomed by and by. False, and it ends, where our rules keep its user out."""
+        welcome has no dataset yet, and is welcomed by and by. False, and it ends, where our rules keep its user out, or
+        its dataset is gone: its user is told why when it connects again."""
         channel = socket.socket(fileno=given.descriptor)
-        if dataset is not None and not admits(dataset.rules, peer_of(channel)):
-            channel.close()
+        peer = peer_of(channel)
+        if given.welcomed and (dataset is None or not admits(dataset.rules, peer)):
+            self._end(channel, peer.uid)
             return False
         channel.setblocking(False)
-        peer = peer_of(channel)
         reader = Reader(given.id, channel, peer, given.token, given.greeted, given.wanted, dataset)
         reader.belongs(given.launch)
         self._enter(reader)
@@ -188,9 +192,9 @@ class GrantsServer:
         except OSError as error:
             self._shed(error)
             return
-        if len(self._readers) >= self._max_readers:
+        if self._places_taken() >= self._max_readers:
             log.warning("too many readers", extra={"limit": self._max_readers})
-            turn_away(
+            self._turn_away(
                 channel,
                 f"the daemon has {self._max_readers} readers, as many as its limit of open files allows",
             )
@@ -200,7 +204,7 @@ class GrantsServer:
         peer = peer_of(channel)
         if self._crowds_out(peer):
             log.warning("one user has half of all connections", extra={"peer_uid": peer.uid})
-            turn_away(channel, "this user has half of all connections to the daemon")
+            self._turn_away(channel, "this user has half of all connections to the daemon")
             return
         reader = Reader(ReaderId(self._next_id()), channel, peer, secrets.randbits(64))
         self._enter(reader)
@@ -213,46 +217,72 @@ class GrantsServer:
     def _crowds_out(self, peer: Peer) -> bool:
         """Another user than the daemon's gets half of all places at most. Counted only when half are taken."""
         half = self._max_readers // 2
-        if len(self._readers) < half or peer.uid == os.geteuid():
+        if self._places_taken() < half or peer.uid == os.geteuid():
             return False
-        return sum(reader.peer.uid == peer.uid for reader in self._readers.values()) >= half
+        live = sum(reader.peer.uid == peer.uid for reader in self._readers.values())
+        return live + self._disposal.held(peer.uid) >= half
+
+    def _places_taken(self) -> int:
+        """A connection that cannot be closed takes its place until it is."""
+        return len(self._readers) + self._disposal.count()
+
+    def _turn_away(self, channel: socket.socket, why: str) -> None:
+        turn_away(channel, why)
+        self._end(channel, peer_of(channel).uid)
+
+    def _end(self, channel: socket.socket, user: int) -> None:
+        """Close a connection."""
+        if datagrams.emptied(channel):
+            channel.close()
+        else:
+            self._disposal.take(user, [channel.detach()])
 
     def _shed(self, error: OSError) -> None:
         """No descriptor is left: with the spare one the caller is turned away, or it would knock for ever."""
         log.error("a reader cannot be accepted", extra={"error": error.strerror})
         os.close(self._spare)
         try:
-            turn_away(self._listener.accept()[0], "the daemon has as many files open as its limit allows")
+            self._turn_away(
+                self._listener.accept()[0], "the daemon has as many files open as its limit allows"
+            )
         except OSError:
             pass
         self._spare = spare()
 
     def _read(self, reader: Reader) -> None:
         """Take in one message."""
+        user = reader.peer.uid
         try:  # one byte more, so that a longer one is seen to be
-            datagram, fd = datagrams.receive(reader.channel, wire.MAX_MESSAGE_BYTES + 1)
+            if self._disposal.full(user) and datagrams.carries(reader.channel):
+                self._broken(reader, "descriptors, while others of its user, or of many, cannot be closed")
+                return
+            datagram, given = datagrams.receive_all(reader.channel, wire.MAX_MESSAGE_BYTES + 1)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            datagram, fd = b"", None
-        if not datagram:
-            self._drop(reader)
-            return
+            datagram, given = b"", []
+        memory = [fd for fd in given if harmless(fd)]
+        if len(memory) < len(given):
+            self._disposal.take(user, set(given).difference(memory))
         try:
+            if len(memory) < len(given):
+                raise InvalidInput("a descriptor of what is no memory, or too much")
+            if not datagram:
+                self._drop(reader)
+                return
             message = wire.decode(datagram)
-            if message.op is Op.PLAN and reader.dataset is not None and fd is not None:
-                reader.plan = Handed(fd, message.number, message.value, reader.dataset.extent_ids)
-                fd = None
+            if message.op is Op.PLAN and reader.dataset is not None and memory:
+                reader.plan = Handed(memory.pop(), message.number, message.value, reader.dataset.extent_ids)
                 self._take(reader, reader.plan)
             else:
                 self._dispatch(reader, message)
         except (ValueError, IndexError) as error:
             self._broken(reader, error)
         finally:
-            if fd is not None:  # nobody asked for it
+            for fd in memory:  # nobody asked for it
                 os.close(fd)
 
-    def _broken(self, reader: Reader, error: Exception) -> None:
+    def _broken(self, reader: Reader, error: Exception | str) -> None:
         log.warning("a reader broke the protocol", extra={"reader": reader.id, "error": str(error)})
         self._drop(reader)
 
@@ -346,5 +376,5 @@ class GrantsServer:
             self._unwatch(reader.channel.fileno())
         else:
             self._plans.forget(reader.plan)
-        reader.channel.close()
+        self._end(reader.channel, reader.peer.uid)
         self._answers.passed_or_gone(reader.id, None)

@@ -135,12 +135,10 @@ def peer_process(channel: socket.socket) -> tuple[int, int]:
 
 
 def turn_away(channel: socket.socket, why: str) -> None:
-    """End a connection that has just been made, and say why: the client raises it."""
+    """Say why a connection that has just been made ends: the client raises it."""
     text = f"{why}; close readers, or raise the limit (LimitNOFILE=, ulimit -Hn)"
     channel.setblocking(False)
-    with channel, suppress(OSError):
-        with suppress(BlockingIOError):
-            channel.recv(wire.MAX_MESSAGE_BYTES)  # what is left unread would take the answer with it
+    with suppress(OSError):
         channel.send(wire.encode(Op.FAILED, 0, 0, DaemonUnavailable.code, text=text))
 
 

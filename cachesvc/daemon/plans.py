@@ -73,9 +73,9 @@ class Plans:
             self._next()
 
     def forget(self, handed: Handed) -> None:
-        """Nobody needs it any more."""
+        """Nobody needs it any more. It may have grown since it came, to what takes long to free."""
         if handed.fd >= 0:
-            os.close(handed.fd)
+            self._lane.submit(partial(os.close, handed.fd), lambda _: None, lambda _: None)
             handed.fd = -1
 
     def close(self) -> None:

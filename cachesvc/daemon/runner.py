@@ -22,6 +22,7 @@ from cachesvc.daemon.checks import Checks, Good
 from cachesvc.daemon.closing import CLOSE_S, ENDS_S, close_tier, ended, leave
 from cachesvc.daemon.commits import Commits
 from cachesvc.daemon.datasets import Dataset, Datasets, unknown
+from cachesvc.daemon.disposal import Disposal
 from cachesvc.daemon.fillers import Fillers
 from cachesvc.daemon.fills import Fills
 from cachesvc.daemon.granting import Granting
@@ -96,6 +97,7 @@ class Runner:
         )
         self.granting = Granting(self._tiers, self.checks, self.handle, self.next_id)
         self.plans = Plans(self._lane("plans", clock))
+        self.disposal = Disposal()
         self._holds = Holds(node, self.handle)
         self._settling = Settling()
         self.builds = Builds(fillers.build)

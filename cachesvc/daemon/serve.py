@@ -12,7 +12,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -43,6 +43,7 @@ from cachesvc.daemon.budgets import Budgets, checked_budget
 from cachesvc.daemon.control import NO_THREAD, control_path, control_server
 from cachesvc.daemon.crowds import Crowds
 from cachesvc.daemon.datasets import Datasets, in_use, is_claimed
+from cachesvc.daemon.disposal import Disposal
 from cachesvc.daemon.fillers import Fillers
 from cachesvc.daemon.grants import GrantsServer
 from cachesvc.daemon.lanes import Lane
@@ -117,9 +118,11 @@ def serve(settings: Settings) -> int:
         )
         loop.run(runner.next_deadline, runner.tick, time.monotonic)
         log.info("stopping")
-    if runner.hangs:
-        log.warning("this process ends when the disks that it waits for answer; nothing else waits for that")
-        _leave_all(fillers)
+    if runner.hangs or runner.disposal.count():
+        log.warning(
+            "this process ends when the disks that it waits for answer, or what clients sent; nothing else waits for that"
+        )
+        _leave_all(fillers, runner.disposal)
     return 0
 
 
@@ -276,7 +279,7 @@ def _built(
     ending.callback(grants.close)
     pins.restore()
     restore(adopted, runner)
-    takeover = Takeover(settings, lock, ram, runner, partial(_leave_all, fillers))
+    takeover = Takeover(settings, lock, ram, runner, partial(_leave_all, fillers, runner.disposal))
     ending.callback(takeover.close)
     service = Service(runner, pins, settings, tenants, lookups, time.monotonic())
     sharing = Sharing(settings, runner)
@@ -316,6 +319,7 @@ def _grants(settings: Settings, runner: Runner, max_readers: int, adopted: Adopt
         settings.socket_mode,
         runner,
         runner.plans,
+        runner.disposal,
         runner.loop.watch,
         runner.loop.unwatch,
         runner.next_id,
@@ -324,18 +328,20 @@ def _grants(settings: Settings, runner: Runner, max_readers: int, adopted: Adopt
     )
 
 
-def _leave_all(fillers: Fillers) -> None:
+def _leave_all(fillers: Fillers, disposal: Disposal) -> None:
     """End this process at once: gRPC would remove the socket file, and tiers and connections are another's."""
     fillers.stop(wait=False)
     logging.shutdown()
-    _let_go()
+    _let_go(disposal.left())
     os._exit(0)
 
 
-def _let_go() -> None:
+def _let_go(strangers: Container[int]) -> None:
     """Close every socket and give back the RAM tier: a process that hangs in a disk ends when that answers, and would
-    keep ports and memory until then."""
+    keep ports and memory until then. What strangers sent may hang as it is closed, and goes with the process."""
     for name in os.listdir("/proc/self/fd"):
+        if int(name) in strangers:
+            continue
         with suppress(OSError):
             if os.readlink(f"/proc/self/fd/{name}").startswith(("socket:", "/memfd:cachesvc:")):
                 os.close(int(name))
