@@ -51,14 +51,13 @@ class File:
 @dataclass
 class FaultyMount:
     """Context manager; mounted at `path`. What a client caches of attributes is valid for `attributes_s`. While
-    `lookups_hang`, names, attributes and the folder are not answered either; with `flushes_hang`, no close is."""
+    `lookups_hang`, names, attributes and the folder are not answered either."""
 
     path: Path
     files: dict[str, File] = field(default_factory=dict)
     attributes_s: int = 0
     reads: int = 0
     lookups_hang: bool = False
-    flushes_hang: bool = False
 
     @staticmethod
     def why_not() -> str:
@@ -96,7 +95,7 @@ class FaultyMount:
 
     def go_on(self) -> None:
         """Answer what hangs, and let nothing hang any more."""
-        self.lookups_hang = self.flushes_hang = False
+        self.lookups_hang = False
         self._free.set()
 
     def _serve(self) -> None:
@@ -125,9 +124,6 @@ class FaultyMount:
             major, minor, ahead, _ = struct.unpack_from("=IIII", body)
             return struct.pack("=IIIIHHII", major, min(minor, 31), ahead, 0, 8, 8, 4096, 1).ljust(64, b"\0")
         if opcode in (_LOOKUP, _GETATTR, _READDIR) and self.lookups_hang:
-            self.hung.set()
-            self._free.wait()
-        if opcode == _FLUSH and self.flushes_hang:
             self.hung.set()
             self._free.wait()
         if opcode == _LOOKUP:

@@ -29,7 +29,6 @@ from cachesvc.daemon.control import CONTROL_THREADS
 from cachesvc.daemon.disposal import A_USER, IN_ALL, THREADS, Disposal
 from cachesvc.grants import Granted
 from cachesvc.leases import DaemonGrants
-from tests.fuse import FaultyMount, File
 from tests.test_daemon import wait_until
 
 EXTENT = 64 << 10
@@ -196,28 +195,6 @@ def test_what_never_closes_keeps_nobody_waiting_nor_the_end(tmp_path: Path) -> N
         os.close(memory)
         daemon.process.terminate()
         assert daemon.process.wait(10) == 0, daemon.log
-
-
-@pytest.mark.skipif(bool(FaultyMount.why_not()), reason=FaultyMount.why_not())
-def test_a_daemon_gives_its_place_up_beside_a_file_that_never_closes(tmp_path: Path) -> None:
-    """A thread in FUSE's FLUSH cannot be killed: its process stays, and keeps nothing."""
-    mount = FaultyMount(tmp_path / "mount", {"file": File(b"x")}, flushes_hang=True)
-    with mount, Daemon(tmp_path / "node", ["--ram", "64MiB", "--allow", str(tmp_path)]) as daemon:
-        before = daemon.process
-        assert before is not None
-        file = os.open(tmp_path / "mount" / "file", os.O_RDONLY)
-        with connected(daemon) as channel:
-            socket.send_fds(channel, [wire.encode(Op.PASSED, 0, 1)], [file, file])
-            assert channel.recv(4096) == b""
-        assert mount.hung.wait(10)
-        before.terminate()
-        wait_until(lambda: "nothing else waits for that" in daemon.log)
-        daemon.start()
-        assert answers(daemon)
-        assert before.poll() is None
-        mount.go_on()
-        os.close(file)
-        assert before.wait(10) == 0
 
 
 def test_what_never_closes_takes_a_bounded_number_of_threads_and_no_other_users() -> None:

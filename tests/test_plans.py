@@ -27,6 +27,7 @@ from cachesvc.core.events import PlanEnded, Planned
 from cachesvc.core.model import DatasetId, ExtentId, ReaderId
 from cachesvc.core.order import Plan
 from cachesvc.core.wire import Message, Op
+from cachesvc.daemon.disposal import Disposal
 from cachesvc.daemon.grants import GrantsServer
 from cachesvc.daemon.plans import SHORT_ROWS, Entries, Handed, Plans
 from cachesvc.daemon.readers import Connection
@@ -376,6 +377,7 @@ def test_a_reader_whose_plan_is_not_taken_stays_connected_and_has_none(
         0o600,
         answers,  # type: ignore[arg-type]
         turns,
+        Disposal(),
         watched.__setitem__,
         watched.__delitem__,
         lambda: 1,
