@@ -292,9 +292,8 @@ def validate(settings: Settings) -> None:
                 f"the budget of {spec.size_bytes:,} bytes for {spec.path} cannot hold one extent of"
                 f" {settings.extent_bytes:,}; raise --nvme, or lower --extent-bytes"
             )
-    places = [
-        os.path.abspath(spec.path) for spec in settings.nvme
-    ]  # links are seen when all are open: one may hang
+    # Links are seen when all are open: to look one up may hang.
+    places = [os.path.abspath(spec.path) for spec in settings.nvme]
     if twice := [place for place in places if places.count(place) > 1]:
         raise InvalidInput(NAMED_TWICE.format(twice[0]))
     if settings.socket_mode & 0o077 and not settings.allow:

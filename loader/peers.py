@@ -23,7 +23,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from cachesvc.core.errors import CacheError, PeerRankFailed, from_code
 from loader.agreement import Store
@@ -40,14 +39,6 @@ HEARD_S = 5.0
 _log = logging.getLogger("cachesvc")
 
 
-class Signals(Store, Protocol):
-    """What we use of `torch.distributed.Store` besides."""
-
-    def add(self, key: str, amount: int, /) -> int: ...
-
-    def check(self, keys: list[str], /) -> bool: ...
-
-
 @dataclass(slots=True)
 class Agreed:
     """What the watches of one rank's loader share, from one agreement of the ranks to the next. `name`: the same on all
@@ -61,7 +52,7 @@ class Agreed:
 class PeerWatch:
     """Hears of other ranks' failures during one iteration, on a thread of its own."""
 
-    def __init__(self, store: Signals, topology: Topology, agreed: Agreed, peer_failure_s: float) -> None:
+    def __init__(self, store: Store, topology: Topology, agreed: Agreed, peer_failure_s: float) -> None:
         self._store, self._topology, self._peer_failure_s = store, topology, peer_failure_s
         self._key, self._over = f"cachesvc/peers/{agreed.name}", agreed.over
         agreed.iterations += 1
@@ -153,7 +144,7 @@ class PeerWatch:
 
 
 def watch_for(
-    store: Signals | None, topology: Topology, agreed: Agreed, peer_failure_s: float
+    store: Store | None, topology: Topology, agreed: Agreed, peer_failure_s: float
 ) -> PeerWatch | None:
     """A watch, where there is a job to watch."""
     return None if store is None else PeerWatch(store, topology, agreed, peer_failure_s)

@@ -387,6 +387,8 @@ def _check_each_once(disks: Sequence[Disk]) -> None:
     """Raises InvalidInput where two of them are one directory: an old daemon's lock of it is shared by both."""
     seen: set[tuple[int, int]] = set()
     for disk in disks:
-        if disk.tier is not None and disk.tier.directory.place in seen:
+        if disk.tier is None:
+            continue
+        if disk.tier.directory.place in seen:
             raise InvalidInput(NAMED_TWICE.format(disk.path))
-        seen |= {disk.tier.directory.place} if disk.tier is not None else set()
+        seen.add(disk.tier.directory.place)

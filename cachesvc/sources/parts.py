@@ -63,6 +63,8 @@ class Parts:
     def failed(self, version: ObjectVersion) -> None:
         """An error `of_the_moment` came of asking for a part."""
         with self._lock:
+            if len(self._failed) >= _MOST:
+                self._failed.clear()
             self._failed[version.uri] = self._failed.get(version.uri, 0) + 1
 
     def ranged(self, version: ObjectVersion, given: bool) -> None:
