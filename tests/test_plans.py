@@ -382,6 +382,7 @@ def test_a_reader_whose_plan_is_not_taken_stays_connected_and_has_none(
         watched.__delitem__,
         lambda: 1,
         9,
+        99,
         None,
     )
     channels: dict[int, socket.socket] = {}

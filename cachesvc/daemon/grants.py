@@ -28,6 +28,7 @@ from cachesvc.daemon.listening import bind, identity, remove, spare, turn_away
 from cachesvc.daemon.plans import Entries, Handed, Plans
 from cachesvc.daemon.readers import Answers, Connection, Known, Reader
 from cachesvc.daemon.tenants import NOBODY, Peer, admits, peer_of
+from cachesvc.daemon.unread import Unread
 
 log = logging.getLogger(__name__)
 
@@ -50,10 +51,13 @@ class GrantsServer:
         unwatch: Callable[[int], None],
         next_id: Callable[[], int],
         max_readers: int,
+        max_unread: int,
         listener: socket.socket | None,
     ) -> None:
-        """`listener`: one that another daemon has bound to `path`, with whoever knocks there."""
+        """`max_unread`: descriptors that the kernel carries for us. `listener`: one that another daemon has bound to
+        `path`, with whoever knocks there."""
         self._max_readers = max_readers
+        self._unread = Unread(max_unread, lambda reader: self._end(reader.channel, reader.peer.uid))
         self._answers = answers
         self._plans = plans
         self._disposal = disposal
@@ -75,6 +79,7 @@ class GrantsServer:
         """Close every connection and remove the socket file."""
         for reader in list(self._readers.values()):
             self._drop(reader)
+        self._unread.close()
         self._unwatch(self._listener.fileno())
         self._listener.close()
         os.close(self._spare)
@@ -102,6 +107,7 @@ class GrantsServer:
         reader = Reader(given.id, channel, peer, given.token, given.greeted, given.wanted, dataset)
         reader.belongs(given.launch)
         self._enter(reader)
+        self._unread.adopt(reader)
         if given.wanted and dataset is None:
             self._welcome(reader)
         return True
@@ -143,8 +149,8 @@ class GrantsServer:
         return Counter(r.dataset.id for r in self._readers.values() if r.dataset is not None)
 
     def grant(self, command: events.Grant, fd: int) -> bool:
-        """Send a descriptor; it stays the caller's to close. False: the kernel carries no more of them to readers that
-        do not take them, and nothing was sent."""
+        """Send a descriptor; it stays the caller's to close. False: the reader's user has too many that it does not take,
+        or the kernel carries no more, and nothing was sent."""
         reader = self._readers.get(command.reader)
         if reader is None or reader.dataset is None:
             return True
@@ -152,7 +158,7 @@ class GrantsServer:
         index = dataset.index_of[extent]
         text = f"{command.tier} {command.stay}{' peer' * command.from_peer}"
         granted = wire.encode(Op.GRANT, command.request, index, dataset.sizes[index], extent, text)
-        return self._write(reader, granted, fd)
+        return self._give(reader, granted, fd)
 
     def recall(self, to: ReaderId, extent: ExtentId) -> None:
         """Ask for what was granted of an extent."""
@@ -174,14 +180,22 @@ class GrantsServer:
             index = reader.dataset.index_of[extent]
             self._write(reader, wire.encode(op, request, index, code, extent, text))
 
+    def _give(self, reader: Reader, message: bytes, fd: int) -> bool:
+        if not self._unread.may_send(reader):
+            return False
+        sent = self._write(reader, message, fd)
+        if sent and reader.id in self._readers:
+            self._unread.sent(reader)
+        return sent
+
     def _write(self, reader: Reader, message: bytes, fd: int | None = None) -> bool:
         try:
             datagrams.send(reader.channel, message, fd)
         except OSError as error:
             if error.errno == errno.ETOOMANYREFS:
-                return False  # others are to blame: too many of our user's descriptors are under way
+                return False  # too many of our user's descriptors are under way
             # Also a reader that does not read its answers: its socket buffer is the bound of its queue.
-            self._drop(reader)
+            self._lost(reader, error)
         return True
 
     def _accept(self) -> None:
@@ -220,11 +234,11 @@ class GrantsServer:
         if self._places_taken() < half or peer.uid == os.geteuid():
             return False
         live = sum(reader.peer.uid == peer.uid for reader in self._readers.values())
-        return live + self._disposal.held(peer.uid) >= half
+        return live + self._disposal.held(peer.uid) + self._unread.held(peer.uid) >= half
 
     def _places_taken(self) -> int:
         """A connection that cannot be closed takes its place until it is."""
-        return len(self._readers) + self._disposal.count()
+        return len(self._readers) + self._disposal.count() + self._unread.count()
 
     def _turn_away(self, channel: socket.socket, why: str) -> None:
         turn_away(channel, why)
@@ -252,6 +266,7 @@ class GrantsServer:
     def _read(self, reader: Reader) -> None:
         """Take in one message."""
         user = reader.peer.uid
+        self._unread.look(reader)
         try:  # one byte more, so that a longer one is seen to be
             if self._disposal.full(user) and datagrams.carries(reader.channel):
                 self._broken(reader, "descriptors, while others of its user, or of many, cannot be closed")
@@ -259,8 +274,9 @@ class GrantsServer:
             datagram, given = datagrams.receive_all(reader.channel, wire.MAX_MESSAGE_BYTES + 1)
         except (BlockingIOError, InterruptedError):
             return
-        except OSError:
-            datagram, given = b"", []
+        except OSError as error:
+            self._lost(reader, error)
+            return
         memory = [fd for fd in given if harmless(fd)]
         if len(memory) < len(given):
             self._disposal.take(user, set(given).difference(memory))
@@ -281,6 +297,11 @@ class GrantsServer:
         finally:
             for fd in memory:  # nobody asked for it
                 os.close(fd)
+
+    def _lost(self, reader: Reader, error: OSError) -> None:
+        if error.errno == errno.ECONNRESET:  # what the kernel says of one that closed with something unread
+            self._unread.taken(reader)
+        self._drop(reader)
 
     def _broken(self, reader: Reader, error: Exception | str) -> None:
         log.warning("a reader broke the protocol", extra={"reader": reader.id, "error": str(error)})
@@ -326,7 +347,11 @@ class GrantsServer:
         elif op is Op.WAITED:
             self._answers.waited(dataset.id, StallReport.decode(message.text))
         elif op is Op.CATALOG:
-            self._write(reader, wire.encode(Op.CATALOG, message.number), dataset.catalog_fd)
+            if not self._give(reader, wire.encode(Op.CATALOG, message.number), dataset.catalog_fd):
+                text = "too many descriptors that readers have not taken are under way; try again"
+                self._write(
+                    reader, wire.encode(Op.FAILED, message.number, 0, DaemonUnavailable.code, text=text)
+                )
         elif op is Op.HOLD:
             # A file costs no memory, but its release comes as one of what was held, all the same.
             size_bytes = dataset.sizes[message.value] if message.text == RAM else 0
@@ -376,5 +401,5 @@ class GrantsServer:
             self._unwatch(reader.channel.fileno())
         else:
             self._plans.forget(reader.plan)
-        self._end(reader.channel, reader.peer.uid)
+        self._unread.leave(reader)
         self._answers.passed_or_gone(reader.id, None)

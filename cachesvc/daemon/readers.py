@@ -85,6 +85,8 @@ class Reader:
     launch: int = 0
     job: int = 0
     """Whose turn its demands take; nobody stands in another user's line. 0: its own."""
+    unread: int = 0
+    """Descriptors that it was sent and may not have read."""
 
     def belongs(self, launch: int) -> None:
         """To the readers of one job, which say the same."""

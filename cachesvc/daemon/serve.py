@@ -275,7 +275,7 @@ def _built(
     _recover(recovered, runner, pins)
     for name, why in lost.items():
         runner.watch.not_opened(name, why)
-    grants = runner.granting.server = _grants(settings, runner, most_readers(open_files), adopted)
+    grants = runner.granting.server = _grants(settings, runner, open_files, adopted)
     ending.callback(grants.close)
     pins.restore()
     restore(adopted, runner)
@@ -313,7 +313,7 @@ def _recover(recovered: list[events.Recovered], runner: Runner, pins: Pins) -> N
         runner.recovered(event if sum(event.extents.values()) <= budget_bytes else pins.spared(event))
 
 
-def _grants(settings: Settings, runner: Runner, max_readers: int, adopted: Adopted) -> GrantsServer:
+def _grants(settings: Settings, runner: Runner, open_files: int, adopted: Adopted) -> GrantsServer:
     return GrantsServer(
         f"{settings.socket_dir}/{GRANTS_SOCKET}",
         settings.socket_mode,
@@ -323,7 +323,8 @@ def _grants(settings: Settings, runner: Runner, max_readers: int, adopted: Adopt
         runner.loop.watch,
         runner.loop.unwatch,
         runner.next_id,
-        max_readers,
+        most_readers(open_files),
+        open_files,
         adopted.listener,
     )
 
