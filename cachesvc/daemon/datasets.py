@@ -8,6 +8,7 @@ import os
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from pathlib import Path
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.unused import remove_unused, used
 from cachesvc.config import Rule
-from cachesvc.core.errors import CorruptData, NotAllowed, NotFound
+from cachesvc.core.errors import CorruptData, NotAllowed, NotFound, OutOfSpace
 from cachesvc.core.model import MAX_EXTENTS, DatasetId, ExtentId
 from cachesvc.core.node import Node
 from cachesvc.daemon.lookups import Lookups
@@ -31,6 +32,8 @@ UNUSED = 16
 """Catalogs that are loaded, though nobody uses them, for whoever comes next: each is two open files and a map."""
 UNUSED_EXTENTS = MAX_EXTENTS
 """Of all those catalogs."""
+CLAIMED_EXTENTS = 9_000_000
+"""Of all datasets that others than the daemon's user claim: 3 GB of records."""
 TIDY_S = 60.0
 """Catalogs that go from the disk are looked for no more often."""
 
@@ -230,6 +233,23 @@ def oldest(unclaimed: Sequence[Dataset]) -> Iterator[Dataset]:
 def is_claimed(node: Node, dataset: Dataset) -> bool:
     """Whether a job or pin claims it."""
     return dataset.id in node.policy.shares.datasets
+
+
+def check_share(node: Node, dataset: Dataset, user: int) -> None:
+    """Raise OutOfSpace where a user would claim datasets of more extents than twice what that leaves free (see
+    `places.py`). The daemon's own claims what it wants; what somebody claims already costs no more."""
+    claimed, own = node.policy.shares.datasets, os.geteuid()
+    if user == own or dataset.id in claimed:
+        return
+    extents: Counter[int] = Counter()
+    for each in claimed.values():
+        extents[each.user] += len(each.extents)
+    held, more = extents[user], len(dataset.sizes)
+    if held + more > 2 * (CLAIMED_EXTENTS - extents.total() + extents[own] - more):
+        raise OutOfSpace(
+            f"user {user} reads datasets of {held:,} extents, and has no room for {more:,} more: close or unpin some,"
+            " or open them with larger extents (extent_bytes=)"
+        )
 
 
 def in_use(node: Node, dataset: Dataset) -> bool:

@@ -11,7 +11,7 @@ from functools import partial
 
 from cachesvc.core import events
 from cachesvc.core.budgets import working
-from cachesvc.core.errors import CacheError
+from cachesvc.core.errors import CacheError, OutOfSpace
 from cachesvc.core.events import Command, Event
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.node import Node
@@ -21,7 +21,7 @@ from cachesvc.daemon.builds import Builds
 from cachesvc.daemon.checks import Checks, Good
 from cachesvc.daemon.closing import CLOSE_S, ENDS_S, close_tier, ended, leave
 from cachesvc.daemon.commits import Commits
-from cachesvc.daemon.datasets import Dataset, Datasets, unknown
+from cachesvc.daemon.datasets import Dataset, Datasets, check_share, unknown
 from cachesvc.daemon.disposal import Disposal
 from cachesvc.daemon.fillers import Fillers
 from cachesvc.daemon.fills import Fills
@@ -37,7 +37,7 @@ from cachesvc.daemon.quotas import Quotas
 from cachesvc.daemon.readers import Known
 from cachesvc.daemon.renewal import Successor
 from cachesvc.daemon.settling import Settling
-from cachesvc.daemon.tenants import NOBODY, admits
+from cachesvc.daemon.tenants import NOBODY, Peer, admits
 from cachesvc.daemon.watch import Watch
 from cachesvc.sources.resilient import SourceCounters
 from cachesvc.tiers.probe import Room
@@ -275,10 +275,8 @@ class Runner:
         def loaded(future: Future[Dataset]) -> None:
             if self.grants is None or not self.grants.here(reader):
                 return  # gone meanwhile: a claim in its name would never end
-            error = future.exception()
-            if error is None and not admits(future.result().rules, self.grants.peer(reader)):
-                then(unknown(dataset))
-            elif error is None:
+            error = future.exception() or self._refusal(future.result(), self.grants.peer(reader))
+            if error is None:
                 known = self.datasets.admit(future.result())
                 self.declare(reader, known, gradual=True)
                 self.after(self.node.claims.claimed, known.id, partial(declared, known))
@@ -289,6 +287,16 @@ class Runner:
                 then(CacheError(f"the catalog of dataset {dataset} cannot be loaded: {error}"))
 
         self.datasets.load(dataset).add_done_callback(lambda f: self.loop.post(lambda: loaded(f)))
+
+    def _refusal(self, dataset: Dataset, peer: Peer) -> CacheError | None:
+        """Why a user may not have a dataset."""
+        if not admits(dataset.rules, peer):
+            return unknown(dataset.id)
+        try:
+            check_share(self.node, dataset, peer.uid)
+        except OutOfSpace as error:
+            return error
+        return None
 
     def held(self, reader: ReaderId, extent: ExtentId, size_bytes: int) -> None:
         """HOLD."""

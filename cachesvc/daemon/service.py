@@ -18,7 +18,7 @@ from cachesvc.core.model import DatasetId, ExtentId, TierName
 from cachesvc.daemon import jobs
 from cachesvc.daemon.builds import Opening
 from cachesvc.daemon.checks import Good
-from cachesvc.daemon.datasets import Dataset, unknown
+from cachesvc.daemon.datasets import Dataset, check_share, unknown
 from cachesvc.daemon.lookups import Lookups
 from cachesvc.daemon.messages import described, options_of
 from cachesvc.daemon.pins import Pins
@@ -101,6 +101,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
         with statuses(context):
             dataset = self._dataset(request.dataset, context)
             job, user = self._runner.next_id(), self._uid(context)
+            self._check_share(dataset, user)
             try:
                 self._loop.call(lambda: self._runner.declare(job, dataset, user, gradual=True))
                 self._after(self._runner.node.claims.claimed, dataset, context)
@@ -126,7 +127,10 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
         with statuses(context):
             dataset = self._dataset(request.dataset, context)
             pinned: queue.Queue[None] = queue.Queue()
-            self._pins.pin(dataset, request.pinned, self._uid(context), partial(pinned.put, None))
+            user = self._uid(context)
+            if request.pinned:
+                self._check_share(dataset, user)
+            self._pins.pin(dataset, request.pinned, user, partial(pinned.put, None))
             self._waiting.next(pinned, context)
             return pb.PinReply()
 
@@ -164,6 +168,10 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
         token = token_of(context.invocation_metadata())
         assert self._runner.grants is not None
         return None if token is None else self._runner.grants.caller(token)
+
+    def _check_share(self, dataset: Dataset, user: int) -> None:
+        """Raises OutOfSpace."""
+        self._loop.call(lambda: check_share(self._runner.node, dataset, user))
 
     def _uid(self, context: grpc.ServicerContext) -> int:
         caller = self._caller(context)
