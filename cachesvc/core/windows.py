@@ -91,17 +91,16 @@ class Windows:
 
     def gives_way(self, window: Window, size_bytes: int) -> Window | None:
         """Of those with something ahead that take no part, the one that moved last longest ago: of those of its user and,
-        where users have more ahead than there is room for, of those whose user has no part, or rest and are beyond it."""
+        where users have more ahead than there is room for, of those at rest whose user has no part or is beyond it."""
         taking = {*self._taking(window.user)}
         others = [each for each in self._of(window.user) if each not in taking]
         if self._crowded(size_bytes):
             sharing = self._sharing()
-            for user in self._users.keys() - {window.user}:
-                mine = self._of(user)
-                if user not in sharing:
-                    others += mine
-                elif sum(each.ahead_bytes for each in mine) > self._room_bytes(user):
-                    others += set(mine).difference(self._moving(mine))
+            for user in (user for user in self._users if user != window.user):
+                mine, ahead = self._of(user), sum(each.ahead_bytes for each in self._of(user))
+                if user not in sharing or ahead > self._room_bytes(user):
+                    moving = self._moving(mine)
+                    others += [each for each in mine if each not in moving]
         return min((each for each in others if each.ahead), key=lambda each: each.moved_at, default=None)
 
     def room_bytes(self, window: Window) -> int:
