@@ -99,7 +99,7 @@ class Windows:
             for user in (user for user in self._users if user != window.user):
                 mine, ahead = self._of(user), sum(each.ahead_bytes for each in self._of(user))
                 if user not in sharing or ahead > self._room_bytes(user):
-                    moving = self._moving(mine)
+                    moving = set(self._moving(mine))
                     others += [each for each in mine if each not in moving]
         return min((each for each in others if each.ahead), key=lambda each: each.moved_at, default=None)
 
