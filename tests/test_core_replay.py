@@ -210,7 +210,7 @@ def test_readers_that_wait_stay_in_the_line_of_their_job_and_plans_in_its_epoch(
     old, other, job = node(), ReaderId(2), (1001 << 64) + 5
     for reader in (READER, other):
         old.handle(ev.DatasetDeclared(reader, DATASET, EXTENTS), 0.0)
-        old.handle(ev.Planned(reader, reader, ((A, 0, 0), (B, 1, 1)), launch=job), 0.0)
+        old.handle(ev.Planned(reader, reader, ((A, 0, 0), (B, 1, 1)), launch=job, user=1000), 0.0)
     old.handle(ev.Demanded(READER, 1, B, job=job), 0.0)
     old.handle(ev.Demanded(other, 2, C, job=job), 0.0)
     told = replay(old, ())

@@ -49,7 +49,8 @@ class Planned:
     `following` is the order of the extents in the epoch after it, where that is known: what is kept of a dataset
     that does not fit is chosen to lie evenly in it. `passed` is the step before which a daemon that we took over
     from saw everything consumed. Plans of one `launch`, the ranks of a job, have their epochs together; 0: one that
-    says nothing of its job has them with all others that say nothing.
+    says nothing of its job has them with all others that say nothing. The room to look ahead is shared out by `user`
+    (a uid; -1: nobody's).
     """
 
     plan: int
@@ -58,6 +59,7 @@ class Planned:
     following: tuple[ExtentId, ...] = ()
     passed: int = 0
     launch: int = 0
+    user: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ themselves.
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict, deque
 
 from cachesvc.core.copies import Copies
 from cachesvc.core.model import RAM
@@ -35,26 +36,31 @@ class Lookahead:
         self._windows = windows
 
     def feed(self) -> bool:
-        """Enter entries, the most urgent plan first, until each plan waits or is at its end.
+        """Enter entries, users in turn and of each the most urgent plan first, until each plan waits or is at its end.
 
-        Where the most urgent absent extent finds no slot or room, no later one takes it; only what is
+        Where a user's most urgent absent extent finds no slot or room, no later one of that user takes it; only what is
         resident is entered then. False when `FEED_LIMIT` was reached and there is more to do; where all that many plans
         wait, there is nothing before another event.
         """
         plans = self._plans.plans
         taking = self._windows.taking()
-        urgent = [
-            each.urgency
-            for each in plans.values()
-            if each.paced and not each.behind and not each.ended and each.shared in taking
-        ]
-        heapq.heapify(urgent)
+        users: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
+        for each in plans.values():
+            if each.paced and not each.behind and not each.ended and each.shared in taking:
+                users[each.shared.user].append(each.urgency)
+        for urgent in users.values():
+            heapq.heapify(urgent)
+        turns = deque(sorted(users, key=self._windows.turn_of))
         held_up = any(copy.entry.waiters for copy in self._copies.filling)
-        room, moved = True, False
+        waiting, moved = set[int](), False
         for _ in range(FEED_LIMIT):
-            if not urgent:
+            while turns and not users[turns[0]]:
+                turns.popleft()
+            if not turns:
                 return True
-            plan = plans[heapq.heappop(urgent)[-1]]
+            user = turns[0]
+            turns.rotate(-1)
+            plan = plans[heapq.heappop(users[user])[-1]]
             extent, _, last_step = plan.entries[plan.next]
             entry = self._copies.entry(extent)
             if entry is None or last_step < plan.passed:
@@ -64,20 +70,20 @@ class Lookahead:
                     continue
                 self._plans.enter(plan, entry)
             else:
-                room = room and self._may_fetch(plan, entry, held_up) and self._fill(plan, entry)
-                if not room:
+                if user in waiting or not (self._may_fetch(plan, entry, held_up) and self._fill(plan, entry)):
+                    waiting.add(user)
                     continue
                 self._plans.enter(plan, entry)
             moved = True
             if not plan.ended:
-                heapq.heappush(urgent, plan.urgency)
-        return not urgent or not moved
+                heapq.heappush(users[user], plan.urgency)
+        return not moved or not any(users.values())
 
     def _may_fetch(self, plan: Plan, entry: Entry, held_up: bool) -> bool:
         """Whether an absent extent's turn has come."""
         if not self._reserve.streams:
             return True
-        if self._reserve.tight:
+        if self._reserve.tight_for(plan.shared.user):
             return self._policy.room_to_keep(entry)
         schedule = None if held_up and plan.passed else plan.schedule
         if schedule is not None and not schedule.allows(plan.next, plan.passed):
@@ -87,7 +93,7 @@ class Lookahead:
     def _has_room(self, window: Window, entry: Entry) -> bool:
         if self._windows.has_room(window, entry.size_bytes):
             return True
-        resting = self._windows.gives_way()
+        resting = self._windows.gives_way(window, entry.size_bytes)
         if resting is None:
             return False
         self._copies.give_way(resting)
@@ -97,7 +103,8 @@ class Lookahead:
         """Start a fill from the source; False when it must wait for a slot or for room."""
         if self._copies.busy or self._yield_to(plan, entry):
             return False
-        if not self._copies.carry_out(self._policy.place(entry, Asked.PLAN), entry, ahead_of=plan.shared):
+        asked = Asked.PART if self._reserve.taken_from(plan.shared.user) else Asked.PLAN
+        if not self._copies.carry_out(self._policy.place(entry, asked), entry, ahead_of=plan.shared):
             return False
         self._windows.fetched(plan.shared)
         return True

@@ -39,7 +39,7 @@ class Plans:
         of this daemon's epoch."""
         number, entries = event.plan, event.entries
         self.end(number)
-        shared = self._windows.join(number, entries)
+        shared = self._windows.join(number, entries, event.user)
         plan = self.plans[number] = Plan(number, event.job, entries, self._moment.now, shared, event.launch)
         if (home := self._home(event)) is not None:
             plan.tally, plan.counted = epochs.join(event, home, self._policy.shares)

@@ -62,11 +62,13 @@ SMALL_FILLS = 4
 
 
 class Asked(Enum):
-    """Who asks for room: a waiting reader, a plan, or a prefetch that only keeps."""
+    """Who asks for room: a waiting reader, a plan, one within a part that another user's readers take as well, or a
+    prefetch that only keeps."""
 
     DEMAND = 1
     PLAN = 2
-    KEEP = 3
+    PART = 3
+    KEEP = 4
 
 
 class Policy:
@@ -121,7 +123,7 @@ class Policy:
                 return place
         if asked is Asked.KEEP:
             return NOWHERE
-        if asked is Asked.PLAN:
+        if asked in (Asked.PLAN, Asked.PART):
             tiers = [tier for tier in tiers if tier is self.reserve.tier]
         return self._stream(entry, tiers, asked) or NOWHERE
 
@@ -157,7 +159,7 @@ class Policy:
 
     def _stream(self, entry: Entry, tiers: list[Tier], asked: Asked) -> Place | None:
         size = entry.size_bytes
-        role = Role.AHEAD if entry.needs or asked is Asked.PLAN else Role.LRU
+        role = Role.LRU if asked is Asked.DEMAND and not entry.needs else Role.AHEAD
         return (
             free_room(tiers, size, role)
             or first(make_room(tier, size) for tier in sorted(tiers, key=oldest))
@@ -167,13 +169,15 @@ class Policy:
     def _gives_way(self, entry: Entry, tier: Tier, asked: Asked) -> Iterator[Copy]:
         """All that streaming may displace in a tier: LRU, kept copies beyond the room for them, and for a
         waiting reader what plans come back to, the longest unused first, and then what they need last. A read
-        that no job declared takes nothing from plans: a scan of other data costs them no fill."""
+        that no job declared takes nothing from plans: a scan of other data costs them no fill. A plan within its user's
+        part displaces what plans come back to where another user's are beyond theirs."""
         yield from tier.spare()
         yield from self._overflow(tier)
-        if asked is not Asked.DEMAND or not entry.datasets:
+        if asked is Asked.PLAN or not entry.datasets:
             return
         yield from tier.in_use  # fetched again later; but without it the reader would have nothing
-        yield from reversed(tier.ahead)  # last, for its fill would have served nobody
+        if asked is Asked.DEMAND:
+            yield from reversed(tier.ahead)  # last, for its fill would have served nobody
 
     def _overflow(self, tier: Tier) -> Iterator[Copy]:
         excess = tier.kept_bytes - tier.keep_bytes

@@ -61,7 +61,9 @@ def _plans(node: Node) -> Iterable[Event]:
     for plan in node.plans.plans.values():
         retention = plan.shared.retention
         following = tuple(retention.following) if retention is not None else ()
-        yield Planned(plan.number, plan.job, plan.entries, following, plan.passed, plan.launch)
+        yield Planned(
+            plan.number, plan.job, plan.entries, following, plan.passed, plan.launch, plan.shared.user
+        )
 
 
 def _demands(node: Node, unsent: list[Grant]) -> Iterable[Event]:

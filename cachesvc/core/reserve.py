@@ -40,26 +40,44 @@ class Reserve:
         """Of the claimed extents that fit a tier that works."""
         self.open_bytes = 0
         """The most bytes that all plans together read side by side, kept ones included."""
+        self._reads: Mapping[int, tuple[int, int]] = {}
+        """Those, and the part that was not kept, of each user who has plans."""
         self._absent_bytes = 0
         """The part of those that was not kept when the plans began."""
         self._opened_bytes = 0
         """What plans read side by side and the rest of the node does not keep."""
+        self._opened: dict[int, int] = {}
+        self._most_opened_bytes = 0
+        """The same by user, and how much of it counts against the others."""
         self.retune()
 
-    def reads(self, open_bytes: int, absent_bytes: int) -> None:
-        """Plans together read so much side by side, of which so much was not kept when they began."""
-        self.open_bytes, self._absent_bytes = open_bytes, absent_bytes
+    def reads(self, reads: Mapping[int, tuple[int, int]]) -> None:
+        """The plans of each user together read so much side by side, of which so much was not kept when they began."""
+        self._reads = reads
+        self.open_bytes = sum(open_bytes for open_bytes, _ in reads.values())
+        self._absent_bytes = sum(absent_bytes for _, absent_bytes in reads.values())
         self.retune()
 
-    def ahead_bytes(self) -> int:
+    def ahead_bytes(self, user: int | None = None) -> int:
         """How much all plans together may have fetched ahead and not read: what the extents that are read side
-        by side leave of the window. 0 where they fill it: then each is fetched when it is demanded."""
-        return max(0, self.window_bytes - self._opened_bytes)
+        by side leave of the window. What a user reads beyond its part of the window leaves less to itself alone. 0
+        where they fill it: then each is fetched when it is demanded."""
+        most = self._most_opened_bytes
+        beyond = 0 if user is None else max(0, self._opened.get(user, 0) - most)
+        return max(0, self.window_bytes - sum(min(each, most) for each in self._opened.values()) - beyond)
+
+    def tight_for(self, user: int) -> bool:
+        """A user's plans read more side by side than its part of the window holds."""
+        return self.streams and self._opened.get(user, 0) > self._most_opened_bytes
+
+    def taken_from(self, user: int) -> bool:
+        """Another user's do, and not this one's."""
+        return not self.tight_for(user) and any(map(self.tight_for, self._opened))
 
     @property
     def tight(self) -> bool:
         """Plans read more side by side than the window holds: a reader should hold nothing between reads."""
-        return self.streams and self.ahead_bytes() < self.largest_bytes
+        return self.streams and self.window_bytes - self._opened_bytes < self.largest_bytes
 
     def retune(self) -> None:
         """Set the window again after claims, tiers or held bytes changed."""
@@ -71,12 +89,15 @@ class Reserve:
         for tier in self._tiers.values():
             tier.reserve_bytes = 0
         capacity = capacity_bytes(self._tiers)
-        self._opened_bytes = self._not_kept_bytes(capacity)
+        self._opened_bytes = self._not_kept_bytes(capacity, self.open_bytes, self._absent_bytes)
+        self._opened = {user: self._not_kept_bytes(capacity, *read) for user, read in self._reads.items()}
         self.tier = max(works, key=self._suits, default=None)
         if self.tier is None:
             self.window_bytes = self._opened_bytes = 0
+            self._opened = {}
             return
         self.window_bytes = min(self.tier.budget_bytes, self._wanted_bytes(capacity))
+        self._most_opened_bytes = self._share_out()
         spill = (len(works) - 1) * self.largest_bytes
         fits = shares.claimed_bytes + spill <= capacity
         # where it fits, RAM still gives room to reading ahead of NVMe, if that costs no hit
@@ -85,6 +106,17 @@ class Reserve:
         if not fits or (ahead and shares.claimed_bytes + spill + self.window_bytes <= capacity):
             self.tier.reserve_bytes = self.window_bytes
         self.streams = not fits
+
+    def _share_out(self) -> int:
+        """The level up to which what a user reads side by side counts. What some do not need of their parts is others',
+        but an extent to look ahead is left to each user, in half of the window at most where they are many."""
+        users, window = max(1, len(self._opened)), self.window_bytes
+        left = window - min(users * self.largest_bytes, max(self.largest_bytes, window // 2))
+        level = left // users
+        for others, opened in enumerate(sorted(self._opened.values())):
+            level = left // (users - others)
+            left -= min(opened, level)
+        return level
 
     def _suits(self, tier: Tier) -> tuple[bool, int]:
         """RAM where what is read side by side fits, beside what readers hold there."""
@@ -107,9 +139,9 @@ class Reserve:
             most = min(most, max(unkept, capacity // 8))
         return max(least, min(wanted, most))
 
-    def _not_kept_bytes(self, capacity: int) -> int:
+    def _not_kept_bytes(self, capacity: int, open_bytes: int, absent_bytes: int) -> int:
         """Of what plans read side by side, in whole extents."""
         pinned = sum(dataset.kept_bytes for dataset in self._shares.datasets.values() if dataset.pinned)
         claimed, room = self._shares.claimed_bytes - pinned, max(0, capacity - pinned)
-        absent = not_kept(self.open_bytes, self._absent_bytes, claimed, room)
+        absent = not_kept(open_bytes, absent_bytes, claimed, room)
         return math.ceil(round(absent / max(1, self.largest_bytes), 1)) * self.largest_bytes

@@ -330,6 +330,7 @@ class Reader:
 class Window:
     """What the plans of one order share: ranks that read the same extents side by side need them once."""
 
+    user: int = -1
     plans: set[int] = field(default_factory=set)
     open_bytes: int = 0
     """The most bytes of extents that the order reads side by side, and the part that was not kept when it began."""

@@ -323,7 +323,8 @@ class Runner:
     def planned(self, reader: ReaderId, plan: Entries) -> None:
         """PLAN, read."""
         launch = self.grants.job_of(reader) if self.grants else 0
-        self.handle(events.Planned(reader, reader, plan.entries, plan.following, launch=launch))
+        user = self.grants.user_of(reader) if self.grants else NOBODY
+        self.handle(events.Planned(reader, reader, plan.entries, plan.following, launch=launch, user=user))
 
     def waited(self, dataset: DatasetId, report: StallReport) -> None:
         """A rank says what its steps waited for."""

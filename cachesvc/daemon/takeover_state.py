@@ -50,7 +50,8 @@ def taken(state: Any, known_of: KnownOf, job_of: JobOf, user_of: UserOf) -> Iter
         if known is not None:
             columns = Columns(each.extents, each.first_steps, each.last_steps, each.following)
             rows = entries_of(columns, known.extent_ids)
-            yield Planned(each.reader, each.reader, *rows, each.passed, job_of(ReaderId(each.reader)))
+            reader = ReaderId(each.reader)
+            yield Planned(reader, reader, *rows, each.passed, job_of(reader), user_of(reader))
 
 
 def _lease(event: Event) -> Any:
