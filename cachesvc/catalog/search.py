@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from cachesvc.catalog.tags import NUMBER
 from cachesvc.core.errors import InvalidInput
+from cachesvc.core.text import printable
 
 Mask = npt.NDArray[np.bool_]
 _MAX_TEXT = 65_536
@@ -120,7 +121,7 @@ Column = Numbers | Words
 
 def _some(values: Sequence[str | None]) -> str:
     more = f", and {len(values) - _TOLD:,} more" if len(values) > _TOLD else ""
-    return ", ".join(map(str, values[:_TOLD])) + more
+    return ", ".join(printable(str(value)) for value in values[:_TOLD]) + more
 
 
 def _spelled(value: float) -> str:
