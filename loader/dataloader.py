@@ -180,6 +180,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             self._progress.move(self._progress.place.epoch + 1)
             return begun
         with self._told():
+            given.check()
             if self._has_other_data():
                 self._job = None
                 self._begin_anew(given)

@@ -43,6 +43,13 @@ class Given(NamedTuple):
     worker_type: str
     device: torch.device | None
 
+    def check(self) -> None:
+        """As torch, when an iteration begins: both may be set until then. Raises InvalidInput."""
+        if self.timeout and not self.num_workers:
+            raise InvalidInput(
+                f"timeout={self.timeout} is of batches that workers make, and num_workers is 0: give some, or no timeout"
+            )
+
     @property
     def reported(self) -> bool:
         """Whether batches come with reports, from workers or from torch's own machinery in this process."""

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from cachesvc.catalog.catalog import Catalog
-from cachesvc.core.errors import CorruptData, DeadlineExceeded
+from cachesvc.core.errors import CorruptData, DeadlineExceeded, TierFailed
 from loader.disk import Wanted, announce, read_bytes, read_into
 from loader.leased import Held, Ints, Leases, Use, touched
+from loader.lying import Lying
 from loader.refused import PAUSE_S, wait_for_room
 from loader.verified import Verified
 
@@ -30,11 +31,12 @@ class Far:
         self,
         catalog: Catalog,
         leases: Leases,
+        lying: Lying,
         timeout_s: float,
         suspect: Callable[[Sequence[int]], None] | None,
     ) -> None:
         """See `Reader`."""
-        self._leases, self._timeout_s = leases, timeout_s
+        self._leases, self._lying, self._timeout_s = leases, lying, timeout_s
         self._starts = catalog.extent_starts
         self._verified = Verified(catalog, suspect) if suspect is not None else None
         self._told: set[int] = set()
@@ -71,8 +73,12 @@ class Far:
             else:
                 ranges.append((inside, view, extent))
         began = time.perf_counter()
-        read_into(wanted, self._was_told(addresses))
-        self._fill(use, ranges)
+        try:
+            read_into(wanted, self._was_told(addresses))
+            self._fill(use, ranges)
+        except TierFailed:
+            self._lying.must_stand()
+            raise
         self._leases.stages.read(began)
 
     def read(self, part: Ints, use: Use, addresses: Ints, lengths: Ints, out: list[bytes | None]) -> None:
@@ -95,9 +101,13 @@ class Far:
         began = time.perf_counter()
         if not self._was_told(addresses[part]):
             announce([each for _, each in alone])
-        self._fill(use, ranges)
-        for at, each in alone:
-            out[at] = read_bytes(each)
+        try:
+            self._fill(use, ranges)
+            for at, each in alone:
+                out[at] = read_bytes(each)
+        except TierFailed:
+            self._lying.must_stand()
+            raise
         self._leases.stages.read(began)
         for at, buffer in spanning:
             out[at] = bytes(buffer)

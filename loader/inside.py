@@ -20,6 +20,8 @@ from loader.reader import Ints
 
 MAX_DEPTH = 8
 """Layers looked through for a dataset of ours."""
+MAX_PARTS = 1000
+"""Of a list or dict, looked through: longer ones are of samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +65,19 @@ def leaves_in(dataset: object) -> Iterator[Dataset]:
 
 
 def hidden_in(dataset: object, depth: int = MAX_DEPTH) -> Iterator[Dataset]:
-    """The plain datasets of ours in any attribute of what users wrote, where `leaves_in` finds none."""
-    parts = (
-        dataset.datasets if isinstance(dataset, ConcatDataset) else getattr(dataset, "__dict__", {}).values()
-    )
-    for part in parts if depth else ():
+    """The plain datasets of ours in any attribute of what users wrote, or in a list or dict there (as torch's StackDataset
+    has them), where `leaves_in` finds none."""
+    for part in _kept(dataset) if depth else ():
         if isinstance(part, (Dataset, Mixture, Packed)):
             yield from part.leaves
         elif isinstance(part, TorchDataset):
             yield from hidden_in(part, depth - 1)
+
+
+def _kept(dataset: object) -> Iterator[object]:
+    for value in getattr(dataset, "__dict__", {}).values():
+        several = [*value.values()] if isinstance(value, dict) else value
+        yield from several[:MAX_PARTS] if isinstance(several, (list, tuple)) else (value,)
 
 
 def flattened(dataset: object) -> Dataset | None:

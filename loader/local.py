@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from cachesvc.core.errors import NotAllowed, NotFound, SourceChanged, SourceUnavailable
-from cachesvc.core.model import Extent, Piece
+from cachesvc.core.model import Extent, ObjectVersion, Piece
 from cachesvc.grants import Granted, Grants, Refused
 from cachesvc.sources.files import etag_of
 
@@ -79,5 +79,16 @@ def _open(piece: Piece, path: str) -> int:
     etag = piece.object.etag
     if found.st_size != piece.object.size_bytes or (etag and etag != etag_of(found)):
         os.close(fd)
-        raise SourceChanged(f"{path} changed since the dataset was opened; open it again")
+        raise changed(path)
     return fd
+
+
+def written_to(found: os.stat_result, stored: ObjectVersion) -> bool:
+    """Whether a file that was opened at this version holds other bytes by now; its ctime moves when its name goes, too."""
+    mtime = stored.etag.rpartition("-")[0]
+    return found.st_size != stored.size_bytes or (bool(mtime) and mtime != str(found.st_mtime_ns))
+
+
+def changed(path: str) -> SourceChanged:
+    """For whoever asks for a version that is no more."""
+    return SourceChanged(f"{path} changed since the dataset was opened; open it again")

@@ -218,6 +218,10 @@ class Mixture(TorchDataset[Any]):
             pattern = Pattern(shares)
             slots = epoch_slots(pattern, self._sizes, self._size)
         elif self._by in ("repeat", "choose"):
+            if self._by == "choose":
+                for weight in weights:
+                    if not float(weight).is_integer():
+                        raise InvalidInput(f"by='choose' takes whole samples of each dataset, not {weight}")
             scale = self._sizes if self._by == "repeat" else [1] * len(weights)
             counts = [round(weight * samples) for weight, samples in zip(weights, scale, strict=True)]
             slots = sum(counts)

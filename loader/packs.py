@@ -19,7 +19,7 @@ from loader.composed import alone, spread_of, without_parts
 from loader.dataset import Dataset
 from loader.documents import Documents, documents_of
 from loader.reader import Ints
-from loader.samples import converted
+from loader.samples import converted, must_hold
 
 _RUNS_KEPT = 4
 _IN_ORDER = OrderSpec(seed=0, global_batch=1, shuffle=False)
@@ -138,8 +138,10 @@ class Packed(TorchDataset[Any]):
         raw = bytearray().join(
             part or b"" for part in self.leaf.opened.reader().read(addresses, lengths * width)
         )
-        tokens = np.frombuffer(raw, self._documents.dtype).astype(self._out, copy=False)
-        return torch.from_numpy(tokens.reshape(len(spots), self.seq_len)), pieces.row, np.cumsum(lengths)
+        stored = np.frombuffer(raw, self._documents.dtype)
+        must_hold(self._out, stored, self.leaf.catalog.uri)
+        tokens = stored.astype(self._out, copy=False).reshape(len(spots), self.seq_len)
+        return torch.from_numpy(tokens), pieces.row, np.cumsum(lengths)
 
 
 def _batch(tokens: torch.Tensor, boundaries: torch.Tensor) -> dict[str, Any]:

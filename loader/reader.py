@@ -20,6 +20,7 @@ from loader.far import Far
 from loader.forks import abandon_in_children
 from loader.heap import keep_freed_memory
 from loader.leased import ORIGINS, Ints, Leases, Use, touched
+from loader.lying import Lying
 from loader.refused import wait_for_room
 from loader.spans import Bytes
 
@@ -54,7 +55,8 @@ class Reader:
         self._starts, self._ends = catalog.extent_starts, catalog.extent_starts + catalog.extent_sizes
         self._leases = Leases(catalog, grants, mapped_bytes, timeout_s)
         self.stages = self._leases.stages
-        self._far = Far(catalog, self._leases, timeout_s, suspect)
+        self._lying = Lying(catalog, self._leases)
+        self._far = Far(catalog, self._leases, self._lying, timeout_s, suspect)
         self._records = self._record_view()
         self._open = True
         abandon_in_children(self)
@@ -221,6 +223,8 @@ class Reader:
     def _passes(self, use: Use, first: Ints, last: Ints) -> Iterator[Ints]:
         """Cut ranges into parts, by extent, and yield each when all that it touches is held: at most `MAX_GROUP`
         extents, down to one range's when the holder has no room. Raises OutOfSpace when not even that fits."""
+        if self._leases.files:
+            self._lying.look()
         waiting = [np.argsort(first, kind="stable")]
         while waiting:
             part = waiting.pop()

@@ -110,10 +110,12 @@ class Samples:
         records = reader.gather(*located, None if converts else empty)
         rows = records.view(self._dtype).reshape(len(records), *self._shape)
         if self._out is not None and empty is not None:
+            must_hold(self._out, rows, self._catalog.uri)
             given = empty(rows.size * self._out.itemsize).view(self._out).reshape(rows.shape)
             np.copyto(given, rows, casting="unsafe")
             rows = given
         elif self._out is not None:
+            must_hold(self._out, rows, self._catalog.uri)
             rows = rows.astype(self._out)
         try:
             return torch.from_numpy(rows)
@@ -270,6 +272,18 @@ def converted(out: str | None) -> np.dtype[Any] | None:
     if found.shape:
         raise InvalidInput(f"out={out!r} has a shape; it is the type of one item")
     return found
+
+
+def must_hold(out: np.dtype[Any], values: np.ndarray[Any, Any], uri: str) -> None:
+    """Raises InvalidInput for a number that an integer type does not hold: it would become another one."""
+    if out.kind not in "iu" or values.dtype.kind not in "iuf" or np.can_cast(values.dtype, out):
+        return
+    room = np.iinfo(out)
+    for found in (values.min(initial=0).item(), values.max(initial=0).item()):
+        if not room.min <= found <= room.max:  # NaN, too
+            raise InvalidInput(
+                f"{uri} holds {found} as {values.dtype}, and out={out.name!r} {room.min} to {room.max}: give a wider out"
+            )
 
 
 def _chosen(wanted: tuple[str, ...] | None, names: list[str], labelled: bool) -> list[str]:

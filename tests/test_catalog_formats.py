@@ -100,6 +100,15 @@ def test_a_number_that_may_mean_a_class_or_its_index_is_refused(tmp_path: Path) 
             catalog.find(search)
 
 
+def test_a_class_that_does_not_exist_is_refused_in_one_line(tmp_path: Path) -> None:
+    folders = ["a\nb", *(f"c{number:02d}" for number in range(30))]
+    write_files(tmp_path / "d", {f"{folder}/0.bin": b"x" for folder in folders})
+    catalog = compiled(tmp_path / "d", Options(extent_bytes=SMALL))
+    with pytest.raises(InvalidInput, match=r"no class 'c'; there are: a\\nb, c00, .*, c18, and 11 more$"):
+        catalog.find("label in ('c00', 'c')")
+    assert len(catalog.find("label.startswith('d')")) == 0
+
+
 @pytest.mark.parametrize("name", ["labels.csv", "metadata.jsonl"])
 def test_a_table_beside_the_files_labels_them(tmp_path: Path, name: str) -> None:
     write_files(tmp_path / "d", {f"{i}.png": bytes([i]) for i in range(6)})

@@ -105,6 +105,18 @@ def test_a_dead_daemons_socket_is_no_daemon_unless_it_was_named(
     assert run(["find", str(pets), "label == 'dog'", "--socket", str(directory)]) == 10
 
 
+@pytest.mark.parametrize(
+    "expression", ["label == 'fish'", "label != 'Cat'", "label in ('cat', 'dogs')", "not label == 'cat '"]
+)
+def test_a_class_that_does_not_exist_is_an_error_that_lists_those_that_do(
+    nobody: None, pets: Path, capsys: Any, expression: str
+) -> None:
+    assert run(["find", "--count", str(pets), expression]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "there are: cat, dog" in said.err
+
+
 @pytest.mark.parametrize("expression", ["colour == 'red'", "label ==", "__import__('os')"])
 def test_a_wrong_expression_is_one_line_and_2(nobody: None, pets: Path, capsys: Any, expression: str) -> None:
     assert run(["find", str(pets), expression]) == 2

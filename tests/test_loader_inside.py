@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset, random_split
+from torch.utils.data import ConcatDataset, IterableDataset, StackDataset, Subset, TensorDataset, random_split
 from torch.utils.data import Dataset as TorchDataset
 
 from cachesvc.core.errors import InvalidInput, StateMismatch
@@ -230,11 +230,24 @@ class Keeps(TorchDataset[Any]):
         return self.data[index]
 
 
+class Several(Keeps):
+    """A user's dataset that has ours among others."""
+
+    def __init__(self, parts: Any) -> None:
+        self.parts = parts
+
+    @property
+    def data(self) -> Any:  # type: ignore[override]
+        return self.parts["ours" if isinstance(self.parts, dict) else 0]
+
+
 HIDDEN: list[Callable[[Dataset], Any]] = [
     Keeps,
     lambda data: Subset(Keeps(data), range(COUNT)),
     lambda data: ConcatDataset([Keeps(data)]),
     lambda data: Keeps(Keeps(Subset(data, range(COUNT)))),
+    lambda data: Several((data, 3)),
+    lambda data: ConcatDataset([Several({"other": 3, "ours": Subset(data, range(COUNT))})]),
 ]
 
 
@@ -271,6 +284,15 @@ def test_several_processes_hear_that_each_sees_all_of_a_hidden_dataset(
         assert "\n" not in line
     for shared in ({"shard": False}, {"sampler": [3, 1]}, {"batch_sampler": [[3], [1]], "batch_size": 1}):
         assert heard(**shared) == []
+
+
+def test_what_torch_stacks_is_hidden_too(links: list[MemoryLink], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    data = in_memory(links[0])
+    for stacked in (StackDataset(data, data), StackDataset(ours=data)):
+        with pytest.warns(UserWarning, match="sees all of StackDataset"):
+            assert len(list(DataLoader(stacked, batch_size=COUNT))) == 1
 
 
 def by_name(record: torch.Tensor, *, rng: np.random.Generator) -> torch.Tensor:

@@ -440,6 +440,13 @@ def test_a_state_of_another_filter_mixture_or_packing_is_refused(root: Path) -> 
         (lambda root: mix({numbers(root)[0]: 1}, by="taste"), "taste"),
         (lambda root: mix({numbers(root)[0]: 1}, size=0), "size"),
         (lambda root: mix({numbers(root)[0]: 1}, by="repeat", size="first"), "size"),
+        (lambda root: mix({numbers(root)[0]: 1.5}, by="choose"), "whole samples.* 1.5"),
+        (
+            lambda root: mix(one := {numbers(root)[0]: 2.0}, by="choose").reweighed(
+                dict.fromkeys(one, 0.5), 1
+            ),
+            "0.5",
+        ),
         (lambda root: mix({mix({numbers(root)[0]: 1}): 1}), "Mixture"),
         (lambda root: pack(text(root), 10**6), "1000000"),
         (lambda root: pack(text(root), 0), "0"),
@@ -447,7 +454,8 @@ def test_a_state_of_another_filter_mixture_or_packing_is_refused(root: Path) -> 
         (lambda root: pack(notes(root), 8), "dtype"),
         (lambda root: pack(notes(root), 8, dtype="uint32"), "uint32"),
         (lambda root: pack(text(root, transform=len), 8), "transform"),
-        (lambda root: notes(root).where("label == 'bird'"), "none"),
+        (lambda root: notes(root).where("label == 'bird'"), "bird.* cat, dog"),
+        (lambda root: notes(root).where("label == 'cat' and label == 'dog'"), "none"),
         (lambda root: mix({numbers(root)[0]: 1}).take(3), "datasets first, then mix"),
         (lambda root: mix({numbers(root)[0]: 1}).split({"train": 1.0}), "datasets first, then mix"),
         (lambda root: pack(text(root), 8).where("key == 'x'"), "datasets first, then pack"),

@@ -259,6 +259,28 @@ def test_tokens_convert_to_the_type_asked_for(home: Path) -> None:
     assert batch[1].tolist() == stream[99:199].tolist()
 
 
+@pytest.mark.parametrize(("dtype", "out"), [("uint16", "int8"), ("int32", "uint8"), ("float32", "int64")])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_number_that_the_type_asked_for_does_not_hold_is_refused(
+    home: Path, dtype: str, out: str, workers: int
+) -> None:
+    stream = np.arange(400).astype(dtype)
+    stream[350] = np.nan if dtype == "float32" else 300
+    if dtype == "int32":
+        stream[350] = -1
+    datasets.array_file(home / "t.bin", stream)
+    dataset = open_dataset(home / "t.bin", format="tokens", dtype=dtype, seq_len=50, out=out)
+    batches = iter(DataLoader(dataset, batch_size=2, num_workers=workers))
+    assert next(batches).flatten().tolist() == list(range(100))
+    with pytest.raises(InvalidInput, match="give a wider out"):
+        list(batches)
+    with pytest.raises(InvalidInput, match="give a wider out"):
+        dataset[7]
+    if dtype != "float32":
+        with pytest.raises(InvalidInput, match="give a wider out"):
+            pack(dataset, 400)[0]
+
+
 @pytest.mark.parametrize("suffix", [".npy", ".bin"])
 def test_numbers_of_the_other_byte_order_are_read_as_numpy_reads_them(home: Path, suffix: str) -> None:
     rows = datasets.array_file(home / f"d/a{suffix}", np.arange(60, dtype=">u4").reshape(20, 3))

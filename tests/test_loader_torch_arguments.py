@@ -21,6 +21,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from cachesvc.core.errors import InvalidInput
 from loader import DataLoader
 from tests import datasets
 from tests.loader_fakes import MemoryLink, compiled, in_memory
@@ -124,6 +125,17 @@ def test_what_torch_refuses_is_refused_alike(link: MemoryLink, arguments: dict[s
     assert theirs != ("", "")
     assert outcome(DataLoader, Numbers()) == theirs
     assert outcome(DataLoader, in_memory(link)) == theirs
+
+
+@pytest.mark.parametrize("more", [{}, {"worker_type": "thread"}, {"pin_memory": True}])
+def test_a_timeout_without_workers_is_refused_as_by_torch(link: MemoryLink, more: dict[str, Any]) -> None:
+    with pytest.raises((AssertionError, ValueError)):
+        iter(TorchLoader(Numbers(), timeout=5))
+    loader = DataLoader(in_memory(link), timeout=5, **more)
+    with pytest.raises(InvalidInput, match="num_workers is 0"):
+        iter(loader)
+    loader.timeout = 0
+    next(iter(loader))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -17,11 +17,14 @@ import numpy.typing as npt
 
 from cachesvc.catalog.tags import NUMBER
 from cachesvc.core.errors import InvalidInput
+from cachesvc.core.text import printable
 
 Mask = npt.NDArray[np.bool_]
 _MAX_TEXT = 65_536
 _MAX_DEPTH = 100
 _MAX_NUMBER = 2**63
+_TOLD = 20
+"""Classes that an error names."""
 _EXACT = 2**53
 """Integers beyond it have digits that float64 made up."""
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
@@ -71,7 +74,7 @@ class Numbers:
 @dataclass(frozen=True, slots=True)
 class Words:
     """Dictionary-encoded text: `codes` index `values`, -1 where a sample has none. With `codes_are_numbers`
-    a number is compared with the code itself (class indices)."""
+    (classes) a number is compared with the code itself, and a text must be one of the values."""
 
     codes: npt.NDArray[Any]
     values: Sequence[str | None]
@@ -89,6 +92,12 @@ class Words:
     def compare(self, compare: Callable[[Any, Any], Any], constant: Any) -> Mask:
         """Where `value <op> constant` holds."""
         if isinstance(constant, str):
+            if (
+                self.codes_are_numbers
+                and compare in (operator.eq, operator.ne)
+                and constant not in self.values
+            ):
+                raise InvalidInput(f"no class {constant!r}; there are: {_some(self.values)}")
             return self.test(lambda value: compare(value, constant))
         if not self.codes_are_numbers and compare in (operator.eq, operator.ne):
             # of numbers that float64 does not hold exactly, or that stand among texts
@@ -108,6 +117,11 @@ class Words:
 
 
 Column = Numbers | Words
+
+
+def _some(values: Sequence[str | None]) -> str:
+    more = f", and {len(values) - _TOLD:,} more" if len(values) > _TOLD else ""
+    return ", ".join(printable(str(value)) for value in values[:_TOLD]) + more
 
 
 def _spelled(value: float) -> str:
