@@ -61,7 +61,7 @@ class Connection:
     def __init__(self, path: str) -> None:
         """Raises DaemonUnavailable or NotAllowed when nobody answers at `path`."""
         self._path = path
-        self.recalled: deque[int] = deque()
+        self.recalled: deque[Message] = deque()
         """Extents that the daemon asked for since somebody looked."""
         # Locked by itself: a `with` on a Condition runs Python code, in which an interrupt would leave it locked.
         self._lock = threading.RLock()
@@ -275,7 +275,7 @@ class Connection:
         """Give an answer to whoever waits for it; `own` is the reading thread's."""
         answer, fd = found
         if answer.op is Op.RECALL:
-            self.recalled.append(answer.value)
+            self.recalled.append(answer)
             return
         with self._lock:
             asker = self._asked.pop(answer.number, None)

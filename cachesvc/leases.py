@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from cachesvc import plans
@@ -132,14 +132,16 @@ class DaemonGrants:
         with self._lock:
             self._try_tell([Message(Op.SUSPECT, 0, extent) for extent in extents])
 
-    def recalled(self) -> Collection[int]:
-        """The extents that the daemon asked for since the last time, for what was granted of them is wrong."""
+    def recalled(self) -> Mapping[int, bool]:
+        """The extents that the daemon asked for since the last time, and whether what was granted of them is wrong; else
+        others need the room."""
         with self._lock:
             connection = self._connection
         if connection is None:
-            return ()
+            return {}
         connection.listen()
-        return {connection.recalled.popleft() for _ in range(len(connection.recalled))}
+        found = [connection.recalled.popleft() for _ in range(len(connection.recalled))]
+        return {each.value: each.text == wire.WRONG for each in found}
 
     def waited(self, report: StallReport) -> None:
         """What this rank's steps waited for; a daemon that is gone need not know."""

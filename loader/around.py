@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,22 +35,22 @@ def _suspect_nothing(extents: Sequence[int]) -> None:
     """Nothing here is cached in files."""
 
 
-def _recall_nothing() -> Collection[int]:
+def _recall_nothing() -> Mapping[int, bool]:
     """Nobody asks for anything here."""
-    return ()
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
     """Extents for one process, and the places to say in which order they will be needed, what steps waited for, and
-    which extents were granted wrong; `recalled` tells those of which the daemon found that. `another` makes a connection
-    for the plan of an order that runs beside it."""
+    which extents were granted wrong; `recalled` tells those that the daemon asks for, and whether they are. `another`
+    makes a connection for the plan of an order that runs beside it."""
 
     grants: Grants
     submit: Callable[[Plan], None]
     report: Callable[[StallReport], None] = _report_nobody
     suspect: Callable[[Sequence[int]], None] = _suspect_nothing
-    recalled: Callable[[], Collection[int]] = _recall_nothing
+    recalled: Callable[[], Mapping[int, bool]] = _recall_nothing
     another: Callable[[], DaemonGrants] | None = None
 
 

@@ -76,7 +76,7 @@ class Leases:
         self._unmapped = len(self._starts)
         self.held: OrderedDict[int, Held] = OrderedDict()
         self._brief: set[int] = set()
-        self._wrong: set[int] = set()
+        self._recalled: set[int] = set()
         """Held, and recalled while a read looked at them."""
         self._owed: list[int] = []
         self._uses: set[Use] = set()
@@ -121,11 +121,11 @@ class Leases:
         this reader may rest while others wait."""
         with self._lock:
             self._uses.discard(use)
-            if not (self._brief or self._wrong):
+            if not (self._brief or self._recalled):
                 return
             used = set() if self._pressed else set(touched(use.first, use.last))
             self._pressed = False
-            self._drop(list(self._brief - used | self._wrong))
+            self._drop(list(self._brief - used | self._recalled))
         if self._owed:
             self._give_back()
 
@@ -188,10 +188,11 @@ class Leases:
         self._give_back()
 
     def forgo(self, extents: Iterable[int]) -> None:
-        """What is held of these is wrong: it goes back, now or when the last read that looks at it is over."""
+        """What is held of these is wrong, or others need the room: it goes back, now or when the last read that looks at it
+        is over."""
         with self._lock:
-            self._wrong.update(extent for extent in extents if extent in self.held)
-            self._drop(list(self._wrong))
+            self._recalled.update(extent for extent in extents if extent in self.held)
+            self._drop(list(self._recalled))
         self._give_back()
 
     @contextmanager
@@ -362,7 +363,7 @@ class Leases:
                 continue
             held = self.held.pop(extent)
             self._brief.discard(extent)
-            self._wrong.discard(extent)
+            self._recalled.discard(extent)
             if held.fd >= 0:
                 os.close(held.fd)
                 self.files -= 1

@@ -1,13 +1,14 @@
-"""The daemon found that bytes which it had granted are wrong, and has them anew: what this process holds of them goes back.
+"""What the daemon asks for goes back.
 
-A reader keeps files open for as long as nobody needs the room, and a file whose bytes rotted, or never reached the disk,
-stays what it is however often the daemon fills the extent again.
+A reader keeps memory mapped and files open for as long as nobody needs the room: then another job would never get its
+share. And a file whose bytes rotted, or never reached the disk, stays what it is however often the daemon fills the extent
+again.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from cachesvc.presence import look_after
 
@@ -18,14 +19,16 @@ class Recalls:
     """Looks once a second, for as long as it lives (`presence.py`)."""
 
     def __init__(
-        self, recalled: Callable[[], Collection[int]], forgo: Callable[[Collection[int]], None]
+        self, recalled: Callable[[], Mapping[int, bool]], forgo: Callable[[Collection[int]], None]
     ) -> None:
-        """`recalled()` tells extents, `forgo(extents)` ends their leases as soon as no read looks at them."""
+        """`recalled()` tells extents, and which are wrong; `forgo(extents)` ends their leases as soon as no read looks at
+        them."""
         self._recalled, self._forgo = recalled, forgo
         look_after(self)
 
     def look(self) -> None:
         """See `presence.LookedAfter`."""
         if extents := self._recalled():
-            _log.warning("the daemon found %d extents wrong that this process reads: read anew", len(extents))
+            if wrong := sum(extents.values()):
+                _log.warning("the daemon found %d extents wrong that this process reads: read anew", wrong)
             self._forgo(extents)

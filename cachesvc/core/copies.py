@@ -34,6 +34,8 @@ class Copies:
         """Of no order: its first read is no hit all the same."""
         self.tallies: dict[DatasetId, Tally] = {}
         self.undeclared = self.tallies[UNDECLARED] = Tally()
+        self.cramped: dict[Dataset, Entry] = {}
+        """Of each dataset the last extent that found no room to be kept in, or none at all."""
 
     @property
     def busy(self) -> bool:
@@ -157,8 +159,15 @@ class Copies:
         if source:
             self._unshelve(source)
             source.fills_from += 1
+        elif role is not Role.KEPT:
+            self.no_room(entry)
         self.filling[copy] = None
         self.moment.tell(StartFill(entry.id, tier.name, source.tier.name if source else None))
+
+    def no_room(self, entry: Entry) -> None:
+        """An extent is not to be kept, or is to be read elsewhere, since others hold the room."""
+        if entry.datasets:
+            self.cramped[entry.datasets[0]] = entry
 
     def filled(self, copy: Copy, from_peer: bool = False) -> None:
         """The bytes are complete; in an NVMe tier their commit is now under way."""
@@ -261,6 +270,11 @@ class Copies:
             if not copy.tier.lost:
                 self.evict(copy)
             return
+        if copy.asked_back:
+            copy.asked_back = False
+            if not copy.tier.lost and not copy.entry.pinned:
+                self.evict(copy)
+                return
         self._set_role(copy, self.policy.role(copy))
         shelf = self._shelf(copy)
         if shelf is not None:

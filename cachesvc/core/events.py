@@ -334,11 +334,12 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """Ask the reader for what it was granted of an extent: its bytes are wrong, or will be. `Released` follows, at some
-    time."""
+    """Ask the reader for what it was granted of an extent: its bytes are wrong, or will be; or others need its room.
+    `Released` follows, at some time."""
 
     reader: ReaderId
     extent: ExtentId
+    wrong: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ from typing import Any
 from cachesvc.core import check
 from cachesvc.core import events as ev
 from cachesvc.core.answers import Answers
+from cachesvc.core.asking import Asking
 from cachesvc.core.claims import Claims
 from cachesvc.core.copies import UNDECLARED, Copies
 from cachesvc.core.lookahead import Lookahead
@@ -83,6 +84,7 @@ class Node:
         self.plans = Plans(self.copies, self.steps, windows)
         self.lookahead = Lookahead(self.copies, self.plans, windows)
         self.readers = Readers(self.copies)
+        self.asking = Asking(self.copies, self.readers)
         self.scrub = Scrub(self.copies, self.policy.settings.scrub_bytes_per_s)
         self.outages = Outages(self.copies, self.readers, self.prefetches, self.scrub)
         self.answers = Answers(self.copies, self.readers, self.prefetches, self.scrub, self.outages)
@@ -197,6 +199,7 @@ class Node:
             plans_done = self.lookahead.feed()
             prefetches_done = self.prefetches.feed()
             self._more |= not (plans_done and prefetches_done)
+        self.asking.feed()
 
     def _tick(self, _: ev.Tick) -> None:
         if place := self.scrub.next(self._moment.now):

@@ -93,7 +93,9 @@ class Policy:
     def stay(self, copy: Copy) -> Stay:
         """How long a reader may hold this copy. A kept one for good; but where part of the data streams, only until its
         plan has passed it, so that another may be kept in its place. One that streams until a later read leaves it; no
-        longer than for one read where readers compete for the window."""
+        longer than for one read where readers compete for the window, or the room for others."""
+        if copy.asked_back:
+            return "once"
         if copy.role is not Role.KEPT:
             return "once" if self.reserve.tight else "brief"
         passes = self.reserve.streams and not self.reserve.tight and copy.entry.needs
@@ -118,7 +120,8 @@ class Policy:
         ]
         tiers.sort(key=lambda tier: tier is entry.avoid)
         if entry.datasets and self.shares.within_quota(entry):
-            place = self._keep(entry, tiers) or self._claim_share(entry, tiers)
+            free = self._keep(entry, tiers) if self.shares.leaves_room(entry) else None
+            place = free or self._claim_share(entry, tiers)
             if place:
                 return place
         if asked is Asked.KEEP:

@@ -93,12 +93,13 @@ class Readers:
         else:
             self._moment.tell(ev.Refuse(grant.reader, grant.request, grant.extent))
 
-    def recall(self, copy: Copy) -> None:
-        """Ask everybody who has a copy, or perhaps has it from before our restart, for it."""
+    def recall(self, copy: Copy, wrong: bool = True) -> None:
+        """Ask everybody who has a copy, or perhaps has it from before our restart, for it: its bytes are wrong, or else
+        others need its room."""
         extent = copy.entry.id
         for number, reader in self.readers.items():
             if extent in reader.held or any(lease is copy for lease in reader.leases.get(extent, ())):
-                self._moment.tell(ev.Recall(number, extent))
+                self._moment.tell(ev.Recall(number, extent, wrong))
 
     def detach(self, copy: Copy) -> None:
         """End every lease of a copy: its readers keep the file that they opened, unlinked or not."""
@@ -232,6 +233,7 @@ class Readers:
 
     def _refuse(self, entry: Entry) -> None:
         self._copies.sourced(entry)
+        self._copies.no_room(entry)
         for reader, request in self._take_waiters(entry):
             self._copies.tally(entry, reader).refused += 1
             self._moment.tell(ev.Refuse(reader, request, entry.id))

@@ -24,6 +24,8 @@ class Shares:
         self.datasets: dict[DatasetId, Dataset] = {}
         self.claimed_bytes = 0
         """Of all extents that some dataset claims, each once."""
+        self.lacking: set[Dataset] = set()
+        """Datasets that have less than their share and lately found no room to keep more: none takes more than its own."""
 
     def add(self, dataset: Dataset) -> None:
         """Know a dataset, none of whose extents it claims yet."""
@@ -32,6 +34,7 @@ class Shares:
     def remove(self, dataset: Dataset) -> None:
         """Forget a dataset that has given up its extents."""
         del self.datasets[dataset.id]
+        self.lacking.discard(dataset)
 
     def join(self, dataset: Dataset, entry: Entry) -> None:
         """A dataset claims an extent."""
@@ -65,6 +68,13 @@ class Shares:
         room = sum(tier.keep_bytes for tier in working(self._tiers))
         total = sum(each.size_bytes for each in self.datasets.values())
         return room * dataset.size_bytes / total if total else 0.0
+
+    def leaves_room(self, entry: Entry) -> bool:
+        """Whether one more extent of its dataset may be kept beside those that lack."""
+        home = entry.datasets[0]
+        if not self.lacking or home in self.lacking:
+            return True
+        return home.kept_bytes + entry.size_bytes <= self.share_bytes(home)
 
     def within_quota(self, entry: Entry) -> bool:
         """Whether one more extent of its dataset may be kept: within quotas, or since it is pinned without any."""

@@ -112,6 +112,8 @@ class Copy:
     committed: bool = True
     doomed: bool = False
     """Never granted again; dropped when nobody uses it."""
+    asked_back: bool = False
+    """Its room is needed: granted for one read only, and dropped when nobody uses it."""
     ahead_of: Window | None = None
     """Filled from the source by look-ahead for this window, not yet read: its first read is no hit."""
     touched: bool = False

@@ -9,7 +9,7 @@ Both ends import this file. A message that does not parse is a protocol error an
     GET     request, extent index              GRANT    request, extent, size, "TIER kept|brief|once [peer]" + descriptor
                                                REFUSED  request, extent: read it elsewhere
                                                FAILED   request, code, message
-                                               RECALL   extent index: "what you were granted of it is wrong, give it back"
+                                               RECALL   extent index, "wrong" or "room": "give back what you have of it"
     RELEASE extent index
     HOLD    extent index, tier: "I still hold this from before your restart"
     IDENTIFY: "I read nothing"                 WELCOME  the connection's token
@@ -30,6 +30,8 @@ MAX_MESSAGE_BYTES = 4096
 MAX_TEXT_BYTES = 2048
 _HEAD = struct.Struct("<BIQQ16s")
 NO_DATASET = bytes(16)
+WRONG, ROOM = "wrong", "room"
+"""Why something is recalled: its bytes are not what they should be; or others need the room."""
 
 
 class Op(IntEnum):

@@ -54,7 +54,7 @@ class Granting:
     def recall(self, command: events.Recall) -> None:
         """Ask for what was granted."""
         assert self.server is not None
-        self.server.recall(command.reader, command.extent)
+        self.server.recall(command.reader, command.extent, command.wrong)
 
     def refuse(self, command: events.Refuse) -> None:
         """Have the reader read it elsewhere."""

@@ -160,9 +160,9 @@ class GrantsServer:
         granted = wire.encode(Op.GRANT, command.request, index, dataset.sizes[index], extent, text)
         return self._give(reader, granted, fd)
 
-    def recall(self, to: ReaderId, extent: ExtentId) -> None:
+    def recall(self, to: ReaderId, extent: ExtentId, wrong: bool) -> None:
         """Ask for what was granted of an extent."""
-        self._answer(to, Op.RECALL, 0, extent)
+        self._answer(to, Op.RECALL, 0, extent, text=wire.WRONG if wrong else wire.ROOM)
 
     def refuse(self, to: ReaderId, request: int, extent: ExtentId) -> None:
         """Say "read it elsewhere"."""

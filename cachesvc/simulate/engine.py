@@ -71,6 +71,7 @@ class Engine:
             ev.Grant: lambda command: self._ranks[command.reader - 1].granted(command.extent),
             ev.Refuse: lambda command: self._ranks[command.reader - 1].refused(command.extent),
             ev.Fail: lambda command: self._ranks[command.reader - 1].refused(command.extent),
+            ev.Recall: lambda command: None,  # a rank holds nothing for longer than it needs it
         }
 
     def run(self) -> list[EpochResult]:
