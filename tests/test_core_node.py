@@ -782,6 +782,21 @@ def test_nothing_is_filled_into_a_tier_that_stalls_until_it_answers() -> None:
     assert tell(node, Demanded(ONE, 4, D, True, SIZE)) == [StartFill(D, NVME)], "its room is what it was"
 
 
+@pytest.mark.parametrize("stalls", [False, True])
+@pytest.mark.parametrize("coming", ["an eviction", "a fill that nobody waits for"])
+def test_readers_wait_for_no_room_of_a_tier_that_stalls(coming: str, stalls: bool) -> None:
+    node = node_of(ram=1, nvme=1)
+    tell(node, Demanded(ONE, 1, A, True, SIZE))
+    fill(node, A)
+    assert tell(node, Demanded(TWO, 2, B, True, SIZE)) == [StartFill(B, NVME)]
+    if coming == "an eviction":
+        fill(node, B, tier=NVME)
+        tell(node, Released(TWO, B))
+        assert tell(node, Demanded(TWO, 3, D, True, SIZE)) == [Evict(B, NVME)]
+    tell(node, ReaderGone(TWO), *[Stalled(NVME, True)] * stalls)
+    assert tell(node, Demanded(THREE, 4, C, True, SIZE)) == [Refuse(THREE, 4, C)] * stalls
+
+
 def test_a_prefetch_waits_for_a_tier_that_stalls_and_not_for_a_lost_one() -> None:
     node = node_of(nvme=4)
     tell(node, declare(A, B), Stalled(NVME, True))
