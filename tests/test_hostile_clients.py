@@ -209,6 +209,7 @@ def test_what_never_closes_keeps_nobody_waiting_nor_the_end(tmp_path: Path) -> N
         os.close(memory)
         daemon.process.terminate()
         assert daemon.process.wait(10) == 0, daemon.log
+        assert "or what clients sent" in daemon.log, "it holds nothing else, however long that takes"
 
 
 def test_what_never_closes_takes_a_bounded_number_of_threads_and_no_other_users() -> None:
