@@ -6,6 +6,7 @@ from __future__ import annotations
 import fcntl
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -40,8 +41,9 @@ def test_what_is_old_goes_and_what_is_young_kept_or_no_file_stays(tmp_path: Path
     aged(made(tmp_path / "young.lmdb"), -60.0)
     (tmp_path / "lost+found").mkdir()
     aged(tmp_path / "lost+found")
+    (tmp_path / "link.lmdb").symlink_to(aged(tmp_path / "kept.lmdb"))
     assert sorted(remove_unused(str(tmp_path), {"kept"})) == ["old.lmdb", "old.lmdb.7.tmp"]
-    assert sorted(os.listdir(tmp_path)) == ["kept.lmdb", "lost+found", "young.lmdb"]
+    assert sorted(os.listdir(tmp_path)) == ["kept.lmdb", "link.lmdb", "lost+found", "young.lmdb"]
     assert remove_unused(str(tmp_path), set()) == [], "what was kept was used just now"
 
 
@@ -56,6 +58,41 @@ def test_what_is_about_to_be_opened_is_not_removed(tmp_path: Path) -> None:
     aged(path)
     assert remove_unused(str(tmp_path), set()) == ["a.lmdb"]
     assert not used(str(path))
+
+
+def test_whoever_is_about_to_use_what_is_just_removed_waits_and_is_told(tmp_path: Path) -> None:
+    path = aged(made(tmp_path / "a.lmdb"))
+    fd = os.open(path, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)  # as `remove_unused`, in another process
+    found: list[bool] = []
+    user = threading.Thread(target=lambda: found.append(used(str(path))))
+    user.start()
+    user.join(0.2)
+    assert found == []
+    path.unlink()
+    os.close(fd)
+    user.join()
+    assert found == [False]
+
+
+@pytest.mark.parametrize("meanwhile", ["used", "built anew"])
+def test_what_was_old_when_it_was_listed_is_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+) -> None:
+    path, lock = aged(made(tmp_path / "a.lmdb")), fcntl.flock
+
+    def locked(fd: int, how: int) -> None:
+        """Another process was quicker."""
+        if meanwhile == "built anew":
+            path.unlink()
+            made(path)
+        else:
+            os.utime(path)
+        lock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", locked)
+    assert remove_unused(str(tmp_path), set()) == []
+    assert path.exists()
 
 
 def test_a_minute_is_as_exact_as_a_catalogs_time_is(tmp_path: Path) -> None:

@@ -305,7 +305,10 @@ def test_the_window_moves_with_the_plan() -> None:
     assert node.where(A) == RAM, "kept"
 
 
-def test_orders_too_many_for_a_part_of_the_window_each_look_ahead_in_turn() -> None:
+@pytest.mark.parametrize(("now", "fetched"), [(REST_S - 1, 20), (REST_S, 1)], ids=["move", "rest"])
+def test_orders_too_many_for_a_part_of_the_window_each_look_ahead_in_turn_unless_they_rest(
+    now: float, fetched: int
+) -> None:
     node = node_of(ram=12, lookahead_bytes=5 * SIZE, max_fills=8)
     every = [ExtentId(bytes([number]) * 16) for number in range(40)]
     orders = [every[number:] + every[:number] for number in (0, 10, 20)]
@@ -315,10 +318,9 @@ def test_orders_too_many_for_a_part_of_the_window_each_look_ahead_in_turn() -> N
     assert tell(node, *plans) == [StartFill(every[0], RAM), StartFill(every[10], RAM)]
     assert node.policy.reserve.ahead_bytes() == 2 * SIZE
     assert fill(node, every[0], every[10]) == []
-    assert tell(node, Demanded(ONE, 1, every[0]), Passed(1, 1)) == [
-        Grant(ONE, 1, every[0], RAM, "brief"),
-        StartFill(every[20], RAM),
-    ]
+    grant = Grant(ONE, 1, every[0], RAM, "brief")
+    events = (Demanded(ONE, 1, every[0]), Passed(1, 1))
+    assert tell(node, *events, now=now) == [grant, StartFill(every[fetched], RAM)]
 
 
 @pytest.mark.parametrize("kept", [0, 7])
@@ -778,6 +780,21 @@ def test_nothing_is_filled_into_a_tier_that_stalls_until_it_answers() -> None:
     fill(node, C)
     tell(node, Stalled(NVME, False))
     assert tell(node, Demanded(ONE, 4, D, True, SIZE)) == [StartFill(D, NVME)], "its room is what it was"
+
+
+@pytest.mark.parametrize("stalls", [False, True])
+@pytest.mark.parametrize("coming", ["an eviction", "a fill that nobody waits for"])
+def test_readers_wait_for_no_room_of_a_tier_that_stalls(coming: str, stalls: bool) -> None:
+    node = node_of(ram=1, nvme=1)
+    tell(node, Demanded(ONE, 1, A, True, SIZE))
+    fill(node, A)
+    assert tell(node, Demanded(TWO, 2, B, True, SIZE)) == [StartFill(B, NVME)]
+    if coming == "an eviction":
+        fill(node, B, tier=NVME)
+        tell(node, Released(TWO, B))
+        assert tell(node, Demanded(TWO, 3, D, True, SIZE)) == [Evict(B, NVME)]
+    tell(node, ReaderGone(TWO), *[Stalled(NVME, True)] * stalls)
+    assert tell(node, Demanded(THREE, 4, C, True, SIZE)) == [Refuse(THREE, 4, C)] * stalls
 
 
 def test_a_prefetch_waits_for_a_tier_that_stalls_and_not_for_a_lost_one() -> None:

@@ -270,11 +270,11 @@ def test_neither_an_opening_nor_a_short_plan_waits_for_long_ones() -> None:
 
     steps.begin((Work.PACE, 1), work("long", 9))
     steps.begin((Work.END, 2), work("longer", 9))
-    steps.begin((Work.PACE, 3), work("short", 1))
+    steps.begin((Work.PASS, 3), work("short", 1))
     for _ in range(2):
         steps.advance()
     steps.begin((Work.CLAIM, "first"), work("opening", 2))
-    steps.begin((Work.CLAIM, "second"), work("another", 1))
+    steps.begin((Work.PIN, "second"), work("another", 1))
     for _ in range(8):
         steps.advance()
     assert done[:5] == ["long", "longer", "opening", "short", "opening"]

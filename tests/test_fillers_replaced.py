@@ -136,8 +136,10 @@ def test_a_filler_that_waits_for_a_disk_gets_no_more_jobs_and_ends_when_it_answe
                 found.verify(number, hanging, DISK)
             (left,) = found.pids()
             found.fillers.leave(DISK)
-            found.verify("goes on", memory, RAM)
-            assert found.of("goes on").code == 0
+            others = [f"goes on {number}" for number in range(jobs.SIDE_BY_SIDE + 1)]
+            for each in others:
+                found.verify(each, memory, RAM)
+            assert [found.of(each).code for each in others] == [0] * len(others), "none waits for the disk"
             assert len(found.pids()) == 2
             disk.behave("")
             for number in range(jobs.SIDE_BY_SIDE):

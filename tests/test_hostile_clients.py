@@ -25,6 +25,7 @@ from cachesvc.core import wire
 from cachesvc.core.errors import CacheError
 from cachesvc.core.model import DatasetId
 from cachesvc.core.wire import Message, Op
+from cachesvc.daemon import disposal
 from cachesvc.daemon.control import CONTROL_THREADS
 from cachesvc.daemon.disposal import A_USER, IN_ALL, THREADS, Disposal
 from cachesvc.grants import Granted
@@ -132,6 +133,19 @@ def test_memory_that_a_client_sends_is_closed_at_once(
         assert wire.decode(channel.recv(4096)).op is Op.CATALOG  # all before it has been taken
 
 
+def test_memory_that_takes_long_to_free_is_closed_like_anything_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(disposal, "MEMORY_BYTES", 1 << 20)
+    memory = os.memfd_create("plan")
+    os.truncate(memory, 1 << 30)
+    os.pwrite(memory, bytes(1 << 20), 0)
+    assert disposal.harmless(memory), "what counts is what there is to free"
+    os.pwrite(memory, b"x", 1 << 29)
+    assert not disposal.harmless(memory)
+    os.close(memory)
+
+
 def test_who_sends_anything_else_is_dropped_and_it_is_closed(
     daemon: Daemon, dataset: DatasetId, lives: DaemonGrants
 ) -> None:
@@ -195,31 +209,37 @@ def test_what_never_closes_keeps_nobody_waiting_nor_the_end(tmp_path: Path) -> N
         os.close(memory)
         daemon.process.terminate()
         assert daemon.process.wait(10) == 0, daemon.log
+        assert "or what clients sent" in daemon.log, "it holds nothing else, however long that takes"
 
 
 def test_what_never_closes_takes_a_bounded_number_of_threads_and_no_other_users() -> None:
-    disposal, others = Disposal(), []
+    threads, others = Disposal(), []
     before = threading.active_count()
     for user in range(THREADS - 1):
         for _ in range(3):
             ours, other = lingering()
             others.append(other)
-            disposal.take(user, [ours.detach()])
-    wait_until(lambda: disposal.count() == 3 * (THREADS - 1))
+            threads.take(user, [ours.detach()])
+    wait_until(lambda: threads.count() == 3 * (THREADS - 1))
     ours, theirs = socket.socketpair()
-    disposal.take(THREADS, [theirs.detach()])
+    threads.take(THREADS, [theirs.detach()])
     ours.settimeout(10)
     assert ours.recv(1) == b""
     wait_until(lambda: threading.active_count() == before + THREADS - 1)
-    assert not disposal.full(0)
-    disposal.take(0, [os.open("/dev/null", os.O_RDONLY) for _ in range(A_USER - 3)])
-    assert disposal.full(0)
-    assert not disposal.full(1)
-    disposal.take(1, [os.open("/dev/null", os.O_RDONLY) for _ in range(IN_ALL)])
-    assert disposal.full(THREADS)
+    for user in (THREADS + 1, THREADS + 2):
+        lasting, other = lingering()
+        others.append(other)
+        threads.take(user, [lasting.detach()])
+    assert threading.active_count() == before + THREADS
+    assert not threads.full(0)
+    threads.take(0, [os.open("/dev/null", os.O_RDONLY) for _ in range(A_USER - 3)])
+    assert threads.full(0)
+    assert not threads.full(1)
+    threads.take(1, [os.open("/dev/null", os.O_RDONLY) for _ in range(IN_ALL)])
+    assert threads.full(THREADS)
     for other in others:
         other.close()
-    wait_until(lambda: not disposal.count() and threading.active_count() == before)
+    wait_until(lambda: not threads.count() and threading.active_count() == before)
     ours.close()
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bench.node import Daemon
 from cachesvc.core.order import Plan
 from loader import DataLoader, open_dataset
-from loader.crowded import at_once_bytes
+from loader.crowded import Crowded, at_once_bytes
 
 EXTENT, EXTENTS, RECORD = 64 << 10, 64, 1024
 
@@ -31,6 +31,21 @@ def test_what_is_needed_at_once_is_the_most_of_any_step(rows: list[tuple[int, in
         for step in range(30)
     ]
     assert at_once_bytes(Plan(extent, first, first + more), sizes) == max(needed)
+
+
+@pytest.mark.parametrize(
+    ("rooms", "said"),
+    [((), 0), ((4,), 1), ((4, 4), 1), ((4, 5), 0), ((4, 4, 4), 0)],
+    ids=["no tier works", "one", "two", "the larger holds it", "the dataset fits"],
+)
+def test_what_matters_is_the_largest_tier_unless_all_fit(
+    caplog: pytest.LogCaptureFixture, rooms: tuple[int, ...], said: int
+) -> None:
+    steps = np.arange(5)
+    crowded = Crowded(np.ones(10, np.int64))
+    for _ in range(2):
+        crowded.look(Plan(steps, 0 * steps, steps), rooms)
+    assert len(caplog.messages) == said
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cachesvc.core.errors import SourceUnavailable
 from cachesvc.core.model import ObjectVersion, Piece
 from cachesvc.sources.fetch import PART_BYTES
-from cachesvc.sources.parts import UNTOLD, part_at
+from cachesvc.sources.parts import UNTOLD, Parts, part_at
 from cachesvc.sources.resilient import Resilience, Resilient
 from cachesvc.sources.s3 import S3Settings, S3Source, open_s3
 from tests.fake_s3 import FakeS3, Object
@@ -114,6 +114,49 @@ def test_a_server_that_fails_over_parts_alone_is_asked_for_ranges_in_the_end(
         version = put(fake, DATA, f"{number}")
         assert fetched(patient, Piece(version, 0, PART), target) == DATA[:PART]
     assert len(asked) == UNTOLD**3
+
+
+def named(name: object) -> ObjectVersion:
+    return ObjectVersion(f"s3://bucket/{name}", 1, "tag")
+
+
+def test_parts_are_asked_for_until_ranges_show_often_that_they_alone_fail() -> None:
+    parts, first = Parts(), named("first")
+
+    def ranges(count: int, failures: int, given: bool) -> bool:
+        """Whether parts are asked for after so many ranges, each of which followed so many failures."""
+        for _ in range(count):
+            for _ in range(failures):
+                parts.failed(first)
+            parts.ranged(first, given)
+        return parts.worth_asking(named("other"))
+
+    for number in range(UNTOLD):
+        assert parts.worth_asking(first), number
+        parts.failed(first)
+    assert not parts.worth_asking(first)
+    assert parts.worth_asking(named("other"))
+    parts.ranged(first, False)
+    assert parts.worth_asking(first), "its range was not given either"
+    assert ranges(UNTOLD**2, UNTOLD, given=False), "that says nothing of parts"
+    assert ranges(UNTOLD**2, UNTOLD - 1, given=True), "nor what was not asked for again"
+    assert ranges(UNTOLD**2 - 1, UNTOLD, given=True)
+    parts.told(first, True)
+    assert ranges(UNTOLD**2 - 1, UNTOLD, given=True), "a part was given between"
+    assert not ranges(1, UNTOLD, given=True)
+
+
+def test_a_part_that_is_given_ends_what_was_counted_before() -> None:
+    parts = Parts()
+    for stated in (False, True):
+        for number in range(UNTOLD - 1):
+            parts.failed(named("given"))
+            parts.told(named((stated, number)), False)
+        parts.told(named("given"), True)
+    assert parts.worth_asking(named("given"))
+    parts.told(named("last"), False)
+    assert parts.worth_asking(named("given"))
+    assert not parts.worth_asking(named("last"))
 
 
 TROUBLE = [(500, "InternalError"), (502, ""), (400, "ExpiredToken")]

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -312,6 +313,46 @@ def test_a_job_that_is_started_again_over_the_same_store_agrees(before: str) -> 
         following = processes.submit(stating, 0)
         assert other.result() == name == ("loader-1" if before == "nobody" else "loader-2")
         assert stating(1) == following.result() != name
+
+
+class Store:
+    """A job's store, of one process."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, bytes] = {}
+
+    def set(self, key: str, value: str) -> None:
+        self.kept[key] = value.encode()
+
+    def get(self, key: str) -> bytes:
+        return self.kept[key]
+
+    def add(self, key: str, amount: int) -> int:
+        self.set(key, str(int(self.kept.get(key, b"0")) + amount))
+        return int(self.kept[key])
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.kept for key in keys)
+
+
+def test_no_process_states_anything_in_a_round_that_is_over() -> None:
+    """Of the time before a restart: who has stated something there, or missed it, waits for another one."""
+    store, over = Store(), Store()
+    stated = partial(agreement._stated, 1, "of", "told", store)
+    assert stated(0) == 0, "there is none"
+    store.add("of", 1)
+    assert stated(0) == 1
+    assert stated(1) == 1
+    assert stated(0) == 0, "its former self was there"
+    store.add("of", 1)
+    assert stated(1) == 2, "the first may have been of that time"
+    store.set("of/2/verdict", "")
+    store.add("of", 1)
+    assert stated(2) == 2, "this is the next loader's"
+    over.add("of", 1)
+    over.set("of/1/verdict", "")
+    assert agreement._stated(1, "of", "told", over, 0) == 0
+    assert not over.check(["of/1/1"])
 
 
 def test_who_gave_up_before_the_others_came_has_left_word(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,73 @@
+"""Whose room the window is where orders are many: of those that move, unless all rest or there is enough for all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from cachesvc.core.model import ExtentId
+from cachesvc.core.moment import Moment
+from cachesvc.core.state import Window
+from cachesvc.core.windows import REST_S, Windows
+
+SIZE = 10
+
+
+@dataclass
+class Room:
+    """A window's size, as `Reserve` has it."""
+
+    extents: int
+    tight: bool = False
+    streams: bool = True
+    largest_bytes: int = SIZE
+
+    def ahead_bytes(self) -> int:
+        return self.extents * SIZE
+
+
+class Bench:
+    """Orders that begin one second after the other, each with an extent ahead."""
+
+    def __init__(self, room: Room, orders: int) -> None:
+        self.moment = Moment()
+        self.windows = Windows(room, self.moment)  # type: ignore[arg-type]
+        self.orders: list[Window] = []
+        for number in range(orders):
+            self.moment.now = float(number)
+            window = self.windows.join(number, [(ExtentId(bytes([number])), 0, 0)])
+            copy: Any = object()
+            window.ahead[copy], window.ahead_bytes = None, SIZE
+            self.orders.append(window)
+
+
+def test_of_orders_too_many_for_an_extent_each_those_take_part_that_moved_of_late() -> None:
+    bench = Bench(Room(2), 3)
+    first, second, third = bench.orders
+    bench.moment.now = REST_S + 1.5
+    assert bench.windows.taking() == {third}
+    assert bench.windows.room_bytes() == 2 * SIZE
+    assert bench.windows.gives_way() is first, "longest at rest"
+    first.ahead.clear()
+    assert bench.windows.gives_way() is second, "the other one has nothing to give"
+    second.ahead.clear()
+    assert bench.windows.gives_way() is None
+
+
+def test_where_all_orders_rest_all_take_part() -> None:
+    bench = Bench(Room(2), 3)
+    bench.moment.now = 2 * REST_S
+    assert bench.windows.taking() == set(bench.orders)
+    assert bench.windows.gives_way() is None
+    assert bench.windows.room_bytes() == SIZE
+
+
+@pytest.mark.parametrize("room", [Room(3), Room(2, tight=True), Room(2, streams=False)], ids=str)
+def test_orders_at_rest_keep_their_part_where_nothing_is_gained(room: Room) -> None:
+    """There is an extent for each, or the window is no limit."""
+    bench = Bench(room, 3)
+    bench.moment.now = REST_S + 1.5
+    assert bench.windows.taking() == set(bench.orders)
+    assert bench.windows.gives_way() is None
