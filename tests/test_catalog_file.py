@@ -134,6 +134,19 @@ def test_a_catalog_beside_the_data_is_used_and_a_stale_one_is_not(tmp_path: Path
     assert compiled(tmp_path / "d").samples == 11
 
 
+def test_a_catalog_beside_the_data_that_is_larger_than_any_of_it_is_not_fetched(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever may write beside the data chooses its size: a sparse file costs nothing."""
+    tar_shards(tmp_path / "d", 1, 10, 300)
+    with (tmp_path / "d" / BESIDE).open("wb") as file:
+        file.truncate((64 << 20) + 1)
+    folder = Folder()
+    assert compiled(tmp_path / "d", folder=folder).samples == 10
+    assert BESIDE not in {Path(uri).name for uri in folder.reads}
+    assert "67,108,864 at most" in caplog.text
+
+
 def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
     tar_shards(tmp_path / "d", 1, 10, 300)
     shard = tmp_path / "d" / "000000.tar"

@@ -96,6 +96,28 @@ def test_secrets_are_never_shown(no_cloud: None, capsys: Any, monkeypatch: pytes
 
 @pytest.mark.parametrize("as_json", [False, True])
 @pytest.mark.parametrize(
+    "endpoint",
+    [
+        "http://u:hunter2@127.0.0.1:1",
+        "http://127.0.0.1:1/?token=hunter2",
+        "http://u:a/hunter2@127.0.0.1:1",
+        "u:hunter2@127.0.0.1:1",
+    ],
+)
+def test_an_endpoint_is_shown_without_its_password(
+    no_cloud: None, capsys: Any, monkeypatch: pytest.MonkeyPatch, endpoint: str, as_json: bool
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", "http://u:hunter2@127.0.0.1:1/?token=hunter2")
+    words = ["doctor", "--ram", "1MiB", "--extent-bytes", "1MiB"]
+    assert run([*words, "--json"] if as_json else words) == 1
+    out = capsys.readouterr().out
+    assert "127.0.0.1:1" in out
+    assert "hunter2" not in out
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize(
     ("env", "profile", "mend"),
     [
         ({}, "credential_process = /nonexistent/tool", "credential_process"),

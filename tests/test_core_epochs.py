@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cachesvc.core import epochs
-from cachesvc.core.events import JobEnded, Passed, Pinned, PlanEnded, Planned
+from cachesvc.core.events import Filled, JobEnded, Passed, Pinned, PlanEnded, Planned, StartFill
 from cachesvc.core.model import DatasetId, ExtentId
 from cachesvc.core.node import Node
 from tests.test_core_node import A, B, C, D, declare, node_of, read, tell
@@ -59,6 +59,19 @@ def test_ranks_of_a_job_are_one_epoch_at_whatever_moment_each_begins_and_ends() 
     assert told(node) == [(0, 4, 4)]
     begin(node, D, C, number=1, launch=7)
     assert [number for number, *_ in told(node)] == [0, 1], "the same connection again"
+
+
+def test_what_one_rank_fetched_before_another_began_is_no_hit_of_that() -> None:
+    node = node_of(ram=8)
+    tell(node, declare(A, B, C, D, job=100), Pinned(DATASET))
+    todo = tell(node, declare(A, B, C, D, job=1), plan(A, B, C, D, number=1, launch=7), now=1.0)
+    while todo:
+        command = todo.pop(0)
+        if isinstance(command, StartFill):
+            todo += tell(node, Filled(command.extent, command.tier), now=1.1)
+    begin(node, A, B, C, D, number=2, launch=7, now=1.2)
+    tell(node, Passed(1, DONE), Passed(2, DONE), now=1.5)
+    assert told(node) == [(0, 8, 0)], "each by both of them"
 
 
 def test_jobs_side_by_side_have_epochs_of_their_own() -> None:

@@ -109,11 +109,16 @@ BOMBS = {
     "an .npy of 10**30 rows": ("npy", lambda: _npy("(1" + "0" * 30 + ",)")),
     "an .npy with sides below zero": ("npy", lambda: _npy("(-1, -8)")),
     "an .npy whose sides multiply to zero": ("npy", lambda: _npy("(1" + "0" * 30 + ", 0)")),
+    "an .npy of sides of 4,000 digits": ("npy", lambda: _npy("(" + "1" * 4000 + ", " + "1" * 4000 + ")")),
     "an .npy of no rows of 2**70 bytes": ("npy", lambda: _npy("(0, 1180591620717411303424)")),
     "an .npy of deep brackets": ("npy", lambda: _npy("(" * 5000)),
     "an .npy of objects": ("npy", lambda: _npy("(1,)", "|O")),
     "an MDS index of deep brackets": ("mds", lambda: b"[" * 200_000),
     "an MDS index with a number of 10,000 digits": ("mds", lambda: b'{"version": ' + b"9" * 10_000 + b"}"),
+    "an MDS index of a million brackets": (
+        "mds",
+        lambda: b'{"version": 2, "shards": [' + b"[]," * 1_000_000 + b"[]]}",
+    ),
     "an MDS shard outside its folder": ("mds", lambda: _shard("../../etc/passwd")),
     "an MDS shard that unfolds to 10**30 bytes": ("mds", lambda: _packed(10**30)),
     "an MDS row count beyond its bytes": ("mds", lambda: _shard("shard.0.mds", 2**62)),
@@ -147,8 +152,18 @@ def test_tags_without_end_cost_little_memory() -> None:
     assert tags.notes() == ["1000 or more tags beyond the first ones are not searchable"]
 
 
-@pytest.mark.parametrize("shape", ["(2, -1, -3)", "(-2, -3)", "(-6,)"])
-def test_no_array_has_sides_below_zero(tmp_path: Path, shape: str) -> None:
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "(2, -1, -3)",
+        "(-2, -3)",
+        "(-6,)",
+        f"({'1, ' * 33})",
+        f"(0x{'f' * 8000}, 2)",
+        "(0, 9223372036854775808)",
+    ],
+)
+def test_no_array_has_sides_below_zero_or_beyond_all_numbers_or_so_many(tmp_path: Path, shape: str) -> None:
     write_files(tmp_path / "d", {"a.npy": _npy(shape)})
     with pytest.raises(CorruptData, match=r"a\.npy.*shape"):
         compiled(tmp_path / "d")

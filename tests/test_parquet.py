@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from cachesvc.catalog.formats.parquet import compile_parquet
 from cachesvc.catalog.inputs import Entry, Inputs
 from cachesvc.core.errors import CorruptData, InvalidInput, NotFound
 from cachesvc.core.model import ObjectVersion
+from cachesvc.sources.parquet import FOOTER_BYTES, Footer
 from cachesvc.sources.thrift import read_struct
 from loader import DataLoader, open_dataset
 from tests.catalog_reader import Folder, compiled
@@ -302,6 +304,33 @@ def written(path: Path, table: pa.Table, **writing: Any) -> bytes:
     data = path.read_bytes()
     path.unlink()
     return data
+
+
+@pytest.mark.parametrize("body", [b"\x26\x00\x00", b"\x3c\x00\x00"], ids=["none", "empty metadata"])
+def test_a_footer_of_column_chunks_without_end_costs_little_memory(body: bytes) -> None:
+    """pyarrow makes 750 bytes of three: a footer of 10 MiB took 2.8 GiB."""
+    chunks = 500_000
+    root, leaf = b"\x48\x01r\x15\x02\x00", b"\x15\x02\x25\x00\x18\x01a\x00"
+    group = b"\x19\xfc" + _varint(chunks) + body * chunks + b"\x16\x02\x16\x02\x00"
+    footer = b"\x15\x02\x19\x2c" + root + leaf + b"\x16\x02\x19\x1c" + group + b"\x00"
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptData, match="more structs"):  # which we say: before pyarrow reads it
+            Footer("s3://b/x.parquet", footer + len(footer).to_bytes(4, "little") + b"PAR1")
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def _varint(number: int) -> bytes:
+    return bytes([*((number >> shift) & 127 | 128 for shift in (0, 7)), number >> 14])
+
+
+def test_a_footer_that_is_too_long_is_read_by_nobody() -> None:
+    """A catalog that lies beside the data may say that a footer is as long as the file."""
+    long = FOOTER_BYTES + 1
+    with pytest.raises(CorruptData, match="footer of 33,554,433 bytes"):
+        Footer("s3://b/x.parquet", long.to_bytes(4, "little") + b"PAR1")
 
 
 def test_what_is_no_parquet_is_said(tmp_path: Path) -> None:

@@ -73,6 +73,19 @@ def test_a_credential_helper_that_is_not_there_or_prints_nonsense(server: FakeS3
         refused("credential_process")
 
 
+def test_what_a_credential_helper_says_as_it_fails_is_shown_to_nobody(server: FakeS3, tmp_path: Path) -> None:
+    """It may hold keys, and whoever opens a dataset reads the error."""
+    helper(tmp_path, "").write_text(f"#!{sys.executable}\nraise SystemExit('no such token as hunter2')\n")
+    assert "hunter2" not in refused("credential_process failed")
+
+
+def test_an_endpoint_that_is_no_url_is_shown_without_its_password(
+    server: FakeS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "u:hunter2@127.0.0.1:9")
+    assert "hunter2" not in refused("AWS_ENDPOINT_URL")
+
+
 def test_a_file_that_a_variable_names_and_nobody_can_read(
     server: FakeS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,11 @@ ACCESS_KEY = "AKIAZZNOTAREALKEYZZ"
         ("'https://h/x#PASS'", "'https://h/x#***'"),
         ("s3://b/part#1.bin: gone", "s3://b/part#1.bin: gone"),
         ("a@b.example", "a@b.example"),
+        ("s3://AKIA:ab/PASS+c@bkt/x: no", "s3://***@bkt/x: no"),
+        ("http://u:a?PASS#b@h:9/", "http://***@h:9/"),
+        ("http://h:9/x@y", "http://h:9/x@y"),
+        ("s3://b/10:30@cam.jpg", "s3://b/10:30@cam.jpg"),
+        ("https://h/x?code=PASS&pwd=PASS", "https://h/x?code=***&pwd=***"),
     ],
 )
 def test_what_a_url_gives_away_is_not_shown(said: str, shown: str) -> None:

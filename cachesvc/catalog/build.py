@@ -18,7 +18,8 @@ from cachesvc.catalog.detect import check_all_chosen, format_of, listing, name_o
 from cachesvc.catalog.formats import files, fixed, mds, parquet, tokens, webdataset
 from cachesvc.catalog.inputs import Draft, Entry, ExtentBytes, Inputs, Options
 from cachesvc.catalog.space import Space
-from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, NotFound
+from cachesvc.catalog.unused import UNUSED_BYTES
+from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, NotFound, OutOfSpace
 from cachesvc.core.model import EXTENT_BYTES, MAX_EXTENTS, PAGE_BYTES, DatasetId, Extent, ObjectVersion
 from cachesvc.core.secrets import redacted
 from cachesvc.sources.source import Source
@@ -28,6 +29,8 @@ __all__ = ["DirectBytes", "ExtentBytes", "Options", "Survey", "build", "provisio
 _log = logging.getLogger(__name__)
 _DIRECT_READ_BYTES = 8 << 20
 _DIRECT_THREADS = 8
+_BESIDE_BYTES = 64 << 20
+"""A catalog left beside less data than this, of many small files, may be larger than the data."""
 _Sources = Callable[[str], Source]
 
 _SELECT: dict[str, Callable[[Sequence[Entry]], list[Entry]]] = {
@@ -202,6 +205,7 @@ def _adopt(survey: Survey, beside: ObjectVersion, into: str, sources: _Sources) 
     Anybody who may write there may have forged it."""
     temporary = f"{into}.{os.getpid()}.beside"
     try:
+        _check_beside(survey, beside, os.path.dirname(into) or ".")
         _download(beside, temporary, sources(beside.uri))
         verify_digest(temporary)
         catalog = Catalog.open(temporary)
@@ -222,6 +226,19 @@ def _adopt(survey: Survey, beside: ObjectVersion, into: str, sources: _Sources) 
         if os.path.exists(temporary):
             os.unlink(temporary)
     return True
+
+
+def _check_beside(survey: Survey, beside: ObjectVersion, directory: str) -> None:
+    """Raises CorruptData for a size that no catalog of this data has: one larger than the data costs more to fetch than
+    to build. OutOfSpace, and OSError, where it would take more than half of what its disk has left."""
+    size, data = beside.size_bytes, sum(entry.object.size_bytes for entry in survey.entries)
+    most = min(max(data, _BESIDE_BYTES), UNUSED_BYTES)
+    if size > most:
+        raise CorruptData(f"it has {size:,} bytes; one beside {data:,} bytes of data has {most:,} at most")
+    disk = os.statvfs(directory)
+    free_bytes = disk.f_bavail * disk.f_frsize
+    if size > free_bytes // 2:
+        raise OutOfSpace(f"it has {size:,} bytes, {directory} {free_bytes:,} left")
 
 
 def _download(version: ObjectVersion, path: str, source: Source) -> None:

@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from http.client import HTTPException
 from pathlib import Path
 
 from cachesvc import config
@@ -287,16 +288,15 @@ def credentials() -> Finding:
 def clock(endpoint: str) -> Finding:
     """This machine's clock against the Date header of the S3 endpoint."""
     if not endpoint.startswith(("http://", "https://")):
-        return Finding(
-            "clock", Level.FAIL, f"{endpoint!r} is not an endpoint", "write it as https://HOST:PORT"
-        )
+        place = endpoint.rpartition("@")[2]  # without a password
+        return Finding("clock", Level.FAIL, f"{place!r} is not an endpoint", "write it as https://HOST:PORT")
     request = urllib.request.Request(endpoint, method="HEAD")
     try:
         with urllib.request.urlopen(request, timeout=PROBE_S) as answer:
             date = answer.headers.get("Date", "")
     except urllib.error.HTTPError as error:
         date = error.headers.get("Date", "")  # 403 is an answer too: only its time is wanted
-    except OSError as error:
+    except (OSError, HTTPException, ValueError) as error:  # the last two: it is no URL
         reason = getattr(error, "reason", error)
         return Finding(
             "clock", Level.FAIL, f"{endpoint} does not answer: {reason}", "check AWS_ENDPOINT_URL and network"

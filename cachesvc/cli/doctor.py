@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -14,6 +15,7 @@ from cachesvc.cli import checks, options, output
 from cachesvc.cli.checks import Finding, Level
 from cachesvc.cli.serve import settings_of
 from cachesvc.client import find_daemon
+from cachesvc.core.secrets import redacted
 from cachesvc.memory import allowed_bytes
 
 _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
@@ -34,7 +36,7 @@ def doctor(endpoint: str | None, socket: str | None, json: bool, **given: Any) -
     settings = settings_of(socket=socket or find_daemon(), **given)
     endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
     failed = False
-    for finding in _examine(settings, endpoint):
+    for finding in map(_without_secrets, _examine(settings, endpoint)):
         failed = failed or finding.level is Level.FAIL
         if json:
             output.emit({"check": finding.check, "level": finding.level.value} | _rest(finding))
@@ -55,6 +57,10 @@ def _examine(settings: config.Settings, endpoint: str) -> Iterator[Finding]:
     yield checks.credentials()
     if endpoint:
         yield checks.clock(endpoint)
+
+
+def _without_secrets(finding: Finding) -> Finding:
+    return replace(finding, text=redacted(finding.text), mend=redacted(finding.mend))
 
 
 def _rest(finding: Finding) -> dict[str, str]:

@@ -22,14 +22,14 @@ MAX_BROKEN = 1024
 Rows = Sequence[tuple[ExtentId, int, int]]
 
 
-def join(event: Planned, home: Dataset, shares: Shares) -> tuple[EpochTally, int]:
+def join(event: Planned, home: Dataset, shares: Shares, now: float) -> tuple[EpochTally, int]:
     """The epoch that a plan belongs to, and the step before which its extents have been counted there."""
     mark, epochs = _mark(event.entries), home.epochs
     tally = next((each for each in reversed(epochs) if each.launch == event.launch), None)
     goes_on = tally is not None and (tally.running or mark in tally.broken)
     if tally is None or not goes_on or event.plan in tally.plans:
         number = epochs[-1].number + 1 if epochs else 0
-        tally = EpochTally(number, shares.bound_of(home), event.launch)
+        tally = EpochTally(number, shares.bound_of(home), event.launch, now)
         epochs.append(tally)
     tally.plans.add(event.plan)
     tally.running.add(event.plan)

@@ -40,9 +40,9 @@ class Plans:
         number, entries = event.plan, event.entries
         self.end(number)
         shared = self._windows.join(number, entries, event.user)
-        plan = self.plans[number] = Plan(number, event.job, entries, self._moment.now, shared, event.launch)
+        plan = self.plans[number] = Plan(number, event.job, entries, shared, event.launch)
         if (home := self._home(event)) is not None:
-            plan.tally, plan.counted = epochs.join(event, home, self._policy.shares)
+            plan.tally, plan.counted = epochs.join(event, home, self._policy.shares, self._moment.now)
         plan.passed = event.passed
         for _ in plan.skip_passed():
             pass
@@ -145,4 +145,4 @@ class Plans:
         entry = self._copies.entry(extent)
         if plan.tally is not None and entry is not None and last_step >= plan.counted:
             plan.tally.touched += 1
-            plan.tally.hits += entry.sourced_at < plan.began_at
+            plan.tally.hits += entry.sourced_at < plan.tally.began_at

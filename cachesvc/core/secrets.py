@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 
-_USER = re.compile(r"(?<=://)([^/\s?#'\"]+)@")
-"""Up to the last `@` before the path: a password may hold some."""
+_USER = re.compile(r"(?<=://)([^/\s?#'\"]+|[^/\s?#'\":\[]*:(?!\d+(?:/|$))[^\s'\"]+)@")
+"""Up to the last `@` before the path: a password may hold some. It may hold what ends it, too, as AWS's keys do: a colon
+that no port follows begins one."""
 _QUERY = re.compile(
-    r"(?i)(?<=[?&#])((?:[a-z0-9_-]*(?:signature|token|secret|password|credential|apikey|api_key|key)|sig|se|sp|sv)=)"
+    r"(?i)(?<=[?&#])((?:[a-z0-9_-]*(?:signature|token|secret|password|credential|apikey|api_key|key|auth|passwd|pwd)|sig|se|sp|sv|pass|code)=)"
     r"[^&\s'\"#)]+"
 )
 _FRAGMENT = re.compile(r"(?i)(\bhttps?://[^\s'\"#]*#)[^\s'\"]+")

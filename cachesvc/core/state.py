@@ -215,6 +215,8 @@ class EpochTally:
     bound: float
     launch: int
     """The job whose epoch it is."""
+    began_at: float
+    """When the first of its plans did: what comes from the source later is no hit of any of them."""
     plans: set[int] = field(default_factory=set)
     running: set[int] = field(default_factory=set)
     """Those that have not ended."""
@@ -355,7 +357,6 @@ class Plan:
     number: int
     job: int
     entries: tuple[tuple[ExtentId, int, int], ...]
-    began_at: float
     shared: Window
     launch: int = 0
     tally: EpochTally | None = None

@@ -26,6 +26,8 @@ ABSENT = 0xFFFFFFFF
 MAGIC = b"PAR1"
 END_BYTES = 4 + len(MAGIC)
 """Behind the footer: its length and the magic."""
+FOOTER_BYTES = 32 << 20
+"""Ten times as much is needed to read it; 40 times, where somebody made it up for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +56,19 @@ def footer_bytes(data: bytes | memoryview) -> int:
 
 
 class Footer:
-    """The metadata of one file, by its last bytes, from the footer's begin at least (`data`). Raises CorruptData, and
-    InvalidInput for what is not read."""
+    """The metadata of one file, by its last bytes, from the footer's begin at least (`data`); `known`: its row groups were
+    read before. Raises CorruptData, and InvalidInput for what is not read."""
 
-    def __init__(self, uri: str, data: memoryview | bytes) -> None:
+    def __init__(self, uri: str, data: memoryview | bytes, known: bool = False) -> None:
         self._arrow, parquet = _pyarrow(uri)
-        self._uri = uri
+        self._uri, self._data, self._parquet = uri, data, parquet
+        length = footer_bytes(data)
+        if length > FOOTER_BYTES:
+            raise CorruptData(
+                f"{uri} has a footer of {length:,} bytes; one of more than {FOOTER_BYTES:,} is not read"
+            )
+        # Before pyarrow reads it, which makes room for whatever a footer counts up.
+        self._described = [] if known else self._describe()
         with self._readable():
             probe = parquet.ParquetFile(self._arrow.BufferReader(self._arrow.py_buffer(data)))
             self._metadata = probe.metadata
@@ -67,13 +76,14 @@ class Footer:
             columns = self._metadata.num_columns
         if columns != self.left_out.columns or len({leaf.name for leaf in self.leaves}) < len(self.leaves):
             raise InvalidInput(f"{uri} has columns of the same name, or not those that its schema tells")
-        self._data, self._parquet = data, parquet
+        if any(len(chunks) != columns for _, chunks in self._described):
+            raise CorruptData(f"{uri} has a row group of other columns than the schema")
         self._files: dict[bool, Any] = {}
 
     def row_groups(self) -> list[RowGroup]:
         """Those that have rows, in the order of the file. Raises CorruptData where they overlap or leave the file."""
         found, at = [], len(MAGIC)
-        for number, (rows, chunks) in enumerate(self._described()):
+        for number, (rows, chunks) in enumerate(self._described):
             if not rows:
                 continue
             begin, end = min(each.begin for each in chunks), max(each.end for each in chunks)
@@ -84,18 +94,15 @@ class Footer:
             at = end
         return found
 
-    def _described(self) -> list[tuple[int, list[Chunk]]]:
+    def _describe(self) -> list[tuple[int, list[Chunk]]]:
         """Rows and chunks of every row group."""
         footer = memoryview(self._data)[-END_BYTES - footer_bytes(self._data) : -END_BYTES]
         with self._readable():
             groups = read_struct(footer, _WANTED)[0][_ROW_GROUPS]
-            found = [
+            return [
                 (count(each[_ROWS]), [Chunk.of(chunk[_METADATA]) for chunk in each[_CHUNKS]])
                 for each in groups
             ]
-            if any(len(chunks) != self.left_out.columns for _, chunks in found):
-                raise ValueError("a row group has other columns than the schema")
-        return found
 
     def _decoded_bytes(self, rows: int, chunks: Sequence[Chunk]) -> int:
         size = 8 * len(self.leaves) * rows
@@ -192,8 +199,8 @@ class Footer:
 
 def decode(piece: Piece, stored: memoryview) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """The rows of a piece; `stored` is as large as its object, and holds the piece's ranges. Raises CorruptData."""
-    footer, end = Footer(piece.object.uri, stored), piece.offset + piece.stored
-    known = _known.get(piece.object)
+    known, end = _known.get(piece.object), piece.offset + piece.stored
+    footer = Footer(piece.object.uri, stored, known is not None)
     if known is None:
         if len(_known) >= _KNOWN:
             _known.clear()

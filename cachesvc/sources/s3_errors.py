@@ -26,6 +26,8 @@ EXPIRED = {
     "InvalidAccessKeyId",
 }
 """Codes of a 403 that newer credentials may mend; keys that were rotated are unknown, not expired."""
+_PROGRAM = "custom-process"
+_BARE = re.compile(r"(?<=Invalid endpoint: )[^@]+@")
 FAILED = (
     botocore.exceptions.BotoCoreError,
     ResponseParserError,
@@ -96,5 +98,9 @@ def shown(error: Exception) -> Exception | None:
 
 
 def line(error: Exception) -> str:
-    """Its words, in one line."""
-    return " ".join(str(error).split())[:300]
+    """Its words, in one line; without what botocore quotes of an endpoint that is no URL, or of a program that should have
+    printed keys."""
+    kwargs = getattr(error, "kwargs", {})
+    if isinstance(error, botocore.exceptions.CredentialRetrievalError) and kwargs["provider"] == _PROGRAM:
+        return "the credential_process failed; run it by hand to see why"
+    return _BARE.sub("***@", " ".join(str(error).split()))[:300]

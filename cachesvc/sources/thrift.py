@@ -14,6 +14,11 @@ from typing import Any
 Wanted = Mapping[int, "Wanted | int"]
 """Field ids of a struct; of those that are structs, or lists, what is wanted in them, of numbers their type."""
 _DEPTH = 32
+_STRUCT_BYTES = 12
+"""On average no struct that is wanted takes less: a column chunk has two, of 26 bytes at least. What takes less is made
+up, and a reader makes 750 bytes of each."""
+_FIRST_BYTES = 4096
+"""Of which that is not asked."""
 _VARINT_BYTES = 10
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(1, 13)
 FLAG, I32, I64 = _TRUE, _I32, _I64
@@ -42,10 +47,14 @@ def varint(data: memoryview, at: int) -> tuple[int, int]:
 class _Reader:
     def __init__(self, data: memoryview, at: int = 0) -> None:
         self._data, self.at = data, at
+        self._structs = 0
 
     def struct(self, depth: int, wanted: Wanted | None) -> dict[int, Any]:
         found: dict[int, Any] = {}
         field = 0
+        self._structs += wanted is not None
+        if self._structs * _STRUCT_BYTES > self.at + _FIRST_BYTES:
+            raise ValueError("there are more structs than so many bytes hold")
         while head := self._byte():
             field = field + (head >> 4) if head >> 4 else self._number(16)
             kind = head & 15

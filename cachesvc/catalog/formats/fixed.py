@@ -21,6 +21,8 @@ from cachesvc.core.model import PAGE_BYTES
 
 _NPY_HEADER_BYTES = 16 << 10
 """numpy refuses headers of more than 10,000 characters; they would be evaluated slowly."""
+_MAX_SIDES = 32
+"""Of any array of numpy before 2.0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +79,9 @@ def npy_payload(inputs: Inputs, index: int) -> Payload:
         raise InvalidInput(f"{version.uri} holds items of no bytes ({dtype.str})")
     if dtype.names is not None and shape:
         dtype, shape = np.dtype(np.uint8), (*shape, dtype.itemsize)
-    length = int(np.prod([int(side) for side in shape], dtype=object)) * dtype.itemsize
-    if min(shape, default=0) < 0:
-        raise CorruptData(f"{version.uri} has a broken .npy header: no array has the shape {shape}")
+    if min(shape, default=0) < 0 or max(shape, default=0) >> 63 or len(shape) > _MAX_SIDES:
+        raise CorruptData(f"{version.uri} has a broken .npy header: no array has such a shape")
+    length = math.prod(map(int, shape)) * dtype.itemsize
     if head.tell() + length > version.size_bytes:
         raise CorruptData(
             f"{version.uri} has {version.size_bytes} bytes, its header promises {length} of data"

@@ -20,7 +20,12 @@ from cachesvc.catalog.space import Space
 from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import ObjectVersion
 
-_INDEX_BYTES = 1 << 30
+_INDEX_BYTES = 512 << 20
+"""A million shards of it; more are not opened."""
+_NESTED_BYTES = 16
+"""Of an index on average for each list and object in it, of which a shard has nine: Python takes 70 to 200 for one."""
+_FIRST_BYTES = 64 << 10
+"""Of which that is not asked."""
 _MAX_HEADS = 1024
 """Shards of which the first bytes are compared with the index, the first ones: 64 GiB of data, and about a second."""
 _THREADS = 32
@@ -123,8 +128,11 @@ def _shards(inputs: Inputs, index: Entry) -> list[_Shard]:
     uri, size = index.object.uri, index.object.size_bytes
     if size > _INDEX_BYTES:
         raise CorruptData(f"{uri} has {size} bytes; an index of more than {_INDEX_BYTES} is not read")
+    raw = inputs.fetch(index.object, 0, size)
+    if (raw.count(b"[") + raw.count(b"{")) * _NESTED_BYTES > size + _FIRST_BYTES:
+        raise CorruptData(f"{uri} is no index: it holds little but brackets")
     try:
-        head = json.loads(inputs.fetch(index.object, 0, size))
+        head = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise CorruptData(f"{uri} is no JSON: {error}") from error
     top = _Record(uri, head)

@@ -17,11 +17,10 @@ from cachesvc.catalog.space import Space
 from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.arrow import Leaf
-from cachesvc.sources.parquet import ABSENT, END_BYTES, MAGIC, Footer, RowGroup, footer_bytes
+from cachesvc.sources.parquet import ABSENT, END_BYTES, FOOTER_BYTES, MAGIC, Footer, RowGroup, footer_bytes
 
 _TAIL_BYTES = 64 << 10
 """Read of each file at first: most footers are smaller."""
-_FOOTER_BYTES = 32 << 20
 _THREADS = 32
 
 
@@ -89,16 +88,18 @@ def _named(fields: Sequence[Field]) -> str:
 
 
 def _footers(inputs: Inputs) -> Iterator[tuple[Entry, Footer, int]]:
-    """Of every file, a batch at a time: until its row groups are known a footer takes ten times its size."""
+    """Of every file, fetched a batch at a time, read one at a time: until its row groups are known a footer takes ten times
+    its size."""
     with ThreadPoolExecutor(_THREADS, "footers") as pool:
         for begin in range(0, len(inputs.entries), _THREADS):
             batch = inputs.entries[begin : begin + _THREADS]
             found = pool.map(lambda entry: _footer(inputs, entry.object), batch)
-            yield from ((entry, *each) for entry, each in zip(batch, found, strict=True))
+            for entry, footer in zip(batch, found, strict=True):
+                yield entry, Footer(entry.object.uri, footer), len(footer)
 
 
-def _footer(inputs: Inputs, version: ObjectVersion) -> tuple[Footer, int]:
-    """The footer and how many bytes of the file's end it takes."""
+def _footer(inputs: Inputs, version: ObjectVersion) -> bytes:
+    """The file's end, from where its footer begins."""
     uri, size = version.uri, version.size_bytes
     begin = max(0, size - _TAIL_BYTES)
     tail = inputs.fetch(version, begin, size - begin)
@@ -107,10 +108,6 @@ def _footer(inputs: Inputs, version: ObjectVersion) -> tuple[Footer, int]:
     length = footer_bytes(tail) + END_BYTES
     if size < END_BYTES + len(MAGIC) or not tail.endswith(MAGIC) or length > size - len(MAGIC):
         raise CorruptData(f"{uri} is no Parquet file: it does not end with a footer")
-    if length > _FOOTER_BYTES:
-        raise CorruptData(
-            f"{uri} has a footer of {length:,} bytes; one of more than {_FOOTER_BYTES:,} is not read"
-        )
-    if length > len(tail):
+    if len(tail) < length <= FOOTER_BYTES + END_BYTES:
         tail = inputs.fetch(version, size - length, begin - (size - length)) + tail
-    return Footer(uri, tail[-length:]), length
+    return tail[-length:]
