@@ -106,6 +106,7 @@ def test_files_are_named_by_path_uri_or_stem(
         ('{"image": "0.dat"}\n', "l.jsonl", InvalidInput, "'image'"),
         ("file,label\n0.dat,cat\n", "l.jsonl", CorruptData, "line 1 is no JSON"),
         ('[{"file": "0.dat", "label": 1}]', "l.json", CorruptData, "one a line"),
+        ('{"file": "0.dat", "label": ' + "[]," * 400_000, "l.jsonl", CorruptData, "more than any row"),
         ("file,label\n0.dat,kätzchen\n".encode("latin-1"), "labels.csv", CorruptData, "UTF-8"),
         (
             'file,label\n0.dat,cat\n1.dat,"dog\n2.dat,cat\n3.dat,dog\n',

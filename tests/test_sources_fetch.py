@@ -88,6 +88,19 @@ def test_a_decoded_object_must_have_its_announced_length(
         fetcher.fetch(extent_of([Piece(bomb, 0, 1000, "lzma")]), target)
 
 
+@pytest.mark.parametrize("piece", [("zstd", 4096, 0), ("parquet", 4096, 5 << 30)], ids=["zstd", "parquet"])
+def test_an_encoded_object_far_larger_than_its_data_is_not_fetched(
+    tmp_path: Path, fetcher: Fetcher, target: int, piece: tuple[str, int, int]
+) -> None:
+    """All of it would be held until it is decoded: a sparse file of some GiB costs whoever writes it nothing."""
+    codec, length, stored = piece
+    (tmp_path / "x").touch()
+    os.truncate(tmp_path / "x", 6 << 30)
+    version = FilesSource().head(str(tmp_path / "x"))
+    with pytest.raises(CorruptData, match="at most are read"):
+        fetcher.fetch(extent_of([Piece(version, 0, length, codec, stored)]), target)
+
+
 def test_the_first_failure_is_raised_and_the_fetcher_goes_on(
     fetcher: Fetcher, target: int, tmp_path: Path
 ) -> None:

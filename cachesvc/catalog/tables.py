@@ -21,6 +21,8 @@ _HEADER_CHARS = 64 << 10
 _HEADER_ROWS = 100
 """Rows of JSONL whose keys are its columns: the first ones may lack a label."""
 _SHOWN_CHARS = 200
+_LINE_CHARS = 1 << 20
+"""Of JSONL: parsed, brackets take 27 times as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,10 @@ def _json_rows(uri: str, text: str) -> Iterator[Mapping[str, Any]]:
     for number, line in enumerate(text.split("\n"), 1):  # a JSON text may hold what else splits lines
         if not line.strip():
             continue
+        if len(line) > _LINE_CHARS:
+            raise CorruptData(
+                f"{uri} line {number} has {len(line):,} characters, more than any row of labels"
+            )
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:

@@ -48,6 +48,8 @@ from cachesvc.tiers.tier import Checksums
 log = logging.getLogger(__name__)
 MAX_CATALOGS = 16
 """Open catalogs; each costs two descriptors and no memory of its own."""
+MOST_SAID = 4096
+"""Characters of an error: what it quotes may be as long as whoever wrote the data likes."""
 PROGRESS_S = 0.2
 WATCH_S = 1.0
 SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
@@ -109,12 +111,12 @@ class Filler:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             done = work[type(job)](job, *descriptors)
         except SourceUnavailable as error:
-            done = jobs.Done(job.number, error.code, str(error), retry=True)
+            done = jobs.Done(job.number, error.code, str(error)[:MOST_SAID], retry=True)
         except CacheError as error:
-            done = jobs.Done(job.number, error.code, str(error))
+            done = jobs.Done(job.number, error.code, str(error)[:MOST_SAID])
         except (OSError, MemoryError) as error:
             failure = _failure(error)
-            done = jobs.Done(job.number, failure.code, str(failure), retry=True)
+            done = jobs.Done(job.number, failure.code, str(failure)[:MOST_SAID], retry=True)
         finally:
             for fd in descriptors:
                 os.close(fd)

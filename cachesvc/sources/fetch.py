@@ -29,6 +29,10 @@ _CHUNK_BYTES = 1 << 20
 _WINDOW_BYTES = 128 << 20
 _NORESERVE = 0x4000
 """Linux's MAP_NORESERVE, which Python names from 3.13 on: an object may be larger than this machine's memory."""
+_MOST_STORED_BYTES = 1 << 32
+"""Of a piece of Parquet, which may hold columns that are left out: no more is held until it is decoded."""
+_SLACK_BYTES = 64 << 10
+"""What zstd may add: a piece of it takes twice what it unfolds to and this at most."""
 CODECS = ("zstd", "parquet")
 
 Passing = Callable[[int, memoryview], None]
@@ -243,6 +247,7 @@ def _parts(extent: Extent, part_bytes: int) -> Iterator[_Part | _Whole]:
                 )
             if piece.length and not version.size_bytes:
                 raise CorruptData(f"{version.uri} is empty, not {piece.codec}")
+            _check_stored(piece)
             yield from _Whole(piece, at, _sparse(version.size_bytes)).split(part_bytes)
         elif piece.offset == 0 and part_bytes < piece.length == version.size_bytes:
             yield from _Whole(piece, at, None).split(part_bytes)
@@ -251,6 +256,16 @@ def _parts(extent: Extent, part_bytes: int) -> Iterator[_Part | _Whole]:
                 size = min(part_bytes, piece.length - start)
                 yield _Part(version, piece.offset + start, size, at + start)
         at += piece.length
+
+
+def _check_stored(piece: Piece) -> None:
+    """Raises CorruptData for an encoded piece that takes more than it unfolds to: all of it is held in memory."""
+    most = _MOST_STORED_BYTES if piece.codec == "parquet" else 2 * piece.length + _SLACK_BYTES
+    if piece.stored_bytes > most:
+        raise CorruptData(
+            f"{piece.object.uri} takes {piece.stored_bytes:,} bytes as {piece.codec} for {piece.length:,} bytes of data; "
+            f"{most:,} at most are read"
+        )
 
 
 def _sparse(size: int) -> memoryview:
