@@ -12,7 +12,7 @@ from cachesvc.core.moment import Moment
 from cachesvc.core.state import Window
 from cachesvc.core.windows import REST_S, Windows
 
-SIZE = 10
+SIZE, USER = 10, 1001
 
 
 @dataclass
@@ -24,8 +24,11 @@ class Room:
     streams: bool = True
     largest_bytes: int = SIZE
 
-    def ahead_bytes(self) -> int:
+    def ahead_bytes(self, user: int | None = None) -> int:
         return self.extents * SIZE
+
+    def tight_for(self, user: int) -> bool:
+        return self.tight
 
 
 class Bench:
@@ -37,10 +40,14 @@ class Bench:
         self.orders: list[Window] = []
         for number in range(orders):
             self.moment.now = float(number)
-            window = self.windows.join(number, [(ExtentId(bytes([number])), 0, 0)])
+            window = self.windows.join(number, [(ExtentId(bytes([number])), 0, 0)], USER)
             copy: Any = object()
             window.ahead[copy], window.ahead_bytes = None, SIZE
             self.orders.append(window)
+
+    def gives_way(self) -> Window | None:
+        """To the order that came last."""
+        return self.windows.gives_way(self.orders[-1], SIZE)
 
 
 def test_of_orders_too_many_for_an_extent_each_those_take_part_that_moved_of_late() -> None:
@@ -48,20 +55,20 @@ def test_of_orders_too_many_for_an_extent_each_those_take_part_that_moved_of_lat
     first, second, third = bench.orders
     bench.moment.now = REST_S + 1.5
     assert bench.windows.taking() == {third}
-    assert bench.windows.room_bytes() == 2 * SIZE
-    assert bench.windows.gives_way() is first, "longest at rest"
+    assert bench.windows.room_bytes(bench.orders[-1]) == 2 * SIZE
+    assert bench.gives_way() is first, "longest at rest"
     first.ahead.clear()
-    assert bench.windows.gives_way() is second, "the other one has nothing to give"
+    assert bench.gives_way() is second, "the other one has nothing to give"
     second.ahead.clear()
-    assert bench.windows.gives_way() is None
+    assert bench.gives_way() is None
 
 
 def test_where_all_orders_rest_all_take_part() -> None:
     bench = Bench(Room(2), 3)
     bench.moment.now = 2 * REST_S
     assert bench.windows.taking() == set(bench.orders)
-    assert bench.windows.gives_way() is None
-    assert bench.windows.room_bytes() == SIZE
+    assert bench.gives_way() is None
+    assert bench.windows.room_bytes(bench.orders[-1]) == SIZE
 
 
 @pytest.mark.parametrize("room", [Room(3), Room(2, tight=True), Room(2, streams=False)], ids=str)
@@ -70,4 +77,4 @@ def test_orders_at_rest_keep_their_part_where_nothing_is_gained(room: Room) -> N
     bench = Bench(room, 3)
     bench.moment.now = REST_S + 1.5
     assert bench.windows.taking() == set(bench.orders)
-    assert bench.windows.gives_way() is None
+    assert bench.gives_way() is None

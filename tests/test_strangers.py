@@ -58,7 +58,9 @@ class Bench:
         self._ids = iter(range(1, 100))
         given: Any = answers, Plans(lane), self.disposal  # type: ignore[arg-type]
         watch, unwatch = self.watched.__setitem__, self.watched.__delitem__
-        self.server = GrantsServer(self.path, 0o666, *given, watch, unwatch, self._ids.__next__, PLACES, None)
+        self.server = GrantsServer(
+            self.path, 0o666, *given, watch, unwatch, self._ids.__next__, PLACES, 99, None
+        )
         (self._listener,) = self.watched
         self.clients: list[socket.socket] = []
 

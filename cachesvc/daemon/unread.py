@@ -45,6 +45,13 @@ class Unread:
         user = reader.peer.uid
         if not self._admits(user):
             self._look_at_some(self._have.get(user, {}))
+        if (
+            not self._admits(user)
+            and (most := max(self._by_user, key=self._by_user.__getitem__, default=user)) != user
+        ):
+            self._look_at_some(
+                self._have[most]
+            )  # who is counted with more than it has, having said nothing since
         return self._admits(user)
 
     def sent(self, reader: Reader, count: int = 1) -> None:
