@@ -1,7 +1,7 @@
 """Room that only readers could free is asked back from them.
 
 What a reader holds is not evicted, and a reader maps what is kept for as long as it runs. So a dataset that came later
-would never get its share: it streams, or is refused. its extents that found no room say so (`Copies.cramped`), and once a
+would never get its share: it streams, or is refused. Its extents that found no room say so (`Copies.cramped`), and once a
 second some of what would give way, did nobody hold it, is asked for (`Recall`). Whoever reads it after that holds it for
 one read, and it is evicted when nobody does.
 """
