@@ -18,7 +18,16 @@ from cachesvc.core.policy import Settings, TierSpec
 from cachesvc.daemon import jobs
 from cachesvc.daemon.checks import Checks
 from cachesvc.daemon.commits import Commits
-from cachesvc.daemon.datasets import UNUSED, UNUSED_EXTENTS, Dataset, Datasets, Sealed, in_use, is_claimed
+from cachesvc.daemon.datasets import (
+    CACHED_EXTENTS,
+    UNUSED,
+    UNUSED_EXTENTS,
+    Dataset,
+    Datasets,
+    Sealed,
+    in_use,
+    is_claimed,
+)
 from cachesvc.daemon.fills import Fills
 
 NVME = TierName("nvme0")
@@ -115,6 +124,19 @@ def test_large_datasets_that_nobody_uses_are_forgotten_before_many_are(tmp_path:
     for each in large:
         datasets.admit(each)
     assert datasets.all() == large[1:], "the latest, and as many extents before it"
+    datasets.close()
+
+
+def test_so_are_those_of_which_something_is_cached_where_they_are_too_many(tmp_path: Path) -> None:
+    anything: Any = None
+    datasets = Datasets(str(tmp_path), anything, anything, anything, anything)
+    large = [replace(dataset(number), sizes=(1,) * (CACHED_EXTENTS // 4)) for number in range(1, 8)]
+    datasets.claimed, datasets.used = lambda each: each is large[0], lambda _: True
+    for each in large:
+        datasets.admit(each)
+    assert datasets.all() == [large[0], *large[2:]], (
+        "what is claimed, the latest, and as many extents before it"
+    )
     datasets.close()
 
 

@@ -32,6 +32,8 @@ UNUSED = 16
 """Catalogs that are loaded, though nobody uses them, for whoever comes next: each is two open files and a map."""
 UNUSED_EXTENTS = MAX_EXTENTS
 """Of all those catalogs."""
+CACHED_EXTENTS = 4 * MAX_EXTENTS
+"""Of all catalogs that nobody claims, those of what is in part cached included: 1 GB."""
 CLAIMED_EXTENTS = 9_000_000
 """Of all datasets that others than the daemon's user claim: 3 GB of records."""
 TIDY_S = 60.0
@@ -142,11 +144,17 @@ class Datasets:
             if known is not None:
                 return known
         unclaimed = [each for each in self._loaded.values() if each is not dataset and not self.claimed(each)]
-        for each in oldest(unclaimed):  # to look at all would take long
+        for each in oldest(unclaimed, UNUSED, UNUSED_EXTENTS):  # to look at all would take long
             if not self.used(each):
-                with self._lock:
-                    del self._loaded[each.id]  # who still has it can use it, and admit it again
+                self._forget(each)
+        unclaimed = [each for each in unclaimed if each.id in self._loaded]
+        for each in oldest(unclaimed, len(unclaimed), CACHED_EXTENTS):
+            self._forget(each)
         return dataset
+
+    def _forget(self, dataset: Dataset) -> None:
+        with self._lock:
+            del self._loaded[dataset.id]  # who still has it can use it, and admit it again
 
     def home(self, extent: ExtentId) -> tuple[Dataset, int] | None:
         """A loaded dataset that has the extent, and its index there: of those that are indexed one that is claimed, if
@@ -220,11 +228,11 @@ class Datasets:
                 raise unknown(wanted) from NotAllowed(f"{uri} is not below an allowed prefix")
 
 
-def oldest(unclaimed: Sequence[Dataset]) -> Iterator[Dataset]:
-    """The first of them, until no more than `UNUSED` with `UNUSED_EXTENTS` together are left."""
+def oldest(unclaimed: Sequence[Dataset], most: int, most_extents: int) -> Iterator[Dataset]:
+    """The first of them, until no more than so many, with so many extents together, are left."""
     extents = sum(len(each.sizes) for each in unclaimed)
     for count, each in zip(range(len(unclaimed), 0, -1), unclaimed, strict=True):
-        if count <= UNUSED and extents <= UNUSED_EXTENTS:
+        if count <= most and extents <= most_extents:
             return
         extents -= len(each.sizes)
         yield each
