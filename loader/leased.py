@@ -77,7 +77,7 @@ class Leases:
         self.held: OrderedDict[int, Held] = OrderedDict()
         self._brief: set[int] = set()
         self._recalled: set[int] = set()
-        """Held, and recalled while a read looked at them."""
+        """Held or under way, and recalled while a read looked at them."""
         self._owed: list[int] = []
         self._uses: set[Use] = set()
         self._pressed = False
@@ -125,7 +125,7 @@ class Leases:
                 return
             used = set() if self._pressed else set(touched(use.first, use.last))
             self._pressed = False
-            self._drop(list(self._brief - used | self._recalled))
+            self._drop(list(self._brief - used | self._recalled & self.held.keys()))
         if self._owed:
             self._give_back()
 
@@ -191,8 +191,9 @@ class Leases:
         """What is held of these is wrong, or others need the room: it goes back, now or when the last read that looks at it
         is over."""
         with self._lock:
-            self._recalled.update(extent for extent in extents if extent in self.held)
-            self._drop(list(self._recalled))
+            # Of what is asked for just now the grant may be under way: it was sent behind this, or opened for longer.
+            self._recalled.update(each for each in extents if each in self.held or each in self._coming)
+            self._drop(list(self._recalled & self.held.keys()))
         self._give_back()
 
     @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import pytest
 from bench.node import Daemon
 from cachesvc.client import Control
 from cachesvc.core.model import DatasetId
-from cachesvc.grants import Granted
+from cachesvc.grants import Granted, Refused
 from cachesvc.leases import DaemonGrants
 from loader import DataLoader, Dataset, open_dataset
 from loader.reader import Reader
@@ -203,6 +203,25 @@ def test_what_a_read_looks_at_goes_when_that_read_is_over(reader: Reading) -> No
     found._leases.end(use)
     assert (grants.leases[1], grants.leases[3]) == (0, 1)
     assert (read(found, np.arange(len(records))) == records).all()
+
+
+def test_what_is_recalled_before_its_grant_has_come_goes_when_that_read_is_over(
+    reader: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, grants, records = reader
+    found.forgo([1])
+    acquire = grants.acquire
+
+    def recalled_meanwhile(extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
+        found.forgo(extents)
+        return acquire(extents, timeout_s)
+
+    monkeypatch.setattr(grants, "acquire", recalled_meanwhile)
+    assert (read(found, np.arange(len(records))) == records).all()
+    assert [grants.leases[extent] for extent in range(EXTENTS)] == [1, 0, 1, 1, 1, 1, 1, 1]
+    monkeypatch.undo()
+    assert (read(found, np.arange(len(records))) == records).all()
+    assert set(grants.leases.values()) == {1}
 
 
 def test_threads_read_on_while_extents_are_recalled(reader: Reading) -> None:

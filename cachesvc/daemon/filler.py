@@ -48,8 +48,8 @@ from cachesvc.tiers.tier import Checksums
 log = logging.getLogger(__name__)
 MAX_CATALOGS = 16
 """Open catalogs; each costs two descriptors and no memory of its own."""
-MOST_SAID = 4096
-"""Characters of an error: what it quotes may be as long as whoever wrote the data likes."""
+MOST_SAID = 1 << 20
+"""Characters of an error: what it quotes may be as long as whoever wrote the data likes, or who asks for it."""
 PROGRESS_S = 0.2
 WATCH_S = 1.0
 SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
