@@ -17,7 +17,7 @@ from cachesvc.core.copies import Copies
 from cachesvc.core.policy import Asked
 from cachesvc.core.readers import Readers
 from cachesvc.core.room import NOWHERE
-from cachesvc.core.state import Copy, Dataset, Entry
+from cachesvc.core.state import Copy, Entry
 
 EVERY_S = 1.0
 """Readers at rest look no more often."""
@@ -28,7 +28,9 @@ MOST = 64
 MESSAGES = 16_384
 """Readers that are looked at to tell them of all these: 2 ms."""
 LOOKS = 4096
-"""Leases looked at in one go: 1 ms."""
+"""Leases looked at for one extent: 1 ms."""
+EXTENTS = 4
+"""For which that is done in one go, of four datasets; the others' come again."""
 
 
 class Asking:
@@ -49,33 +51,34 @@ class Asking:
             return
         self._asked_at, self._turn, self._copies.cramped = now, self._turn + 1, {}
         self._owed = {copy: at for copy, at in self._owed.items() if copy.asked_back and copy.leases}
+        spare = shares.spare_bytes()
         found = [(home, entry) for home, entry in cramped.items() if home in entry.datasets]
-        shares.lacking = {home for home, entry in found if self._lack(home, entry) >= entry.size_bytes}
+        shares.lacking = {home for home, entry in found if self._lack(entry, spare[home]) >= entry.size_bytes}
         most = max(1, min(MOST, MESSAGES // max(1, len(self._readers.readers))))
-        chosen = chain.from_iterable(self._chosen(*each) for each in found)
+        chosen = chain.from_iterable(self._chosen(entry, spare[home]) for home, entry in found[:EXTENTS])
         for copy in islice(chosen, most):
             copy.asked_back = True
             self._owed[copy] = now
             self._readers.recall(copy, wrong=False)
 
-    def _lack(self, home: Dataset, entry: Entry) -> float:
-        """Bytes by which less is kept of a dataset than its share."""
-        shares = self._policy.shares
-        return shares.share_bytes(home) - home.kept_bytes if shares.within_quota(entry) else 0.0
+    def _lack(self, entry: Entry, spare_bytes: float) -> float:
+        """Bytes that an extent's dataset may keep and does not, by its share."""
+        return max(0.0, -spare_bytes) if self._policy.shares.within_quota(entry) else 0.0
 
-    def _chosen(self, home: Dataset, entry: Entry) -> Iterator[Copy]:
+    def _chosen(self, entry: Entry, spare_bytes: float) -> Iterator[Copy]:
         """What is kept beyond its dataset's share, as much as is kept beyond the room for it, and as this extent's dataset
         lacks of its own share; where the extent has no room at all, what streams."""
-        shares, size, lack = self._policy.shares, entry.size_bytes, self._lack(home, entry)
+        size, lack, spare = (
+            entry.size_bytes,
+            self._lack(entry, spare_bytes),
+            self._policy.shares.spare_bytes(),
+        )
         tiers = [
             tier
             for tier in answering(self._policy.tiers)
             if size <= tier.budget_bytes and not tier.full_until
         ]
-        wanted = {tier: max(0.0, lack) + max(0, tier.kept_bytes - tier.keep_bytes) for tier in tiers}
-        spare: dict[Dataset, float] = {
-            each: each.kept_bytes - shares.share_bytes(each) for each in shares.datasets.values()
-        }
+        wanted = {tier: lack + max(0, tier.kept_bytes - tier.keep_bytes) for tier in tiers}
         refused = not entry.copies and self._policy.place(entry, Asked.DEMAND) == NOWHERE
         nowhere = size if refused else 0
         for copy, at in self._owed.items():

@@ -76,6 +76,12 @@ class Shares:
             return True
         return home.kept_bytes + entry.size_bytes <= self.share_bytes(home)
 
+    def spare_bytes(self) -> dict[Dataset, float]:
+        """By how much more is kept of each dataset than its share; below zero where it is less. O(datasets)."""
+        room = sum(tier.keep_bytes for tier in working(self._tiers))
+        total = max(1, sum(each.size_bytes for each in self.datasets.values()))
+        return {each: each.kept_bytes - room * each.size_bytes / total for each in self.datasets.values()}
+
     def within_quota(self, entry: Entry) -> bool:
         """Whether one more extent of its dataset may be kept: within quotas, or since it is pinned without any."""
         if not entry.datasets or any(dataset.exempt for dataset in entry.datasets):

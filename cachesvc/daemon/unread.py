@@ -43,15 +43,11 @@ class Unread:
     def may_send(self, reader: Reader) -> bool:
         """Whether one more may be under way to a reader's user."""
         user = reader.peer.uid
-        if not self._admits(user):
-            self._look_at_some(self._have.get(user, {}))
-        if (
-            not self._admits(user)
-            and (most := max(self._by_user, key=self._by_user.__getitem__, default=user)) != user
-        ):
-            self._look_at_some(
-                self._have[most]
-            )  # who is counted with more than it has, having said nothing since
+        if self._admits(user):
+            return True
+        # Who is counted with the most may have taken them, and said nothing since.
+        for each in (user, max(self._by_user, key=self._by_user.__getitem__, default=user)):
+            self._look_at_some(self._have.get(each, {}))
         return self._admits(user)
 
     def sent(self, reader: Reader, count: int = 1) -> None:
