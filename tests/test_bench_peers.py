@@ -6,6 +6,8 @@ import importlib
 import io
 import os
 import statistics
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -80,6 +82,16 @@ def test_usage_counts_this_process() -> None:
         block[0] = 1
     assert anonymous_bytes([me]) - held > 60 << 20
     assert anonymous_bytes([2**22 + 1]) == 0
+
+
+def test_a_child_that_has_ended_is_counted_no_more() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert child.pid in family(os.getpid())
+        assert child.stdin is not None
+        child.stdin.close()
+        child.wait()
+        assert child.pid not in family(os.getpid())
+        assert family(child.pid) == [child.pid], "and nothing is raised of who looks a moment later"
 
 
 def test_tables_show_rates_and_failures() -> None:

@@ -172,10 +172,11 @@ def test_a_daemon_that_hangs_in_a_disk_as_it_ends_is_in_nobodys_way(
 
 def waits_for_a_disk(pid: int) -> bool:
     """Whether a thread of a process is in a call of FUSE."""
-    found = (
-        Path(f"/proc/{pid}/task/{thread}/wchan").read_text() for thread in os.listdir(f"/proc/{pid}/task")
-    )
-    return "request_wait_answer" in found
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # ended since it was listed
+            if Path(f"/proc/{pid}/task/{thread}/wchan").read_text() == "request_wait_answer":
+                return True
+    return False
 
 
 @pytest.mark.skipif(bool(FaultyMount.why_not()), reason=f"NOT TESTED: {FaultyMount.why_not()}")

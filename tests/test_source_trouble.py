@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from glob import glob
 from pathlib import Path
 
 import pytest
@@ -74,9 +75,9 @@ def starved(daemon: Daemon) -> bool:
     root = daemon.process.pid
     children = Path(f"/proc/{root}/task/{root}/children").read_text().split()
     lives = []
-    for path in (found for pid in children for found in Path(f"/proc/{pid}/task").glob("*/schedstat")):
+    for path in (found for pid in children for found in glob(f"/proc/{pid}/task/*/schedstat")):
         with suppress(FileNotFoundError, ProcessLookupError):  # ended since it was listed
-            lives.append(path.read_text())
+            lives.append(Path(path).read_text())
     ran_ns, waited_ns = (sum(int(life.split()[field]) for life in lives) for field in (0, 1))
     return waited_ns > STARVED * ran_ns
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
+from contextlib import suppress
+from glob import glob
 from pathlib import Path
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -14,11 +16,9 @@ def family(pid: int) -> list[int]:
     """The process and its living descendants."""
     found = [pid]
     for one in found:
-        for task in Path(f"/proc/{one}/task").glob("*/children"):
-            try:
-                found += [int(child) for child in task.read_text().split()]
-            except OSError:  # it ended meanwhile
-                pass
+        for listed in glob(f"/proc/{one}/task/*/children"):  # none where it has ended
+            with suppress(OSError):  # it ended meanwhile
+                found += [int(child) for child in Path(listed).read_text().split()]
     return found
 
 
