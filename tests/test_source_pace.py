@@ -216,6 +216,23 @@ def test_a_small_quota_is_used_up_evenly_by_many(rate: int, window_s: float, cli
             assert all(share(served, at, at + window_s / 2, rate) > 0.5 for at in halves), seed
 
 
+@pytest.mark.parametrize("burst", [1, 2])
+def test_a_source_that_bears_no_burst_is_used_by_one_pace(burst: int) -> None:
+    """Clients that know nothing of each other find it busy: four were served 0.63 of two at once, 0.2 of one."""
+    for seed in range(4):
+        asked, served = simulate(Bucket(20, burst), 1, 64, 90, 0.02, seed)
+        assert share(served, 20, 90, 20) >= 0.85, seed
+        assert share(asked, 20, 90, 20) <= 1.1, seed
+
+
+def test_a_first_guess_that_was_too_low_is_mended_by_what_was_served_until_the_pause() -> None:
+    """The guess was cut by half though more had been served: 0.6 of the quota for 20 s."""
+    for seed in range(4):
+        asked, served = simulate(Quota(20, 1), 1, 100, 27, 0.02, seed)
+        assert share(served, 7, 27, 20) >= 0.85, seed
+        assert share(asked, 7, 27, 20) <= 1.1, seed
+
+
 def test_a_quota_that_was_forgotten_slows_no_first_guess() -> None:
     pace, now = Pace(), 0.0
     for used_s in range(10, 16):  # 100 a minute, later in each

@@ -84,8 +84,13 @@ def starved(daemon: Daemon) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("delay_s", "retry_after_s"), [(0.0, None), (1.0, None), (0.0, 5)])
-def test_two_fillers_settle_at_the_rate_of_a_source_that_throttles(
+@pytest.mark.parametrize(
+    ("fillers", "rate", "delay_s", "retry_after_s"),
+    [(2, 40, 0.0, None), (2, 40, 1.0, None), (2, 40, 0.0, 5), (4, 20, 0.0, None)],
+)
+def test_fillers_settle_at_the_rate_of_a_source_that_throttles(
+    fillers: int,
+    rate: int,
     delay_s: float,
     retry_after_s: int | None,
     tmp_path: Path,
@@ -93,7 +98,8 @@ def test_two_fillers_settle_at_the_rate_of_a_source_that_throttles(
     bucket: str,
     s3_env: dict[str, str],
 ) -> None:
-    rate, count, size = 40.0, 1_400, 4096  # few enough for fillers that must share their core
+    """Four fillers at a source that bears two requests at once: each with a pace of its own, they were served 0.65."""
+    count, size = 35 * rate, 4096  # few enough for fillers that must share their core
     client = s3_server.client()
     body = os.urandom(size)
     with ThreadPoolExecutor(8) as pool:
@@ -110,7 +116,7 @@ def test_two_fillers_settle_at_the_rate_of_a_source_that_throttles(
             "--extent-bytes",
             str(EXTENT),
             "--fillers",
-            "2",
+            str(fillers),
         ]
         with Daemon(tmp_path / "node", options, credentials) as daemon:
             with Control(daemon.socket_dir) as control:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 
 LATENCY_SAMPLES = 64
 """Fewer say nothing about a tail; also the most that are kept between two looks at the percentile."""
@@ -57,7 +58,7 @@ class Pace:
     A limit on concurrency alone cannot settle there: where an answer takes 1 ms, one request at a time is a
     thousand a second. So a refusal cuts the rate by the share of requests that were refused, by 5 % at least
     and by half at most. From there it grows as in `rate`: slowly around the limit just found, then ever faster,
-    for the limit itself may have moved (the idea of CUBIC, Ha et al., 2008). Each process does so by itself; its
+    for the limit itself may have moved (the idea of CUBIC, Ha et al., 2008). Each node does so by itself; its
     refusals tell it of the others.
 
     `CLOSED` refusals in a row that say when to come back (Retry-After) mean a quota that is used up, not a rate:
@@ -93,25 +94,37 @@ class Pace:
     FORGET_S = 60.0
     """So long after a refusal there is no limit any more."""
     _base: float = math.inf
-    _guessed: bool = False
+    _guessed: float = False
     _cut_at: float = -math.inf
     _paused_until: float = -math.inf
     _opened_at: float = -math.inf
     """The end of the last pause."""
-    _since_opened: int = 0
+    _since_opened: float = 0
     """Accepted since."""
     _said_s: float = 0.0
     """The last Retry-After that began a pause."""
     _between_s: float = 0.0
     """From one opening to the next; 0: not known."""
-    _in_a_row: int = 0
+    _in_a_row: float = 0
     """Refused since the last cut, with nothing accepted between."""
     _last: float = 0.0
     """The place at the end of the line."""
     _due: float = 0.0
     """Places up to this one may go; it moves with the rate."""
     _due_at: float = -math.inf
-    _seen: deque[_Window] = field(default_factory=lambda: deque(maxlen=2))
+    served_at: float = -math.inf
+    """When the source answered last."""
+    _since: float = -math.inf
+    """The beginning of the second that is counted; the one before is kept."""
+    _accepted: float = 0
+    _refused: float = 0
+    _since_before: float = -math.inf
+    _accepted_before: float = 0
+    _refused_before: float = 0
+
+    def numbers(self) -> tuple[float, ...]:
+        """All that it knows: `Pace(*numbers)` knows it too."""
+        return _NUMBERS(self)
 
     def rate(self, now: float) -> float:
         """Requests a second. t seconds after a cut, or after the pause that came of it:
@@ -147,9 +160,11 @@ class Pace:
 
     def accepted(self, sent_at: float, now: float) -> None:
         """The source answered what was sent then; that an object is missing is an answer too."""
+        self.served_at = now
         self._since_opened += 1
         if sent_at >= self._cut_at:
-            self._window(now).accepted += 1
+            self._count(now)
+            self._accepted += 1
             self._in_a_row = 0
 
     def refused(self, sent_at: float, now: float, retry_after_s: float) -> None:
@@ -158,11 +173,13 @@ class Pace:
         self._move(now)
         if sent_at < self._cut_at:
             return
-        self._window(now).refused += 1
+        self._count(now)
+        self._refused += 1
         self._in_a_row += 1
-        accepted = sum(window.accepted for window in self._seen)
-        refused = sum(window.refused for window in self._seen)
-        span_s = now - self._seen[0].since
+        accepted = self._accepted + self._accepted_before
+        refused = self._refused + self._refused_before
+        since = self._since if math.isinf(self._since_before) else self._since_before
+        span_s = now - since
         settled, mostly = span_s >= self.SETTLE_S, refused > accepted
         soon = retry_after_s <= self.SOON * self._between_s
         closed = retry_after_s > 0 and (soon or self._in_a_row >= self.CLOSED or (settled and mostly))
@@ -170,6 +187,7 @@ class Pace:
         if math.isinf(rate):
             self._base, self._guessed = max(1, accepted) / max(self.FIRST_S, span_s), True
             self._between_s = self._said_s = 0.0
+            self._opened_at, self._since_opened = since, accepted
         elif closed:
             self._base, self._guessed = self._quota(self._used(rate, span_s), now, retry_after_s, soon), False
         elif settled:
@@ -185,11 +203,11 @@ class Pace:
             self._since_opened = 0
         self._base = max(self.LEAST_RATE, self._base)
         self._cut_at, self._in_a_row = now, 0
-        self._seen.clear()
+        self._forget()
 
     def _used(self, rate: float, span_s: float) -> float:
         """A rate, as far as it was used: while those who were refused stay away it grows, and nobody asks so fast."""
-        asked = max(window.accepted + window.refused for window in self._seen)
+        asked = max(self._accepted + self._refused, self._accepted_before + self._refused_before)
         used = max(self._base, asked / min(self.SETTLE_S, max(self.FIRST_S, span_s)))
         return min(rate, used)
 
@@ -203,7 +221,7 @@ class Pace:
         borne = self._since_opened / between_s
         counts_down, self._said_s = soon or retry_after_s < self._said_s, retry_after_s
         if not counts_down:
-            return self._cut(rate, borne)
+            return max(borne, self._cut(rate, borne))
         self._between_s = between_s
         return min(self.CUT_LEAST * rate, borne)
 
@@ -214,22 +232,26 @@ class Pace:
             self._due = min(self._last + 1, self._due + rate * (now - since))
         self._due_at = now
 
-    def _window(self, now: float) -> _Window:
-        """The counts of this second; those of the one before are kept too. A first guess asks for what came of late,
-        however long nobody asked before; at a low rate seconds go by without an answer."""
-        age_s = now - self._seen[-1].since if self._seen else math.inf
+    def _count(self, now: float) -> None:
+        """Begin to count another second where this one is over. A first guess asks for what came of late, however long
+        nobody asked before; at a low rate seconds go by without an answer."""
+        age_s = now - self._since
         if age_s >= 2 * self.SETTLE_S and math.isinf(self.rate(now)):
-            self._seen.clear()
+            self._forget()
         if age_s >= self.SETTLE_S:
-            self._seen.append(_Window(now))
-        return self._seen[-1]
+            self._since_before, self._accepted_before, self._refused_before = (
+                self._since,
+                self._accepted,
+                self._refused,
+            )
+            self._since, self._accepted, self._refused = now, 0, 0
+
+    def _forget(self) -> None:
+        self._since = self._since_before = -math.inf
+        self._accepted = self._refused = self._accepted_before = self._refused_before = 0
 
 
-@dataclass(slots=True)
-class _Window:
-    since: float
-    accepted: int = 0
-    refused: int = 0
+_NUMBERS = attrgetter(*(each.name for each in fields(Pace)))
 
 
 @dataclass(slots=True)

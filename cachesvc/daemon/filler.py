@@ -58,7 +58,9 @@ SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 class Filler:
     """Runs jobs side by side; answers are single datagrams, so threads need no lock to send them."""
 
-    def __init__(self, channel: socket.socket, settings: Settings, roots: tuple[str, ...]) -> None:
+    def __init__(
+        self, channel: socket.socket, settings: Settings, roots: tuple[str, ...], paces: int
+    ) -> None:
         self._channel = channel
         self._settings = settings
         self._calls = Calls()
@@ -69,6 +71,7 @@ class Filler:
                 roots=roots,
                 metadata_directory=Path(settings.state_dir, "metadata"),
                 metadata_expiry_s=settings.metadata_expiry_s,
+                paces=paces,
             ),
             self._calls,
         )
@@ -280,10 +283,10 @@ def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
     fields |= {name: tuple(fields[name]) for name in ("allow", "peer")}
     fields |= {"nvme": (), "rules": (), "quota": (), "tls": fields["tls"] and Tls(**fields["tls"])}
-    roots = tuple(fields.pop("roots"))
+    roots, paces = tuple(fields.pop("roots")), fields.pop("paces")
     settings = Settings(**fields)
     configure_logging(settings.log_format)
-    filler = Filler(channel, settings, roots)
+    filler = Filler(channel, settings, roots, paces)
     # Not in the background: beside jobs that keep every core busy it took 20 s, and readers wait for it.
     threading.Thread(target=filler.prepare, name="prepare", daemon=True).start()
     run_in_background()

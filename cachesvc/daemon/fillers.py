@@ -26,6 +26,7 @@ from cachesvc.core.errors import CacheError, SourceUnavailable
 from cachesvc.core.model import TierName
 from cachesvc.daemon import jobs
 from cachesvc.daemon.spawn import spawn
+from cachesvc.sources.paces import new_paces
 from cachesvc.sources.resilient import SourceCounters
 
 log = logging.getLogger(__name__)
@@ -76,7 +77,8 @@ class Fillers:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
-        self._given = json.dumps({**asdict(settings), "roots": roots})
+        self._paces = new_paces()
+        self._given = json.dumps({**asdict(settings), "roots": roots, "paces": self._paces.fileno()})
         self._watch = watch
         self._unwatch = unwatch
         self._clock = clock
@@ -170,6 +172,7 @@ class Fillers:
     def stop(self, wait: bool = True) -> None:
         """End every filler, and wait until it has; without `wait`, whoever inherits them sees their end."""
         ending, self._living = self._living, []
+        self._paces.close()
         for filler in ending:
             filler.channel.close()
             filler.process.kill()
@@ -200,7 +203,9 @@ class Fillers:
                     errno.EAGAIN,
                     f"{self._max_hung} processes hang in the kernel; look at the source's mount and at lost tiers",
                 )
-            filler = _Filler(*spawn("cachesvc.daemon.filler", self._given, os.environ), builds)
+            filler = _Filler(
+                *spawn("cachesvc.daemon.filler", self._given, os.environ, (self._paces.fileno(),)), builds
+            )
             self._living.append(filler)
             self._watch(filler.channel.fileno(), partial(self._read, filler))
 

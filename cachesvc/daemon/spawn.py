@@ -16,9 +16,10 @@ SEND_S = 1.0
 
 
 def spawn(
-    module: str, given: str, environment: Mapping[str, str]
+    module: str, given: str, environment: Mapping[str, str], inherits: tuple[int, ...] = ()
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """`python -m MODULE FD`, which finds `given` in `CACHESVC_GIVEN`, and our end of its channel. Raises OSError."""
+    """`python -m MODULE FD`, which finds `given` in `CACHESVC_GIVEN`, and our end of its channel; it has the descriptors
+    that it `inherits` under the same numbers. Raises OSError."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         for end in (ours, theirs):
@@ -29,7 +30,7 @@ def spawn(
         try:
             process = subprocess.Popen(
                 [sys.executable, "-m", module, str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(theirs.fileno(), *inherits),
                 env={**environment, **SAFE_PATH, "CACHESVC_GIVEN": given},
             )
         except OSError:

@@ -10,6 +10,7 @@ from pathlib import Path
 from cachesvc.core.errors import InvalidInput, NotFound
 from cachesvc.sources.files import FilesSource
 from cachesvc.sources.metadata import EXPIRY_S, CachedMetadata
+from cachesvc.sources.paces import Paces, SharedPace
 from cachesvc.sources.resilient import Resilience, Resilient, SourceCounters
 from cachesvc.sources.source import Source
 from cachesvc.sources.uri import canonical, expand, glob, has_glob
@@ -21,16 +22,19 @@ class SourceSettings:
     """How sources are reached. Picklable, so that a filler process can open its own.
 
     `metadata_directory`: where listings and HEADs are kept; None keeps none. `roots`: real paths that files
-    must lie under (`Allowlist.roots`); empty allows all.
+    must lie under (`Allowlist.roots`); empty allows all. `paces`: the file of `Paces` that this process inherits, if any.
     """
 
     resilience: Resilience = field(default_factory=Resilience)
     roots: tuple[str, ...] = ()
     metadata_directory: Path | None = None
     metadata_expiry_s: float = EXPIRY_S
+    paces: int = -1
 
 
-def _opened(uri: str, settings: SourceSettings, calls: Calls | None) -> tuple[Resilient, str]:
+def _opened(
+    uri: str, settings: SourceSettings, calls: Calls | None, pace: SharedPace
+) -> tuple[Resilient, str]:
     """A source for every URI of this one's scheme (fsspec: and host), with patience and counters; and its endpoint,
     where URIs alone do not tell its objects from those of others. Calls to files, which nothing bounds in time, are
     said in `calls`.
@@ -57,7 +61,7 @@ def _opened(uri: str, settings: SourceSettings, calls: Calls | None) -> tuple[Re
         from cachesvc.sources.remote import open_fsspec
 
         backend = open_fsspec(uri)
-    return Resilient(backend, settings.resilience), endpoint
+    return Resilient(backend, settings.resilience, pace=pace), endpoint
 
 
 def _remembering(reader: Resilient, endpoint: str, uri: str, settings: SourceSettings) -> Source:
@@ -71,7 +75,7 @@ class Sources:
     """One open source per scheme and host; a URI of any of them finds its own. Shared between threads."""
 
     def __init__(self, settings: SourceSettings, calls: Calls | None = None) -> None:
-        self._settings, self._calls = settings, calls
+        self._settings, self._calls, self._paces = settings, calls, Paces(settings.paces)
         self._open: dict[str, Source] = {}
         self._readers: list[Resilient] = []
         self._lock = threading.Lock()
@@ -82,7 +86,7 @@ class Sources:
         place = f"{scheme}://{rest.partition('/')[0]}" if mark else ""
         with self._lock:
             if place not in self._open:
-                reader, endpoint = _opened(uri, self._settings, self._calls)
+                reader, endpoint = _opened(uri, self._settings, self._calls, self._paces(place))
                 self._open[place] = _remembering(reader, endpoint, uri, self._settings)
                 self._readers.append(reader)
             return self._open[place]

@@ -19,9 +19,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, field
 from typing import Protocol, TypeVar, runtime_checkable
 
-from cachesvc.core.backoff import LatencyTail, Pace, SourceBreaker, full_jitter_s, hedge_allowed
+from cachesvc.core.backoff import LatencyTail, SourceBreaker, full_jitter_s, hedge_allowed
 from cachesvc.core.errors import CacheError, SourceUnavailable
 from cachesvc.core.model import ObjectVersion
+from cachesvc.sources.paces import SharedPace
 from cachesvc.sources.source import Checker, Source
 
 T = TypeVar("T")
@@ -86,7 +87,8 @@ class _Read:
 
 
 class Resilient:
-    """`Source` that tries again. Clock, chance and sleep are arguments for tests."""
+    """`Source` that tries again, at a pace that other processes may share. Clock, chance and sleep are arguments for
+    tests."""
 
     def __init__(
         self,
@@ -95,15 +97,16 @@ class Resilient:
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
         sleep: Callable[[float], None] = time.sleep,
+        pace: SharedPace | None = None,
     ) -> None:
         self._source, self._clock, self._chance, self._sleep = source, clock, chance, sleep
         self._resilience = resilience or Resilience()
         self._counters = SourceCounters()
         self._lock = threading.Lock()
         self._under_way = threading.Semaphore(self._resilience.concurrency)
-        self._pace = Pace()
+        self._pace = pace or SharedPace()
+        self._limited = False
         self._breaker = SourceBreaker()
-        self._served_at = -math.inf
         self._last = ""
         self._tail = LatencyTail()
         self._hedger = _Hedger(self._hedge, clock)
@@ -179,9 +182,9 @@ class Resilient:
                 return answer
 
     def _answered(self, sent_at: float) -> None:
+        with self._pace.held() as pace:
+            pace.accepted(sent_at, self._clock())
         with self._lock:
-            self._served_at = self._clock()
-            self._pace.accepted(sent_at, self._served_at)
             self._breaker.succeeded()
 
     def _failed(self, error: SourceUnavailable, sent_at: float) -> int:
@@ -190,10 +193,12 @@ class Resilient:
             now = self._clock()
             self._last = str(error)
             self._breaker.failed(now)
-            if error.throttled:
-                self._counters.throttled += 1
-                self._pace.refused(sent_at, now, error.retry_after_s)
-            return int(not error.throttled and not self._breaker.open)
+            self._counters.throttled += error.throttled
+            counts = not error.throttled and not self._breaker.open
+        if error.throttled:
+            with self._pace.held() as pace:
+                pace.refused(sent_at, now, error.retry_after_s)
+        return int(counts)
 
     def _wait_while_down(self, until: float) -> None:
         """Raises SourceUnavailable at `until`, and at once where it has been down for longer than any call waits."""
@@ -212,17 +217,17 @@ class Resilient:
         """Wait for a place in the rate of a source that throttles; answers for how long, in seconds, where the source
         served somebody meanwhile. Raises SourceUnavailable at `until`, once it has served nobody for as long as a call
         waits."""
-        with self._lock:
-            joined_at = self._clock()
-            place = self._pace.join(joined_at)
+        place, joined_at = None, 0.0
         while True:
-            with self._lock:
+            with self._pace.held() as pace:
                 now = self._clock()
-                wait_s, paused_s = self._pace.wait_s(place, now), self._pace.paused_s(now)
-                patient_until = max(until, self._served_at + self._resilience.deadline_s)
+                if place is None:
+                    place, joined_at = pace.join(now), now
+                wait_s, paused_s, served_at = pace.wait_s(place, now), pace.paused_s(now), pace.served_at
+                self._limited = math.isfinite(pace.rate(now))
             if not wait_s:
-                return now - joined_at if self._served_at >= joined_at else 0.0
-            if now + paused_s >= patient_until:
+                return now - joined_at if served_at >= joined_at else 0.0
+            if now + paused_s >= max(until, served_at + self._resilience.deadline_s):
                 raise SourceUnavailable(f"the source throttles beyond the deadline: {self._last}")
             self._sleep(min(wait_s, LINE_LOOK_S))
 
@@ -230,8 +235,8 @@ class Resilient:
         started = self._clock()
         with self._lock:
             self._counters.requests += 1
-            tail_s = self._tail.tail_s(len(into)) if self._resilience.hedge else None
-            tail_s = None if math.isfinite(self._pace.rate(started)) else tail_s
+            hedged = self._resilience.hedge and not self._limited
+            tail_s = self._tail.tail_s(len(into)) if hedged else None
         received_bytes = len(into)
         try:
             if tail_s is not None and isinstance(self._source, Interruptible):
