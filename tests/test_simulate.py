@@ -120,6 +120,18 @@ def test_belady_hits_first_and_then_nothing_where_keep_is_even() -> None:
     assert keep.peak_ratio < 1.3
 
 
+def test_readers_ask_no_more_for_what_they_hold_and_only_what_is_kept_stays_held() -> None:
+    for f, grants in ((1.1, 60), (0.5, 180)):  # the kept part passes too where the rest streams
+        work = Workload(shards=60, epochs=3)
+        engine = Engine(spec_of(work, f), work)
+        engine.log = []
+        engine.run()
+        found = [command for _, command in engine.log if isinstance(command, ev.Grant)]
+        assert abs(len(found) - grants) <= 12
+        held = set().union(*(rank._holding.held for rank in engine._ranks))
+        assert len(held) == 60 if f > 1 else len(held) <= 8
+
+
 def test_the_same_seed_gives_the_same_trace_and_another_one_another() -> None:
     work = Workload(shards=60, epochs=2, seed=5)
     logs = []

@@ -6,15 +6,16 @@ Everything is drawn from one seed, so the same run gives the same trace; what go
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from cachesvc.core import events as ev
 from cachesvc.core.errors import CacheError, SourceUnavailable
-from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
+from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, Stay, TierName
 from cachesvc.core.node import Node
 from cachesvc.core.policy import Settings, TierSpec
 from cachesvc.simulate.clock import Clock
+from cachesvc.simulate.holding import LOOK_S, Holding
 from cachesvc.simulate.measure import EpochResult, Meter
 from cachesvc.simulate.source import Source, SourceSpec
 from cachesvc.simulate.trace import EpochTrace, Workload, trace
@@ -68,10 +69,10 @@ class Engine:
         self._obey: dict[type, Callable[..., None]] = {
             ev.StartFill: self._fill,
             ev.Evict: self._evict,
-            ev.Grant: lambda command: self._ranks[command.reader - 1].granted(command.extent),
+            ev.Grant: lambda command: self._ranks[command.reader - 1].granted(command.extent, command.stay),
             ev.Refuse: lambda command: self._ranks[command.reader - 1].refused(command.extent),
             ev.Fail: lambda command: self._ranks[command.reader - 1].refused(command.extent),
-            ev.Recall: lambda command: None,  # a rank holds nothing for longer than it needs it
+            ev.Recall: self._recall,
         }
 
     def run(self) -> list[EpochResult]:
@@ -153,22 +154,27 @@ class Engine:
         if command.tier != RAM:
             self.clock.after(COMMIT_S, lambda: self.send(ev.Committed(command.extent, command.tier)))
 
+    def _recall(self, command: ev.Recall) -> None:
+        rank = self._ranks[command.reader - 1]
+        self.clock.after(LOOK_S, lambda: rank.recalled(command.extent))
+
     def _evict(self, command: ev.Evict) -> None:
         self._ahead.discard(command.extent)
         self.clock.after(EVICT_S, lambda: self.send(ev.Evicted(command.extent, command.tier)))
 
 
 class _Rank:
-    """One reader: demands what a batch touches, computes, gives back what the next batch does not touch."""
+    """One reader: demands what a batch touches and it does not hold, computes, goes on."""
 
     def __init__(self, engine: Engine, number: int) -> None:
         self._engine, self._number = engine, number
         self._epoch = self._step = self._request = 0
         self._trace: EpochTrace = EpochTrace((), ())
-        self._held: set[int] = set()
+        self._holding = Holding[int]()
         self._wanted: set[int] = set()
         self._refused: set[int] = set()
         self._asked_at = 0.0
+        self._reading = False
 
     def begin(self) -> None:
         """Start an epoch: declare, submit its plan, read."""
@@ -196,12 +202,17 @@ class _Rank:
         """Whether this reader has asked for it."""
         return self._engine._index[extent] in self._wanted
 
-    def granted(self, extent: ExtentId) -> None:
+    def granted(self, extent: ExtentId, stay: Stay) -> None:
         index = self._engine._index[extent]
         self._engine.read(extent)
         self._wanted.remove(index)
-        self._held.add(index)
+        self._holding.granted(index, stay)
         self._answered()
+
+    def recalled(self, extent: ExtentId) -> None:
+        """It looks, some time after it was asked."""
+        reading = self._trace.steps[self._step] if self._reading else ()
+        self._give_back(self._holding.recalled(self._engine._index[extent], reading))
 
     def refused(self, extent: ExtentId) -> None:
         index = self._engine._index[extent]
@@ -211,7 +222,8 @@ class _Rank:
 
     def _read(self) -> None:
         self._asked_at = self._engine.clock.now
-        self._ask(set(self._trace.steps[self._step]) - self._held)
+        self._reading = True
+        self._ask(set(self._trace.steps[self._step]) - self._holding.held)
 
     def _ask(self, wanted: set[int]) -> None:
         """Ask for all at once, as the loader does; the answers may come before this returns."""
@@ -232,29 +244,29 @@ class _Rank:
             self._engine.clock.after(0.0, self._compute)
             return
         # as the loader does under pressure: copy out what came, give it all back, ask for the rest
-        again = self._refused
-        if not self._held and self._engine.clock.now - self._asked_at > PATIENCE_S:
+        again, held = self._refused, self._holding.held
+        if not held and self._engine.clock.now - self._asked_at > PATIENCE_S:
             raise CacheError(f"reader {self._number} was refused everything for {PATIENCE_S:.0f} s")
-        pause_s = 0.0 if self._held else PAUSE_S
+        pause_s = 0.0 if held else PAUSE_S
         self._engine.clock.after(pause_s, lambda: self._again(again))
 
     def _again(self, refused: set[int]) -> None:
-        self._give_back(self._held)
+        self._give_back(self._holding.refused())
         self._ask(refused)
 
     def _compute(self) -> None:
         engine = self._engine
+        self._reading = False
+        self._give_back(self._holding.read(self._trace.steps[self._step]))
         engine.meter(self._epoch).stall_s += engine.clock.now - self._asked_at
         engine.clock.after(engine.spec.step_s, self._next)
 
     def _next(self) -> None:
-        engine, steps = self._engine, self._trace.steps
+        engine = self._engine
         self._step += 1
-        done = self._step == len(steps)
         if engine.spec.declared:
             engine.send(ev.Passed(self._number, self._step))
-        self._give_back(self._held if done else self._held - set(steps[self._step]))
-        if not done:
+        if self._step < len(self._trace.steps):
             self._read()
             return
         engine.ended(self._epoch)
@@ -262,10 +274,9 @@ class _Rank:
         if self._epoch < engine.workload.epochs:
             self.begin()
 
-    def _give_back(self, indices: set[int]) -> None:
+    def _give_back(self, indices: Iterable[int]) -> None:
         for index in sorted(indices):
             self._engine.send(ev.Released(ReaderId(self._number), self._engine.workload.extent(index)))
-        self._held -= indices
 
 
 def tiers_of(ram_bytes: int, nvme_bytes: int = 0) -> tuple[TierSpec, ...]:
