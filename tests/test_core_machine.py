@@ -123,7 +123,8 @@ class NodeMachine(RuleBasedStateMachine):
             assert (command.extent, command.tier) not in self.commits, "a check of what is being committed"
             self.checks.append(command)
         elif isinstance(command, Recall):
-            self.recalls.add((command.reader, command.extent))
+            if command.wrong:
+                self.recalls.add((command.reader, command.extent))
         else:
             assert self.open.pop(command.request) == (command.reader, command.extent), "answered once"
             if isinstance(command, Grant):

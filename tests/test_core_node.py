@@ -198,7 +198,8 @@ def test_a_counter_never_goes_back_though_who_waits_is_refused(claimed: bool) ->
     tell(node, Demanded(ONE, 1, B, True, SIZE))
     before = node.counters(UNDECLARED)
     tell(node, *[declare(B)] * claimed, Held(TWO, C, SIZE))
-    assert tell(node, Evicted(A, RAM)) == [Refuse(ONE, 1, B)]
+    recall = [Recall(TWO, C, wrong=False)] * claimed
+    assert tell(node, Evicted(A, RAM)) == [Refuse(ONE, 1, B), *recall]
     after = node.counters(DATASET if claimed else UNDECLARED)
     assert after.misses == before.misses * (not claimed)
     assert after.refused == 1

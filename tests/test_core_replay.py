@@ -164,8 +164,8 @@ def test_what_is_leased_and_fits_a_smaller_budget_is_not_evicted_for_what_does_n
         old.handle(ev.Demanded(READER, 9 + number, extent), 9.0)
     new = node(ram_bytes=15)
     new.handle(ev.Recovered(RAM, {B: 10}), 0.0)
-    for event in protecting_first(new, replay(old, ())):
-        assert new.handle(event, 1.0) == []
+    told = [command for event in protecting_first(new, replay(old, ())) for command in new.handle(event, 1.0)]
+    assert told == [ev.Recall(READER, A, wrong=False)], "it is asked back"
     assert new.readers.readers[READER].leases.keys() == {B}
     assert new.status().tiers[0].held_bytes == 10
 

@@ -64,8 +64,7 @@ def _check_copy(copy: Copy, settled: bool) -> None:
     if copy.source:
         assert copy.source.phase is Phase.RESIDENT, "a source that is there"
         assert copy.source.fills_from, "a source that is protected"
-    pinned = copy.role is Role.KEPT and copy.entry.pinned
-    shelved = copy.idle and not copy.doomed and not pinned
+    shelved = copy.idle and not copy.doomed and not copy.pinned
     assert settled or copy.shelf is None or (copy.idle and not copy.doomed), "on a shelf though in use"
     assert not settled or (copy.shelf is not None) == shelved, "on a shelf exactly while evictable"
     assert not (copy.idle and copy.doomed) or copy.tier.lost, "a doomed copy that nobody uses"

@@ -272,7 +272,7 @@ class Copies:
             return
         if copy.asked_back:
             copy.asked_back = False
-            if not copy.tier.lost and not copy.entry.pinned:
+            if not copy.tier.lost and not copy.pinned:
                 self.evict(copy)
                 return
         self._set_role(copy, self.policy.role(copy))
@@ -337,7 +337,7 @@ class Copies:
         if copy.role is Role.AHEAD:
             return copy.tier.in_use if copy.touched else copy.tier.ahead
         assert copy.home is not None
-        return None if copy.entry.pinned else copy.tier.kept.setdefault(copy.home.id, Shelf())
+        return None if copy.pinned else copy.tier.kept.setdefault(copy.home.id, Shelf())
 
     def _set_role(self, copy: Copy, role: Role) -> None:
         home = copy.entry.datasets[0] if role is Role.KEPT else None
@@ -361,7 +361,13 @@ class Copies:
                 self._set_role(copy, Role.LRU)
                 if entry.datasets and self.policy.shares.within_quota(entry):
                     self._set_role(copy, Role.KEPT)
-            self.settle(copy)
+            self._judge(copy)
+
+    def _judge(self, copy: Copy) -> None:
+        """Give a copy the role that it deserves now, though readers may hold it for as long as they run."""
+        if copy.leases and copy.usable:
+            self._set_role(copy, self.policy.role(copy))
+        self.settle(copy)
 
     def drop_shelves(self, dataset: Dataset) -> None:
         """Nothing is kept of a dataset any more."""
@@ -375,7 +381,7 @@ class Copies:
             if tier.lost:
                 self._unshelve(copy)
                 self._set_role(copy, Role.LRU)
-            self.settle(copy)
+            self._judge(copy)
             if copy.entry.pinned:
                 self.keep(copy.entry)
 

@@ -23,6 +23,8 @@ class Holds:
 
     def __init__(self) -> None:
         self.held_bytes: Counter[int | None] = Counter()
+        self.sizes: dict[ExtentId, int] = {}
+        """Of what anybody holds."""
         self._readers: Counter[tuple[int | None, ExtentId]] = Counter()
 
     def fits(self, extent: ExtentId, hold: Hold, most_bytes: int, budget_bytes: int) -> bool:
@@ -38,6 +40,7 @@ class Holds:
             if (who, extent) not in self._readers:
                 self.held_bytes[who] += hold.size_bytes
             self._readers[who, extent] += 1
+            self.sizes[extent] = hold.size_bytes
 
     def end(self, extent: ExtentId, hold: Hold) -> None:
         """One reader less."""
@@ -45,6 +48,8 @@ class Holds:
             self._readers[who, extent] -= 1
             if not self._readers[who, extent]:
                 del self._readers[who, extent]
+                if who is EVERYBODY:
+                    del self.sizes[extent]
                 self.held_bytes[who] -= hold.size_bytes
                 if not self.held_bytes[who]:
                     del self.held_bytes[who]

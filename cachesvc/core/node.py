@@ -133,7 +133,11 @@ class Node:
     def next_deadline(self) -> float:
         """When the next `Tick` is owed, in seconds; inf while nothing waits for time. It is now where one event's
         share of look-ahead, prefetch or steps was done and there is more."""
-        return self._moment.now if self._more else min(self.answers.next_alarm(), self.scrub.next_deadline())
+        return (
+            self._moment.now
+            if self._more
+            else min(self.answers.next_alarm(), self.scrub.next_deadline(), self.asking.next_deadline())
+        )
 
     def progress(self, job: int) -> Progress:
         """How much of a job's datasets is resident."""
@@ -208,6 +212,8 @@ class Node:
             self._moment.change()
         self.steps.advance()
         self.answers.ring()
+        if self.asking.next_deadline() <= self._moment.now:
+            self.asking.feed()
 
     def _job_ended(self, event: ev.JobEnded) -> None:
         self.plans.end_job(event.job)

@@ -101,6 +101,12 @@ class Readers:
             if extent in reader.held or any(lease is copy for lease in reader.leases.get(extent, ())):
                 self._moment.tell(ev.Recall(number, extent, wrong))
 
+    def recall_hold(self, extent: ExtentId) -> None:
+        """Ask everybody who has it from before our restart for it: others need its room."""
+        for number, reader in self.readers.items():
+            if extent in reader.held:
+                self._moment.tell(ev.Recall(number, extent, wrong=False))
+
     def detach(self, copy: Copy) -> None:
         """End every lease of a copy: its readers keep the file that they opened, unlinked or not."""
         extent = copy.entry.id

@@ -25,8 +25,7 @@ def best_first(node: Node, tier: TierName) -> list[tuple[ExtentId, int]]:
 
 
 def _worth(copy: Copy) -> tuple[bool, bool, bool, float]:
-    kept = copy.role is Role.KEPT
-    return copy.leases > 0, kept and copy.entry.pinned, kept, copy.used_at
+    return copy.leases > 0, copy.pinned, copy.role is Role.KEPT, copy.used_at
 
 
 def replay(node: Node, unsent: Iterable[Grant]) -> list[Event]:

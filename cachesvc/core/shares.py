@@ -77,8 +77,9 @@ class Shares:
         return home.kept_bytes + entry.size_bytes <= self.share_bytes(home)
 
     def spare_bytes(self) -> dict[Dataset, float]:
-        """By how much more is kept of each dataset than its share; below zero where it is less. O(datasets)."""
-        room = sum(tier.keep_bytes for tier in working(self._tiers))
+        """By how much more is kept of each dataset than its share; below zero where it is less. What readers hold from
+        before our restart counts as room: it is asked back (`asking.py`). O(datasets)."""
+        room = sum(max(0, tier.budget_bytes - tier.reserve_bytes) for tier in working(self._tiers))
         total = max(1, sum(each.size_bytes for each in self.datasets.values()))
         return {each: each.kept_bytes - room * each.size_bytes / total for each in self.datasets.values()}
 

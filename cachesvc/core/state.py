@@ -129,6 +129,11 @@ class Copy:
         return self.phase is Phase.RESIDENT and not self.doomed and not self.tier.lost
 
     @property
+    def pinned(self) -> bool:
+        """A pin protects it: what is pinned beyond a quota is not kept, and gives way as anything else."""
+        return self.role is Role.KEPT and self.entry.pinned
+
+    @property
     def idle(self) -> bool:
         """Resident and used by nobody: no lease, no fill from it, no commit under way."""
         return self.phase is Phase.RESIDENT and not self.leases and not self.fills_from and self.committed
