@@ -65,13 +65,20 @@ def another_job(data: Path, how: str) -> Iterator[None]:
             job.send_signal(signal.SIGKILL)
 
 
-@pytest.mark.parametrize("how", ["at rest", "reading"])
+@pytest.mark.parametrize(
+    ("how", "restarted"),
+    [("at rest", False), ("reading", False), ("at rest", True)],
+    ids=["at rest", "reading", "at rest, from before a restart"],
+)
 def test_what_another_job_holds_of_the_whole_cache_is_asked_back(
-    daemon: Daemon, tmp_path: Path, how: str
+    daemon: Daemon, tmp_path: Path, how: str, restarted: bool
 ) -> None:
     body = np.frombuffer((tmp_path / "second" / "0.bin").read_bytes(), np.uint8).reshape(-1, RECORD)
     dataset = open_dataset(tmp_path / "second", format="records", record_bytes=RECORD)
     with another_job(tmp_path / "first", how):
+        if restarted:
+            daemon.kill()
+            daemon.start()
         batches = DataLoader(dataset, batch_size=8)
 
         def read_on() -> bool:
