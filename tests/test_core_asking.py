@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cachesvc.core.asking import EVERY_S, OWED_S
+from cachesvc.core.asking import EVERY_S, MOST, OWED_S, UNHEARD
 from cachesvc.core.events import (
     Command,
     DatasetDeclared,
@@ -159,3 +159,25 @@ def test_what_streams_is_asked_for_where_an_extent_has_no_room_at_all() -> None:
     holder = ONE if asked == [first[0]] else TWO
     cache.send(Released(holder, asked[0]))
     assert cache.read(THREE, [first[2]])
+
+
+def test_who_never_answers_is_asked_for_no_more_than_its_buffer_holds_until_it_gives_something_back() -> None:
+    cache = Cache(800)
+    first = cache.declare(FIRST, 800, ONE)
+    cache.read(ONE, first)
+    second = cache.declare(SECOND, 800, TWO)
+
+    def asked_for_a_minute() -> list[ExtentId]:
+        found: list[ExtentId] = []
+        for _ in range(60):
+            cache.now += EVERY_S
+            found += cache.asked(TWO, second[0])
+        return found
+
+    asked = asked_for_a_minute()
+    assert UNHEARD <= len(asked) < UNHEARD + MOST
+    cache.send(Released(ONE, asked[0]))
+    cache.send(Released(TWO, second[0]))
+    cache.now += EVERY_S
+    answers = cache.send(Demanded(TWO, 0, second[1]))
+    assert any(isinstance(each, Recall) for each in answers), "it lives"

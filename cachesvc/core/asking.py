@@ -28,6 +28,9 @@ OWED_S = 5.0
 """What was not given back by then may never be (views of it are out), so other room is asked for."""
 MOST = 64
 """Extents in one go: a reader's buffer holds 333 messages."""
+UNHEARD = 128
+"""Recalls without any release after which a reader is asked for no more: a process that is stopped would fill its buffer,
+and be taken for dead, while it goes on to map what it has."""
 MESSAGES = 16_384
 """Readers that are looked at to tell them of all these: 2 ms."""
 LOOKS = 4096
@@ -166,7 +169,8 @@ class Asking:
         """What readers have leases of, another one first each time."""
         readers = list(self._readers.readers.values())
         for at in range(len(readers)):
-            for copies in readers[(self._turn + at) % len(readers)].leases.values():
+            reader = readers[(self._turn + at) % len(readers)]
+            for copies in reader.leases.values() if reader.recalls < UNHEARD else ():
                 yield from copies
 
 

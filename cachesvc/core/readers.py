@@ -68,6 +68,7 @@ class Readers:
         reader, extent = self.readers.get(event.reader), event.extent
         if reader is None:
             return
+        reader.recalls = 0
         if extent in reader.held:
             self._unhold(reader, extent)
             self._count_held()
@@ -99,6 +100,7 @@ class Readers:
         extent = copy.entry.id
         for number, reader in self.readers.items():
             if extent in reader.held or any(lease is copy for lease in reader.leases.get(extent, ())):
+                reader.recalls += 1
                 self._moment.tell(ev.Recall(number, extent, wrong))
 
     def recall_hold(self, extent: ExtentId) -> None:

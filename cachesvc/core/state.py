@@ -327,12 +327,14 @@ class Dataset:
 
 @dataclass(slots=True, eq=False)
 class Reader:
-    """What a connection has out. `waiting` counts its unanswered requests an extent; `job` is whose turn they take."""
+    """What a connection has out. `waiting` counts its unanswered requests an extent; `job` is whose turn they take;
+    `recalls` is what it was asked for since it gave something back last."""
 
     job: int = 0
     leases: dict[ExtentId, list[Copy]] = field(default_factory=dict)
     waiting: dict[ExtentId, int] = field(default_factory=dict)
     held: dict[ExtentId, Hold] = field(default_factory=dict)
+    recalls: int = 0
 
 
 @dataclass(slots=True, eq=False)
