@@ -12,6 +12,7 @@ from cachesvc.core.events import (
     Evicted,
     Filled,
     Grant,
+    Held,
     Pinned,
     ReaderGone,
     Recall,
@@ -19,7 +20,7 @@ from cachesvc.core.events import (
     Released,
     StartFill,
 )
-from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, Stay
+from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, Stay, TierName
 from cachesvc.core.node import Node
 from cachesvc.core.policy import Settings, TierSpec
 
@@ -181,3 +182,12 @@ def test_who_never_answers_is_asked_for_no_more_than_its_buffer_holds_until_it_g
     cache.now += EVERY_S
     answers = cache.send(Demanded(TWO, 0, second[1]))
     assert any(isinstance(each, Recall) for each in answers), "it lives"
+
+
+def test_memory_held_from_before_is_nobodys_to_ask_for_where_there_is_no_tier_of_it() -> None:
+    node = Node([TierSpec(TierName("nvme0"), SIZE)], Settings())
+    node.handle(Held(ONE, extents(FIRST, 1)[0], SIZE), 0.0)
+    (second,) = extents(SECOND, 1)
+    node.handle(DatasetDeclared(TWO, SECOND, ((second, 2 * SIZE),)), 0.0)
+    assert node.handle(Demanded(TWO, 0, second), 1.0) == [Refuse(TWO, 0, second)]
+    node.check()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from itertools import chain, islice
 
 from cachesvc.core.budgets import answering
@@ -37,8 +37,6 @@ LOOKS = 4096
 """Leases looked at for one extent: 1 ms."""
 EXTENTS = 4
 """For which that is done in one go, of four datasets; the others' come again."""
-ORDER = (Role.LRU, Role.KEPT, Role.AHEAD)
-"""What streams is given back soon without being asked for."""
 
 
 class Asking:
@@ -128,8 +126,8 @@ class Asking:
         spare: dict[Dataset, float],
         asks: Dataset | None = None,
     ) -> Iterator[Copy | ExtentId]:
-        """So many bytes of tiers, `least_bytes` of one at least, beside what was asked for lately: what is in nobody's
-        share, then what is kept of datasets that have so much to spare. And so many `anywhere`, be it what streams, or
+        """So many bytes of tiers, `least_bytes` of one at least, beside what was asked for lately: of what is in nobody's
+        share, and of what is kept of datasets that have so much to spare. And so many `anywhere`, be it what streams, or
         what the dataset that `asks` might keep."""
         for each in (each for each, at in self._owed.items() if self._moment.now < at + OWED_S):
             tier, size, home = self._whose(each)
@@ -140,11 +138,13 @@ class Asking:
                 spare[home] -= size
         if anywhere <= 0 and max(wanted.values(), default=0.0) < least_bytes:
             return
-        for each in self._candidates(wanted):
+        for each in self._candidates():
             tier, size, home = self._whose(each)
+            if tier not in wanted or each in self._owed:
+                continue
             comes = isinstance(each, Copy) and (each.role is Role.AHEAD or _may_be_of(each, asks))
             due = not comes and wanted[tier] >= least_bytes and (home is None or spare[home] >= size)
-            if each not in self._owed and (due or (anywhere > 0 and home is None)):
+            if due or (anywhere > 0 and home is None):
                 anywhere -= size
                 wanted[tier] -= size
                 if home is not None:
@@ -157,13 +157,16 @@ class Asking:
             return asked.tier, asked.entry.size_bytes, asked.home
         return self._policy.tiers[RAM], self._readers.holds.sizes[asked], None
 
-    def _candidates(self, tiers: Collection[Tier]) -> Iterator[Copy | ExtentId]:
-        """What readers hold of tiers, in the order in which it is asked for."""
-        if self._policy.tiers.get(RAM) in tiers:
-            yield from self._readers.holds.sizes
-        leased = islice(self._leased(), LOOKS)
-        copies = (copy for copy in leased if copy.tier in tiers and copy.usable and not copy.pinned)
-        yield from sorted(copies, key=lambda copy: ORDER.index(copy.role))
+    def _candidates(self) -> Iterator[Copy | ExtentId]:
+        """What readers hold, in the order in which it is asked for: what streams is given back soon anyway."""
+        yield from self._readers.holds.sizes if RAM in self._policy.tiers else ()
+        streaming = list[Copy]()
+        for copy in islice(self._leased(), LOOKS):
+            if copy.role is Role.AHEAD:
+                streaming.append(copy)
+            else:
+                yield copy
+        yield from streaming
 
     def _leased(self) -> Iterator[Copy]:
         """What readers have leases of, another one first each time."""
@@ -171,7 +174,7 @@ class Asking:
         for at in range(len(readers)):
             reader = readers[(self._turn + at) % len(readers)]
             for copies in reader.leases.values() if reader.recalls < UNHEARD else ():
-                yield from copies
+                yield from (copy for copy in copies if copy.usable and not copy.pinned)
 
 
 def _may_be_of(copy: Copy, dataset: Dataset | None) -> bool:
