@@ -1,9 +1,11 @@
-"""An MDS index that tells another number of samples than a shard does is found before the first epoch, by name."""
+"""An MDS index is read a shard at a time, and one that tells another number of samples than a shard does is found before
+the first epoch, by name."""
 
 from __future__ import annotations
 
 import json
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,10 @@ import pytest
 
 from bench.node import Daemon
 from cachesvc.__main__ import run
-from cachesvc.core.errors import CorruptData
+from cachesvc.catalog.formats.mds import compile_mds
+from cachesvc.catalog.inputs import Entry, Inputs, Options
+from cachesvc.core.errors import CorruptData, InvalidInput
+from cachesvc.core.model import ObjectVersion
 from tests.catalog_reader import Folder, compiled
 from tests.datasets import mds_shards
 
@@ -71,3 +76,81 @@ def test_offsets_outside_a_shard_name_it(tmp_path: Path) -> None:
     pairs = np.array([[168, 272], [168, 1 << 30]], np.uint32)
     with pytest.raises(CorruptData, match=r"/d/shard\.00001\.mds\.zstd has an offset table .* sample 80 "):
         catalog.settle(np.array([0, 80]), pairs)
+
+
+def test_a_long_index_costs_a_window_of_memory() -> None:
+    """It was parsed as a whole: that took 53 MB."""
+    count = 20_000
+    index = {"shards": [listed(number) for number in range(count)], "version": 2}
+    whole = json.dumps(index).encode()
+    names = {f"s3://b/shard.{number:05}.mds": 12 for number in range(count)} | {
+        "s3://b/index.json": len(whole)
+    }
+    entries = [Entry(ObjectVersion(uri, size, "e"), uri.rpartition("/")[2]) for uri, size in names.items()]
+
+    def fetch(version: ObjectVersion, offset: int, length: int) -> bytes:
+        return whole[offset : offset + length] if version.uri.endswith(".json") else b"\1\0\0\0"
+
+    inputs = Inputs("s3://b/", entries, Options(), fetch, NoData(), lambda done, total: None)
+    tracemalloc.start()
+    try:
+        draft = compile_mds(inputs)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert draft.extent_first[-1] == count
+    assert len(whole) > 7 << 20
+    assert peak < 30 << 20
+
+
+def listed(number: int) -> dict[str, Any]:
+    raw = {"basename": f"shard.{number:05}.mds", "bytes": 12, "hashes": {"sha1": f"{number:040}"}}
+    names = ["caption", "height", "image", "url", "width"]
+    types = {
+        "column_encodings": ["str", "int", "jpeg", "str", "int"],
+        "column_sizes": [None, 8, None, None, 8],
+    }
+    shard = {"column_names": names, "compression": None, "format": "mds", "hashes": ["sha1"], "samples": 1}
+    return {**shard, **types, "raw_data": raw, "size_limit": 1 << 26, "version": 2, "zip_data": None}
+
+
+class NoData:
+    """An index says it all."""
+
+    def declare(self, extents: object) -> None:
+        raise AssertionError
+
+    def read(self, extent: int, offset: int, length: int) -> bytes:
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        ({"version": 3}, InvalidInput, "is MDS version 3"),
+        ({"version": None}, CorruptData, "field 'version' is missing"),
+        ({"shards": {}}, CorruptData, r"index\.json is broken at character 11: '\[' is missing"),
+        ({"shards": [1]}, CorruptData, r"shards\[0\]: field 'format' is missing"),
+    ],
+)
+def test_an_index_of_another_kind_is_named(
+    tmp_path: Path, change: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    path = shards(tmp_path / "d", told=40) / "index.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}, sort_keys=True))
+    with pytest.raises(error, match=said):
+        compiled(path.parent)
+
+
+@pytest.mark.parametrize(
+    ("index", "said"),
+    [
+        ('{"version": 2}', "field 'shards' is missing"),
+        ('{"version": 2, "shards": [], "shards": []}', "lists its shards twice"),
+    ],
+)
+def test_an_index_lists_its_shards_once(tmp_path: Path, index: str, said: str) -> None:
+    path = shards(tmp_path / "d", told=40) / "index.json"
+    path.write_text(index)
+    with pytest.raises(CorruptData, match=said):
+        compiled(path.parent)

@@ -6,14 +6,14 @@ offsets[samples + 1]; a sample begins with the u32 sizes of its variable columns
 
 from __future__ import annotations
 
-import json
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from cachesvc.catalog.columns import ints
+from cachesvc.catalog.formats.scan import Scan
 from cachesvc.catalog.inputs import Draft, Entry, Inputs
 from cachesvc.catalog.layout import Field
 from cachesvc.catalog.space import Space
@@ -21,11 +21,7 @@ from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import ObjectVersion
 
 _INDEX_BYTES = 512 << 20
-"""A million shards of it; more are not opened."""
-_NESTED_BYTES = 16
-"""Of an index on average for each list and object in it, of which a shard has nine: Python takes 70 to 200 for one."""
-_FIRST_BYTES = 64 << 10
-"""Of which that is not asked."""
+"""A million shards of it; more are not opened. It is read in windows (`scan.py`)."""
 _MAX_HEADS = 1024
 """Shards of which the first bytes are compared with the index, the first ones: 64 GiB of data, and about a second."""
 _THREADS = 32
@@ -75,10 +71,10 @@ def compile_mds(inputs: Inputs) -> Draft:
             space.add([(at, 0, shard.raw)], shard.codec)
             firsts.append(samples)
             samples += shard.samples
-            if not shard.codec:
+            if not shard.codec and len(heads) < _MAX_HEADS:
                 heads.append(_Head(inputs.entries[at].object, shard.samples, where))
             inputs.progress(len(firsts), len(inputs.entries))
-    _check_heads(inputs, heads[:_MAX_HEADS])
+    _check_heads(inputs, heads)
     columns = columns or ()
     return Draft(
         kind="indirect",
@@ -124,22 +120,27 @@ def _indices(inputs: Inputs) -> list[Entry]:
     return chosen
 
 
-def _shards(inputs: Inputs, index: Entry) -> list[_Shard]:
+def _shards(inputs: Inputs, index: Entry) -> Iterator[_Shard]:
+    """Each shard as it is parsed."""
     uri, size = index.object.uri, index.object.size_bytes
     if size > _INDEX_BYTES:
         raise CorruptData(f"{uri} has {size} bytes; an index of more than {_INDEX_BYTES} is not read")
-    raw = inputs.fetch(index.object, 0, size)
-    if (raw.count(b"[") + raw.count(b"{")) * _NESTED_BYTES > size + _FIRST_BYTES:
-        raise CorruptData(f"{uri} is no index: it holds little but brackets")
-    try:
-        head = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise CorruptData(f"{uri} is no JSON: {error}") from error
-    top = _Record(uri, head)
-    if top.take("version", int) != 2:
-        raise InvalidInput(f"{uri} is MDS version {head['version']}; version 2 is read")
-    shards = top.take("shards", list)
-    return [_shard(_Record(f"{uri}: shards[{number}]", value)) for number, value in enumerate(shards)]
+    scan = Scan(uri, lambda offset, length: inputs.fetch(index.object, offset, length), size)
+    version, listed = None, False
+    for name in scan.fields():
+        if name != "shards":
+            value = scan.value()
+            version = value if name == "version" else version
+            continue
+        if listed:
+            raise CorruptData(f"{uri} lists its shards twice")
+        listed = True
+        for number, value in enumerate(scan.items()):
+            yield _shard(_Record(f"{uri}: shards[{number}]", value))
+    if _Record(uri, {"version": version}).take("version", int) != 2:  # which a writer sorts behind the shards
+        raise InvalidInput(f"{uri} is MDS version {version}; version 2 is read")
+    if not listed:
+        raise CorruptData(f"{uri}: field 'shards' is missing")
 
 
 @dataclass(frozen=True, slots=True)
