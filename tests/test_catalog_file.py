@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import random
+import struct
 import subprocess
 import tracemalloc
 from pathlib import Path
@@ -255,6 +256,69 @@ def _is_refused(tmp_path: Path, *changes: dict[str, np.ndarray]) -> None:
     for changed in changes:
         with pytest.raises(CorruptData):
             _forged(tmp_path, changed).check()
+
+
+def _sealed(path: Path, values: dict[bytes, bytes]) -> str:
+    """An LMDB file of any values, with the trailer of a catalog."""
+    with lmdb.open(str(path), subdir=False, lock=False, map_size=1 << 30) as env:
+        with env.begin(write=True) as transaction:
+            for key, value in values.items():
+                transaction.put(key, value)
+        length = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
+    with path.open("r+b") as file:
+        file.truncate(length)
+        file.seek(length)
+        file.write(struct.pack("<8sQ16s", b"CSCATLG1", length, bytes(16)))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({b"head": b"[" + b"[]," * 3_000_000 + b"[]]"}, "a head of 9,000,004 bytes"),
+        ({b"head": b"[" * 100_000}, "recursion"),
+        ({b"head": b"[]"}, "is no catalog"),
+        ({b"%05d" % number: b"" for number in range(40_000)}, "with more than 16384"),
+        ({b"%0500d" % number: b"" for number in range(200_000)}, "more than 16384"),
+    ],
+    ids=["a long head", "a deep head", "a list", "many values", "many pages"],
+)
+def test_what_no_builder_wrote_costs_little_memory(
+    tmp_path: Path, values: dict[bytes, bytes], said: str
+) -> None:
+    path = _sealed(tmp_path / "c", values)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptData, match=said):
+            Catalog.open(path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 12 << 20
+
+
+def test_a_catalog_of_many_classes_has_a_short_head(tmp_path: Path) -> None:
+    rows = [{"file_name": f"{n}.bin", "label": f"class {n}"} for n in range(90_000)]
+    write_files(tmp_path / "d", {f"{n}.bin": b"x" for n in (0, 7)})
+    labelled_table(tmp_path / "d", "labels.csv", rows[:1] + [{**row, "file_name": "7.bin"} for row in rows])
+    catalog = compiled(tmp_path / "d", Options(labels="labels.csv"))
+    assert len(catalog.classes) == 90_000
+    assert (catalog.classes[0], catalog.classes[-1]) == ("class 0", "class 9999")
+    catalog.check()
+
+
+def test_names_that_a_catalog_has_no_room_for_are_the_builders_error(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"names of fields and tags take 1,\d+,\d+ bytes"):
+        write_columns(str(tmp_path / "c"), {"fields": ["x" * (1 << 20)]}, {})
+    assert not list(tmp_path.iterdir())
+
+
+def test_of_many_notes_a_catalog_keeps_the_first(tmp_path: Path) -> None:
+    write_files(tmp_path / "d", {f"{n:03}.bin": bytes(15) for n in range(150)})
+    catalog = compiled(tmp_path / "d", Options(format="records", record_bytes=10))
+    assert len(catalog.notes) == 100
+    assert catalog.notes[98].partition(":")[0].endswith("098.bin")
+    assert catalog.notes[99] == "and 51 notes more like these"
 
 
 def test_a_forged_catalog_whose_rows_lie_between_extents_is_refused(tmp_path: Path) -> None:

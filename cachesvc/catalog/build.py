@@ -31,6 +31,8 @@ _DIRECT_READ_BYTES = 8 << 20
 _DIRECT_THREADS = 8
 _BESIDE_BYTES = 64 << 20
 """A catalog left beside less data than this, of many small files, may be larger than the data."""
+_MAX_NOTES = 100
+"""Of a catalog; each may hold a path of 4 KB."""
 _Sources = Callable[[str], Source]
 
 _SELECT: dict[str, Callable[[Sequence[Entry]], list[Entry]]] = {
@@ -140,6 +142,8 @@ def build(
         raise NotFound(
             f"{survey.uri} holds no whole sample in {found:,} bytes{_SHORTER.get(survey.format, '')}"
         )
+    if len(draft.notes) > _MAX_NOTES:
+        draft.notes[_MAX_NOTES - 1 :] = [f"and {len(draft.notes) - _MAX_NOTES + 1:,} notes more like these"]
     _write(survey, draft, into)
     return tuple(redacted(note) for note in draft.notes)
 
@@ -172,6 +176,7 @@ def _write(survey: Survey, draft: Draft, into: str) -> None:
     prefix = os.path.commonprefix([version.uri for version in versions])  # noqa: RUF071
     columns.update(TextColumn(version.uri[len(prefix) :] for version in versions).columns("object.uri"))
     columns.update(TextColumn(version.etag for version in versions).columns("object.etag"))
+    columns.update(TextColumn(draft.classes).columns("class"))
     columns["object.size"] = ints(version.size_bytes for version in versions)
     if draft.keys is not None:
         columns.update(draft.keys.columns("key"))
@@ -192,7 +197,6 @@ def _write(survey: Survey, draft: Draft, into: str) -> None:
         "extent_bytes": survey.options.extent_bytes,
         "samples": int(draft.extent_first[-1]),
         "fields": [(field.name, field.encoding) for field in draft.fields],
-        "classes": draft.classes,
         "layout": {"kind": draft.kind, **draft.head},
         "tags": tags,
         "notes": draft.notes,

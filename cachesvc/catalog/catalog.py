@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from cachesvc.core.secrets import redacted
 
 _PARTS = ("piece.stored", "piece.tail")
 """Columns of catalogs in which pieces are decoded from parts of objects."""
-BUILDER_VERSION = 9
+BUILDER_VERSION = 10
 """Part of every dataset's digest: raised when the same listing would compile to something else."""
 
 
@@ -38,7 +39,6 @@ class Catalog:
     format: str
     samples: int
     fields: tuple[Field, ...]
-    classes: tuple[str, ...]
     labels: np.ndarray[Any, np.dtype[np.int32]] | None
     documents: Ints | None
     notes: tuple[str, ...]
@@ -63,6 +63,11 @@ class Catalog:
     def extent_bytes(self) -> int:
         """The option that it was compiled with, the daemon's own where nobody gave one."""
         return int(self._columns.head["extent_bytes"])
+
+    @cached_property
+    def classes(self) -> tuple[str, ...]:
+        """The names of classes, made when they are asked for: there may be millions."""
+        return tuple(Texts(self._columns, "class"))
 
     def extents(self) -> list[ExtentId]:
         """Every extent's id, in address order."""
@@ -247,12 +252,12 @@ class Catalog:
             raise CorruptData("a sample lies between extents")
 
     def _check_tags(self) -> None:
-        columns = self._columns
+        columns, classes = self._columns, len(Texts(self._columns, "class"))
         coded = [
             (columns[f"tag.{at}.code"], len(Texts(columns, f"tag.{at}.values"))) for at in self._tags("text")
         ]
         if self.labels is not None:
-            coded.append((self.labels, len(self.classes)))
+            coded.append((self.labels, classes))
         if any(codes.min() < -1 or codes.max() >= names for codes, names in coded):
             raise CorruptData("a label or tag names no value")
         rows = [len(codes) for codes, _ in coded]
@@ -299,7 +304,6 @@ def _catalog(columns: Columns) -> Catalog:
         format=head["format"],
         samples=samples,
         fields=tuple(Field(str(name), str(encoding)) for name, encoding in head["fields"]),
-        classes=tuple(head["classes"]),
         labels=_optional(columns, "label"),
         documents=_optional(columns, "documents"),
         notes=tuple(redacted(note) for note in head["notes"]),

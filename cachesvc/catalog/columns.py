@@ -25,7 +25,7 @@ import numpy.typing as npt
 import xxhash
 
 from cachesvc.catalog import pages
-from cachesvc.core.errors import CacheError, CorruptData, OutOfSpace
+from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, OutOfSpace
 
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
@@ -36,6 +36,9 @@ than one value is joined by copying, so 1 GiB keeps 134 million rows a view."""
 _TRAILER = struct.Struct("<8sQ16s")
 _MAGIC = b"CSCATLG1"
 _HEAD = b"head"
+_HEAD_BYTES = 1 << 20
+"""What a daemon keeps of it, for each catalog, is up to 28 times as much. It holds a name a field and column, nothing a
+sample or class."""
 _DTYPES = {"<i8", "<i4", "|u1", "<f8"}
 
 
@@ -139,7 +142,15 @@ def read_columns(path: str, make: Callable[[Columns], _Made]) -> _Made:
     file that `write_columns` wrote."""
     try:
         return make(_map(path))
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        IndexError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         if isinstance(error, CacheError):
             raise
         raise CorruptData(f"{path} is no catalog: {error!r}; build it again") from error
@@ -153,6 +164,8 @@ def _map(path: str) -> Columns:
     if _HEAD not in where:
         raise CorruptData("the catalog's head is missing")
     begin, length = where[_HEAD]
+    if length > _HEAD_BYTES:
+        raise CorruptData(f"a head of {length:,} bytes; one of {_HEAD_BYTES:,} is read")
     head = json.loads(bytes(data[begin : begin + length]))
     return Columns(head, data, where, {})
 
@@ -183,10 +196,17 @@ def verify_digest(path: str) -> None:
 
 def write_columns(path: str, head: Mapping[str, Any], columns: Mapping[str, Array]) -> None:
     """Write a file at `path`: temporary name beside it, fsync, rename. The same input gives the same
-    bytes. Raises OutOfSpace where it cannot be written."""
+    bytes. Raises OutOfSpace where it cannot be written, InvalidInput where the head is too long."""
+    whole = {**head, "columns": {name: (value.dtype.str, len(value)) for name, value in columns.items()}}
+    text = json.dumps(whole, sort_keys=True).encode()
+    if len(text) > _HEAD_BYTES:
+        raise InvalidInput(
+            f"the names of fields and tags take {len(text):,} bytes, and a catalog has {_HEAD_BYTES:,} for them: "
+            "choose shorter or fewer ones"
+        )
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
-        _write(temporary, head, columns)
+        _write(temporary, text, columns)
         os.replace(temporary, path)
     except (lmdb.Error, OSError) as error:
         raise OutOfSpace(f"{path} cannot be written ({error}); {_mend(path, str(error))}") from error
@@ -207,10 +227,8 @@ def _mend(path: str, said: str) -> str:
     return "free space there"
 
 
-def _write(path: str, head: Mapping[str, Any], columns: Mapping[str, Array]) -> None:
-    whole = {**head, "columns": {name: (value.dtype.str, len(value)) for name, value in columns.items()}}
-    text = json.dumps(whole, sort_keys=True).encode()
-    room = sum(value.nbytes + 4 * mmap.PAGESIZE for value in columns.values()) + 2 * len(text) + (1 << 20)
+def _write(path: str, head: bytes, columns: Mapping[str, Array]) -> None:
+    room = sum(value.nbytes + 4 * mmap.PAGESIZE for value in columns.values()) + 2 * len(head) + (1 << 20)
     env = lmdb.open(path, subdir=False, lock=False, sync=False, map_size=2 * room)
     try:
         for name, value in sorted(columns.items()):
@@ -219,7 +237,7 @@ def _write(path: str, head: Mapping[str, Any], columns: Mapping[str, Array]) -> 
                 with env.begin(write=True) as transaction:
                     transaction.put(_key(name, page), raw[begin : begin + VALUE_BYTES].data)
         with env.begin(write=True) as transaction:
-            transaction.put(_HEAD, text)
+            transaction.put(_HEAD, head)
         length = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
     finally:
         env.close()

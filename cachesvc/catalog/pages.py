@@ -25,12 +25,15 @@ _BIG_DATA = 0x01
 _EMPTY = 2**64 - 1
 _MAX_DEPTH = 8
 _MAX_PAGE_BYTES = 1 << 16
+_MAX_VALUES = 1 << 14
+"""And as many pages on the way to them: a catalog has some 200 columns, and a value more for each GiB."""
 
 
 def values(data: memoryview) -> dict[bytes, tuple[int, int]]:
     """Key -> (offset, length) in `data` of every value of the main database.
 
-    Raises CorruptData when any page, node or value does not lie wholly inside `data`.
+    Raises CorruptData when any page, node or value does not lie wholly inside `data`, or there are more than a
+    catalog has.
     """
     try:
         return _Walk(data).values()
@@ -74,6 +77,8 @@ class _Walk:
         at = page * self._page_bytes
         if page in self._seen or depth > _MAX_DEPTH or at + self._page_bytes > len(self._data):
             raise CorruptData(f"LMDB page {page} is outside the file or in a cycle")
+        if len(self._seen) >= _MAX_VALUES:
+            raise CorruptData(f"LMDB file of more than {_MAX_VALUES} pages of keys")
         self._seen.add(page)
         number, _, flags, lower, upper = _PAGE.unpack_from(self._data, at)
         if number != page or not _PAGE.size <= lower <= upper <= self._page_bytes:
@@ -93,6 +98,8 @@ class _Walk:
         low, high, flags, key_bytes = _NODE.unpack_from(self._data, at)
         length, begin = low | high << 16, at + _NODE.size + key_bytes
         key = bytes(self._data[at + _NODE.size : begin])
+        if key in self._found or len(self._found) >= _MAX_VALUES:
+            raise CorruptData(f"LMDB file with a key twice, or with more than {_MAX_VALUES}")
         if flags & ~_BIG_DATA:
             raise CorruptData("LMDB file holds sub-databases or duplicates")
         if not flags:
