@@ -6,6 +6,9 @@ import json
 import logging
 import resource
 import socket
+import sys
+import threading
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from datetime import datetime
 from functools import partial
@@ -17,7 +20,7 @@ from cachesvc.config import Settings
 from cachesvc.core.errors import SourceUnavailable
 from cachesvc.daemon import jobs
 from cachesvc.daemon.fillers import Fillers
-from cachesvc.daemon.logs import FLOOD_LINES, FLOOD_S, MESSAGES, Flood
+from cachesvc.daemon.logs import FLOOD_LINES, FLOOD_S, MESSAGES, OURS, Flood
 from cachesvc.daemon.serve import configure_logging
 
 DONE = jobs.Done(1, message="m", dataset="0" * 32)
@@ -56,32 +59,42 @@ def test_what_does_not_parse_is_one_of_the_errors_that_end_the_child(said: bytes
             jobs.receive(ours)
 
 
-def test_a_log_record_is_one_line_whatever_an_object_is_called(capsys: pytest.CaptureFixture[str]) -> None:
-    before = logging.getLogger().handlers[:]
-    try:
-        configure_logging("text")
-        logging.getLogger("x").warning(
-            "a fill failed", extra={"error": "s3://b/a\n12:00:00 INFO forged\x1b[2J\u2028é"}
-        )
-    finally:
-        logging.getLogger().handlers[:] = before
+@pytest.fixture
+def own_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The log of a process of ours, in this one."""
+    for place in (sys, threading):
+        monkeypatch.setattr(place, "excepthook", place.excepthook)
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = before
+    root.setLevel(level)
+    for name in OURS:
+        logging.getLogger(name).setLevel(logging.NOTSET)
+
+
+def test_a_log_record_is_one_line_whatever_an_object_is_called(
+    own_log: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure_logging("text")
+    logging.getLogger("x").warning(
+        "a fill failed", extra={"error": "s3://b/a\n12:00:00 INFO forged\x1b[2J\u2028é"}
+    )
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith(r"error=s3://b/a\n12:00:00 INFO forged\x1b[2J\u2028é")
 
 
-def test_a_record_of_the_json_log_is_json_without_secrets(capsys: pytest.CaptureFixture[str]) -> None:
-    before = logging.getLogger().handlers[:]
+def test_a_record_of_the_json_log_is_json_without_secrets(
+    own_log: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     error = ValueError('s3://u:S3CR3T@b/ and "u:S3CR3T@b", s3://b/r?key=S3CR3T".jpg, https://h/x#S3CR3T\\')
+    configure_logging("json")
     try:
-        configure_logging("json")
-        try:
-            raise error
-        except ValueError:
-            logging.getLogger("x").exception(
-                'no such bucket "u:S3CR3T@b"', extra={"error": str(error), "n": 7, "all": [error, True]}
-            )
-    finally:
-        logging.getLogger().handlers[:] = before
+        raise error
+    except ValueError:
+        logging.getLogger("x").exception(
+            'no such bucket "u:S3CR3T@b"', extra={"error": str(error), "n": 7, "all": [error, True]}
+        )
     (line,) = capsys.readouterr().err.splitlines()
     found = json.loads(line)
     assert "S3CR3T" not in line

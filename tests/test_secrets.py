@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
 
@@ -14,9 +17,12 @@ from bench.node import Daemon
 from cachesvc.catalog.build import Options
 from cachesvc.client import Control
 from cachesvc.core.errors import CacheError, InvalidInput
-from cachesvc.core.model import DatasetId
+from cachesvc.core.model import DatasetId, ReaderId
 from cachesvc.core.secrets import redacted
+from cachesvc.daemon.readers import NO_DATASET, Connection, Reader
+from cachesvc.daemon.tenants import Peer
 from cachesvc.leases import DaemonGrants
+from cachesvc.sources.proxies import Proxy
 from cachesvc.sources.s3 import S3Settings, open_s3
 from tests.servers import SeaweedFS, free_ports
 
@@ -48,6 +54,62 @@ ACCESS_KEY = "AKIAZZNOTAREALKEYZZ"
 def test_what_a_url_gives_away_is_not_shown(said: str, shown: str) -> None:
     assert redacted(said) == shown
     assert redacted(shown) == shown
+
+
+def test_what_a_library_says_of_a_path_alone_is_without_its_signature() -> None:
+    said = "Retrying (Retry(total=1)) after connection broken: /b/0.bin?X-Amz-Signature=PASS&sig=PASS&part=1"
+    assert redacted(said) == said.replace("PASS", "***")
+
+
+@pytest.mark.parametrize(
+    "part", ["://a:b", "https://a", "://", "https://a#", "u:p@s3://", "#http://a", "&token=x"]
+)
+def test_names_that_others_write_take_no_longer_than_other_text(part: str) -> None:
+    """Each of 20,000 began a search to the text's end: that took minutes."""
+    before = time.thread_time()
+    redacted("s3://b/" + part * 20_000)
+    assert time.thread_time() - before < 5
+
+
+def test_what_holds_a_secret_does_not_show_it() -> None:
+    """An error's arguments, a debugger and an assertion all do so by `repr`."""
+    peer = Peer(1000, frozenset())
+    reader = Reader(ReaderId(1), socket.socket(), peer, 99887766)
+    reader.channel.close()
+    given = Connection(ReaderId(1), 99887766, 3, True, NO_DATASET, True, 0)
+    proxy = Proxy("h", 1, "Proxy-Authorization: Basic 99887766")
+    assert "99887766" not in f"{reader!r} {given!r} {proxy!r}"
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_neither_what_nobody_catches_nor_a_library_at_its_loudest_says_a_secret(form: str) -> None:
+    program = f"""
+import logging, threading
+from cachesvc.daemon.logs import configure_logging
+configure_logging({form!r})
+for name in ("aiohttp.client", "urllib3.connectionpool", "azure.core", "botocore.auth", "fsspec"):
+    logging.getLogger(name).debug("Authorization: S3CR3T")
+    logging.getLogger(name).info("GET /b/0.bin S3CR3T")
+logging.getLogger("cachesvc.daemon.fills").debug("our own")
+def work():
+    raise ValueError("a thread: https://u:S3CR3T@h/x?sig=S3CR3T")
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+raise ValueError("the program: https://u:S3CR3T@h/x?sig=S3CR3T")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "CACHESVC_LOG": "DEBUG"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    for said in ("our own", "a thread: https://***@h/x?sig=***", "the program: https://***@h/x?sig=***"):
+        assert said in done.stderr
+    assert "S3CR3T" not in done.stderr
+    if form == "json":
+        assert len([json.loads(line) for line in done.stderr.splitlines()]) == 3
 
 
 def test_a_bucket_with_a_user_is_refused_without_naming_the_user(monkeypatch: pytest.MonkeyPatch) -> None:

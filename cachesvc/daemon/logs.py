@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from types import TracebackType
 from typing import Any
 
 from pythonjsonlogger.json import JsonFormatter
@@ -17,15 +19,19 @@ from cachesvc.core.errors import InvalidInput
 from cachesvc.core.secrets import redacted
 from cachesvc.core.text import printable
 
+log = logging.getLogger(__name__)
 FLOOD_LINES = 20
 FLOOD_S = 60.0
 """Lines of one message that show what is wrong; metrics count all of it."""
+OURS = ("cachesvc", "__main__")
+"""Loggers whose level CACHESVC_LOG sets; fillers and sharer are `__main__`."""
 MESSAGES = 1000
 """Different ones that are remembered: ours are a hundred, and no library may make it more without end."""
 
 
 def configure_logging(kind: str) -> None:
-    """`text` or `json`, on stderr; the level is CACHESVC_LOG's. Raises InvalidInput where that is none."""
+    """`text` or `json`, on stderr, also of what nobody catches; the level of our own lines is CACHESVC_LOG's. Raises
+    InvalidInput where that is none."""
     level = (os.environ.get("CACHESVC_LOG") or "INFO").upper()
     if not isinstance(logging.getLevelName(level), int):
         raise InvalidInput(f"CACHESVC_LOG={level} is no level; set it to DEBUG, INFO or WARNING")
@@ -33,10 +39,19 @@ def configure_logging(kind: str) -> None:
     handler.addFilter(Flood())
     as_json = _JsonFormatter("%(asctime)s %(levelname)s %(name)s %(message)s")
     handler.setFormatter(as_json if kind == "json" else _TextFormatter())
-    logging.basicConfig(level=level, handlers=[handler], force=True)
+    # Of libraries only warnings: at DEBUG those of the sources say keys, signatures and whole requests.
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    for name in OURS:
+        logging.getLogger(name).setLevel(level)
     logging.getLogger("grpc._common").disabled = True  # a trace for each request that does not parse
-    for name in ("boto3", "botocore", "urllib3"):  # at DEBUG they say keys and signatures
-        logging.getLogger(name).setLevel(logging.WARNING)
+    sys.excepthook = _uncaught
+    threading.excepthook = lambda given: _uncaught(given.exc_type, given.exc_value, given.exc_traceback)
+
+
+def _uncaught(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+    """What Python itself would write as it is, and past a log of JSON."""
+    if error is not None and not issubclass(kind, KeyboardInterrupt | SystemExit):
+        log.critical("an error that nobody expected", exc_info=(kind, error, trace))
 
 
 class Flood(logging.Filter):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from cachesvc.config import Rule
@@ -75,7 +75,7 @@ class Reader:
     id: ReaderId
     channel: socket.socket
     peer: Peer
-    token: int
+    token: int = field(repr=False)
     """Says who calls the control API; known to this connection alone, so never logged."""
     greeted: bool = False
     wanted: DatasetId = NO_DATASET
@@ -99,7 +99,7 @@ class Connection:
     """A reader's connection as one daemon gives it to another. `wanted` is empty where it reads nothing."""
 
     id: ReaderId
-    token: int
+    token: int = field(repr=False)
     descriptor: int
     greeted: bool
     wanted: DatasetId

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -20,7 +20,7 @@ class Proxy:
 
     host: str
     port: int
-    authorization: str = ""
+    authorization: str = field(default="", repr=False)
 
     @property
     def name(self) -> str:

@@ -12,7 +12,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -75,7 +75,7 @@ class _Target:
 class _Signer:
     """As whom a request is signed, and for which region."""
 
-    keys: Any
+    keys: Any = field(repr=False)
     region: str
 
 
