@@ -12,6 +12,7 @@ import os
 import stat
 import struct
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -51,13 +52,15 @@ class File:
 @dataclass
 class FaultyMount:
     """Context manager; mounted at `path`. What a client caches of attributes is valid for `attributes_s`. While
-    `lookups_hang`, names, attributes and the folder are not answered either."""
+    `lookups_hang`, names, attributes and the folder are not answered either. `weather` is asked before each answer: it
+    may wait, and what it returns but 0 is the errno that is answered instead."""
 
     path: Path
     files: dict[str, File] = field(default_factory=dict)
     attributes_s: int = 0
     reads: int = 0
     lookups_hang: bool = False
+    weather: Callable[[], int] | None = None
 
     @staticmethod
     def why_not() -> str:
@@ -126,6 +129,9 @@ class FaultyMount:
         if opcode in (_LOOKUP, _GETATTR, _READDIR) and self.lookups_hang:
             self.hung.set()
             self._free.wait()
+        told = self.weather if opcode in (_LOOKUP, _GETATTR, _OPEN, _OPENDIR, _READ, _READDIR) else None
+        if told is not None and (code := told()):
+            raise OSError(code, os.strerror(code))
         if opcode == _LOOKUP:
             name = os.fsdecode(body.rstrip(b"\0"))
             if name not in self.files:
