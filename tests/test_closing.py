@@ -87,6 +87,8 @@ def test_a_close_that_hangs_is_left_and_one_that_fails_is_over(
     answers: threading.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert not closed(Disk(lambda: answers.wait(SOON_S)), within_s=0.05)
+    left = [thread.daemon for thread in threading.enumerate() if thread.name == "in-time"]
+    assert left == [True], "the process's end does not wait for it"
 
     def fails() -> None:
         raise TierFailed("it is broken")

@@ -23,8 +23,8 @@ def part_at(version: ObjectVersion, offset: int, size: int) -> int:
     count, last = parts_of(version), offset + size == version.size_bytes
     if count < 2:
         return 0
-    part_bytes, odd = divmod(offset, count - 1) if last else (size, 0)
-    alike = part_bytes >= size > 0 and not odd and -(-version.size_bytes // part_bytes) == count
+    part_bytes = offset // (count - 1) if last else size
+    alike = part_bytes > 0 and -(-version.size_bytes // part_bytes) == count
     return offset // part_bytes + 1 if alike and offset % part_bytes == 0 else 0
 
 
