@@ -93,6 +93,8 @@ def test_jobs_of_other_tiers_behind_a_disk_that_hangs_are_tried_again_once(tmp_p
                 found.verify(number, hanging, DISK)
             found.verify("behind", memory, RAM)
             found.loop.run_until(lambda: found.fillers.busy_s(DISK) > 0.5)
+            found.verify("late", hanging, DISK)
+            assert found.fillers.busy_s(DISK) > 0.5, "as long as the oldest of them"
             assert found.fillers.busy_s(OTHER) == 0.0
             assert "behind" not in found.answers, "all threads wait for the disk"
             before = found.pids()
@@ -101,7 +103,7 @@ def test_jobs_of_other_tiers_behind_a_disk_that_hangs_are_tried_again_once(tmp_p
             began = time.monotonic()
             found.fillers.tier_lost(DISK)
             assert time.monotonic() - began < 1.0
-            for name in (*range(jobs.SIDE_BY_SIDE), "behind"):
+            for name in (*range(jobs.SIDE_BY_SIDE), "behind", "late"):
                 done = found.of(name)
                 assert (done.code, done.retry, done.lost) == (SourceUnavailable.code, True, False)
             assert found.fillers.busy_s(DISK) == 0.0
@@ -136,6 +138,7 @@ def test_a_filler_that_waits_for_a_disk_gets_no_more_jobs_and_ends_when_it_answe
                 found.verify(number, hanging, DISK)
             (left,) = found.pids()
             found.fillers.leave(DISK)
+            found.fillers.leave(OTHER)  # in which it does nothing
             others = [f"goes on {number}" for number in range(jobs.SIDE_BY_SIDE + 1)]
             for each in others:
                 found.verify(each, memory, RAM)

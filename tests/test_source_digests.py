@@ -216,6 +216,7 @@ def test_a_part_that_does_not_match_twice_is_taken_and_one_without_a_checksum_sa
         (2, 100, "bytes 60-99/100", 60),
         (3, 100, "bytes 40-79/100", 40),
         (3, 100, "bytes 50-79/100", 0),
+        (3, 100, "bytes 40-69/100", 0),
         (3, 100, "bytes 40-79/101", 0),
         (4, 100, "bytes 40-79/100", 0),
         (2, 100, "bytes 0-99/100", 0),
