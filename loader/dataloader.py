@@ -55,7 +55,7 @@ OF_ONE_PROCESS = (
 
 class DataLoader(torch.utils.data.DataLoader[Any]):
     """torch's DataLoader, argument for argument. Given a dataset of `open_dataset` (also inside Subset,
-    ConcatDataset, or what holds it in `.dataset`) and no sampler, every rank gets its own part of one global
+    ConcatDataset, StackDataset, or what holds it in `.dataset`) and no sampler, every rank gets its own part of one global
     order: each sample once an epoch, in the same global batches at any number of ranks and workers, resumable. Any other
     dataset, or a sampler of your own, behaves as in torch.
 

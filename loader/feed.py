@@ -19,9 +19,9 @@ from torch.utils.data import default_collate
 from cachesvc.core.order import EpochOrder, OrderSpec, Plan, merged
 from cachesvc.core.run import RunOrder
 from cachesvc.core.stalls import StallReport
-from loader.composed import Spread, spread_of
 from loader.dataset import drawing
 from loader.inside import Inside, flattened, key_at, ours
+from loader.laid import laid, plans_for
 from loader.mixture import Mixture
 from loader.opened import Opened
 from loader.packs import Packed
@@ -104,7 +104,7 @@ class Feed(TorchDataset[Any]):
         self._opened: list[Opened] = [] if core is None else [leaf.opened for leaf in core.leaves]
         self._samples = self._view.samples if self._view is not None else None
         self._whole = whole(self._samples, self.collate, self._wants_ready) if self._samples else None
-        self._spread = self._spread_out()
+        self._laid = laid(self.dataset, self.spec.shuffle)
         self.empty: Callable[[int], Bytes] | None = None
         """Where gathered batches are built: bytes for a size; new memory when None."""
         self._order: EpochOrder | RunOrder | None = None
@@ -116,16 +116,6 @@ class Feed(TorchDataset[Any]):
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.dataset, self.spec, self.share, self.collate, self._wants_ready, self.apart = state
         self._prepare()
-
-    def _spread_out(self) -> Spread:
-        """How the dataset's indices lie in extents. What holds one dataset of ours and has as many samples is taken to
-        index it alike; of any other nothing is known, and all of it counts as one extent."""
-        view, inner, count = self._view, self._inner, len(self.dataset)  # type: ignore[arg-type]
-        if view is None and len(inner) == 1 and len(inner[0]) == count:
-            view = inner[0]
-        if view is None:
-            return Spread(np.asarray([0, count], np.int64), None, False)
-        return spread_of(view, self.spec.shuffle)
 
     def order(self, epoch: int) -> EpochOrder | RunOrder:
         """The order of an epoch, from which batches are made next."""
@@ -140,7 +130,7 @@ class Feed(TorchDataset[Any]):
             return self._order
         if self._composed is not None:
             return RunOrder(self.spec, self._composed.run(self.spec, epoch), epoch)
-        return EpochOrder(self.spec, self._spread.extent_first, epoch)
+        return EpochOrder(self.spec, self._laid.extent_first, epoch)
 
     def steps(self, epoch: int) -> int:
         """Steps of an epoch."""
@@ -175,21 +165,16 @@ class Feed(TorchDataset[Any]):
         say nothing of extents. Returns the steps at which an extent is done with."""
         order, low, high = self.order(epoch), self.share.low, self.share.high
         if isinstance(order, RunOrder):
-            plans = order.plans(low, high)
+            plans = [*zip(self._opened, order.plans(low, high), strict=True)]
         else:
-            plans = [self._plan(order, epoch)] if self._spread.planned else []
+            plans = plans_for(self._laid, order, low, high)
         shared: dict[int, list[Plan]] = {}  # one plan a connection; parts of a dataset share theirs
-        for opened, plan in zip(self._opened, plans, strict=False):
+        for opened, plan in plans:
             shared.setdefault(id(opened), []).append(plan)
         for opened in self._opened:
             if id(opened) in shared:
                 opened.submit(merged(shared.pop(id(opened))), self)
-        return frozenset(step for plan in plans for step in (plan.last_step + 1).tolist())
-
-    def _plan(self, order: EpochOrder, epoch: int) -> Plan:
-        low, high = self.share.low, self.share.high
-        following = EpochOrder(self.spec, self._spread.extent_first, epoch + 1).plan(low, high).extent
-        return order.plan(low, high)._replace(following=following)
+        return frozenset(step for _, plan in plans for step in (plan.last_step + 1).tolist())
 
     def __getitem__(self, key: tuple[int, int]) -> Any:
         epoch, turn = key
@@ -335,4 +320,5 @@ class Feed(TorchDataset[Any]):
         return _Slab(order.full_steps * share.accumulate, self._arranged(rows), valid)
 
     def _arranged(self, ordinals: Ints) -> Ints:
-        return ordinals if self._spread.arrange is None else self._spread.arrange[ordinals]
+        arrange = self._laid.arrange
+        return ordinals if arrange is None else arrange[ordinals]

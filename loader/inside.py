@@ -1,14 +1,16 @@
-"""Our datasets inside what torch and users put around them: Subset, ConcatDataset, or what holds one in `.dataset`."""
+"""Our datasets inside what torch and users put around them: Subset, ConcatDataset, StackDataset, or what holds one in
+`.dataset`."""
 
 from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import ConcatDataset, StackDataset, Subset
 from torch.utils.data import Dataset as TorchDataset
 
 from cachesvc.core.arguments import places_of
@@ -16,7 +18,6 @@ from cachesvc.core.errors import InvalidInput
 from loader.dataset import Dataset
 from loader.mixture import Mixture
 from loader.packs import Packed
-from loader.reader import Ints
 
 MAX_DEPTH = 8
 """Layers looked through for a dataset of ours."""
@@ -65,8 +66,8 @@ def leaves_in(dataset: object) -> Iterator[Dataset]:
 
 
 def hidden_in(dataset: object, depth: int = MAX_DEPTH) -> Iterator[Dataset]:
-    """The plain datasets of ours in any attribute of what users wrote, or in a list or dict there (as torch's StackDataset
-    has them), where `leaves_in` finds none."""
+    """The plain datasets of ours in any attribute of what users wrote, or in a list or dict there, where `leaves_in` finds
+    none."""
     for part in _kept(dataset) if depth else ():
         if isinstance(part, (Dataset, Mixture, Packed)):
             yield from part.leaves
@@ -91,8 +92,8 @@ def flattened(dataset: object) -> Dataset | None:
 
 
 def key_at(dataset: object, index: int) -> str:
-    """The key in the source of the sample that an index names; "" where what is around our dataset indexes it its own
-    way, and of a pack, which has pieces of several."""
+    """The key in the source of the sample that an index names, of a StackDataset that of its first part with keys; "" where
+    what is around our dataset indexes it its own way, and of a pack, which has pieces of several."""
     if isinstance(dataset, Dataset):
         return dataset.catalog.key(int(dataset.ids_of(np.asarray([index], np.int64))[0]))
     if isinstance(dataset, Mixture):
@@ -102,7 +103,11 @@ def key_at(dataset: object, index: int) -> str:
         part = bisect_right(dataset.cumulative_sizes, index)
         before = dataset.cumulative_sizes[part - 1] if part else 0
         return key_at(dataset.datasets[part], index - before)
-    if type(dataset) is Subset and isinstance(dataset.dataset, (Dataset, ConcatDataset, Subset)):
+    if type(dataset) is StackDataset:
+        return next((key for part in parts_of(dataset) or () if (key := key_at(part, index))), "")
+    if type(dataset) is Subset and isinstance(
+        dataset.dataset, (Dataset, ConcatDataset, StackDataset, Subset)
+    ):
         at = int(dataset.indices[index])
         return key_at(dataset.dataset, at + len(dataset.dataset) if at < 0 else at)
     return ""
@@ -112,11 +117,16 @@ def _inside(dataset: object, depth: int) -> Iterator[Dataset | Mixture | Packed]
     if isinstance(dataset, (Dataset, Mixture, Packed)):
         yield dataset
     elif dataset is not None and depth:
-        parts = (
-            dataset.datasets if isinstance(dataset, ConcatDataset) else [getattr(dataset, "dataset", None)]
-        )
-        for part in parts:
+        parts = parts_of(dataset)
+        for part in [getattr(dataset, "dataset", None)] if parts is None else parts:
             yield from _inside(part, depth - 1)
+
+
+def parts_of(dataset: object) -> Iterable[Any] | None:
+    """What torch has put one behind the other, or side by side; None for all else."""
+    if isinstance(dataset, StackDataset) and isinstance(dataset.datasets, dict):
+        return dataset.datasets.values()
+    return dataset.datasets if isinstance(dataset, (ConcatDataset, StackDataset)) else None
 
 
 def _identity(dataset: object, depth: int) -> str:
@@ -126,22 +136,27 @@ def _identity(dataset: object, depth: int) -> str:
         return view.identity
     if dataset is None or not depth:
         return ""
-    if isinstance(dataset, ConcatDataset):
-        parts = [f"{len(part)}:{_identity(part, depth - 1)}" for part in dataset.datasets]  # type: ignore[arg-type]
-        return _digest("\n".join(parts).encode())
+    parts = parts_of(dataset)
+    if parts is not None:
+        told = [f"{len(part)}:{_identity(part, depth - 1)}" for part in parts]
+        how = "beside" if isinstance(dataset, StackDataset) else "behind"
+        return _digest("\n".join((how, *told)).encode())
     inner = _identity(getattr(dataset, "dataset", None), depth - 1)
     chosen = _chosen(dataset)
     return inner if chosen is None else f"{inner}:{_digest(chosen.tobytes())}"
 
 
-def _chosen(dataset: object) -> Ints | None:
-    """The indices that say which samples these are: of a Subset, and of what a user wrote like it."""
+def _chosen(dataset: object) -> np.ndarray[Any, Any] | None:
+    """The indices that say which samples these are: of a Subset (names, say, of what is not ours), and of what a user
+    wrote like it."""
     try:
         indices = np.asarray(getattr(dataset, "indices", None))
     except ValueError:  # a list of lists, say: no choice of samples
         return None
     whole = indices.ndim == 1 and (indices.dtype.kind in "iu" or not indices.size)
-    return indices.astype(np.int64) if whole or isinstance(dataset, Subset) else None
+    if not (whole or isinstance(dataset, Subset)):
+        return None
+    return indices.astype(np.int64 if indices.dtype.kind in "iubf" else np.str_)
 
 
 def _digest(content: bytes) -> str:

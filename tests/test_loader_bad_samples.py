@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 
 from bench.node import Daemon
 from cachesvc.catalog.catalog import Catalog
@@ -220,6 +220,9 @@ def test_a_bad_sample_has_its_key_wherever_its_dataset_lies(tmp_path: Path) -> N
         mix({parts[0]: 0.5, parts[1].where("key >= 'b/2'"): 0.5}),
         both,
         Subset(both, [0, 5, 6, 7, -4, -3, -2, -1]),
+        Subset(
+            StackDataset(TensorDataset(torch.zeros(4)), Subset(both, range(4, 8)), parts[0]), [3, 2, 1, 0]
+        ),
     ]
     for dataset in around:
         loader = DataLoader(dataset, batch_size=3, shuffle=True, on_error="skip", collate_fn=len)

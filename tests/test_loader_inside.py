@@ -8,7 +8,9 @@ import threading
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial, wraps
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,10 +19,14 @@ import torch
 from torch.utils.data import ConcatDataset, IterableDataset, StackDataset, Subset, TensorDataset, random_split
 from torch.utils.data import Dataset as TorchDataset
 
+from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.errors import InvalidInput, StateMismatch
+from cachesvc.core.order import Plan
 from loader import DataLoader, Dataset, mix, pack
+from loader.around import Access
+from loader.laid import laid
 from tests import datasets
-from tests.loader_fakes import MemoryLink, compiled, in_memory
+from tests.loader_fakes import MemoryGrants, MemoryLink, compiled, in_memory
 
 COUNT = 40
 
@@ -107,6 +113,7 @@ OTHERS: dict[str, Callable[[Dataset, Dataset, Dataset], Any]] = {
         [a.take(COUNT // 2), ConcatDataset([b, b.take(COUNT // 2)])]
     ),
     "a choice of it": lambda a, b, c: Subset(ConcatDataset([a, b]), range(2 * COUNT)),
+    "both side by side": lambda a, b, c: StackDataset(a, b),
 }
 
 
@@ -177,6 +184,7 @@ HELD: dict[str, Callable[[Any], Any]] = {
     "Subset": lambda made: Subset(made, [0, 1]),
     "random_split": lambda made: random_split(made, [0.5, 0.5])[0],
     "ConcatDataset": lambda made: ConcatDataset([TensorDataset(torch.arange(3)), made]),
+    "StackDataset": lambda made: StackDataset(made, made),
     "Holds": Holds,
 }
 
@@ -286,13 +294,126 @@ def test_several_processes_hear_that_each_sees_all_of_a_hidden_dataset(
         assert heard(**shared) == []
 
 
-def test_what_torch_stacks_is_hidden_too(links: list[MemoryLink], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    data = in_memory(links[0])
-    for stacked in (StackDataset(data, data), StackDataset(ours=data)):
-        with pytest.warns(UserWarning, match="sees all of StackDataset"):
-            assert len(list(DataLoader(stacked, batch_size=COUNT))) == 1
+STACKED: dict[str, Callable[[Dataset, Dataset], Any]] = {
+    "tuple": lambda a, b: StackDataset(a, Subset(b, range(COUNT))),
+    "dict": lambda a, b: StackDataset(one=Subset(a, range(COUNT)), two=b),
+}
+
+
+@pytest.mark.parametrize("stacked", STACKED)
+def test_a_stack_is_shared_out_and_resumed_whole(links: list[MemoryLink], stacked: str) -> None:
+    """Each pair once, at any number of ranks; a rank that goes on alone gives what all of them had left."""
+
+    def pairs(rank: int, world: int, state: Any = None, most: int | None = None) -> tuple[list[Any], Any]:
+        made = STACKED[stacked](in_memory(links[0], transform=drawn), in_memory(links[1]))
+        loader = DataLoader(made, 8 // world, shuffle=True, drop_last=True, rank=rank, world_size=world)
+        if state is not None:
+            loader.load_state_dict(state)
+        found = []
+        for _, batch in zip(range(most or COUNT), loader, strict=False):
+            one, two = batch.values() if isinstance(batch, dict) else batch
+            found.append([*zip(one.tolist(), two[:, 0].tolist(), strict=True)])
+        return found, json.loads(json.dumps(loader.state_dict()))
+
+    whole, _ = pairs(0, 1)
+    assert sorted(one[0] for batch in whole for one, _ in batch) == list(range(COUNT))
+    assert all(two == 1000 + one[0] for batch in whole for one, two in batch)
+    (first, state), (second, same) = pairs(0, 2, most=2), pairs(1, 2, most=2)
+    assert state == same
+    assert [[*a, *b] for a, b in zip(first, second, strict=True)] == whole[:2]
+    assert pairs(0, 1, state)[0] == whole[2:]
+
+
+@dataclass(frozen=True)
+class PlannedLink(MemoryLink):
+    """Keeps what is planned by the dataset's id."""
+
+    def access(self, catalog: Catalog) -> Access:
+        return Access(MemoryGrants(catalog.extent), partial(PLANS.__setitem__, self.id))
+
+
+class Rest(TorchDataset[Any]):
+    """Nothing of ours."""
+
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, index: int) -> Any:
+        return ()
+
+
+PLANS: dict[str, Plan] = {}
+PARTED: dict[str, Callable[[Dataset, Dataset], Any]] = {
+    "behind": lambda a, b: ConcatDataset([a, Subset(b, range(COUNT - 1, 3, -1))]),
+    "behind others": lambda a, b: ConcatDataset([Rest(), a, Holds(b)]),
+    "some of both": lambda a, b: random_split(
+        ConcatDataset([a, b]), [50, 30], torch.Generator().manual_seed(0)
+    )[0],
+    "beside": lambda a, b: StackDataset(a.take(31), b.select(range(5, 36))),
+    "some beside": lambda a, b: StackDataset(Subset(a, range(30, 9, -1)), Subset(b, range(30, 9, -1))),
+    "held": lambda a, b: Holds(Holds(ConcatDataset([a, b]))),
+    "behind and beside": lambda a, b: StackDataset(
+        ConcatDataset([a.take(4), b.take(6)]), ConcatDataset([a, b]).datasets[1].take(10)
+    ),
+}
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("parted", PARTED)
+def test_extents_of_parts_are_looked_ahead_for_as_they_are_read(
+    tmp_path: Path, parted: str, shuffle: bool
+) -> None:
+    """Each extent that a step reads is planned for that step, and no window has all extents in it."""
+    PLANS.clear()
+    both = []
+    for number in range(2):
+        path = tmp_path / f"{number}.bin"
+        datasets.array_file(path, np.repeat(np.arange(COUNT, dtype="<i8") + 1000 * number, 128))
+        link = compiled(path, tmp_path, format="records", dtype="(128,)i8", extent_bytes=4096 << number)
+        both.append(in_memory(PlannedLink(link.id, link.path)))
+    loader = DataLoader(
+        PARTED[parted](*both), batch_size=3, shuffle=shuffle, window=12288, drop_last=True, collate_fn=list
+    )
+    planned = shuffle or parted not in ("behind", "some of both", "some beside")  # else not as extents lie
+    for step, batch in enumerate(loader):
+        for record in (
+            each for sample in batch for each in (sample if isinstance(sample, tuple) else [sample])
+        ):
+            number, index = divmod(int(record[0]), 1000)
+            plan = PLANS.get(both[number].version)
+            if plan is None:
+                assert not planned
+                continue
+            extent = int(np.searchsorted(both[number].catalog.extent_first, index, "right")) - 1
+            now = (plan.first_step <= step) & (step <= plan.last_step)
+            assert extent in plan.extent[now] or (not planned and number)
+            assert now.sum() <= 6
+    for plan in PLANS.values():
+        rows = [*zip(plan.extent.tolist(), plan.first_step.tolist(), plan.last_step.tolist(), strict=True)]
+        assert len(set(rows)) == len(rows) or parted == "behind and beside"  # which has one part twice
+
+
+class Named(Rest):
+    """Nothing of ours, indexed by names."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return torch.tensor([{"a": -1, "b": -2}[index]])
+
+
+def test_what_is_not_ours_beside_ours_may_be_indexed_in_any_way(links: list[MemoryLink]) -> None:
+    both = ConcatDataset([in_memory(links[0]), Subset(Named(), ["a", "b"])])  # type: ignore[list-item]
+    found = torch.cat(list(DataLoader(both, batch_size=8, shuffle=True)))
+    assert sorted(found[:, 0].tolist()) == [-2, -1, *range(COUNT)]
+
+
+def test_a_stack_is_ordered_by_the_part_of_most_extents(tmp_path: Path, links: list[MemoryLink]) -> None:
+    """Labels in one extent do not make a window of all images."""
+    path = tmp_path / "images.bin"
+    datasets.array_file(path, np.zeros((COUNT, 128), "<i8"))
+    images = in_memory(compiled(path, tmp_path, format="records", dtype="(128,)i8", extent_bytes=4096))
+    found = laid(StackDataset(in_memory(links[0]), images), shuffle=True)
+    assert found.extent_first.tolist() == [*range(0, COUNT + 1, 4)]
+    assert [len(piece.first) for piece in found.pieces] == [2, COUNT // 4 + 1]
 
 
 def by_name(record: torch.Tensor, *, rng: np.random.Generator) -> torch.Tensor:
