@@ -34,6 +34,7 @@ from loader.setup import (
     agreed,
     check_data,
     check_inside,
+    check_place,
     facts_of,
     feed_of,
     state_of,
@@ -285,6 +286,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             found, held = parsed(state), self._held()
             check_data(found, *held)
             feed = self._made(found, found.epoch + found.over)
+            check_place(found, feed)
             check_inside(found, feed.share.batch_size, self._where().world_size)
             turn = 0 if found.over else turn_of(found, feed)
         self._loaded, self._data, self._supply = found, held, Supply(feed, self._given, self._account)

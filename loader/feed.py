@@ -132,6 +132,10 @@ class Feed(TorchDataset[Any]):
             return RunOrder(self.spec, self._composed.run(self.spec, epoch), epoch)
         return EpochOrder(self.spec, self._laid.extent_first, epoch)
 
+    def samples(self, epoch: int) -> int:
+        """Samples of an epoch, those that are dropped included."""
+        return self._as_long_as(epoch).samples
+
     def steps(self, epoch: int) -> int:
         """Steps of an epoch."""
         return self._as_long_as(epoch).steps

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
-from cachesvc.core.errors import StateMismatch
+from cachesvc.core.errors import InvalidInput, StateMismatch
+from cachesvc.core.order import Last, OrderSpec
 from cachesvc.core.text import printable
 
 STATE_VERSION = 2
@@ -163,4 +164,23 @@ def parsed(state: Mapping[str, Any]) -> State:
             raise StateMismatch(f"the state's {name} is {state[name]}: no state says so")
     if state["version"] != STATE_VERSION:
         raise StateMismatch(f"a state of version {state['version']}; this program reads {STATE_VERSION}")
-    return State(**state)
+    whole = State(**state)
+    _must_be_an_order(whole)
+    return whole
+
+
+def _must_be_an_order(state: State) -> None:
+    """Raises StateMismatch where numbers that follow from each other do not."""
+    try:
+        last: Last = state.last  # type: ignore[assignment]
+        nodes = state.canonical_nodes
+        OrderSpec(state.seed, state.global_batch, state.window_extents, nodes, state.shuffle, last)
+    except InvalidInput as error:
+        raise StateMismatch(f"no loader saved this state: {printable(str(error))}") from None
+    each = state.batch_size * state.world_size
+    cut = each > 0 and state.global_batch % each == 0 and state.micro * each < state.global_batch
+    if not (cut if state.micro else state.batch_size == state.world_size == 0):
+        raise StateMismatch(
+            f"no loader saved this state: {state.micro} batches of {state.batch_size} on each of {state.world_size} ranks"
+            f" are no part of a global batch of {state.global_batch}"
+        )

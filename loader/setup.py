@@ -204,6 +204,20 @@ def _told_apart(*identities: str) -> list[str]:
     return [("..." if begin else "") + each[begin : begin + TOLD] + "..." for each in identities]
 
 
+def check_place(state: State, feed: Feed) -> None:
+    """Raises StateMismatch for a place that its epoch does not have. At an epoch's beginning a mixture's weights may be
+    others than when it was saved, and that epoch as long as they say."""
+    if feed.changes and not (state.step or state.micro):
+        return
+    samples = feed.samples(state.epoch)
+    steps = samples // state.global_batch if state.last == "drop" else -(-samples // state.global_batch)
+    if state.steps != steps or 0 < steps < state.step + (state.micro > 0):
+        raise StateMismatch(
+            f"no loader saved this state: it stands at step {state.step} of {state.steps}, and an epoch of {samples:,} "
+            f"samples in global batches of {state.global_batch} has {steps} ({state.last})"
+        )
+
+
 def check_inside(state: State, batch_size: int, world_size: int) -> None:
     """Raises StateMismatch where a state stands between the micro-batches of a step that is cut differently now."""
     if state.micro and (state.batch_size, state.world_size) != (batch_size, world_size):

@@ -271,6 +271,59 @@ def test_a_state_that_no_loader_saved_is_refused(link: MemoryLink, wrong: dict[s
         run.load_state_dict(run.state_dict() | wrong)
 
 
+def in_halves(link: MemoryLink) -> DataLoader:
+    """Ten steps of two micro-batches."""
+    return small(link, batch_size=5, global_batch_size=10, last="pad")
+
+
+@pytest.mark.parametrize("taken", [0, 4, 5])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"steps": steps} for steps in (0, 2, 9, 11)),
+        {"step": 11},
+        {"step": 10, "micro": 1, "batch_size": 5, "world_size": 1},
+        {"micro": 2, "batch_size": 5, "world_size": 1},
+        {"micro": 1, "batch_size": 3, "world_size": 1},
+        {"micro": 1, "batch_size": 0, "world_size": 1},
+        {"micro": 0, "batch_size": 5, "world_size": 1},
+        {"micro": 0, "batch_size": 0, "world_size": 2},
+        {"canonical_nodes": 0},
+        {"canonical_nodes": 11},
+        {"global_batch": 0},
+        {"last": "rest"},
+        {"last": "a\nb"},
+    ],
+)
+def test_what_follows_from_the_rest_of_a_state_must_do_so(
+    link: MemoryLink, taken: int, wrong: dict[str, Any]
+) -> None:
+    first = in_halves(link)
+    list(islice(first, taken))
+    run, state = in_halves(link), first.state_dict()
+    with pytest.raises(StateMismatch, match="no loader saved this state") as refused:
+        run.load_state_dict(state | wrong)
+    assert str(refused.value).isprintable()
+    run.load_state_dict(state)
+    assert rest(run) == rest(in_halves(link))[taken:]
+
+
+def test_of_a_mixture_only_an_epoch_that_has_begun_is_as_long_as_a_state_says(link: MemoryLink) -> None:
+    """Between epochs other weights may come."""
+    one, other = in_memory(link).take(50), in_memory(link).take(30)
+    mixture = mix({one: 10, other: 10}, by="choose")
+    then = DataLoader(mixture.reweighed({one: 30, other: 10}, epoch=1), batch_size=10)
+    first = DataLoader(mixture, batch_size=10, epochs=2)
+    batches = iter(first)
+    next(batches)
+    with pytest.raises(StateMismatch, match="no loader saved this state"):
+        then.load_state_dict(first.state_dict() | {"steps": 4})
+    then.load_state_dict(first.state_dict())
+    next(batches)
+    then.load_state_dict(first.state_dict())
+    assert (then.epoch, len(rest(then))) == (1, 4)
+
+
 @pytest.mark.parametrize("given", [None, [], "state.pt"])
 def test_what_is_no_state_at_all_is_refused_by_its_type(link: MemoryLink, given: Any) -> None:
     with pytest.raises(StateMismatch, match=f"{type(given).__name__} is not a state of this loader"):
