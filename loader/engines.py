@@ -44,7 +44,9 @@ class Given(NamedTuple):
     device: torch.device | None
 
     def check(self) -> None:
-        """As torch, when an iteration begins: both may be set until then. Raises InvalidInput."""
+        """As torch, when an iteration begins: all may be set until then. Raises InvalidInput."""
+        if self.num_workers and self.prefetch_factor == 0:
+            raise InvalidInput("prefetch_factor=0: no worker would make a batch; give 1 or more")
         if self.timeout and not self.num_workers:
             raise InvalidInput(
                 f"timeout={self.timeout} is of batches that workers make, and num_workers is 0: give some, or no timeout"

@@ -271,6 +271,19 @@ def test_what_is_set_between_iterations_holds_from_the_next_one_on(
     assert ({pid == os.getpid() for pid, _ in first}, there) == ({workers == 0}, {workers == 1})
 
 
+@pytest.mark.parametrize("worker_type", ["process", "thread"])
+def test_workers_that_make_no_batch_ahead_are_refused_as_torch_refuses_them(
+    link: MemoryLink, worker_type: Any
+) -> None:
+    loader = DataLoader(in_memory(link), 4, num_workers=1, prefetch_factor=0, worker_type=worker_type)
+    with pytest.raises((AssertionError, ValueError), match="prefetch_factor"):
+        iter(torch.utils.data.DataLoader(Numbers(), 4, num_workers=1, prefetch_factor=0))
+    with pytest.raises(InvalidInput, match="prefetch_factor=0"):
+        iter(loader)
+    loader.prefetch_factor = 1
+    assert flat(loader) == list(range(COUNT))
+
+
 def test_a_state_that_was_loaded_stands_when_a_collate_fn_is_set_after_it(link: MemoryLink) -> None:
     before = DataLoader(in_memory(link), 4, shuffle=True, global_batch_size=20)
     wanted = flat(before)
