@@ -43,4 +43,7 @@ class Crowded:
 
 
 def _told(size_bytes: int) -> str:
+    """In KiB where MiB would say less than is true."""
+    if size_bytes < 16 << 20 and size_bytes % (1 << 20):
+        return f"{-(-size_bytes // 1024):,} KiB"
     return f"{size_bytes / (1 << 20):,.0f} MiB"

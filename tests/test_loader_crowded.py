@@ -49,6 +49,21 @@ def test_what_matters_is_the_largest_tier_unless_all_fit(
 
 
 @pytest.mark.parametrize(
+    ("extent_bytes", "told"),
+    [
+        (4096, "20 KiB are shuffled together, and the largest tier of the daemon holds 12 KiB:"),
+        (400 << 10, "2,000 KiB are shuffled together, and the largest tier of the daemon holds 1,200 KiB:"),
+        (1 << 20, "5 MiB are shuffled together, and the largest tier of the daemon holds 3 MiB:"),
+        (5 << 20, "25 MiB are shuffled together, and the largest tier of the daemon holds 15 MiB:"),
+    ],
+)
+def test_sizes_are_told_as_they_are(caplog: pytest.LogCaptureFixture, extent_bytes: int, told: str) -> None:
+    steps = np.arange(5)
+    Crowded(np.full(10, extent_bytes, np.int64)).look(Plan(steps, 0 * steps, steps), (3 * extent_bytes,))
+    assert caplog.messages[0].startswith(told)
+
+
+@pytest.mark.parametrize(
     ("ram", "given", "said"),
     [
         ("2MiB", {}, 1),
