@@ -74,7 +74,7 @@ class PeerWatch:
             self._over.set()
             raise self.failure
 
-    def publish(self, where: str, error: Exception) -> PeerRankFailed:
+    def publish(self, where: str, error: BaseException) -> PeerRankFailed:
         """Tell all ranks that this one cannot go on, and return what they all raise: the first failure."""
         self._over.set()
         code = error.code if isinstance(error, CacheError) else CacheError.code
@@ -152,26 +152,30 @@ def watch_for(
 
 @contextmanager
 def watched(watch: PeerWatch | None, where: Callable[[], str]) -> Iterator[None]:
-    """Around one iteration: what it raises is told to all ranks. A typed error becomes the PeerRankFailed that
-    the others raise too; any other (of a transform, say) is raised as it is. Without a watch nothing happens."""
+    """Around one iteration: what it raises is told to all ranks, also what ends this one (`sys.exit()` in a transform) but
+    for Ctrl-C, which they get too. A typed error becomes the PeerRankFailed that the others raise too; any other (of a
+    transform, say) is raised as it is. Without a watch nothing happens."""
     if watch is None:
         yield
         return
     watch.start()
     try:
         yield
-    except PeerRankFailed:
+    except (PeerRankFailed, GeneratorExit):
         raise
     except CacheError as error:
         raise watch.publish(where(), error) from error
-    except Exception as error:
-        watch.publish(where(), error)
+    except BaseException as error:
+        if (
+            not isinstance(error, KeyboardInterrupt) or error.args
+        ):  # Ctrl-C has none; a worker's has torch's "Caught ..."
+            watch.publish(where(), error)
         raise
     finally:
         watch.finish()
 
 
-def _cause(error: Exception) -> tuple[str, str]:
+def _cause(error: BaseException) -> tuple[str, str]:
     """Its type and the first line that it says. What a worker raised arrives as torch's "Caught ..." around the
     worker's traceback: then those of the exception that this ends with."""
     text = str(error).strip()

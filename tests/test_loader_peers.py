@@ -190,6 +190,52 @@ def test_what_a_worker_raised_is_told_as_the_worker_said_it(
     until(lambda: not listening())
 
 
+def leave(record: torch.Tensor) -> torch.Tensor:
+    sys.exit("enough")
+
+
+def interrupt(record: torch.Tensor) -> torch.Tensor:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("transform", "told"), [(leave, "SystemExit: enough"), (interrupt, "KeyboardInterrupt: ")]
+)
+def test_a_rank_that_a_transform_ends_tells_the_others(
+    store: dist.TCPStore, tmp_path: Path, workers: int, transform: Any, told: str
+) -> None:
+    datasets.array_file(tmp_path / "r.bin", np.arange(8, dtype="<i8").reshape(8, 1))
+    link = compiled(tmp_path / "r.bin", tmp_path, format="records", dtype="(1,)i8")
+    loader = DataLoader(in_memory(link, transform=transform), num_workers=workers, worker_type="thread")
+    first, second = watches(store, f"left-{workers}-{told}")
+    with watched(second, lambda: ""):
+        with pytest.raises((SystemExit, KeyboardInterrupt)), watched(first, lambda: "step 0"):
+            next(iter(loader))
+        if workers or transform is leave:
+            with pytest.raises(PeerRankFailed) as raised:
+                second.raise_failure()
+            assert str(raised.value) == f"rank 0 cannot go on at step 0: {told}"
+        else:
+            assert second.failure is None  # as after Ctrl-C
+    until(lambda: not listening())
+
+
+def test_an_iteration_that_is_broken_off_tells_nobody(store: dist.TCPStore) -> None:
+    first, second = watches(store, "broken off")
+
+    def batches() -> Any:
+        with watched(first, lambda: ""):
+            yield 0
+
+    with watched(second, lambda: ""):
+        begun = batches()
+        next(begun)
+        begun.close()
+    until(lambda: not listening())
+    assert second.failure is None
+
+
 def test_a_watch_ends_when_all_ranks_have_ended_and_not_before(store: dist.TCPStore) -> None:
     first, second = watches(store, "end")
     with watched(second, lambda: ""):
