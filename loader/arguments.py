@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from typing import Any, Protocol, get_args
 
 from torch.utils.data import Dataset as TorchDataset
@@ -10,6 +10,7 @@ from torch.utils.data import Dataset as TorchDataset
 from cachesvc.core.arguments import whole_number
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order import Last
+from loader.inside import leaves_in
 from loader.mend import OnError
 from loader.mixture import Mixture
 from loader.packs import Packed
@@ -71,6 +72,12 @@ def named(dp_dims: Any) -> tuple[str, ...]:
     if not all(isinstance(name, str) for name in found):
         raise InvalidInput(f"dp_dims={dp_dims!r}: give names of the mesh's dimensions, ('dp',) say")
     return found
+
+
+def refuse_empty(dataset: TorchDataset[Any], shuffle: bool | None) -> None:
+    """Of a dataset of ours. Raises InvalidInput, before torch's sampler says so of a `num_samples` of its own."""
+    if shuffle and isinstance(dataset, Sized) and not len(dataset) and any(True for _ in leaves_in(dataset)):
+        raise InvalidInput(f"{type(dataset).__name__} holds no samples to shuffle: an empty part of another?")
 
 
 def refuse_unused(loader: Ours, drawn: bool) -> None:

@@ -18,7 +18,7 @@ from cachesvc.core.errors import CacheError, InvalidInput, StateMismatch
 from cachesvc.core.order import Last
 from loader.account import Account
 from loader.agreement import job_store, tell_failure
-from loader.arguments import check_arguments, checked_numbers, named, refuse_unused
+from loader.arguments import check_arguments, checked_numbers, named, refuse_empty, refuse_unused
 from loader.engines import Given, WorkerType, checked, given_to
 from loader.epochs import Epochs
 from loader.feed import Feed
@@ -111,6 +111,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         device: torch.device | str | None = None,
         worker_type: WorkerType = "process",
     ) -> None:
+        refuse_empty(dataset, shuffle)
         super().__init__(
             dataset,
             batch_size,
@@ -255,7 +256,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return tuple(self._account.found.kept)
 
     def skip(self, batches: int) -> None:
-        """Leave out this rank's next `batches` batches, into next epochs if need be. Raises InvalidInput, StateMismatch."""
+        """Leave out this rank's next `batches` batches, into next epochs if need be. Raises StateMismatch, and
+        InvalidInput, also for more than 2^63 - 1 together."""
         self._core()
         self._progress.place.skip(whole_number("skip", batches, 0, MAX_COUNT))
         self._job = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Literal
@@ -223,17 +224,27 @@ class Dataset(TorchDataset[Any]):
         return self.select(np.arange(min(whole_number("take", count, 0, 2**63 - 1), len(self))))
 
     def split(self, fractions: Mapping[str, float], seed: int = 0) -> dict[str, Dataset]:
-        """Disjoint random parts; fractions of at most 1 in total. The same for every process and run. Raises InvalidInput,
-        also for a seed outside 0 to 2^64 - 1."""
+        """Disjoint random parts; fractions of at most 1 in total. The same for every process and run. Warns of a part that
+        too few samples leave empty, as torch's random_split does. Raises InvalidInput, also for a seed outside 0 to
+        2^64 - 1."""
         given, seed = shares("fractions", fractions), whole_number("seed", seed, 0, 2**64 - 1)
         if not given or sum(given) > 1 + 1e-9:
             raise InvalidInput(f"fractions {dict(fractions)} are not shares of 1")
         shuffled = permute(np.arange(len(self)), max(1, len(self)), seed).astype(np.int64)
         bounds = [round(share * len(self)) for share in np.cumsum([0.0, *given]).tolist()]
-        return {
+        parts = {
             name: self.select(np.sort(shuffled[low:high]))
             for name, low, high in zip(fractions, bounds, bounds[1:], strict=False)
         }
+        empty = [
+            repr(name) for name, share in zip(fractions, given, strict=True) if share and not parts[name]
+        ]
+        if empty and len(self):
+            warnings.warn(
+                f"{len(self)} samples leave none for {', '.join(empty)} of {dict(fractions)}: give larger shares",
+                stacklevel=2,
+            )
+        return parts
 
     def array(self) -> np.ndarray[Any, Any]:
         """Records of one size as one read-only array [len, *shape] of the stored dtype, in their order: the swap for

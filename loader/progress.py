@@ -72,7 +72,12 @@ class Place:
         return False
 
     def skip(self, batches: int) -> None:
-        """So many batches are left out, into next epochs if need be; none changes nothing."""
+        """So many batches are left out, into next epochs if need be; none changes nothing. Raises InvalidInput for more
+        than any state could say."""
+        if batches > MAX_COUNT - self.epoch - self.turn:
+            raise InvalidInput(
+                f"skip={batches} from {self.turn} batches after the beginning of epoch {self.epoch}: no run is that long"
+            )
         self.turn += batches
         self.resume = self.resume or batches > 0
 

@@ -437,6 +437,14 @@ def test_a_skip_over_any_number_of_epochs_finds_its_place_at_once(link: MemoryLi
     run = small(link, batch_size=10)
     run.skip(10 * 2**58 + 3)
     assert (run.epoch, run.state_dict()["step"]) == (2**58, 3)
+    with pytest.raises(InvalidInput, match="no run is that long"):
+        run.skip(2**63 - 1)
+    assert (run.epoch, run.state_dict()["step"]) == (2**58, 3)
+    nothing = DataLoader(in_memory(link), batch_size=10**6, drop_last=True)
+    nothing.skip(2**63 - 1)
+    with pytest.raises(InvalidInput, match="no run is that long"):
+        nothing.skip(2**63 - 1)
+    nothing.load_state_dict(nothing.state_dict())
     half, other = in_memory(link).take(50), in_memory(link).take(30)
     mixture = mix({half: 10, other: 10}, by="choose").reweighed({half: 10, other: 20}, epoch=3)
     mixed = DataLoader(mixture.reweighed({half: 30, other: 10}, epoch=5), batch_size=10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from bench.node import Daemon
 from cachesvc.core.errors import InvalidInput, SourceChanged
@@ -235,6 +236,21 @@ def test_a_selection_of_none_and_a_part_are_what_they_say(numbers: Dataset) -> N
     assert [len(part) for part in numbers.take(0).split({"x": 0.5, "y": 0.5}).values()] == [0, 0]
     with pytest.raises(InvalidInput, match="take=-1"):
         numbers.take(-1)
+
+
+def test_a_part_that_too_few_samples_leave_empty_is_told_and_gives_nothing(numbers: Dataset) -> None:
+    with pytest.warns(
+        UserWarning, match=r"^7 samples leave none for 'val' of \{'train': 0.98, 'val': 0.02\}: "
+    ):
+        val = numbers.take(7).split({"train": 0.98, "val": 0.02})["val"]
+    assert list(DataLoader(val, batch_size=2)) == []
+    for empty in (val, Subset(numbers, []), ConcatDataset([val, val])):
+        with pytest.raises(InvalidInput, match="holds no samples to shuffle") as refused:
+            DataLoader(empty, batch_size=2, shuffle=True)
+        assert "\n" not in str(refused.value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not numbers.split({"all": 1, "none": 0})["none"]
 
 
 WRONG: dict[str, Callable[[Dataset], object]] = {
