@@ -6,6 +6,7 @@ the samples themselves: the order is a function.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -156,9 +157,10 @@ class Feed(TorchDataset[Any]):
         return self._composed.changes if isinstance(self._composed, Mixture) else ()
 
     def turns_of(self, epoch: int, epochs: int) -> int:
-        """Batches of this rank in so many epochs, which differ where a mixture gets other weights."""
+        """Batches of this rank in so many epochs, which differ where a mixture gets other weights; no more than `len` can
+        say."""
         bounds = [epoch, *(each for each in self.changes if epoch < each < epoch + epochs), epoch + epochs]
-        return sum(self.turns(first) * (end - first) for first, end in pairwise(bounds))
+        return min(sys.maxsize, sum(self.turns(first) * (end - first) for first, end in pairwise(bounds)))
 
     def _as_long_as(self, epoch: int) -> EpochOrder | RunOrder:
         """An order of an epoch's length: any, but that a mixture may have other weights in each."""

@@ -357,6 +357,11 @@ def test_data_that_never_fills_a_batch_does_not_spin(link: MemoryLink) -> None:
     assert list(DataLoader(in_memory(link), batch_size=10**6, drop_last=True)) == []
 
 
+def test_epochs_without_end_in_sight_have_a_length(link: MemoryLink) -> None:
+    run = small(link, batch_size=10, epochs=2**63 - 1)
+    assert len(run) == len(iter(run)) == 2**63 - 1  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("wrong", [-1, 1.5, "1"])
 def test_epochs_and_skips_are_whole_numbers(link: MemoryLink, wrong: Any) -> None:
     run = small(link, batch_size=10)
