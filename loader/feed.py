@@ -20,7 +20,7 @@ from torch.utils.data import default_collate
 from cachesvc.core.order import EpochOrder, OrderSpec, Plan, merged
 from cachesvc.core.run import RunOrder
 from cachesvc.core.stalls import StallReport
-from loader.dataset import drawing
+from loader.drawn import drawn_from
 from loader.inside import Inside, flattened, key_at, ours
 from loader.laid import laid, plans_for
 from loader.mixture import Mixture
@@ -57,15 +57,6 @@ class Share:
     def accumulate(self) -> int:
         """Batches that this rank sees in one step."""
         return (self.high - self.low) // self.batch_size
-
-
-def _asked(ask: Callable[[Any], Any], what: Any, draw: tuple[int, int]) -> Any:
-    """What `ask` answers while this thread draws from `draw`."""
-    token = drawing.set(draw)
-    try:
-        return ask(what)
-    finally:
-        drawing.reset(token)
 
 
 class _Slab:
@@ -105,6 +96,7 @@ class Feed(TorchDataset[Any]):
         self._opened: list[Opened] = [] if core is None else [leaf.opened for leaf in core.leaves]
         self._samples = self._view.samples if self._view is not None else None
         self._whole = whole(self._samples, self.collate, self._wants_ready) if self._samples else None
+        self._samples_of = drawn_from(self.dataset)
         self._laid = laid(self.dataset, self.spec.shuffle)
         self.empty: Callable[[int], Bytes] | None = None
         """Where gathered batches are built: bytes for a size; new memory when None."""
@@ -290,16 +282,9 @@ class Feed(TorchDataset[Any]):
         if self._composed is not None:
             return self._composed.read(indices, self.spec, epoch)
         draw = (self.spec.seed, epoch)
-        if self._view is not None:
-            view = self._view
-            return view.samples.drawn(view.opened.reader(), view.ids_of(indices), draw)
         for inner in self._inner:
             inner.draw = draw  # for threads that the outer dataset reads in
-        outer: Any = self.dataset
-        numbers = indices.tolist()
-        if getattr(outer, "__getitems__", None):  # None is how a class takes it away, as torch has it
-            return list(_asked(outer.__getitems__, numbers, draw))
-        return (_asked(lambda at: outer[at], number, draw) for number in numbers)
+        return self._samples_of(indices, draw)
 
     def _load(self, epoch: int, turn: int) -> _Slab:
         order, share = self.order(epoch), self.share

@@ -406,6 +406,21 @@ def test_what_is_not_ours_beside_ours_may_be_indexed_in_any_way(links: list[Memo
     assert sorted(found[:, 0].tolist()) == [-2, -1, *range(COUNT)]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("parted", [*PARTED, *STACKED])
+def test_samples_of_parts_are_those_that_torchs_own_code_gives(
+    links: list[MemoryLink], parted: str, workers: int
+) -> None:
+    """Though they are read together."""
+    one, other = (in_memory(link, transform=drawn) for link in links[:2])
+    dataset = (PARTED | STACKED)[parted](one, other)
+    loader = DataLoader(
+        dataset, 7, shuffle=True, seed=3, collate_fn=list, num_workers=workers, worker_type="thread"
+    )
+    for batch in loader:
+        assert repr(batch) == repr([dataset[index] for index in loader.indices.tolist()])
+
+
 def test_a_stack_is_ordered_by_the_part_of_most_extents(tmp_path: Path, links: list[MemoryLink]) -> None:
     """Labels in one extent do not make a window of all images."""
     path = tmp_path / "images.bin"
