@@ -33,17 +33,17 @@ WAIT_S = 20.0
 
 
 class FewFiles(Daemon):
-    """A daemon under a hard limit of open files."""
+    """A daemon under a hard limit of open files, and a lower soft one perhaps."""
 
-    def __init__(self, root: Path, limit: int) -> None:
+    def __init__(self, root: Path, limit: int, soft: int = 0) -> None:
         options = ["--ram", "64MiB", "--allow", f"{root}/", "--extent-bytes", str(EXTENT)]
         super().__init__(root / "node", options)
-        self.limit = limit
+        self.limits = f"ulimit -Sn {soft or limit}; ulimit -Hn {limit}"
 
     def spawn(self, *more: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "cachesvc", "serve", *self._options, *more]
         with open(self.root / "daemon.log", "ab") as log:
-            limited = ["sh", "-c", f'ulimit -n {self.limit}; exec "$0" "$@"', *command]
+            limited = ["sh", "-c", f'{self.limits}; exec "$0" "$@"', *command]
             return subprocess.Popen(limited, stdout=log, stderr=log)
 
     def open_files(self) -> int:
@@ -174,3 +174,12 @@ def test_the_ram_tier_is_full_where_open_files_are_short() -> None:
     tier.evict(first)
     os.close(tier.reserve(third, 5))
     tier.close()
+
+
+def test_a_daemon_raises_its_own_limit_as_far_as_it_may(tmp_path: Path) -> None:
+    daemon = FewFiles(tmp_path, 3 * OPEN_FILES_LEAST, soft=OPEN_FILES_LEAST)
+    with daemon:
+        assert daemon.process is not None
+        limits = resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE)
+        assert limits == (3 * OPEN_FILES_LEAST, 3 * OPEN_FILES_LEAST)
+        assert f"readers={most_readers(3 * OPEN_FILES_LEAST)}" in daemon.log

@@ -340,6 +340,17 @@ def test_chunks_that_drip_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
             connection.read_into(memoryview(bytearray(9)))
 
 
+def test_a_body_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nxx")
+        connection = Connection(ours, "server:80")
+        connection.ask(b"GET")
+        monkeypatch.setattr("cachesvc.sources.http.BODY_TIMEOUT_S", -1.0)
+        with pytest.raises(SourceUnavailable, match=r"^server:80 sent 2 of 9 bytes in .*: too slow"):
+            connection.read_into(memoryview(bytearray(9)))
+
+
 def test_a_head_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair()
     monkeypatch.setattr("cachesvc.sources.http.BODY_TIMEOUT_S", -1.0)

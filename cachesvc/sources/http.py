@@ -14,21 +14,27 @@ import ssl
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from functools import partial
+from typing import TypeVar
 
 from cachesvc.core.errors import CacheError, NotAllowed, SourceUnavailable
 from cachesvc.sources.proxies import Proxy
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
+RECEIVE_S = 5.0
+"""Of one system call: one that waits for all of a body returns what came, however long ago the last of it did. So who
+falls silent in mid-body is given up after `READ_TIMEOUT_S`, and these at most."""
 BODY_TIMEOUT_S = 120.0
 """A part of 8 MiB comes at 70 KB/s then; one that drips slower is asked for on another connection. Of a head, too."""
 MAX_HEAD_BYTES = 64 << 10
 MAX_ERROR_BODY_BYTES = 64 << 10
 IDLE_CONNECTIONS = 128
 _RECV_BYTES = 4096
+_T = TypeVar("_T")
 _NUMBER = re.compile("[0-9]{1,18}")
 _HEX = re.compile(b"[0-9a-fA-F]{1,15}")
 
@@ -115,7 +121,7 @@ class Connection:
                     f"{self._name} sent {done} of {len(into)} bytes in {BODY_TIMEOUT_S:.0f} s: too slow"
                 )
             try:
-                got = self._sock.recv_into(into[done:], 0, flags)
+                got = _patient(partial(self._sock.recv_into, into[done:], 0, flags))
             except OSError as error:
                 raise self._unavailable(error) from error
             if not got:
@@ -199,7 +205,7 @@ class Connection:
                 raise SourceUnavailable(
                     f"{self._name} sent no whole head in {BODY_TIMEOUT_S:.0f} s: too slow"
                 )
-            got = self._sock.recv(_RECV_BYTES)
+            got = _patient(partial(self._sock.recv, _RECV_BYTES))
             if not got:
                 raise Hangup(f"{self._name} closed the connection")
             ahead += got
@@ -256,9 +262,8 @@ class Pool:
                 sock = self._tls.wrap_socket(sock, server_hostname=host)
             # The kernel's own timeouts: Python's make every read two system calls.
             sock.settimeout(None)
-            limit = struct.pack("ll", int(READ_TIMEOUT_S), 0)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+            for option, limit_s in ((socket.SO_RCVTIMEO, RECEIVE_S), (socket.SO_SNDTIMEO, READ_TIMEOUT_S)):
+                sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(limit_s), 0))
         except CacheError:
             raise
         except ssl.SSLCertVerificationError as error:
@@ -295,6 +300,17 @@ class Pool:
         for connections in kept.values():
             for connection in connections:
                 connection.close()
+
+
+def _patient(receive: Callable[[], _T]) -> _T:
+    """What a socket gives, asked again until it has been silent for `READ_TIMEOUT_S`. Raises OSError."""
+    until = time.monotonic() + READ_TIMEOUT_S
+    while True:
+        try:
+            return receive()
+        except (BlockingIOError, ssl.SSLWantReadError):
+            if time.monotonic() >= until:
+                raise
 
 
 def number(text: str) -> int | None:
