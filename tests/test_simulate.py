@@ -30,19 +30,24 @@ def spec_of(work: Workload, f: float, ram: float = 1.0) -> NodeSpec:
     return NodeSpec(tiers_of(int(ram * capacity), capacity - int(ram * capacity)))
 
 
+def checked(spec: NodeSpec) -> NodeSpec:
+    """And every invariant now and then: what is kept and what lies ahead stay within each budget together."""
+    return replace(spec, check_every=5000)
+
+
 def held_to_the_promise(result: Result, work: Workload, f: float) -> None:
     """`Must show` of the policy: hits, bytes, what lies ahead, and an even source rate."""
     size, capacity = work.size_bytes, int(f * work.size_bytes)
     assert all(abs(epoch.hit_rate - f) <= 0.01 for epoch in result.epochs[1:])
     assert result.source_bytes <= 1.02 * (size + (work.epochs - 1) * (size - capacity))
     assert max(epoch.ahead_bytes for epoch in result.epochs) <= 0.006 * size
-    assert result.peak_ratio <= 1.25
+    assert max(epoch.peak_ratio for epoch in result.epochs) <= 1.25, "the cold one included"
 
 
 @pytest.mark.parametrize(("f", "ram"), [(0.5, 1.0), (0.8, 0.2)])
 def test_two_thousand_shards_are_kept_at_the_bound_with_an_even_source_rate(f: float, ram: float) -> None:
     work = replace(FULL, epochs=4)
-    held_to_the_promise(simulate("keep", spec_of(work, f, ram), work), work, f)
+    held_to_the_promise(simulate("keep", checked(spec_of(work, f, ram)), work), work, f)
 
 
 @pytest.mark.slow
@@ -53,7 +58,7 @@ def test_eight_epochs_at_each_size_and_split_of_the_cache_hold_the_promise(
     f: float, ram: float, seed: int
 ) -> None:
     work = replace(FULL, seed=seed)
-    held_to_the_promise(simulate("keep", spec_of(work, f, ram), work), work, f)
+    held_to_the_promise(simulate("keep", checked(spec_of(work, f, ram)), work), work, f)
 
 
 @pytest.mark.parametrize(
