@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
-from cachesvc.client import MAX_MESSAGE_BYTES, Control
+from cachesvc.client import CODE_KEY, MAX_MESSAGE_BYTES, Control
 from cachesvc.core import wire
 from cachesvc.core.errors import CacheError
 from cachesvc.core.model import DatasetId
@@ -28,13 +28,16 @@ from cachesvc.core.wire import Message, Op
 from cachesvc.daemon import disposal
 from cachesvc.daemon.control import CONTROL_THREADS
 from cachesvc.daemon.disposal import A_USER, IN_ALL, THREADS, Disposal
+from cachesvc.daemon.statuses import STATUSES
 from cachesvc.grants import Granted
 from cachesvc.leases import DaemonGrants
+from cachesvc.v1 import cachesvc_pb2 as pb
 from tests.test_daemon import wait_until
 
 EXTENT = 64 << 10
 EXTENTS = 8
 GROWTH_KB = 48 << 10
+TYPED = set(STATUSES.values())
 
 
 @pytest.fixture(scope="module")
@@ -391,3 +394,73 @@ def answers(daemon: Daemon) -> bool:
             return bool(control.status().pid)
     except CacheError:
         return False
+
+
+sizes = st.sampled_from([0, 1, 4095, 4096, 2**31, 2**63 - 1, 2**64 - 1])
+words = st.sampled_from(
+    [
+        "",
+        ".",
+        "../..",
+        "/",
+        "records",
+        "tokens",
+        "files",
+        "mds",
+        "uint16",
+        "\0",
+        "%s",
+        "é\n\x1b[2J",
+        "x" * 9000,
+    ]
+) | st.text(max_size=20)
+options = st.builds(
+    pb.DatasetOptions,
+    format=words,
+    extent_bytes=sizes,
+    dtype=words,
+    seq_len=sizes,
+    overlap=sizes,
+    record_bytes=sizes,
+    labels=words,
+)
+ids = words | st.sampled_from(["0" * 32, "../" * 9 + "etc/passwd", "0" * 31 + "/", "A" * 32])
+
+
+@st.composite
+def calls(draw: st.DrawFn, root: str, dataset: str) -> tuple[str, bytes]:
+    """A method and a message that is one, with anything in its fields."""
+    wanted = draw(ids | st.just(dataset))
+    uris = draw(
+        st.lists(words | st.sampled_from([root, f"{root}/0.bin", f"{root}/{{0..9}}.bin"]), max_size=3)
+    )
+    message = draw(
+        st.sampled_from(
+            [
+                pb.OpenDatasetRequest(
+                    uris=uris, options=draw(options), version=wanted, refresh=draw(st.booleans())
+                ),
+                pb.PrefetchRequest(dataset=wanted, dry_run=draw(st.booleans())),
+                pb.PinRequest(dataset=wanted, pinned=draw(st.booleans())),
+                pb.EvictRequest(dataset=wanted),
+                pb.VerifyRequest(dataset=wanted),
+            ]
+        )
+    )
+    return type(message).__name__.removesuffix("Request"), message.SerializeToString()
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_values_in_a_grpc_request_are_answered_or_a_typed_error(
+    daemon: Daemon, dataset: DatasetId, lives: DaemonGrants, data: st.DataObject
+) -> None:
+    method, body = data.draw(calls(str(daemon.root.parent / "data"), dataset))
+    with grpc.insecure_channel(f"unix:{daemon.socket_dir}/cachesvc.sock") as channel:
+        call = channel.unary_stream(f"/cachesvc.v1.Cache/{method}")(body, timeout=20)
+        with contextlib.suppress(grpc.RpcError):
+            list(call)
+        if call.code() is not grpc.StatusCode.OK:
+            assert call.code() in TYPED, (call.code(), call.details())
+            assert dict(call.trailing_metadata())[CODE_KEY].isdigit()
+            assert "\n" not in call.details()

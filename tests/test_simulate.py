@@ -137,6 +137,17 @@ def test_readers_ask_no_more_for_what_they_hold_and_only_what_is_kept_stays_held
         assert len(held) == 60 if f > 1 else len(held) <= 8
 
 
+@pytest.mark.parametrize("policy", ["keep", "lru", "random", "belady"])
+def test_fetches_that_fail_cost_time_and_no_hit(policy: PolicyName) -> None:
+    work = Workload(shards=200, epochs=3)
+    sound, faulty = (
+        simulate(policy, replace(spec_of(work, 0.5), step_s=0.001, source=SourceSpec(fault_rate=rate)), work)
+        for rate in (0.0, 0.4)
+    )
+    assert faulty.stall_s > 1.05 * sound.stall_s
+    assert faulty.hit_rate == pytest.approx(sound.hit_rate, abs=0.02)
+
+
 def test_the_same_seed_gives_the_same_trace_and_another_one_another() -> None:
     work = Workload(shards=60, epochs=2, seed=5)
     logs = []

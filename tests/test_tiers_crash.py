@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -82,8 +83,9 @@ while True:
 """
 
 
-def killed_at_random(directory: Path, points: int, seed: int) -> None:
-    chance = random.Random(seed)
+def killed_at_random(directory: Path, points: int, seed: int) -> Counter[str]:
+    """How often a kill came in the middle of what."""
+    chance, met = random.Random(seed), Counter[str]()
     committed: set[int] = set()
     first, kept, lost = 0, 0, 0
     for point in range(points):
@@ -100,6 +102,7 @@ def killed_at_random(directory: Path, points: int, seed: int) -> None:
             committed.symmetric_difference_update({int(text)})
             first = max(first, int(text) + 1) if sign == "+" else first
         first += 1  # its last fill may have been committed and not said
+        in_fill = os.listdir(directory / "cachesvc/v1/tmp")
         started = time.monotonic()
         tier = open_nvme(NAME, directory)
         found = sound(tier)
@@ -108,8 +111,13 @@ def killed_at_random(directory: Path, points: int, seed: int) -> None:
         tier.close()
         kept, lost = kept + len(committed & found), lost + len(committed - found)
         assert not committed - found, f"seed {seed}, point {point}: committed extents are gone"
+        met["fill, or commit before its rename"] += bool(in_fill)
+        evicting = {int(said[-1][1])} if said and said[-1][0] == "-" and not in_fill else set()
+        met["eviction"] += bool(evicting)
+        met["commit after its rename"] += bool(found - committed - evicting)
         committed = found
     assert kept > points
+    return met
 
 
 def test_kill_9_at_random_moments_keeps_what_was_committed(tmp_path: Path) -> None:
@@ -119,7 +127,8 @@ def test_kill_9_at_random_moments_keeps_what_was_committed(tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_kill_9_at_200_random_moments_keeps_what_was_committed(tmp_path: Path) -> None:
-    killed_at_random(tmp_path, 200, seed=2)
+    met = killed_at_random(tmp_path, 200, seed=2)
+    assert min(met.values()) > 0, met
 
 
 class Durable:

@@ -26,5 +26,5 @@ def simulate(policy: PolicyName, spec: NodeSpec, workload: Workload) -> Result:
     cache = RandomCache(room, workload.seed) if policy == "random" else BeladyCache(room)
     alone = replace(workload, ranks=1)
     traces = [trace(alone, epoch) for epoch in range(alone.epochs)]
-    source = Source(replace(spec.source, fault_rate=0.0), workload.seed)
+    source = Source(spec.source, workload.seed)
     return Result(policy, bound, tuple(replay(cache, alone, traces, source, spec.step_s)))

@@ -61,7 +61,7 @@ def replay(
     source: Source,
     step_s: float,
 ) -> Iterator[EpochResult]:
-    """Read every epoch through the cache; each miss stalls for its fetch."""
+    """Read every epoch through the cache; each miss stalls for its fetch, and for those before it that failed."""
     uses = _next_uses(traces)
     now = 0.0
     for trace in traces:
@@ -71,9 +71,11 @@ def replay(
                 meter.touched.add(extent)
                 if cache.touch(extent, next(uses)):
                     continue
-                waited_s, _ = source.fetch(workload.shard_bytes, now)
-                now += waited_s
-                meter.stall_s += waited_s
+                asked, failed = now, True
+                while failed:
+                    waited_s, failed = source.fetch(workload.shard_bytes, now)
+                    now += waited_s
+                meter.stall_s += now - asked
                 meter.fill(now, extent, workload.shard_bytes)
             now += step_s
         yield meter.close(now)
