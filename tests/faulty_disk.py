@@ -1,6 +1,6 @@
 """A disk that misbehaves on demand: a FUSE pass-through, `python -m tests.faulty_disk BACKING MOUNT FAULT`.
 
-The file FAULT holds what every call does first: nothing (empty), `eio` or `enospc`, a number of seconds to wait
+The file FAULT holds what every call does first: nothing (empty), `eio`, `enospc` or `erofs`, a number of seconds to wait
 (`rename 0.1`: only such calls; `fsync:/tmp/ eio`: of paths with that in them), or `hang`: it waits until the file says
 something else.
 """
@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 START_S = 10.0
-FAILS = {"eio": errno.EIO, "enospc": errno.ENOSPC}
+FAILS = {"eio": errno.EIO, "enospc": errno.ENOSPC, "erofs": errno.EROFS}
 
 
 class FaultyDisk:
