@@ -17,6 +17,7 @@ import trustme
 from bench.node import Daemon
 from cachesvc.core.errors import NotAllowed, SourceUnavailable
 from cachesvc.core.model import ObjectVersion
+from cachesvc.sources import http
 from cachesvc.sources.http import Pool
 from cachesvc.sources.resilient import Resilient
 from cachesvc.sources.s3 import S3Settings, open_s3
@@ -160,3 +161,33 @@ def test_a_read_that_is_interrupted_takes_nothing_encrypted_for_the_body(authori
             connection.close()
     assert ended
     assert set(into) <= set(b"+-")
+
+
+@pytest.mark.parametrize("tls", [True, False])
+@pytest.mark.parametrize(
+    "said", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nxx"], ids=["head", "body"]
+)
+def test_a_server_that_falls_silent_is_given_up(
+    authority: trustme.CA, monkeypatch: pytest.MonkeyPatch, tls: bool, said: bytes
+) -> None:
+    """Python's `ssl` asks again and again where the kernel's time-out passes: it once waited for ever."""
+    monkeypatch.setattr(http, "READ_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(http, "RECEIVE_S", 1.0)
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        Relay(silent.getsockname()[1], terminating(authority) if tls else None) as front,
+    ):
+        connection = http.Pool(context if tls else None).connect("127.0.0.1", front.port)
+        server, _ = silent.accept()
+        with server:
+            server.sendall(said)
+
+            def ask() -> None:
+                connection.ask(b"GET / HTTP/1.1\r\n\r\n")
+                connection.read_into(memoryview(bytearray(9)))
+
+            with pytest.raises(SourceUnavailable, match="sent nothing for 1 s"):
+                ask()
+        connection.close()

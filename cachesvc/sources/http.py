@@ -7,7 +7,6 @@ plain socket is one system call that runs outside the interpreter lock.
 
 from __future__ import annotations
 
-import errno
 import re
 import socket
 import ssl
@@ -26,8 +25,8 @@ from cachesvc.sources.proxies import Proxy
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
 RECEIVE_S = 5.0
-"""Of one system call: one that waits for all of a body returns what came, however long ago the last of it did. So who
-falls silent in mid-body is given up after `READ_TIMEOUT_S`, and these at most."""
+"""Of one system call, without TLS: one that waits for all of a body returns what came, however long ago the last of it
+did. So who falls silent in mid-body is given up after `READ_TIMEOUT_S`, and these at most."""
 BODY_TIMEOUT_S = 120.0
 """A part of 8 MiB comes at 70 KB/s then; one that drips slower is asked for on another connection. Of a head, too."""
 MAX_HEAD_BYTES = 64 << 10
@@ -226,7 +225,7 @@ class Connection:
         return Answer(status, headers, length, self._chunked)
 
     def _unavailable(self, error: OSError) -> SourceUnavailable:
-        late = isinstance(error, ssl.SSLWantReadError | TimeoutError) or error.errno == errno.EAGAIN
+        late = isinstance(error, TimeoutError | BlockingIOError)
         waited_s = self._sock.gettimeout() or READ_TIMEOUT_S
         what = f"sent nothing for {waited_s:.0f} s" if late else f"broke the connection ({error})"
         return SourceUnavailable(f"{self._name} {what}")
@@ -260,7 +259,10 @@ class Pool:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._tls is not None:
                 sock = self._tls.wrap_socket(sock, server_hostname=host)
-            # The kernel's own timeouts: Python's make every read two system calls.
+                # Python's own: its `ssl` asks on for ever where the kernel's have passed.
+                sock.settimeout(READ_TIMEOUT_S)
+                return Connection(sock, name)
+            # The kernel's: Python's make every read two system calls.
             sock.settimeout(None)
             for option, limit_s in ((socket.SO_RCVTIMEO, RECEIVE_S), (socket.SO_SNDTIMEO, READ_TIMEOUT_S)):
                 sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(limit_s), 0))
@@ -308,7 +310,7 @@ def _patient(receive: Callable[[], _T]) -> _T:
     while True:
         try:
             return receive()
-        except (BlockingIOError, ssl.SSLWantReadError):
+        except BlockingIOError:
             if time.monotonic() >= until:
                 raise
 
