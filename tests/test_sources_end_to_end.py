@@ -68,7 +68,7 @@ def serving(
         assert "Traceback" not in daemon.log
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_epoch_through_every_fault_at_once_holds_no_wrong_sample(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
