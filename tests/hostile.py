@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from google.protobuf.message import DecodeError
 from xxhash import xxh3_64_hexdigest
 
 from cachesvc import plans
@@ -28,15 +29,21 @@ from cachesvc.catalog.formats.tar import members
 from cachesvc.catalog.formats.tokens import compile_tokens
 from cachesvc.catalog.formats.webdataset import compile_webdataset
 from cachesvc.catalog.inputs import Draft, Entry, Inputs
+from cachesvc.config import Settings
 from cachesvc.core import wire
 from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.model import Extent, ExtentId, ObjectVersion
+from cachesvc.daemon.messages import options_of
 from cachesvc.daemon.plans import entries_of
 from cachesvc.sources.parquet import decode
+from cachesvc.sources.uri import allowlist, canonical, expand
+from cachesvc.v1 import cachesvc_pb2 as pb
 
 CORPUS = Path(__file__).parent / "corpus"
 MAX_READ_BYTES = 8 << 20
 """No parser may ask for more than this of a file of a few KB."""
+ALLOWED = allowlist(["s3://b/"])
+SETTINGS = Settings(0, (), (), "/s", "/t")
 
 
 class _Store:
@@ -87,6 +94,20 @@ def grants_message(data: bytes) -> None:
     except ValueError:
         return
     assert len(wire.encode(*found)) <= wire.MAX_MESSAGE_BYTES
+
+
+def open_request(data: bytes) -> None:
+    """A request to open a dataset: objects below the allowed prefix alone, or a typed error."""
+    try:
+        request = pb.OpenDatasetRequest.FromString(data)
+    except DecodeError:
+        return
+    try:
+        options_of(request.options, SETTINGS)
+        found = expand([ALLOWED.check(uri) for uri in request.uris])
+        assert all(canonical(uri).startswith("s3://b/") for uri in found)
+    except CacheError:
+        return
 
 
 def plan_memory(data: bytes) -> None:
@@ -167,7 +188,18 @@ def catalog(data: bytes) -> None:
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
     found.__name__: found
-    for found in (grants_message, plan_memory, tar, webdataset, mds, parquet, npy, megatron, catalog)
+    for found in (
+        grants_message,
+        open_request,
+        plan_memory,
+        tar,
+        webdataset,
+        mds,
+        parquet,
+        npy,
+        megatron,
+        catalog,
+    )
 }
 
 
