@@ -29,7 +29,7 @@ Ask = Callable[..., jobs.Done]
 def ask(tmp_path: Path) -> Iterator[Ask]:
     """A real filler: job and descriptors -> its answer."""
     settings = Settings(0, (), (), str(tmp_path), str(tmp_path / "state"), fillers=1)
-    given = json.dumps({**asdict(settings), "roots": ()})
+    given = json.dumps({**asdict(settings), "roots": (), "paces": -1})
     process, channel = spawn("cachesvc.daemon.filler", given, os.environ)
     channel.settimeout(30)
 
