@@ -200,7 +200,6 @@ def test_a_directory_that_is_named_twice_is_refused(tmp_path: Path, data: bytes)
             pass
 
 
-@pytest.mark.slow  # on a slow host the new daemon began now and then
 def test_a_directory_that_is_named_twice_is_no_place_for_a_new_daemon(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "other").symlink_to("good")
     with node(tmp_path, data, f"{tmp_path}/good=8MiB") as found:

@@ -50,6 +50,8 @@ class Disk:
         self.path = path.absolute()
         self.tier: NvmeTier | None = None
         """None until a directory was opened and taken."""
+        self.place: tuple[int, int] | None = None
+        """Which directory was locked last, whatever came of it; None before the first."""
         self._told_mounted = mounted
         self._told_locks = list(locks)
         self._next: Successor | None = None
@@ -67,6 +69,7 @@ class Disk:
             return self._next
         self._give_up()
         tier = open_nvme(self.name, self.path, locks=self._told_locks, mounted=self.mounted)
+        self.place = tier.directory.place
         try:
             extents = tier.recover(heard)
             with suppress(OutOfSpace), translated(str(self.path), "write to the cache directory"):

@@ -385,11 +385,12 @@ def _taken(
 
 
 def _check_each_once(disks: Sequence[Disk]) -> None:
-    """Raises InvalidInput where two of them are one directory: an old daemon's lock of it is shared by both."""
+    """Raises InvalidInput where two of them are one directory: an old daemon's lock of it is shared by both. Also where one
+    failed: each removes what the other is just writing."""
     seen: set[tuple[int, int]] = set()
     for disk in disks:
-        if disk.tier is None:
+        if disk.place is None:
             continue
-        if disk.tier.directory.place in seen:
+        if disk.place in seen:
             raise InvalidInput(NAMED_TWICE.format(disk.path))
-        seen.add(disk.tier.directory.place)
+        seen.add(disk.place)
