@@ -20,7 +20,7 @@ lint: $(VENV)/.ready
 	$(VENV)/bin/lint-imports
 
 test: lint
-	$(PY) -m pytest -m 'not slow' -n 3 --dist loadfile
+	$(PY) -m pytest -m 'not slow' -n 3 --dist loadfile --no-loadscope-reorder
 
 chaos: $(VENV)/.ready
 	$(PY) -m pytest -m slow --timeout 1500 -o faulthandler_timeout=1600

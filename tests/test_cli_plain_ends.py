@@ -306,7 +306,7 @@ def test_names_that_a_terminal_would_obey_are_spelled_out(
     assert capsys.readouterr().err == r"warning: a b\x1b[2Jc é d is left out" + "\n"
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("unbuffered", ["", pytest.param("1", marks=pytest.mark.slow)])
 def test_output_that_a_full_disk_does_not_take_is_one_line(
     daemon: Daemon, pets: Path, unbuffered: str
 ) -> None:

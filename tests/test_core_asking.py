@@ -163,10 +163,10 @@ def test_what_streams_is_asked_for_where_an_extent_has_no_room_at_all() -> None:
 
 
 def test_who_never_answers_is_asked_for_no_more_than_its_buffer_holds_until_it_gives_something_back() -> None:
-    cache = Cache(800)
-    first = cache.declare(FIRST, 800, ONE)
+    cache = Cache(300)
+    first = cache.declare(FIRST, 300, ONE)
     cache.read(ONE, first)
-    second = cache.declare(SECOND, 800, TWO)
+    second = cache.declare(SECOND, 300, TWO)
 
     def asked_for_a_minute() -> list[ExtentId]:
         found: list[ExtentId] = []

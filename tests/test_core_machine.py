@@ -398,7 +398,7 @@ class NodeMachine(RuleBasedStateMachine):
 
 TestNode = NodeMachine.TestCase
 TestNode.settings = settings(
-    max_examples=120,
+    max_examples=80,
     stateful_step_count=60,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

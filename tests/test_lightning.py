@@ -48,6 +48,11 @@ def test_epochs_are_whole_and_differ_and_a_checkpoint_in_mid_epoch_goes_on(data:
     (middle,) = (tmp_path / "whole-saved").glob("*step=5.ckpt")
     resumed, _ = train(data, tmp_path / "resumed", "ours", str(middle))
     assert resumed == [rank[5 * BATCH :] for rank in seen]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_at_an_epochs_end_goes_on_with_the_next(data: str, tmp_path: Path) -> None:
+    seen, _ = train(data, tmp_path / "whole", "ours")
     (end,) = (tmp_path / "whole-saved").glob("end-epoch=0.ckpt")
     resumed, _ = train(data, tmp_path / "after", "ours", str(end))
     assert resumed == [rank[EPOCH:] for rank in seen]

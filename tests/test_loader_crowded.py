@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from pathlib import Path
 
@@ -88,7 +89,7 @@ def test_a_loader_says_it_once(
         data = open_dataset(tmp_path / "data.bin", format="records", record_bytes=RECORD)
         loader = DataLoader(data, 32, **{"shuffle": True} | given)  # type: ignore[arg-type]
         for _ in range(2):
-            assert sum(map(len, loader)) == len(data)
+            assert sum(map(len, itertools.islice(loader, 8))) == 8 * 32
     lines = [line for line in caplog.messages if "shuffled together" in line]
     assert len(lines) == said
     assert all(

@@ -96,7 +96,14 @@ def interrupted(link: MemoryLink, line: int, workers: dict[str, Any]) -> str:
 )  # it may come in a finalizer too
 @pytest.mark.parametrize(
     ("workers", "step"),
-    [({}, 7), ({"num_workers": 2, "worker_type": "thread"}, 17), ({"num_workers": 1}, 67)],
+    [
+        ({}, 29),
+        ({"num_workers": 2, "worker_type": "thread"}, 61),
+        ({"num_workers": 1}, 199),
+        pytest.param({}, 7, marks=pytest.mark.slow),
+        pytest.param({"num_workers": 2, "worker_type": "thread"}, 17, marks=pytest.mark.slow),
+        pytest.param({"num_workers": 1}, 67, marks=pytest.mark.slow),
+    ],
 )
 def test_an_interrupt_at_any_line_leaves_a_loader_that_goes_on(
     link: MemoryLink, workers: dict[str, Any], step: int

@@ -421,7 +421,7 @@ def walked(machine: type[LoaderMachine], examples: int, seed: int | None = None)
 
 
 def test_ranks_are_handed_what_a_plain_walk_says(link: MemoryLink) -> None:
-    walked(LoaderMachine, 220)
+    walked(LoaderMachine, 100)
 
 
 @pytest.mark.slow

@@ -31,6 +31,8 @@ def test_a_path_leads_where_the_system_says(made: list[tuple[str, bool, str]], p
     with TemporaryDirectory() as root:
         for where, is_link, target in made:
             at = Path(f"{root}/{where}")
+            if not os.path.realpath(at).startswith(f"{root}/"):  # nothing is made outside
+                continue
             try:
                 if is_link:
                     at.symlink_to(f"{root}/{target}" if target.startswith("/") else target or ".")

@@ -11,6 +11,7 @@ from functools import partial
 from itertools import count
 
 import pytest
+from _pytest.mark import ParameterSet
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -136,6 +137,11 @@ def simulate(
     return asked, served
 
 
+def often(*values: float) -> list[ParameterSet]:
+    """Of what takes a while, more of the same: for `make chaos`."""
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
 def share(times: list[float], start: float, end: float, rate: float) -> float:
     """Of `rate`, between two moments."""
     return sum(start <= at < end for at in times) / (end - start) / rate
@@ -146,7 +152,7 @@ def share(times: list[float], start: float, end: float, rate: float) -> float:
     [
         (100, 10, 2, 64, 0.002),
         (100, 10, 2, 256, 0.002),
-        (3500, 350, 16, 64, 0.03),
+        pytest.param(3500, 350, 16, 64, 0.03, marks=pytest.mark.slow),
         (150, 15, 2, 64, 0.005),
         (1000, 100, 1, 64, 0.01),
     ],
@@ -172,7 +178,7 @@ def test_a_slow_source_is_used_from_the_fifth_second_on(latency_s: float) -> Non
         assert share(served, 5, 30, rate) >= 0.95, seed
 
 
-@pytest.mark.parametrize("retry_after_s", [0.5, 1, 2, 5, 10, 30])
+@pytest.mark.parametrize("retry_after_s", [0.5, *often(1, 2), 5, *often(10), 30])
 @pytest.mark.parametrize(("rate", "clients", "latency_s"), [(40, 2, 0.03), (40, 1, 0.005), (300, 2, 0.01)])
 @pytest.mark.parametrize("burst_s", [0.1, 1.0])
 def test_a_source_that_says_when_to_come_back_is_used_all_the_same(
@@ -190,7 +196,7 @@ def test_a_source_that_says_when_to_come_back_is_used_all_the_same(
         assert len(asked) <= 1.15 * len(served)
 
 
-@pytest.mark.parametrize("window_s", [1, 5, 10, 60])
+@pytest.mark.parametrize("window_s", [1, *often(5, 10), 60])
 @pytest.mark.parametrize(("rate", "latency_s"), [(40, 0.01), (100, 0.1), (300, 0.01)])
 def test_a_quota_is_used_up_evenly(rate: int, latency_s: float, window_s: float) -> None:
     """Each window's refusals are some in a row; once they were up to a fifth of what was asked."""
@@ -201,8 +207,11 @@ def test_a_quota_is_used_up_evenly(rate: int, latency_s: float, window_s: float)
         assert len(asked) <= 1.1 * len(served)
 
 
-@pytest.mark.parametrize("clients", [1, 2, 4, 8])
-@pytest.mark.parametrize(("rate", "window_s"), [(20, 5), (10, 10), (20, 10), (3, 60), (5, 60), (3, 300)])
+@pytest.mark.parametrize("clients", [1, *often(2), 4, *often(8)])
+@pytest.mark.parametrize(
+    ("rate", "window_s"),
+    [(20, 5), (10, 10), (20, 10), (3, 60), (5, 60), pytest.param(3, 300, marks=pytest.mark.slow)],
+)
 def test_a_small_quota_is_used_up_evenly_by_many(rate: int, window_s: float, clients: int) -> None:
     """Each client was refused eight times a window, and the rate grew over seconds: 100 requests were gone long before
     the window was, and up to 1.21 times as many were asked for."""
@@ -258,7 +267,7 @@ def test_a_first_guess_that_nobody_uses_does_not_grow() -> None:
 
 
 @pytest.mark.parametrize("latency_s", [0.1, 0.5, 1.0, 2.0, 5.0])
-@pytest.mark.parametrize("threads", [64, 256])
+@pytest.mark.parametrize("threads", [64, *often(256)])
 def test_late_answers_do_not_cut_the_rate_down_to_nothing(latency_s: float, threads: int) -> None:
     """A refusal that comes late says nothing of the rate since: once each of them cut it, down to a fiftieth."""
     rate = 100

@@ -36,6 +36,8 @@ os._exit(0)
 
 def as_user(uid: int, work: Callable[[], object], groups: tuple[int, ...] = ()) -> object:
     """What `work`, and what it refers to, gives when it is pickled and called by that user; CacheErrors by name."""
+    # As it is, not as a name in its module, which would be imported there with all that tests need.
+    cloudpickle.register_pickle_by_value(sys.modules[work.__module__])
     done = subprocess.run(
         [sys.executable, "-c", _WORK],
         input=cloudpickle.dumps((uid, groups, work)),
