@@ -22,8 +22,10 @@ lint: $(VENV)/.ready
 test: lint
 	$(PY) -m pytest -m 'not slow' -n 3 --dist loadfile --no-loadscope-reorder
 
+LONGER := --timeout 1500 -o faulthandler_timeout=1600
 chaos: $(VENV)/.ready
-	$(PY) -m pytest -m slow --timeout 1500 -o faulthandler_timeout=1600
+	$(PY) -m pytest -m 'slow and not alone' -n 2 --dist loadfile --no-loadscope-reorder $(LONGER); failed=$$?; \
+	$(PY) -m pytest -m 'slow and alone' $(LONGER) && exit $$failed
 
 # The loaders that `make bench` compares with, in an environment of their own. One that does not install is a row that says so.
 .venv-peers/.ready: bench/peers/constraints.txt

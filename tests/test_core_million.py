@@ -36,6 +36,7 @@ TABLE_BYTES = 256 << 20
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("room", [MILLION * 2, MILLION // 2], ids=["fits", "half"])
 def test_no_event_about_a_million_extents_takes_long(room: int, capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,6 +50,7 @@ def test_a_few_kills_lose_double_and_leave_nothing() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(600)
 def test_many_kills_lose_double_and_leave_nothing() -> None:
     drill(120, 2, 580.0)

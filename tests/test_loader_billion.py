@@ -78,6 +78,7 @@ def test_the_first_batch_after_a_resume_is_right(holes: Path, share: float, work
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
 def test_the_first_batch_after_a_resume_comes_at_once(holes: Path, share: float, workers: int) -> None:

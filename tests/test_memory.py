@@ -155,6 +155,7 @@ class Caged(Daemon):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("mapped", "pause_s"), [(False, 1.2), (True, 4.0)], ids=["at hand", "mapped by a reader at rest"]
 )

@@ -71,6 +71,7 @@ def started(daemon: Daemon) -> tuple[float, float, int]:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(900)
 def test_a_start_over_a_million_extents_costs_little_more_than_to_list_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -72,6 +72,7 @@ class Phases:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(600)
 def test_a_dataset_of_a_million_extents_keeps_no_grant_waiting(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -83,6 +83,7 @@ def starved(daemon: Daemon) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("fillers", "rate", "delay_s", "retry_after_s"),
