@@ -118,8 +118,8 @@ class Plans:
             yield
 
     def _end(self, plan: Plan) -> Iterator[None]:
-        """Give up what its window protects, then its rows: to free a million at once would take 100 ms. What it had
-        passed counts for its epoch all the same."""
+        """Give up what its window protects, then its rows, and what is counted of the order after it: to free a million
+        at once would take 100 ms. What it had passed counts for its epoch all the same."""
         if plan.behind:
             yield from self._pass(plan)
         epochs.left(plan)
@@ -134,6 +134,8 @@ class Plans:
         while rows:
             yield
             del rows[-step:]
+        if plan.shared.retention is not None and not plan.shared.plans:
+            yield from plan.shared.retention.end()
 
     def _home(self, event: Planned) -> Dataset | None:
         """The dataset that a plan goes through."""

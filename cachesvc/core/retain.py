@@ -81,6 +81,11 @@ class Retention:
                     return victim
         return None
 
+    def end(self) -> Iterator[None]:
+        """Give up what is counted, when nothing passes any more; gives way often."""
+        yield from self._stretch.clear()
+        yield from self._counted.clear()
+
     def _count(self, extent: ExtentId, kept: bool) -> None:
         if kept != (extent in self._counted):
             self._kept[self._stretch[extent]] += 1 if kept else -1
