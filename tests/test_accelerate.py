@@ -31,7 +31,9 @@ def train(data: Path, out: Path, checkpoint: str, stop: int) -> list[list[int]]:
 def test_a_checkpoint_in_mid_epoch_goes_on_with_the_rest(tmp_path: Path) -> None:
     data = tmp_path / "rows.npy"
     np.save(data, np.arange(COUNT, dtype="<i8").reshape(COUNT, 1))
+    whole = train(data, tmp_path / "whole", "", 0)
+    assert sorted(n for rank in whole for n in rank) == list(range(COUNT))
     begun = train(data, tmp_path / "begun", "", 4)
     rest = train(data, tmp_path / "rest", f"{tmp_path}/begun-saved", 0)
-    assert sorted(n for rank in begun + rest for n in rank) == list(range(COUNT))
+    assert [one + other for one, other in zip(begun, rest, strict=True)] == whole
     assert min(map(len, begun + rest)) > 0

@@ -28,9 +28,8 @@ LATENCY_S = 0.1
 SHARD, SHARDS, SMALL = 1 << 20, 4, 4096
 STALLED_S = 6.5
 """A disk is found to hang by the first probe, which is sent within 2 s and has 3 to 4.5 s."""
-REPLACED_S = 20.0
-"""New fillers start in a second, and read a thousand small files beside what is waited for: in up to ten on a slow
-machine. The disk would hang for ever."""
+REPLACED_S = 10.0
+"""New fillers start in a second, and in several on a machine that is busy; the disk would hang for ever."""
 
 
 def timed(call: Callable[[], bytes]) -> tuple[float, bytes]:

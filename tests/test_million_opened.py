@@ -26,9 +26,8 @@ from tests.test_daemon import wait_until
 
 EXTENT = 4096
 MILLION = 1_000_000
-PAUSE_S = 0.2
-"""What a grant may wait on a slow host, as docs/limits.md says; 0.1 elsewhere. The daemon's loop gives way every 2 ms; the
-rest is a machine that others keep busy."""
+PAUSE_S = 0.15
+"""What a grant may wait. The daemon's loop gives way every 2 ms; the rest is a machine that others keep busy."""
 RECORDS = Options(format="records", record_bytes=64, extent_bytes=EXTENT)
 
 

@@ -11,7 +11,6 @@ from functools import partial
 from itertools import count
 
 import pytest
-from _pytest.mark import ParameterSet
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -137,7 +136,7 @@ def simulate(
     return asked, served
 
 
-def often(*values: float) -> list[ParameterSet]:
+def often(*values: float) -> list[object]:
     """Of what takes a while, more of the same: for `make chaos`."""
     return [pytest.param(value, marks=pytest.mark.slow) for value in values]
 

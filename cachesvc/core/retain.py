@@ -83,8 +83,8 @@ class Retention:
 
     def end(self) -> Iterator[None]:
         """Give up what is counted, when nothing passes any more; gives way often."""
-        yield from self._stretch.clear()
-        yield from self._counted.clear()
+        yield from self._stretch.clear_in_parts()
+        yield from self._counted.clear_in_parts()
 
     def _count(self, extent: ExtentId, kept: bool) -> None:
         if kept != (extent in self._counted):

@@ -33,7 +33,7 @@ class Table(Generic[T]):
         """Remove and return the value, None where there is none."""
         return self._parts[extent[0]].pop(extent, None)
 
-    def clear(self) -> Iterator[None]:
+    def clear_in_parts(self) -> Iterator[None]:
         """Remove all, a part at a time: gives way after each."""
         for part in self._parts:
             part.clear()
