@@ -33,6 +33,13 @@ def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
     return compiled(root / "r.bin", root, format="records", record_bytes=2048, extent_bytes=8192)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def nothing_left_of_other_tests() -> None:
+    """Loaders that earlier tests of this process dropped in a cycle are collected before their threads count."""
+    gc.collect()
+    assert not workers()
+
+
 def loader(link: MemoryLink, **settings: Any) -> DataLoader:
     settings = {"batch_size": 16, "shuffle": True, "window": 16384, "num_workers": 3} | settings
     return DataLoader(in_memory(link), worker_type="thread", **settings)
