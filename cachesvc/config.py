@@ -43,6 +43,8 @@ CALLERS = 1024
 READERS = 8192
 READERS_SHARE = 8
 """One open file in so many is for a reader's connection: as many again call the control API."""
+MAX_UNPLANNED_SHARE = 0.5
+"""Of a tier. What jobs declared is what the cache is for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,8 @@ class Settings:
     """Connections of one filler: 20 ms a request and 110 KB objects need tens in flight."""
     scrub_rate: int = 32 << 20
     """Bytes a second that the scrub reads back: 1 % of one NVMe disk, a terabyte in nine hours. 0: no scrub."""
+    unplanned_share: float = 0.0
+    """The part of each tier that jobs' claims and plans leave to reads without a plan, and to what ended jobs left."""
     metadata_expiry_s: float = 30.0
     """A listing this old is listed anew; short, because data that changes must be seen."""
     log_format: str = "text"

@@ -70,24 +70,26 @@ datasets = st.sampled_from(sorted(DATASETS))
 picks = st.integers(0, 1000)
 
 
+def node(unplanned_share: float) -> Node:
+    settings = Settings(
+        lookahead_bytes=4,
+        max_fills=2,
+        fill_bytes=5,
+        max_attempts=2,
+        scrub_bytes_per_s=200,
+        unplanned_share=unplanned_share,
+        hold_s=math.inf,
+        claim_step=3,
+    )
+    return Node([TierSpec(name, budget) for name, budget in BUDGETS.items()], settings)
+
+
 class NodeMachine(RuleBasedStateMachine):
     """A node and an executor that is late, fails, and loses tiers."""
 
     def __init__(self) -> None:
         super().__init__()
-        specs = [TierSpec(name, budget) for name, budget in BUDGETS.items()]
-        self.node = Node(
-            specs,
-            Settings(
-                lookahead_bytes=4,
-                max_fills=2,
-                fill_bytes=5,
-                max_attempts=2,
-                scrub_bytes_per_s=200,
-                hold_s=math.inf,
-                claim_step=3,
-            ),
-        )
+        self.node = node(0.0)
         self.now = 0.0
         self.request = 0
         self.fills: list[StartFill] = []
@@ -144,8 +146,9 @@ class NodeMachine(RuleBasedStateMachine):
         used = sum(SIZES[extent] for extent in [*going, *self.stored[command.tier]])
         assert used <= BUDGETS[command.tier], "a budget exceeded"
 
-    @initialize(held=st.sets(extents, max_size=12))
-    def the_disk_held_extents(self, held: set[ExtentId]) -> None:
+    @initialize(held=st.sets(extents, max_size=12), unplanned_share=st.sampled_from([0.0, 0.2, 0.5]))
+    def the_disk_held_extents(self, held: set[ExtentId], unplanned_share: float) -> None:
+        self.node = node(unplanned_share)
         self.stored[NVME] |= held
         self.send(Recovered(NVME, {extent: SIZES[extent] for extent in sorted(held)}))
 

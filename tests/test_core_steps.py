@@ -174,9 +174,13 @@ def test_a_long_plan_is_scheduled_in_steps_as_it_would_be_at_once_and_enters_not
     assert mine.costs.tolist() == theirs.costs.tolist()
     assert (mine.path, mine.every) == (theirs.path, theirs.every)
     assert node.policy.reserve.open_bytes == at_once.policy.reserve.open_bytes == 9 * 4 * SIZE
-    retention = node.plans.plans[2].shared.retention
-    assert retention is not None
-    assert list(retention.following) == list(dict.fromkeys(event.following))
+    for each in (node, at_once):
+        retention = each.plans.plans[2].shared.retention
+        assert retention is not None
+        assert retention.following == event.following
+        assert [retention.stretch(extent) for extent in dict.fromkeys(event.following)] == [
+            rank // 4 for rank in range(len(many))
+        ]
 
 
 def test_a_plan_that_is_replaced_or_ends_while_it_is_scheduled_leaves_nothing() -> None:

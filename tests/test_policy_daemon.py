@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from bench.node import Daemon
 from cachesvc.__main__ import run
+from cachesvc.catalog.build import Options
 from cachesvc.client import Control
+from cachesvc.core.model import DatasetId
+from cachesvc.grants import Granted
+from cachesvc.leases import DaemonGrants
 from cachesvc.simulate.compare import simulate
 from cachesvc.simulate.engine import NodeSpec, tiers_of
 from cachesvc.simulate.trace import Workload
+from cachesvc.v1 import cachesvc_pb2 as pb
 from loader import DataLoader, open_dataset
 
 SHARD_BYTES = 256 << 10
@@ -65,3 +71,48 @@ def test_the_daemon_hits_as_often_as_the_simulated_node(
         assert round(abs(epoch.hit_rate - expected.hit_rate), 9) <= 0.02  # 0.49 - 0.47 is more, in floats
         assert epoch.bound == pytest.approx(f, abs=0.01)
         assert epoch.of_bound == pytest.approx(epoch.hit_rate / epoch.bound)
+
+
+@pytest.mark.parametrize(("share", "least", "most"), [("0", 0.0, 0.6), ("0.2", 0.9, 1.0)])
+def test_what_is_read_again_without_a_plan_stays_beside_a_job_that_streams(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: str, least: float, most: float
+) -> None:
+    """A job of 60 shards, in a cache of 30; somebody looks at 4 of 60 others, again and again, then at 4 more."""
+    shards = 60
+    for name in ("trained", "looked_at"):
+        (tmp_path / name).mkdir()
+        for shard in range(shards):
+            (tmp_path / name / f"{shard:04d}.bin").write_bytes(os.urandom(SHARD_BYTES))
+    options = ["--ram", str(30 * SHARD_BYTES), "--extent-bytes", str(SHARD_BYTES), "--allow", f"{tmp_path}/"]
+    record_bytes = SHARD_BYTES // SAMPLES
+    with Daemon(tmp_path / "node", [*options, "--unplanned-share", share]) as node:
+        monkeypatch.setenv("CACHESVC_SOCKET", node.socket_dir)
+        monkeypatch.setenv("CACHESVC", "require")
+        dataset = open_dataset(str(tmp_path / "trained"), format="records", record_bytes=record_bytes)
+        batches = DataLoader(dataset, batch_size=SAMPLES, shuffle=True, window=4 * SHARD_BYTES)
+        with Control(node.socket_dir) as control:
+            looked_at = control.open_dataset(
+                [f"{tmp_path / 'looked_at'}/"], Options(format="records", record_bytes=record_bytes)
+            )
+            with closing(DaemonGrants(node.socket_dir, looked_at.id)) as visitor:
+                for index in range(shards):
+                    look(visitor, index)
+                before = counters(control, looked_at.id)
+                for start in range(40, shards, 4):
+                    for number, _ in enumerate(batches):
+                        look(visitor, start + number % 4)
+                after = counters(control, looked_at.id)
+    hits, misses = after.hits - before.hits, after.misses - before.misses + after.refused - before.refused
+    assert hits + misses == shards * 5
+    assert least <= hits / (hits + misses) <= most
+
+
+def look(grants: DaemonGrants, index: int) -> None:
+    (answer,) = grants.acquire([index], 30.0)
+    if isinstance(answer, Granted):
+        os.close(answer.fd)
+        grants.release([index])
+
+
+def counters(control: Control, dataset: DatasetId) -> pb.DatasetStatus:
+    return next(each for each in control.status().datasets if each.dataset.id == dataset)

@@ -19,6 +19,13 @@ from cachesvc.core.errors import InvalidInput
     envvar="CACHESVC_SCRUB_RATE",
     help="Bytes a second at which NVMe copies are verified in the background; 0: not.",
 )
+@click.option(
+    "--unplanned-share",
+    type=options.Number(0, config.MAX_UNPLANNED_SHARE),
+    envvar="CACHESVC_UNPLANNED_SHARE",
+    metavar="PART",
+    help="Part of each tier, 0 to 0.5, for what is read without a plan, least recently used last; 0: none.",
+)
 @click.option("--socket", metavar="DIR", envvar="CACHESVC_SOCKET", help="Directory for the sockets.")
 @click.option(
     "--socket-mode",

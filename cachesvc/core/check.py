@@ -84,7 +84,7 @@ def _check_tier(node: Node, tier: Tier) -> None:
     if tier.free_bytes < 0:
         # Only what was there before us (held by readers, or recovered) may exceed a budget, or lie in a lost tier.
         over = tier.used_bytes - tier.budget_bytes
-        excused = tier.held_bytes or tier.lost or over <= tier.evicting_bytes or not tier.spare_bytes
+        excused = tier.held_bytes or tier.lost or over <= tier.evicting_bytes or not tier.unused_bytes
         assert excused, "a budget exceeded"
     assert tier.committing == {c for c in mine if not c.committed}, "commits under way"
     shelves: list[Shelf] = [tier.lru, tier.ahead, tier.in_use, *tier.kept.values()]

@@ -130,7 +130,8 @@ class Copies:
             tier.lru.add(copy, first=True)
             return copy
         self.note(entry)
-        self.settle(copy, spent=True)
+        copy.spent = True
+        self.settle(copy)
         return copy
 
     def carry_out(
@@ -219,15 +220,20 @@ class Copies:
         """One less does; what none needs any more and somebody claims goes first."""
         entry.needs -= 1
         if not entry.needs:
-            for copy in tuple(entry.copies):
-                self._not_ahead(copy)
-                self.settle(copy, spent=bool(entry.datasets))
+            self.spend(entry)
+
+    def spend(self, entry: Entry) -> None:
+        """No plan comes back to an extent in this epoch: what somebody claims of it is spent."""
+        for copy in tuple(entry.copies):
+            self._not_ahead(copy)
+            copy.spent = bool(entry.datasets)
+            self.settle(copy)
 
     def lease(self, copy: Copy) -> None:
         """Begin a lease: from here on the copy cannot be evicted."""
         self._unshelve(copy)
         copy.leases += 1
-        copy.touched = True
+        copy.touched, copy.spent = True, False
         self._not_ahead(copy)
 
     def _not_ahead(self, copy: Copy) -> None:
@@ -258,11 +264,9 @@ class Copies:
         if not copy.leases:
             self.settle(copy)
 
-    def settle(self, copy: Copy, spent: bool = False) -> None:
-        """Give a copy that nobody uses the role and the shelf that it deserves now.
-
-        `spent`: a plan used it for the last time, so among the LRU copies it goes first.
-        """
+    def settle(self, copy: Copy) -> None:
+        """Give a copy that nobody uses the role and the shelf that it deserves now. Among LRU copies, what is spent goes
+        first."""
         self._unshelve(copy)
         if not copy.idle:
             return
@@ -278,7 +282,7 @@ class Copies:
         self._set_role(copy, self.policy.role(copy))
         shelf = self._shelf(copy)
         if shelf is not None:
-            shelf.add(copy, first=spent and copy.role is Role.LRU)
+            shelf.add(copy, first=copy.spent and copy.role is Role.LRU)
 
     def evict(self, copy: Copy) -> None:
         """Ask for the bytes back; they are free when the executor says so."""
@@ -358,6 +362,7 @@ class Copies:
             gone = copy.home is not None and copy.home not in entry.datasets
             if gone or (copy.home is not None and self.policy.shares.beyond_quota(entry)):
                 self._unshelve(copy)
+                copy.spent = False  # by plans of a job that may come back
                 self._set_role(copy, Role.LRU)
                 if entry.datasets and self.policy.shares.within_quota(entry):
                     self._set_role(copy, Role.KEPT)

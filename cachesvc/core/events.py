@@ -8,6 +8,7 @@ the bytes stay reserved.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -56,7 +57,7 @@ class Planned:
     plan: int
     job: int
     entries: tuple[tuple[ExtentId, int, int], ...]
-    following: tuple[ExtentId, ...] = ()
+    following: Sequence[ExtentId] = ()
     passed: int = 0
     launch: int = 0
     user: int = -1

@@ -68,7 +68,7 @@ class Outages:
         One that shrank under a fill or a lease is met once that ends."""
         for tier in self._tiers.values():  # after each event, so nothing is called for it
             if tier.budget_bytes + tier.evicting_bytes < tier.used_bytes + tier.held_bytes and not tier.lost:
-                shelves = chain(tier.spare(), tier.in_use, tier.ahead, *tier.kept.values())
+                shelves = chain(tier.unused(), tier.in_use, tier.ahead, *tier.kept.values())
                 for copy in take(shelves, -tier.free_bytes - tier.evicting_bytes)[0]:
                     self._copies.evict(copy)
 

@@ -115,6 +115,9 @@ class Plans:
             yield
         for extent, last_step in plan.skip_passed():
             self._count(plan, extent, last_step)
+            entry = self._copies.entry(extent)
+            if entry is not None and not entry.needs:
+                self._copies.spend(entry)
             yield
 
     def _end(self, plan: Plan) -> Iterator[None]:

@@ -49,6 +49,8 @@ class Settings:
     the source's own retries."""
     scrub_bytes_per_s: int = 0
     """How fast copies on disk are verified in the background; 0: not."""
+    unplanned_share: float = 0.0
+    """The part of each tier that claims and plans leave to what is read without a plan, least recently used last."""
     full_s: float = 30.0
     """How long a tier that was full is not asked for more: room comes by people, not by waiting."""
     claim_step: int = 1_000
@@ -78,7 +80,7 @@ class Policy:
         self.settings = settings
         self.tiers = {spec.name: Tier(spec.name, spec.budget_bytes, spec.budget_bytes) for spec in tiers}
         self.shares = Shares(self.tiers)
-        self.reserve = Reserve(self.tiers, self.shares, settings.lookahead_bytes)
+        self.reserve = Reserve(self.tiers, self.shares, settings.lookahead_bytes, settings.unplanned_share)
 
     def fits(self, entry: Entry) -> bool:
         """Whether some tier that works is large enough for an extent."""
@@ -163,24 +165,29 @@ class Policy:
     def _stream(self, entry: Entry, tiers: list[Tier], asked: Asked) -> Place | None:
         size = entry.size_bytes
         role = Role.LRU if asked is Asked.DEMAND and not entry.needs else Role.AHEAD
+        unplanned = role is Role.LRU
         return (
             free_room(tiers, size, role)
-            or first(make_room(tier, size) for tier in sorted(tiers, key=oldest))
+            or first(make_room(tier, size, unplanned=unplanned) for tier in sorted(tiers, key=oldest))
             or first(make_room(tier, size, self._gives_way(entry, tier, asked)) for tier in tiers)
         )
 
     def _gives_way(self, entry: Entry, tier: Tier, asked: Asked) -> Iterator[Copy]:
         """All that streaming may displace in a tier: LRU, kept copies beyond the room for them, and for a
-        waiting reader what plans come back to, the longest unused first, and then what they need last. A read
-        that no job declared takes nothing from plans: a scan of other data costs them no fill. A plan within its user's
-        part displaces what plans come back to where another user's are beyond theirs."""
-        yield from tier.spare()
+        waiting reader what plans come back to, the longest unused first, then what they need last, and then what is left
+        to reads without a plan. A read that no job declared takes nothing from plans: a scan of other data costs them no
+        fill. A plan within its user's part displaces what plans come back to where another user's are beyond theirs."""
+        given = set[Copy]()
+        for copy in tier.spare():
+            given.add(copy)
+            yield copy
         yield from self._overflow(tier)
         if asked is Asked.PLAN or not entry.datasets:
             return
         yield from tier.in_use  # fetched again later; but without it the reader would have nothing
         if asked is Asked.DEMAND:
-            yield from reversed(tier.ahead)  # last, for its fill would have served nobody
+            yield from reversed(tier.ahead)  # late, for its fill would have served nobody
+            yield from (copy for copy in tier.unused() if copy not in given)
 
     def _overflow(self, tier: Tier) -> Iterator[Copy]:
         excess = tier.kept_bytes - tier.keep_bytes

@@ -1,4 +1,5 @@
-"""What the keep leaves to the window through which the rest streams: how much, and in which tier.
+"""What the keep leaves to the window through which the rest streams: how much, and in which tier; and to reads without a
+plan, the same part of each tier.
 
 No window where all fits. Else it holds what plans read side by side and the node does not keep, and as much again, for
 the next of it is fetched meanwhile.
@@ -26,12 +27,19 @@ WINDOW_EXTENTS = 2
 
 
 class Reserve:
-    """The window's size and tier. Of a tier it changes what is reserved for the window, nothing else."""
+    """The window's size and tier. Of a tier it changes what is reserved, nothing else."""
 
-    def __init__(self, tiers: Mapping[TierName, Tier], shares: Shares, lookahead_bytes: int | None) -> None:
+    def __init__(
+        self,
+        tiers: Mapping[TierName, Tier],
+        shares: Shares,
+        lookahead_bytes: int | None,
+        unplanned_share: float,
+    ) -> None:
         self._tiers = tiers
         self._shares = shares
         self._lookahead_bytes = lookahead_bytes
+        self._unplanned_share = unplanned_share
         self.tier: Tier | None = None
         self.window_bytes = 0
         self.streams = False
@@ -87,8 +95,8 @@ class Reserve:
         self.largest_bytes = max((each for each in largest if each <= most), default=0)
         self.streams = False
         for tier in self._tiers.values():
-            tier.reserve_bytes = 0
-        capacity = capacity_bytes(self._tiers)
+            tier.reserve_bytes = tier.unplanned_bytes = int(self._unplanned_share * tier.budget_bytes)
+        capacity = capacity_bytes(self._tiers) - sum(tier.reserve_bytes for tier in works)
         self._opened_bytes = self._not_kept_bytes(capacity, self.open_bytes, self._absent_bytes)
         self._opened = {user: self._not_kept_bytes(capacity, *read) for user, read in self._reads.items()}
         self.tier = max(works, key=self._suits, default=None)
@@ -96,7 +104,9 @@ class Reserve:
             self.window_bytes = self._opened_bytes = 0
             self._opened = {}
             return
-        self.window_bytes = min(self.tier.budget_bytes, self._wanted_bytes(capacity))
+        self.window_bytes = min(
+            self.tier.budget_bytes - self.tier.reserve_bytes, self._wanted_bytes(capacity)
+        )
         self._most_opened_bytes = self._share_out()
         spill = (len(works) - 1) * self.largest_bytes
         fits = shares.claimed_bytes + spill <= capacity
@@ -104,7 +114,7 @@ class Reserve:
         ram = self.tier if self.tier.name == RAM else None
         ahead = ram is not None and shares.claimed_bytes > ram.budget_bytes >= 2 * self.window_bytes
         if not fits or (ahead and shares.claimed_bytes + spill + self.window_bytes <= capacity):
-            self.tier.reserve_bytes = self.window_bytes
+            self.tier.reserve_bytes += self.window_bytes
         self.streams = not fits
 
     def _share_out(self) -> int:

@@ -8,6 +8,7 @@ anyway, so this moves no byte; what is kept is as much as before, and nothing th
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -26,46 +27,47 @@ GAIN = 6.0
 
 class Retention:
     """Counts what is kept in each stretch of the next order, once `count` is done. An extent takes part once it was
-    passed."""
+    passed. One that the order names again lies where it comes first."""
 
     def __init__(self, following: Sequence[ExtentId]) -> None:
         self.following = following
-        self._stretch: Table[int] = Table()
+        self._ranks: Table[int] = Table()
+        """Of each extent among those of the order, when all are counted."""
+        self._counting: Table[int] = Table()
+        self._extents = 0
         self._counted: Table[bool] = Table()
         self._kept = np.zeros(STRETCHES)
         self._passed: list[list[Copy]] = [[] for _ in range(STRETCHES)]
 
     def count(self, kept: Callable[[ExtentId], bool], step: int) -> Iterator[None]:
         """Find out what is kept; gives way after each `step` extents."""
-        stretch: Table[int] = Table()
-        order: list[ExtentId] = []
+        ranks, kept_ranks = self._counting, array("Q")
         for start in range(0, len(self.following), step):
             for extent in self.following[start : start + step]:
-                if extent not in stretch:
-                    stretch[extent] = 0
-                    order.append(extent)
-            yield
-        self.following = order
-        for start in range(0, len(order), step):
-            for at, extent in enumerate(order[start : start + step], start):
-                stretch[extent] = at * STRETCHES // len(order)
+                if extent in ranks:
+                    continue
+                rank = ranks[extent] = self._extents
+                self._extents += 1
                 if kept(extent):
                     self._counted[extent] = True
-                    self._kept[stretch[extent]] += 1
+                    kept_ranks.append(rank)
             yield
-        self._stretch = stretch
+        stretches = np.array(kept_ranks, np.int64) * STRETCHES // max(1, self._extents)
+        self._kept += np.bincount(stretches, minlength=STRETCHES)
+        self._ranks, self._counting = ranks, self._ranks
 
     def passed(self, extent: ExtentId, kept: Copy | None) -> None:
         """The epoch is done with an extent: where a copy is kept, it may give its place away."""
-        if extent not in self._stretch:
+        stretch = self.stretch(extent)
+        if stretch is None:
             return
-        self._count(extent, kept is not None)
+        self._count(extent, stretch, kept is not None)
         if kept is not None:
-            self._passed[self._stretch[extent]].append(kept)
+            self._passed[stretch].append(kept)
 
     def instead_of(self, entry: Entry, may_go: Callable[[Copy], bool]) -> Copy | None:
         """An extent is to be fetched: the kept copy that should give its place to it, from where most is kept."""
-        here = self._stretch.get(entry.id)
+        here = self.stretch(entry.id)
         if here is None or entry.id in self._counted:
             return None
         excess = np.convolve(self._kept - self._kept.mean(), AROUND, "same")
@@ -76,19 +78,27 @@ class Retention:
             while passed:
                 victim = passed.pop()
                 if may_go(victim) and victim.entry.size_bytes >= entry.size_bytes:
-                    self._count(victim.entry.id, False)
-                    self._count(entry.id, True)
+                    self._count(victim.entry.id, int(stretch), False)
+                    self._count(entry.id, here, True)
                     return victim
         return None
 
     def end(self) -> Iterator[None]:
-        """Give up what is counted, when nothing passes any more; gives way often."""
-        yield from self._stretch.clear_in_parts()
-        yield from self._counted.clear_in_parts()
+        """Give up what is counted, and what was so far, when nothing passes any more; gives way often."""
+        for table in (self._ranks, self._counting, self._counted):
+            yield from table.clear_in_parts()
+        for passed in self._passed:
+            passed.clear()
+            yield
 
-    def _count(self, extent: ExtentId, kept: bool) -> None:
+    def stretch(self, extent: ExtentId) -> int | None:
+        """In which part of the next order an extent lies; None where in none, or that is not known yet."""
+        rank = self._ranks.get(extent)
+        return None if rank is None else rank * STRETCHES // self._extents
+
+    def _count(self, extent: ExtentId, stretch: int, kept: bool) -> None:
         if kept != (extent in self._counted):
-            self._kept[self._stretch[extent]] += 1 if kept else -1
+            self._kept[stretch] += 1 if kept else -1
             if kept:
                 self._counted[extent] = True
             else:

@@ -45,15 +45,20 @@ def oldest(tier: Tier) -> float:
     return first.used_at if first else float("inf")
 
 
-def make_room(tier: Tier, size_bytes: int, candidates: Iterable[Copy] | None = None) -> Place | None:
+def make_room(
+    tier: Tier, size_bytes: int, candidates: Iterable[Copy] | None = None, unplanned: bool = False
+) -> Place | None:
     """What to evict for `size_bytes` in a tier, beside what is being evicted; `SOON` where nothing more need go, None
-    where the candidates do not suffice. These are what the tier can spare, unless others are named."""
+    where the candidates do not suffice. Unless others are named, these are what the tier spares for claims and plans;
+    `unplanned`: what it has for reads without a plan."""
     short = size_bytes - tier.free_bytes - tier.evicting_bytes
     if short <= 0:
         return SOON
-    if candidates is None and tier.spare_bytes < short:
-        return None
-    victims, enough = take(tier.spare() if candidates is None else candidates, short)
+    if candidates is None:
+        if short > (tier.unused_bytes if unplanned else tier.spare_bytes):
+            return None
+        candidates = tier.unused() if unplanned else tier.spare()
+    victims, enough = take(candidates, short)
     return Place(victims=victims) if enough else None
 
 

@@ -61,7 +61,9 @@ class Tier:
     evicting_bytes: int = 0
     held_bytes: int = 0
     reserve_bytes: int = 0
-    """What the keep leaves to the look-ahead window, set by the policy."""
+    """What the keep leaves to others: the look-ahead window and `unplanned_bytes`; set by the policy."""
+    unplanned_bytes: int = 0
+    """Of what nobody claims or needs, so much does not give way to claims and plans; set by the policy."""
     found: Found = field(default_factory=Found)
     lru: Shelf = field(default_factory=Shelf)
     ahead: Shelf = field(default_factory=Shelf)
@@ -77,11 +79,25 @@ class Tier:
         return self.budget_bytes - self.held_bytes - self.used_bytes
 
     @property
-    def spare_bytes(self) -> int:
-        """Bytes of `spare`."""
+    def unused_bytes(self) -> int:
+        """Bytes of `unused`."""
         return self.found.size_bytes + self.lru.size_bytes
 
+    @property
+    def spare_bytes(self) -> int:
+        """Those of them that give way to claims and plans."""
+        return max(0, self.unused_bytes - self.unplanned_bytes)
+
     def spare(self) -> Iterator[Copy]:
+        """What gives way to claims and plans: of what nobody claims or needs, the longest unused."""
+        left = self.spare_bytes
+        for copy in self.unused() if left else ():
+            yield copy
+            left -= copy.entry.size_bytes
+            if left <= 0:
+                return
+
+    def unused(self) -> Iterator[Copy]:
         """What nobody claims or needs, the longest unused first."""
         made = 0
         for copy in self.found.records():
@@ -117,6 +133,8 @@ class Copy:
     ahead_of: Window | None = None
     """Filled from the source by look-ahead for this window, not yet read: its first read is no hit."""
     touched: bool = False
+    spent: bool = False
+    """A plan has passed it since anybody took it, also while that one holds it: nobody will come back to it soon."""
     used_at: float = 0.0
     shelf: Shelf | None = None
     older: Copy | None = field(default=None, repr=False)

@@ -207,14 +207,15 @@ class Datasets:
         catalog = Catalog.open(f"/proc/self/fd/{sealed.fd}")
         self._lookups.run(lambda: self._check_allowed(wanted, catalog), catalog.uri)
         ids = tuple(catalog.extents())
-        sizes = tuple(int(size) for size in catalog.extent_sizes)
+        # Lists first: a tuple that grows stays young, and each young collection of garbage would walk all of it.
+        sizes = tuple([int(size) for size in catalog.extent_sizes])
         index_of = {extent: index for index, extent in enumerate(ids)}
         rules = self._tenants.rules_of(
             _folder(catalog), (catalog.object(index).uri for index in range(catalog.objects))
         )
         # Step by step: one call about a million would keep the interpreter, and so the loop, from all else.
         pairs = enumerate(zip(ids, sizes))
-        extents = tuple(pair for index, pair in pairs if index_of[pair[0]] == index)
+        extents = tuple([pair for index, pair in pairs if index_of[pair[0]] == index])
         return Dataset(wanted, catalog, sealed, ids, sizes, extents, index_of, rules)
 
     def _check_allowed(self, wanted: DatasetId, catalog: Catalog) -> None:

@@ -260,7 +260,10 @@ def _built(
         before.adopted()
     fills = settings.fillers * settings.fills_per_filler
     core = NodeSettings(
-        max_fills=fills, fill_bytes=(fills - 1) * settings.extent_bytes, scrub_bytes_per_s=settings.scrub_rate
+        max_fills=fills,
+        fill_bytes=(fills - 1) * settings.extent_bytes,
+        scrub_bytes_per_s=settings.scrub_rate,
+        unplanned_share=settings.unplanned_share,
     )
     node = Node(specs, core)
     datasets.claimed, datasets.used = partial(is_claimed, node), partial(in_use, node)
