@@ -117,7 +117,7 @@ class Settings:
     scrub_rate: int = 32 << 20
     """Bytes a second that the scrub reads back: 1 % of one NVMe disk, a terabyte in nine hours. 0: no scrub."""
     unplanned_share: float = 0.0
-    """The part of each tier that jobs' claims and plans leave to reads without a plan, and to what ended jobs left."""
+    """The part of each tier that claims and plans leave to readers without a plan. As LRU it hits less of shuffled reads."""
     metadata_expiry_s: float = 30.0
     """A listing this old is listed anew; short, because data that changes must be seen."""
     log_format: str = "text"

@@ -1,4 +1,4 @@
-"""The part of the cache that claims and plans leave to what is read without a plan, least recently used last."""
+"""The part of the cache that claims and plans leave to readers without a plan, LRU in itself."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from cachesvc.core.events import (
     Evict,
     Evicted,
     Filled,
+    Held,
     JobEnded,
     Passed,
+    Pinned,
     Planned,
+    Prefetched,
     Released,
     StartFill,
 )
@@ -37,8 +40,8 @@ TRAINER, VISITOR = ReaderId(1), ReaderId(2)
 class Served:
     """A node whose fills and evictions are done at once; `fills` counts each extent's."""
 
-    def __init__(self, share: float) -> None:
-        self.node = Node([TierSpec(RAM, CAPACITY * SIZE)], Settings(unplanned_share=share))
+    def __init__(self, share: float, node: Node | None = None) -> None:
+        self.node = node or Node([TierSpec(RAM, CAPACITY * SIZE)], Settings(unplanned_share=share))
         self.fills: Counter[ExtentId] = Counter()
         self._now = 0.0
 
@@ -56,6 +59,10 @@ class Served:
     def declare(self, reader: ReaderId, extents: Iterable[ExtentId]) -> None:
         rows = tuple((extent, SIZE) for extent in extents)
         self.tell(DatasetDeclared(reader, DatasetId(f"of {reader}"), rows))
+
+    def kept(self, extent: ExtentId) -> bool:
+        entry = self.node.copies.entries.get(extent)
+        return entry is not None and entry.kept
 
     def read(self, reader: ReaderId, extent: ExtentId) -> bool:
         """Whether it was there."""
@@ -100,20 +107,85 @@ def test_what_is_read_again_without_a_plan_stays_beside_a_job_that_streams(
     assert least <= hits / (len(reads) - 3 * 400) <= most
 
 
+@pytest.mark.parametrize(("plans", "span"), [(1, 5), (1, 40), (4, 5), (4, 20)])
+@pytest.mark.parametrize("users", [1, 4])
+def test_plans_that_read_much_side_by_side_leave_the_share_alone(plans: int, span: int, users: int) -> None:
+    """Ranks ahead of their look-ahead demand what their plans have not entered: that is no read without a plan."""
+    served, chance = Served(0.1), random.Random(4)
+    served.declare(TRAINER, TRAINED)
+    orders = {}
+    for rank in range(plans):
+        order = orders[ReaderId(10 + rank)] = chance.sample(TRAINED, len(TRAINED))
+        rows = tuple((extent, step, step + span) for step, extent in enumerate(order))
+        served.tell(Planned(10 + rank, TRAINER, rows, user=rank % users))
+    missed = 0
+    for step in range(len(TRAINED)):
+        for reader, order in orders.items():
+            served.read(reader, order[step])
+            served.read(reader, order[max(0, step - chance.randrange(span + 1))])
+            served.tell(Passed(reader, max(0, step + 1 - span)))
+        missed += not served.read(VISITOR, LOOKED_AT[step % 5])
+    served.node.check()
+    assert missed == 5
+
+
 @pytest.mark.parametrize(("share", "left"), [(0.0, 0), (0.1, 10)])
-def test_what_an_ended_job_used_last_is_there_when_it_comes_back(share: float, left: int) -> None:
-    served = Served(share)
+def test_what_a_job_without_a_plan_used_last_is_there_when_it_comes_back(share: float, left: int) -> None:
+    served, chance = Served(share), random.Random(7)
     served.declare(VISITOR, LOOKED_AT)
-    for extent in LOOKED_AT:
+    used = chance.sample(LOOKED_AT, len(LOOKED_AT))
+    for extent in used:
         served.read(VISITOR, extent)
-    used = [extent for extent in LOOKED_AT if served.node.where(extent) is not None]
+    streamed = [extent for extent in used if not served.kept(extent)]
     served.tell(JobEnded(VISITOR))
     served.declare(TRAINER, TRAINED)
-    for seed in range(3):
-        served.train(random.Random(seed))
-    still = [extent for extent in LOOKED_AT if served.node.where(extent) is not None]
-    assert left <= len(still) <= left + WINDOW_EXTENTS, "what the window did not need may be left too"
-    assert still == used[len(used) - len(still) :]
+    for _ in range(3):
+        served.train(chance)
+    still = {extent for extent in LOOKED_AT if served.node.where(extent) is not None}
+    assert len(still) <= left + WINDOW_EXTENTS, "what the window did not need may be left too"
+    assert still >= set(streamed[len(streamed) - left :])
+
+
+def test_a_job_that_ends_takes_nothing_from_who_still_reads() -> None:
+    served, ended = Served(0.1), ReaderId(3)
+    served.declare(ended, TRAINED[100:])
+    for extent in TRAINED[100:160]:
+        served.read(ended, extent)
+    served.declare(TRAINER, TRAINED)
+    for extent in LOOKED_AT[:8] * 3:
+        served.read(VISITOR, extent)
+    served.tell(JobEnded(ended))
+    served.train(random.Random(2))
+    assert all(served.node.where(extent) is not None for extent in LOOKED_AT[:8])
+
+
+@pytest.mark.parametrize("taken", ["held", "pinned"])
+def test_it_is_a_share_of_what_is_free_to_give(taken: str) -> None:
+    """The look-ahead of a plan goes on beside memory that is held, or kept for a pin."""
+    served, other = Served(0.4), ReaderId(3)
+    if taken == "held":
+        for extent in LOOKED_AT[100:170]:
+            served.tell(Held(other, extent, SIZE))
+    else:
+        served.declare(other, LOOKED_AT[100:170])
+        served.tell(Pinned(DatasetId(f"of {other}"), 0), Prefetched(other, DatasetId(f"of {other}")))
+    for extent in LOOKED_AT[:60]:
+        served.read(VISITOR, extent)
+    served.declare(TRAINER, TRAINED)
+    hits, _ = served.train(random.Random(1))
+    assert hits >= len(TRAINED) - WINDOW_EXTENTS
+
+
+def test_a_reader_that_has_no_other_room_takes_of_it_all_the_same() -> None:
+    tiny = Node([TierSpec(RAM, 4 * SIZE)], Settings(unplanned_share=0.5))
+    served = Served(0.5, tiny)
+    for extent in LOOKED_AT[:2]:
+        served.read(VISITOR, extent)
+    for extent in LOOKED_AT[2:4]:
+        served.tell(Demanded(VISITOR, 1, extent, True, SIZE))  # and not released
+    served.tell(Planned(1, 1, ((TRAINED[0], 0, 0),)))
+    assert not served.read(TRAINER, TRAINED[0])
+    assert served.fills[TRAINED[0]] == 1
 
 
 def test_it_costs_a_planned_job_no_more_hits_than_it_holds() -> None:

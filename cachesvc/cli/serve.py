@@ -24,7 +24,7 @@ from cachesvc.core.errors import InvalidInput
     type=options.Number(0, config.MAX_UNPLANNED_SHARE),
     envvar="CACHESVC_UNPLANNED_SHARE",
     metavar="PART",
-    help="Part of each tier, 0 to 0.5, for what is read without a plan, least recently used last; 0: none.",
+    help="Part of each tier, 0 to 0.5, that is left to readers without a plan; 0: none.",
 )
 @click.option("--socket", metavar="DIR", envvar="CACHESVC_SOCKET", help="Directory for the sockets.")
 @click.option(

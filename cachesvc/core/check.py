@@ -87,7 +87,7 @@ def _check_tier(node: Node, tier: Tier) -> None:
         excused = tier.held_bytes or tier.lost or over <= tier.evicting_bytes or not tier.unused_bytes
         assert excused, "a budget exceeded"
     assert tier.committing == {c for c in mine if not c.committed}, "commits under way"
-    shelves: list[Shelf] = [tier.lru, tier.ahead, tier.in_use, *tier.kept.values()]
+    shelves: list[Shelf] = [tier.lru, tier.visited, tier.ahead, tier.in_use, *tier.kept.values()]
     on_shelves = [copy for shelf in shelves for copy in shelf]
     assert len(on_shelves) == len(set(on_shelves)), "on two shelves"
     assert set(on_shelves) == {c for c in mine if c.shelf is not None}, "shelf membership"

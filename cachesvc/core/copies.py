@@ -130,8 +130,7 @@ class Copies:
             tier.lru.add(copy, first=True)
             return copy
         self.note(entry)
-        copy.spent = True
-        self.settle(copy)
+        self.settle(copy, spent=True)
         return copy
 
     def carry_out(
@@ -220,20 +219,15 @@ class Copies:
         """One less does; what none needs any more and somebody claims goes first."""
         entry.needs -= 1
         if not entry.needs:
-            self.spend(entry)
+            for copy in tuple(entry.copies):
+                self._not_ahead(copy)
+                self.settle(copy, spent=bool(entry.datasets))
 
-    def spend(self, entry: Entry) -> None:
-        """No plan comes back to an extent in this epoch: what somebody claims of it is spent."""
-        for copy in tuple(entry.copies):
-            self._not_ahead(copy)
-            copy.spent = bool(entry.datasets)
-            self.settle(copy)
-
-    def lease(self, copy: Copy) -> None:
-        """Begin a lease: from here on the copy cannot be evicted."""
+    def lease(self, copy: Copy, unplanned: bool = False) -> None:
+        """Begin a lease, `unplanned`: of a reader without a plan. From here on the copy cannot be evicted."""
         self._unshelve(copy)
         copy.leases += 1
-        copy.touched, copy.spent = True, False
+        copy.touched, copy.unplanned = True, unplanned
         self._not_ahead(copy)
 
     def _not_ahead(self, copy: Copy) -> None:
@@ -264,9 +258,11 @@ class Copies:
         if not copy.leases:
             self.settle(copy)
 
-    def settle(self, copy: Copy) -> None:
-        """Give a copy that nobody uses the role and the shelf that it deserves now. Among LRU copies, what is spent goes
-        first."""
+    def settle(self, copy: Copy, spent: bool = False) -> None:
+        """Give a copy that nobody uses the role and the shelf that it deserves now.
+
+        `spent`: a plan used it for the last time, so among the LRU copies it goes first.
+        """
         self._unshelve(copy)
         if not copy.idle:
             return
@@ -282,7 +278,7 @@ class Copies:
         self._set_role(copy, self.policy.role(copy))
         shelf = self._shelf(copy)
         if shelf is not None:
-            shelf.add(copy, first=copy.spent and copy.role is Role.LRU)
+            shelf.add(copy, first=spent and copy.role is Role.LRU)
 
     def evict(self, copy: Copy) -> None:
         """Ask for the bytes back; they are free when the executor says so."""
@@ -337,7 +333,7 @@ class Copies:
 
     def _shelf(self, copy: Copy) -> Shelf | None:
         if copy.role is Role.LRU:
-            return copy.tier.lru
+            return copy.tier.visited if copy.unplanned and copy.tier.unplanned_bytes else copy.tier.lru
         if copy.role is Role.AHEAD:
             return copy.tier.in_use if copy.touched else copy.tier.ahead
         assert copy.home is not None
@@ -362,7 +358,7 @@ class Copies:
             gone = copy.home is not None and copy.home not in entry.datasets
             if gone or (copy.home is not None and self.policy.shares.beyond_quota(entry)):
                 self._unshelve(copy)
-                copy.spent = False  # by plans of a job that may come back
+                copy.unplanned = False  # what was kept for a job that ended flushes nobody's share
                 self._set_role(copy, Role.LRU)
                 if entry.datasets and self.policy.shares.within_quota(entry):
                     self._set_role(copy, Role.KEPT)
@@ -370,6 +366,8 @@ class Copies:
 
     def _judge(self, copy: Copy) -> None:
         """Give a copy the role that it deserves now, though readers may hold it for as long as they run."""
+        if copy.shelf is not None and copy.role is self.policy.role(copy) is Role.LRU:
+            return  # in its place by age
         if copy.leases and copy.usable:
             self._set_role(copy, self.policy.role(copy))
         self.settle(copy)

@@ -83,7 +83,7 @@ class Node:
         windows = Windows(self.policy.reserve, self._moment)
         self.plans = Plans(self.copies, self.steps, windows)
         self.lookahead = Lookahead(self.copies, self.plans, windows)
-        self.readers = Readers(self.copies)
+        self.readers = Readers(self.copies, self.plans)
         self.asking = Asking(self.copies, self.readers)
         self.scrub = Scrub(self.copies, self.policy.settings.scrub_bytes_per_s)
         self.outages = Outages(self.copies, self.readers, self.prefetches, self.scrub)

@@ -7,6 +7,7 @@ given up in steps between other events, and so is a long plan at its end.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 
@@ -31,6 +32,8 @@ class Plans:
         self._windows = windows
         self._pacing = Pacing(copies, steps, windows)
         self.plans: dict[int, Plan] = {}
+        self._jobs = Counter[int]()
+        """How many plans each job has, its turn in the queue being its number (`Demanded.job`)."""
         self.ending: set[Plan] = set()
         """Plans that have ended, while what their windows protect is given up."""
 
@@ -41,6 +44,7 @@ class Plans:
         self.end(number)
         shared = self._windows.join(number, entries, event.user)
         plan = self.plans[number] = Plan(number, event.job, entries, shared, event.launch)
+        self._jobs[event.launch or number] += 1
         if (home := self._home(event)) is not None:
             plan.tally, plan.counted = epochs.join(event, home, self._policy.shares, self._moment.now)
         plan.passed = event.passed
@@ -56,10 +60,20 @@ class Plans:
             self._steps.drop((Work.PACE, number))
             self._steps.drop((Work.PASS, number))
             self.ending.add(plan)
+            job = plan.launch or number
+            self._jobs[job] -= 1
+            if not self._jobs[job]:
+                del self._jobs[job]
             if plan.tally is not None:
                 plan.tally.running.discard(number)
-            self._steps.do((Work.END, plan), self._end(plan), len(plan.entries))
+            retention = plan.shared.retention
+            count = max(len(plan.entries), len(retention.following) if retention else 0)
+            self._steps.do((Work.END, plan), self._end(plan), count)
             self._windows.leave(plan)
+
+    def of_job(self, job: int) -> int:
+        """How many plans a job has."""
+        return self._jobs[job]
 
     def ended(self, event: PlanEnded) -> None:
         """A rank gave its plan up or came to its end."""
@@ -115,9 +129,6 @@ class Plans:
             yield
         for extent, last_step in plan.skip_passed():
             self._count(plan, extent, last_step)
-            entry = self._copies.entry(extent)
-            if entry is not None and not entry.needs:
-                self._copies.spend(entry)
             yield
 
     def _end(self, plan: Plan) -> Iterator[None]:

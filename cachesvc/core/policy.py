@@ -50,7 +50,7 @@ class Settings:
     scrub_bytes_per_s: int = 0
     """How fast copies on disk are verified in the background; 0: not."""
     unplanned_share: float = 0.0
-    """The part of each tier that claims and plans leave to what is read without a plan, least recently used last."""
+    """The part of each tier that claims and plans leave to readers without a plan, least recently used in itself."""
     full_s: float = 30.0
     """How long a tier that was full is not asked for more: room comes by people, not by waiting."""
     claim_step: int = 1_000
@@ -64,13 +64,17 @@ SMALL_FILLS = 4
 
 
 class Asked(Enum):
-    """Who asks for room: a waiting reader, a plan, one within a part that another user's readers take as well, or a
-    prefetch that only keeps."""
+    """Who asks for room: a waiting reader whose job has a plan, one whose has none, a plan, one within a part that another
+    user's readers take as well, or a prefetch that only keeps."""
 
     DEMAND = 1
-    PLAN = 2
-    PART = 3
-    KEEP = 4
+    VISIT = 2
+    PLAN = 3
+    PART = 4
+    KEEP = 5
+
+
+WAITING = (Asked.DEMAND, Asked.VISIT)
 
 
 class Policy:
@@ -164,8 +168,8 @@ class Policy:
 
     def _stream(self, entry: Entry, tiers: list[Tier], asked: Asked) -> Place | None:
         size = entry.size_bytes
-        role = Role.LRU if asked is Asked.DEMAND and not entry.needs else Role.AHEAD
-        unplanned = role is Role.LRU
+        role = Role.LRU if asked in WAITING and not entry.needs else Role.AHEAD
+        unplanned = asked is Asked.VISIT
         return (
             free_room(tiers, size, role)
             or first(make_room(tier, size, unplanned=unplanned) for tier in sorted(tiers, key=oldest))
@@ -174,20 +178,26 @@ class Policy:
 
     def _gives_way(self, entry: Entry, tier: Tier, asked: Asked) -> Iterator[Copy]:
         """All that streaming may displace in a tier: LRU, kept copies beyond the room for them, and for a
-        waiting reader what plans come back to, the longest unused first, then what they need last, and then what is left
-        to reads without a plan. A read that no job declared takes nothing from plans: a scan of other data costs them no
-        fill. A plan within its user's part displaces what plans come back to where another user's are beyond theirs."""
+        waiting reader what plans come back to, the longest unused first, and then what they need last; the share of
+        readers without a plan before those for one of them, after them for others. A read that no job declared takes
+        nothing from plans: a scan of other data costs them no fill. A plan within its user's part displaces what plans
+        come back to where another user's are beyond theirs."""
         given = set[Copy]()
         for copy in tier.spare():
             given.add(copy)
             yield copy
         yield from self._overflow(tier)
-        if asked is Asked.PLAN or not entry.datasets:
+        if asked is Asked.PLAN:
             return
-        yield from tier.in_use  # fetched again later; but without it the reader would have nothing
+        share = (copy for copy in tier.unused() if copy not in given)
+        if asked is Asked.VISIT:
+            yield from share
+        if entry.datasets:
+            yield from tier.in_use  # fetched again later; but without it the reader would have nothing
+            if asked in WAITING:
+                yield from reversed(tier.ahead)  # late, for its fill would have served nobody
         if asked is Asked.DEMAND:
-            yield from reversed(tier.ahead)  # late, for its fill would have served nobody
-            yield from (copy for copy in tier.unused() if copy not in given)
+            yield from share
 
     def _overflow(self, tier: Tier) -> Iterator[Copy]:
         excess = tier.kept_bytes - tier.keep_bytes

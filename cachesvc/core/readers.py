@@ -16,6 +16,7 @@ from cachesvc.core.copies import Copies
 from cachesvc.core.errors import NotFound
 from cachesvc.core.holds import EVERYBODY, Hold, Holds
 from cachesvc.core.model import RAM, Counted, ExtentId, ReaderId
+from cachesvc.core.plans import Plans
 from cachesvc.core.policy import Asked
 from cachesvc.core.state import Copy, Entry, Reader, Role
 from cachesvc.core.turns import Turns
@@ -27,8 +28,9 @@ MAX_WAITS = 1024
 class Readers:
     """Readers by connection. The queue holds an extent once a job, so it is no longer than all waits together."""
 
-    def __init__(self, copies: Copies) -> None:
+    def __init__(self, copies: Copies, plans: Plans) -> None:
         self._copies = copies
+        self._plans = plans
         self._policy = copies.policy
         self._moment = copies.moment
         self.readers: dict[ReaderId, Reader] = {}
@@ -40,7 +42,8 @@ class Readers:
         entry = self._copies.entry(event.extent)
         copy = entry.best() if entry else None
         if entry is not None and copy is not None:
-            self._grant(event.reader, event.request, copy, "hits" if copy.ahead_of is None else "ahead")
+            counted: Counted = "hits" if copy.ahead_of is None else "ahead"
+            self._grant(event.reader, event.request, copy, counted, event.job)
         else:
             self._missed(event, entry)
 
@@ -190,11 +193,12 @@ class Readers:
         if copy.role is not Role.KEPT:
             self._moment.change()
 
-    def _grant(self, reader_id: ReaderId, request: int, copy: Copy, counted: Counted) -> None:
+    def _grant(self, reader_id: ReaderId, request: int, copy: Copy, counted: Counted, job: int = 0) -> None:
         reader = self.readers.get(reader_id)
         if reader is None:
             reader = self.readers[reader_id] = Reader()
-        self._copies.lease(copy)
+        reader.job = job or reader.job or reader_id
+        self._copies.lease(copy, unplanned=not self._plans.of_job(reader.job))
         reader.leases.setdefault(copy.entry.id, []).append(copy)
         entry, stay = copy.entry, self._policy.stay(copy)
         self._copies.tally(entry, reader_id).count(counted)
@@ -265,7 +269,8 @@ class Readers:
 
     def _start(self, entry: Entry) -> bool:
         """Start or refuse; False when room is on its way."""
-        place = self._policy.place(entry, Asked.DEMAND)
+        planned = any(self._plans.of_job(self.readers[reader].job) for reader, _ in entry.waiters)
+        place = self._policy.place(entry, Asked.DEMAND if planned else Asked.VISIT)
         if self._copies.carry_out(place, entry):
             return True
         if place.coming or self._room_is_coming():

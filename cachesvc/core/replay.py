@@ -59,7 +59,7 @@ def _leases(node: Node, unsent: list[Grant]) -> Iterable[Event]:
 def _plans(node: Node) -> Iterable[Event]:
     for plan in node.plans.plans.values():
         retention = plan.shared.retention
-        following = tuple(retention.following) if retention is not None else ()
+        following = tuple(retention.following[:]) if retention is not None else ()
         yield Planned(
             plan.number, plan.job, plan.entries, following, plan.passed, plan.launch, plan.shared.user
         )

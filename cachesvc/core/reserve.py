@@ -1,5 +1,5 @@
-"""What the keep leaves to the window through which the rest streams: how much, and in which tier; and to reads without a
-plan, the same part of each tier.
+"""What the keep leaves to others: the window through which the rest streams, in one tier, and the share of each tier of
+readers without a plan.
 
 No window where all fits. Else it holds what plans read side by side and the node does not keep, and as much again, for
 the next of it is fetched meanwhile.
@@ -27,7 +27,7 @@ WINDOW_EXTENTS = 2
 
 
 class Reserve:
-    """The window's size and tier. Of a tier it changes what is reserved, nothing else."""
+    """The window's size and tier, and that share. Of a tier it changes what is reserved, nothing else."""
 
     def __init__(
         self,
@@ -94,9 +94,8 @@ class Reserve:
         largest = chain.from_iterable(each.largest_bytes.values() for each in shares.datasets.values())
         self.largest_bytes = max((each for each in largest if each <= most), default=0)
         self.streams = False
-        for tier in self._tiers.values():
-            tier.reserve_bytes = tier.unplanned_bytes = int(self._unplanned_share * tier.budget_bytes)
-        capacity = capacity_bytes(self._tiers) - sum(tier.reserve_bytes for tier in works)
+        self._reserve_unplanned()
+        capacity = capacity_bytes(self._tiers) - sum(tier.unplanned_bytes for tier in works)
         self._opened_bytes = self._not_kept_bytes(capacity, self.open_bytes, self._absent_bytes)
         self._opened = {user: self._not_kept_bytes(capacity, *read) for user, read in self._reads.items()}
         self.tier = max(works, key=self._suits, default=None)
@@ -104,9 +103,8 @@ class Reserve:
             self.window_bytes = self._opened_bytes = 0
             self._opened = {}
             return
-        self.window_bytes = min(
-            self.tier.budget_bytes - self.tier.reserve_bytes, self._wanted_bytes(capacity)
-        )
+        room = self.tier.budget_bytes - self.tier.unplanned_bytes
+        self.window_bytes = min(room, self._wanted_bytes(capacity))
         self._most_opened_bytes = self._share_out()
         spill = (len(works) - 1) * self.largest_bytes
         fits = shares.claimed_bytes + spill <= capacity
@@ -116,6 +114,14 @@ class Reserve:
         if not fits or (ahead and shares.claimed_bytes + spill + self.window_bytes <= capacity):
             self.tier.reserve_bytes += self.window_bytes
         self.streams = not fits
+
+    def _reserve_unplanned(self) -> None:
+        """Their share is of what readers do not hold and pins do not keep: that is nobody's to give."""
+        capacity = capacity_bytes(self._tiers)
+        share = self._unplanned_share * max(0.0, 1 - self._pinned_bytes() / max(1, capacity))
+        for tier in self._tiers.values():
+            tier.unplanned_bytes = int(share * max(0, tier.budget_bytes - tier.held_bytes))
+            tier.reserve_bytes = tier.unplanned_bytes
 
     def _share_out(self) -> int:
         """The level up to which what a user reads side by side counts. What some do not need of their parts is others',
@@ -151,7 +157,10 @@ class Reserve:
 
     def _not_kept_bytes(self, capacity: int, open_bytes: int, absent_bytes: int) -> int:
         """Of what plans read side by side, in whole extents."""
-        pinned = sum(dataset.kept_bytes for dataset in self._shares.datasets.values() if dataset.pinned)
+        pinned = self._pinned_bytes()
         claimed, room = self._shares.claimed_bytes - pinned, max(0, capacity - pinned)
         absent = not_kept(open_bytes, absent_bytes, claimed, room)
         return math.ceil(round(absent / max(1, self.largest_bytes), 1)) * self.largest_bytes
+
+    def _pinned_bytes(self) -> int:
+        return sum(dataset.kept_bytes for dataset in self._shares.datasets.values() if dataset.pinned)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 from cachesvc.core.state import Copy, Role, Tier
 
@@ -41,7 +42,7 @@ def oldest(tier: Tier) -> float:
     """When what a tier would give up first was last used, in seconds; inf where it has nothing to spare."""
     if tier.found:
         return 0.0
-    first = next(iter(tier.lru), None)
+    first = next(chain(tier.lru, tier.visited), None)
     return first.used_at if first else float("inf")
 
 
@@ -50,7 +51,7 @@ def make_room(
 ) -> Place | None:
     """What to evict for `size_bytes` in a tier, beside what is being evicted; `SOON` where nothing more need go, None
     where the candidates do not suffice. Unless others are named, these are what the tier spares for claims and plans;
-    `unplanned`: what it has for reads without a plan."""
+    `unplanned`: all that nobody claims or needs."""
     short = size_bytes - tier.free_bytes - tier.evicting_bytes
     if short <= 0:
         return SOON

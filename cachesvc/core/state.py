@@ -63,9 +63,11 @@ class Tier:
     reserve_bytes: int = 0
     """What the keep leaves to others: the look-ahead window and `unplanned_bytes`; set by the policy."""
     unplanned_bytes: int = 0
-    """Of what nobody claims or needs, so much does not give way to claims and plans; set by the policy."""
+    """Of `visited`, so much does not give way to claims and plans; set by the policy."""
     found: Found = field(default_factory=Found)
     lru: Shelf = field(default_factory=Shelf)
+    visited: Shelf = field(default_factory=Shelf)
+    """LRU copies that a reader without a plan took last, where such have a share."""
     ahead: Shelf = field(default_factory=Shelf)
     """Filled for a plan and not yet touched, in order of need."""
     in_use: Shelf = field(default_factory=Shelf)
@@ -81,15 +83,15 @@ class Tier:
     @property
     def unused_bytes(self) -> int:
         """Bytes of `unused`."""
-        return self.found.size_bytes + self.lru.size_bytes
+        return self.found.size_bytes + self.lru.size_bytes + self.visited.size_bytes
 
     @property
     def spare_bytes(self) -> int:
-        """Those of them that give way to claims and plans."""
-        return max(0, self.unused_bytes - self.unplanned_bytes)
+        """Bytes of `spare`, to an extent."""
+        return self.unused_bytes - min(self.visited.size_bytes, self.unplanned_bytes)
 
     def spare(self) -> Iterator[Copy]:
-        """What gives way to claims and plans: of what nobody claims or needs, the longest unused."""
+        """What gives way to claims and plans: all of `unused` but the share of readers without a plan, to an extent."""
         left = self.spare_bytes
         for copy in self.unused() if left else ():
             yield copy
@@ -98,12 +100,13 @@ class Tier:
                 return
 
     def unused(self) -> Iterator[Copy]:
-        """What nobody claims or needs, the longest unused first."""
+        """What nobody claims or needs: the longest unused first, and last what readers without a plan took."""
         made = 0
         for copy in self.found.records():
             made += 1
             yield copy
         yield from islice(self.lru, made, None)  # the records just made came in front
+        yield from self.visited
 
     @property
     def keep_bytes(self) -> int:
@@ -133,8 +136,8 @@ class Copy:
     ahead_of: Window | None = None
     """Filled from the source by look-ahead for this window, not yet read: its first read is no hit."""
     touched: bool = False
-    spent: bool = False
-    """A plan has passed it since anybody took it, also while that one holds it: nobody will come back to it soon."""
+    unplanned: bool = False
+    """A reader without a plan took it last."""
     used_at: float = 0.0
     shelf: Shelf | None = None
     older: Copy | None = field(default=None, repr=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -48,7 +49,7 @@ def taken(state: Any, known_of: KnownOf, job_of: JobOf, user_of: UserOf) -> Iter
     for each in state.plans:
         known = known_of(each.reader)
         if known is not None:
-            columns = Columns(each.extents, each.first_steps, each.last_steps, each.following)
+            columns = Columns(each.extents, each.first_steps, each.last_steps, array("I", each.following))
             rows = entries_of(columns, known.extent_ids)
             reader = ReaderId(each.reader)
             yield Planned(reader, reader, *rows, each.passed, job_of(reader), user_of(reader))
