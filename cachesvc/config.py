@@ -117,7 +117,7 @@ class Settings:
     scrub_rate: int = 32 << 20
     """Bytes a second that the scrub reads back: 1 % of one NVMe disk, a terabyte in nine hours. 0: no scrub."""
     unplanned_share: float = 0.0
-    """The part of each tier that claims and plans leave to readers without a plan. As LRU it hits less of shuffled reads."""
+    """The part of each tier that claims and plans leave to readers without a plan; it is not kept of shuffled epochs."""
     metadata_expiry_s: float = 30.0
     """A listing this old is listed anew; short, because data that changes must be seen."""
     log_format: str = "text"
@@ -296,6 +296,16 @@ def validate(settings: Settings) -> None:
                 f"the budget of {spec.size_bytes:,} bytes for {spec.path} cannot hold one extent of"
                 f" {settings.extent_bytes:,}; raise --nvme, or lower --extent-bytes"
             )
+    share, budgets = (
+        settings.unplanned_share,
+        [settings.ram_bytes, *(spec.size_bytes for spec in settings.nvme)],
+    )
+    of_disks = any(spec.share for spec in settings.nvme)
+    if share and not of_disks and share * max(budgets) < settings.extent_bytes:
+        raise InvalidInput(
+            f"--unplanned-share {share:g} of the largest tier holds no extent of {settings.extent_bytes:,} bytes;"
+            " raise it, or lower --extent-bytes"
+        )
     # Links are seen when all are open: to look one up may hang.
     places = [os.path.abspath(spec.path) for spec in settings.nvme]
     if twice := [place for place in places if places.count(place) > 1]:

@@ -95,6 +95,7 @@ def test_serve_takes_every_option_from_a_variable_too(monkeypatch: pytest.Monkey
         "--unplanned-share -0.1",
         "--unplanned-share nan",
         "--unplanned-share 5%",
+        "--ram 64MiB --unplanned-share 0.5",
         "--socket-mode 999",
         "--socket-mode 7777",
         "--listen 8080",

@@ -33,7 +33,7 @@ class Plans:
         self._pacing = Pacing(copies, steps, windows)
         self.plans: dict[int, Plan] = {}
         self._jobs = Counter[int]()
-        """How many plans each job has, its turn in the queue being its number (`Demanded.job`)."""
+        """How many plans each job has; a job is known by its turn in the readers' queue (`Demanded.job`)."""
         self.ending: set[Plan] = set()
         """Plans that have ended, while what their windows protect is given up."""
 
