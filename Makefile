@@ -24,7 +24,7 @@ test: lint
 
 LONGER := --timeout 1500 -o faulthandler_timeout=1600
 chaos: $(VENV)/.ready
-	$(PY) -m pytest -m 'slow and not alone' -n 2 --dist loadfile --no-loadscope-reorder $(LONGER); failed=$$?; \
+	$(PY) -m pytest -m 'slow and not alone' -n 3 --dist loadfile --no-loadscope-reorder $(LONGER); failed=$$?; \
 	$(PY) -m pytest -m 'slow and alone' $(LONGER) && exit $$failed
 
 # The loaders that `make bench` compares with, in an environment of their own. One that does not install is a row that says so.

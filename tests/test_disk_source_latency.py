@@ -100,6 +100,7 @@ def test_reads_beside_a_lost_disk_take_at_most_twice_what_the_source_takes(
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("disks", [1, 2], ids=["alone", "beside another"])
 def test_fills_go_on_beside_a_disk_that_hangs_in_the_middle_of_a_cold_epoch_of_small_files(
     tmp_path: Path, s3_server: SeaweedFS, s3_env: dict[str, str], bucket: str, disks: int
