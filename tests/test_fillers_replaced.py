@@ -151,6 +151,25 @@ def test_a_filler_that_waits_for_a_disk_gets_no_more_jobs_and_ends_when_it_answe
             assert len(found.pids()) == 1
 
 
+def test_jobs_of_other_tiers_do_not_wait_for_a_disk_that_may_answer_again(tmp_path: Path) -> None:
+    with FaultyDisk(tmp_path) as disk, a_pool(tmp_path, 1) as found:
+        (disk.path / "extent").write_bytes(BYTES)
+        with opened(disk.path / "extent") as hanging, opened(found.inside) as memory:
+            disk.behave("hang")
+            for number in range(jobs.SIDE_BY_SIDE):
+                found.verify(number, hanging, DISK)
+            found.verify("behind", memory, RAM)
+            found.fillers.leave(DISK)
+            done = found.of("behind")
+            assert (done.code, done.retry) == (SourceUnavailable.code, True)
+            found.fillers.leave(DISK)  # again: nobody waits for it any more
+            disk.behave("")
+            for number in range(jobs.SIDE_BY_SIDE):
+                assert found.of(number).code == 0
+            found.loop.run_until(lambda: not found.pids())  # it was done behind them, which nobody hears of
+        assert all(len(answers) == 1 for answers in found.answers.values())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("disks", [0, 1])
 def test_fillers_that_cannot_be_killed_are_bounded(tmp_path: Path, disks: int) -> None:

@@ -61,6 +61,9 @@ class _Filler:
         return any(tier in each.tiers for each in self.waiting.values())
 
 
+def _nobody_waits(_: jobs.Answer) -> None: ...
+
+
 class Fillers:
     """Spawn before gRPC starts: a child must not inherit its threads. `roots`: real paths that files must lie under
     (`Allowlist.roots`); fillers look none of them up, since a mount may hang that a job has nothing to do with.
@@ -149,9 +152,18 @@ class Fillers:
         return now - min((each.since for each in waiting), default=now)
 
     def leave(self, tier: TierName) -> None:
-        """Give no more jobs to the fillers that work in a tier: others take their place."""
-        for filler in self._living:
-            filler.left |= filler.works_in(tier)
+        """Give no more jobs to the fillers that work in a tier: others take their place. What they were to do in other
+        tiers is answered as failed: all their threads may wait for that disk."""
+        message = f"the process that was to do it works in {tier} too, which does not answer; try again"
+        others: list[tuple[int, _Waiting]] = []
+        for filler in [each for each in self._living if each.works_in(tier)]:
+            filler.left = True
+            for number, waiting in filler.waiting.items():
+                if tier not in waiting.tiers:
+                    others.append((number, waiting))
+                    filler.waiting[number] = _Waiting(_nobody_waits, (), waiting.since)
+        for number, waiting in others:
+            waiting.answered(jobs.Done(number, SourceUnavailable.code, message, retry=True))
 
     def tier_lost(self, tier: TierName) -> None:
         """Replace every filler that works in a tier: its threads may wait for the disk as long as that hangs, and other
