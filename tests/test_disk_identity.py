@@ -288,7 +288,7 @@ def test_a_directory_made_anew_under_a_daemon_is_locked_and_used(tmp_path: Path,
         assert found.tier().used_bytes <= EXTENTS * EXTENT  # type: ignore[attr-defined]
         found.fill()
         assert found.read() == EXTENTS
-        assert len(stored(directory)) == EXTENTS
+        wait_until(lambda: len(stored(directory)) == EXTENTS)  # readers do not wait for commits
         assert os.pread(held.fd, EXTENT, 0) == data[3 * EXTENT : 4 * EXTENT], "an open file stays good"
         os.close(held.fd)
         grants.release([3])
