@@ -42,8 +42,10 @@ class Clock:
         row.kills += 1
         row.early += not serving
 
-    def served(self, kind: str, after_s: float) -> None:
-        """A party of that kind served so long after its start, or after its worker's death."""
+    def served(self, kind: str, after_s: float, daemons: int = 0) -> None:
+        """A party of that kind served so long after its start, or after its worker's death; meanwhile so many daemons that
+        it needed were killed."""
         self.row(kind).starts_s.append(after_s)
         if after_s > START_S:
-            self.late.append(f"{kind}: served after {after_s:.1f} s")
+            meanwhile = f", while the daemon was killed {daemons} times" if daemons else ""
+            self.late.append(f"{kind}: served after {after_s:.1f} s{meanwhile}")

@@ -31,6 +31,8 @@ class _Awaited:
     kind: str
     since: float
     batches: int
+    daemons: int
+    """That had been killed by then."""
 
 
 class Run:
@@ -57,15 +59,16 @@ class Run:
         self.faults: list[str] = []
         self.ended = False
 
-    def start(self, since: float = 0.0) -> None:
-        """A new life: no clean-up, another kind of workers perhaps. `since`: it is the next try of that start."""
+    def start(self, again: _Awaited | None = None) -> None:
+        """A new life: no clean-up, another kind of workers perhaps. `again`: it is the next try of that start."""
         draw = self._draw
         (workers,) = draw.choices(list(WEIGHTS), list(WEIGHTS.values()))
         self._life = replace(
             self._life, workers=workers, forgiving=draw.random() < 0.5, seed=draw.randrange(1 << 30)
         )
         self._bereaved, self._born = False, time.monotonic()
-        self._awaited = _Awaited(self.kind, since or self._born, 1)
+        since, daemons = (again.since, again.daemons) if again else (self._born, self._daemons())
+        self._awaited = _Awaited(self.kind, since, 1, daemons)
         process = self._context.Process(target=train, args=(self._life,))
         process.start()
         self._process = process
@@ -99,7 +102,7 @@ class Run:
             self.ended = True
             return
         if code == NO_DAEMON and self._awaited and self._node.was_away_since(self._born):
-            self.start(self._awaited.since)
+            self.start(again=self._awaited)
             return
         if not (code == WORKER_LOST and self._bereaved):
             self.faults.append(f"{self.audit.run} ended by itself with code {code}: {self.log_end()}")
@@ -125,7 +128,7 @@ class Run:
         kind = f"worker, {self._life.workers}"
         self._clock.killed(kind, self.serving)
         self._bereaved = True
-        self._awaited = _Awaited(kind, time.monotonic(), PREFETCHED + 1)
+        self._awaited = _Awaited(kind, time.monotonic(), PREFETCHED + 1, self._daemons())
         return True
 
     def workers(self) -> Sequence[psutil.Process]:
@@ -153,8 +156,12 @@ class Run:
             return
         self._awaited.batches -= 1
         if self._awaited.batches <= 0:
-            self._clock.served(self._awaited.kind, time.monotonic() - self._awaited.since)
+            took_s = time.monotonic() - self._awaited.since
+            self._clock.served(self._awaited.kind, took_s, self._daemons() - self._awaited.daemons)
             self._awaited = None
+
+    def _daemons(self) -> int:
+        return self._clock.row("daemon").kills
 
 
 def _family(process: BaseProcess) -> list[psutil.Process]:
