@@ -296,12 +296,9 @@ def validate(settings: Settings) -> None:
                 f"the budget of {spec.size_bytes:,} bytes for {spec.path} cannot hold one extent of"
                 f" {settings.extent_bytes:,}; raise --nvme, or lower --extent-bytes"
             )
-    share, budgets = (
-        settings.unplanned_share,
-        [settings.ram_bytes, *(spec.size_bytes for spec in settings.nvme)],
-    )
-    of_disks = any(spec.share for spec in settings.nvme)
-    if share and not of_disks and share * max(budgets) < settings.extent_bytes:
+    share, known = settings.unplanned_share, not any(spec.share for spec in settings.nvme)
+    largest = max(settings.ram_bytes, *(spec.size_bytes for spec in settings.nvme), 0)
+    if share and known and share * largest < settings.extent_bytes:
         raise InvalidInput(
             f"--unplanned-share {share:g} of the largest tier holds no extent of {settings.extent_bytes:,} bytes;"
             " raise it, or lower --extent-bytes"

@@ -425,7 +425,7 @@ def test_ranks_are_handed_what_a_plain_walk_says(link: MemoryLink) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(3))
 def test_many_walks(link: MemoryLink, seed: int) -> None:
     walked(LoaderMachine, 600, seed)
 

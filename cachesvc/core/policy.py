@@ -3,7 +3,7 @@
 Keeping a fixed part of a dataset of D bytes in a cache of C hits C/D of shuffled reads, the bound for every
 demand-fill policy; replacing (LRU) hits about half its square. So a claimed extent that finds room is kept
 and gives way only when the claims change. What is not kept streams through a reserve of one tier, the
-window (`reserve.py`). Everything else is LRU and gives way first.
+window (`reserve.py`). Everything else is LRU and gives way first, but for the share of readers without a plan.
 
 When there is no room left to keep, a dataset that holds less than its share (`shares.py`) takes from those above
 theirs, and never below it, so two datasets do not take turns.
