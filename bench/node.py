@@ -117,6 +117,12 @@ class Daemon:
         except DaemonUnavailable:
             return False
 
+    @property
+    def pid(self) -> int:
+        """Of the daemon that was started last."""
+        assert self.process is not None
+        return self.process.pid
+
     def kill(self) -> None:
         """SIGKILL: nothing is cleaned up."""
         assert self.process is not None

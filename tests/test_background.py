@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 from platform import machine
 
-import psutil
 import pytest
 
 from bench.node import Daemon
 from cachesvc.daemon import background
+from tests.processes import children
 from tests.test_daemon import wait_until
 
 _SHOW = """
@@ -58,8 +58,6 @@ def test_where_standard_descriptors_were_closed_no_extent_gets_their_numbers(tmp
             return subprocess.Popen(["sh", "-c", 'exec "$@" 0<&- >&- 2>&-', "sh", *command])
 
     with Closing(tmp_path, ["--ram", "8MiB", "--extent-bytes", "4096", "--fillers", "1"]) as daemon:
-        assert daemon.process is not None
-        process = psutil.Process(daemon.process.pid)
-        wait_until(lambda: len(process.children()) == 2)
-        for pid in (process.pid, *(child.pid for child in process.children())):
+        wait_until(lambda: len(children(daemon.pid)) == 3)
+        for pid in (daemon.pid, *children(daemon.pid)):
             assert {os.readlink(f"/proc/{pid}/fd/{number}") for number in range(3)} == {os.devnull}

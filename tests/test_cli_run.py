@@ -19,6 +19,7 @@ from cachesvc.cli.run import make_private, private_dir
 from cachesvc.client import Control
 from cachesvc.core.errors import NotAllowed
 from tests.canned import canned_daemon
+from tests.processes import children
 from tests.test_daemon import wait_until
 
 CACHESVC = [sys.executable, "-m", "cachesvc"]
@@ -169,14 +170,14 @@ def test_what_schedulers_send_ahead_of_the_end_leaves_run_and_its_daemon_running
     )
     assert task.stdout is not None
     daemon = json.loads(task.stdout.readline())["pid"]
-    fillers = Path(f"/proc/{daemon}/task/{daemon}/children").read_text().split()
-    assert fillers
+    wait_until(lambda: len(children(daemon)) == 3)
+    fillers = children(daemon)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
-        for pid in (task.pid, daemon, *map(int, fillers)):
+        for pid in (task.pid, daemon, *fillers):
             os.kill(pid, number)
     with Control(private_dir()) as control:
         assert control.status().pid == daemon
-    assert all(alive(int(pid)) for pid in fillers)
+    assert all(alive(pid) for pid in fillers)
     task.communicate("\n", timeout=30)
     assert task.returncode == 0
 

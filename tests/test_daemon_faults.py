@@ -37,9 +37,9 @@ from cachesvc.grants import Granted, Refused
 from cachesvc.leases import DaemonGrants
 from loader.connect import Link
 from loader.failover import Failover
+from tests.processes import children, slow_fillers
 from tests.servers import Proxy, SeaweedFS
 from tests.test_daemon import wait_until
-from tests.test_kills import slow_start
 
 EXTENT = 1 << 20
 EXTENTS = 8
@@ -77,12 +77,6 @@ def opened(daemon: Daemon) -> DatasetId:
         return control.open_dataset([f"{daemon.root.parent}/data/"], RECORDS).id
 
 
-def children(daemon: Daemon) -> list[int]:
-    assert daemon.process is not None
-    pid = daemon.process.pid
-    return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 def greeted(daemon: Daemon, dataset: DatasetId, job: int = 0) -> socket.socket:
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     channel.settimeout(10)
@@ -108,7 +102,7 @@ def reads_right(daemon: Daemon, dataset: DatasetId, data: bytes) -> None:
 
 def test_killed_fillers_cost_retries_only(daemon: Daemon, data: bytes) -> None:
     dataset = opened(daemon)
-    for pid in children(daemon):
+    for pid in children(daemon.pid):
         os.kill(pid, signal.SIGKILL)
     reads_right(daemon, dataset, data)
     assert opened(daemon) == dataset
@@ -120,7 +114,7 @@ def test_verify_while_fillers_die_reports_no_corruption(daemon: Daemon, data: by
     with Control(daemon.socket_dir) as control:
         checks = control.verify(dataset)
         next(checks)
-        for pid in children(daemon):
+        for pid in children(daemon.pid):
             os.kill(pid, signal.SIGKILL)
         *_, last = checks
         assert (last.checked_extents, last.corrupt_extents, last.done) == (EXTENTS, 0, True)
@@ -141,13 +135,13 @@ def test_verify_beside_evict_and_refill_reports_no_corruption(daemon: Daemon, da
 def test_a_builder_killed_in_mid_build_is_a_typed_error_and_the_next_open_works(
     tmp_path: Path, data: bytes
 ) -> None:
-    held, path = slow_start(tmp_path)
+    held, path = slow_fillers(tmp_path)
     caught: list[CacheError] = []
     stop = threading.Event()
     with Daemon(tmp_path / "node", options(tmp_path), {"PYTHONPATH": path}) as daemon:
 
         def kill_builders() -> None:
-            for pid in children(daemon):
+            for pid in children(daemon.pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
@@ -195,7 +189,7 @@ def test_openings_of_more_uris_than_a_datagram_holds(tmp_path: Path, daemon: Dae
         Path(name).write_bytes(b"x" * 4096)
     with Control(daemon.socket_dir) as control:
         assert control.open_dataset(names, RECORDS).samples == len(names)
-    assert len(children(daemon)) >= 2
+    assert len(children(daemon.pid)) >= 2
 
 
 def test_a_reader_that_goes_before_its_welcome_leaves_no_claim(daemon: Daemon, data: bytes) -> None:
@@ -317,7 +311,7 @@ def test_what_a_filler_at_its_limit_cannot_take_is_read_elsewhere(tmp_path: Path
         (granted,) = grants.acquire([1], 20.0)  # it has opened what it needs
         assert isinstance(granted, Granted)
         os.close(granted.fd)
-        for pid in children(daemon):
+        for pid in children(daemon.pid):
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (0, 4096))
         assert grants.acquire([0], 20.0) == [Refused(0)]
         grants.close()
@@ -398,12 +392,12 @@ def test_an_acquire_past_its_deadline_leaves_neither_descriptor_nor_lease(
         os.close(first.fd)
         grants.release([0])
         before = len(os.listdir("/proc/self/fd"))
-        for pid in children(daemon):
+        for pid in children(daemon.pid):
             os.kill(pid, signal.SIGSTOP)
         with pytest.raises(DeadlineExceeded):
             grants.acquire([0, 1], 0.5)
         assert len(os.listdir("/proc/self/fd")) <= before
-        for pid in children(daemon):
+        for pid in children(daemon.pid):
             os.kill(pid, signal.SIGCONT)
         (second,) = grants.acquire([1], 20.0)
         assert isinstance(second, Granted)

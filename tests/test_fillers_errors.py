@@ -15,7 +15,7 @@ from cachesvc.catalog.build import DirectBytes, Options, build, survey
 from cachesvc.config import Settings
 from cachesvc.core.errors import SourceUnavailable, TierFailed
 from cachesvc.daemon import jobs
-from cachesvc.daemon.spawn import spawn
+from cachesvc.daemon.forks import ForkServer
 from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.tiers.checksum import block_digest
 from tests import datasets
@@ -30,7 +30,8 @@ def ask(tmp_path: Path) -> Iterator[Ask]:
     """A real filler: job and descriptors -> its answer."""
     settings = Settings(0, (), (), str(tmp_path), str(tmp_path / "state"), fillers=1)
     given = json.dumps({**asdict(settings), "roots": (), "paces": -1})
-    process, channel = spawn("cachesvc.daemon.filler", given, os.environ)
+    forks = ForkServer("cachesvc.daemon.filler", given, (), lambda fd, callback: None, lambda fd: None)
+    child, channel = forks.fork()
     channel.settimeout(30)
 
     def asked(job: jobs.Job, *descriptors: int) -> jobs.Done:
@@ -41,7 +42,8 @@ def ask(tmp_path: Path) -> Iterator[Ask]:
 
     yield asked
     channel.close()
-    process.wait(10)
+    assert forks.wait(child, 10) == 0
+    forks.close(10)
 
 
 @contextmanager

@@ -58,7 +58,10 @@ class Pool:
         self.answers.setdefault(name, []).append(answer)
 
     def pids(self) -> list[int]:
-        return [each.process.pid for each in self.fillers._living if not each.builds]
+        """Of those that there are, once they have begun."""
+        living = [each.process for each in self.fillers._living if not each.builds]
+        self.loop.run_until(lambda: all(each.pid for each in living))
+        return [each.pid for each in living]
 
 
 @contextmanager
@@ -190,7 +193,7 @@ def test_fillers_that_cannot_be_killed_are_bounded(tmp_path: Path, disks: int) -
             assert "hang in the kernel" in found.of("refused").message
             disk.behave("")
             deadline = time.monotonic() + 10.0
-            while any(each.poll() is None for each in found.fillers._dying) and time.monotonic() < deadline:
-                time.sleep(0.05)
+            while any(each.code is None for each in found.fillers._dying) and time.monotonic() < deadline:
+                found.fillers._forks.wait(found.fillers._dying[0], 0.05)
             found.verify("again", memory, RAM)
             assert found.of("again").code == 0

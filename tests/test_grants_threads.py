@@ -23,8 +23,9 @@ from cachesvc.core.model import DatasetId
 from cachesvc.core.wire import Op
 from cachesvc.grants import Granted, Refused
 from cachesvc.leases import DaemonGrants
+from tests.processes import children
 from tests.test_daemon import held_memory, wait_until
-from tests.test_daemon_faults import EXTENT, EXTENTS, children, opened, options, written
+from tests.test_daemon_faults import EXTENT, EXTENTS, opened, options, written
 
 RESIDENT = 2
 COLD = 5
@@ -82,7 +83,7 @@ def part(data: bytes, extent: int) -> bytes:
 
 def stop_fills(daemon: Daemon) -> list[int]:
     """From now on nothing is filled."""
-    stopped = children(daemon)
+    stopped = children(daemon.pid)
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
     return stopped

@@ -19,6 +19,7 @@ from cachesvc.core.errors import SourceUnavailable
 from cachesvc.daemon.lookups import INSIDE, LOOKUP_S
 from cachesvc.sources.watched import HUNG_S
 from tests.fuse import FaultyMount, File
+from tests.processes import children
 from tests.test_daemon import wait_until
 from tests.test_source_trouble import EXTENT, RECORDS, extent, needs_fuse
 
@@ -124,10 +125,6 @@ def test_a_listing_that_hangs_fails_alone(tmp_path: Path) -> None:
         assert extent(daemon, f"{tmp_path}/late/", timeout_s=10) == data
         mount.go_on()
         assert not opened(daemon, f"{tmp_path}/nfs/")
-
-
-def children(pid: int) -> list[int]:
-    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def waiting(pid: int) -> int:

@@ -28,6 +28,7 @@ from cachesvc.core.order import Plan
 from cachesvc.daemon import jobs
 from cachesvc.daemon.fillers import Fillers
 from loader import DataLoader, open_dataset
+from tests.processes import slow_fillers
 
 LATE = 2
 """The drill's exit code when starts took too long, and nothing else was wrong."""
@@ -104,15 +105,6 @@ class Loop:
                 self._callbacks[fd]()
 
 
-def slow_start(folder: Path) -> tuple[Path, str]:
-    """While that file is there, no Python comes further than its start that has this PYTHONPATH."""
-    (folder / "first").mkdir()
-    held = folder / "first" / "held"
-    lines = ["import os, time", f"while os.path.exists({str(held)!r}):", "    time.sleep(0.01)", ""]
-    (folder / "first" / "sitecustomize.py").write_text("\n".join(lines))
-    return held, f"{folder}/first:{os.environ.get('PYTHONPATH', '')}"
-
-
 @pytest.mark.parametrize(("deaths", "code"), [(1, 0), (3, 0), (4, SourceUnavailable.code)])
 def test_an_opening_survives_three_deaths_of_the_builder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaths: int, code: int
@@ -122,12 +114,15 @@ def test_an_opening_survives_three_deaths_of_the_builder(
     (tmp_path / "catalogs").mkdir()
     loop, answers = Loop(), list[jobs.Answer]()
     settings = Settings(0, (), (f"{tmp_path}/",), str(tmp_path), str(tmp_path), fillers=1)
-    held, path = slow_start(tmp_path)
+    held, path = slow_fillers(tmp_path)
     monkeypatch.setenv("PYTHONPATH", path)
     fillers = Fillers(settings, (str(tmp_path),), loop.watch, loop.unwatch)
 
     def builders() -> list[int]:
         return [filler.process.pid for filler in fillers._living if filler.builds]
+
+    def begun() -> bool:
+        return builders() != [] and all(builders())
 
     held.touch()
     fillers.start()
@@ -136,7 +131,8 @@ def test_an_opening_survives_three_deaths_of_the_builder(
     build = partial(jobs.Build, uris=uris, options=options, catalogs=catalogs, refresh=False)
     try:
         fillers.build(build, answers.append)
-        for _ in range(deaths):  # each dies before it has imported what it needs
+        for _ in range(deaths):
+            loop.run_until(begun)
             (victim,) = builders()
             os.kill(victim, signal.SIGKILL)
             loop.run_until(lambda gone=victim: gone not in builders())

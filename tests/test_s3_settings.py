@@ -22,7 +22,7 @@ from cachesvc.leases import DaemonGrants
 from cachesvc.sources import s3_errors
 from cachesvc.sources.s3 import S3Settings, open_s3
 from tests.fake_s3 import FakeS3, Object, fake_s3, pattern
-from tests.test_daemon_faults import children
+from tests.processes import children
 
 EXTENT = 1 << 20
 EXTENTS = 4
@@ -158,7 +158,7 @@ def test_wrong_settings_leave_tiers_and_what_they_hold_alone(
             program.unlink()
         else:
             configure(tmp_path, f"{profile}https://127.0.0.1:1\nca_bundle = /nonexistent")
-        for pid in children(daemon):  # others take their place, and open their sources anew
+        for pid in children(daemon.pid):  # others take their place, and open their sources anew
             os.kill(pid, signal.SIGKILL)
         grants = DaemonGrants(daemon.socket_dir, remote)
         for extent in range(EXTENTS):

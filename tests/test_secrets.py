@@ -24,6 +24,7 @@ from cachesvc.daemon.tenants import Peer
 from cachesvc.leases import DaemonGrants
 from cachesvc.sources.proxies import Proxy
 from cachesvc.sources.s3 import S3Settings, open_s3
+from tests.processes import children
 from tests.servers import SeaweedFS, free_ports
 
 RECORDS = Options(format="records", record_bytes=4096)
@@ -168,12 +169,12 @@ def test_no_secret_is_said_anywhere(
             said.append(done.stdout + done.stderr)
         with urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=10) as answer:
             said.append(answer.read().decode())
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        assert len(children) == 2
-        for each in (str(pid), *children):
+        working = children(pid)
+        assert len(working) == 3
+        for each in (pid, *working):
             said.append(Path(f"/proc/{each}/cmdline").read_bytes().decode())
             said.append(Path(f"/proc/{each}/comm").read_text())
-        for child in children:  # they sign requests, so they have the credentials, and nothing but those
+        for child in working:  # they sign requests, so they have the credentials, and nothing but those
             own = dict(
                 pair.split("=", 1)
                 for pair in Path(f"/proc/{child}/environ").read_text().split("\0")

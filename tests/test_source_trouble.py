@@ -19,6 +19,7 @@ from cachesvc.core.errors import CacheError
 from cachesvc.grants import Granted
 from cachesvc.leases import DaemonGrants
 from tests.fuse import FaultyMount, File
+from tests.processes import children
 from tests.servers import Proxy, ProxyProcess, SeaweedFS, free_ports
 from tests.test_daemon import wait_until
 
@@ -71,11 +72,8 @@ def test_a_mount_that_hangs_stops_neither_the_daemon_nor_other_data(tmp_path: Pa
 
 def starved(daemon: Daemon) -> bool:
     """Whether the daemon's children spent most of their life in wait of a core: then it is others who set their pace."""
-    assert daemon.process is not None
-    root = daemon.process.pid
-    children = Path(f"/proc/{root}/task/{root}/children").read_text().split()
     lives = []
-    for path in (found for pid in children for found in glob(f"/proc/{pid}/task/*/schedstat")):
+    for path in (found for pid in children(daemon.pid) for found in glob(f"/proc/{pid}/task/*/schedstat")):
         with suppress(FileNotFoundError, ProcessLookupError):  # ended since it was listed
             lives.append(Path(path).read_text())
     ran_ns, waited_ns = (sum(int(life.split()[field]) for life in lives) for field in (0, 1))

@@ -1,4 +1,5 @@
-"""A filler process: takes jobs from its channel, does the IO, answers. `python -m cachesvc.daemon.filler FD`.
+"""A filler process: takes jobs from its channel, does the IO, answers. `python -m cachesvc.daemon.filler FD` is the one
+that all are forked from (`daemon/forks.py`).
 
 It ends when its channel does, whatever its threads are waiting for: a hung NFS mount must not keep a dead
 daemon's children alive. And it ends when a call to a source has hung for `HUNG_S`: nothing can interrupt that call,
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from cachesvc.catalog.build import DirectBytes, Options, build, survey
@@ -32,6 +34,7 @@ from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, OutOfSpa
 from cachesvc.daemon import jobs
 from cachesvc.daemon.background import run_in_background
 from cachesvc.daemon.cached_bytes import CachedBytes
+from cachesvc.daemon.forks import serve_forks
 from cachesvc.daemon.logs import configure_logging
 from cachesvc.daemon.peers import Peers
 from cachesvc.daemon.threads import Threads
@@ -93,13 +96,11 @@ class Filler:
                 threads.submit(self._answer, job, descriptors).add_done_callback(_report)
 
     def prepare(self) -> None:
-        """Before anyone waits: boto3 takes 0.3 s of CPU to import, and a client of it 0.4 to make. Who may read files
-        alone needs neither. What fails is said by the first job that needs it."""
+        """Open the sources before anyone waits. What fails is said by the first job
+        that needs it."""
         for uri in self._settings.allow:
             with suppress(CacheError):
                 self._sources(uri)
-        if not self._settings.allow:
-            from cachesvc.sources import s3 as _s3  # noqa: F401
 
     def _answer(self, job: jobs.Job, descriptors: list[int]) -> None:
         work: dict[type, Callable[..., jobs.Done]] = {
@@ -278,8 +279,16 @@ def _report(ended: Future[None]) -> None:
         log.error("a job failed unexpectedly", exc_info=error)
 
 
+def _live(settings: Settings, roots: tuple[str, ...], paces: int, channel: socket.socket) -> None:
+    filler = Filler(channel, settings, roots, paces)
+    # Not in the background: beside jobs that keep every core busy it took 20 s, and readers wait for it.
+    threading.Thread(target=filler.prepare, name="prepare", daemon=True).start()
+    run_in_background()
+    filler.run()
+
+
 def main() -> None:
-    """The process's whole life."""
+    """The whole life of the process that fillers are forked from."""
     fields = json.loads(os.environ.pop("CACHESVC_GIVEN"))
     channel = socket.socket(fileno=int(sys.argv[1]))
     fields |= {name: tuple(fields[name]) for name in ("allow", "peer")}
@@ -287,12 +296,11 @@ def main() -> None:
     roots, paces = tuple(fields.pop("roots")), fields.pop("paces")
     settings = Settings(**fields)
     configure_logging(settings.log_format)
-    filler = Filler(channel, settings, roots, paces)
-    # Not in the background: beside jobs that keep every core busy it took 20 s, and readers wait for it.
-    threading.Thread(target=filler.prepare, name="prepare", daemon=True).start()
-    run_in_background()
-    filler.run()
-    os._exit(0)
+    if not settings.allow or any(uri.startswith("s3://") for uri in settings.allow):
+        from cachesvc.sources.s3 import prepare_s3  # boto3, which is theirs alone: 0.4 s of CPU and 35 MB
+
+        prepare_s3()
+    serve_forks(channel, partial(_live, settings, roots, paces))
 
 
 if __name__ == "__main__":

@@ -14,10 +14,8 @@ import json
 import logging
 import os
 import socket
-import subprocess
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 
@@ -25,14 +23,12 @@ from cachesvc.config import Settings
 from cachesvc.core.errors import CacheError, SourceUnavailable
 from cachesvc.core.model import TierName
 from cachesvc.daemon import jobs
-from cachesvc.daemon.spawn import spawn
+from cachesvc.daemon.forks import DEATH_S, Child, ForkServer
 from cachesvc.sources.paces import new_paces
 from cachesvc.sources.resilient import SourceCounters
 
 log = logging.getLogger(__name__)
 STOP_S = 2.0
-DEATH_S = 0.05
-"""A killed process dies in a millisecond; the loop waits no longer for one that does not."""
 MAX_HUNG = 8
 BUILD_TRIES = 4
 """A builder that was killed is no reason to fail an opening, nor are two; data that ends four is."""
@@ -50,7 +46,7 @@ class _Waiting:
 
 @dataclass(slots=True, eq=False)
 class _Filler:
-    process: subprocess.Popen[bytes]
+    process: Child
     channel: socket.socket
     builds: bool
     waiting: dict[int, _Waiting] = field(default_factory=dict)
@@ -65,7 +61,7 @@ def _nobody_waits(_: jobs.Answer) -> None: ...
 
 
 class Fillers:
-    """Spawn before gRPC starts: a child must not inherit its threads. `roots`: real paths that files must lie under
+    """`roots`: real paths that files must lie under
     (`Allowlist.roots`); fillers look none of them up, since a mount may hang that a job has nothing to do with.
 
     `watch(fd, callback)` and `unwatch(fd)` belong to the event loop, on whose thread everything here runs.
@@ -81,7 +77,9 @@ class Fillers:
     ) -> None:
         self._settings = settings
         self._paces = new_paces()
-        self._given = json.dumps({**asdict(settings), "roots": roots, "paces": self._paces.fileno()})
+        paces = self._paces.fileno()
+        given = json.dumps({**asdict(settings), "roots": roots, "paces": paces})
+        self._forks = ForkServer("cachesvc.daemon.filler", given, (paces,), watch, unwatch)
         self._watch = watch
         self._unwatch = unwatch
         self._clock = clock
@@ -89,14 +87,14 @@ class Fillers:
         self._max_hung = MAX_HUNG + settings.fillers * len(settings.nvme)
         self._number = 0
         self._living: list[_Filler] = []
-        self._dying: list[subprocess.Popen[bytes]] = []
+        self._dying: list[Child] = []
         self.asked = SourceCounters()
         """What all of them asked of the sources, but for the last second."""
         self.left_alone = dict.fromkeys(settings.peer, 0)
         """How often they left each peer alone."""
 
     def start(self) -> None:
-        """Spawn the fillers, and one more process that parses: a slow index must not hold up fills.
+        """Start the fillers, and one more process that parses: a slow index must not hold up fills.
 
         Raises CacheError when no process can be started.
         """
@@ -187,11 +185,7 @@ class Fillers:
         self._paces.close()
         for filler in ending:
             filler.channel.close()
-            filler.process.kill()
-        deadline = time.monotonic() + STOP_S
-        for filler in ending if wait else ():
-            with suppress(subprocess.TimeoutExpired):  # it hangs in the kernel; it holds nothing of ours
-                filler.process.wait(max(0.0, deadline - time.monotonic()))
+        self._forks.close(STOP_S if wait else 0.0)  # one that hangs in the kernel holds nothing of ours
 
     def _least_busy(self, builds: bool) -> _Filler:
         """Raises OSError when there is none and none can be started."""
@@ -205,7 +199,7 @@ class Fillers:
         return min(found, key=lambda filler: (filler.left, len(filler.waiting)))
 
     def _fill_up(self, builds: bool) -> None:
-        self._dying = [process for process in self._dying if process.poll() is None]
+        self._dying = [process for process in self._dying if process.code is None]
         wanted = 1 if builds else self._settings.fillers
         of_kind = [filler for filler in self._living if filler.builds == builds]
         left = sum(filler.left for filler in of_kind)
@@ -215,9 +209,7 @@ class Fillers:
                     errno.EAGAIN,
                     f"{self._max_hung} processes hang in the kernel; look at the source's mount and at lost tiers",
                 )
-            filler = _Filler(
-                *spawn("cachesvc.daemon.filler", self._given, os.environ, (self._paces.fileno(),)), builds
-            )
+            filler = _Filler(*self._forks.fork(), builds)
             self._living.append(filler)
             self._watch(filler.channel.fileno(), partial(self._read, filler))
 
@@ -262,11 +254,10 @@ class Fillers:
 
     def _reap(self, filler: _Filler, wait_s: float) -> int | None:
         """Its exit code; None where it hangs in the kernel."""
-        try:
-            return filler.process.wait(wait_s)
-        except subprocess.TimeoutExpired:
+        code = self._forks.wait(filler.process, wait_s)
+        if code is None:
             self._dying.append(filler.process)
-            return None
+        return code
 
     @staticmethod
     def _lost(number: int, why: object) -> jobs.Done:

@@ -1,4 +1,4 @@
-"""What the daemon asks of its filler processes, and what they answer: one JSON datagram each, descriptors
+"""What the daemon asks of its processes, and what they answer: one JSON datagram each, descriptors
 beside it. Never pickled."""
 
 from __future__ import annotations
@@ -114,6 +114,32 @@ class LeftAlone:
 
 
 @dataclass(frozen=True, slots=True)
+class Fork:
+    """The daemon asks for one more process. Descriptors: its channel."""
+
+    kind: ClassVar[str] = "fork"
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """It has begun. Descriptors: its pidfd."""
+
+    kind: ClassVar[str] = "forked"
+    number: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """It has ended, with that exit code (as subprocess has it), or cannot begin."""
+
+    kind: ClassVar[str] = "ended"
+    number: int
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
 class Borrow:
     """The sharer asks for a descriptor of a resident extent."""
 
@@ -143,10 +169,25 @@ class Sent:
 
 Job: TypeAlias = Fill | Copy | Verify | Build
 Answer: TypeAlias = Progress | Done
-Message: TypeAlias = Job | Answer | Asked | LeftAlone | Borrow | Lent | Sent
+Message: TypeAlias = Job | Answer | Asked | LeftAlone | Fork | Forked | Ended | Borrow | Lent | Sent
 _KINDS = {
     kind.kind: kind
-    for kind in (Fill, Copy, Verify, Build, Progress, Done, Asked, LeftAlone, Borrow, Lent, Sent)
+    for kind in (
+        Fill,
+        Copy,
+        Verify,
+        Build,
+        Progress,
+        Done,
+        Asked,
+        LeftAlone,
+        Fork,
+        Forked,
+        Ended,
+        Borrow,
+        Lent,
+        Sent,
+    )
 }
 
 

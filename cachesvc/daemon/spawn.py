@@ -15,16 +15,22 @@ SEND_S = 1.0
 """A process that is stopped must not stop the daemon: its buffer takes thousands of messages before this counts."""
 
 
+def channel_pair() -> tuple[socket.socket, socket.socket]:
+    """Our end of a channel, and the other process's. Raises OSError."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in (ours, theirs):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * jobs.MAX_DATAGRAM_BYTES)
+    ours.settimeout(SEND_S)
+    return ours, theirs
+
+
 def spawn(
     module: str, given: str, environment: Mapping[str, str], inherits: tuple[int, ...] = ()
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """`python -m MODULE FD`, which finds `given` in `CACHESVC_GIVEN`, and our end of its channel; it has the descriptors
     that it `inherits` under the same numbers. Raises OSError."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, theirs = channel_pair()
     with theirs:
-        for end in (ours, theirs):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * jobs.MAX_DATAGRAM_BYTES)
-        ours.settimeout(SEND_S)
         # Ctrl-C is the daemon's to answer: what is blocked here stays so in the child, from its first instruction.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:

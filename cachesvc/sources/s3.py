@@ -12,6 +12,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ from urllib.parse import quote, urlsplit
 import botocore.exceptions
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
+from botocore.config import Config
 
 from cachesvc.core.errors import (
     CacheError,
@@ -37,7 +39,7 @@ from cachesvc.sources.http import (
     Pool,
     number,
 )
-from cachesvc.sources.identity import Identity, sign_in, trusted
+from cachesvc.sources.identity import Identity, new_session, sign_in, trusted
 from cachesvc.sources.parts import UNTOLD, Parts, is_not_the_part, of_the_moment, part_at
 from cachesvc.sources.proxies import proxy_of
 from cachesvc.sources.s3_errors import EXPIRED, FAILED, OVERWRITTEN
@@ -355,6 +357,16 @@ def open_s3(settings: S3Settings, clock: Callable[[], float] = time.monotonic) -
     that make no sense, SourceUnavailable where this process is at a limit."""
     identity = sign_in(settings.endpoint, settings.region, clock)
     return S3Source(identity, trusted(identity.client.meta.endpoint_url))
+
+
+def prepare_s3() -> None:
+    """Read what every `open_s3` needs, for processes that are forked from this one. Where the environment makes no sense,
+    `open_s3` says so."""
+    with suppress(*FAILED):
+        session: Any = new_session()
+        quiet: Any = {"defaults_mode": "legacy"}  # "auto" asks the metadata service
+        nobody = {"aws_access_key_id": "none", "aws_secret_access_key": "none"}
+        session.client("s3", region_name="us-east-1", config=Config(**quiet), **nobody)
 
 
 def split_uri(uri: str, key_needed: bool = True) -> tuple[str, str]:
