@@ -13,12 +13,6 @@ def children(pid: int) -> list[int]:
     return [each.pid for each in psutil.Process(pid).children(recursive=True)]
 
 
-def begun(pid: int) -> int:
-    """How many fillers and builders have begun that a daemon knows of."""
-    held = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
-    return sum("pidfd" in each for each in held)
-
-
 def slow_fillers(folder: Path) -> tuple[Path, str]:
     """While that file is there, no process does anything that was forked by a Python with this PYTHONPATH."""
     (folder / "first").mkdir()

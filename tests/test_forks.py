@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import select
 import signal
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -16,6 +19,8 @@ from cachesvc.core.model import RAM
 from cachesvc.daemon import jobs
 from tests.test_daemon import wait_until
 from tests.test_fillers_replaced import Pool, a_pool, opened
+
+PR_SET_CHILD_SUBREAPER = 36
 
 
 @pytest.fixture
@@ -75,7 +80,7 @@ def test_a_filler_that_is_not_needed_before_it_has_begun_ends_all_the_same(pool:
     forks = pool.fillers._forks
     os.kill(server(pool).pid, signal.SIGSTOP)
     child, channel = forks.fork()
-    child.kill()
+    forks.kill(child)
     assert forks.wait(child, 0.01) is None
     os.kill(server(pool).pid, signal.SIGCONT)
     assert forks.wait(child, 10.0) == -signal.SIGKILL
@@ -100,12 +105,92 @@ def test_an_opening_survives_the_death_of_the_server(pool: Pool, tmp_path: Path)
     assert [answer.code for answer in answers if isinstance(answer, jobs.Done)] == [0]
 
 
+def held(pid: int, kind: str) -> set[str]:
+    """Sockets or pipes, but for standard streams."""
+    links = {path.name: os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
+    return {link for number, link in links.items() if link.startswith(kind) and int(number) > 2}
+
+
 def test_descriptors_of_one_filler_are_no_others(pool: Pool) -> None:
     """Each hears of the daemon's end by its own channel alone, and holds nothing of the server's."""
-    held = [os.readlink(path) for pid in pool.pids() for path in Path(f"/proc/{pid}/fd").iterdir()]
-    sockets = [each for each in held if each.startswith("socket:")]
-    assert len(sockets) == len(set(sockets)) == len(pool.pids())
-    assert not [each for each in held if "pidfd" in each]
+    wait_until(lambda: all(len(held(pid, "socket:")) == 1 for pid in pool.pids()))  # they have begun
+    first, second = (held(pid, "socket:") for pid in pool.pids())
+    assert first != second
+    pipes = held(server(pool).pid, "pipe:")
+    assert pipes
+    assert not any(held(pid, "pipe:") & pipes for pid in pool.pids())
+
+
+def test_who_hears_of_a_death_twice_waits_for_nothing(pool: Pool) -> None:
+    """The loop sees a filler's end and what the server says of it at once; the first takes what the second would read."""
+    first, forks = server(pool), pool.fillers._forks
+    filler = next(each for each in pool.fillers._living if not each.builds)
+    os.kill(filler.process.pid, signal.SIGKILL)
+    assert forks._server is not None
+    assert select.select([forks._server[1]], [], [], 10.0)[0]
+    began = time.monotonic()
+    pool.fillers._read(filler)
+    assert filler.process.code == -signal.SIGKILL
+    forks._heard()
+    assert time.monotonic() - began < 0.5
+    assert first.is_running()
+    assert pool.pids() == [each.pid for each in first.children() if each.pid in pool.pids()]
+
+
+def test_while_none_can_be_forked_those_that_live_go_on(pool: Pool) -> None:
+    first = server(pool)
+    before = first.rlimit(psutil.RLIMIT_NOFILE)
+    first.rlimit(psutil.RLIMIT_NOFILE, (0, before[1]))  # it can take no channel
+    with opened(pool.inside) as memory:
+        killed, living = pool.pids()
+        os.kill(killed, signal.SIGKILL)
+        pool.loop.run_until(lambda: not any(each.process.pid == killed for each in pool.fillers._living))
+        for number in range(5):
+            pool.verify(number, memory, RAM)
+            assert pool.of(number).code == 0
+        os.kill(living, signal.SIGKILL)
+        pool.loop.run_until(lambda: not any(each.process.pid == living for each in pool.fillers._living))
+        pool.verify("by nobody", memory, RAM)
+        done = pool.of("by nobody")
+        assert (done.code, done.retry, done.lost) == (SourceUnavailable.code, True, False)
+        assert "allow more processes" in done.message
+        pool.loop.run_until(lambda: all(each.builds for each in pool.fillers._living))
+        first.rlimit(psutil.RLIMIT_NOFILE, before)
+        pool.verify("again", memory, RAM)
+        assert pool.of("again").code == 0
+    assert server(pool) == first
+
+
+def test_a_starter_that_ignores_the_death_of_children_changes_nothing(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # it outlives exec
+    try:
+        with a_pool(tmp_path, 1) as pool, opened(pool.inside) as memory:
+            (pid,), first = pool.pids(), server(pool)
+            signal.signal(signal.SIGCHLD, before)
+            os.kill(pid, signal.SIGKILL)
+            pool.loop.run_until(lambda: not any(each.process.pid == pid for each in pool.fillers._living))
+            pool.verify("again", memory, RAM)
+            assert pool.of("again").code == 0
+            assert server(pool) == first
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_a_daemon_that_adopts_orphans_reaps_its_own(pool: Pool) -> None:
+    """As the first process of a container is."""
+    adopt = partial(ctypes.CDLL(None).prctl, PR_SET_CHILD_SUBREAPER)
+    before = pool.pids()
+    assert adopt(1) == 0
+    try:
+        server(pool).kill()
+        pool.loop.run_until(lambda: not pool.fillers._living)
+        wait_until(lambda: all(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE for pid in before))
+        with opened(pool.inside) as memory:
+            pool.verify("again", memory, RAM)
+            assert pool.of("again").code == 0
+        assert not any(psutil.pid_exists(pid) for pid in before)
+    finally:
+        adopt(0)
 
 
 def test_a_filler_that_is_done_for_leaves_no_descriptor(pool: Pool) -> None:

@@ -23,7 +23,7 @@ from cachesvc.config import Settings
 from cachesvc.core.errors import CacheError, SourceUnavailable
 from cachesvc.core.model import TierName
 from cachesvc.daemon import jobs
-from cachesvc.daemon.forks import DEATH_S, Child, ForkServer
+from cachesvc.daemon.forks import CANNOT_FORK, DEATH_S, Child, ForkServer
 from cachesvc.sources.paces import new_paces
 from cachesvc.sources.resilient import SourceCounters
 
@@ -196,7 +196,8 @@ class Fillers:
                 raise
             log.warning("a filler process cannot be started", extra={"error": error.strerror})
         found = (filler for filler in self._living if filler.builds == builds)
-        return min(found, key=lambda filler: (filler.left, len(filler.waiting)))
+        # One that has not begun may never: none can be forked any more.
+        return min(found, key=lambda filler: (filler.left, not filler.process.pid, len(filler.waiting)))
 
     def _fill_up(self, builds: bool) -> None:
         self._dying = [process for process in self._dying if process.code is None]
@@ -244,13 +245,15 @@ class Fillers:
         code = self._reap(filler, DEATH_S)
         log.warning("a filler process ended by itself", extra={"code": code, "jobs": len(filler.waiting)})
         for number, waiting in filler.waiting.items():
-            waiting.answered(self._lost(number, "it hangs" if code is None else f"exit code {code}"))
+            waiting.answered(_lost(number, code))
 
     def _part_with(self, filler: _Filler) -> None:
         self._living.remove(filler)
         self._unwatch(filler.channel.fileno())
         filler.channel.close()
-        filler.process.kill()  # it may have closed its channel and live on; no news for one that is dead
+        self._forks.kill(
+            filler.process
+        )  # it may have closed its channel and live on; no news for one that is dead
 
     def _reap(self, filler: _Filler, wait_s: float) -> int | None:
         """Its exit code; None where it hangs in the kernel."""
@@ -259,7 +262,12 @@ class Fillers:
             self._dying.append(filler.process)
         return code
 
-    @staticmethod
-    def _lost(number: int, why: object) -> jobs.Done:
-        message = f"the process that was to do it ended ({why}); try again, and see the daemon's log"
-        return jobs.Done(number, SourceUnavailable.code, message, retry=True, lost=True)
+
+def _lost(number: int, code: int | None) -> jobs.Done:
+    """The answer of a process that ended without one."""
+    if code == CANNOT_FORK:
+        message = "no process can be started for it; allow more processes or memory, and try again"
+        return jobs.Done(number, SourceUnavailable.code, message, retry=True)
+    why = "it hangs" if code is None else f"exit code {code}"
+    message = f"the process that was to do it ended ({why}); try again, and see the daemon's log"
+    return jobs.Done(number, SourceUnavailable.code, message, retry=True, lost=True)

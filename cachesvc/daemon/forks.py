@@ -6,6 +6,8 @@ As multiprocessing's fork server, which leaves a directory behind when its paren
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import gc
 import logging
 import os
@@ -26,8 +28,10 @@ DEATH_S = 0.05
 """A killed process dies in a millisecond; the loop waits no longer for one that does not."""
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 """numpy's would start one for each core, and nobody here multiplies matrices; what forks must have no other."""
-STARTS = 2
-"""A server that died may be found dead only when it is sent something."""
+CANNOT_FORK = os.EX_OSERR
+"""The exit code of a process that the system does not let begin."""
+_GONE = (BrokenPipeError, ConnectionResetError)
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(slots=True, eq=False)
@@ -39,38 +43,11 @@ class Child:
     """0 until it has begun."""
     code: int | None = None
     """Its exit code, as subprocess has it; None until it has ended."""
-    _pidfd: int = -1
-    _doomed: bool = False
-
-    def kill(self) -> None:
-        """SIGKILL, as soon as it has begun; no news for one that has ended."""
-        self._doomed = True
-        if self._pidfd >= 0:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-
-    def began(self, pid: int, pidfd: int) -> None:
-        """It runs; the pidfd is its own now."""
-        self.pid, self._pidfd = pid, pidfd
-        if self._doomed:
-            self.kill()
-
-    def ended(self, code: int) -> None:
-        """It is dead, or never begins."""
-        self.code = code
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
-            self._pidfd = -1
-
-    def await_end(self, deadline: float) -> None:
-        """Until it is dead, whoever reaps it."""
-        if self._pidfd >= 0:
-            _readable(self._pidfd, deadline)
 
 
 class ForkServer:
-    """The daemon's side, on the event loop's thread, to which `watch` and `unwatch` belong; nothing here waits for the
-    server. Children end with it, however it ends: each by its own channel, and by SIGKILL."""
+    """The daemon's side, on the event loop's thread, to which `watch` and `unwatch` belong. The server alone reaps its
+    children, so it is asked to kill them. They end with it, and it with the daemon, whatever ends that."""
 
     def __init__(
         self,
@@ -84,93 +61,115 @@ class ForkServer:
         self._watch, self._unwatch = watch, unwatch
         self._server: tuple[subprocess.Popen[bytes], socket.socket] | None = None
         self._children: dict[int, Child] = {}
+        self._orphans: list[int] = []
         self._number = 0
 
     def start(self) -> socket.socket:
         """Its channel; a new process's, where there is none. Raises OSError."""
         if self._server is None:
             self._server = spawn(self._module, self._given, {**os.environ, **ONE_THREAD}, self._inherits)
-            self._watch(self._server[1].fileno(), self._read)
+            self._server[1].setblocking(False)
+            self._watch(self._server[1].fileno(), self._heard)
         return self._server[1]
 
     def fork(self) -> tuple[Child, socket.socket]:
         """A process that is about to begin, and our end of its channel, which holds what is sent until then. One that
-        cannot be forked closes its end. Raises OSError where there is no server and none can be started."""
+        cannot begin closes its end. Raises OSError where there is no server and none can be started."""
+        self._reap_orphans()
         ours, theirs = channel_pair()
         child = Child(self._number)
         self._number += 1
         with theirs:
-            for start in range(STARTS):
+            try:
                 try:
                     jobs.send(self.start(), jobs.Fork(child.number), (theirs.fileno(),))
-                    break
-                except OSError:
+                except _GONE:  # nobody has heard of its death yet
                     self._gone()
-                    if start == STARTS - 1:
-                        ours.close()
-                        raise
+                    jobs.send(self.start(), jobs.Fork(child.number), (theirs.fileno(),))
+            except OSError:
+                ours.close()
+                raise
         self._children[child.number] = child
         return child, ours
+
+    def kill(self, child: Child) -> None:
+        """SIGKILL, as soon as it has begun; no news for one that has ended."""
+        if child.code is None and self._server is not None:
+            with suppress(OSError):  # the server is dead, and so is the child
+                jobs.send(self._server[1], jobs.Kill(child.number))
 
     def wait(self, child: Child, wait_s: float) -> int | None:
         """Its exit code; None where it is not dead by then: it hangs in the kernel, if it was killed."""
         deadline = time.monotonic() + wait_s
-        while child.code is None and self._server and _readable(self._server[1].fileno(), deadline):
-            self._read()
+        while child.code is None and self._server and _readable(self._server[1], deadline):
+            self._heard()
         return child.code
 
     def close(self, wait_s: float) -> None:
-        """Kill the server and all children, and wait so long for their end."""
-        children = tuple(self._children.values())
-        if self._server is not None:
-            process, channel = self._server
-            self._server = None
-            self._unwatch(channel.fileno())
-            channel.close()
-            process.kill()
+        """Kill all children, wait so long for their ends, and end the server."""
         deadline = time.monotonic() + wait_s
-        for child in children:
-            child.kill()
-        for child in children:
-            child.await_end(deadline)
-            child.ended(-signal.SIGKILL)
-        self._children.clear()
+        begun = [child for child in self._children.values() if child.pid]
+        for child in begun:
+            self.kill(child)
+        for child in begun:
+            self.wait(child, deadline - time.monotonic())
+        if self._server is not None:
+            process = self._part_with()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
 
-    def _read(self) -> None:
-        assert self._server is not None
+    def _heard(self) -> None:
+        """Read one message, if there is one: `wait` may have read what the loop saw."""
+        if self._server is None:
+            return
         try:
             received = jobs.receive(self._server[1])
+        except BlockingIOError:
+            return
         except jobs.NONSENSE:
             received = None
-        message, descriptors = received or (None, [])
+        message = received[0] if received else None
         if isinstance(message, jobs.Forked):
-            self._children[message.number].began(message.pid, *descriptors)
+            self._children[message.number].pid = message.pid
         elif isinstance(message, jobs.Ended):
-            self._children.pop(message.number).ended(message.code)
+            self._children.pop(message.number).code = message.code
         else:
             self._gone()
 
     def _gone(self) -> None:
         if self._server is None:
             return
+        process = self._part_with()
+        code: int | None = None
+        with suppress(subprocess.TimeoutExpired):
+            code = process.wait(DEATH_S)
+        log.warning("the process that fillers are forked from ended by itself", extra={"code": code})
+
+    def _part_with(self) -> subprocess.Popen[bytes]:
+        assert self._server is not None
         process, channel = self._server
         self._server = None
         self._unwatch(channel.fileno())
         channel.close()
         process.kill()
-        code: int | None = None
-        with suppress(subprocess.TimeoutExpired):
-            code = process.wait(DEATH_S)
-        log.warning("the process that fillers are forked from ended by itself", extra={"code": code})
         for child in self._children.values():
-            child.kill()
-            child.ended(-signal.SIGKILL)
+            child.code = -signal.SIGKILL
+            self._orphans += [child.pid] if child.pid else []
         self._children.clear()
+        return process
+
+    def _reap_orphans(self) -> None:
+        """Of a server that died: they are ours where nobody else adopts them, as in a container."""
+        for pid in tuple(self._orphans):
+            with suppress(ChildProcessError):  # they are not
+                if os.waitpid(pid, os.WNOHANG) == (0, 0):
+                    continue
+            self._orphans.remove(pid)
 
 
-def _readable(fd: int, deadline: float) -> bool:
+def _readable(channel: socket.socket, deadline: float) -> bool:
     poll = select.poll()  # select(2) takes no descriptor beyond 1023
-    poll.register(fd, select.POLLIN)
+    poll.register(channel, select.POLLIN)
     return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
 
 
@@ -179,47 +178,58 @@ def serve_forks(channel: socket.socket, live: Callable[[socket.socket], None]) -
     channel of its own that comes, which is to `live` with it; tell of its beginning and its end."""
     gc.collect()
     gc.freeze()  # what no collection walks is not written, and stays shared
-    numbers: dict[int, tuple[int, int]] = {}
-    poll = select.poll()
-    poll.register(channel, select.POLLIN)
-    with suppress(BrokenPipeError, ConnectionResetError):  # the daemon ended while it was told something
+    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    pids: dict[int, int] = {}
+    with suppress(*_GONE):  # the daemon ended while it was told something
         while True:
-            for fd, _ in poll.poll():
-                if fd in numbers:
-                    number, pid = numbers.pop(fd)
-                    poll.unregister(fd)
-                    os.close(fd)
-                    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-                    jobs.send(channel, jobs.Ended(number, code))
-                    continue
-                if (received := jobs.receive(channel)) is None:
+            ready = select.select([channel.fileno(), woken], [], [])[0]
+            if channel.fileno() in ready:
+                received = jobs.receive(channel)
+                if received is None:
                     return
-                asked, (theirs,) = received
-                assert isinstance(asked, jobs.Fork), "the daemon sends jobs to those that are forked"
-                with socket.socket(fileno=theirs) as its_own:
+                asked, descriptors = received
+                if isinstance(asked, jobs.Fork):
                     try:
-                        pid = os.fork()
+                        pids[asked.number] = _forked(descriptors, (channel.fileno(), woken, wake), live)
+                        jobs.send(channel, jobs.Forked(asked.number, pids[asked.number]))
                     except OSError as error:
                         log.warning("a filler process cannot be forked", extra={"error": error.strerror})
-                        jobs.send(channel, jobs.Ended(asked.number, os.EX_OSERR))
-                        continue
-                    if pid == 0:
-                        channel.close()
-                        for other in numbers:
-                            os.close(other)
-                        _live(its_own, live)
-                pidfd = os.pidfd_open(pid)
-                numbers[pidfd] = asked.number, pid
-                poll.register(pidfd, select.POLLIN)
-                jobs.send(channel, jobs.Forked(asked.number, pid), (pidfd,))
+                        jobs.send(channel, jobs.Ended(asked.number, CANNOT_FORK))
+                elif isinstance(asked, jobs.Kill) and asked.number in pids:
+                    os.kill(pids[asked.number], signal.SIGKILL)
+            if woken in ready:
+                os.read(woken, 4096)
+                for number, pid in tuple(pids.items()):
+                    ended, status = os.waitpid(pid, os.WNOHANG)
+                    if ended:
+                        del pids[number]
+                        jobs.send(channel, jobs.Ended(number, os.waitstatus_to_exitcode(status)))
 
 
-def _live(channel: socket.socket, live: Callable[[socket.socket], None]) -> None:
-    """The child's whole life: it never returns into the server's."""
-    code = 1
+def _forked(descriptors: list[int], servers: tuple[int, ...], live: Callable[[socket.socket], None]) -> int:
+    """The pid of a child that lives with the channel that came. Raises OSError where none came, or none can be forked."""
+    if not descriptors:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    (its_own,) = descriptors
+    server = os.getpid()
     try:
-        live(channel)
-        code = 0
+        if pid := os.fork():
+            return pid
+    finally:
+        if os.getpid() == server:
+            os.close(its_own)
+    code = 1
+    try:  # it never returns into what the server does
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for fd in servers:
+            os.close(fd)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == server:  # else it died before that
+            live(socket.socket(fileno=its_own))
+            code = 0
     except BaseException:
         log.exception("a filler process failed")
     finally:

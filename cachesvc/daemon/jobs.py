@@ -122,8 +122,16 @@ class Fork:
 
 
 @dataclass(frozen=True, slots=True)
+class Kill:
+    """The daemon asks for its end."""
+
+    kind: ClassVar[str] = "kill"
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Forked:
-    """It has begun. Descriptors: its pidfd."""
+    """It has begun."""
 
     kind: ClassVar[str] = "forked"
     number: int
@@ -169,7 +177,7 @@ class Sent:
 
 Job: TypeAlias = Fill | Copy | Verify | Build
 Answer: TypeAlias = Progress | Done
-Message: TypeAlias = Job | Answer | Asked | LeftAlone | Fork | Forked | Ended | Borrow | Lent | Sent
+Message: TypeAlias = Job | Answer | Asked | LeftAlone | Fork | Kill | Forked | Ended | Borrow | Lent | Sent
 _KINDS = {
     kind.kind: kind
     for kind in (
@@ -182,6 +190,7 @@ _KINDS = {
         Asked,
         LeftAlone,
         Fork,
+        Kill,
         Forked,
         Ended,
         Borrow,

@@ -21,7 +21,6 @@ from urllib.parse import quote, urlsplit
 import botocore.exceptions
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
-from botocore.config import Config
 
 from cachesvc.core.errors import (
     CacheError,
@@ -39,7 +38,7 @@ from cachesvc.sources.http import (
     Pool,
     number,
 )
-from cachesvc.sources.identity import Identity, new_session, sign_in, trusted
+from cachesvc.sources.identity import Identity, service_data, sign_in, trusted
 from cachesvc.sources.parts import UNTOLD, Parts, is_not_the_part, of_the_moment, part_at
 from cachesvc.sources.proxies import proxy_of
 from cachesvc.sources.s3_errors import EXPIRED, FAILED, OVERWRITTEN
@@ -360,13 +359,13 @@ def open_s3(settings: S3Settings, clock: Callable[[], float] = time.monotonic) -
 
 
 def prepare_s3() -> None:
-    """Read what every `open_s3` needs, for processes that are forked from this one. Where the environment makes no sense,
-    `open_s3` says so."""
-    with suppress(*FAILED):
-        session: Any = new_session()
-        quiet: Any = {"defaults_mode": "legacy"}  # "auto" asks the metadata service
-        nobody = {"aws_access_key_id": "none", "aws_secret_access_key": "none"}
-        session.client("s3", region_name="us-east-1", config=Config(**quiet), **nobody)
+    """Read what every `open_s3` needs of botocore's own files, for processes that are forked from this one; nothing of the
+    user's, who may keep it on a mount that hangs."""
+    with suppress(*FAILED):  # other releases have other files
+        for name in ("endpoints", "partitions", "sdk-default-configuration"):
+            service_data().load_data(name)
+        for kind in ("service-2", "endpoint-rule-set-1"):
+            service_data().load_service_model("s3", kind)
 
 
 def split_uri(uri: str, key_needed: bool = True) -> tuple[str, str]:
