@@ -8,6 +8,7 @@ import select
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -25,9 +26,10 @@ PR_SET_CHILD_SUBREAPER = 36
 
 @pytest.fixture
 def pool(tmp_path: Path) -> Iterator[Pool]:
-    """Two fillers that have begun."""
+    """Two fillers and a builder that have come so far that they end with what they are forked from."""
     with a_pool(tmp_path, 2) as found:
         found.pids()
+        wait_until(lambda: [each.num_threads() > 1 for each in server(found).children()] == [True] * 3)
         yield found
 
 
@@ -45,6 +47,7 @@ def test_fillers_are_replaced_when_what_they_are_forked_from_dies(pool: Pool) ->
         first.kill()
         done = pool.of("under way")
         assert (done.code, done.retry, done.lost) == (SourceUnavailable.code, True, True)
+        pool.loop.run_until(lambda: not set(before) & {each.process.pid for each in pool.fillers._living})
         pool.verify("again", memory, RAM)
         assert pool.of("again").code == 0
     assert not set(before) & set(pool.pids())
@@ -72,7 +75,8 @@ def test_the_end_of_a_filler_is_told_with_its_code(pool: Pool, number: signal.Si
         pool.verify("under way", memory, RAM)
         for pid in pool.pids():
             os.kill(pid, number)
-            os.kill(pid, signal.SIGCONT)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
         assert f"(exit code -{int(number)})" in pool.of("under way").message
 
 
@@ -113,7 +117,6 @@ def held(pid: int, kind: str) -> set[str]:
 
 def test_descriptors_of_one_filler_are_no_others(pool: Pool) -> None:
     """Each hears of the daemon's end by its own channel alone, and holds nothing of the server's."""
-    wait_until(lambda: all(len(held(pid, "socket:")) == 1 for pid in pool.pids()))  # they have begun
     first, second = (held(pid, "socket:") for pid in pool.pids())
     assert first != second
     pipes = held(server(pool).pid, "pipe:")
