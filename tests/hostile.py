@@ -1,7 +1,7 @@
 """Everything here that parses bytes somebody else wrote, as functions of those bytes: for Hypothesis, atheris
 and the kept corpus (tests/corpus/<name>/).
 
-    python -m tests.hostile NAME SECONDS     # atheris; new finds are written to tests/corpus/NAME/
+    python -m tests.hostile NAME SECONDS     # atheris; what breaks a target is written to tests/corpus/NAME/
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ def main(name: str, seconds: str) -> None:
     atheris.instrument_all()
     folders = [work, str(CORPUS / name)]
     limits = [f"-max_total_time={seconds}", "-max_len=16384", "-rss_limit_mb=2048", "-timeout=10"]
-    limits.append(f"-artifact_prefix={work}/")
+    limits.append(f"-artifact_prefix={CORPUS / name}/")
     os.environ.setdefault("PYTHONHASHSEED", "0")
     atheris.Setup([sys.argv[0], *folders, *limits], TARGETS[name])
     atheris.Fuzz()

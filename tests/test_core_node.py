@@ -720,6 +720,16 @@ def test_a_corrupt_copy_is_not_granted_again_and_is_filled_again_when_wanted() -
     assert tell(node, Evicted(A, RAM)) == [StartFill(A, RAM)]
 
 
+def test_a_corrupt_copy_that_another_tier_has_too_is_repaired_from_that() -> None:
+    node = node_of(ram=1, nvme=2)
+    tell(node, Recovered(NVME, {A: SIZE, B: SIZE}), declare(A, B), plan(A, B))
+    fill(node, A)  # ahead, from the disk
+    assert tell(node, Corrupt(A, RAM)) == [Evict(A, RAM)]
+    assert tell(node, Demanded(ONE, 1, A)) == [Grant(ONE, 1, A, NVME, "kept")]
+    assert tell(node, Evicted(A, RAM)) == [], "no source is asked"
+    assert tell(node, Demanded(TWO, 2, A)) == [Grant(TWO, 2, A, NVME, "kept")]
+
+
 def test_a_corrupt_file_goes_and_is_filled_again_though_it_is_leased() -> None:
     node = node_of(nvme=2)
     tell(node, declare(A), Demanded(ONE, 1, A), Demanded(TWO, 2, A))

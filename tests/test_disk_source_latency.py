@@ -42,8 +42,8 @@ def timed(call: Callable[[], bytes]) -> tuple[float, bytes]:
 @pytest.mark.alone
 @pytest.mark.parametrize(
     "fault",
-    ["eio", "erofs", "enospc", "5", "3600"],
-    ids=["eio", "read-only", "full", "answers in 5 s", "hangs"],
+    ["eio", "erofs", "enospc", "gone", "5", "3600"],
+    ids=["eio", "read-only", "full", "directory gone", "answers in 5 s", "hangs"],
 )
 def test_reads_beside_a_lost_disk_take_at_most_twice_what_the_source_takes(
     tmp_path: Path, s3_server: SeaweedFS, s3_env: dict[str, str], bucket: str, fault: str
@@ -82,7 +82,10 @@ def test_reads_beside_a_lost_disk_take_at_most_twice_what_the_source_takes(
                 source.read_into(version, index * EXTENT, memoryview(into))
                 return bytes(into)
 
-            disk.behave(fault)
+            if fault == "gone":
+                os.rename(disk.path / "cachesvc", disk.path / "elsewhere")
+            else:
+                disk.behave(fault)
             if fault != "enospc":  # a full disk is not lost: the first fill finds it so
                 wait_until(lambda: any(tier.lost for tier in control.status().tiers), LOST_S)
             control.evict(dataset)

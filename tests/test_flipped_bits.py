@@ -100,6 +100,11 @@ class Node:
         wait_until(agree)
         return found
 
+    def retried(self) -> int:
+        """Reads of the source that were made again."""
+        with Control(self.daemon.socket_dir) as control:
+            return int(control.status().sources.retries)
+
     def all_right(self, version: str) -> int:
         """Read every resident extent against its checksums; how many there are."""
         with Control(self.daemon.socket_dir) as control:
@@ -284,6 +289,7 @@ def test_a_million_samples_are_right_while_one_block_in_a_hundred_flips(
             if epoch == 0:
                 assert not any(fault.times for fault in proxy.faults), "flips on the way that nobody met"
                 assert found.corrupt() == 0
+                wait_until(lambda: found.retried() >= flips_an_epoch)  # each that came was seen, and counted
                 assert found.daemon.stop() == 0
                 flips.flip(flips_an_epoch)
                 found.daemon.start()
@@ -291,6 +297,7 @@ def test_a_million_samples_are_right_while_one_block_in_a_hundred_flips(
         assert len(flips.hit) == flips_an_epoch * (epochs - 2)
         wait_until(lambda: found.corrupt() == len(flips.hit))
         wait_until(lambda: found.all_right(records.version) == objects)
+        wait_until(lambda: found.retried() >= flips_an_epoch * (epochs - 2))
         assert not any(fault.times for fault in proxy.faults), "flips on the way that nobody met"
         gets = sum(
             times for what, times in proxy.counts.by.items() if what.startswith("GET") and ".bin" in what

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -59,7 +60,11 @@ def test_the_daemon_hits_as_often_as_the_simulated_node(
             assert sum(1 for _ in batches) == WORK.shards * SAMPLES // 64
         with Control(node.socket_dir) as control:
             (found,) = control.status().datasets
+            time.sleep(1.1)  # what fillers asked of the source is told once a second
+            asked_bytes = control.status().sources.bytes
         assert run(["status", "--socket", node.socket_dir]) == 0
+    least_bytes = WORK.size_bytes + (WORK.epochs - 1) * (WORK.size_bytes - capacity)
+    assert asked_bytes <= 1.02 * least_bytes + 0.006 * WORK.size_bytes  # as much may lie ahead
     simulated = simulate("keep", NodeSpec(tiers_of(in_ram, capacity - in_ram)), WORK)
     told = capsys.readouterr().out
     rates = [epoch.hit_rate for epoch in found.epochs]

@@ -246,11 +246,17 @@ def test_the_command_prints_a_table_with_a_plot_and_json(capsys: pytest.CaptureF
     table = capsys.readouterr().out
     assert "belady" in table
     assert "####" in table
+    for head in ("hits", "expected", "bound", "peak rate", "to mean", "stall", "epoch"):
+        assert head in table
     assert run([*words, "--policy", "keep", "--ram", "0.5", "--json"]) == 0
     row = json.loads(capsys.readouterr().out)
     assert row["policy"] == "keep"
     assert row["hit_rate"] <= row["bound"] == 0.5
     assert len(row["epochs"]) == 2
+    assert row["peak_bytes_per_s"] > 0
+    assert row["peak_ratio"] >= 1
+    assert row["epoch_s"] > row["stall_s"] >= 0
+    assert row["source_bytes"] > 0
     assert run([*words, "--policy", "mru"]) == 2
 
 

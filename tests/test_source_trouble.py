@@ -131,9 +131,11 @@ def test_fillers_settle_at_the_rate_of_a_source_that_throttles(
     span = settled[-1][0] - settled[0][0]
     offered, served = len(settled) / span / rate, sum(passed for _, passed in settled) / span / rate
     assert offered <= 1.1, offered
-    assert hungry or served >= 0.85, (served, Counter((int(at), passed) for at, passed in settled))
     # The first seconds included, in which the rate is found: longer where answers are late.
     assert len(asked) <= (1.15 + 0.35 * delay_s) * count
+    if hungry and served < 0.85:
+        pytest.skip(f"NOT TESTED: fillers waited for a core most of the time, and were served {served:.2f}")
+    assert served >= 0.85, (served, Counter((int(at), passed) for at, passed in settled))
 
 
 def test_the_password_in_a_url_shows_nowhere(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -173,36 +174,58 @@ class Durable:
             os.close(fd)
 
 
-def power_cut(directory: Path, seed: int) -> None:
+class Cut(Exception):
+    """The power goes while something is to be synced."""
+
+
+def power_cut(directory: Path, seed: int, at_sync: bool) -> None:
+    """Between two operations, or `at_sync`: in the middle of a commit, before one of its syncs has done anything."""
     chance = random.Random(seed)
     durable = Durable()
     (directory / "before").mkdir(parents=True)
-    tier = open_nvme(NAME, directory / "before", durable.sync)
     committed: list[int] = []
-    gone: set[int] = set()
-    for number in range(chance.randrange(1, 30)):
-        put(tier, number)
-        committed.append(number)
-        if len(committed) > BUDGET or chance.random() < 0.2:
-            victim = committed.pop(chance.randrange(len(committed)))
-            tier.evict(extent(victim))
-            gone.add(victim)
-    half = tier.reserve(extent(1000), SIZE)
-    os.pwrite(half, content(1000), 0)
-    os.close(half)
-    durable.cut(chance, directory / "before", directory / "after")
+    perhaps: set[int] = set()
+    left = chance.randrange(1, 40) if at_sync else -1
+
+    def sync(fd: int) -> None:
+        nonlocal left
+        left -= committed != [] or perhaps != set()  # from the second commit on
+        if left == 0:
+            durable.cut(chance, directory / "before", directory / "after")
+            raise Cut
+        durable.sync(fd)
+
+    tier = open_nvme(NAME, directory / "before", sync)
+    with contextlib.suppress(Cut):
+        for number in range(60 if at_sync else chance.randrange(1, 30)):
+            perhaps.add(number)
+            put(tier, number)
+            perhaps.discard(number)
+            committed.append(number)
+            if len(committed) > BUDGET or chance.random() < 0.2:
+                victim = committed.pop(chance.randrange(len(committed)))
+                perhaps.add(victim)
+                tier.evict(extent(victim))
+        half = tier.reserve(extent(1000), SIZE)
+        os.pwrite(half, content(1000), 0)
+        os.close(half)
+        durable.cut(chance, directory / "before", directory / "after")
+    assert not at_sync or left == 0
     tier.close()
     durable.close()
     after = open_nvme(NAME, directory / "after")
     found = sound(after)
     after.close()
-    assert set(committed) <= found <= set(committed) | gone, f"seed {seed}"
+    assert set(committed) <= found <= set(committed) | perhaps, f"seed {seed}"
     shutil.rmtree(directory)
 
 
+@pytest.mark.parametrize("at_sync", [False, True], ids=["between operations", "in a commit"])
 @pytest.mark.parametrize("seed", range(25))
-def test_a_power_cut_keeps_what_was_committed_and_no_wrong_byte(tmp_path: Path, seed: int) -> None:
-    power_cut(tmp_path / "disk", seed)
+def test_a_power_cut_keeps_what_was_committed_and_no_wrong_byte(
+    tmp_path: Path, seed: int, at_sync: bool
+) -> None:
+    power_cut(tmp_path / "disk", seed, at_sync)
 
 
 def test_the_power_cut_does_lose_what_is_not_synced(tmp_path: Path) -> None:
