@@ -132,7 +132,7 @@ class Cage:
 @pytest.fixture
 def cage() -> Iterator[Cage]:
     try:
-        found = Cage(640 * MIB)
+        found = Cage(608 * MIB)
     except (OSError, StopIteration) as error:
         pytest.skip(f"NO MEMORY CGROUP OF OUR OWN HERE, so no memory that runs short: {error}")
     yield found
@@ -162,7 +162,7 @@ class Caged(Daemon):
 def test_a_trainer_that_grows_is_not_killed(
     tmp_path: Path, cage: Cage, monkeypatch: pytest.MonkeyPatch, mapped: bool, pause_s: float
 ) -> None:
-    """400 MiB of cache in 640 MiB; then a trainer takes 200 MiB, less at once than what is left free, and as often as that
+    """400 MiB of cache in 608 MiB; then a trainer takes 200 MiB, less at once than what is left free, and as often as that
     is had again. Of the machine's memory enough is free: a reader hears of it from the daemon alone."""
     (tmp_path / "data").mkdir()
     body = os.urandom(MIB) * 4
