@@ -177,7 +177,8 @@ def _judged(found: Sequence[Held], end: Held, crowd: Readers) -> tuple[Table, bo
         row = (first, last, min(values), max(values), getattr(end, name))
         table.add_row(name, *(f"{value:,}" for value in row), asked, "yes" if met else "NO")
     said = f"{len(crowd.errors)} errors {crowd.errors[:1]}" if crowd.errors else "no error"
-    table.caption = f"{crowd.reads:,} reads, {crowd.reconnects:,} reconnects, {said}"
+    table.caption = f"{crowd.reads:,} reads, {crowd.reconnects:,} reconnects, {said}\nrss_kb one by one: "
+    table.caption += " ".join(f"{each.rss_kb:,}" for each in found)
     return table, good and not crowd.errors
 
 

@@ -28,7 +28,7 @@ PR_SET_CHILD_SUBREAPER = 36
 def pool(tmp_path: Path) -> Iterator[Pool]:
     """Two fillers and a builder that have come so far that they end with what they are forked from."""
     with a_pool(tmp_path, 2) as found:
-        found.pids()
+        found.loop.run_until(lambda: all(each.process.pid for each in found.fillers._living))
         wait_until(lambda: [each.num_threads() > 1 for each in server(found).children()] == [True] * 3)
         yield found
 
