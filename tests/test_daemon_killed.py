@@ -69,7 +69,7 @@ def dies_at_work(daemon: Daemon, dataset: DatasetId, data: bytes, chance: random
             each.result(60.0)
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(40, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+@pytest.mark.parametrize("kills", [2, pytest.param(24, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 def test_what_a_killed_daemon_had_committed_is_granted_by_the_next(tmp_path: Path, kills: int) -> None:
     chance, data = random.Random(kills), os.urandom(EXTENTS * EXTENT)
     nvme = tmp_path / "nvme"
