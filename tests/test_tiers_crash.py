@@ -189,7 +189,7 @@ def power_cut(directory: Path, seed: int, at_sync: bool) -> None:
 
     def sync(fd: int) -> None:
         nonlocal left
-        left -= committed != [] or perhaps != set()  # from the second commit on
+        left -= committed != [] or perhaps != set()  # not while the tier is laid out
         if left == 0:
             durable.cut(chance, directory / "before", directory / "after")
             raise Cut

@@ -193,10 +193,11 @@ def serve_forks(channel: socket.socket, live: Callable[[socket.socket], None]) -
                 if isinstance(asked, jobs.Fork):
                     try:
                         pids[asked.number] = _forked(descriptors, (channel.fileno(), woken, wake), live)
-                        jobs.send(channel, jobs.Forked(asked.number, pids[asked.number]))
                     except OSError as error:
                         log.warning("a filler process cannot be forked", extra={"error": error.strerror})
                         jobs.send(channel, jobs.Ended(asked.number, CANNOT_FORK))
+                    else:
+                        jobs.send(channel, jobs.Forked(asked.number, pids[asked.number]))
                 elif isinstance(asked, jobs.Kill) and asked.number in pids:
                     os.kill(pids[asked.number], signal.SIGKILL)
             if woken in ready:

@@ -9,7 +9,7 @@ import json
 import os
 import socket
 from dataclasses import asdict, dataclass, fields
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias, get_args
 
 from cachesvc.sources.resilient import SourceCounters
 
@@ -178,26 +178,7 @@ class Sent:
 Job: TypeAlias = Fill | Copy | Verify | Build
 Answer: TypeAlias = Progress | Done
 Message: TypeAlias = Job | Answer | Asked | LeftAlone | Fork | Kill | Forked | Ended | Borrow | Lent | Sent
-_KINDS = {
-    kind.kind: kind
-    for kind in (
-        Fill,
-        Copy,
-        Verify,
-        Build,
-        Progress,
-        Done,
-        Asked,
-        LeftAlone,
-        Fork,
-        Kill,
-        Forked,
-        Ended,
-        Borrow,
-        Lent,
-        Sent,
-    )
-}
+_KINDS = {kind.kind: kind for kind in get_args(Message)}
 
 
 def pack_digests(digests: bytes) -> str:

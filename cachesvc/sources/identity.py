@@ -147,7 +147,8 @@ def sign_in(endpoint: str, region: str, clock: Callable[[], float]) -> Identity:
 
 @cache
 def service_data() -> Loader:
-    """What botocore knows of services: read once a process, and in none that is forked from one which has."""
+    """What botocore knows of services: read once a process, and in none that is forked from one which has. What a profile
+    calls its data_path is left out: it may lie on a mount that hangs."""
     return create_loader(os.environ.get("AWS_DATA_PATH"))
 
 
