@@ -268,6 +268,6 @@ def _lost(number: int, code: int | None) -> jobs.Done:
     if code == CANNOT_FORK:
         message = "no process can be started for it; allow more processes or memory, and try again"
         return jobs.Done(number, SourceUnavailable.code, message, retry=True)
-    why = "it hangs" if code is None else f"exit code {code}"
+    why = "how is not known yet" if code is None else f"exit code {code}"
     message = f"the process that was to do it ended ({why}); try again, and see the daemon's log"
     return jobs.Done(number, SourceUnavailable.code, message, retry=True, lost=True)
