@@ -111,7 +111,7 @@ class Proxy:
 
     `rate` is bytes per second and connection (0: no limit), `delay_s` is added to each request. Tests append
     to `faults`; the first that matches a GET is used up. Beyond `gets_per_s` (0: no limit; a tenth of a second's
-    worth at once) GETs of objects are answered with 503 SlowDown, and with `retry_after_s` where it is set.
+    worth at once) GETs of objects are answered with 503 SlowDown; where `retry_after_s` is set, with 429 and that.
     """
 
     def __init__(
@@ -250,7 +250,9 @@ class _Exchange:
         self.proxy.count_request(method.decode(), path.decode(), found[1].decode() if found else "")
         fault = self.proxy.take_fault(method.decode(), path.decode())
         if self.proxy.refuses(method.decode(), path.decode()):
-            fault = Fault("status", code="SlowDown", retry_after_s=self.proxy.retry_after_s)
+            fault = Fault("status", code="SlowDown")
+            if (wait_s := self.proxy.retry_after_s) is not None:
+                fault = Fault("status", status=429, code="TooManyRequests", retry_after_s=wait_s)
         if self.proxy.delay_s:
             time.sleep(self.proxy.delay_s)
         if fault is not None and fault.kind == "status":
