@@ -26,7 +26,7 @@ from loader.laid import laid, plans_for
 from loader.mixture import Mixture
 from loader.opened import Opened
 from loader.packs import Packed
-from loader.reader import Ints
+from loader.reader import Ints, Reader
 from loader.spans import Bytes
 from loader.stacked import default_collate_into
 from loader.stages import READING
@@ -180,19 +180,21 @@ class Feed(TorchDataset[Any]):
         if self._order is None or self._order.epoch != epoch or not slab.first <= turn < slab.last:
             slab = self._load(epoch, turn)
         row = turn - slab.first
-        if self._view is not None and self._view.opened.on_disk:
-            self._expect(slab, row + self.apart)
-        if slab.located is not None and self._view is not None:
-            return slab.located.batch(self._view.opened.reader(), row, self.empty)
+        if self._view is not None:
+            reader = self._view.opened.reader()
+            if reader.on_disk:
+                self._expect(reader, slab, row + self.apart)
+            if slab.located is not None:
+                return slab.located.batch(reader, row, self.empty)
         indices = slab.rows[row]
         if slab.valid is not None and self.spec.last == "short":
             indices = indices[: int(slab.valid[row])]
         return self.fetch(epoch, indices)
 
-    def _expect(self, slab: _Slab, row: int) -> None:
+    def _expect(self, reader: Reader, slab: _Slab, row: int) -> None:
         """Have the disk work on a later batch while this one is copied; at the end of a slab it rests once."""
         if self._view is not None and self._samples is not None and row < len(slab.rows):
-            self._samples.expect(self._view.opened.reader(), self._view.ids_of(slab.rows[row]))
+            self._samples.expect(reader, self._view.ids_of(slab.rows[row]))
 
     def indices(self, epoch: int, turn: int) -> tuple[Ints, int]:
         """A batch's indices in the dataset, and how many of them are real (the first ones)."""

@@ -116,11 +116,13 @@ class Leases:
             mapped[first].all() and (last is first or (mapped[last].all() and (last - first <= 1).all()))
         )
 
-    def end(self, use: Use) -> None:
-        """It is over. Of what streams by only this read's extents stay leased; nothing where room was refused:
-        this reader may rest while others wait."""
+    def end(self, use: Use, size_bytes: int = 0) -> None:
+        """It is over, and has read so many bytes that nobody counted yet. Of what streams by only this read's extents stay
+        leased; nothing where room was refused: this reader may rest while others wait."""
         with self._lock:
             self._uses.discard(use)
+            if size_bytes:
+                self._count(use.first, size_bytes)
             if not (self._brief or self._recalled):
                 return
             used = set() if self._pressed else set(touched(use.first, use.last))
@@ -222,12 +224,7 @@ class Leases:
     def count(self, extents: Ints, size_bytes: int) -> None:
         """Attribute bytes to origins; exact while all held extents have one origin, else by share of ranges."""
         with self._lock:
-            if self._one_origin is not None:
-                self._origin_bytes[ORIGINS[self._one_origin]] += size_bytes
-                return
-            for extent, count in zip(*np.unique(extents, return_counts=True), strict=True):
-                name = ORIGINS[self.held[int(extent)].origin]
-                self._origin_bytes[name] += size_bytes * int(count) // len(extents)
+            self._count(extents, size_bytes)
 
     def count_of(self, held: Held, size_bytes: int) -> None:
         """Attribute bytes to the origin of one extent."""
@@ -258,6 +255,14 @@ class Leases:
         del self.grants
 
     # ---- inside
+
+    def _count(self, extents: Ints, size_bytes: int) -> None:
+        if self._one_origin is not None:
+            self._origin_bytes[ORIGINS[self._one_origin]] += size_bytes
+            return
+        for extent, count in zip(*np.unique(extents, return_counts=True), strict=True):
+            name = ORIGINS[self.held[int(extent)].origin]
+            self._origin_bytes[name] += size_bytes * int(count) // len(extents)
 
     def _missing(self, extents: Sequence[int]) -> list[int]:
         missing = []

@@ -74,11 +74,6 @@ class Opened:
                 abandon_in_children(self)
             return self._reader
 
-    @property
-    def on_disk(self) -> bool:
-        """Whether this process holds extents that are files: worth telling the kernel of ahead."""
-        return self._reader is not None and self._reader.on_disk
-
     def submit(self, plan: Plan, order: object) -> None:
         """Say how `order` will touch extents. One that runs in the midst of another (the validation of a part, in a
         training epoch) has a connection of its own for that: a plan replaces the one before it."""

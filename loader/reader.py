@@ -15,6 +15,7 @@ import numpy as np
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.layout import Fixed
 from cachesvc.core.errors import OutOfSpace
+from cachesvc.core.intervals import Intervals
 from cachesvc.grants import Grants
 from loader.far import Far
 from loader.forks import abandon_in_children
@@ -52,6 +53,7 @@ class Reader:
         keep_freed_memory()
         self._catalog = catalog
         self._timeout_s = timeout_s
+        self._extents = Intervals(catalog.extent_starts)
         self._starts, self._ends = catalog.extent_starts, catalog.extent_starts + catalog.extent_sizes
         self._leases = Leases(catalog, grants, mapped_bytes, timeout_s)
         self.stages = self._leases.stages
@@ -73,11 +75,11 @@ class Reader:
 
     def spans(self, addresses: Ints, lengths: Ints) -> tuple[Ints, Ints]:
         """The first and the last extent that each byte range touches; of an empty one, where it lies."""
-        first = np.searchsorted(self._starts, addresses, "right") - 1
+        first = self._extents.of(addresses)
         ends = addresses + lengths
         if (ends <= self._ends[first]).all():
             return first, first
-        return first, np.maximum(first, np.searchsorted(self._starts, ends - 1, "right") - 1)
+        return first, np.maximum(first, self._extents.of(ends - 1))
 
     def gather(
         self, slots: Ints, first: Ints, last: Ints, empty: Callable[[int], Bytes] | None = None
@@ -87,6 +89,7 @@ class Reader:
 
         Raises what `Grants.acquire` raises, and TierFailed when a file cannot be read.
         """
+        read_bytes = 0
         use, ready = self._leases.begin(first, last)
         try:
             if not ready:
@@ -98,10 +101,10 @@ class Reader:
             else:  # of overlapping records `take` would first copy them all
                 out = self._place(len(slots), empty)
                 out[:] = self._records[slots]
-            self._leases.count(first, out.nbytes)
+            read_bytes = out.nbytes
             return out
         finally:
-            self._leases.end(use)
+            self._leases.end(use, read_bytes)
 
     def join(
         self,
@@ -114,6 +117,7 @@ class Reader:
         """Ranges of bytes one behind the other; `first`, `last` are their `spans`. In new memory, or in what `empty`
         gives for a size in bytes. Raises as `gather`."""
         memory = self._leases.range.memory
+        read_bytes = 0
         use, ready = self._leases.begin(first, last)
         try:
             if not ready:
@@ -121,16 +125,16 @@ class Reader:
             views = [memory[at:end] for at, end in zip(addresses.tolist(), ends.tolist(), strict=True)]
             if empty is None:
                 out = np.frombuffer(bytearray().join(views), np.uint8)
-                self._leases.count(first, len(out))
+                read_bytes = len(out)
                 return out
             lengths = ends - addresses
             out = empty(int(lengths.sum()))
             for into, view in zip(_parts(out, lengths), views, strict=True):
                 into[:] = view
-            self._leases.count(first, len(out))
+            read_bytes = len(out)
             return out
         finally:
-            self._leases.end(use)
+            self._leases.end(use, read_bytes)
 
     def read(self, addresses: Ints, lengths: Ints) -> list[bytes | None]:
         """The bytes of each range, in order; None where the length is negative (an absent field)."""
@@ -277,10 +281,11 @@ class Reader:
         first, last = self.spans(addresses, lengths)
         ends = addresses + lengths
         memory = self._leases.range.memory
+        read_bytes = 0
         use, ready = self._leases.begin(first, last)
         try:
             if ready:
-                self._leases.count(first, int(lengths.sum()))
+                read_bytes = int(lengths.sum())
                 return [
                     bytes(memory[at:end]) for at, end in zip(addresses.tolist(), ends.tolist(), strict=True)
                 ]
@@ -293,7 +298,7 @@ class Reader:
                 self._far.read(part[~near], use, addresses, lengths, out)
             return out
         finally:
-            self._leases.end(use)
+            self._leases.end(use, read_bytes)
 
     def _lies_mapped(self, first: Ints, last: Ints) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Which ranges can be read from the mapping; what spans three extents or more is left to the slow way."""

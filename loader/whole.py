@@ -39,12 +39,14 @@ class Located:
         """`ids`: of samples, [turns, batch size]."""
         *places, first, last = kind.locate(reader, ids.reshape(-1))
         self._make = kind.make
-        self._places = [each.reshape(ids.shape) for each in places]
-        self._first = first.reshape(ids.shape)
-        self._last = self._first if last is first else last.reshape(ids.shape)
+        self._in_one = last is first
+        """Each sample lies in one extent."""
+        arrays = [*places, first] if self._in_one else [*places, first, last]
+        self._arrays = [each.reshape(ids.shape) for each in arrays]
 
     def batch(self, reader: Reader, row: int, empty: Callable[[int], Bytes] | None) -> Any:
         """The batch of a row."""
-        first = self._first[row]
-        last = first if self._last is self._first else self._last[row]
-        return self._make(reader, (*(each[row] for each in self._places), first, last), empty)
+        located = [each[row] for each in self._arrays]
+        if self._in_one:
+            located.append(located[-1])
+        return self._make(reader, located, empty)

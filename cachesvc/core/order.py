@@ -35,6 +35,7 @@ import numpy as np
 
 from cachesvc.core.deal import I64, Deal
 from cachesvc.core.errors import InvalidInput
+from cachesvc.core.intervals import Intervals
 from cachesvc.core.permute import MAX_SIZE, U64, mix, mix_each, permute, permute_groups
 
 Last = Literal["drop", "pad", "error", "short"]
@@ -254,7 +255,7 @@ class EpochOrder:
         images += start
         # the block's own extents only: a search among few is fast
         first, last = np.searchsorted(self.run_first, (start, stop - 1), side="right") - 1
-        inside = np.searchsorted(self.run_first[first + 1 : last + 1], images, side="right")
+        inside = Intervals(self.run_first[first : last + 1]).of(images)
         images += self._shift[first : last + 1][inside]
         return images
 
