@@ -3,7 +3,9 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 # The suite starts hundreds of processes of our own: compile once.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: demo test lint proto bench chaos kills soak fuzz clean
+# `test` has two parts, which run side by side.
+MAKEFLAGS += -j2
+.PHONY: demo test suite lint proto bench chaos kills soak fuzz clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	python3 -m venv $(VENV)
@@ -13,13 +15,16 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: $(VENV)/.ready
 	$(PY) -m bench.demo
 
+# Nicely: the suite, whose tests have deadlines, runs beside it.
 lint: $(VENV)/.ready
-	$(VENV)/bin/ruff check .
-	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy
-	$(VENV)/bin/lint-imports
+	nice -n 19 $(VENV)/bin/ruff check .
+	nice -n 19 $(VENV)/bin/ruff format --check .
+	nice -n 19 $(VENV)/bin/mypy
+	nice -n 19 $(VENV)/bin/lint-imports
 
-test: lint
+test: lint suite
+
+suite: $(VENV)/.ready
 	$(PY) -m pytest -m 'not slow' -n 3 --dist loadfile --no-loadscope-reorder
 
 LONGER := --timeout 1500 -o faulthandler_timeout=1600

@@ -69,7 +69,10 @@ class Node:
         victims = self._children()
         if not victims:
             return False
-        self._draw.choice(victims).kill()
+        try:
+            self._draw.choice(victims).kill()
+        except psutil.NoSuchProcess:  # it has ended by itself since
+            return False
         self._clock.killed("filler, builder", True)
         return True
 

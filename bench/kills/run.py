@@ -124,7 +124,10 @@ class Run:
         victims = self.workers()
         if not victims:
             return False
-        self._draw.choice(victims).kill()
+        try:
+            self._draw.choice(victims).kill()
+        except psutil.NoSuchProcess:  # it has ended by itself since
+            return False
         kind = f"worker, {self._life.workers}"
         self._clock.killed(kind, self.serving)
         self._bereaved = True
