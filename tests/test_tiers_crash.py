@@ -148,9 +148,8 @@ class Durable:
         else:
             if found.st_ino not in self.bytes:
                 self.kept.append(os.dup(fd))  # so that no other file gets its inode number
-            self.bytes[found.st_ino] = Path(
-                f"/proc/self/fd/{fd}"
-            ).read_bytes()  # it may be open for writing alone
+            again = Path(f"/proc/self/fd/{fd}")  # which may be open for writing alone
+            self.bytes[found.st_ino] = again.read_bytes()
 
     def cut(self, chance: random.Random, from_: Path, to: Path) -> None:
         """The directory as a power cut may leave it: each un-synced name or removal happened or did not, and
