@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.corpus import say
+from cachesvc.client import Control
 from loader import DataLoader, open_dataset
 
 
@@ -83,8 +84,15 @@ def train_bytes(uri: str, epochs: int, ledger: Path) -> None:
     run("stdlib", batches, epochs, step, ledger)
 
 
+def source_bytes(directory: str | None = None) -> dict[str, int]:
+    """Bytes that a daemon has read from the source so far, by the name of each dataset's folder. `directory`: the
+    daemon's sockets; None finds them as clients do."""
+    with Control(directory) as control:
+        return {Path(found.dataset.uri).name: found.source_bytes for found in control.list()}
+
+
 def run(name: str, batches: DataLoader, epochs: int, step: object, ledger: Path) -> None:
-    """The loop everyone writes, plus a ledger of the samples that this rank saw."""
+    """The loop everyone writes, plus a ledger of the samples that this rank saw and of the source's bytes."""
     rank = dist.get_rank()
     for epoch in range(batches.epoch, epochs):
         started, seen, loss = time.perf_counter(), [], torch.zeros(())
@@ -107,9 +115,7 @@ def run(name: str, batches: DataLoader, epochs: int, step: object, ledger: Path)
         )
         dist.barrier()
         if rank == 0:
-            (ledger / f"{name}-{epoch}.done").touch()
-            while not (ledger / f"{name}-{epoch}.counted").exists():
-                time.sleep(0.01)
+            say("source", dataset=name, epoch=epoch, bytes=source_bytes()[name])
         dist.barrier()
 
 
