@@ -149,7 +149,7 @@ def test_an_estimate_names_fit_and_hit_rate(nobody: None, records: Path, capsys:
     (row,) = rows(capsys.readouterr().out)
     assert row["size_bytes"] == 8 * EXTENT
     assert row["private"]["local"] == pytest.approx(0.25)
-    assert row["cooperative"]["local"] + row["cooperative"]["peer"] == pytest.approx(0.5)
+    assert (row["cooperative"]["local"], row["cooperative"]["peer"]) == pytest.approx((0.25, 0.25))
     assert run(["estimate", *RECORDS, *size, str(records)]) == 0
     assert "fits nowhere" in capsys.readouterr().out
 

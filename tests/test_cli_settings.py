@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import click
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -178,15 +179,36 @@ def test_only_all_of_it_is_100_percent() -> None:
     assert output.share(0, 0) == "-"
 
 
-def test_forecast_agrees_with_the_published_figures() -> None:
+def test_a_node_alone_hits_what_it_holds_and_no_more() -> None:
     tenth = Cluster(
         nodes=8, cache_bytes=100, source_bytes_per_s=10, peer_bytes_per_s=100, local_bytes_per_s=1000
     )
-    shared = forecast(1000, 10, tenth, cooperative=True)
-    assert shared.local + shared.peer == pytest.approx(0.8)
-    assert (shared.local, shared.peer) == pytest.approx((0.1, 0.7))
-    assert (shared.epoch_s, shared.bound_by) == (pytest.approx(20.0), "source")
-    assert forecast(1000, 10, tenth, cooperative=False).local == pytest.approx(0.1)
+    alone = forecast(1000, 10, tenth)
+    assert (alone.local, alone.peer, alone.source) == pytest.approx((0.1, 0.0, 0.9))
+    assert (alone.epoch_s, alone.bound_by) == (pytest.approx(90.0), "source")
+
+
+@pytest.mark.parametrize(("nodes", "held"), [(6, 0.1), (6, 0.3), (6, 0.6), (40, 0.02), (40, 0.2)])
+@pytest.mark.parametrize("epoch", [2, None])
+def test_a_forecast_with_peers_is_what_a_draw_of_kept_parts_gives(
+    nodes: int, held: float, epoch: int | None
+) -> None:
+    """Each node keeps its part of the first epoch, then what its later epochs add; three peers are asked."""
+    draw, extents = np.random.default_rng(1), 240 * 40
+    kept = np.zeros((nodes, extents), bool)
+    goal = round(extents * min(held, 1 / nodes if epoch == 2 else 1.0))
+    first = np.array_split(draw.permutation(extents), nodes)
+    for node, part in enumerate(first):
+        kept[node, part[:goal]] = True
+        absent = draw.permutation(np.flatnonzero(~kept[node]))
+        kept[node, absent[: goal - kept[node].sum()]] = True
+    found = np.zeros(3)
+    for extent in range(extents):
+        reader, *asked = draw.permutation(nodes)[:4]
+        origin = 0 if kept[reader, extent] else 1 if kept[asked, extent].any() else 2
+        found[origin] += 1 / extents
+    told = forecast(1000, 10, Cluster(nodes, round(1000 * held), 1, 1, 1), epoch, asked=3)
+    assert (told.local, told.peer, told.source) == pytest.approx(tuple(found), abs=0.02)
 
 
 @settings(max_examples=60, deadline=None)
@@ -194,10 +216,13 @@ def test_forecast_agrees_with_the_published_figures() -> None:
     size=st.integers(1, 1 << 50),
     nodes=st.integers(1, 1000),
     cache=st.integers(0, 1 << 50),
-    cooperative=st.booleans(),
+    epoch=st.sampled_from([2, None]),
+    asked=st.integers(0, 3),
 )
-def test_a_forecast_accounts_for_every_read(size: int, nodes: int, cache: int, cooperative: bool) -> None:
-    found = forecast(size, 10, Cluster(nodes, cache, 1e9, 1e9, 1e9), cooperative)
+def test_a_forecast_accounts_for_every_read(
+    size: int, nodes: int, cache: int, epoch: int | None, asked: int
+) -> None:
+    found = forecast(size, 10, Cluster(nodes, cache, 1e9, 1e9, 1e9), epoch, asked)
     assert found.local + found.peer + found.source == pytest.approx(1.0)
     assert min(found.local, found.peer, found.source) >= -1e-9
     assert found.source_bytes <= size

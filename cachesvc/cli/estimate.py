@@ -11,6 +11,7 @@ from cachesvc import config
 from cachesvc.cli import options, output
 from cachesvc.cli.forecast import Cluster, Forecast, forecast
 from cachesvc.core.errors import InvalidInput
+from cachesvc.daemon.peers import ASKED
 
 GIB = 1 << 30
 LOCAL_BYTES_PER_S = 2 * GIB
@@ -56,7 +57,8 @@ def estimate(
 ) -> int:
     """Predict hit rate and epoch time from sizes and rates.
 
-    The prediction is the formulas' and nothing was measured: the rates are assumptions, change them.
+    The prediction is the formulas' and nothing was measured: the rates are assumptions, change them. It holds for
+    shuffled epochs whose nodes begin with empty caches. A node that is not in its second epoch has a full cache.
     """
     if not (source_rate and peer_rate and local_rate):
         raise InvalidInput(
@@ -68,8 +70,9 @@ def estimate(
         size_bytes, samples = int(catalog.extent_sizes.sum()), catalog.samples
     ram_bytes = config.default_ram_bytes() if ram is None else ram
     cluster = Cluster(nodes, ram_bytes + nvme, source_rate, peer_rate, local_rate, sample_rate)
-    alone = forecast(size_bytes, samples, cluster, cooperative=False)
-    shared = forecast(size_bytes, samples, cluster, cooperative=True)
+    ways = {"private": 0, "cooperative": ASKED}
+    steady = {way: forecast(size_bytes, samples, cluster, asked=asked) for way, asked in ways.items()}
+    second = {way: forecast(size_bytes, samples, cluster, 2, asked) for way, asked in ways.items()}
     fit = _fit(size_bytes, cluster)
     if json:
         row = {
@@ -80,16 +83,25 @@ def estimate(
             "fit": fit,
         }
         output.emit(
-            row | {"cluster": asdict(cluster), "private": asdict(alone), "cooperative": asdict(shared)}
+            row
+            | {
+                "cluster": asdict(cluster),
+                "second_epoch": {way: asdict(found) for way, found in second.items()},
+            }
+            | {way: asdict(found) for way, found in steady.items()}
         )
         return 0
     output.say(
         f"{name} ({catalog.id}): {samples:,} samples, {output.size(size_bytes)}; {nodes:,} x"
         f" {output.size(cluster.cache_bytes)} of cache: {fit}"
     )
-    rows = [_row("each node alone", alone)]
-    if nodes > 1:
-        rows.append(_row("nodes share", shared))
+    rows = []
+    for way, title in ("private", "each node alone"), ("cooperative", f"with --peer, {ASKED} asked"):
+        changes = nodes > 1 and second[way] != steady[way]
+        if changes:
+            rows.append(_row(f"{title}, second epoch", second[way]))
+        if nodes > 1 or way == "private":
+            rows.append(_row(f"{title}, later" if changes else title, steady[way]))
     output.table(
         ["", "local>", "peers>", "source>", "first epoch>", "epoch>", "source rate>", "bound by"], rows
     )
@@ -100,7 +112,7 @@ def _fit(size_bytes: int, cluster: Cluster) -> str:
     if size_bytes <= cluster.cache_bytes:
         return "fits one node"
     if size_bytes <= cluster.nodes * cluster.cache_bytes:
-        return "fits the nodes together"
+        return "fits the nodes together, which do not divide it up: each keeps what it reads first"
     missing = size_bytes - cluster.nodes * cluster.cache_bytes
     return f"fits nowhere ({output.size(missing)} too much); a fixed part is kept, the rest streams"
 

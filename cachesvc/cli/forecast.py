@@ -1,7 +1,8 @@
-"""What a cache of a given size can do for a dataset: pure formulas.
+"""What a cache of a given size does for a dataset that is shuffled each epoch: pure formulas.
 
-With uniform shuffles each epoch no demand-fill policy hits more than f = C/D, and keeping a fixed part
-reaches it. Nodes that cooperate hold one copy an extent: F = min(1, N*C/D), of which a share of 1/N is local.
+With uniform shuffles no demand-fill policy hits more than f = C/D, and keeping a fixed part reaches it. Each node keeps
+what it reads first, so N nodes that begin together hold N disjoint parts of at most D/N after one epoch. What a node
+keeps beyond that follows its later epochs, and is independent of what the others keep.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ class Forecast:
     bound_by: str
 
 
-def forecast(size_bytes: int, samples: int, cluster: Cluster, cooperative: bool) -> Forecast:
-    """Steady-state epoch over `size_bytes` (each byte is read once an epoch, by one node)."""
-    n, fraction = cluster.nodes, cluster.cache_bytes / max(size_bytes, 1)
-    if fraction >= 1 or not cooperative:
-        local, peer = min(1.0, fraction), 0.0
-    else:
-        shared = min(1.0, n * fraction)
-        local, peer = shared / n, shared * (n - 1) / n
+def forecast(
+    size_bytes: int, samples: int, cluster: Cluster, epoch: int | None = None, asked: int = 0
+) -> Forecast:
+    """Predict an epoch in which one node reads each of the `size_bytes`. `epoch`: 2 for the epoch after the first; None
+    for the steady state, when the caches are full. `asked`: how many peers a node asks for an extent before the source."""
+    n, fraction = cluster.nodes, min(1.0, cluster.cache_bytes / max(size_bytes, 1))
+    local = min(fraction, 1 / n) if epoch == 2 else fraction
+    peer = _from_peers(n, local, min(asked, n - 1))
     source = 1.0 - local - peer
     compute_s = samples / cluster.samples_per_s if cluster.samples_per_s else 0.0
     times = {
@@ -64,3 +65,15 @@ def forecast(size_bytes: int, samples: int, cluster: Cluster, cooperative: bool)
         source_bytes_per_s=size_bytes * source / epoch_s if epoch_s else 0.0,
         bound_by=slowest,
     )
+
+
+def _from_peers(nodes: int, held: float, asked: int) -> float:
+    """The share of reads that a peer answers, where each node holds the part `held` of the data and asks `asked` others
+    for what it does not hold."""
+    if not asked:
+        return 0.0
+    if held * nodes <= 1:  # the parts are disjoint
+        return asked * held
+    beyond = (held - 1 / nodes) / (1 - 1 / nodes)
+    first_holder_not_asked = 1 - asked / (nodes - 1)
+    return (1 - held) * (1 - first_holder_not_asked * (1 - beyond) ** asked)
