@@ -75,7 +75,7 @@ class Control:
         os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
         import grpc
 
-        from cachesvc.v1 import cachesvc_pb2, cachesvc_pb2_grpc
+        from cachesvc.v1 import cachesvc_pb2, services
 
         rest_before_forks()
         self.directory = found
@@ -88,7 +88,7 @@ class Control:
             ("grpc.max_reconnect_backoff_ms", int(AGAIN_S * 1000)),
         ]
         self._channel = grpc.insecure_channel(control_address(found), limits)
-        self._stub = cachesvc_pb2_grpc.CacheStub(self._channel)
+        self._stub = services.Stub(self._channel, "Cache")
 
     def __enter__(self) -> Control:
         return self

@@ -18,7 +18,7 @@ from cachesvc.config import CONTROL_SOCKET, GRANTS_SOCKET
 from cachesvc.core import wire
 from cachesvc.core.wire import Op
 from cachesvc.v1 import cachesvc_pb2 as pb
-from cachesvc.v1 import cachesvc_pb2_grpc
+from cachesvc.v1 import services
 
 OLD, NEW = "0" * 31 + "1", "0" * 31 + "2"
 URI = "s3://bucket/train"
@@ -28,7 +28,7 @@ DATASET = pb.Dataset(
 
 
 @dataclass
-class CannedCache(cachesvc_pb2_grpc.CacheServicer):
+class CannedCache:
     """Answers with what a test put in, and remembers what it was asked."""
 
     prefetch: list[pb.PrefetchReply] = field(default_factory=list)
@@ -113,7 +113,7 @@ def canned_daemon(directory: Path) -> Iterator[CannedCache]:
     servicer = CannedCache()
     with _identifying(directory), futures.ThreadPoolExecutor(4) as pool:
         server = grpc.server(pool)
-        cachesvc_pb2_grpc.add_CacheServicer_to_server(servicer, server)
+        services.add_to_server(server, "Cache", servicer)
         server.add_insecure_port(f"unix:{directory}/{CONTROL_SOCKET}")
         server.start()
         yield servicer

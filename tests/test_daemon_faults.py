@@ -496,7 +496,7 @@ def test_a_socket_of_another_user_is_not_allowed_rather_than_no_daemon(daemon: D
         command = [
             sys.executable,
             "-c",
-            "import grpc, cachesvc.v1.cachesvc_pb2_grpc\n" + KNOCK,
+            "import grpc, cachesvc.v1.services\n" + KNOCK,
             daemon.socket_dir,
         ]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()

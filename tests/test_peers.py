@@ -32,7 +32,7 @@ from cachesvc.daemon.tls import Certificates, server_credentials
 from cachesvc.leases import DaemonGrants
 from cachesvc.tiers.checksum import Passing
 from cachesvc.v1 import cachesvc_pb2 as pb
-from cachesvc.v1 import cachesvc_pb2_grpc
+from cachesvc.v1 import services
 from loader import DataLoader, open_dataset
 from tests.servers import free_ports
 from tests.test_daemon import wait_until
@@ -229,7 +229,7 @@ def test_few_peers_are_served_at_once(tmp_path: Path) -> None:
         (extent,) = Catalog.open(f"/proc/self/fd/{fd}").extents()
         os.close(fd)
         grants.close()
-        stub = cachesvc_pb2_grpc.PeersStub(channel)
+        stub = services.Stub(channel, "Peers")
         streams = [stub.Read(pb.ReadRequest(extent=extent), timeout=60) for _ in range(AT_ONCE)]
         for stream in streams:
             next(stream)  # the rest waits for room in the connection
@@ -404,11 +404,11 @@ def test_an_id_of_no_extent_is_a_typed_error(
     sharing: tuple[Daemon, str], extent: bytes, code: grpc.StatusCode
 ) -> None:
     with grpc.insecure_channel(sharing[1]) as channel, pytest.raises(grpc.RpcError) as refused:
-        list(cachesvc_pb2_grpc.PeersStub(channel).Read(pb.ReadRequest(extent=extent), timeout=20))
+        list(services.Stub(channel, "Peers").Read(pb.ReadRequest(extent=extent), timeout=20))
     assert refused.value.code() is code
 
 
-class Liar(cachesvc_pb2_grpc.PeersServicer):  # type: ignore[misc]
+class Liar:
     """A peer that answers what a test tells it to."""
 
     def __init__(self, replies: Callable[[], Iterator[pb.ReadReply]]) -> None:
@@ -423,7 +423,7 @@ class Liar(cachesvc_pb2_grpc.PeersServicer):  # type: ignore[misc]
 @contextmanager
 def serving(servicer: Liar, port: int = 0, tls: grpc.ServerCredentials | None = None) -> Iterator[str]:
     server = grpc.server(futures.ThreadPoolExecutor(2))
-    cachesvc_pb2_grpc.add_PeersServicer_to_server(servicer, server)
+    services.add_to_server(server, "Peers", servicer)
     address = f"127.0.0.1:{port}"
     port = server.add_secure_port(address, tls) if tls else server.add_insecure_port(address)
     server.start()

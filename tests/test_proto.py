@@ -1,4 +1,4 @@
-"""The stubs that are committed are those that the proto file says."""
+"""The committed descriptors and type stubs are those of the proto files."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 from cachesvc.v1.generate import ROOT, generate
 
 
-def test_stubs_are_as_fresh_as_the_proto_file(tmp_path: Path) -> None:
+def test_descriptors_are_as_fresh_as_the_proto_file(tmp_path: Path) -> None:
     generate(tmp_path)
     for fresh in (tmp_path / "cachesvc" / "v1").iterdir():
-        assert fresh.read_text() == (ROOT / "cachesvc" / "v1" / fresh.name).read_text(), "run `make proto`"
+        assert fresh.read_bytes() == (ROOT / "cachesvc" / "v1" / fresh.name).read_bytes(), "run `make proto`"
 
 
 def test_every_method_field_and_message_is_documented() -> None:

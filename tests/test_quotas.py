@@ -23,7 +23,7 @@ from cachesvc.daemon.tenants import STRANGER
 from cachesvc.grants import Granted
 from cachesvc.leases import DaemonGrants
 from cachesvc.v1 import cachesvc_pb2 as pb
-from cachesvc.v1 import cachesvc_pb2_grpc
+from cachesvc.v1 import services
 from loader import open_dataset
 from tests.users import ALICE, BOB, as_root, as_user
 
@@ -68,7 +68,7 @@ def test_a_prefetch_without_a_token_escapes_no_quota(tmp_path: Path) -> None:
                 [f"{tmp_path}/data"], Options(format="records", record_bytes=4096)
             ).id
         with grpc.insecure_channel(f"unix:{daemon.socket_dir}/{CONTROL_SOCKET}") as channel:
-            stub = cachesvc_pb2_grpc.CacheStub(channel)
+            stub = services.Stub(channel, "Cache")
             *_, last = stub.Prefetch(pb.PrefetchRequest(dataset=found))
     assert last.resident_extents == 2
 

@@ -28,7 +28,7 @@ from cachesvc.identity import TOKEN_KEY
 from cachesvc.leases import DaemonGrants
 from cachesvc.sources.uri import allowlist
 from cachesvc.v1 import cachesvc_pb2 as pb
-from cachesvc.v1 import cachesvc_pb2_grpc
+from cachesvc.v1 import services
 from tests.test_daemon import wait_until
 from tests.users import ALICE, BOB, ML, as_root, as_user
 
@@ -221,7 +221,7 @@ def test_without_a_token_of_its_own_a_call_is_nobody_s(daemon: Daemon, data: Pat
         dataset = control.open_dataset([f"{data}/alice/"], RECORDS).id
         public = control.open_dataset([f"{data}/all/"], RECORDS).id
     with grpc.insecure_channel(f"unix:{daemon.socket_dir}/cachesvc.sock") as channel:
-        stub = cachesvc_pb2_grpc.CacheStub(channel)
+        stub = services.Stub(channel, "Cache")
         for token in ("1", "-1", "x", str(2**64 - 1), "9" * 5000, ""):
             with pytest.raises(grpc.RpcError) as caught:
                 stub.Evict(pb.EvictRequest(dataset=dataset), metadata=((TOKEN_KEY, token),))
@@ -246,7 +246,7 @@ def test_tokens_are_random_differ_and_end_with_their_connection(daemon: Daemon, 
     ones = sum(token.bit_count() for token in tokens)
     assert abs(ones - 64 * 32) < 6 * 32  # six standard deviations
     with grpc.insecure_channel(f"unix:{daemon.socket_dir}/cachesvc.sock") as grpc_channel:
-        stub = cachesvc_pb2_grpc.CacheStub(grpc_channel)
+        stub = services.Stub(grpc_channel, "Cache")
 
         def prefixes(token: int) -> list[str]:
             return list(stub.Status(pb.StatusRequest(), metadata=((TOKEN_KEY, str(token)),)).allow)

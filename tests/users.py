@@ -20,7 +20,7 @@ _WORK = """
 import json, os, sys
 import cloudpickle
 from cachesvc.core.errors import CacheError
-from cachesvc.v1 import cachesvc_pb2_grpc  # another user may not be able to read where modules lie
+from cachesvc.v1 import services  # another user may not be able to read where modules lie
 uid, groups, work = cloudpickle.load(sys.stdin.buffer)
 os.setgroups(groups)
 os.setgid(uid)

@@ -92,8 +92,12 @@ def serve(json: bool, **given: Any) -> int:
         given["log_format"] = "json"
     settings = settings_of(**given)
     config.validate(settings)
-    from cachesvc.daemon.serve import serve as run_daemon
-
+    try:
+        from cachesvc.daemon.serve import serve as run_daemon
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("cachesvc"):
+            raise
+        raise InvalidInput(f"the daemon needs {error.name}: pip install 'cachesvc[server]'") from None
     return run_daemon(settings)
 
 

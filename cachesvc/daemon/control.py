@@ -20,7 +20,8 @@ from cachesvc.daemon.service import Service
 from cachesvc.daemon.tenants import Peer
 from cachesvc.daemon.threads import Threads
 from cachesvc.daemon.tls import server_credentials
-from cachesvc.v1 import cachesvc_pb2, cachesvc_pb2_grpc
+from cachesvc.v1 import services
+from cachesvc.v1.descriptors import service_descriptor
 
 CONTROL_THREADS = PLACES + 8
 """One for each place, and some for calls that are refused. Started only when needed."""
@@ -51,10 +52,10 @@ def control_server(
         options=limits,
         interceptors=[Doorman(caller)],
     )
-    cachesvc_pb2_grpc.add_CacheServicer_to_server(service, server)
+    services.add_to_server(server, "Cache", service)
     checks = health.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-    name = cachesvc_pb2.DESCRIPTOR.services_by_name["Cache"].full_name
+    name = service_descriptor("Cache").full_name
     for each in ("", name):
         checks.set(each, health_pb2.HealthCheckResponse.SERVING)
     reflection.enable_server_reflection((name, health.SERVICE_NAME, reflection.SERVICE_NAME), server)

@@ -118,7 +118,7 @@ class Peers:
         os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
         import grpc
 
-        from cachesvc.v1 import cachesvc_pb2_grpc
+        from cachesvc.v1 import services
 
         options = [
             ("grpc.enable_http_proxy", 0),
@@ -129,5 +129,5 @@ class Peers:
             if self._certificates is None
             else grpc.secure_channel(address, self._certificates.client(), options)
         )
-        stub = self._stubs[address] = cachesvc_pb2_grpc.PeersStub(channel)
+        stub = self._stubs[address] = services.Stub(channel, "Peers")
         return stub

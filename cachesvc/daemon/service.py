@@ -29,7 +29,6 @@ from cachesvc.daemon.statuses import statuses
 from cachesvc.daemon.tenants import STRANGER, Peer, Tenants, admits, token_of
 from cachesvc.daemon.waiting import Waiting
 from cachesvc.v1 import cachesvc_pb2 as pb
-from cachesvc.v1 import cachesvc_pb2_grpc
 
 PROGRESS_S = 0.2
 FREED_S = 10.0
@@ -45,7 +44,7 @@ NOTES_TOLD = 1000
 MAX_URIS = 100_000
 
 
-class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
+class Service:
     """Handlers run on gRPC's threads; whatever they ask of the core goes through the loop."""
 
     def __init__(

@@ -28,7 +28,7 @@ from cachesvc.daemon.statuses import statuses
 from cachesvc.daemon.threads import Threads
 from cachesvc.daemon.tls import server_credentials
 from cachesvc.v1 import cachesvc_pb2 as pb
-from cachesvc.v1 import cachesvc_pb2_grpc
+from cachesvc.v1 import services
 
 log = logging.getLogger(__name__)
 READ_BYTES = 1 << 20
@@ -44,7 +44,7 @@ EXTENT_ID_BYTES = 16
 _Borrowed = Future[tuple[jobs.Lent, int]]
 
 
-class Sharer(cachesvc_pb2_grpc.PeersServicer):  # type: ignore[misc]
+class Sharer:
     """Answers `Read` on gRPC's threads; what the daemon says is read on another."""
 
     def __init__(self, channel: socket.socket) -> None:
@@ -121,7 +121,7 @@ def serve(sharer: Sharer, address: str, tls: Tls | None) -> None:
         ],
         maximum_concurrent_rpcs=AT_ONCE,
     )
-    cachesvc_pb2_grpc.add_PeersServicer_to_server(sharer, server)
+    services.add_to_server(server, "Peers", sharer)
     checks = health.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     checks.set("", health_pb2.HealthCheckResponse.SERVING)

@@ -1,23 +1,27 @@
-"""Regenerate the stubs from `proto/`: `make proto`. Needs grpcio-tools (a development dependency)."""
+"""Compile `proto/` to descriptors and type stubs: `make proto`. Needs grpcio-tools (a development dependency)."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+from cachesvc.v1.descriptors import FILE
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def generate(into: Path) -> None:
-    """Write the stubs below `into`, in the package's own layout. Raises RuntimeError when protoc does."""
+    """Write the descriptors and the stubs below `into`, in the package's own layout. Raises RuntimeError when protoc
+    does."""
     from grpc_tools import protoc  # not there in production
 
-    messages, services = ("python", "pyi"), ("python", "pyi", "grpc_python")
-    for name, kinds in (("cachesvc", services), ("takeover", messages)):
-        outs = [f"--{kind}_out={into}" for kind in kinds]
-        code = protoc.main(["protoc", f"-I{ROOT / 'proto'}", *outs, f"cachesvc/v1/{name}.proto"])
-        if code:
-            raise RuntimeError(f"protoc ended with {code}")
+    folder = into / "cachesvc" / "v1"
+    folder.mkdir(parents=True, exist_ok=True)
+    outs = [f"--pyi_out={into}", f"--descriptor_set_out={folder / FILE.name}"]
+    names = [f"cachesvc/v1/{name}.proto" for name in ("cachesvc", "takeover")]
+    code = protoc.main(["protoc", f"-I{ROOT / 'proto'}", *outs, *names])
+    if code:
+        raise RuntimeError(f"protoc ended with {code}")
 
 
 if __name__ == "__main__":
