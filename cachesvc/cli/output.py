@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -106,11 +106,12 @@ def share(part: float, whole: float) -> str:
 
 def plain(message: Any) -> dict[str, Any]:
     """A protobuf message as JSON-able data, every field present, integers as integers (unlike proto JSON)."""
-    return {field.name: _value(field, getattr(message, field.name)) for field in message.DESCRIPTOR.fields}
+    return {field.name: _plain_value(getattr(message, field.name)) for field in message.DESCRIPTOR.fields}
 
 
-def _value(field: Any, value: Any) -> Any:
-    nested = field.message_type is not None
-    if field.is_repeated:
-        return [plain(item) if nested else item for item in value]
-    return plain(value) if nested else value
+def _plain_value(value: Any) -> Any:
+    if hasattr(value, "DESCRIPTOR"):  # a message; its class is not imported for every verb
+        return plain(value)
+    if isinstance(value, MutableSequence):
+        return [_plain_value(item) for item in value]
+    return value
