@@ -42,7 +42,7 @@ class NotFound(CacheError, FileNotFoundError):
 
 
 class CorruptData(CacheError):
-    """Bytes at the source do not parse, or do not match their checksum."""
+    """Bytes at the source do not parse, do not match their checksum, or are not sent as they are stored."""
 
     code = 5
 
