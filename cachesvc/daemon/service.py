@@ -93,6 +93,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
                     "without version= to go on with what is there"
                 )
             dataset = self._dataset(answer.dataset, context)
+            self._loop.call(lambda: self._runner.ask_again(dataset))
             yield pb.OpenDatasetReply(dataset=described(dataset), notes=dataset.catalog.notes[:NOTES_TOLD])
 
     def Prefetch(
@@ -106,6 +107,7 @@ class Service(cachesvc_pb2_grpc.CacheServicer):  # type: ignore[misc]
                 self._loop.call(lambda: self._runner.declare(job, dataset, user, gradual=True))
                 self._after(self._runner.node.claims.claimed, dataset, context)
                 if not request.dry_run:
+                    self._loop.call(lambda: self._runner.ask_again(dataset))
                     self._loop.call(lambda: self._runner.handle(events.Prefetched(job, dataset.id)))
                 yield from self._progressing(job, dataset, request.dry_run, context)
             finally:
