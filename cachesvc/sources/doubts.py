@@ -46,13 +46,12 @@ class Doubts:
             raise self._changed(version, f"ETag {etag}")
         return headers
 
-    def other(self, version: ObjectVersion, offset: int, error: OtherVersion, if_match: bool) -> bool:
-        """After an answer that seems to be of another version: whether If-Match is of use to this server. Raises as
-        `current`, and where the object is that version nonetheless, but not for an If-Match that was sent."""
+    def other(self, version: ObjectVersion, offset: int, error: OtherVersion) -> None:
+        """After an answer that seems to be of another version. Raises as `current`, and what the answer was; not where the
+        object is that version, and the server only does not know If-Match by the tag that it lists."""
         headers = self.current(version)
-        if error.status == 412 and if_match:
-            return False
-        self._contradicts(version, offset, error, headers)
+        if not error.conditional:
+            self._contradicts(version, offset, error, headers)
 
     def unlike(self, version: ObjectVersion, offset: int, error: CacheError) -> NoReturn:
         """After an answer of another form than what was asked for, though the bytes were asked for as they are stored.

@@ -157,7 +157,8 @@ class S3Source:
                     self._doubts.unlike(version, offset, error)
                 stored = True
             except OtherVersion as error:
-                self._if_match = self._doubts.other(version, offset, error, self._if_match)
+                self._doubts.other(version, offset, error)
+                self._if_match = False
         raise SourceUnavailable(f"{version.uri} is redirected in a circle; set AWS_REGION")
 
     def checker(self, version: ObjectVersion) -> Checker | None:
@@ -239,7 +240,8 @@ class S3Source:
                 return self._not_the_part(version, signer, answer, connection)
             if answer.status not in (200, 206):
                 self._parts.ranged(version, False)
-                return self._refused(version, signer, answer, connection.read_error(answer))
+                conditional = b"\r\nIf-Match: " in request
+                return self._refused(version, signer, answer, connection.read_error(answer), conditional)
             verify(version, offset, len(into), answer)
             connection.read_into(into)
             if b"Accept-Encoding" in request and "content-encoding" in answer.headers:
@@ -279,13 +281,15 @@ class S3Source:
         self._parts.told(version, False)
         return False
 
-    def _refused(self, version: ObjectVersion, signer: _Signer, answer: Answer, body: bytes) -> bool:
+    def _refused(
+        self, version: ObjectVersion, signer: _Signer, answer: Answer, body: bytes, conditional: bool
+    ) -> bool:
         """False when another region or other credentials, known from here on, may do; raises otherwise."""
         if self._renewed(version, signer, answer, body):
             return False
         if answer.status in (412, 416):
             seems = OtherVersion(f"{version.uri} is no longer the version that was listed ({answer.status})")
-            seems.status = answer.status
+            seems.conditional = conditional and answer.status == 412
             raise seems
         raise self._error(str(answer.status), _code(body), version.uri, answer.headers)
 

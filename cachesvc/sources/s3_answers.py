@@ -12,10 +12,10 @@ _NONE = ("", "identity", "aws-chunked")
 
 
 class OtherVersion(SourceUnavailable):
-    """An answer that seems to be of another version of the object, until a HEAD says so. `status`: 412 where the server
-    refused If-Match."""
+    """An answer that seems to be of another version of the object, until a HEAD says so. `conditional`: it is no more than
+    that an If-Match was refused."""
 
-    status = 0
+    conditional = False
 
 
 def verify(version: ObjectVersion, offset: int, size: int, answer: Answer) -> None:
