@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -118,6 +120,23 @@ def test_a_tag_that_is_written_in_another_way_is_the_same_version(
     put(server, DATA[::-1])
     with pytest.raises(SourceChanged, match="overwritten; open the dataset again"):
         read(source, version)
+
+
+def test_many_first_reads_of_a_server_with_weak_tags_are_each_asked_twice_and_no_more(
+    server: FakeS3, source: S3Source
+) -> None:
+    version = put(server, DATA)
+    server.tag = lambda where, etag: f'W/"{etag}"'
+    together = threading.Barrier(8)
+
+    def refuse(handler: BaseHTTPRequestHandler) -> None:
+        if "If-Match" in handler.headers:
+            together.wait(20)
+
+    server.refuse = refuse
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda _: read(source, version), range(8))) == [DATA] * 8
+    assert sorted(server.asked) == ["GET"] * 16 + ["HEAD"] * 8
 
 
 def test_tags_are_compared_without_their_syntax() -> None:
