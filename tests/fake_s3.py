@@ -62,6 +62,8 @@ class FakeS3:
     without a thought for ranges then, as Google's is."""
     names_encoding: bool = False
     """In a header of its own, as Google does, also of what is decoded."""
+    listing: str = ""
+    """What is answered instead of any listing."""
     version_1: bool = False
     """Listings are of version 1, whatever was asked for."""
     more_rows: str = ""
@@ -100,7 +102,7 @@ def fake_s3() -> Iterator[FakeS3]:
                 said = f"<Code>{refused[1]}</Code>{fake.more_said}"
                 return self._send(refused[0], f"<Error>{said}</Error>".encode())
             if listed:
-                return self._send(200, _listing(fake, parse_qs(url.query)))
+                return self._send(200, fake.listing.encode() or _listing(fake, parse_qs(url.query)))
             found = fake.objects.get(unquote(key))
             if found is None:
                 return self._send(404, b"<Error><Code>NoSuchKey</Code></Error>")

@@ -141,6 +141,18 @@ def test_where_everything_fails_few_objects_are_asked_for(tmp_path: Path) -> Non
     assert store.reads < 100
 
 
+@pytest.mark.parametrize(("bad", "fits"), [(150, True), (900, False)])
+def test_an_extent_with_more_holes_than_a_grant_can_tell_fails(tmp_path: Path, bad: int, fits: bool) -> None:
+    pieces = small(2_000, 10)
+    store = Store({piece.object.uri: NotFound("no") for piece in pieces[100 : 100 + bad]})
+    if fits:
+        assert len(holes.decode(filled(store, pieces, tmp_path / "x")[0])) == bad
+        return
+    with pytest.raises(NotFound):
+        filled(store, pieces, tmp_path / "x")
+    assert store.reads < 1_000
+
+
 def test_a_mount_that_goes_in_mid_fill_is_not_the_fault_of_the_rest(tmp_path: Path) -> None:
     pieces = small(50)
     store = Store({piece.object.uri: NotFound("no") for piece in pieces[40:]}, gone=True)

@@ -227,6 +227,13 @@ def test_what_is_refused_for_ever_is_asked_once(
     assert "\n" not in str(caught.value)
 
 
+def test_a_page_of_a_proxy_is_no_empty_listing(server: FakeS3, source: S3Source) -> None:
+    server.listing = "<html><body>Log in</body></html>"
+    with pytest.raises(InvalidInput, match=r"no S3 listing.*AWS_ENDPOINT_URL"):
+        list(patient(source).list("s3://bucket/d/"))
+    assert server.asked == ["LIST"]
+
+
 def test_a_page_of_a_proxy_is_not_said_to_be_an_overwritten_object(server: FakeS3, source: S3Source) -> None:
     version = put(server, DATA)
     server.objects["x"] = Object(len(DATA), data=b"<html>Log in</html>".ljust(len(DATA)))

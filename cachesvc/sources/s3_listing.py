@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cachesvc.core.errors import SourceUnavailable
+from cachesvc.core.errors import InvalidInput, SourceUnavailable
 
+_FIELDS = ("IsTruncated", "Name", "MaxKeys", "KeyCount", "Contents")
+"""A listing, an empty one too, has some of these."""
 _MAX_OBJECT_BYTES = 1 << 50
 Ask = Callable[..., Any]
 """`ask(prefix, operation, **arguments)`: one request through boto3."""
@@ -50,7 +52,13 @@ def _marker(prefix: str, page: dict[str, Any], before: str) -> str:
 
 
 def contents(prefix: str, page: dict[str, Any]) -> list[dict[str, Any]]:
-    """The objects of a page. Raises SourceUnavailable where it makes no sense."""
+    """The objects of a page. Raises SourceUnavailable where it makes no sense, InvalidInput where it is no listing:
+    botocore takes the login page of a proxy for an empty one."""
+    if not any(field in page for field in _FIELDS):
+        raise InvalidInput(
+            f"{prefix}: the answer is no S3 listing, but perhaps a web page; check the endpoint (AWS_ENDPOINT_URL) and the "
+            "proxies on the way"
+        )
     found: list[dict[str, Any]] = page.get("Contents", [])
     if any("Key" not in row or not 0 <= row.get("Size", -1) < _MAX_OBJECT_BYTES for row in found):
         raise SourceUnavailable(f"{prefix}: the server lists objects without their names or sizes")
