@@ -16,7 +16,8 @@ class Granted(NamedTuple):
     The receiver owns `fd` and closes it. `origin` says where the bytes come from: "ram" and "direct" are
     memory (mappable), "nvme" and "local" are files (read with preadv). `brief`: to be released when a later read does
     not touch it, since its room is for data that streams; `once`: right after the read that asked for it. `from_peer`:
-    its bytes came to this node from another one, not from the source.
+    its bytes came to this node from another one, not from the source. `holes`: what of it is no data (`core/holes.py`);
+    such an extent is never mapped.
     """
 
     extent: int
@@ -27,6 +28,7 @@ class Granted(NamedTuple):
     brief: bool = False
     once: bool = False
     from_peer: bool = False
+    holes: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,7 +209,9 @@ class DaemonGrants:
             self._told = True
 
     def _greet(self, connection: Connection) -> None:
-        hello = Message(Op.HELLO, wire.MAGIC, self._job, digest=bytes.fromhex(self._dataset))
+        hello = Message(
+            Op.HELLO, wire.MAGIC, self._job, wire.KNOWS_HOLES, digest=bytes.fromhex(self._dataset)
+        )
         answer = connection.greet(hello, time.monotonic() + HELLO_TIMEOUT_S)
         if answer.op is Op.FAILED:
             raise from_code(answer.size, answer.text)
@@ -242,7 +244,9 @@ class DaemonGrants:
                 self._leases[extent] = self._leases.get(extent, 0) + 1
                 self._origins[extent] = origin
                 brief, once = stay != "kept", stay == "once"
-                answers.append(Granted(extent, fd, 0, answer.size, origin, brief, once, "peer" in way))
+                holes = next((each for each in way if each.startswith(wire.HOLES)), "")
+                peer, holes = "peer" in way, holes.removeprefix(wire.HOLES)
+                answers.append(Granted(extent, fd, 0, answer.size, origin, brief, once, peer, holes))
             return answers
 
     def _try_tell(self, messages: Sequence[Message]) -> None:

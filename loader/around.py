@@ -17,7 +17,7 @@ from cachesvc.core.order import Plan
 from cachesvc.core.stalls import StallReport
 from cachesvc.grants import Grants
 from cachesvc.leases import DaemonGrants
-from cachesvc.sources.fetch import Fetcher
+from cachesvc.sources.fetch import Fetcher, written
 from cachesvc.sources.open import Sources, SourceSettings
 from loader.direct import DirectGrants
 from loader.local import LocalGrants
@@ -60,10 +60,10 @@ def reads_around(catalog: Catalog) -> Access:
     settings = SourceSettings(metadata_directory=Path(home) / "metadata")
     sources, own = Sources(settings), threading.local()
 
-    def fill(extent: Extent, fd: int) -> None:
+    def fill(extent: Extent, fd: int) -> str:
         if not hasattr(own, "fetcher"):
             own.fetcher = Fetcher(sources, DIRECT_THREADS)  # one serves one thread
-        own.fetcher.fetch(extent, fd)
+        return written(own.fetcher.fetch(extent, fd))
 
     direct = DirectGrants(catalog.extent, fill, direct_rate(home).take)
 

@@ -29,7 +29,8 @@ class _Copy:
 
     fd: int
     size_bytes: int
-    filled: Future[None]
+    filled: Future[str]
+    """What of it is no data."""
     leases: int = 0
 
 
@@ -40,12 +41,12 @@ class DirectGrants:
     def __init__(
         self,
         extent_of: Callable[[int], Extent],
-        fill: Callable[[Extent, int], None],
+        fill: Callable[[Extent, int], str],
         take: Callable[[int], float],
         budget_bytes: int = DIRECT_BYTES,
     ) -> None:
-        """`fill(extent, descriptor)` writes all of an extent's bytes, or raises a typed error. `take(bytes)`: the
-        seconds to wait before so many are fetched."""
+        """`fill(extent, descriptor)` writes an extent's bytes and answers its holes, or raises a typed error.
+        `take(bytes)`: the seconds to wait before so many are fetched."""
         self._extent_of, self._fill, self._budget, self._take = extent_of, fill, budget_bytes, take
         self._closing = threading.Event()
         self._copies: OrderedDict[int, _Copy] = OrderedDict()
@@ -79,7 +80,7 @@ class DirectGrants:
                 if failure is not None:
                     raise failure
                 made.pop_all()
-                return answers
+                return [self._with_holes(answer) for answer in answers]
         except BaseException:
             with self._lock:  # of these very copies: a failed one may have given its place to another's
                 for copy in leased:
@@ -104,6 +105,13 @@ class DirectGrants:
                     answers[extent] = Granted(extent, fd, 0, copy.size_bytes, "direct")
             self._read_ahead(extents)
         return list(answers.values())
+
+    def _with_holes(self, answer: Granted | Refused) -> Granted | Refused:
+        """As it was granted, once its copy, which is leased, has been filled."""
+        if isinstance(answer, Refused):
+            return answer
+        with self._lock:
+            return answer._replace(holes=self._copies[answer.extent].filled.result())
 
     def release(self, extents: Sequence[int]) -> None:
         """See Grants; a released extent stays until its room is needed."""
@@ -153,11 +161,11 @@ class DirectGrants:
         self._used += wanted.size_bytes
         return copy
 
-    def _run(self, extent: Extent, fd: int) -> None:
+    def _run(self, extent: Extent, fd: int) -> str:
         in_huge_pages(fd, extent.size_bytes)
         if self._closing.wait(self._take(extent.stored_bytes)):
             raise CacheError("the dataset was closed while its extents were read")
-        self._fill(extent, fd)
+        return self._fill(extent, fd)
 
     def _reserve(self, size_bytes: int, needed: bool) -> bool:
         may_go = [e for e in self._copies if needed or self._place.get(e, -1) < self._passed]

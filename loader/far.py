@@ -67,7 +67,7 @@ class Far:
         wanted: list[Wanted] = []
         ranges: list[tuple[int, memoryview, int]] = []
         for inside, view, extent in zip(self._inside(addresses, first), into, first.tolist(), strict=True):
-            held = self._leases.held[extent]
+            held = _sound(self._leases.held[extent], inside, len(view))
             if self._verified is None and held.fd >= 0 and inside + len(view) <= held.size_bytes:
                 wanted.append(Wanted(held.fd, held.offset + inside, len(view), [view], extent))
             else:
@@ -90,7 +90,7 @@ class Far:
         sizes, extents = lengths[part].tolist(), use.first[part].tolist()
         insides = self._inside(addresses[part], use.first[part])
         for at, inside, size, extent in zip(part.tolist(), insides, sizes, extents, strict=True):
-            held = self._leases.held[extent]
+            held = _sound(self._leases.held[extent], inside, size)
             self._leases.count_of(held, size)
             if self._verified is None and held.fd >= 0 and inside + size <= held.size_bytes:
                 alone.append((at, Wanted(held.fd, held.offset + inside, size, [], extent)))
@@ -111,6 +111,12 @@ class Far:
         self._leases.stages.read(began)
         for at, buffer in spanning:
             out[at] = bytes(buffer)
+
+    def must_be_whole(self, use: Use) -> None:
+        """Raise the error of an object that is missing in what a read looks at."""
+        for extent in use.looks_at():
+            if (held := self._leases.held.get(extent)) is not None:
+                _sound(held, 0, held.size_bytes)
 
     def _was_told(self, addresses: Ints) -> bool:
         """Whether all of these were expected; only once, since a later read may find them forgotten."""
@@ -158,7 +164,7 @@ class Far:
         copied, the rest is wanted."""
         done, memory = 0, self._leases.range.memory
         while done < len(into):
-            held = self._leases.held[extent]
+            held = _sound(self._leases.held[extent], inside, len(into) - done)
             part = into[done : done + held.size_bytes - inside]
             if held.fd < 0:
                 address = int(self._starts[extent]) + inside
@@ -167,3 +173,10 @@ class Far:
                 yield Wanted(held.fd, held.offset + inside, len(part), [part], extent)
             done += len(part)
             inside, extent = 0, extent + 1
+
+
+def _sound(held: Held, inside: int, size_bytes: int) -> Held:
+    """A held extent, from which so many bytes are wanted. Raises the error of an object that is missing there."""
+    if held.holes is not None:
+        held.holes.check(inside, size_bytes)
+    return held

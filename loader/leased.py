@@ -20,6 +20,7 @@ import numpy as np
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.errors import OutOfSpace
+from cachesvc.core.holes import Holes
 from cachesvc.core.model import PAGE_BYTES
 from cachesvc.grants import Granted, Grants, Refused
 from loader.spans import AddressRange
@@ -40,12 +41,13 @@ NONE: Ints = np.empty(0, np.int64)
 class Held:
     """A leased extent; `fd` is -1 once it is mapped."""
 
-    __slots__ = ("digests", "fd", "offset", "origin", "size_bytes")
+    __slots__ = ("digests", "fd", "holes", "offset", "origin", "size_bytes")
 
-    def __init__(self, granted: Granted) -> None:
+    def __init__(self, granted: Granted, holes: Holes | None) -> None:
         self.fd, self.offset, self.size_bytes = granted.fd, granted.offset, granted.size_bytes
         self.origin = ORIGINS.index(granted.origin)
         self.digests: bytes | None = None
+        self.holes = holes
 
 
 class Use:
@@ -70,6 +72,7 @@ class Leases:
         self.grants = grants
         self.stages = Stages()
         self.range = AddressRange(catalog.space_bytes)
+        self._catalog = catalog
         self._starts, self._sizes = catalog.extent_starts, catalog.extent_sizes
         self._limit, self._timeout_s = mapped_bytes, timeout_s
         self.mapped = np.zeros(len(self._starts), bool)
@@ -306,14 +309,15 @@ class Leases:
         if self._closed:
             os.close(granted.fd)
             return
-        held = Held(granted)
+        holes = Holes(self._catalog.extent(granted.extent), granted.holes) if granted.holes else None
+        held = Held(granted, holes)
         self.held[granted.extent] = held
         if granted.brief:
             self._brief.add(granted.extent)
         self._pressed |= granted.once
         origins = {entry.origin for entry in (held, *self._any_held())}
         self._one_origin = held.origin if len(origins) == 1 else None
-        if granted.origin in MAPPABLE and self._map(granted.extent, held):
+        if granted.origin in MAPPABLE and holes is None and self._map(granted.extent, held):
             self._mapped_bytes += held.size_bytes
             self._unmapped -= 1
             # At once: after an interrupt in between, its number could be another file's.

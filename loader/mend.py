@@ -1,7 +1,7 @@
 """Bad samples: those whose bytes cannot be had for good, do not decode, or whose transform raises.
 
-A bad sample is found when its batch fails, by halving the batch, so good batches pay nothing. What cannot be
-read is an extent: where its object is gone or corrupt, each of its samples is bad. What a `collate_fn` raises over
+A bad sample is found when its batch fails, by halving the batch, so good batches pay nothing. Where an object is gone or
+corrupt, each sample in it is bad. What a `collate_fn` raises over
 samples that are good is raised as it is.
 
 - `skip` leaves it out: the batch is shorter and `valid` counts what is left. A batch of which nothing is left
@@ -55,7 +55,7 @@ def is_bad_sample(error: Exception) -> bool:
     """Whether an error belongs to the sample: permanent, or of the user's code. A daemon or a source that is
     away, no room, a wrong argument: these would be mended at another time."""
     if isinstance(error, CacheError):
-        return isinstance(error, _PERMANENT)
+        return error.of_object or isinstance(error, _PERMANENT)
     return not isinstance(error, MemoryError)
 
 

@@ -160,7 +160,8 @@ class Reader:
     def array(self) -> Bytes:
         """The whole address space as one flat read-only array, every extent mapped and kept.
 
-        Raises OutOfSpace when an extent is not in memory (a file) or more than the mapping limit.
+        Raises OutOfSpace when an extent is not in memory (a file) or more than the mapping limit, and the error of an
+        object that is missing.
         """
         leases = self._leases
         if not leases.kept:
@@ -198,6 +199,7 @@ class Reader:
                 use, _ = leases.begin(extents, extents)
                 try:
                     leases.ensure(use, extents.tolist())
+                    self._far.must_be_whole(use)
                 finally:
                     leases.end(use)
                 if not leases.mapped[extents].all():

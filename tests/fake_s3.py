@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -54,9 +55,22 @@ class FakeS3:
     refuse: Callable[[BaseHTTPRequestHandler], tuple[int, str] | None] = lambda handler: None
     before_page: Callable[[int], None] = lambda number: None
     more_said: str = ""
+    tag: Callable[[str, str], str] = lambda where, etag: f'"{etag}"'
+    """How a tag is written in a "LIST", "HEAD" or "GET"; If-Match must be the same to the letter, as RFC 9110 says."""
+    decodes: Callable[[BaseHTTPRequestHandler], bool] | None = None
+    """Whether an answer is decoded on the way, where objects are stored with `Content-Encoding: gzip`; without a length and
+    without a thought for ranges then, as Google's is."""
+    names_encoding: bool = False
+    """In a header of its own, as Google does, also of what is decoded."""
+    listing: str = ""
+    """What is answered instead of any listing."""
+    version_1: bool = False
+    """Listings are of version 1, whatever was asked for."""
     more_rows: str = ""
     stuck: bool = False
     in_chunks: bool = False
+    asked: list[str] = field(default_factory=list)
+    """"LIST", "HEAD" or "GET", of each request."""
     ranges: list[str] = field(default_factory=list)
     """Of objects, as they were read; of parts too: "bytes=0-99"."""
     requests: int = 0
@@ -79,18 +93,28 @@ def fake_s3() -> Iterator[FakeS3]:
 
         def do_GET(self) -> None:
             fake.requests += 1
+            url = urlsplit(self.path)
+            _, _, key = url.path.lstrip("/").partition("/")
+            listed = not key
+            fake.asked.append("LIST" if listed else self.command)
             refused = fake.refuse(self)
             if refused is not None:
                 said = f"<Code>{refused[1]}</Code>{fake.more_said}"
                 return self._send(refused[0], f"<Error>{said}</Error>".encode())
-            url = urlsplit(self.path)
-            _, _, key = url.path.lstrip("/").partition("/")
-            if "list-type" in url.query:
-                return self._send(200, _listing(fake, parse_qs(url.query)))
+            if listed:
+                return self._send(200, fake.listing.encode() or _listing(fake, parse_qs(url.query)))
             found = fake.objects.get(unquote(key))
             if found is None:
                 return self._send(404, b"<Error><Code>NoSuchKey</Code></Error>")
-            headers = {"ETag": f'"{found.etag}"'}
+            headers = {"ETag": fake.tag(self.command, found.etag)}
+            if self.headers.get("If-Match", headers["ETag"]) != headers["ETag"]:
+                return self._send(412, b"<Error><Code>PreconditionFailed</Code></Error>")
+            if fake.decodes is not None:
+                if fake.names_encoding:
+                    headers["x-goog-stored-content-encoding"] = "gzip"
+                if fake.decodes(self):
+                    return self._send(200, gzip.decompress(found.span(0, found.size - 1)), headers, True)
+                headers["Content-Encoding"] = "gzip"
             number = int(parse_qs(url.query).get("partNumber", ["0"])[0])
             if self.headers.get("x-amz-checksum-mode") == "ENABLED":
                 of_parts = {"x-amz-checksum-crc32": found.sums[number - 1]} if number and found.sums else {}
@@ -110,18 +134,22 @@ def fake_s3() -> Iterator[FakeS3]:
             headers["Content-Range"] = f"bytes {first}-{last}/{found.size}"
             self._send(206, found.span(first, last), headers)
 
-        def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+        def _send(
+            self, status: int, body: bytes, headers: dict[str, str] | None = None, in_chunks: bool = False
+        ) -> None:
             self.send_response(status)
             length = {"Content-Length": str(len(body))}
-            if fake.in_chunks and body and self.command != "HEAD":
+            if (fake.in_chunks or in_chunks) and body and self.command != "HEAD":
                 length = {"Transfer-Encoding": "chunked"}
                 parts = [part for part in (body[:9], body[9:70_000], body[70_000:]) if part]
                 body = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (*parts, b""))
+            length = {} if in_chunks and self.command == "HEAD" else length
             for name, value in {**(headers or {}), **length}.items():
                 self.send_header(name, value)
             self.end_headers()
             if self.command != "HEAD":
-                self.wfile.write(body)
+                with suppress(ConnectionError):  # what is not as it was asked for is not read to its end
+                    self.wfile.write(body)
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         fake.endpoint = f"http://127.0.0.1:{server.server_port}"
@@ -136,6 +164,8 @@ def fake_s3() -> Iterator[FakeS3]:
 
 def _listing(fake: FakeS3, query: dict[str, list[str]]) -> bytes:
     prefix, after = query.get("prefix", [""])[0], query.get("continuation-token", [""])[0]
+    if fake.version_1:
+        after = f"|{query['marker'][0]}" if "marker" in query else ""
     number, _, last = after.partition("|")
     fake.before_page(int(number) if number.isdigit() else 0)
     size = int(query.get("max-keys", [str(PAGE)])[0])
@@ -143,12 +173,18 @@ def _listing(fake: FakeS3, query: dict[str, list[str]]) -> bytes:
     page = keys[:size]
     rows = "".join(
         f"<Contents><Key>{escape(key)}</Key><Size>{fake.objects[key].size}</Size>"
-        f"<ETag>&quot;{fake.objects[key].etag}&quot;</ETag>"
+        f"<ETag>{escape(fake.tag('LIST', fake.objects[key].etag), {chr(34): '&quot;'})}</ETag>"
         "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
         for key in page
     )
     more = len(keys) > size or fake.stuck
     following = "stuck|" if fake.stuck else f"{int(number or 0) + 1}|{escape(page[-1])}"
-    token = f"<NextContinuationToken>{following}</NextContinuationToken>" if more else ""
+    token = (
+        ""
+        if fake.version_1
+        else f"<NextContinuationToken>{following}</NextContinuationToken>"
+        if more
+        else ""
+    )
     body = f"<IsTruncated>{str(more).lower()}</IsTruncated>{token}{rows}{fake.more_rows}"
     return f"<ListBucketResult>{body}</ListBucketResult>".encode()

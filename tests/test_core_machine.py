@@ -20,6 +20,7 @@ from cachesvc.core.events import (
     EvictAsked,
     Evicted,
     Fail,
+    FillAgain,
     Filled,
     FillFailed,
     Grant,
@@ -171,14 +172,14 @@ class NodeMachine(RuleBasedStateMachine):
     def others_fill_the_disk(self, budget_bytes: int) -> None:
         self.send(Resized(NVME, budget_bytes))
 
-    @rule(pick=picks)
-    def fill_completes(self, pick: int) -> None:
+    @rule(pick=picks, code=st.sampled_from([0, 4]))
+    def fill_completes(self, pick: int, code: int) -> None:
         if self.fills:
             fill = self.fills.pop(pick % len(self.fills))
             self.stored[fill.tier].add(fill.extent)
             if fill.tier != RAM:
                 self.commits.append((fill.extent, fill.tier))
-            self.send(Filled(fill.extent, fill.tier))
+            self.send(Filled(fill.extent, fill.tier, code=code))
 
     @rule(pick=picks, retry=st.booleans(), code=st.sampled_from([5, 7, 8]))
     def fill_fails(self, pick: int, retry: bool, code: int) -> None:
@@ -293,6 +294,16 @@ class NodeMachine(RuleBasedStateMachine):
         if tier != RAM:  # a file can go while it is open: its leases end here
             self.leases = [lease for lease in self.leases if lease[1:] != (extent, tier)]
         self.recalled(extent, tier, Corrupt(extent, tier), leases)
+
+    @rule(extent=extents, tier=st.sampled_from([RAM, NVME]))
+    def what_it_lacks_is_asked_for_again(self, extent: ExtentId, tier: TierName) -> None:
+        leases = list(self.leases)
+        copy = self.node.copies.find(extent, self.node.policy.tiers[tier])
+        if copy is None or not copy.usable:
+            leases = []  # nobody is asked twice
+        elif tier != RAM:
+            self.leases = [lease for lease in self.leases if lease[1:] != (extent, tier)]
+        self.recalled(extent, tier, FillAgain(extent, tier), leases)
 
     def recalled(
         self,

@@ -29,6 +29,7 @@ from cachesvc.daemon.datasets import (
     is_claimed,
 )
 from cachesvc.daemon.fills import Fills
+from cachesvc.daemon.lacking import Lacking
 
 NVME = TierName("nvme0")
 
@@ -55,7 +56,7 @@ def test_the_answer_is_counted_and_nothing_else_happens(tmp_path: Path) -> None:
     datasets.claimed, datasets.used = partial(is_claimed, node), partial(in_use, node)
     answers: list[Callable[[jobs.Answer], None]] = []
     tier: Any = SimpleNamespace(
-        reserve=lambda *_: os.open("/dev/null", os.O_RDONLY), abort=lambda _: None, recover=dict
+        reserve=lambda *_: os.open("/dev/null", os.O_RDONLY), abort=lambda _: None, recover=dict, hold=None
     )
     fillers: Any = SimpleNamespace(submit=lambda job, fds, then, tiers: answers.append(then))
     lanes: Any = {NVME: AtOnce()}
@@ -66,7 +67,9 @@ def test_the_answer_is_counted_and_nothing_else_happens(tmp_path: Path) -> None:
                 fills.start(command)
 
     checks = Checks(node, {NVME: tier}, lanes, fillers, handle, failing=lambda _: None)
-    fills = Fills({NVME: tier}, lanes, Commits(lanes, lanes), datasets, fillers, checks, handle)
+    fills = Fills(
+        {NVME: tier}, lanes, Commits(lanes, lanes), datasets, fillers, checks, Lacking(lambda: 0.0), handle
+    )
     known = datasets.admit(dataset(1))
     handle(events.DatasetDeclared(7, known.id, known.extents))
     handle(events.Demanded(ReaderId(7), 1, known.extent_ids[0]))

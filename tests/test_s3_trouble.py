@@ -25,7 +25,8 @@ from cachesvc.core.model import ObjectVersion, Piece, extent_of
 from cachesvc.sources.fetch import Fetcher
 from cachesvc.sources.http import Connection, wait_s
 from cachesvc.sources.resilient import Resilience, Resilient
-from cachesvc.sources.s3 import S3Settings, S3Source, _verify, open_s3
+from cachesvc.sources.s3 import S3Settings, S3Source, open_s3
+from cachesvc.sources.s3_answers import verify
 from tests.fake_s3 import FakeS3, Object, fake_s3, pattern
 from tests.test_sources_resilient import Clock
 
@@ -529,7 +530,7 @@ def test_numbers_that_are_none_are_the_servers_error(head: str, digits: str) -> 
             if answer.status == 503:
                 assert wait_s(answer.headers) == 0.0
             else:
-                _verify(ObjectVersion("s3://b/k", 8, ""), 0, 4, answer)
+                verify(ObjectVersion("s3://b/k", 8, ""), 0, 4, answer)
 
 
 @pytest.mark.parametrize(

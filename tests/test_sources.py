@@ -13,7 +13,7 @@ import fsspec
 import pytest
 from fsspec.spec import AbstractFileSystem
 
-from cachesvc.core.errors import InvalidInput, NotFound, SourceChanged, SourceUnavailable
+from cachesvc.core.errors import CorruptData, InvalidInput, NotFound, SourceChanged, SourceUnavailable
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.files import FilesSource
 from cachesvc.sources.remote import FsspecSource, open_fsspec
@@ -219,3 +219,23 @@ def test_each_driver_has_its_own_word_for_a_version(word: str) -> None:
     files.version, files.data = 2, b"later"
     with pytest.raises(SourceChanged, match="no longer the version"):
         _read(source, version)
+
+
+def test_a_driver_that_writes_a_tag_in_another_way_has_the_same_version() -> None:
+    files = _Store("etag")
+    files.version = 'W/"abc"'  # type: ignore[assignment]
+    source = FsspecSource(files)
+    version = source.head("store://host/x")
+    files.version = '"abc"'  # type: ignore[assignment]
+    assert _read(source, version) == b"first"
+
+
+def test_a_driver_that_gives_other_lengths_each_time_is_no_outage() -> None:
+    files = _Store("e_tag")
+    source = Resilient(FsspecSource(files), sleep=lambda _: None)
+    version = source.head("store://host/x")
+    files.data = b"decoded, and longer"
+    files.cat_file = lambda *_, **__: files.data  # type: ignore[method-assign]
+    with pytest.raises(CorruptData, match="gave 19 bytes of the 5 asked for, twice"):
+        _read(source, version)
+    assert source.counters.requests == 2

@@ -110,7 +110,9 @@ def test_the_first_failure_is_raised_and_the_fetcher_goes_on(
         (ObjectVersion(fine.uri, 9, ""), SourceChanged),
     ):
         with pytest.raises(kind):
-            fetcher.fetch(extent_of([Piece(fine, 0, 1 << 20), Piece(broken, 0, 9)]), target)
+            fetcher.fetch(
+                extent_of([Piece(fine, 0, 1 << 20), *(Piece(broken, at, 3) for at in (0, 3, 6))]), target
+            )
     fetcher.fetch(extent_of([Piece(fine, 0, 1 << 20)]), target)
     with pytest.raises(TierFailed):
         fetcher.fetch(extent_of([Piece(fine, 0, 1 << 20)]), os.open("/dev/null", os.O_RDONLY))

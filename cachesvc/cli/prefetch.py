@@ -93,12 +93,12 @@ def _fill(control: Control, dataset: DatasetId, name: str, dry_run: bool, as_jso
 def _judge(name: str, reply: pb.PrefetchReply, dry_run: bool) -> None:
     """Raise what keeps the dataset from being resident."""
     if reply.failures:
-        first = reply.failures[0]
-        many = (
-            f"{reply.extents - reply.resident_extents:,} extents of {name} are missing, and the first failed: "
-            if len(reply.failures) > 1
-            else ""
-        )
+        first, missing = reply.failures[0], reply.extents - reply.resident_extents
+        many = ""
+        if missing > 1:
+            many = f"{missing:,} extents of {name} are missing, and the first failed: "
+        elif not missing:
+            many = f"{len(reply.failures):,} extents of {name} are resident but for some objects: "
         raise from_code(first.code, many + first.message)
     if reply.unfit_bytes:
         raise OutOfSpace(

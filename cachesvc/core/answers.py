@@ -39,6 +39,7 @@ class Answers:
         entry = copy.entry
         entry.attempts, entry.failed, entry.avoid = 0, False, None
         self._copies.filled(copy, event.from_peer)
+        self._copies.lacks(entry, event.code, event.message)
         self._readers.answer(entry)
         self._copies.settle(copy)
         self._scrub.admit((event.extent,), event.tier)
@@ -126,12 +127,21 @@ class Answers:
         copy = self._copies.find(event.extent, self._policy.tiers[event.tier])
         if copy and copy.phase is Phase.RESIDENT:
             copy.tier.corrupt_count += not copy.doomed
-            self._copies.doom(copy)
-            self._moment.change()
-            self._readers.recall(copy)
-            if copy.tier.name != RAM:  # a file can go while it is open: its repair waits for no reader
-                self._readers.detach(copy)
-            self._prefetches.refill(copy.entry)
+            self._give_up(copy)
+
+    def fill_again(self, event: ev.FillAgain) -> None:
+        """What a copy lacks may be there by now: it is granted no more, and filled again."""
+        copy = self._copies.find(event.extent, self._policy.tiers[event.tier])
+        if copy and copy.phase is Phase.RESIDENT and not copy.doomed:
+            self._give_up(copy)
+
+    def _give_up(self, copy: Copy) -> None:
+        self._copies.doom(copy)
+        self._moment.change()
+        self._readers.recall(copy)
+        if copy.tier.name != RAM:  # a file can go while it is open: its repair waits for no reader
+            self._readers.detach(copy)
+        self._prefetches.refill(copy.entry)
 
     def evicted(self, event: ev.Evicted) -> None:
         """The bytes are free."""

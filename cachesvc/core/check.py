@@ -25,6 +25,8 @@ def check(node: Node) -> None:
         assert entry.queued == queued.pop(entry.id, set()), "queue membership"
         _check_entry(entry, all(node.claims.settled(dataset.id) for dataset in entry.datasets))
     assert not queued, "queued without a record"
+    for extent in node.copies.lacking:
+        assert node.copies.entries[extent].ready, "objects are missing in what is not there"
     for tier in node.policy.tiers.values():
         _check_tier(node, tier)
     _check_readers(node)

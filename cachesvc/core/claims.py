@@ -110,9 +110,20 @@ class Claims:
             total_extents=sum(len(each.extents) for each in datasets),
             total_bytes=sum(each.size_bytes for each in datasets),
             failed=failed,
+            lacking=self._lacking(datasets),
             stuck_extents=sum(len(each.stuck) for each in datasets),
             stuck_bytes=sum(sum(each.stuck.values()) for each in datasets),
         )
+
+    def _lacking(self, datasets: list[Dataset]) -> dict[ExtentId, tuple[int, str]]:
+        """Extents of these that are resident, but for some of their objects, and why."""
+        entries = self._copies.entries
+        found = ((extent, why, entries.get(extent)) for extent, why in self._copies.lacking.items())
+        return {
+            extent: why
+            for extent, why, entry in found
+            if entry and any(d in datasets for d in entry.datasets)
+        }
 
     def prefetching(self, job: int) -> bool:
         """Whether the prefetch of a job's datasets goes on: no eviction has ended it."""

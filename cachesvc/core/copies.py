@@ -34,6 +34,8 @@ class Copies:
         """Of no order: its first read is no hit all the same."""
         self.tallies: dict[DatasetId, Tally] = {}
         self.undeclared = self.tallies[UNDECLARED] = Tally()
+        self.lacking: dict[ExtentId, tuple[int, str]] = {}
+        """Of resident extents that were filled without some of their objects, why the first is missing."""
         self.cramped: dict[Dataset, Entry] = {}
         """Of each dataset the last extent that found no room to be kept in, or none at all."""
 
@@ -309,12 +311,20 @@ class Copies:
             self.note(copy.entry)
             self.settle(copy)
 
+    def lacks(self, entry: Entry, code: int, message: str) -> None:
+        """Note that objects are missing in what was filled, or (code 0) that none is."""
+        self.lacking.pop(entry.id, None)
+        if code and entry.ready:
+            self.lacking[entry.id] = (code, message)
+
     def note(self, entry: Entry) -> None:
         """Bring the datasets' resident counts up to date."""
         ready = entry.best() is not None
         if ready == entry.ready:
             return
         entry.ready = ready
+        if not ready:
+            self.lacking.pop(entry.id, None)
         for dataset in entry.datasets:
             dataset.count(entry, 1 if ready else -1)
             if ready:

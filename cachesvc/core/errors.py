@@ -18,6 +18,8 @@ class CacheError(Exception):
     code = 1
     received_bytes = 0
     """Of an object's body, where a read failed behind it."""
+    of_object = False
+    """Only one object is to blame: others of its source can be read."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(redacted(arg) if isinstance(arg, str) else arg for arg in args))
@@ -42,7 +44,7 @@ class NotFound(CacheError, FileNotFoundError):
 
 
 class CorruptData(CacheError):
-    """Bytes at the source do not parse, or do not match their checksum."""
+    """Bytes at the source do not parse, do not match their checksum, or are not sent as they are stored."""
 
     code = 5
 

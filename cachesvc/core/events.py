@@ -156,11 +156,14 @@ class Leased:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """A fill is complete and its bytes are verified. `from_peer`: another node had them, the source gave none."""
+    """A fill is complete and its bytes are verified. `from_peer`: another node had them, the source gave none. `code`
+    (of errors.py; 0: nothing) and `message`: what the first object that is missing in it failed with, for good."""
 
     extent: ExtentId
     tier: TierName
     from_peer: bool = False
+    code: int = 0
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +252,15 @@ class EvictAsked:
 @dataclass(frozen=True, slots=True)
 class Corrupt:
     """A copy failed its checksums: never granted again, dropped once unused, filled again if wanted."""
+
+    extent: ExtentId
+    tier: TierName
+
+
+@dataclass(frozen=True, slots=True)
+class FillAgain:
+    """Objects are missing in a copy, and may be there by now: never granted again, dropped once unused, filled again if
+    wanted."""
 
     extent: ExtentId
     tier: TierName
@@ -402,6 +414,7 @@ Event: TypeAlias = (
     | Unpinned
     | EvictAsked
     | Corrupt
+    | FillAgain
     | Stalled
     | TierLost
     | TierBack

@@ -10,8 +10,8 @@ A copy is an extent's bytes in one tier. An extent has one copy, or two while RA
     RESIDENT   Demanded                   RESIDENT   Grant: the lease begins here, in one step
     RESIDENT   Released, ReaderGone       RESIDENT   the lease ends; unused, it goes on its shelf
     RESIDENT   room is needed             EVICTING   Evict, only from a shelf
-    RESIDENT   Corrupt, CommitFailed      RESIDENT   doomed: never granted, evicted once unused; leases of a
-                                                     corrupt file end here
+    RESIDENT   Corrupt, FillAgain,        RESIDENT   doomed: never granted, evicted once unused; leases of a
+               CommitFailed                          corrupt file end here
     EVICTING   Evicted                    (absent)   bytes free
 
 What is on a shelf is used by nobody: not leased, not filled from, not being committed, not pinned. Only
@@ -63,6 +63,7 @@ QUIET = frozenset(
         ev.Leased,
         ev.Committed,
         ev.Corrupt,
+        ev.FillAgain,
         ev.Verified,
         ev.Tick,
     }
@@ -102,6 +103,7 @@ class Node:
             ev.CommitFailed: self.answers.commit_failed,
             ev.Evicted: self.answers.evicted,
             ev.Corrupt: self.answers.corrupt,
+            ev.FillAgain: self.answers.fill_again,
             ev.Recovered: self.outages.recovered,
             ev.Stalled: self.outages.stalled,
             ev.TierLost: self.outages.lost,

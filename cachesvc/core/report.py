@@ -12,7 +12,7 @@ class Progress:
     """How far a job's datasets are resident.
 
     `failed` maps an extent to the code (errors.py) and message of its last fill; `stuck` is what a
-    prefetch cannot keep.
+    prefetch cannot keep. `lacking`: of resident extents in which objects are missing, why the first is.
     """
 
     resident_extents: int
@@ -22,6 +22,7 @@ class Progress:
     failed: dict[ExtentId, tuple[int, str]]
     stuck_extents: int
     stuck_bytes: int
+    lacking: dict[ExtentId, tuple[int, str]]
 
     @property
     def finished(self) -> bool:

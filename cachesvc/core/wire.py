@@ -3,10 +3,11 @@
 Both ends import this file. A message that does not parse is a protocol error and closes the connection.
 
     reader -> daemon                           daemon -> reader
-    HELLO   magic, dataset (16 bytes), job     WELCOME  the connection's token, extents in the dataset, bytes that
-                                               each tier may hold
+    HELLO   magic, dataset (16 bytes), job,    WELCOME  the connection's token, extents in the dataset, bytes that
+            what it knows                      each tier may hold
     CATALOG                                    CATALOG  + descriptor (sealed memfd)
-    GET     request, extent index              GRANT    request, extent, size, "TIER kept|brief|once [peer]" + descriptor
+    GET     request, extent index              GRANT    request, extent, size, "TIER kept|brief|once [peer] [holes=...]" +
+                                               descriptor; holes as `core/holes.py` has them
                                                REFUSED  request, extent: read it elsewhere
                                                FAILED   request, code, message
                                                RECALL   extent index, "wrong" or "room": "give back what you have of it"
@@ -30,6 +31,9 @@ MAX_MESSAGE_BYTES = 4096
 MAX_TEXT_BYTES = 2048
 _HEAD = struct.Struct("<BIQQ16s")
 NO_DATASET = bytes(16)
+HOLES = "holes="
+KNOWS_HOLES = 1
+"""The `size` of a HELLO: who says less takes all that it is granted for data."""
 WRONG, ROOM = "wrong", "room"
 """Why something is recalled: its bytes are not what they should be; or others need the room."""
 

@@ -248,6 +248,7 @@ def restore(adopted: Adopted, runner: Runner) -> None:
             DatasetId(reader.dataset),
             reader.welcomed,
             reader.launch,
+            reader.knows_holes,
         )
         if runner.grants.adopt(given, dataset) and dataset is not None:
             known[reader.id] = dataset

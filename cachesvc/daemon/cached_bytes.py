@@ -78,8 +78,11 @@ class CachedBytes:
         self._drop()
         self._grants.passed(extent)
         (answer,) = self._grants.acquire([extent], FILL_TIMEOUT_S)
-        if not isinstance(answer, Refused):
-            self._held, self._fd = extent, answer.fd
+        if isinstance(answer, Refused):
+            return
+        self._held, self._fd = extent, answer.fd
+        if answer.holes:  # read directly, what is missing raises its own error
+            self._drop()
 
     def _drop(self) -> None:
         if self._fd >= 0:

@@ -21,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -38,7 +38,7 @@ from cachesvc.daemon.forks import serve_forks
 from cachesvc.daemon.logs import configure_logging
 from cachesvc.daemon.peers import Peers
 from cachesvc.daemon.threads import Threads
-from cachesvc.sources.fetch import Fetcher
+from cachesvc.sources.fetch import Fetcher, written
 from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.sources.resilient import SourceCounters
 from cachesvc.sources.watched import HUNG_S, Calls
@@ -162,13 +162,20 @@ class Filler:
         if had := self._peers.fill(extent.id, extent.size_bytes, target):
             return jobs.Done(job.number, digests=jobs.pack_digests(had), peer_bytes=extent.size_bytes)
         passing = Passing(extent.size_bytes)
-        self._fetcher.fetch(extent, target, passing.add)
+        missing = self._fetcher.fetch(extent, target, passing.add)
         if isinstance(dataset.layout, Indirect):  # what is compressed could not be asked before
             with translated("tier", "read an extent"):
                 head = os.pread(target, 4, 0)
             dataset.check_shard(job.index, head)
         digests = passing.checksums(target).digests
-        return jobs.Done(job.number, digests=jobs.pack_digests(digests), source_bytes=extent.stored_bytes)
+        done = jobs.Done(job.number, digests=jobs.pack_digests(digests), source_bytes=extent.stored_bytes)
+        if not missing:
+            return done
+        first = next(iter(missing.values()))
+        message = (
+            f"{len(missing)} of {len(extent.pieces)} objects of an extent are missing, the first: {first}"
+        )
+        return replace(done, holes=written(missing), message=message[:MOST_SAID], hole_code=first.code)
 
     def _copy(self, job: jobs.Copy, target: int, origin: int) -> jobs.Done:
         if in_memory(target):

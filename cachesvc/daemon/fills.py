@@ -19,6 +19,7 @@ from cachesvc.daemon.checks import Checks
 from cachesvc.daemon.commits import Commits
 from cachesvc.daemon.datasets import Dataset, Datasets
 from cachesvc.daemon.fillers import Fillers
+from cachesvc.daemon.lacking import Lack, Lacking
 from cachesvc.daemon.lanes import Lane
 from cachesvc.tiers.tier import Checksums, Recovering, Tier
 
@@ -39,6 +40,7 @@ class Fills:
         datasets: Datasets,
         fillers: Fillers,
         checks: Checks,
+        lacking: Lacking,
         handle: Callable[[events.Event], None],
     ) -> None:
         self._tiers = tiers
@@ -47,6 +49,7 @@ class Fills:
         self._datasets = datasets
         self._fillers = fillers
         self._checks = checks
+        self._lacking = lacking
         self._handle = handle
         self._source_bytes: dict[DatasetId, int] = {}
         self._peer_bytes: dict[DatasetId, int] = {}
@@ -168,29 +171,43 @@ class Fills:
         if self._filling.get((command.extent, command.tier)) is not command:
             return  # aborted meanwhile: its tier was lost
         checksums = Checksums(size_bytes, jobs.unpack_digests(answer.digests))
-        tier = self._tiers[command.tier]
+        tier, lack = self._tiers[command.tier], self._lack(command, answer)
+        self._lacking.filled(command.extent, command.tier, lack)
         if not isinstance(tier, Recovering):
             # RAM: sealing is what makes it safe to grant, and takes microseconds.
             self._lanes[command.tier].submit(
                 lambda: tier.commit(command.extent, checksums),
-                lambda _: self._ready(command, answer),
+                lambda _: self._ready(command, answer, lack),
                 lambda error: self._abort(command, jobs.Done(0, error.code, str(error))),
             )
             return
         # NVMe: readers wait for verified bytes, not for durability.
         self._checks.committing[(command.extent, command.tier)] = checksums
-        self._ready(command, answer)
+        self._ready(command, answer, lack)
+        commit = tier.hold if lack.holes else tier.commit
         self._commits.submit(
             command.extent,
             command.tier,
-            lambda: tier.commit(command.extent, checksums),
+            lambda: commit(command.extent, checksums),
             lambda _: self._committed(command, checksums),
             lambda error: self._not_committed(command, checksums, error),
         )
 
-    def _ready(self, command: events.StartFill, answer: jobs.Done) -> None:
+    def _lack(self, command: events.StartFill, answer: jobs.Done) -> Lack:
+        """What is missing in a copy: what its fill says, or what was missing in the copy that it was filled from."""
+        if command.from_tier is not None:
+            return self._lacking.of(command.extent, command.from_tier)
+        if answer.holes:
+            told = {"extent": command.extent.hex(), "error": answer.message}
+            log.warning("an extent was filled without some of its objects", extra=told)
+        return Lack(answer.holes, answer.hole_code, answer.message)
+
+    def _ready(self, command: events.StartFill, answer: jobs.Done, lack: Lack) -> None:
         if _ended(self._filling, command, command):
-            self._handle(events.Filled(command.extent, command.tier, from_peer=answer.peer_bytes > 0))
+            filled = events.Filled(
+                command.extent, command.tier, answer.peer_bytes > 0, lack.code, lack.message
+            )
+            self._handle(filled)
 
     def _committed(self, command: events.StartFill, checksums: Checksums) -> None:
         if _ended(self._checks.committing, command, checksums):

@@ -12,6 +12,7 @@ from cachesvc.core.errors import CacheError
 from cachesvc.core.model import RAM, TierName
 from cachesvc.daemon.checks import Checks, Good, short_of_descriptors
 from cachesvc.daemon.grants import GrantsServer
+from cachesvc.daemon.lacking import Lacking
 from cachesvc.daemon.tenants import NOBODY
 from cachesvc.tiers.tier import Checksums, Tier
 
@@ -25,12 +26,14 @@ class Granting:
         self,
         tiers: Mapping[TierName, Tier],
         checks: Checks,
+        lacking: Lacking,
         handle: Callable[[events.Event], None],
         next_id: Callable[[], int],
     ) -> None:
         self.server: GrantsServer | None = None
         self._tiers = tiers
         self._checks = checks
+        self._lacking = lacking
         self._handle = handle
         self._next_id = next_id
         self._opening: dict[int, events.Grant] = {}
@@ -112,7 +115,7 @@ class Granting:
     def _send(self, command: events.Grant, fd: int) -> None:
         """Give the reader the descriptor, which ends here."""
         assert self.server is not None
-        sent = self.server.grant(command, fd)
+        sent = self.server.grant(command, fd, self._lacking.of(command.extent, command.tier).holes)
         os.close(fd)
         if not sent:
             self._elsewhere(command)

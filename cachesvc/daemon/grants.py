@@ -89,7 +89,14 @@ class GrantsServer:
         """What another daemon takes over: the listener's descriptor and every connection, all still ours."""
         return self._listener.fileno(), [
             Connection(
-                r.id, r.token, r.channel.fileno(), r.greeted, r.wanted, r.dataset is not None, r.launch
+                r.id,
+                r.token,
+                r.channel.fileno(),
+                r.greeted,
+                r.wanted,
+                r.dataset is not None,
+                r.launch,
+                r.knows_holes,
             )
             for r in self._readers.values()
         ]
@@ -106,6 +113,7 @@ class GrantsServer:
         channel.setblocking(False)
         reader = Reader(given.id, channel, peer, given.token, given.greeted, given.wanted, dataset)
         reader.belongs(given.launch)
+        reader.knows_holes = given.knows_holes
         self._enter(reader)
         self._unread.adopt(reader)
         if given.wanted and dataset is None:
@@ -148,15 +156,18 @@ class GrantsServer:
         """How many live readers each dataset has; not those that wait for their welcome, or only say who calls."""
         return Counter(r.dataset.id for r in self._readers.values() if r.dataset is not None)
 
-    def grant(self, command: events.Grant, fd: int) -> bool:
+    def grant(self, command: events.Grant, fd: int, holes: str = "") -> bool:
         """Send a descriptor; it stays the caller's to close. False: the reader's user has too many that it does not take,
-        or the kernel carries no more, and nothing was sent."""
+        the kernel carries no more, or the reader is of a release that knows no holes, and nothing was sent."""
         reader = self._readers.get(command.reader)
         if reader is None or reader.dataset is None:
             return True
+        if holes and not reader.knows_holes:
+            return False
         dataset, extent = reader.dataset, command.extent
         index = dataset.index_of[extent]
-        text = f"{command.tier} {command.stay}{' peer' * command.from_peer}"
+        more = " peer" * command.from_peer + (f" {wire.HOLES}{holes}" if holes else "")
+        text = f"{command.tier} {command.stay}{more}"
         granted = wire.encode(Op.GRANT, command.request, index, dataset.sizes[index], extent, text)
         return self._give(reader, granted, fd)
 
@@ -372,6 +383,7 @@ class GrantsServer:
         if reader.greeted:
             raise InvalidInput("a second greeting")
         reader.greeted = True
+        reader.knows_holes = message.size >= wire.KNOWS_HOLES
         reader.belongs(message.value)
         if message.op is Op.IDENTIFY:
             self._write(reader, wire.encode(Op.WELCOME, size=reader.token))

@@ -84,7 +84,8 @@ class Progress:
 @dataclass(frozen=True, slots=True)
 class Done:
     """A job's end. `code` 0 is success; otherwise it is of core/errors.py and `message` is one line. `lost`: the
-    process that had the job ended without a word."""
+    process that had the job ended without a word. `holes`: what a fill that succeeded had to leave out, as grants have it;
+    `hole_code` and `message` say why the first of it is missing."""
 
     kind: ClassVar[str] = "done"
     number: int
@@ -96,6 +97,8 @@ class Done:
     peer_bytes: int = 0
     dataset: str = ""
     lost: bool = False
+    holes: str = ""
+    hole_code: int = 0
 
 
 @dataclass(slots=True)

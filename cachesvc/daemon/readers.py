@@ -82,6 +82,8 @@ class Reader:
     dataset: Known | None = None
     plan: Handed | None = None
     """Being read: what this reader says after it is heard after it."""
+    knows_holes: bool = False
+    """Its release does not take what lies in a hole for data."""
     launch: int = 0
     job: int = 0
     """Whose turn its demands take; nobody stands in another user's line. 0: its own."""
@@ -105,3 +107,4 @@ class Connection:
     wanted: DatasetId
     welcomed: bool
     launch: int
+    knows_holes: bool

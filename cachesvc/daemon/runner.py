@@ -28,6 +28,7 @@ from cachesvc.daemon.fills import Fills
 from cachesvc.daemon.granting import Granting
 from cachesvc.daemon.grants import GrantsServer
 from cachesvc.daemon.holds import Holds
+from cachesvc.daemon.lacking import Lacking
 from cachesvc.daemon.lanes import Lane
 from cachesvc.daemon.loop import Loop
 from cachesvc.daemon.opening import Opening
@@ -92,10 +93,11 @@ class Runner:
             calls = self._lanes[name], self._openers[name], self._committers[name]
             self.watch.add(each.disk, each.probes, calls, partial(fillers.busy_s, name))
         self.checks = Checks(node, self._tiers, self._openers, fillers, self.handle, self.watch.suspect)
+        self.lacking = Lacking(clock)
         self.fills = Fills(
-            self._tiers, self._lanes, self._commits, datasets, fillers, self.checks, self.handle
+            self._tiers, self._lanes, self._commits, datasets, fillers, self.checks, self.lacking, self.handle
         )
-        self.granting = Granting(self._tiers, self.checks, self.handle, self.next_id)
+        self.granting = Granting(self._tiers, self.checks, self.lacking, self.handle, self.next_id)
         self.plans = Plans(self._lane("plans", clock))
         self.disposal = Disposal()
         self._holds = Holds(node, self.handle)
@@ -172,6 +174,11 @@ class Runner:
         claim = events.DatasetDeclared(job, dataset.id, dataset.extents, user, of_dataset, of_user, gradual)
         self.handle(claim)
         self._settling.tell()  # who waits for a gradual one that this one finished
+
+    def ask_again(self, dataset: Dataset) -> None:
+        """Somebody opens a dataset anew: what its copies lack may be there by now."""
+        for extent, tier in self.lacking.due(dataset.index_of):
+            self.handle(events.FillAgain(extent, tier))
 
     def after(self, done: Callable[[DatasetId], bool], dataset: DatasetId, then: Callable[[], None]) -> None:
         """Call `then` on the loop's thread when `done` (`claimed`, `settled` or `evicted` of `node.claims`) says that
@@ -339,6 +346,7 @@ class Runner:
             if self._tiers[command.tier] is not tier:
                 return  # forgotten: its tier has another directory
             self.checks.unverified[command.tier].discard(command.extent)
+            self.lacking.evicted(command.extent, command.tier)
             self.handle(events.Evicted(command.extent, command.tier))
 
         def failed(error: CacheError) -> None:  # the copy is forgotten; its file shows up at a start
@@ -386,6 +394,7 @@ class Runner:
         old, self._tiers[name] = self._tiers.get(name), successor.tier
         log.warning("another cache directory", extra={"tier": name, "extents": len(successor.extents)})
         self.checks.renewed(name)
+        self.lacking.renewed(name)
         self._budgets.renewed(name)
         self.handle(events.Renewed(name, successor.extents))
         self._measured(name, successor.room)

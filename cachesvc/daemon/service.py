@@ -92,6 +92,7 @@ class Service:
                     "without version= to go on with what is there"
                 )
             dataset = self._dataset(answer.dataset, context)
+            self._loop.call(lambda: self._runner.ask_again(dataset))
             yield pb.OpenDatasetReply(dataset=described(dataset), notes=dataset.catalog.notes[:NOTES_TOLD])
 
     def Prefetch(
@@ -105,6 +106,7 @@ class Service:
                 self._loop.call(lambda: self._runner.declare(job, dataset, user, gradual=True))
                 self._after(self._runner.node.claims.claimed, dataset, context)
                 if not request.dry_run:
+                    self._loop.call(lambda: self._runner.ask_again(dataset))
                     self._loop.call(lambda: self._runner.handle(events.Prefetched(job, dataset.id)))
                 yield from self._progressing(job, dataset, request.dry_run, context)
             finally:

@@ -115,6 +115,8 @@ class Sharing:
         home = datasets.home(extent)
         shared = home is not None and not home[0].rules
         tier = node.where(extent) if shared else None
+        if tier is not None and self._runner.lacking.of(extent, tier).holes:
+            tier = None  # the peer may be able to read what is missing here
 
         def found(fd: int, checksums: Checksums | None) -> None:
             if checksums is None:  # being committed

@@ -193,6 +193,8 @@ class Takeover:
                 state.mounted.append(str(disk.path))
         if RAM in node.policy.tiers:
             for extent, size_bytes in replay.best_first(node, RAM):
+                if self._runner.lacking.of(extent, RAM).holes:
+                    continue  # the new daemon asks the source for it
                 digests = self._ram.checksums(extent).digests
                 state.extents.add(extent=extent, size_bytes=size_bytes, digests=digests)
         for each in connections:
@@ -203,6 +205,7 @@ class Takeover:
                 welcomed=each.welcomed,
                 dataset=each.wanted,
                 launch=each.launch,
+                knows_holes=each.knows_holes,
             )
         known = {each.id: datasets.known(each.wanted) for each in connections if each.welcomed}
         takeover_state.put(

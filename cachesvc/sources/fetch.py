@@ -7,14 +7,23 @@ import mmap
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 import zstandard
 
-from cachesvc.core.errors import CorruptData, InvalidInput, OutOfSpace, SourceUnavailable, TierFailed
+from cachesvc.core import holes
+from cachesvc.core.errors import (
+    CacheError,
+    CorruptData,
+    InvalidInput,
+    OutOfSpace,
+    SourceUnavailable,
+    TierFailed,
+)
+from cachesvc.core.holes import Hole
 from cachesvc.core.model import Extent, ObjectVersion, Piece
 from cachesvc.sources import parquet
 from cachesvc.sources.source import Checker, Source
@@ -33,6 +42,8 @@ _MOST_STORED_BYTES = 1 << 32
 """Of a piece of Parquet, which may hold columns that are left out: no more is held until it is decoded."""
 _SLACK_BYTES = 64 << 10
 """What zstd may add: a piece of it takes twice what it unfolds to and this at most."""
+_MOST_AT_FIRST = 32
+"""Objects that may fail before any other of their extent was read: after that it is the source that is wrong."""
 CODECS = ("zstd", "parquet")
 
 Passing = Callable[[int, memoryview], None]
@@ -81,6 +92,8 @@ class _Part:
     offset: int
     size: int
     at: int
+    place: int
+    """Of its piece in the extent."""
     whole: _Whole | None = None
 
 
@@ -92,6 +105,7 @@ class _Whole:
 
     piece: Piece
     at: int
+    place: int
     stored: memoryview | None
     parts: list[_Part] = field(default_factory=list)
     missing: int = 0
@@ -102,12 +116,37 @@ class _Whole:
         for begin, end in self.piece.ranges:
             for start in range(begin, end, part_bytes):
                 size = min(part_bytes, end - start)
-                self.parts.append(_Part(self.piece.object, start, size, self.at + start, self))
+                self.parts.append(_Part(self.piece.object, start, size, self.at + start, self.place, self))
         asked: list[_Part | _Whole] = [*self.parts]
         if len(self.parts) > 1 and not self.piece.stored:
             asked.insert(0, self)
         self.missing = len(asked)
         return asked
+
+
+class _Lacking:
+    """The objects that an extent of several is filled without, for many threads."""
+
+    def __init__(self, extent: Extent) -> None:
+        uris = {piece.object.uri for piece in extent.pieces}
+        self._apart = len(uris) == len(extent.pieces) > 1 and not any(piece.codec for piece in extent.pieces)
+        self.errors: dict[int, CacheError] = {}
+        self.some = False
+        """Some of it was read."""
+        self._lock = threading.Lock()
+
+    def add(self, place: int, error: CacheError) -> bool:
+        """Note that a piece cannot be had; False where the extent is not to be filled without it: it is no object of its
+        own, or so much is missing that more than these objects must be wrong."""
+        with self._lock:
+            self.errors.setdefault(place, error)
+            few = self.some or len(self.errors) < _MOST_AT_FIRST
+            return self._apart and few and len(written(self.errors)) <= holes.MAX_TEXT_CHARS
+
+
+def written(missing: Mapping[int, CacheError]) -> str:
+    """What `fetch` answers, as grants have it."""
+    return holes.encode(Hole(place, error.code) for place, error in missing.items())
 
 
 class Fetcher:
@@ -126,36 +165,51 @@ class Fetcher:
         self._own = threading.local()
         self._lock = threading.Lock()
 
-    def fetch(self, extent: Extent, into_fd: int, passing: Passing = _unseen) -> None:
+    def fetch(self, extent: Extent, into_fd: int, passing: Passing = _unseen) -> dict[int, CacheError]:
         """Write the extent's `size_bytes` at offset 0 of `into_fd`; returns when no thread writes any more.
         `passing(at, data)` sees what is written, from many threads, while it is in the processor's cache.
+
+        Answers what is missing: the pieces of an extent of several objects that cannot be had for good while others can,
+        and why. What lies in their place is no data.
 
         Raises what the source raises (the first failure; the rest is given up), CorruptData when an encoded
         object does not decode to exactly its announced length, OutOfSpace, TierFailed.
         """
         parts = deque(_parts(extent, self._part_bytes))
         if not parts:
-            return
+            return {}
         largest = max(part.size for part in parts if isinstance(part, _Part))
         count = min(self._threads, len(parts), max(1, BUFFERS_BYTES // largest))
-        into = Into(into_fd, passing)
+        into, lacking = Into(into_fd, passing), _Lacking(extent)
         runs: list[Future[None]] = [Future() for _ in range(count)]
         try:
             for run in runs:
-                self._pool.submit(self._drain, parts, into, run)
+                self._pool.submit(self._drain, parts, into, lacking, run)
         except RuntimeError:  # no more threads can be started: this one joins those that there are
             here: Future[None] = Future()
-            self._drain(parts, into, here)
+            self._drain(parts, into, lacking, here)
             runs = [run for run in (*runs, here) if not run.cancel()]
         failures = [error for run in runs if (error := run.exception()) is not None]
         if failures:
             raise failures[0]
+        if lacking.errors:
+            self._blame(extent, lacking.errors)
+        return lacking.errors
+
+    def _blame(self, extent: Extent, missing: dict[int, CacheError]) -> None:
+        """Raise where it is not the missing objects that are wrong: after a mount has gone, or credentials have ended, one
+        that was read cannot be read any more either."""
+        read = (piece for place, piece in enumerate(extent.pieces) if piece.length and place not in missing)
+        piece = next(read, None)
+        if piece is None:
+            raise next(iter(missing.values()))
+        self._source_of(piece.object.uri).read_into(piece.object, piece.offset, self._buffer(1))
 
     def close(self) -> None:
         """End the threads."""
         self._pool.shutdown()
 
-    def _drain(self, parts: deque[_Part | _Whole], into: Into, run: Future[None]) -> None:
+    def _drain(self, parts: deque[_Part | _Whole], into: Into, lacking: _Lacking, run: Future[None]) -> None:
         """Until no part is left; `run` is done then. Nothing, where it was cancelled: its descriptor may be another's."""
         if not run.set_running_or_notify_cancel():
             return
@@ -165,12 +219,23 @@ class Fetcher:
                     part = parts.popleft()
                 except IndexError:
                     break
-                self._one(part, into)
+                if part.place not in lacking.errors:
+                    self._try(part, into, lacking)
         except BaseException as error:  # noqa: BLE001
             parts.clear()  # the others stop after the part they hold
             run.set_exception(error)
         else:
             run.set_result(None)
+
+    def _try(self, part: _Part | _Whole, into: Into, lacking: _Lacking) -> None:
+        try:
+            self._one(part, into)
+        except holes.PERMANENT as error:
+            if not lacking.add(part.place, error):
+                raise
+        else:
+            if isinstance(part, _Part):
+                lacking.some = True
 
     def _one(self, part: _Part | _Whole, into: Into) -> None:
         if isinstance(part, _Whole):
@@ -238,7 +303,7 @@ def _huge(size: int) -> memoryview:
 
 def _parts(extent: Extent, part_bytes: int) -> Iterator[_Part | _Whole]:
     at = 0
-    for piece in extent.pieces:
+    for place, piece in enumerate(extent.pieces):
         version = piece.object
         if piece.codec:
             if piece.codec.split(":")[0] not in CODECS:
@@ -248,13 +313,13 @@ def _parts(extent: Extent, part_bytes: int) -> Iterator[_Part | _Whole]:
             if piece.length and not version.size_bytes:
                 raise CorruptData(f"{version.uri} is empty, not {piece.codec}")
             _check_stored(piece)
-            yield from _Whole(piece, at, _sparse(version.size_bytes)).split(part_bytes)
+            yield from _Whole(piece, at, place, _sparse(version.size_bytes)).split(part_bytes)
         elif piece.offset == 0 and part_bytes < piece.length == version.size_bytes:
-            yield from _Whole(piece, at, None).split(part_bytes)
+            yield from _Whole(piece, at, place, None).split(part_bytes)
         else:
             for start in range(0, piece.length, part_bytes):
                 size = min(part_bytes, piece.length - start)
-                yield _Part(version, piece.offset + start, size, at + start)
+                yield _Part(version, piece.offset + start, size, at + start, place)
         at += piece.length
 
 

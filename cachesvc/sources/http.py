@@ -42,6 +42,10 @@ class Hangup(SourceUnavailable):
     """The server closed the connection before it said anything: a kept connection had gone stale."""
 
 
+class Unlike(SourceUnavailable):
+    """An answer of another form or length than what was asked for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A response head; header names in lower case. `length` is None where the server did not say; a `chunked` body
@@ -85,14 +89,14 @@ class Connection:
 
     def read_into(self, into: memoryview) -> None:
         """Fill `into` with the next bytes of the body; with all of one that comes in chunks. Raises SourceUnavailable
-        when it ends early."""
+        when it ends early; Unlike for a whole body in chunks of another length."""
         if not self._chunked:
             return self._read(into)
         done = 0
         try:
             for size in self._chunk_sizes():
                 if size > len(into) - done:
-                    raise SourceUnavailable(f"{self._name} sent more than the {len(into)} bytes asked for")
+                    raise Unlike(f"{self._name} sent more than the {len(into)} bytes asked for")
                 self._read(into[done : done + size])
                 done += size
         except (ValueError, Hangup) as error:
@@ -105,7 +109,7 @@ class Connection:
             raise self._unavailable(error) from error
         if done < len(into):
             self._keep = False
-            raise SourceUnavailable(f"{self._name} cut the answer after {done} of {len(into)} bytes")
+            raise Unlike(f"{self._name} ended the answer after {done} of {len(into)} bytes")
 
     def _read(self, into: memoryview) -> None:
         done = min(len(self._ahead), len(into))

@@ -10,6 +10,7 @@ import fsspec
 
 from cachesvc.core.errors import (
     CacheError,
+    CorruptData,
     InvalidInput,
     NotAllowed,
     NotFound,
@@ -17,6 +18,8 @@ from cachesvc.core.errors import (
     SourceUnavailable,
 )
 from cachesvc.core.model import ObjectVersion
+from cachesvc.sources import tags
+from cachesvc.sources.repeats import Repeats
 
 _VERSION_KEYS = (
     "ETag", "etag", "e_tag", "checksum", "md5", "content_md5", "generation",
@@ -35,6 +38,7 @@ class FsspecSource:
 
     def __init__(self, filesystem: Any) -> None:
         self._filesystem = filesystem
+        self._repeats = Repeats()
 
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
         """Every file below `prefix`, sorted by name; a file lists as itself. Raises NotFound, and InvalidInput for
@@ -75,10 +79,16 @@ class FsspecSource:
         except Exception as error:
             raise _translated(error, version.uri) from error
         now = self.head(version.uri)
-        if (now.size_bytes, now.etag) != (version.size_bytes, version.etag):
+        if now.size_bytes != version.size_bytes or not tags.same(now.etag, version.etag):
             raise SourceChanged(f"{version.uri} is no longer the version that was listed; open it again")
         if len(data) != len(into):
-            raise SourceUnavailable(f"{version.uri}: {len(data)} bytes came instead of {len(into)}")
+            what = f"{version.uri}: its driver gave {len(data)} bytes of the {len(into)} asked for"
+            if self._repeats.wrong(version.uri, offset):
+                raise CorruptData(
+                    f"{what}, twice; an object with a Content-Encoding may be decoded on the way"
+                )
+            raise SourceUnavailable(what)
+        self._repeats.right(version.uri, offset)
         into[:] = data
 
     def checker(self, version: ObjectVersion) -> None:

@@ -22,26 +22,17 @@ import botocore.exceptions
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 
-from cachesvc.core.errors import (
-    CacheError,
-    InvalidInput,
-    SourceChanged,
-    SourceUnavailable,
-)
+from cachesvc.core.errors import CacheError, InvalidInput, SourceUnavailable
 from cachesvc.core.model import ObjectVersion
-from cachesvc.sources import s3_errors
+from cachesvc.sources import s3_errors, s3_listing, tags
 from cachesvc.sources.digests import WholeObject, part_bytes_of, parts_of
-from cachesvc.sources.http import (
-    Answer,
-    Connection,
-    Hangup,
-    Pool,
-    number,
-)
+from cachesvc.sources.doubts import Doubts
+from cachesvc.sources.http import Answer, Connection, Hangup, Pool, Unlike
 from cachesvc.sources.identity import Identity, service_data, sign_in, trusted
 from cachesvc.sources.parts import UNTOLD, Parts, is_not_the_part, of_the_moment, part_at
 from cachesvc.sources.proxies import proxy_of
-from cachesvc.sources.s3_errors import EXPIRED, FAILED, OVERWRITTEN
+from cachesvc.sources.s3_answers import OtherVersion, verify
+from cachesvc.sources.s3_errors import EXPIRED, FAILED
 from cachesvc.sources.source import Checker
 
 SCHEME = "s3://"
@@ -49,7 +40,6 @@ _CODE = re.compile(rb"<Code>([A-Za-z0-9._-]{1,64})</Code>")
 _REGION = re.compile(r"[a-z0-9-]{1,32}")
 _SIGN_FOR = re.compile(rb">AuthorizationHeaderMalformed<.*<Region>([a-z0-9-]{1,32})</Region>", re.DOTALL)
 """What a server says that was asked with a signature for another region than its own: AWS, MinIO, Garage."""
-_MAX_OBJECT_BYTES = 1 << 50
 _ADDRESS = re.compile(r"[0-9.]+|.*:.*")
 _HOST_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 
@@ -88,7 +78,11 @@ class S3Source:
         self._identity = identity
         self._region: str = client.meta.region_name
         self._endpoint = urlsplit(client.meta.endpoint_url)
-        self._aws = (self._endpoint.hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn"))
+        host = self._endpoint.hostname or ""
+        self._aws = host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
+        self._stored = host.endswith(".googleapis.com")
+        self._if_match = True
+        self._doubts = Doubts(self._asked)
         style = (client.meta.config.s3 or {}).get("addressing_style")
         self._path_style = style == "path" or not (self._aws or style == "virtual")
         self._regions: dict[str, str] = {}
@@ -110,13 +104,13 @@ class S3Source:
         bucket, key = split_uri(prefix, key_needed=False)
         if key and not key.endswith("/"):
             page = self._asked(prefix, "list_objects_v2", Bucket=bucket, Prefix=key, MaxKeys=1)
-            first = _contents(prefix, page)
+            first = s3_listing.contents(prefix, page)
             if first and first[0]["Key"] == key:
                 yield _version(bucket, first[0])
                 return
             key += "/"
         found: dict[bytes, ObjectVersion] = {}
-        for row in self._rows(prefix, bucket, key):
+        for row in s3_listing.rows(self._asked, prefix, bucket, key):
             if row["Size"] or not row["Key"].endswith("/"):
                 version = _version(bucket, row)
                 if found.setdefault(row["Key"].encode(), version) != version:
@@ -130,19 +124,6 @@ class S3Source:
         bucket, key = split_uri(uri)
         found = self._asked(uri, "head_object", Bucket=bucket, Key=key)
         return ObjectVersion(uri, found["ContentLength"], found.get("ETag", "").strip('"'))
-
-    def _rows(self, prefix: str, bucket: str, key: str) -> Iterator[dict[str, Any]]:
-        """Page by page. Raises SourceUnavailable for a listing that does not advance."""
-        start: dict[str, str] = {}
-        while True:
-            page = self._asked(prefix, "list_objects_v2", Bucket=bucket, Prefix=key, **start)
-            yield from _contents(prefix, page)
-            if not page.get("IsTruncated"):
-                return
-            token = page.get("NextContinuationToken", "")
-            if not token or token == start.get("ContinuationToken"):
-                raise SourceUnavailable(f"{prefix}: the server broke off its listing; list again")
-            start = {"ContinuationToken": token}
 
     def _asked(self, uri: str, operation: str, **arguments: str | int) -> Any:
         """LIST or HEAD through boto3, and once more with new credentials where the old ones have expired."""
@@ -160,12 +141,24 @@ class S3Source:
                 raise self._translated(error, uri) from s3_errors.shown(error)
 
     def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
-        """One ranged GET with If-Match, or one of a part; status, Content-Range, length and ETag are checked."""
+        """One ranged GET with If-Match, or one of a part; status, Content-Range, length and ETag are checked.
+
+        An answer of another form is asked for anew as it is stored: the server may decode it on the way. What still is
+        not as it was listed is asked about by a HEAD before anything is said of it."""
         if not len(into):
             return
-        for _ in range(4):  # at most a redirection, a renewal, and a server that knows no parts
-            if self._read(version, offset, into):
-                return
+        stored = self._stored
+        for _ in range(6):  # at most a redirection, a renewal, no parts, no If-Match, and one that is decoded
+            try:
+                if self._read(version, offset, into, stored):
+                    return self._doubts.settled(version, offset)
+            except Unlike as error:
+                if stored:
+                    self._doubts.unlike(version, offset, error)
+                stored = True
+            except OtherVersion as error:
+                self._doubts.other(version, offset, error)
+                self._if_match = False
         raise SourceUnavailable(f"{version.uri} is redirected in a circle; set AWS_REGION")
 
     def checker(self, version: ObjectVersion) -> Checker | None:
@@ -173,11 +166,8 @@ class S3Source:
         if self._endpoint.scheme == "https" or not self._whole.checks(version):
             return None
         bucket, key = split_uri(version.uri)
-        asked = {"Bucket": bucket, "Key": key, "IfMatch": f'"{version.etag}"'}
-        said = self._asked(version.uri, "head_object", **asked, ChecksumMode="ENABLED")
-        if said.get("ETag", "").strip('"') != version.etag:  # a server that knows no If-Match
-            raise SourceChanged(f"{version.uri} is no longer the version {version.etag}: {OVERWRITTEN}")
-        headers = said["ResponseMetadata"]["HTTPHeaders"]
+        asked = {"Bucket": bucket, "Key": key}
+        headers = self._doubts.current(version, ChecksumMode="ENABLED")
         part_bytes = self._part_bytes(version, asked) if self._whole.by_parts(version, headers) else 0
         return partial(self._whole.check, version, headers, part_bytes=part_bytes)
 
@@ -190,6 +180,7 @@ class S3Source:
         try:
             said = self._identity.client.head_object(**asked, PartNumber=2)
             second = said["ResponseMetadata"]["HTTPHeaders"]
+            second = second if tags.same(second.get("etag", ""), version.etag) else {}
         except (botocore.exceptions.ClientError, *FAILED) as error:
             failed = self._translated(error, version.uri)
             if isinstance(failed, SourceUnavailable) and (failed.throttled or isinstance(error, FAILED)):
@@ -209,13 +200,14 @@ class S3Source:
         self._pool.close()
         self._identity.client.close()
 
-    def _read(self, version: ObjectVersion, offset: int, into: memoryview) -> bool:
-        """One GET, and once more when a kept connection turns out stale. False: another region, credentials, or a range."""
+    def _read(self, version: ObjectVersion, offset: int, into: memoryview, stored: bool) -> bool:
+        """One GET, and once more when a kept connection turns out stale. False: another region, credentials, or a range.
+        `stored`: ask a server that decodes for the bytes as they are stored."""
         bucket, key = split_uri(version.uri)
         signer = _Signer(self._identity.frozen(), self._regions.get(bucket) or self._region)
         target = self._target(bucket, key)
         part = self._part(version, offset, len(into))
-        request = self._signed(target, signer, version, (offset, offset + len(into) - 1), part)
+        request = self._signed(target, signer, version, (offset, offset + len(into) - 1), part, stored)
         connection = self._pool.take(target.host, target.port)
         try:
             return self._exchange(connection, request, signer, version, offset, into, part)
@@ -248,9 +240,12 @@ class S3Source:
                 return self._not_the_part(version, signer, answer, connection)
             if answer.status not in (200, 206):
                 self._parts.ranged(version, False)
-                return self._refused(version, signer, answer, connection.read_error(answer))
-            _verify(version, offset, len(into), answer)
+                conditional = b"\r\nIf-Match: " in request
+                return self._refused(version, signer, answer, connection.read_error(answer), conditional)
+            verify(version, offset, len(into), answer)
             connection.read_into(into)
+            if b"Accept-Encoding" in request and "content-encoding" in answer.headers:
+                self._stored = True
             if part:
                 self._parts.told(version, self._whole.check_part(version, part, answer.headers, into))
             else:
@@ -286,10 +281,16 @@ class S3Source:
         self._parts.told(version, False)
         return False
 
-    def _refused(self, version: ObjectVersion, signer: _Signer, answer: Answer, body: bytes) -> bool:
+    def _refused(
+        self, version: ObjectVersion, signer: _Signer, answer: Answer, body: bytes, conditional: bool
+    ) -> bool:
         """False when another region or other credentials, known from here on, may do; raises otherwise."""
         if self._renewed(version, signer, answer, body):
             return False
+        if answer.status in (412, 416):
+            seems = OtherVersion(f"{version.uri} is no longer the version that was listed ({answer.status})")
+            seems.conditional = conditional and answer.status == 412
+            raise seems
         raise self._error(str(answer.status), _code(body), version.uri, answer.headers)
 
     def _renewed(self, version: ObjectVersion, signer: _Signer, answer: Answer, body: bytes) -> bool:
@@ -329,10 +330,17 @@ class S3Source:
         return _Target(host, port, path, f"{scheme}://{name}{path}", name)
 
     def _signed(
-        self, target: _Target, signer: _Signer, version: ObjectVersion, span: tuple[int, int], part: int
+        self,
+        target: _Target,
+        signer: _Signer,
+        version: ObjectVersion,
+        span: tuple[int, int],
+        part: int,
+        stored: bool,
     ) -> bytes:
-        """The request head. Range and If-Match need no signature: the answer is checked against both. A part, and a whole
-        object, is asked for without a range: with one, S3 sends no checksum."""
+        """The request head. Range and If-Match need no signature: the answer is checked against both. Accept-Encoding must
+        have none: Google's front end changes it. A part, and a whole object, is asked for without a range: with one, S3
+        sends no checksum."""
         query = f"?partNumber={part}" if part else ""
         lines = [f"GET {target.path}{query} HTTP/1.1", f"Host: {target.name}"]
         if self._proxy is not None and self._endpoint.scheme == "http":
@@ -343,8 +351,10 @@ class S3Source:
             headers["x-amz-checksum-mode"] = "ENABLED"
         else:
             lines.append(f"Range: bytes={span[0]}-{span[1]}")
-        if version.etag:
+        if self._if_match and tags.is_strong(version.etag):
             lines.append(f'If-Match: "{version.etag}"')
+        if stored:
+            lines.append("Accept-Encoding: gzip")
         signed = AWSRequest(method="GET", url=target.url + query, headers={"Host": target.name, **headers})
         S3SigV4Auth(signer.keys, "s3", signer.region).add_auth(signed)
         lines += [f"{name}: {value}" for name, value in signed.headers.items() if name != "Host"]
@@ -383,29 +393,5 @@ def _code(body: bytes) -> str:
     return found[1].decode() if found else ""
 
 
-def _contents(prefix: str, page: dict[str, Any]) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = page.get("Contents", [])
-    if any("Key" not in row or not 0 <= row.get("Size", -1) < _MAX_OBJECT_BYTES for row in rows):
-        raise SourceUnavailable(f"{prefix}: the server lists objects without their names or sizes")
-    return rows
-
-
 def _version(bucket: str, found: dict[str, Any]) -> ObjectVersion:
     return ObjectVersion(f"s3://{bucket}/{found['Key']}", found["Size"], found.get("ETag", "").strip('"'))
-
-
-def _verify(version: ObjectVersion, offset: int, size: int, answer: Answer) -> None:
-    """Nothing but exactly the bytes asked for, of exactly that version, passes."""
-    uri, span = version.uri, answer.headers.get("content-range")
-    if version.etag and answer.headers.get("etag", "").strip('"') != version.etag:
-        raise SourceChanged(f"{uri} is no longer the version {version.etag}: {OVERWRITTEN}")
-    if answer.status == 206 and span is not None:
-        served, _, total = span.removeprefix("bytes ").partition("/")
-        if number(total) not in (None, version.size_bytes):
-            raise SourceChanged(f"{uri} has {total} bytes, not {version.size_bytes}: {OVERWRITTEN}")
-        if served != f"{offset}-{offset + size - 1}":
-            raise SourceUnavailable(f"the server answered bytes {served} of {uri}, not those asked for")
-    elif answer.status == 206 or span is not None or offset or size != version.size_bytes:
-        raise SourceUnavailable(f"the server ignored the byte range asked of {uri}")
-    if answer.length != size and not answer.chunked:
-        raise SourceUnavailable(f"the server announced {answer.length} bytes of {uri}, not {size}")

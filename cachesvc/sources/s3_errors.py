@@ -12,7 +12,6 @@ from cachesvc.core.errors import (
     InvalidInput,
     NotAllowed,
     NotFound,
-    SourceChanged,
     SourceUnavailable,
 )
 from cachesvc.sources.http import unknown_to_proxy, untrusted, wait_s
@@ -44,8 +43,31 @@ _FORBIDDEN = {"401", "403", "AccessDenied", "SignatureDoesNotMatch"} | EXPIRED
 _MENDS = {
     "InvalidObjectState": "it is archived: restore it, or copy it to a storage class that is read at once",
     "RequestTimeTooSkewed": "this machine's clock is wrong: set it",
+    "InvalidRequest": "an object that was encrypted with a key of the customer's (SSE-C) is not read",
+    "KMS.DisabledException": "enable the KMS key that encrypts it",
+    "KMS.NotFoundException": "the KMS key that encrypts it is gone or of another region",
+    "KMS.KMSInvalidStateException": "the KMS key that encrypts it is disabled or due to be deleted",
 }
-_THROTTLED = {"429", "503", "SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded"}
+_REFUSED = "ask whoever runs the storage"
+_PASSING = {
+    "RequestTimeout",
+    "IncompleteBody",
+    "InternalError",
+    "OperationAborted",
+    "KMSInternalException",
+    "KMS.KMSInternalException",
+}
+"""Codes of a 400 that may be gone at the next try."""
+_THROTTLED = {
+    "429",
+    "503",
+    "SlowDown",
+    "Throttling",
+    "ThrottlingException",
+    "RequestLimitExceeded",
+    "KMS.ThrottlingException",
+    "TooManyRequestsException",
+}
 OVERWRITTEN = "it was overwritten; open the dataset again to go on with what is there now"
 _NO_CREDENTIALS = (botocore.exceptions.NoCredentialsError, botocore.exceptions.PartialCredentialsError)
 _UNTRUSTED = re.compile(r"(?:certificate verify failed: |(?=hostname ))(.*?)(?: \(_ssl\.c:\d+\))?$")
@@ -57,8 +79,6 @@ def of_answer(status: str, code: str, uri: str, headers: dict[str, str]) -> Cach
     said = f"{status} {code}".strip()
     if status == "407":
         return unknown_to_proxy(uri, "http")
-    if status in ("412", "416"):
-        return SourceChanged(f"{uri} is no longer the version that was listed ({said}): {OVERWRITTEN}")
     if {status, code} & _FORBIDDEN:
         mend = _MENDS.get(code, "check the credentials and the bucket's policy")
         return NotAllowed(f"{uri}: access refused ({said}); {mend}")
@@ -69,10 +89,24 @@ def of_answer(status: str, code: str, uri: str, headers: dict[str, str]) -> Cach
             else "no such object; check its name, or restore what was deleted"
         )
         return NotFound(f"{uri}: {what}")
+    if status.startswith("3"):
+        return InvalidInput(
+            f"{uri}: the server sends this request elsewhere ({said}); set AWS_REGION to the bucket's region, or "
+            "AWS_ENDPOINT_URL to the bucket's own endpoint"
+        )
+    if _is_final(status, code):
+        return NotAllowed(f"{uri}: the server refuses this request ({said}); {_MENDS.get(code, _REFUSED)}")
     error = SourceUnavailable(f"{uri}: the server answered {said}")
     error.throttled = bool({status, code} & _THROTTLED)
     error.retry_after_s = min(wait_s(headers), MAX_RETRY_AFTER_S)
     return error
+
+
+def _is_final(status: str, code: str) -> bool:
+    """Whether the same request would be refused for ever. A refusal without a code, as of a HEAD, may be of a proxy that is
+    in trouble."""
+    named = not code.isdigit() and code not in _PASSING and not {status, code} & _THROTTLED
+    return bool(code) and named and (status in ("400", "405", "422") or code == "NotImplemented")
 
 
 def of_botocore(error: Exception, uri: str) -> CacheError:

@@ -57,6 +57,8 @@ class NvmeTier:
         self._sync = sync
         self._sizes: dict[ExtentId, int] = {}
         self._filling: dict[ExtentId, int] = {}
+        self._held: dict[ExtentId, Checksums] = {}
+        """Of what is in `_filling` to stay: a start removes it, as it removes all that was not committed."""
         self._left: dict[str, None] = {}
         """Files that the disk would not remove: tried again, one at each reservation and eviction."""
         self._handover = threading.Lock()  # a commit's last step against open and abort
@@ -103,10 +105,17 @@ class NvmeTier:
         with self._handover, suppress(OSError):  # all of it is durable
             os.close(self._filling.pop(extent))
 
+    def hold(self, extent: ExtentId, checksums: Checksums) -> None:
+        """Step 3 alone. Raises `TierFailed`, `OutOfSpace`."""
+        with translated(self._where, "hold an extent"):
+            footer.write(self._filling[extent], extent, checksums)
+        self._held[extent] = checksums
+
     def abort(self, extent: ExtentId) -> None:
         """Forget a reservation or a commit that failed; unknown extents are ignored. Not during a commit."""
         with self._handover:
             own = self._filling.pop(extent, None)
+            self._held.pop(extent, None)
         if own is None:
             return
         with suppress(OSError):  # what could not be written goes anyway
@@ -116,14 +125,15 @@ class NvmeTier:
         del self._sizes[extent]
 
     def open(self, extent: ExtentId) -> tuple[int, Checksums | None]:
-        """A read-only descriptor (the caller closes it) and the checksums; None before the commit.
+        """A read-only descriptor (the caller closes it) and the checksums; None before `commit` or `hold`.
 
         Raises `TierFailed` when the file is gone, `CorruptData` when its footer is damaged.
         """
         with self._handover, translated(self._where, "open an extent"):
             own = self._filling.get(extent)
             if own is not None:  # the descriptor survives the rename
-                return os.open(f"/proc/self/fd/{own}", os.O_RDONLY | os.O_CLOEXEC), None
+                held = self._held.get(extent)
+                return os.open(f"/proc/self/fd/{own}", os.O_RDONLY | os.O_CLOEXEC), held
         if extent not in self._sizes:
             raise TierFailed(f"{self._where}: extent {extent.hex()} is not here")
         with translated(self._where, "open an extent"):

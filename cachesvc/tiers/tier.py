@@ -58,6 +58,10 @@ class Tier(Protocol):
 class Recovering(Protocol):
     """A tier that survives the daemon."""
 
+    def hold(self, extent: ExtentId, checksums: Checksums) -> None:
+        """Instead of `commit`: keep a filled extent for this daemon alone, with its checksums."""
+        ...
+
     def recover(self) -> dict[ExtentId, int]:
         """Every committed extent and its size in bytes, after garbage (temporary files, files that can be no
         extent's) was dropped."""

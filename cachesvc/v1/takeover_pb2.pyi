@@ -40,20 +40,22 @@ class TakeoverExtent(_message.Message):
     def __init__(self, extent: _Optional[bytes] = ..., size_bytes: _Optional[int] = ..., digests: _Optional[bytes] = ...) -> None: ...
 
 class TakeoverReader(_message.Message):
-    __slots__ = ("id", "token", "greeted", "welcomed", "dataset", "launch")
+    __slots__ = ("id", "token", "greeted", "welcomed", "dataset", "launch", "knows_holes")
     ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     GREETED_FIELD_NUMBER: _ClassVar[int]
     WELCOMED_FIELD_NUMBER: _ClassVar[int]
     DATASET_FIELD_NUMBER: _ClassVar[int]
     LAUNCH_FIELD_NUMBER: _ClassVar[int]
+    KNOWS_HOLES_FIELD_NUMBER: _ClassVar[int]
     id: int
     token: int
     greeted: bool
     welcomed: bool
     dataset: str
     launch: int
-    def __init__(self, id: _Optional[int] = ..., token: _Optional[int] = ..., greeted: _Optional[bool] = ..., welcomed: _Optional[bool] = ..., dataset: _Optional[str] = ..., launch: _Optional[int] = ...) -> None: ...
+    knows_holes: bool
+    def __init__(self, id: _Optional[int] = ..., token: _Optional[int] = ..., greeted: _Optional[bool] = ..., welcomed: _Optional[bool] = ..., dataset: _Optional[str] = ..., launch: _Optional[int] = ..., knows_holes: _Optional[bool] = ...) -> None: ...
 
 class TakeoverLease(_message.Message):
     __slots__ = ("kind", "reader", "extent", "size_bytes", "tier", "request")

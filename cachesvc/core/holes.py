@@ -1,0 +1,69 @@
+"""Holes: the pieces of an extent that could not be had for good, while the rest of it is there.
+
+An extent of many small files is filled without those that are gone, overwritten, unreadable or damaged. What is written of
+them in a grant says which pieces they are and why, so that a reader never takes what lies there for data.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from itertools import accumulate
+from typing import NamedTuple
+
+from cachesvc.core.errors import CacheError, CorruptData, NotAllowed, NotFound, SourceChanged, from_code
+from cachesvc.core.model import Extent
+
+PERMANENT = (NotFound, NotAllowed, SourceChanged, CorruptData)
+"""What is wrong with one object and would be so again."""
+MAX_TEXT_CHARS = 1500
+"""Of what a grant says of its holes, about 200 of them: it is one datagram. An extent with more is not filled."""
+_WHY = {
+    NotFound.code: "is gone: restore it, then open the dataset again",
+    NotAllowed.code: "may not be read: allow it, then open the dataset again",
+    SourceChanged.code: "was overwritten: open the dataset again",
+    CorruptData.code: "is damaged: write it again, then open the dataset again",
+}
+
+
+class Hole(NamedTuple):
+    """A piece, by its place in its extent, and the code of the error that reading it gave."""
+
+    piece: int
+    code: int
+
+
+def encode(holes: Iterable[Hole]) -> str:
+    """Text without spaces, empty where there are none."""
+    return ",".join(f"{hole.piece}:{hole.code}" for hole in sorted(holes))
+
+
+def decode(text: str) -> tuple[Hole, ...]:
+    """The inverse. Raises ValueError."""
+    pairs = (each.split(":") for each in text.split(",") if text)
+    return tuple(Hole(int(piece), int(code)) for piece, code in pairs)
+
+
+class Holes:
+    """Where the holes of one copy lie."""
+
+    def __init__(self, extent: Extent, text: str) -> None:
+        """Raises ValueError or IndexError for a text that does not fit the extent."""
+        ends = list(accumulate(piece.length for piece in extent.pieces))
+        self._holes = decode(text)
+        self._uris = [extent.pieces[hole.piece].object.uri for hole in self._holes]
+        self._ends = [ends[hole.piece] for hole in self._holes]
+        self._begins = [ends[hole.piece] - extent.pieces[hole.piece].length for hole in self._holes]
+
+    def check(self, inside: int, size_bytes: int) -> None:
+        """Raise the error of the first hole in a range of the extent; it names the object."""
+        at = bisect_right(self._ends, inside)
+        if at < len(self._ends) and self._begins[at] < inside + size_bytes:
+            raise error_of(self._holes[at], self._uris[at])
+
+
+def error_of(hole: Hole, uri: str) -> CacheError:
+    """What a reader of a hole is told."""
+    error = from_code(hole.code, f"{uri} {_WHY.get(hole.code, 'cannot be read')}")
+    error.of_object = True
+    return error

@@ -1,0 +1,93 @@
+"""What becomes of an answer that is not of the object that was listed: one HEAD tells an object that was overwritten from a
+server that contradicts itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from cachesvc.core.errors import CacheError, CorruptData, SourceChanged, SourceUnavailable
+from cachesvc.core.model import ObjectVersion
+from cachesvc.sources import s3_listing, tags
+from cachesvc.sources.http import number
+from cachesvc.sources.repeats import Repeats
+from cachesvc.sources.s3_answers import OtherVersion, encoding_of
+from cachesvc.sources.s3_errors import OVERWRITTEN
+
+_BETWEEN = "a proxy or gateway on the way changes answers: set AWS_ENDPOINT_URL to the storage itself"
+
+
+class Doubts:
+    """Of one server, for many threads. `ask(uri, operation, **arguments)`: one request through boto3.
+
+    What a server does once may be gone at the next try: it is SourceUnavailable. What it does twice about the same bytes
+    is CorruptData, since it would do so for ever.
+    """
+
+    def __init__(self, ask: Callable[..., Any]) -> None:
+        self._ask = ask
+        self._repeats = Repeats()
+
+    def current(self, version: ObjectVersion, **arguments: str) -> dict[str, str]:
+        """The headers of a HEAD of the object, where that names this version.
+
+        Raises SourceChanged where it was overwritten, CorruptData where the server still lists it as that version,
+        SourceUnavailable where the answer has no tag, and what the HEAD raises."""
+        bucket, _, key = version.uri.removeprefix("s3://").partition("/")
+        said = self._ask(version.uri, "head_object", Bucket=bucket, Key=key, **arguments)
+        headers: dict[str, str] = said["ResponseMetadata"]["HTTPHeaders"]
+        etag = headers.get("etag", "")
+        if version.etag and not etag:
+            raise SourceUnavailable(
+                f"{version.uri}: an answer without an ETag, so not of the server that lists it; check the endpoint "
+                "(AWS_ENDPOINT_URL) and the proxies on the way"
+            )
+        if version.etag and not tags.same(etag, version.etag):
+            raise self._changed(version, f"ETag {etag}")
+        return headers
+
+    def other(self, version: ObjectVersion, offset: int, error: OtherVersion) -> None:
+        """After an answer that seems to be of another version. Raises as `current`, and what the answer was; not where the
+        object is that version, and the server only does not know If-Match by the tag that it lists."""
+        headers = self.current(version)
+        if not error.conditional:
+            self._contradicts(version, offset, error, headers)
+
+    def unlike(self, version: ObjectVersion, offset: int, error: CacheError) -> NoReturn:
+        """After an answer of another form than what was asked for, though the bytes were asked for as they are stored.
+        Raises as `current`, CorruptData that names the encoding where there is one, and else what the answer was."""
+        headers = self.current(version)
+        if encoding := encoding_of(headers):
+            raise CorruptData(
+                f"{version.uri} is stored with Content-Encoding: {encoding}, and the server decodes it instead of sending "
+                "what is stored; store it again without that, or with Cache-Control: no-transform"
+            ) from error
+        self._contradicts(version, offset, error, headers)
+
+    def settled(self, version: ObjectVersion, offset: int) -> None:
+        """That read went well."""
+        self._repeats.right(version.uri, offset)
+
+    def _contradicts(
+        self, version: ObjectVersion, offset: int, error: CacheError, headers: dict[str, str]
+    ) -> NoReturn:
+        if number(headers.get("content-length", "")) not in (None, version.size_bytes):
+            raise self._changed(version, f"{headers['content-length']} bytes")
+        if self._repeats.wrong(version.uri, offset):
+            raise CorruptData(f"{error}, twice, and its HEAD says otherwise; {_BETWEEN}") from error
+        raise error
+
+    def _changed(self, version: ObjectVersion, now: str) -> CacheError:
+        """The error for an object that is not what was listed; the listing may say so still."""
+        bucket, _, key = version.uri.removeprefix("s3://").partition("/")
+        page = self._ask(version.uri, "list_objects_v2", Bucket=bucket, Prefix=key, MaxKeys=1)
+        for row in s3_listing.contents(version.uri, page):
+            listed = row["Key"] == key and row["Size"] == version.size_bytes
+            if listed and version.etag and tags.same(row.get("ETag", ""), version.etag):
+                return CorruptData(
+                    f"{version.uri} is listed with ETag {version.etag} and {version.size_bytes} bytes, and served with "
+                    f"{now}: its version cannot be told. Listings that lag behind agree later; else mend the server"
+                )
+        return SourceChanged(
+            f"{version.uri} is no longer the version {version.etag} (now {now}): {OVERWRITTEN}"
+        )
