@@ -48,7 +48,7 @@ def doctor(endpoint: str | None, socket: str | None, json: bool, **given: Any) -
 def _examine(settings: config.Settings, endpoint: str) -> Iterator[Finding]:
     yield checks.kernel()
     yield checks.settings(settings)
-    yield checks.memory(settings.ram_bytes, allowed_bytes())
+    yield checks.memory(settings, allowed_bytes())
     yield checks.open_files(settings.ram_bytes, settings.extent_bytes)
     for spec in settings.nvme:
         yield from checks.disk(spec, settings.extent_bytes)
