@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import EXTENT_BYTES
-from cachesvc.footprint import default_fillers, footprint_bytes, largest_ram_bytes
+from cachesvc.footprint import default_fillers, footprint_bytes, largest_ram_bytes, work_bytes
 
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgtp", start=1):
@@ -108,9 +108,6 @@ class Settings:
     socket_mode: int = 0o600
     """Only the daemon's own user; a wider socket needs an allowlist, or every user could read as the daemon."""
     fillers: int = field(default_factory=default_fillers)
-    fills_per_filler: int = 2
-    """Two extents at once hide each other's first and last round trips; more make the first one late, unless they are
-    small: as many more as together hold no more bytes than these would (core/policy.py)."""
     filler_threads: int = 64
     """Connections of one filler: 20 ms a request and 110 KB objects need tens in flight."""
     scrub_rate: int = 32 << 20
@@ -129,6 +126,11 @@ class Settings:
     def own_bytes(self) -> int:
         """Memory of the daemon and its processes at their peak, beside the RAM tier."""
         return footprint_bytes(self.fillers, self.extent_bytes, bool(self.share))
+
+    @property
+    def work_bytes(self) -> int:
+        """The part of them that fills take."""
+        return work_bytes(self.fillers, self.extent_bytes)
 
 
 def parse_size(text: str) -> int:
@@ -250,20 +252,16 @@ def check_ram(ram_bytes: int, allowed: int) -> None:
 
 def ram_advice(settings: Settings, allowed: int) -> str:
     """What is wrong with a RAM budget that leaves our own processes too little of the `allowed` bytes, and the number to
-    use; "" where it leaves enough. Processes that others run in the cgroup are not counted: nobody knows them."""
+    use; "" where it leaves enough. What others take of the same cgroup is measured while the daemon runs."""
     largest = largest_ram_bytes(allowed, settings.own_bytes)
     if settings.ram_bytes <= largest:
         return ""
+    mend = f"give --ram {largest >> 20}MiB" if largest >= settings.extent_bytes else "lower --extent-bytes"
     return (
         f"a RAM budget of {settings.ram_bytes:,} bytes leaves too little of the {allowed:,} that this machine or cgroup"
-        f" allows: the daemon and its {settings.fillers} fillers take up to {settings.own_bytes:,}; {_mend(settings, largest)}"
+        f" allows: the daemon, {settings.fillers} fillers and their fills take up to {settings.own_bytes:,};"
+        f" {mend}, or raise the memory limit"
     )
-
-
-def _mend(settings: Settings, largest: int) -> str:
-    if largest >= settings.extent_bytes:
-        return f"give --ram {largest >> 20}MiB, or raise the memory limit"
-    return "raise the memory limit, or lower --extent-bytes or --fillers"
 
 
 def open_files_advised(ram_bytes: int, extent_bytes: int) -> int:

@@ -10,14 +10,17 @@ import os
 
 from cachesvc.memory import MEMORY_SPARE, allowed_bytes
 
-DAEMON_BYTES = 144 << 20
+DAEMON_BYTES = 112 << 20
 """The daemon, the process that fillers are forked from, and the builder, with their sockets and page tables."""
-FILLER_BYTES = 32 << 20
+FILLER_BYTES = 28 << 20
 """A filler, without the memory of the fills that it works at."""
 SHARER_BYTES = 48 << 20
 """The process that gives peers what this node holds."""
+FILLS = 2
+"""Extents that a filler works at side by side: they hide each other's first and last round trips. More make the first one
+late, unless they are small: as many more as together hold no more bytes than these would (core/policy.py)."""
 WORK_EXTENTS = 4
-"""Fills take memory for so many extents together: four that are copied as they are. One that takes more waits until the
+"""The RAM tier leaves memory for so many fills, or for as many as there are at once. A fill that takes more waits until the
 RAM tier has given up as much."""
 FEW_BYTES = 512 << 20
 """Memory for each filler, where there is little."""
@@ -29,19 +32,15 @@ def default_fillers() -> int:
     return min(by_cores, max(1, allowed_bytes() // FEW_BYTES))
 
 
-def work_bytes(extent_bytes: int) -> int:
+def work_bytes(fillers: int, extent_bytes: int) -> int:
     """Memory that the RAM tier always leaves to fills."""
-    return WORK_EXTENTS * extent_bytes
-
-
-def room_bytes(allowed: int, own_bytes: int, extent_bytes: int) -> int:
-    """What the RAM tier and fills may take together."""
-    return largest_ram_bytes(allowed, own_bytes) + work_bytes(extent_bytes)
+    return min(WORK_EXTENTS, fillers * FILLS) * extent_bytes
 
 
 def footprint_bytes(fillers: int, extent_bytes: int, shares: bool = False) -> int:
     """Memory of our own processes at their peak, beside the RAM tier. `shares`: peers are given what is here."""
-    return DAEMON_BYTES + fillers * FILLER_BYTES + shares * SHARER_BYTES + work_bytes(extent_bytes)
+    processes_bytes = DAEMON_BYTES + fillers * FILLER_BYTES + shares * SHARER_BYTES
+    return processes_bytes + work_bytes(fillers, extent_bytes)
 
 
 def largest_ram_bytes(allowed: int, own_bytes: int) -> int:

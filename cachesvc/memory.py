@@ -55,9 +55,9 @@ def of_machine(proc: Path = PROC) -> Memory:
     return Memory(fields["MemTotal:"] << 10, fields["MemAvailable:"] << 10)
 
 
-def allowed_bytes() -> int:
+def allowed_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
     """What this process may use at most."""
-    return min(one.total_bytes for one in memories())
+    return min(one.total_bytes for one in memories(proc, cgroups))
 
 
 def oom_kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:

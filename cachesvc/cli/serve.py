@@ -46,12 +46,7 @@ from cachesvc.memory import allowed_bytes
 @click.option(
     "--tls-ca", metavar="FILE", envvar="CACHESVC_TLS_CA", help="PEM certificates that sign clients'."
 )
-@click.option(
-    "--share",
-    type=options.ADDRESS,
-    envvar="CACHESVC_SHARE",
-    help="Give other nodes what this one holds, at this address.",
-)
+@options.SHARE
 @click.option(
     "--peer",
     type=options.ADDRESS,
@@ -88,8 +83,9 @@ from cachesvc.memory import allowed_bytes
 def serve(json: bool, **given: Any) -> int:
     """Run this node's daemon until SIGTERM.
 
-    Without options: 10 % of the memory of this cgroup, less where the daemon itself needs it, no NVMe, a socket for this user alone. Every option
-    can be given as a variable instead: CACHESVC_RAM, CACHESVC_NVME, ...; lists are separated by spaces.
+    Without options: 10 % of the memory of this cgroup, less where the daemon itself needs it, no NVMe, a socket for this
+    user alone. Every option can be given as a variable instead: CACHESVC_RAM, CACHESVC_NVME, ...; lists are separated
+    by spaces.
     """
     if json:
         given["log_format"] = "json"

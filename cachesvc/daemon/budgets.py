@@ -10,7 +10,6 @@ from cachesvc.core.errors import OutOfSpace
 from cachesvc.core.model import TierName
 from cachesvc.core.state import Tier
 from cachesvc.daemon.work import Work
-from cachesvc.footprint import work_bytes
 from cachesvc.memory import Memory
 from cachesvc.tiers.probe import Room
 
@@ -45,9 +44,12 @@ def checked_budget(spec: NvmeSpec, room: Room, ours_bytes: int, extent_bytes: in
 class Budgets:
     """The budgets of the tiers as disks and memory fill and empty, and of fills."""
 
-    def __init__(self, specs: Mapping[TierName, NvmeSpec], extent_bytes: int, room_bytes: int) -> None:
-        """`room_bytes`: the memory that the RAM tier and fills may take together."""
-        self._specs, self._extent_bytes, self._room_bytes = specs, extent_bytes, room_bytes
+    def __init__(
+        self, specs: Mapping[TierName, NvmeSpec], extent_bytes: int, work_bytes: int, room_bytes: int
+    ) -> None:
+        """Fills may take `work_bytes` of memory in any case, and with the RAM tier together `room_bytes`."""
+        self._specs, self._extent_bytes = specs, extent_bytes
+        self._work_bytes, self._room_bytes = work_bytes, room_bytes
         self._last: dict[TierName, deque[int]] = {name: deque(maxlen=STEADY) for name in specs}
 
     def of_ram(self, given_bytes: int) -> RamBudget:
@@ -56,7 +58,7 @@ class Budgets:
 
     def of_fills(self, ram: Tier | None) -> Work:
         """That of fills, beside the RAM tier."""
-        return Work(work_bytes(self._extent_bytes), self._room_bytes, ram)
+        return Work(self._work_bytes, self._room_bytes, ram)
 
     def renewed(self, tier: TierName) -> None:
         """A tier has another disk: what was measured before is of the old one."""

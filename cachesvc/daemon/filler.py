@@ -146,7 +146,6 @@ class Filler:
         while not (uri := self._calls.look(WATCH_S)):
             idle_s = 0.0 if self._unanswered else idle_s + WATCH_S
             if idle_s == IDLE_S:
-                self._fetcher.rest()
                 release_free_memory()
             if (asked := self._sources.asked()) != told:
                 with suppress(OSError):  # the daemon's end, and ours

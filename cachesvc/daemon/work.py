@@ -16,6 +16,9 @@ DECODED_TIMES = 6
 MOST_LOOKS = 3
 """Then a fill begins though the RAM tier has not shrunk: it may hold what is pinned, or what readers map."""
 
+KEPT_LOOKS = 10
+"""A filler keeps its buffers for the next fill while it works at another one: what fills took lately counts as theirs."""
+
 
 def cost_of(catalog: Catalog, size_bytes: int) -> int:
     """What a filler needs in memory to fill an extent of so many bytes from its source."""
@@ -40,13 +43,14 @@ class Work:
         """Fills may take `least_bytes` in any case, and with the RAM tier together `room_bytes`."""
         self._least_bytes, self._room_bytes, self._ram = least_bytes, room_bytes, ram
         self._waiting: deque[_Fill] = deque()
-        self._used_bytes = 0
+        self._used_bytes = self._peak_bytes = 0
+        self._peaks: deque[int] = deque(maxlen=KEPT_LOOKS)
 
     @property
     def to_come_bytes(self) -> int:
-        """Memory that fills may take beside what they have: the RAM tier leaves it free."""
-        wanted = self._waiting[0].cost_bytes + self._used_bytes if self._waiting else 0
-        return max(0, max(self._least_bytes, wanted) - self._used_bytes)
+        """Memory that fills may take beside what they have or had lately: the RAM tier leaves it free."""
+        wanted_bytes = self._used_bytes + self._waiting[0].cost_bytes if self._waiting else 0
+        return max(0, max(self._least_bytes, wanted_bytes) - max(self._peak_bytes, *self._peaks, 0))
 
     def begin(self, cost_bytes: int, fill: Callable[[], None]) -> None:
         """Call `fill` as soon as there is memory for it; `end` is to be called when it has ended."""
@@ -60,6 +64,8 @@ class Work:
 
     def look(self) -> None:
         """See whether the RAM tier has made room; after each measurement of the memory."""
+        self._peaks.append(self._peak_bytes)
+        self._peak_bytes = self._used_bytes
         if self._waiting:
             self._waiting[0].looks += 1
             self._begin_waiting()
@@ -68,6 +74,7 @@ class Work:
         while self._waiting and self._may_begin(self._waiting[0]):
             fill = self._waiting.popleft()
             self._used_bytes += fill.cost_bytes
+            self._peak_bytes = max(self._peak_bytes, self._used_bytes)
             fill.begin()
 
     def _may_begin(self, fill: _Fill) -> bool:

@@ -111,7 +111,7 @@ class _Whole:
 
 
 class Fetcher:
-    """Threads and their buffers, kept from one extent to the next; whoever fetches at the same time shares them.
+    """Threads, and buffers that are kept as long as any fetch is under way; all fetches share them.
 
     `source_of` answers the source for a URI and is called from many threads.
     """
@@ -125,6 +125,7 @@ class Fetcher:
         self._pool = ThreadPoolExecutor(threads, "fetch")
         self._buffers = Buffers(BUFFERS_BYTES)
         self._lock = threading.Lock()
+        self._under_way = 0
 
     def fetch(self, extent: Extent, into_fd: int, passing: Passing = _unseen) -> None:
         """Write the extent's `size_bytes` at offset 0 of `into_fd`; returns when no thread writes any more.
@@ -133,13 +134,22 @@ class Fetcher:
         Raises what the source raises (the first failure; the rest is given up), CorruptData when an encoded
         object does not decode to exactly its announced length, OutOfSpace, TierFailed.
         """
-        parts = deque(_parts(extent, self._part_bytes))
+        with self._lock:
+            self._under_way += 1
+        try:
+            self._fetch(deque(_parts(extent, self._part_bytes)), Into(into_fd, passing))
+        finally:
+            with self._lock:
+                self._under_way -= 1
+                if not self._under_way:
+                    self._buffers.release()
+
+    def _fetch(self, parts: deque[_Part | _Whole], into: Into) -> None:
         if not parts:
             return
         wholes = [part.whole for part in parts if isinstance(part, _Part) and part.whole is not None]
         largest = max(part.size for part in parts if isinstance(part, _Part))
         count = min(self._threads, len(parts), max(1, BUFFERS_BYTES // largest))
-        into = Into(into_fd, passing)
         runs: list[Future[None]] = [Future() for _ in range(count)]
         try:
             for run in runs:
@@ -154,10 +164,6 @@ class Fetcher:
             whole.parts.clear()
         if failures:
             raise failures[0]
-
-    def rest(self) -> None:
-        """Give back the memory that the next fetch would use again."""
-        self._buffers.release()
 
     def close(self) -> None:
         """End the threads."""
