@@ -67,8 +67,10 @@ def caged(limit_bytes: int) -> Iterator[Cage]:
         found = Cage(limit_bytes)
     except (OSError, StopIteration) as error:
         pytest.skip(f"NO MEMORY CGROUP OF OUR OWN HERE, so no memory that runs short: {error}")
-    yield found
-    found.open()
+    try:
+        yield found
+    finally:
+        found.open()
 
 
 class Caged(Daemon):
