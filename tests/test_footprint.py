@@ -26,7 +26,7 @@ from cachesvc.memory import allowed_bytes, oom_kills
 from loader import open_dataset
 from tests import datasets
 from tests.cages import Cage, Caged, caged
-from tests.servers import Proxy, SeaweedFS
+from tests.servers import Fault, Proxy, SeaweedFS
 from tests.test_daemon import wait_until
 from tests.test_memory import MEMINFO
 
@@ -193,13 +193,14 @@ def test_a_prefetch_takes_to_nvme_what_ram_gives_up_meanwhile(
     proxy: Proxy,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """256 MiB, of which RAM takes all at first; NVMe would too."""
+    """256 MiB, which fit RAM at first. The source gives the last extent only when the RAM tier has shrunk."""
     client, body = s3_server.client(), os.urandom(MIB) * 4
     for number in range(64):
         client.put_object(Bucket=bucket, Key=f"data/{number:02d}.bin", Body=body)
     (tmp_path / "nvme").mkdir()
     options = ["--ram", "280MiB", "--nvme", f"{tmp_path}/nvme=400MiB", "--extent-bytes", "4MiB"]
-    proxy.rate = 20e6
+    last = Fault("hold", 1_000_000, "data/63.bin")
+    proxy.faults.append(last)
     with caged(608 * MIB) as cage:
         daemon = Caged(cage, tmp_path / "node", options, credentials=s3_server.env(proxy.endpoint))
         monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
@@ -210,12 +211,13 @@ def test_a_prefetch_takes_to_nvme_what_ram_gives_up_meanwhile(
                 for progress in control.prefetch(DatasetId(reader.version)):
                     if hog is None and progress.resident_bytes >= 128 * MIB:
                         hog = _hog(cage, 300 * MIB)
+                    if "the RAM tier shrinks" in daemon.log:
+                        last.until.set()
             finally:
                 if hog is not None:
                     hog.kill()
                     hog.communicate()
             reader.close()
-            assert "the RAM tier shrinks" in daemon.log
             assert (progress.unfit_bytes, progress.resident_bytes) == (0, 256 * MIB)
             used = {tier.name: tier.used_bytes for tier in control.status().tiers}
             assert 0 < used["nvme0"] == 256 * MIB - used[RAM]
