@@ -30,6 +30,7 @@ class Cage:
         root = CGROUPS if second else CGROUPS / "memory"
         inside = root / own.lstrip("/")
         self.folder = (inside if inside.exists() else root) / f"cachesvc-test-{os.getpid()}"
+        self.limit_bytes = limit_bytes
         self.folder.mkdir()
         try:
             (self.folder / ("memory.max" if second else "memory.limit_in_bytes")).write_text(str(limit_bytes))
@@ -54,10 +55,19 @@ class Cage:
 
     def own_bytes(self) -> int:
         """Anonymous memory of its processes, and what the kernel holds for them; no files and no memfds."""
-        stat = dict(line.split() for line in (self.folder / "memory.stat").read_text().splitlines())
+        stat = self._stat()
         if "total_rss" not in stat:
-            return int(stat["anon"]) + int(stat.get("kernel", 0)) + int(stat.get("sock", 0))
-        return int(stat["total_rss"]) + int((self.folder / "memory.kmem.usage_in_bytes").read_text())
+            return stat["anon"] + stat.get("kernel", 0) + stat.get("sock", 0)
+        return stat["total_rss"] + int((self.folder / "memory.kmem.usage_in_bytes").read_text())
+
+    def free_bytes(self) -> int:
+        """What its processes may take before the kernel ends one; files can go, memfds cannot."""
+        stat = self._stat()
+        return self.limit_bytes - self.own_bytes() - stat.get("total_shmem", stat["shmem"])
+
+    def _stat(self) -> dict[str, int]:
+        lines = (line.split() for line in (self.folder / "memory.stat").read_text().splitlines())
+        return {name: int(size) for name, size in lines}
 
 
 @contextmanager

@@ -8,7 +8,9 @@ import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,19 +117,22 @@ def _largest(cage: Cage, *given: str) -> str:
 @pytest.mark.parametrize("fillers", [1, 2])
 @pytest.mark.parametrize("given", ["named", "650MiB"])
 def test_a_cold_fill_of_more_than_ram_kills_nothing_and_its_memory_is_given_back(
-    tmp_path: Path, s3_env: dict[str, str], stored: str, monkeypatch: pytest.MonkeyPatch, fillers: int, given: str
+    tmp_path: Path,
+    s3_env: dict[str, str],
+    stored: str,
+    monkeypatch: pytest.MonkeyPatch,
+    fillers: int,
+    given: str,
 ) -> None:
     with caged(LIMIT) as cage:
         largest = _largest(cage, "--fillers", str(fillers))
         ram = largest if given == "named" else given
-        daemon = Caged(
-            cage, tmp_path / "node", ["--ram", ram, "--fillers", str(fillers)], credentials=s3_env
-        )
+        daemon = Caged(cage, tmp_path / "node", ["--ram", ram, "--fillers", str(fillers)], credentials=s3_env)
         monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
         with daemon, Control(daemon.socket_dir) as control:
             reader = open_dataset(stored, format="records", record_bytes=4096)
             peak = 0
-            for progress in control.prefetch(DatasetId(reader.version)):
+            for progress in control.prefetch(DatasetId(reader.version)):  # noqa: B007
                 peak = max(peak, cage.own_bytes())
             assert 0 < progress.resident_bytes < 512 * MIB
             assert cage.oom_kills() == 0
@@ -139,20 +144,35 @@ def test_a_cold_fill_of_more_than_ram_kills_nothing_and_its_memory_is_given_back
 
 
 HOG = """
-import mmap, sys
-held = mmap.mmap(-1, int(sys.argv[1]), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-for at in range(0, len(held), 4096):
-    held[at] = 1
-print("held", flush=True)
-sys.stdin.read()
+import sys
+held = []
+for line in sys.stdin:
+    held.append(b"x" * int(line))
 """
 
 
-def _hog(cage: Cage, size_bytes: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", HOG, str(size_bytes)]
-    return subprocess.Popen(
-        command, preexec_fn=cage.enter, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
+class Hog:
+    """A process in a cage that takes as much memory as it is told."""
+
+    def __init__(self, cage: Cage) -> None:
+        command = [sys.executable, "-c", HOG]
+        self._process = subprocess.Popen(
+            command, preexec_fn=cage.enter, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        self.size_bytes = 0
+
+    def __enter__(self) -> Hog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def grow(self, size_bytes: int) -> None:
+        assert self._process.stdin
+        self._process.stdin.write(b"%d\n" % size_bytes)
+        self._process.stdin.flush()
+        self.size_bytes += size_bytes
 
 
 def _grandchildren(cage: Cage, daemon: int) -> list[int]:
@@ -173,14 +193,11 @@ def test_a_filler_that_the_kernel_kills_for_memory_is_said_to_be_that(tmp_path: 
             wait_until(lambda: len(_grandchildren(cage, pid)) == 3)
             for each in _grandchildren(cage, pid):
                 Path(f"/proc/{each}/oom_score_adj").write_text("1000")  # the kernel takes these before others
-            hog = _hog(cage, 280 * MIB)
-            try:
+            with Hog(cage) as hog:
+                hog.grow(280 * MIB)
                 said = "a filler was killed by the kernel's OOM killer: lower --ram, or raise the cgroup's"
                 wait_until(lambda: said in daemon.log)
                 assert cage.oom_kills()
-            finally:
-                hog.kill()
-                hog.communicate()
 
 
 @pytest.mark.slow
@@ -193,31 +210,32 @@ def test_a_prefetch_takes_to_nvme_what_ram_gives_up_meanwhile(
     proxy: Proxy,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """256 MiB, which fit RAM at first. The source gives the last extent only when the RAM tier has shrunk."""
+    """192 MiB, which fit RAM at first. The source gives the last extent only when the RAM tier has shrunk to 128 MiB."""
     client, body = s3_server.client(), os.urandom(MIB) * 4
-    for number in range(64):
+    for number in range(48):
         client.put_object(Bucket=bucket, Key=f"data/{number:02d}.bin", Body=body)
     (tmp_path / "nvme").mkdir()
-    options = ["--ram", "280MiB", "--nvme", f"{tmp_path}/nvme=400MiB", "--extent-bytes", "4MiB"]
-    last = Fault("hold", 1_000_000, "data/63.bin")
+    options = ["--ram", "200MiB", "--nvme", f"{tmp_path}/nvme=400MiB", "--extent-bytes", "4MiB"]
+    last = Fault("hold", 1_000_000, "data/47.bin")
     proxy.faults.append(last)
-    with caged(608 * MIB) as cage:
+    with caged(480 * MIB) as cage, Hog(cage) as hog, ExitStack() as ending:
+        ending.callback(last.until.set)
         daemon = Caged(cage, tmp_path / "node", options, credentials=s3_server.env(proxy.endpoint))
         monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
-        hog: subprocess.Popen[bytes] | None = None
         with daemon, Control(daemon.socket_dir) as control:
+
+            def tier(name: str) -> Any:
+                return next(each for each in control.status().tiers if each.name == name)
+
             reader = open_dataset(f"s3://{bucket}/data/", format="records", record_bytes=4096)
-            try:
-                for progress in control.prefetch(DatasetId(reader.version)):
-                    if hog is None and progress.resident_bytes >= 128 * MIB:
-                        hog = _hog(cage, 300 * MIB)
-                    if "the RAM tier shrinks" in daemon.log:
-                        last.until.set()
-            finally:
-                if hog is not None:
-                    hog.kill()
-                    hog.communicate()
+            for progress in control.prefetch(DatasetId(reader.version)):
+                if tier(RAM).budget_bytes <= 128 * MIB:
+                    last.until.set()
+                elif progress.resident_bytes >= 180 * MIB or hog.size_bytes:
+                    wait_until(lambda: cage.free_bytes() > 30 * MIB)
+                    hog.grow(16 * MIB)
             reader.close()
-            assert (progress.unfit_bytes, progress.resident_bytes) == (0, 256 * MIB)
-            used = {tier.name: tier.used_bytes for tier in control.status().tiers}
-            assert 0 < used["nvme0"] == 256 * MIB - used[RAM]
+            assert (progress.unfit_bytes, progress.resident_bytes) == (0, 192 * MIB)
+            assert tier(RAM).used_bytes <= 128 * MIB
+            assert tier("nvme0").used_bytes == 192 * MIB - tier(RAM).used_bytes
+            assert cage.oom_kills() == 0
