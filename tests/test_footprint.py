@@ -232,8 +232,8 @@ def test_a_prefetch_takes_to_nvme_what_ram_gives_up_meanwhile(
                 if tier(RAM).budget_bytes <= 128 * MIB:
                     last.until.set()
                 elif progress.resident_bytes >= 180 * MIB or hog.size_bytes:
-                    wait_until(lambda: cage.free_bytes() > 30 * MIB)
-                    hog.grow(16 * MIB)
+                    wait_until(lambda: cage.free_bytes() > 20 * MIB)
+                    hog.grow(12 * MIB)
             reader.close()
             assert (progress.unfit_bytes, progress.resident_bytes) == (0, 192 * MIB)
             assert tier(RAM).used_bytes <= 128 * MIB

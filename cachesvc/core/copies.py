@@ -6,7 +6,6 @@ shelves and the datasets' counts cannot disagree. Decisions are `policy.py`'s, a
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from functools import partial
 
 from cachesvc.core.events import Evict, StartFill
@@ -37,8 +36,8 @@ class Copies:
         self.undeclared = self.tallies[UNDECLARED] = Tally()
         self.cramped: dict[Dataset, Entry] = {}
         """Of each dataset the last extent that found no room to be kept in, or none at all."""
-        self.again: OrderedDict[ExtentId, None] = OrderedDict()
-        """Extents to fill again, each once, so no longer than entries; `prefetch.py` does it."""
+        self.again: dict[ExtentId, None] = {}
+        """Extents that `prefetch.py` fills again, each once."""
 
     @property
     def busy(self) -> bool:
