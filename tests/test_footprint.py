@@ -148,6 +148,7 @@ import sys
 held = []
 for line in sys.stdin:
     held.append(b"x" * int(line))
+    print("held", flush=True)
 """
 
 
@@ -157,7 +158,7 @@ class Hog:
     def __init__(self, cage: Cage) -> None:
         command = [sys.executable, "-c", HOG]
         self._process = subprocess.Popen(
-            command, preexec_fn=cage.enter, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL
+            command, preexec_fn=cage.enter, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         self.size_bytes = 0
 
@@ -169,9 +170,12 @@ class Hog:
         self._process.communicate()
 
     def grow(self, size_bytes: int) -> None:
+        """Returns when it has it, or was killed for it."""
         assert self._process.stdin
+        assert self._process.stdout
         self._process.stdin.write(b"%d\n" % size_bytes)
         self._process.stdin.flush()
+        self._process.stdout.readline()
         self.size_bytes += size_bytes
 
 
