@@ -83,7 +83,7 @@ def test_every_process_that_a_counted_kill_ended_was_killed_for_memory_and_no_ot
     assert not kills.ended(KILLED), "an operator did it"
     count = 6
     assert not kills.ended(1)
-    assert kills.ended(KILLED)
+    assert kills.ended(None), "it is about to be reaped"
     assert kills.ended(KILLED), "the process that it was forked from died, and it with that"
     now = TOGETHER_S
     assert not kills.ended(KILLED)

@@ -255,7 +255,8 @@ class Fillers:
 
     def _killed_for_memory(self) -> str:
         largest = largest_ram_bytes(allowed_bytes(), self._settings.own_bytes)
-        lower = f"lower --ram to {largest >> 20}MiB" if largest < self._settings.ram_bytes else "lower --ram"
+        sensible = self._settings.extent_bytes <= largest < self._settings.ram_bytes
+        lower = f"lower --ram to {largest >> 20}MiB" if sensible else "lower --ram"
         return f"a filler was killed by the kernel's OOM killer: {lower}, or raise the cgroup's memory limit"
 
     def _part_with(self, filler: _Filler) -> None:

@@ -23,8 +23,9 @@ class OomKills:
         self._until = clock()
 
     def ended(self, code: int | None) -> bool:
-        """Whether a process that just ended with this exit code was killed for memory."""
-        if code != -signal.SIGKILL:
+        """Whether a process that just ended with this exit code was killed for memory; None: it is not known yet, as where
+        the kernel is busy with that."""
+        if code not in (None, -signal.SIGKILL):
             return False
         count = self._count()
         if count > self._known:

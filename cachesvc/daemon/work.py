@@ -15,7 +15,6 @@ DECODED_TIMES = 6
 """Of an extent of Parquet: its compressed bytes, its rows, and four times a column while pyarrow decodes it."""
 MOST_LOOKS = 3
 """Then a fill begins though the RAM tier has not shrunk: it may hold what is pinned, or what readers map."""
-
 KEPT_LOOKS = 10
 """A filler keeps its buffers for the next fill while it works at another one: what fills took lately counts as theirs."""
 

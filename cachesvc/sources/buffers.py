@@ -29,7 +29,7 @@ class Buffers:
         finally:
             with self._returned:
                 self._idle.append(buffer)
-                self._returned.notify()
+                self._returned.notify_all()  # they may want buffers of other sizes
 
     def release(self) -> None:
         """Give the memory of all idle buffers back to the kernel."""
