@@ -6,13 +6,13 @@ import grp
 import os
 import pwd
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from urllib.parse import quote
 
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import EXTENT_BYTES
-from cachesvc.memory import allowed_bytes
+from cachesvc.footprint import default_fillers, footprint_bytes, largest_ram_bytes, work_bytes
 
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgtp", start=1):
@@ -107,11 +107,7 @@ class Settings:
     extent_bytes: int = EXTENT_BYTES
     socket_mode: int = 0o600
     """Only the daemon's own user; a wider socket needs an allowlist, or every user could read as the daemon."""
-    fillers: int = min(4, max(2, (os.cpu_count() or 1) // 2))
-    """One interpreter fills about 1 GB/s; four saturate a 25 Gbit/s network card."""
-    fills_per_filler: int = 2
-    """Two extents at once hide each other's first and last round trips; more make the first one late, unless they are
-    small: as many more as together hold no more bytes than these would (core/policy.py)."""
+    fillers: int = field(default_factory=default_fillers)
     filler_threads: int = 64
     """Connections of one filler: 20 ms a request and 110 KB objects need tens in flight."""
     scrub_rate: int = 32 << 20
@@ -125,6 +121,16 @@ class Settings:
     quota: tuple[QuotaSpec, ...] = ()
     takeover: bool = False
     """Take over from the daemon that serves `socket_dir`, if one does."""
+
+    @property
+    def own_bytes(self) -> int:
+        """Memory of the daemon and its processes at their peak, beside the RAM tier."""
+        return footprint_bytes(self.fillers, self.extent_bytes, bool(self.share))
+
+    @property
+    def work_bytes(self) -> int:
+        """The part of them that fills take."""
+        return work_bytes(self.fillers, self.extent_bytes)
 
 
 def parse_size(text: str) -> int:
@@ -191,11 +197,6 @@ def parse_quota(text: str) -> QuotaSpec:
     return QuotaSpec(of, parse_size(amount))
 
 
-def default_ram_bytes() -> int:
-    """10 % of what this process's cgroups (or the machine) allow."""
-    return allowed_bytes() // 10
-
-
 def default_state_dir() -> str:
     """`$STATE_DIRECTORY` (systemd), /var/lib/cachesvc for root, else below the user's state home."""
     if given := os.environ.get("STATE_DIRECTORY"):
@@ -247,6 +248,20 @@ def check_ram(ram_bytes: int, allowed: int) -> None:
             f"a RAM budget of {ram_bytes:,} bytes is more than the {allowed:,} that this machine or cgroup allows;"
             " lower --ram"
         )
+
+
+def ram_advice(settings: Settings, allowed: int) -> str:
+    """What is wrong with a RAM budget that leaves our own processes too little of the `allowed` bytes, and the number to
+    use; "" where it leaves enough. What others take of the same cgroup is measured while the daemon runs."""
+    largest = largest_ram_bytes(allowed, settings.own_bytes)
+    if settings.ram_bytes <= largest:
+        return ""
+    mend = f"give --ram {largest >> 20}MiB" if largest >= settings.extent_bytes else "lower --extent-bytes"
+    return (
+        f"a RAM budget of {settings.ram_bytes:,} bytes leaves too little of the {allowed:,} that this machine or cgroup"
+        f" allows: the daemon, {settings.fillers} fillers and their fills take up to {settings.own_bytes:,};"
+        f" {mend}, or raise the memory limit"
+    )
 
 
 def open_files_advised(ram_bytes: int, extent_bytes: int) -> int:

@@ -33,10 +33,13 @@ class _Names:
     usage: str
     cache: str
     shared: str
+    events: str
 
 
-_V2 = _Names("memory.max", "memory.current", "file", "shmem")
-_V1 = _Names("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache", "total_shmem")
+_V2 = _Names("memory.max", "memory.current", "file", "shmem", "memory.events")
+_V1 = _Names(
+    "memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache", "total_shmem", "memory.oom_control"
+)
 
 
 def memories(proc: Path = PROC, cgroups: Path = CGROUPS) -> list[Memory]:
@@ -52,9 +55,19 @@ def of_machine(proc: Path = PROC) -> Memory:
     return Memory(fields["MemTotal:"] << 10, fields["MemAvailable:"] << 10)
 
 
-def allowed_bytes() -> int:
+def allowed_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
     """What this process may use at most."""
-    return min(one.total_bytes for one in memories())
+    return min(one.total_bytes for one in memories(proc, cgroups))
+
+
+def oom_kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
+    """Processes of this cgroup that the kernel's OOM killer has ended; where no cgroup counts them, those of the
+    machine."""
+    counters = [(folder / names.events, "oom_kill") for folder, names in _groups(proc, cgroups)]
+    for path, name in [*counters, (proc / "vmstat", "oom_kill")]:
+        with suppress(OSError, KeyError, ValueError):
+            return _fields(path)[name]
+    return 0
 
 
 def _groups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, _Names]]:

@@ -42,11 +42,11 @@ class Fault:
     cut: close the connection after `after_bytes` of the body, reset: the same by RST; length: announce one byte
     more than there is, and close; stall: say no more after them, until the proxy
     stops; flip: invert one bit of the byte at that offset; ignore-range and ignore-if-match: hide that header from the
-    server; slow: wait `after_s` first.
+    server; slow: wait `after_s` first; hold: wait for `until` first.
     """
 
     kind: Literal[
-        "status", "cut", "reset", "length", "stall", "flip", "ignore-range", "ignore-if-match", "slow"
+        "status", "cut", "reset", "length", "stall", "flip", "ignore-range", "ignore-if-match", "slow", "hold"
     ]
     times: int = 1
     path: str = ""
@@ -55,6 +55,7 @@ class Fault:
     status: int = 503
     code: str = ""
     retry_after_s: int | None = None
+    until: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass
@@ -259,6 +260,8 @@ class _Exchange:
             return self._refuse(fault)
         if fault is not None and fault.kind == "slow":
             self.proxy.pause(fault.after_s)
+        if fault is not None and fault.kind == "hold":
+            fault.until.wait(STALL_LIMIT_S)
         self._pass_request(head, fault)
         answer = self.server.head()
         if fault is not None and fault.kind == "length":

@@ -16,7 +16,7 @@ import pytest
 from cachesvc.__main__ import run
 from cachesvc.cli import checks
 from cachesvc.cli.checks import Level
-from cachesvc.config import NvmeSpec
+from cachesvc.config import NvmeSpec, Settings
 
 
 @pytest.fixture
@@ -215,7 +215,16 @@ def test_a_budget_below_an_extent_fails_until_extents_are_there(tmp_path: Path) 
     assert [each.level for each in checks.disk(spec, 8192)][-1] is Level.OK
 
 
-def test_a_budget_beyond_the_memory_fails() -> None:
-    assert checks.memory(500_000, 1_000_000).level is Level.OK
-    assert checks.memory(900_000, 1_000_000).level is Level.WARN
-    assert checks.memory(1_000_001, 1_000_000).level is Level.FAIL
+def test_a_budget_beyond_what_the_daemons_own_processes_leave_is_a_warning_with_the_number_to_use() -> None:
+    def memory(ram_bytes: int, allowed: int = 1 << 30) -> checks.Finding:
+        given = Settings(ram_bytes, (), (), "/s", "/d", fillers=2, extent_bytes=16 << 20)
+        return checks.memory(given, allowed)
+
+    largest = (1 << 30) - (1 << 30) // 20 - (112 + 2 * 28 + 4 * 16 << 20)
+    assert memory(largest).level is Level.OK
+    assert f"{largest:,} at most" in memory(1).text
+    assert memory(largest + 1).level is Level.WARN
+    assert memory(largest + 1).mend == f"give --ram {largest >> 20}MiB, or raise the memory limit"
+    assert memory(1 << 30).level is Level.WARN
+    assert memory((1 << 30) + 1).level is Level.FAIL
+    assert memory(1 << 20, 64 << 20).mend == "lower --extent-bytes, or raise the memory limit"

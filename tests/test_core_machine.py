@@ -168,9 +168,9 @@ class NodeMachine(RuleBasedStateMachine):
                 self.corrupt(check.extent, check.tier)
             self.send(Verified(check.extent, check.tier))
 
-    @rule(budget_bytes=st.integers(0, BUDGETS[NVME]))
-    def others_fill_the_disk(self, budget_bytes: int) -> None:
-        self.send(Resized(NVME, budget_bytes))
+    @rule(tier=st.sampled_from([RAM, NVME]), part=st.floats(0, 1))
+    def others_take_room(self, tier: TierName, part: float) -> None:
+        self.send(Resized(tier, int(part * BUDGETS[tier])))
 
     @rule(pick=picks, code=st.sampled_from([0, 4]))
     def fill_completes(self, pick: int, code: int) -> None:

@@ -36,6 +36,7 @@ from cachesvc.core.events import (
     Recovered,
     Refuse,
     Released,
+    Resized,
     Stalled,
     StartFill,
     Tick,
@@ -566,6 +567,46 @@ def test_prefetches_that_displace_each_other_come_to_an_end() -> None:
             todo += tell(node, Evicted(command.extent, command.tier))
     assert node.progress(1).finished
     assert node.progress(2).finished
+
+
+def test_a_prefetch_takes_to_nvme_what_loses_its_place_as_ram_shrinks() -> None:
+    node = node_of(ram=2, nvme=3, max_fills=1)
+    assert tell(node, declare(A, B), Prefetched(1, DATASET)) == [StartFill(A, RAM)]
+    assert fill(node, A) == [StartFill(B, RAM)]
+    assert tell(node, Resized(RAM, 0)) == [Evict(A, RAM)], "the fill under way ends first"
+    assert tell(node, Evicted(A, RAM)) == []
+    assert fill(node, B) == [Evict(B, RAM), StartFill(A, NVME)]
+    assert not node.progress(1).finished
+    assert tell(node, Evicted(B, RAM)) == []
+    assert fill(node, A, tier=NVME) == [StartFill(B, NVME)]
+    fill(node, B, tier=NVME)
+    progress = node.progress(1)
+    assert (progress.finished, progress.resident_extents, progress.stuck_extents) == (True, 2, 0)
+
+
+def test_what_a_reader_held_as_ram_shrank_goes_to_nvme_in_the_place_of_what_nobody_claims() -> None:
+    node = node_of(ram=2, nvme=3)
+    tell(node, Recovered(NVME, {D: SIZE, E: SIZE, F: SIZE}), declare(A, B), Prefetched(1, DATASET))
+    fill(node, A, B)
+    assert node.progress(1).finished
+    tell(node, Demanded(ONE, 1, A), Demanded(ONE, 2, B))
+    assert tell(node, Resized(RAM, SIZE)) == [Recall(ONE, A, wrong=False)]
+    assert tell(node, Released(ONE, A)) == [Evict(A, RAM), Evict(D, NVME)]
+    assert not node.progress(1).finished
+    assert tell(node, Evicted(D, NVME)) == [StartFill(A, NVME)]
+    fill(node, A, tier=NVME)
+    assert (node.progress(1).finished, node.progress(1).resident_extents) == (True, 2)
+
+
+def test_a_prefetch_says_what_has_no_room_in_another_tier_either_as_ram_shrinks() -> None:
+    node = node_of(ram=2, nvme=2, lookahead_bytes=0)
+    tell(node, Recovered(NVME, {E: SIZE}), declare(E, job=2, dataset=OTHER), declare(A, B))
+    tell(node, Prefetched(1, DATASET))
+    fill(node, A, B)
+    assert tell(node, Resized(RAM, 0)) == [Evict(A, RAM), Evict(B, RAM), StartFill(A, NVME)]
+    tell(node, Evicted(A, RAM), Evicted(B, RAM))
+    fill(node, A, tier=NVME)
+    assert (node.progress(1).finished, node.progress(1).stuck_extents) == (True, 1)
 
 
 def test_recovered_extents_are_granted_and_what_exceeds_the_budget_goes() -> None:

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.node import Daemon
 from cachesvc.client import Control
 from cachesvc.core.model import RAM, DatasetId
 from cachesvc.daemon.budgets import CALM_S, RamBudget
 from cachesvc.grants import Granted, Refused
 from cachesvc.leases import DaemonGrants
-from cachesvc.memory import CGROUPS, MEMORY_SPARE, Memory, memories
+from cachesvc.memory import MEMORY_SPARE, Memory, memories
 from loader import DataLoader, open_dataset
 from tests import datasets
+from tests.cages import Cage, Caged, caged
 from tests.test_daemon import wait_until
 
 MIB = 1 << 20
@@ -73,18 +73,21 @@ def test_the_first_version_and_a_containers_view_of_it(tmp_path: Path) -> None:
 @given(
     st.integers(0, 10_000),
     st.integers(0, 1_000),
-    st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 10_000), st.integers(0, 90)), min_size=1),
+    st.lists(
+        st.tuples(st.integers(0, 10_000), st.integers(0, 10_000), st.integers(0, 500), st.integers(0, 90)),
+        min_size=1,
+    ),
 )
 def test_a_budget_is_what_was_free_all_the_time(
-    given_bytes: int, least_bytes: int, seen: list[tuple[int, int, int]]
+    given_bytes: int, least_bytes: int, seen: list[tuple[int, int, int, int]]
 ) -> None:
     budget, now, past = RamBudget(given_bytes, least_bytes), 0.0, []
     least = min(given_bytes, least_bytes, int(10_000 * MEMORY_SPARE) // 2)
-    for free, ours, later in seen:
+    for free, ours, fills, later in seen:
         now += later
-        room = max(least, min(given_bytes, free + ours - int(10_000 * MEMORY_SPARE)))
+        room = max(least, min(given_bytes, free + ours - fills - int(10_000 * MEMORY_SPARE)))
         past.append((now, room))
-        found = budget.measured([Memory(20_000, 20_000), Memory(10_000, free)], ours, now)
+        found = budget.measured([Memory(20_000, 20_000), Memory(10_000, free)], ours, fills, now)
         assert found == min(room for at, room in past if at >= now - CALM_S)
         assert least <= found <= given_bytes
 
@@ -101,57 +104,10 @@ time.sleep(60)
 """
 
 
-class Cage:
-    """A memory cgroup with a limit, of either version."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        second = (CGROUPS / "cgroup.controllers").exists()
-        own = next(
-            line.split(":", 2)[2]
-            for line in Path("/proc/self/cgroup").read_text().splitlines()
-            if (line.startswith("0::") if second else ":memory:" in line)
-        )
-        root = CGROUPS if second else CGROUPS / "memory"
-        inside = root / own.lstrip("/")
-        self.folder = (inside if inside.exists() else root) / f"cachesvc-test-{os.getpid()}"
-        self.folder.mkdir()
-        try:
-            (self.folder / ("memory.max" if second else "memory.limit_in_bytes")).write_text(str(limit_bytes))
-        except OSError:
-            self.folder.rmdir()
-            raise
-
-    def enter(self) -> None:
-        (self.folder / "cgroup.procs").write_text(str(os.getpid()))
-
-    def open(self) -> None:
-        wait_until(lambda: not (self.folder / "cgroup.procs").read_text())
-        self.folder.rmdir()
-
-
 @pytest.fixture
 def cage() -> Iterator[Cage]:
-    try:
-        found = Cage(608 * MIB)
-    except (OSError, StopIteration) as error:
-        pytest.skip(f"NO MEMORY CGROUP OF OUR OWN HERE, so no memory that runs short: {error}")
-    yield found
-    found.open()
-
-
-class Caged(Daemon):
-    """A daemon that is born in it."""
-
-    cage: Cage
-
-    def spawn(self, *more: str) -> subprocess.Popen[bytes]:
-        with open(self.root / "daemon.log", "ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "cachesvc", "serve", *self._options, *more],
-                stdout=log,
-                stderr=log,
-                preexec_fn=self.cage.enter,
-            )
+    with caged(608 * MIB) as found:
+        yield found
 
 
 @pytest.mark.slow
@@ -169,8 +125,7 @@ def test_a_trainer_that_grows_is_not_killed(
     for number in range(100):
         (tmp_path / f"data/{number:03d}.bin").write_bytes(body)
     options = ["--ram", "450MiB", "--extent-bytes", str(4 * MIB), "--allow", f"{tmp_path}/"]
-    daemon = Caged(tmp_path / "node", options)
-    daemon.cage = cage
+    daemon = Caged(cage, tmp_path / "node", options)
     monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
     monkeypatch.setenv("CACHESVC", "require")
     with daemon, Control(daemon.socket_dir) as control:

@@ -21,6 +21,7 @@ from cachesvc.client import Control
 from cachesvc.core.errors import CacheError, DaemonUnavailable, InvalidInput, OutOfSpace, SourceUnavailable
 from cachesvc.daemon.budgets import checked_budget
 from cachesvc.daemon.lookups import Lookups
+from cachesvc.footprint import largest_ram_bytes
 from cachesvc.tiers.probe import room
 
 PROBE_S = 5.0
@@ -244,16 +245,16 @@ def kernel() -> Finding:
     )
 
 
-def memory(ram_bytes: int, allowed: int) -> Finding:
-    """The RAM budget against what the cgroups or the machine allow, in bytes."""
-    line = f"RAM budget {ram_bytes:,} of {allowed:,} bytes"
-    if ram_bytes > allowed:
+def memory(settings: config.Settings, allowed: int) -> Finding:
+    """The RAM budget, and what our own processes take, against what the cgroups or the machine allow, in bytes."""
+    line = f"RAM budget {settings.ram_bytes:,} of {allowed:,} bytes"
+    if settings.ram_bytes > allowed:
         return Finding("memory", Level.FAIL, line, "lower --ram, or raise the memory limit")
-    if ram_bytes > allowed * 0.8:
-        return Finding(
-            "memory", Level.WARN, line, "leave a fifth for trainers and the daemon itself: lower --ram"
-        )
-    return Finding("memory", Level.OK, line)
+    if advice := config.ram_advice(settings, allowed):
+        what, _, mend = advice.rpartition("; ")
+        return Finding("memory", Level.WARN, what, mend)
+    largest = largest_ram_bytes(allowed, settings.own_bytes)
+    return Finding("memory", Level.OK, f"{line}, {largest:,} at most beside the daemon's own processes")
 
 
 def credentials() -> Finding:

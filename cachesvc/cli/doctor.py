@@ -23,6 +23,7 @@ _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 
 @click.command()
 @options.sized
+@options.SHARE
 @click.option("--endpoint", help="S3 endpoint to compare the clock with.  [default: $AWS_ENDPOINT_URL]")
 @options.daemon
 def doctor(endpoint: str | None, socket: str | None, json: bool, **given: Any) -> int:
@@ -48,7 +49,7 @@ def doctor(endpoint: str | None, socket: str | None, json: bool, **given: Any) -
 def _examine(settings: config.Settings, endpoint: str) -> Iterator[Finding]:
     yield checks.kernel()
     yield checks.settings(settings)
-    yield checks.memory(settings.ram_bytes, allowed_bytes())
+    yield checks.memory(settings, allowed_bytes())
     yield checks.open_files(settings.ram_bytes, settings.extent_bytes)
     for spec in settings.nvme:
         yield from checks.disk(spec, settings.extent_bytes)

@@ -7,11 +7,13 @@ from typing import Any
 
 import click
 
-from cachesvc import config
 from cachesvc.cli import options, output
 from cachesvc.cli.forecast import Cluster, Forecast, forecast
 from cachesvc.core.errors import InvalidInput
+from cachesvc.core.model import EXTENT_BYTES
 from cachesvc.daemon.peers import ASKED
+from cachesvc.footprint import default_fillers, default_ram_bytes, footprint_bytes
+from cachesvc.memory import allowed_bytes
 
 GIB = 1 << 30
 LOCAL_BYTES_PER_S = 2 * GIB
@@ -68,7 +70,8 @@ def estimate(
 
     with catalog_file(socket, name, options.dataset_options(given), json) as (catalog, _):
         size_bytes, samples = int(catalog.extent_sizes.sum()), catalog.samples
-    ram_bytes = config.default_ram_bytes() if ram is None else ram
+    own_bytes = footprint_bytes(default_fillers(), EXTENT_BYTES)
+    ram_bytes = default_ram_bytes(allowed_bytes(), own_bytes) if ram is None else ram
     cluster = Cluster(nodes, ram_bytes + nvme, source_rate, peer_rate, local_rate, sample_rate)
     ways = {"private": 0, "cooperative": ASKED}
     steady = {way: forecast(size_bytes, samples, cluster, asked=asked) for way, asked in ways.items()}

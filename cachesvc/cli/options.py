@@ -199,9 +199,15 @@ _SIZED = (
     ),
     click.option("--extent-bytes", type=SIZE, envvar="CACHESVC_EXTENT_BYTES", help="Size of an extent."),
     click.option("--state-dir", metavar="DIR", envvar="CACHESVC_STATE_DIR", help="Catalogs and metadata."),
+    click.option(
+        "--fillers", type=click.IntRange(1, 64), envvar="CACHESVC_FILLERS", help="Filler processes."
+    ),
 )
-_FILLERS = click.option(
-    "--fillers", type=click.IntRange(1, 64), envvar="CACHESVC_FILLERS", help="Filler processes."
+SHARE = click.option(
+    "--share",
+    type=ADDRESS,
+    envvar="CACHESVC_SHARE",
+    help="Give other nodes what this one holds, at this address.",
 )
 
 
@@ -214,4 +220,4 @@ def sized(verb: _F) -> _F:
 
 def serving(verb: _F) -> _F:
     """The options of a daemon: `serve` takes them, `run` hands them on. Each has a CACHESVC_* variable."""
-    return sized(_FILLERS(verb))
+    return sized(verb)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -9,6 +10,8 @@ import click
 from cachesvc import config
 from cachesvc.cli import options
 from cachesvc.core.errors import InvalidInput
+from cachesvc.footprint import default_ram_bytes
+from cachesvc.memory import allowed_bytes
 
 
 @click.command()
@@ -43,12 +46,7 @@ from cachesvc.core.errors import InvalidInput
 @click.option(
     "--tls-ca", metavar="FILE", envvar="CACHESVC_TLS_CA", help="PEM certificates that sign clients'."
 )
-@click.option(
-    "--share",
-    type=options.ADDRESS,
-    envvar="CACHESVC_SHARE",
-    help="Give other nodes what this one holds, at this address.",
-)
+@options.SHARE
 @click.option(
     "--peer",
     type=options.ADDRESS,
@@ -85,8 +83,9 @@ from cachesvc.core.errors import InvalidInput
 def serve(json: bool, **given: Any) -> int:
     """Run this node's daemon until SIGTERM.
 
-    Without options: 10 % of the memory of this cgroup, no NVMe, a socket for this user alone. Every option
-    can be given as a variable instead: CACHESVC_RAM, CACHESVC_NVME, ...; lists are separated by spaces.
+    Without options: 10 % of the memory of this cgroup, less where the daemon itself needs it, no NVMe, a socket for this
+    user alone. Every option can be given as a variable instead: CACHESVC_RAM, CACHESVC_NVME, ...; lists are separated
+    by spaces.
     """
     if json:
         given["log_format"] = "json"
@@ -120,8 +119,8 @@ def settings_of(
         raise InvalidInput("mutual TLS needs all three of --tls-cert, --tls-key and --tls-ca")
     allowed = [config.parse_allow(text) for text in allow]
     given = {name: value for name, value in others.items() if value is not None}
-    return config.Settings(
-        ram_bytes=config.default_ram_bytes() if ram is None else ram,
+    settings = config.Settings(
+        ram_bytes=ram or 0,
         nvme=nvme,
         allow=tuple(prefix for prefix, _ in allowed),
         rules=tuple(rule for _, rule in allowed if rule is not None),
@@ -130,3 +129,6 @@ def settings_of(
         tls=tls,
         **given,
     )
+    if ram is None:
+        return replace(settings, ram_bytes=default_ram_bytes(allowed_bytes(), settings.own_bytes))
+    return settings

@@ -38,6 +38,8 @@ class Copies:
         """Of resident extents that were filled without some of their objects, why the first is missing."""
         self.cramped: dict[Dataset, Entry] = {}
         """Of each dataset the last extent that found no room to be kept in, or none at all."""
+        self.again: dict[ExtentId, None] = {}
+        """Extents that `prefetch.py` fills again, each once."""
 
     @property
     def busy(self) -> bool:
@@ -295,11 +297,18 @@ class Copies:
         was_ready = copy.entry.ready
         self.note(copy.entry)
         if was_ready and not copy.entry.ready:
-            self.give_up(copy.entry)
+            self._lost_its_place(copy.entry)
+
+    def _lost_its_place(self, entry: Entry) -> None:
+        """Fill an extent of a prefetch again where another tier has room for it. It does not go back to the tier that it
+        left: two prefetches that displace each other would never end."""
+        if any(dataset.prefetched for dataset in entry.datasets) and self.policy.room_elsewhere(entry):
+            self.again[entry.id] = None
+        else:
+            self.give_up(entry)
 
     def give_up(self, entry: Entry) -> None:
-        """Count an extent as one that its prefetches cannot keep. What gave way is not filled again by
-        itself: two prefetches that displace each other would never end."""
+        """Count an extent as one that its prefetches cannot keep."""
         for dataset in entry.datasets:
             if dataset.prefetched and entry.id not in dataset.failed:
                 dataset.stuck[entry.id] = entry.size_bytes

@@ -96,6 +96,15 @@ class Policy:
         fits = (tier for tier in working(self.tiers) if tier.kept_bytes + size <= tier.keep_bytes)
         return any(tier.free_bytes >= size or not free for tier in fits) and self.shares.within_quota(entry)
 
+    def room_elsewhere(self, entry: Entry) -> bool:
+        """Whether a tier that has no copy of an extent could keep it without anything kept giving way."""
+        size, taken = entry.size_bytes, {copy.tier for copy in entry.copies}
+        return self.shares.within_quota(entry) and any(
+            tier.kept_bytes + size <= tier.keep_bytes and size <= tier.free_bytes + tier.spare_bytes
+            for tier in working(self.tiers)
+            if tier not in taken
+        )
+
     def stay(self, copy: Copy) -> Stay:
         """How long a reader may hold this copy. A kept one for good; but where part of the data streams, only until its
         plan has passed it, so that another may be kept in its place. One that streams until a later read leaves it; no

@@ -1,17 +1,15 @@
 """Fills that nobody waits for: of datasets that a job wants whole, and of extents that were lost.
 
 What was lost goes first. A prefetch fills its dataset in order; several take turns, an extent each. What finds no
-room to be kept is counted and passed over.
+room to be kept is counted and passed over. An extent that loses its place in one tier, say since the RAM tier shrank, is
+filled again into another tier that has room.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 from cachesvc.core.copies import Copies
 from cachesvc.core.events import Prefetched
 from cachesvc.core.lookahead import FEED_LIMIT
-from cachesvc.core.model import ExtentId
 from cachesvc.core.policy import Asked
 from cachesvc.core.state import Dataset, Entry
 from cachesvc.core.steps import Steps, Work
@@ -24,8 +22,6 @@ class Prefetches:
         self._copies = copies
         self._policy = copies.policy
         self._steps = steps
-        self._again: OrderedDict[ExtentId, None] = OrderedDict()
-        """Each extent once, so no longer than entries."""
         self._turn = 0
 
     def begin(self, event: Prefetched) -> None:
@@ -54,21 +50,21 @@ class Prefetches:
 
     def retry(self, entry: Entry) -> None:
         """Fill an extent again, if a plan or a prefetch wants it."""
-        self._again[entry.id] = None
+        self._copies.again[entry.id] = None
 
     def awaits(self, entry: Entry) -> bool:
         """Whether an extent is still to be filled again."""
-        return entry.id in self._again
+        return entry.id in self._copies.again
 
     def feed_again(self) -> bool:
         """Fill again what was lost, in turn; False when that must wait."""
-        while self._again:
-            extent = next(iter(self._again))
+        while self._copies.again:
+            extent = next(iter(self._copies.again))
             entry = self._copies.entries.get(extent)
             wanted = entry is not None and (entry.needs or any(d.prefetched for d in entry.datasets))
             if entry and wanted and not self._seen_to(entry) and not self._fill(entry):
                 return False
-            del self._again[extent]
+            del self._copies.again[extent]
         return True
 
     def feed(self) -> bool:

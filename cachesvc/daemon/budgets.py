@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from cachesvc.config import NvmeSpec
 from cachesvc.core.errors import OutOfSpace
 from cachesvc.core.model import TierName
+from cachesvc.core.state import Tier
+from cachesvc.daemon.work import Work
 from cachesvc.memory import Memory
 from cachesvc.tiers.probe import Room
 
@@ -40,15 +42,23 @@ def checked_budget(spec: NvmeSpec, room: Room, ours_bytes: int, extent_bytes: in
 
 
 class Budgets:
-    """The budgets of the tiers as disks and memory fill and empty."""
+    """The budgets of the tiers as disks and memory fill and empty, and of fills."""
 
-    def __init__(self, specs: Mapping[TierName, NvmeSpec], extent_bytes: int) -> None:
+    def __init__(
+        self, specs: Mapping[TierName, NvmeSpec], extent_bytes: int, work_bytes: int, room_bytes: int
+    ) -> None:
+        """Fills may take `work_bytes` of memory in any case, and with the RAM tier together `room_bytes`."""
         self._specs, self._extent_bytes = specs, extent_bytes
+        self._work_bytes, self._room_bytes = work_bytes, room_bytes
         self._last: dict[TierName, deque[int]] = {name: deque(maxlen=STEADY) for name in specs}
 
     def of_ram(self, given_bytes: int) -> RamBudget:
         """That of the RAM tier, which is given so much at most."""
         return RamBudget(given_bytes, LEAST_EXTENTS * self._extent_bytes)
+
+    def of_fills(self, ram: Tier | None) -> Work:
+        """That of fills, beside the RAM tier."""
+        return Work(self._work_bytes, self._room_bytes, ram)
 
     def renewed(self, tier: TierName) -> None:
         """A tier has another disk: what was measured before is of the old one."""
@@ -77,9 +87,10 @@ class RamBudget:
         self._given_bytes, self._least_bytes = given_bytes, min(given_bytes, least_bytes)
         self._low: deque[tuple[float, int]] = deque()
 
-    def measured(self, memories: Sequence[Memory], ours_bytes: int, now: float) -> int:
-        """The budget now, in bytes, of a tier that takes `ours_bytes`: the least of the last `CALM_S`."""
-        rooms = (one.free_bytes + ours_bytes - one.spare_bytes for one in memories)
+    def measured(self, memories: Sequence[Memory], ours_bytes: int, work_bytes: int, now: float) -> int:
+        """The budget now, in bytes, of a tier that takes `ours_bytes`, beside fills that will take `work_bytes`: the least
+        of the last `CALM_S`."""
+        rooms = (one.free_bytes + ours_bytes - work_bytes - one.spare_bytes for one in memories)
         least = min(self._least_bytes, *(one.spare_bytes // 2 for one in memories))
         found = max(least, min(self._given_bytes, *rooms))
         low = self._low  # budgets that may be the least: later ones are larger

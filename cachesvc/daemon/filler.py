@@ -35,6 +35,7 @@ from cachesvc.daemon import jobs
 from cachesvc.daemon.background import run_in_background
 from cachesvc.daemon.cached_bytes import CachedBytes
 from cachesvc.daemon.forks import serve_forks
+from cachesvc.daemon.heap import release_free_memory
 from cachesvc.daemon.logs import configure_logging
 from cachesvc.daemon.peers import Peers
 from cachesvc.daemon.threads import Threads
@@ -54,6 +55,8 @@ MOST_SAID = 1 << 20
 """Characters of an error: what it quotes may be as long as whoever wrote the data likes, or who asks for it."""
 PROGRESS_S = 0.2
 WATCH_S = 1.0
+IDLE_S = 5.0
+"""After so long without a job a process gives back what the next one would use again."""
 SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
@@ -139,8 +142,11 @@ class Filler:
             jobs.send(self._channel, jobs.LeftAlone(peer))
 
     def _watch(self) -> None:
-        told = SourceCounters()
+        told, idle_s = SourceCounters(), 0.0
         while not (uri := self._calls.look(WATCH_S)):
+            idle_s = 0.0 if self._unanswered else idle_s + WATCH_S
+            if idle_s == IDLE_S:
+                release_free_memory()
             if (asked := self._sources.asked()) != told:
                 with suppress(OSError):  # the daemon's end, and ours
                     jobs.send(self._channel, jobs.Asked(**asdict(asked - told)))

@@ -24,6 +24,9 @@ from cachesvc.core.errors import CacheError, SourceUnavailable
 from cachesvc.core.model import TierName
 from cachesvc.daemon import jobs
 from cachesvc.daemon.forks import CANNOT_FORK, DEATH_S, Child, ForkServer
+from cachesvc.daemon.oom import OomKills
+from cachesvc.footprint import largest_ram_bytes
+from cachesvc.memory import allowed_bytes
 from cachesvc.sources.paces import new_paces
 from cachesvc.sources.resilient import SourceCounters
 
@@ -83,6 +86,7 @@ class Fillers:
         self._watch = watch
         self._unwatch = unwatch
         self._clock = clock
+        self._oom = OomKills()
         # Each disk that hangs may keep all fillers of its time, and the others must go on.
         self._max_hung = MAX_HUNG + settings.fillers * len(settings.nvme)
         self._number = 0
@@ -243,9 +247,17 @@ class Fillers:
     def _gone(self, filler: _Filler) -> None:
         self._part_with(filler)
         code = self._reap(filler, DEATH_S)
-        log.warning("a filler process ended by itself", extra={"code": code, "jobs": len(filler.waiting)})
+        killed = self._killed_for_memory() if self._oom.ended(code) else ""
+        message = killed or "a filler process ended by itself"
+        log.warning(message, extra={"code": code, "jobs": len(filler.waiting)})
         for number, waiting in filler.waiting.items():
-            waiting.answered(_lost(number, code))
+            waiting.answered(_lost(number, code, killed))
+
+    def _killed_for_memory(self) -> str:
+        largest = largest_ram_bytes(allowed_bytes(), self._settings.own_bytes)
+        sensible = self._settings.extent_bytes <= largest < self._settings.ram_bytes
+        lower = f"lower --ram to {largest >> 20}MiB" if sensible else "lower --ram"
+        return f"a filler was killed by the kernel's OOM killer: {lower}, or raise the cgroup's memory limit"
 
     def _part_with(self, filler: _Filler) -> None:
         self._living.remove(filler)
@@ -263,8 +275,10 @@ class Fillers:
         return code
 
 
-def _lost(number: int, code: int | None) -> jobs.Done:
-    """The answer of a process that ended without one."""
+def _lost(number: int, code: int | None, killed: str) -> jobs.Done:
+    """The answer of a process that ended without one; `killed`: for memory, and what mends it."""
+    if killed:
+        return jobs.Done(number, SourceUnavailable.code, killed, retry=True, lost=True)
     if code == CANNOT_FORK:
         message = "no process can be started for it; allow more processes or memory, and try again"
         return jobs.Done(number, SourceUnavailable.code, message, retry=True)

@@ -21,6 +21,7 @@ from cachesvc.daemon.datasets import Dataset, Datasets
 from cachesvc.daemon.fillers import Fillers
 from cachesvc.daemon.lacking import Lack, Lacking
 from cachesvc.daemon.lanes import Lane
+from cachesvc.daemon.work import Work, cost_of
 from cachesvc.tiers.tier import Checksums, Recovering, Tier
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class Fills:
         checks: Checks,
         lacking: Lacking,
         handle: Callable[[events.Event], None],
+        work: Work,
     ) -> None:
         self._tiers = tiers
         self._lanes = lanes
@@ -51,6 +53,7 @@ class Fills:
         self._checks = checks
         self._lacking = lacking
         self._handle = handle
+        self._work = work
         self._source_bytes: dict[DatasetId, int] = {}
         self._peer_bytes: dict[DatasetId, int] = {}
         self._filling: dict[_Key, events.StartFill] = {}
@@ -136,9 +139,8 @@ class Fills:
         # Whoever wanted it may be gone when the answer comes, and the dataset forgotten.
         filled = partial(self._filled, command, dataset.id, dataset.sizes[index])
         if command.from_tier is None:
-            job = partial(jobs.Fill, dataset=dataset.id, index=index)
-            self._fillers.submit(job, (target, dataset.catalog_fd), filled, (command.tier,))
-            os.close(target)
+            cost = cost_of(dataset.catalog, dataset.sizes[index])
+            self._work.begin(cost, partial(self._fetch, command, dataset, index, target, cost))
             return
 
         tiers = command.tier, command.from_tier
@@ -157,6 +159,20 @@ class Fills:
             filled(jobs.Done(0, error.code, str(error), retry=True))
 
         self._checks.open(command.extent, command.from_tier, opened, failed)
+
+    def _fetch(self, command: events.StartFill, dataset: Dataset, index: int, target: int, cost: int) -> None:
+        size_bytes = dataset.sizes[index]
+
+        def filled(answer: jobs.Answer) -> None:
+            self._work.end(cost)
+            self._filled(command, dataset.id, size_bytes, answer)
+
+        if self._filling.get((command.extent, command.tier)) is command:
+            job = partial(jobs.Fill, dataset=dataset.id, index=index)
+            self._fillers.submit(job, (target, dataset.catalog_fd), filled, (command.tier,))
+        else:  # aborted while it waited: its tier was lost
+            self._work.end(cost)
+        os.close(target)
 
     def _filled(
         self, command: events.StartFill, dataset: DatasetId, size_bytes: int, answer: jobs.Answer

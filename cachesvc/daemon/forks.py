@@ -26,8 +26,13 @@ from cachesvc.daemon.spawn import channel_pair, spawn
 log = logging.getLogger(__name__)
 DEATH_S = 0.05
 """A killed process dies in a millisecond; the loop waits no longer for one that does not."""
-ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
-"""numpy's would start one for each core, and nobody here multiplies matrices; what forks must have no other."""
+ENVIRONMENT = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 20),
+}
+"""numpy would start a thread for each core, and a process that forks must have one alone. Arrow's own allocator keeps
+300 MiB after a row group of 64 MiB, and the C library keeps what is below a threshold that it raises by itself."""
 CANNOT_FORK = os.EX_OSERR
 """The exit code of a process that the system does not let begin."""
 _GONE = (BrokenPipeError, ConnectionResetError)
@@ -67,7 +72,7 @@ class ForkServer:
     def start(self) -> socket.socket:
         """Its channel; a new process's, where there is none. Raises OSError."""
         if self._server is None:
-            self._server = spawn(self._module, self._given, {**os.environ, **ONE_THREAD}, self._inherits)
+            self._server = spawn(self._module, self._given, {**os.environ, **ENVIRONMENT}, self._inherits)
             self._server[1].setblocking(False)
             self._watch(self._server[1].fileno(), self._heard)
         return self._server[1]

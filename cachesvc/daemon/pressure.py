@@ -10,6 +10,7 @@ from cachesvc.core.errors import CacheError
 from cachesvc.core.state import Tier
 from cachesvc.daemon.budgets import CALM_S, MEASURE_EVERY_S, Budgets
 from cachesvc.daemon.lanes import Lane
+from cachesvc.daemon.work import Work
 from cachesvc.memory import Memory, memories
 
 log = logging.getLogger(__name__)
@@ -22,12 +23,14 @@ class Pressure:
         self,
         ram: Tier | None,
         budgets: Budgets,
+        work: Work,
         lane: Lane,
         clock: Callable[[], float],
         resized: Callable[[int], None],
     ) -> None:
         """`resized` is told of another budget in bytes. Without a RAM tier there is nothing to do."""
         self._ram, self._lane, self._clock, self._resized = ram, lane, clock, resized
+        self._work = work
         self._budget = budgets.of_ram(ram.given_bytes if ram else 0)
         self._due_at = clock() if ram else math.inf
 
@@ -49,9 +52,13 @@ class Pressure:
         assert self._ram is not None, "who measures has a RAM tier"
         now, before = self._clock(), self._ram.given_bytes
         self._due_at = now + MEASURE_EVERY_S
-        budget_bytes = self._budget.measured(found, self._ram.used_bytes + self._ram.held_bytes, now)
-        if budget_bytes == before:
-            return
+        ours_bytes, work_bytes = self._ram.used_bytes + self._ram.held_bytes, self._work.to_come_bytes
+        budget_bytes = self._budget.measured(found, ours_bytes, work_bytes, now)
+        if budget_bytes != before:
+            self._resize(before, budget_bytes)
+        self._work.look()
+
+    def _resize(self, before: int, budget_bytes: int) -> None:
         if budget_bytes < before:
             log.warning("memory is short: the RAM tier shrinks", extra={"from": before, "to": budget_bytes})
         else:

@@ -84,8 +84,9 @@ class Runner:
         self._commits = Commits(self._committers, self._lanes)
         self._budgets = budgets
         ram = node.policy.tiers.get(RAM)
+        work = budgets.of_fills(ram)
         self._pressure = Pressure(
-            ram, budgets, self._lane("memory", clock), clock, partial(self._resized, RAM)
+            ram, budgets, work, self._lane("memory", clock), clock, partial(self._resized, RAM)
         )
         self.watch = Watch(self._tier_lost, self._tier_back, self._measured, self._tier_stalled, clock)
         for each in disks:
@@ -95,7 +96,15 @@ class Runner:
         self.checks = Checks(node, self._tiers, self._openers, fillers, self.handle, self.watch.suspect)
         self.lacking = Lacking(clock)
         self.fills = Fills(
-            self._tiers, self._lanes, self._commits, datasets, fillers, self.checks, self.lacking, self.handle
+            self._tiers,
+            self._lanes,
+            self._commits,
+            datasets,
+            fillers,
+            self.checks,
+            self.lacking,
+            self.handle,
+            work,
         )
         self.granting = Granting(self._tiers, self.checks, self.lacking, self.handle, self.next_id)
         self.plans = Plans(self._lane("plans", clock))

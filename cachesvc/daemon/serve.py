@@ -30,6 +30,7 @@ from cachesvc.config import (
     most_in_ram,
     most_readers,
     open_files_advised,
+    ram_advice,
     validate,
 )
 from cachesvc.core import events
@@ -65,6 +66,7 @@ from cachesvc.daemon.takeover_wire import SOCKET as TAKEOVER_SOCKET
 from cachesvc.daemon.tenants import Tenants
 from cachesvc.daemon.threads import Threads
 from cachesvc.daemon.tls import read_tls
+from cachesvc.footprint import FILLS, largest_ram_bytes
 from cachesvc.memory import allowed_bytes
 from cachesvc.sources.uri import Allowlist
 from cachesvc.tiers.ram import RamTier
@@ -84,10 +86,13 @@ def serve(settings: Settings) -> int:
     start: sockets in use, budgets that make no sense, a cache directory that cannot be used."""
     validate(settings)
     check_socket_dir(settings.socket_dir)
-    check_ram(settings.ram_bytes, allowed_bytes())
+    allowed_memory = allowed_bytes()
+    check_ram(settings.ram_bytes, allowed_memory)
     if settings.tls is not None:
         read_tls(settings.tls)
     configure_logging(settings.log_format)
+    if advice := ram_advice(settings, allowed_memory):
+        log.warning(advice)
     lookups = Lookups()
     allowed = lookups.allowlist(settings.allow, exact=bool(settings.rules))
     wanted = open_files_advised(settings.ram_bytes, settings.extent_bytes)
@@ -258,7 +263,7 @@ def _built(
     if before is not None:
         _end_when_told(loop)
         before.adopted()
-    fills = settings.fillers * settings.fills_per_filler
+    fills = settings.fillers * FILLS
     core = NodeSettings(
         max_fills=fills,
         fill_bytes=(fills - 1) * settings.extent_bytes,
@@ -268,7 +273,8 @@ def _built(
     node = Node(specs, core)
     datasets.claimed, datasets.used = partial(is_claimed, node), partial(in_use, node)
     nvme = {TierName(f"nvme{number}"): spec for number, spec in enumerate(settings.nvme)}
-    budgets = Budgets(nvme, settings.extent_bytes)
+    together_bytes = largest_ram_bytes(allowed_bytes(), settings.own_bytes) + settings.work_bytes
+    budgets = Budgets(nvme, settings.extent_bytes, settings.work_bytes, together_bytes)
     runner = Runner(node, ram, openings, datasets, fillers, loop, time.monotonic, budgets)
     ending.callback(runner.close)
     ending.callback(fillers.stop)

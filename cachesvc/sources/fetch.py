@@ -9,7 +9,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import zstandard
@@ -26,6 +25,7 @@ from cachesvc.core.errors import (
 from cachesvc.core.holes import Hole
 from cachesvc.core.model import Extent, ObjectVersion, Piece
 from cachesvc.sources import parquet
+from cachesvc.sources.buffers import Buffers
 from cachesvc.sources.source import Checker, Source
 
 PART_BYTES = 8 << 20
@@ -33,7 +33,7 @@ PART_BYTES = 8 << 20
 THREADS = 64
 """Small objects wait for latency, not bandwidth: 64 under way hide 20 ms at 3,000 objects a second."""
 BUFFERS_BYTES = 128 << 20
-"""What all buffers of one fetch may take; fewer threads run where parts are large."""
+"""What all buffers of a process may take; fewer threads run where parts are large."""
 _CHUNK_BYTES = 1 << 20
 _WINDOW_BYTES = 128 << 20
 _NORESERVE = 0x4000
@@ -150,7 +150,7 @@ def written(missing: Mapping[int, CacheError]) -> str:
 
 
 class Fetcher:
-    """Threads and their buffers, kept from one extent to the next; whoever fetches at the same time shares them.
+    """Threads, and buffers that are kept as long as any fetch is under way; all fetches share them.
 
     `source_of` answers the source for a URI and is called from many threads.
     """
@@ -162,8 +162,9 @@ class Fetcher:
         self._threads = threads
         self._part_bytes = part_bytes
         self._pool = ThreadPoolExecutor(threads, "fetch")
-        self._own = threading.local()
+        self._buffers = Buffers(BUFFERS_BYTES)
         self._lock = threading.Lock()
+        self._under_way = 0
 
     def fetch(self, extent: Extent, into_fd: int, passing: Passing = _unseen) -> dict[int, CacheError]:
         """Write the extent's `size_bytes` at offset 0 of `into_fd`; returns when no thread writes any more.
@@ -175,12 +176,26 @@ class Fetcher:
         Raises what the source raises (the first failure; the rest is given up), CorruptData when an encoded
         object does not decode to exactly its announced length, OutOfSpace, TierFailed.
         """
-        parts = deque(_parts(extent, self._part_bytes))
+        with self._lock:
+            self._under_way += 1
+        try:
+            lacking = _Lacking(extent)
+            self._drain_all(deque(_parts(extent, self._part_bytes)), Into(into_fd, passing), lacking)
+            if lacking.errors:
+                self._blame(extent, lacking.errors)
+            return lacking.errors
+        finally:
+            with self._lock:
+                self._under_way -= 1
+                if not self._under_way:
+                    self._buffers.release()
+
+    def _drain_all(self, parts: deque[_Part | _Whole], into: Into, lacking: _Lacking) -> None:
         if not parts:
-            return {}
+            return
+        wholes = [part.whole for part in parts if isinstance(part, _Part) and part.whole is not None]
         largest = max(part.size for part in parts if isinstance(part, _Part))
         count = min(self._threads, len(parts), max(1, BUFFERS_BYTES // largest))
-        into, lacking = Into(into_fd, passing), _Lacking(extent)
         runs: list[Future[None]] = [Future() for _ in range(count)]
         try:
             for run in runs:
@@ -190,11 +205,11 @@ class Fetcher:
             self._drain(parts, into, lacking, here)
             runs = [run for run in (*runs, here) if not run.cancel()]
         failures = [error for run in runs if (error := run.exception()) is not None]
+        for whole in wholes:  # they name their parts, and these them: no collection need find what they hold
+            whole.stored = None
+            whole.parts.clear()
         if failures:
             raise failures[0]
-        if lacking.errors:
-            self._blame(extent, lacking.errors)
-        return lacking.errors
 
     def _blame(self, extent: Extent, missing: dict[int, CacheError]) -> None:
         """Raise where it is not the missing objects that are wrong: after a mount has gone, or credentials have ended, one
@@ -203,7 +218,7 @@ class Fetcher:
         piece = next(read, None)
         if piece is None:
             raise next(iter(missing.values()))
-        self._source_of(piece.object.uri).read_into(piece.object, piece.offset, self._buffer(1))
+        self._source_of(piece.object.uri).read_into(piece.object, piece.offset, memoryview(bytearray(1)))
 
     def close(self) -> None:
         """End the threads."""
@@ -257,9 +272,9 @@ class Fetcher:
         if part.whole is not None and part.whole.stored is not None:
             source.read_into(part.version, part.offset, part.whole.stored[part.offset :][: part.size])
             return
-        view = self._buffer(part.size)
-        source.read_into(part.version, part.offset, view)
-        into.write(view, part.at)
+        with self._buffers.taken(part.size) as view:
+            source.read_into(part.version, part.offset, view)
+            into.write(view, part.at)
 
     def _complete(self, whole: _Whole, into: Into) -> None:
         """All of an object is here. Where that is not what the source says of it, it is read once more."""
@@ -273,32 +288,20 @@ class Fetcher:
         if whole.stored is not None and whole.piece.codec == "parquet":
             into.write(parquet.decode(whole.piece, whole.stored).data, whole.at)
         elif whole.stored is not None:
-            _decode(whole.piece, whole.stored, whole.at, into, self._buffer(_CHUNK_BYTES))
+            with self._buffers.taken(_CHUNK_BYTES) as buffer:
+                _decode(whole.piece, whole.stored, whole.at, into, buffer)
+        whole.stored = None
 
     def _bytes(self, whole: _Whole, into: Into) -> Iterator[memoryview]:
         """Of an object as it is stored, in order."""
         if whole.stored is not None:
             yield whole.stored
             return
-        for start in range(0, whole.piece.length, _CHUNK_BYTES):
-            view = self._buffer(min(_CHUNK_BYTES, whole.piece.length - start))
-            into.read(view, whole.at + start)
-            yield view
-
-    def _buffer(self, size: int) -> memoryview:
-        """This thread's buffer, grown when it is too small."""
-        held: memoryview | None = getattr(self._own, "buffer", None)
-        if held is None or len(held) < size:
-            held = self._own.buffer = _huge(size)
-        return held[:size]
-
-
-def _huge(size: int) -> memoryview:
-    """Memory in huge pages where the kernel has them: 32 buffers of 8 MiB are 65,536 page faults less."""
-    memory = mmap.mmap(-1, max(1, size), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a kernel that has none
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return memoryview(memory)
+        with self._buffers.taken(_CHUNK_BYTES) as buffer:
+            for start in range(0, whole.piece.length, _CHUNK_BYTES):
+                view = buffer[: whole.piece.length - start]
+                into.read(view, whole.at + start)
+                yield view
 
 
 def _parts(extent: Extent, part_bytes: int) -> Iterator[_Part | _Whole]:
