@@ -96,6 +96,15 @@ def begins_as_rows(beginning: bytes) -> bool:
     return file is not None and isinstance(row[file], str)
 
 
+def begins_as_json_lines(beginning: bytes) -> bool:
+    """Whether a file begins with a line that is a JSON object, and another object follows."""
+    line, _, rest = beginning.removeprefix(BOM_UTF8).lstrip().partition(b"\n")
+    try:
+        return isinstance(json.loads(line), dict) and rest.lstrip().startswith(b"{")
+    except (ValueError, RecursionError):
+        return False
+
+
 def _first(columns: Sequence[str], wanted: Sequence[str]) -> str | None:
     spelled = {column.lower(): column for column in reversed(columns)}
     return next((spelled[name] for name in wanted if name in spelled), None)

@@ -17,8 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from cachesvc.catalog.columns import Ints, TextColumn, ints
+from cachesvc.catalog.containers import BY_EXTENSION, refusal
 from cachesvc.catalog.formats import labels, sidecars
 from cachesvc.catalog.inputs import Draft, Entry, Inputs, split_name
+from cachesvc.catalog.kinds import TABLES
 from cachesvc.catalog.layout import Field
 from cachesvc.catalog.space import Space
 from cachesvc.core.errors import NotFound
@@ -49,7 +51,11 @@ def compile_files(inputs: Inputs) -> Draft:
     """Compile a folder. Raises NotFound where there is not one byte of data, InvalidInput for a label file
     that is not there or labels nothing, CorruptData for one that does not parse."""
     told = labels.told_apart(inputs)
-    rest = told.rest
+    rest, strays = told.rest, inputs.strays
+    if inputs.found_out:
+        strays = strays.union(_rows(inputs, rest))
+    if strays:
+        rest = [at for at in rest if at not in strays]
     if not rest:
         raise NotFound(f"{inputs.uri} holds no data: nothing but {inputs.options.table!r}")
     samples = _group([inputs.entries[at] for at in rest])
@@ -66,10 +72,26 @@ def compile_files(inputs: Inputs) -> Draft:
     draft = Draft("rows", space, samples.fields, firsts)
     draft.columns = {"row.address": addresses.reshape(-1), "row.length": lengths.reshape(-1)}
     draft.notes += told.notes
+    draft.strays = strays
     draft.keys = TextColumn(samples.names[sample] for sample in order)
     files = sidecars.Files(rest, rows, samples.field, samples.fields, len(order))
     sidecars.annotate(inputs, draft, files, told.tables)
     return draft
+
+
+def _rows(inputs: Inputs, rest: Sequence[int]) -> list[int]:
+    """Files of rows that are no table about the others, nor a field of a sample. Raises InvalidInput where they are half
+    of the files or more."""
+    rows = [at for at in rest if inputs.entries[at].extension in TABLES]
+    if not rows:
+        return []
+    others = set(rest).difference(rows)
+    stems = {split_name(inputs.entries[at].object.uri)[0] for at in others}
+    rows = [at for at in rows if split_name(inputs.entries[at].object.uri)[0] not in stems]
+    if rows and len(rows) >= len(others):
+        first = inputs.entries[rows[0]]
+        raise refusal(first.object.uri, BY_EXTENSION[first.extension], len(rows))
+    return rows
 
 
 def _group(entries: Sequence[Entry]) -> _Samples:

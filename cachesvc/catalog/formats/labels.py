@@ -58,7 +58,7 @@ def told_apart(inputs: Inputs) -> Told:
     rest = [at for at in range(len(inputs.entries)) if at not in taken]
     samples = [inputs.entries[at] for at in found if at not in taken]
     notes = [
-        f"{entry.object.uri} is taken for a sample: as a table its first line would name a column for the file "
+        f"{entry.object.uri} is no table of labels: its first line would name a column for the file "
         f"({', '.join(FILE_COLUMNS)})"
         for entry in samples
         if entry.path.partition(".")[0] in _MEANT and len(samples) < len(rest)

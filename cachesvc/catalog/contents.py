@@ -1,0 +1,77 @@
+"""What objects are whose names do not say: the beginning of one of each kind of name is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from cachesvc.catalog.containers import HEAD_BYTES, JSONL, Container, by_content, refusal
+from cachesvc.catalog.inputs import Inputs
+from cachesvc.catalog.kinds import KNOWN, TABLES, extension_of
+from cachesvc.catalog.tables import begins_as_json_lines
+
+_MAX_LOOKS = 16
+"""Kinds of names of which an object is read, those with the most objects."""
+_SAMPLE_BYTES = 1 << 20
+"""A file of unknown kind that is larger is likely to hold many samples."""
+_LINES_BYTES = 64 << 10
+_PICKLES = frozenset({"pkl", "pickle", "pt", "pth", "joblib", "ckpt"})
+"""Not looked at: the loader refuses them by name."""
+
+
+def look(inputs: Inputs) -> tuple[Inputs, list[str]]:
+    """Inputs whose `strays` are containers with names that say nothing, and a warning of large objects of unknown kind.
+    Raises InvalidInput where half of the files or more are a container that is not read."""
+    groups: dict[str, list[int]] = {}
+    for at, entry in enumerate(inputs.entries):
+        groups.setdefault(extension_of(entry.name), []).append(at)
+    unknown = {name: group for name, group in groups.items() if name not in KNOWN and name not in TABLES}
+    strays: set[int] = set()
+    opaque: list[int] = []
+    data = len(inputs.entries) - sum(len(groups.get(name, ())) for name in TABLES)
+    for name in sorted(unknown, key=lambda name: -len(unknown[name]))[:_MAX_LOOKS]:
+        group = unknown[name]
+        found, binary = _content(inputs, group) if name not in _PICKLES else (None, True)
+        if found is not None and 2 * len(group) >= data:
+            raise refusal(inputs.entries[group[0]].object.uri, found, len(group))
+        if found is not None:
+            strays.update(group)
+        elif binary:
+            opaque += [at for at in group if inputs.entries[at].object.size_bytes > _SAMPLE_BYTES]
+    if set(groups) == {"json"} and (lines := _json_lines(inputs)):
+        raise refusal(lines, JSONL, len(inputs.entries))
+    return replace(inputs, strays=frozenset(strays), found_out=True), _warning(inputs, sorted(opaque))
+
+
+def _content(inputs: Inputs, group: Sequence[int]) -> tuple[Container | None, bool]:
+    """What the first object of a group is that has bytes, and whether it is binary."""
+    for at in group:
+        version = inputs.entries[at].object
+        if version.size_bytes:
+            head = inputs.fetch(version, 0, min(version.size_bytes, HEAD_BYTES))
+            return by_content(head, version.size_bytes), b"\0" in head or not _is_text(head)
+    return None, False
+
+
+def _is_text(head: bytes) -> bool:
+    try:
+        head.decode()
+    except UnicodeDecodeError as error:
+        return len(head) == HEAD_BYTES and error.start > HEAD_BYTES - 4  # a character that is cut
+    return True
+
+
+def _json_lines(inputs: Inputs) -> str:
+    """The URI of the first object, if it holds a JSON object a line."""
+    version = inputs.entries[0].object
+    head = inputs.fetch(version, 0, min(version.size_bytes, _LINES_BYTES))
+    return version.uri if begins_as_json_lines(head) else ""
+
+
+def _warning(inputs: Inputs, opaque: Sequence[int]) -> list[str]:
+    if not opaque:
+        return []
+    return [
+        f"{len(opaque):,} objects of unknown kind are read as opaque bytes, one sample each, the first is "
+        f"{inputs.entries[opaque[0]].object.uri}: give format=, or format='files' if that is meant"
+    ]
