@@ -151,7 +151,7 @@ def build(
     inputs = Inputs(survey.uri, survey.entries, survey.options, fetch, data, progress)
     inputs, notes = look(inputs) if survey.found_out and survey.format == "files" else (inputs, [])
     draft = _COMPILE[survey.format](inputs)
-    draft.notes[:0] = [*_left_out(survey, draft), *notes, *hive_notes(survey.entries)]
+    draft.notes[:0] = [*_left_out(survey, draft), *notes, *hive_notes(survey.entries, draft.fields)]
     if not draft.extent_first[-1]:
         found = sum(entry.object.size_bytes for entry in survey.entries)
         raise NotFound(

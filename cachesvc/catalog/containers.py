@@ -72,9 +72,9 @@ CONTAINERS = (
     Container("tar", (), ((257, b"ustar"),), f"{_NAME}.tar"),
     Container("NumPy", (), ((0, b"\x93NUMPY"),), f"{_NAME}.npy"),
     Container(
-        "llm.c tokens", (), ((0, struct.pack("<i", 20240520)), (0, struct.pack("<i", 20240801))), _TOKENS
+        "tokens of llm.c", (), ((0, struct.pack("<i", 20240520)), (0, struct.pack("<i", 20240801))), _TOKENS
     ),
-    Container("litGPT tokens", (), ((0, b"LITPKDS"),), _TOKENS),
+    Container("tokens of LitGPT", (), ((0, b"LITPKDS"),), _TOKENS),
 )
 """To know one more, add a row."""
 BY_EXTENSION = {extension: each for each in CONTAINERS for extension in each.extensions}

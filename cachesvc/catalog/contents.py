@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from cachesvc.catalog.containers import HEAD_BYTES, JSONL, Container, by_content, refusal
 from cachesvc.catalog.inputs import Inputs
-from cachesvc.catalog.kinds import KNOWN, TABLES, extension_of
+from cachesvc.catalog.kinds import KNOWN, PLAIN, TABLES, extension_of, kind_of
 from cachesvc.catalog.tables import begins_as_json_lines
 
 _MAX_LOOKS = 16
@@ -21,39 +21,52 @@ _PICKLES = frozenset({"pkl", "pickle", "pt", "pth", "joblib", "ckpt"})
 
 def look(inputs: Inputs) -> tuple[Inputs, list[str]]:
     """Inputs whose `strays` are containers with names that say nothing, and a warning of large objects of unknown kind.
-    Raises InvalidInput where half of the files or more are a container that is not read."""
+    Raises InvalidInput where half of the files or more are containers of one kind."""
     groups: dict[str, list[int]] = {}
     for at, entry in enumerate(inputs.entries):
         groups.setdefault(extension_of(entry.name), []).append(at)
-    unknown = {name: group for name, group in groups.items() if name not in KNOWN and name not in TABLES}
-    strays: set[int] = set()
+    unknown = [
+        group
+        for name, group in groups.items()
+        if name not in KNOWN and kind_of(inputs.entries[group[0]].name) == PLAIN
+    ]
+    unknown.sort(key=len, reverse=True)
+    strays: dict[Container, list[int]] = {}
     opaque: list[int] = []
-    data = len(inputs.entries) - sum(len(groups.get(name, ())) for name in TABLES)
-    for name in sorted(unknown, key=lambda name: -len(unknown[name]))[:_MAX_LOOKS]:
-        group = unknown[name]
-        found, binary = _content(inputs, group) if name not in _PICKLES else (None, True)
-        if found is not None and 2 * len(group) >= data:
-            raise refusal(inputs.entries[group[0]].object.uri, found, len(group))
+    for number, group in enumerate(unknown):
+        found, binary = _content(inputs, group) if number < _MAX_LOOKS else (None, True)
         if found is not None:
-            strays.update(group)
+            strays.setdefault(found, []).extend(group)
         elif binary:
             opaque += [at for at in group if inputs.entries[at].object.size_bytes > _SAMPLE_BYTES]
+    _check(inputs, strays, len(inputs.entries) - sum(len(groups.get(name, ())) for name in TABLES))
     if set(groups) == {"json"} and (lines := _json_lines(inputs)):
         raise refusal(lines, JSONL, len(inputs.entries))
-    return replace(inputs, strays=frozenset(strays), found_out=True), _warning(inputs, sorted(opaque))
+    every = frozenset(at for found in strays.values() for at in found)
+    return replace(inputs, strays=every, found_out=True), _warning(inputs, sorted(opaque))
+
+
+def _check(inputs: Inputs, strays: Mapping[Container, Sequence[int]], files: int) -> None:
+    for container, found in strays.items():
+        if 2 * len(found) >= files:
+            raise refusal(inputs.entries[min(found)].object.uri, container, len(found))
 
 
 def _content(inputs: Inputs, group: Sequence[int]) -> tuple[Container | None, bool]:
     """What the first object of a group is that has bytes, and whether it is binary."""
+    if inputs.entries[group[0]].extension in _PICKLES:
+        return None, True
     for at in group:
         version = inputs.entries[at].object
         if version.size_bytes:
             head = inputs.fetch(version, 0, min(version.size_bytes, HEAD_BYTES))
-            return by_content(head, version.size_bytes), b"\0" in head or not _is_text(head)
+            return by_content(head, version.size_bytes), not _is_text(head)
     return None, False
 
 
 def _is_text(head: bytes) -> bool:
+    if any(byte < 32 and byte not in b"\t\n\v\f\r\x1b" for byte in head):
+        return False
     try:
         head.decode()
     except UnicodeDecodeError as error:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 
 from cachesvc.catalog.inputs import Entry
+from cachesvc.catalog.layout import Field
 
 _PARTITION = re.compile(r"[A-Za-z_][^/=]*=[^/]*")
 
@@ -16,8 +17,8 @@ def is_partition(folder: str) -> bool:
     return _PARTITION.fullmatch(folder) is not None
 
 
-def hive_notes(entries: Sequence[Entry]) -> list[str]:
-    """What is said of data in such folders: their columns are in no sample."""
+def hive_notes(entries: Sequence[Entry], fields: Sequence[Field]) -> list[str]:
+    """What is said of data in such folders whose columns are no field."""
     root = os.path.commonprefix([entry.object.uri for entry in entries]).rpartition("/")[0]  # noqa: RUF071
     columns: dict[str, str] = {}
     for entry in entries:
@@ -25,10 +26,12 @@ def hive_notes(entries: Sequence[Entry]) -> list[str]:
             if "=" in path:
                 for folder in filter(is_partition, path.split("/")[:-1]):
                     columns.setdefault(folder.partition("=")[0], folder)
+    for field in fields:
+        columns.pop(field.name, None)
     if not columns:
         return []
-    named = ", ".join(sorted(columns))
+    named = ", ".join(columns)
     return [
-        f"folders such as {next(iter(columns.values()))} are neither columns nor classes: {named} is in no sample; "
-        "open one folder, or write the column into the files"
+        f"folders such as {next(iter(columns.values()))} are neither columns nor classes: no sample holds {named}; "
+        "open one folder, or write the columns into the files"
     ]

@@ -18,95 +18,16 @@ ASIDE = "aside"
 PLAIN = "files"
 Kind = str | Container
 """A format's name, a container that is not read, `ASIDE`, or `PLAIN`: a file that may be a sample."""
-KNOWN = frozenset(
-    {
-        *(
-            "jpg",
-            "jpeg",
-            "png",
-            "webp",
-            "bmp",
-            "gif",
-            "tif",
-            "tiff",
-            "ppm",
-            "pgm",
-            "pbm",
-            "pnm",
-            "heic",
-            "heif",
-            "avif",
-        ),
-        *(
-            "jxl",
-            "jp2",
-            "j2k",
-            "exr",
-            "hdr",
-            "tga",
-            "svg",
-            "dng",
-            "cr2",
-            "nef",
-            "arw",
-            "ico",
-            "psd",
-            "jpe",
-            "jfif",
-        ),
-        *("mp4", "avi", "mkv", "mov", "webm", "m4v", "mpg", "mpeg", "wmv", "flv", "ts", "3gp", "mjpeg"),
-        *(
-            "wav",
-            "flac",
-            "mp3",
-            "ogg",
-            "opus",
-            "m4a",
-            "aac",
-            "aiff",
-            "aif",
-            "wma",
-            "amr",
-            "sph",
-            "mid",
-            "midi",
-        ),
-        *(
-            "dcm",
-            "nii",
-            "nii.gz",
-            "nrrd",
-            "mha",
-            "mhd",
-            "svs",
-            "ndpi",
-            "edf",
-            "fits",
-            "las",
-            "laz",
-            "ply",
-            "pcd",
-        ),
-        *("obj", "stl", "off", "glb", "gltf", "fbx", "usdz", "pdb", "cif", "mol", "sdf", "xyz"),
-        *(
-            "txt",
-            "json",
-            "cls",
-            "xml",
-            "yaml",
-            "yml",
-            "md",
-            "rst",
-            "html",
-            "htm",
-            "tex",
-            "srt",
-            "vtt",
-            "textgrid",
-        ),
-        *("pdf", "docx", "pptx", "xlsx", "epub", "eml"),
-    }
-)
+IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm"})
+"""Extensions of what the loader decodes as an image."""
+_SAMPLES = """
+    pbm pnm heic heif avif jxl jp2 j2k exr hdr tga svg dng cr2 nef arw ico psd jpe jfif
+    mp4 avi mkv mov webm m4v mpg mpeg wmv flv ts 3gp mjpeg
+    wav flac mp3 ogg opus m4a aac aiff aif wma amr sph mid midi
+    dcm nii nii.gz nrrd mha mhd svs ndpi edf fits las laz ply pcd obj stl off glb gltf fbx pdb cif mol sdf xyz
+    txt json cls xml yaml yml md rst html htm tex srt vtt textgrid pdf docx pptx xlsx epub eml
+"""
+KNOWN = IMAGES.union(_SAMPLES.split())
 """Extensions of files that are a sample each, however large."""
 
 _SHARD_NUMBER = re.compile(r"-\d+-of-\d+$")
@@ -153,10 +74,11 @@ def kind_of(name: str) -> Kind:
 
 
 def extension_of(name: str) -> str:
-    """The last extension in lower case, of a compressed one together with the one before: `jsonl.gz`."""
+    """The last extension in lower case, of a compressed file together with the one before (`jsonl.gz`); a
+    number (`shard.0001`) is none."""
     stem, extension = split_name(name.lower())
     inner = split_name(stem)[1] if extension in COMPRESSIONS else ""
-    return f"{inner}.{extension}" if inner else extension
+    return f"{inner}.{extension}" if inner else "" if extension.isdigit() else extension
 
 
 @lru_cache(1024)
