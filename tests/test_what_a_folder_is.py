@@ -133,6 +133,7 @@ def test_megatron_pairs_are_matched_without_case(tmp_path: Path) -> None:
         {"a.parquet": b"PAR1", "a_stats.json": b"{}"},
         {"labels.csv": b"file,label\n"},
         {"idx/a.idx": b"i", "idx/b.idx": b"i"},
+        {"dataset.yaml": b"y"},
     ],
 )
 def test_what_lies_beside_shards_decides_nothing(tmp_path: Path, beside: dict[str, bytes]) -> None:
@@ -221,6 +222,13 @@ def test_an_index_decides_for_its_shards_and_not_for_the_folder(tmp_path: Path) 
     mds_shards(tmp_path / "d" / "m", {"x": "bytes"}, [{"x": b"1"}] * 4, 2)
     assert compiled(tmp_path / "d").format == "mds"
     assert left_out(opened(tmp_path / "d", IMAGES)) == (3, 13, "index.json")
+    error = refusal(tmp_path / "d" / "m", {f"{n}.jpg": b"1" for n in range(9)})
+    assert "index.json names others than most: 9 files (0.jpg), 2 mds" in error
+    assert "format= (files, mds)" in error
+
+
+def test_one_zarr_file_does_not_decide_for_what_lies_beside_it(tmp_path: Path) -> None:
+    assert opened(tmp_path / "d", IMAGES | {".zattrs": b"{}"}).samples == 10
 
 
 def test_mds_shards_of_which_some_are_compressed_are_one_format(tmp_path: Path) -> None:
