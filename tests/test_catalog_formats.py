@@ -109,7 +109,7 @@ def test_a_class_that_does_not_exist_is_refused_in_one_line(tmp_path: Path) -> N
     assert len(catalog.find("label.startswith('d')")) == 0
 
 
-@pytest.mark.parametrize("name", ["labels.csv", "metadata.jsonl"])
+@pytest.mark.parametrize("name", ["labels.csv", "metadata.jsonl", "Labels.CSV"])
 def test_a_table_beside_the_files_labels_them(tmp_path: Path, name: str) -> None:
     write_files(tmp_path / "d", {f"{i}.png": bytes([i]) for i in range(6)})
     rows = [{"file_name": f"{i}.png", "label": "odd" if i % 2 else "even", "size": i} for i in range(6)]

@@ -30,7 +30,7 @@ _TO_PARQUET = f"{_NOT_READ}convert it to Parquet"
 _TO_SHARDS = f"{_NOT_READ}write its samples as WebDataset tars, MDS shards or Parquet"
 _TO_ARRAYS = f"{_NOT_READ}save its arrays as .npy files"
 _UNPACK = f"{_NOT_READ}unpack it, or pack its files as a tar"
-_TOKENS = "which needs format='tokens', dtype= and seq_len="
+_TOKENS = "which needs format='tokens' and seq_len="
 _NAME = "which needs a name that ends with "
 
 JSONL = Container(

@@ -73,7 +73,7 @@ def parsed_table(uri: str, body: bytes) -> Table:
         raise CorruptData(
             f"{uri} is no UTF-8 text ({error.reason} at byte {error.start}): save it as UTF-8"
         ) from error
-    if uri.endswith((".jsonl", ".ndjson", ".json")):
+    if uri.lower().endswith((".jsonl", ".ndjson", ".json")):
         rows = islice(_json_rows(uri, text), _HEADER_ROWS)
         return Table(uri, text, "", tuple(dict.fromkeys(name for row in rows for name in row)))
     headers = {separator: _header(uri, text, separator) for separator in SEPARATORS}
