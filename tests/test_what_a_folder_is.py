@@ -356,6 +356,7 @@ CONTAINERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "tar of another name": ("tar, which needs", lambda d: write_files(d, {"a.shard": TAR})),
     "numbered parts": ("HDF5", lambda d: write_files(d, {f"x.{n:03}": HDF5 for n in range(40)})),
     "json lines called json": ("JSONL", lambda d: write_files(d, {"train.json": b'{"a": 1}\n{"a": 2}\n'})),
+    "a long list called json": ("a JSON list", lambda d: write_files(d, {"a.json": b'[{"a": 1}' + b" " * len(BIG) + b"]"})),
     "tokens of llm.c": ("tokens of llm.c, which needs format='tokens'", lambda d: write_files(d, {"t.bin": LLM_C})),
 }  # fmt: skip
 
@@ -407,6 +408,30 @@ def test_large_objects_of_unknown_kind_are_warned_of_unless_they_are_asked_for(
         if note.startswith("2 objects of unknown kind are read as opaque bytes")
     ]
     assert len(warned) == len(catalog.notes) == (not format)
+    (only,) = opened(tmp_path / "e", IMAGES | {"a.weird": noise}).notes
+    assert only.startswith("1 of 11 objects are no files and were left out")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"ORCA wrote this",
+        b"\xff" * 600,
+        bytes(600),
+        b"",
+        b'[{"a": 1}]',
+        np.arange(200, dtype="<f4").tobytes(),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.dat", "a.bin", "a", "a.json"])
+def test_small_files_of_any_content_are_samples(tmp_path: Path, name: str, body: bytes) -> None:
+    assert opened(tmp_path / "d", {name: body, f"x/{name}": b"x"}).samples == 2
+
+
+def test_chunks_of_litdata_are_no_tokens(tmp_path: Path) -> None:
+    assert "litData" in refusal(
+        tmp_path / "d", {"chunk-0-0.bin": _litdata_chunk(b"ab")}, dtype="u2", seq_len=1
+    )
 
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.wav", "a.nii.gz", "a.txt", "a.jpg"])
@@ -455,7 +480,8 @@ def test_a_folder_of_hive_partitions_is_no_column_and_no_class_which_is_said(tmp
     )
     assert pictures.classes == ()
     assert any(said in note for note in pictures.notes)
-    assert compiled(tmp_path / "e", Options(labels="folder")).classes == ("year=2020", "year=2021")
+    asked = compiled(tmp_path / "e", Options(labels="folder"))
+    assert (asked.classes, asked.notes) == (("year=2020", "year=2021"), ())
 
 
 # ---- with and without a daemon, on a file system and in a bucket

@@ -15,7 +15,7 @@ import numpy as np
 from cachesvc.catalog.catalog import BUILDER_VERSION, Catalog
 from cachesvc.catalog.choice import choose
 from cachesvc.catalog.columns import TextColumn, ints, verify_digest, write_columns
-from cachesvc.catalog.contents import look
+from cachesvc.catalog.contents import look, warning
 from cachesvc.catalog.detect import check_all_chosen, listing, name_of
 from cachesvc.catalog.formats import files, fixed, mds, parquet, tokens, webdataset
 from cachesvc.catalog.hive import hive_notes
@@ -96,8 +96,8 @@ def survey(uris: Sequence[str], options: Options, sources: _Sources) -> Survey:
         raise NotFound(f"{uri} holds no {resolved.format} data among its {len(listed.entries)} objects")
     check_all_chosen(uris, listed, entries, resolved.format)
     _check_options(uri, resolved)
-    taken = {entry.object.uri for entry in entries}
-    others = [entry.object.uri for entry in listed.entries if entry.object.uri not in taken]
+    left_out = len(listed.entries) - len(entries)
+    taken = {entry.object.uri for entry in entries} if left_out else set()
     # Of files, what is read as a sample depends on whether the format was given.
     opened = options if choice.found_out and choice.format == "files" else resolved
     return Survey(
@@ -107,8 +107,10 @@ def survey(uris: Sequence[str], options: Options, sources: _Sources) -> Survey:
         entries=entries,
         beside=listed.beside,
         found_out=choice.found_out,
-        left_out=len(others),
-        first_left_out=others[0] if others else "",
+        left_out=left_out,
+        first_left_out=next(uri for each in listed.entries if (uri := each.object.uri) not in taken)
+        if left_out
+        else "",
     )
 
 
@@ -149,9 +151,13 @@ def build(
         return bytes(buffer)
 
     inputs = Inputs(survey.uri, survey.entries, survey.options, fetch, data, progress)
-    inputs, notes = look(inputs) if survey.found_out and survey.format == "files" else (inputs, [])
+    inputs, opaque = look(inputs) if survey.found_out and survey.format == "files" else (inputs, [])
     draft = _COMPILE[survey.format](inputs)
-    draft.notes[:0] = [*_left_out(survey, draft), *notes, *hive_notes(survey.entries, draft.fields)]
+    draft.notes[:0] = [
+        *_left_out(survey, draft),
+        *warning(inputs, set(opaque).difference(draft.strays)),
+        *hive_notes(survey.entries, draft),
+    ]
     if not draft.extent_first[-1]:
         found = sum(entry.object.size_bytes for entry in survey.entries)
         raise NotFound(

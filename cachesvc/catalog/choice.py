@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cachesvc.catalog.containers import LITDATA, Container, refusal
 from cachesvc.catalog.formats import files, fixed, mds, parquet, tokens, webdataset
 from cachesvc.catalog.inputs import Entry, Options
-from cachesvc.catalog.kinds import Kind
+from cachesvc.catalog.kinds import Kind, kind_of
 from cachesvc.catalog.tally import Tally
 from cachesvc.core.errors import InvalidInput, NotFound
 
@@ -55,7 +55,7 @@ def _stated(entries: Sequence[Entry], options: Options) -> str:
     """The format that an option is for, where there are arrays to read by it; else ""."""
     if not (options.seq_len or options.record_bytes or options.dtype):
         return ""
-    found = {entry.extension for entry in entries}
+    found = {entry.extension for entry in entries if kind_of(entry.name) is not LITDATA}
     if found.isdisjoint(("bin", "npy")):
         return ""
     return "tokens" if options.seq_len or "idx" in found else "records"

@@ -43,18 +43,20 @@ CSV = Container("CSV", ("csv", "tsv"), (), f"{_TO_PARQUET} (pandas.read_csv(...)
 TFRECORD = Container("TFRecord", ("tfrecord", "tfrecords", "tfrec"), (), _TO_SHARDS)
 LITDATA = Container("litData", (), (), _TO_SHARDS)
 ZARR = Container("Zarr", ("zarr",), (), _TO_ARRAYS)
+JSON_LIST = Container("a JSON list", (), (), _TO_PARQUET)
+ARROW = Container(
+    "Arrow",
+    ("arrow", "feather", "ipc"),
+    ((0, b"ARROW1"), (0, b"FEA1")),
+    f"{_TO_PARQUET} (datasets.load_from_disk(...).to_parquet('x.parquet'), or pyarrow.parquet.write_table)",
+)
 CONTAINERS = (
     JSONL,
     CSV,
     TFRECORD,
     LITDATA,
     ZARR,
-    Container(
-        "Arrow",
-        ("arrow", "feather", "ipc"),
-        ((0, b"ARROW1"), (0, b"FEA1"), (0, b"\xff\xff\xff\xff")),
-        f"{_TO_PARQUET} (datasets.load_from_disk(...).to_parquet('x.parquet'), or pyarrow.parquet.write_table)",
-    ),
+    ARROW,
     Container("HDF5", ("h5", "hdf5", "hdf", "he5"), ((0, b"\x89HDF\r\n\x1a\n"),), _TO_ARRAYS),
     Container("LMDB", ("lmdb", "mdb"), ((16, b"\xde\xc0\xef\xbe"),), _TO_SHARDS),
     Container("npz", ("npz",), (), _TO_ARRAYS),
@@ -88,13 +90,12 @@ _PACKED = {
 
 
 def by_content(head: bytes, size_bytes: int) -> Container | None:
-    """The container that begins with these `HEAD_BYTES`, None for none that is known."""
+    """The container of a binary file that begins with these `HEAD_BYTES`, None for none that is known."""
     for each in CONTAINERS:
         if any(head.startswith(magic, at) for at, magic in each.magic):
             return each
-    if _is_tfrecord(head, size_bytes):
-        return TFRECORD
-    return LITDATA if _is_litdata(head, size_bytes) else None
+    looks = ((TFRECORD, _is_tfrecord), (LITDATA, _is_litdata), (ARROW, _is_arrow_stream))
+    return next((each for each, is_one in looks if len(head) >= 12 and is_one(head, size_bytes)), None)
 
 
 def compression_of(head: bytes) -> str:
@@ -112,8 +113,6 @@ def refusal(uri: str, found: Container, count: int = 1) -> InvalidInput:
 
 def _is_tfrecord(head: bytes, size_bytes: int) -> bool:
     """A record begins with its length, 8 bytes, and the masked CRC-32C of them."""
-    if len(head) < 12:
-        return False
     length, masked = struct.unpack_from("<QI", head)
     crc = _crc32c(head[:8])
     return 16 + length <= size_bytes and bool(masked == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
@@ -130,9 +129,13 @@ def _crc32c(data: bytes) -> int:
 
 def _is_litdata(head: bytes, size_bytes: int) -> bool:
     """A chunk begins with the number of its items and the offset of each, all u32, the first right behind them."""
-    if len(head) < 12:
-        return False
     items, first = struct.unpack_from("<II", head)
     begins: tuple[int, ...] = struct.unpack_from(f"<{min(items + 1, len(head) // 4 - 1)}I", head, 4)
     rising = all(low <= high for low, high in pairwise(begins))
     return bool(items and first == 4 * (items + 2) and rising and begins[-1] <= size_bytes)
+
+
+def _is_arrow_stream(head: bytes, size_bytes: int) -> bool:
+    """A message begins with 0xFFFFFFFF and the length of its metadata, which begins with an offset into itself."""
+    mark, length, root = struct.unpack_from("<IiI", head)
+    return bool(mark == 0xFFFFFFFF and 0 < root < length < size_bytes and length % 8 == 0)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from cachesvc.catalog.containers import HEAD_BYTES, JSONL, Container, by_content, refusal
+from cachesvc.catalog.containers import HEAD_BYTES, JSON_LIST, JSONL, Container, by_content, refusal
 from cachesvc.catalog.inputs import Inputs
 from cachesvc.catalog.kinds import KNOWN, PLAIN, TABLES, extension_of, kind_of
 from cachesvc.catalog.tables import begins_as_json_lines
@@ -15,12 +16,13 @@ _MAX_LOOKS = 16
 _SAMPLE_BYTES = 1 << 20
 """A file of unknown kind that is larger is likely to hold many samples."""
 _LINES_BYTES = 64 << 10
+_LIST = re.compile(rb"\s*\[\s*\{")
 _PICKLES = frozenset({"pkl", "pickle", "pt", "pth", "joblib", "ckpt"})
 """Not looked at: the loader refuses them by name."""
 
 
-def look(inputs: Inputs) -> tuple[Inputs, list[str]]:
-    """Inputs whose `strays` are containers with names that say nothing, and a warning of large objects of unknown kind.
+def look(inputs: Inputs) -> tuple[Inputs, list[int]]:
+    """Inputs whose `strays` are containers with names that say nothing, and the entries that are large and of unknown kind.
     Raises InvalidInput where half of the files or more are containers of one kind."""
     groups: dict[str, list[int]] = {}
     for at, entry in enumerate(inputs.entries):
@@ -40,10 +42,10 @@ def look(inputs: Inputs) -> tuple[Inputs, list[str]]:
         elif binary:
             opaque += [at for at in group if inputs.entries[at].object.size_bytes > _SAMPLE_BYTES]
     _check(inputs, strays, len(inputs.entries) - sum(len(groups.get(name, ())) for name in TABLES))
-    if set(groups) == {"json"} and (lines := _json_lines(inputs)):
-        raise refusal(lines, JSONL, len(inputs.entries))
+    if set(groups) == {"json"}:
+        _check_json(inputs)
     every = frozenset(at for found in strays.values() for at in found)
-    return replace(inputs, strays=every, found_out=True), _warning(inputs, sorted(opaque))
+    return replace(inputs, strays=every, found_out=True), opaque
 
 
 def _check(inputs: Inputs, strays: Mapping[Container, Sequence[int]], files: int) -> None:
@@ -60,7 +62,7 @@ def _content(inputs: Inputs, group: Sequence[int]) -> tuple[Container | None, bo
         version = inputs.entries[at].object
         if version.size_bytes:
             head = inputs.fetch(version, 0, min(version.size_bytes, HEAD_BYTES))
-            return by_content(head, version.size_bytes), not _is_text(head)
+            return (None, False) if _is_text(head) else (by_content(head, version.size_bytes), True)
     return None, False
 
 
@@ -74,17 +76,21 @@ def _is_text(head: bytes) -> bool:
     return True
 
 
-def _json_lines(inputs: Inputs) -> str:
-    """The URI of the first object, if it holds a JSON object a line."""
+def _check_json(inputs: Inputs) -> None:
+    """Raises InvalidInput where the first file is no JSON value but an object a line, or a long list of objects."""
     version = inputs.entries[0].object
     head = inputs.fetch(version, 0, min(version.size_bytes, _LINES_BYTES))
-    return version.uri if begins_as_json_lines(head) else ""
+    if begins_as_json_lines(head):
+        raise refusal(version.uri, JSONL, len(inputs.entries))
+    if version.size_bytes > _SAMPLE_BYTES and _LIST.match(head):
+        raise refusal(version.uri, JSON_LIST, len(inputs.entries))
 
 
-def _warning(inputs: Inputs, opaque: Sequence[int]) -> list[str]:
+def warning(inputs: Inputs, opaque: Collection[int]) -> list[str]:
+    """What is said of samples that are large objects of unknown kind."""
     if not opaque:
         return []
     return [
         f"{len(opaque):,} objects of unknown kind are read as opaque bytes, one sample each, the first is "
-        f"{inputs.entries[opaque[0]].object.uri}: give format=, or format='files' if that is meant"
+        f"{inputs.entries[min(opaque)].object.uri}: give format=, or format='files' if that is meant"
     ]

@@ -6,8 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 
-from cachesvc.catalog.inputs import Entry
-from cachesvc.catalog.layout import Field
+from cachesvc.catalog.inputs import Draft, Entry
 
 _PARTITION = re.compile(r"[A-Za-z_][^/=]*=[^/]*")
 
@@ -17,8 +16,10 @@ def is_partition(folder: str) -> bool:
     return _PARTITION.fullmatch(folder) is not None
 
 
-def hive_notes(entries: Sequence[Entry], fields: Sequence[Field]) -> list[str]:
-    """What is said of data in such folders whose columns are no field."""
+def hive_notes(entries: Sequence[Entry], draft: Draft) -> list[str]:
+    """What is said of data in such folders, unless their columns are fields or they are the classes that were asked for."""
+    if any(map(is_partition, draft.classes)):
+        return []
     root = os.path.commonprefix([entry.object.uri for entry in entries]).rpartition("/")[0]  # noqa: RUF071
     columns: dict[str, str] = {}
     for entry in entries:
@@ -26,7 +27,7 @@ def hive_notes(entries: Sequence[Entry], fields: Sequence[Field]) -> list[str]:
             if "=" in path:
                 for folder in filter(is_partition, path.split("/")[:-1]):
                     columns.setdefault(folder.partition("=")[0], folder)
-    for field in fields:
+    for field in draft.fields:
         columns.pop(field.name, None)
     if not columns:
         return []

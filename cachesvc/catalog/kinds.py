@@ -25,7 +25,7 @@ _SAMPLES = """
     mp4 avi mkv mov webm m4v mpg mpeg wmv flv ts 3gp mjpeg
     wav flac mp3 ogg opus m4a aac aiff aif wma amr sph mid midi
     dcm nii nii.gz nrrd mha mhd svs ndpi edf fits las laz ply pcd obj stl off glb gltf fbx pdb cif mol sdf xyz
-    txt json cls xml yaml yml md rst html htm tex srt vtt textgrid pdf docx pptx xlsx epub eml
+    txt json cls xml yaml yml md rst html htm tex srt vtt textgrid pdf docx pptx xlsx odt epub eml
 """
 KNOWN = IMAGES.union(_SAMPLES.split())
 """Extensions of files that are a sample each, however large."""

@@ -11,7 +11,7 @@ import hashlib
 import os
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -92,8 +92,8 @@ def _rows(inputs: Inputs, rest: Sequence[int]) -> list[int]:
     if not rows:
         return []
     others = set(rest).difference(rows)
-    stems = {split_name(inputs.entries[at].object.uri)[0] for at in others}
-    rows = [at for at in rows if split_name(inputs.entries[at].object.uri)[0] not in stems]
+    fields = _sharing(inputs, rows, others)
+    rows = [at for at in rows if at not in fields]
     if rows and len(rows) >= len(others):
         first = inputs.entries[rows[0]]
         raise refusal(first.object.uri, BY_EXTENSION[first.extension], len(rows))
@@ -105,8 +105,15 @@ def _beside_images(inputs: Inputs, rest: Sequence[int]) -> set[int]:
     others = [at for at in rest if inputs.entries[at].extension not in IMAGES]
     if not others or 2 * len(others) >= len(rest):
         return set()
-    stems = {split_name(inputs.entries[at].object.uri)[0] for at in set(rest).difference(others)}
-    return {at for at in others if split_name(inputs.entries[at].object.uri)[0] not in stems}
+    return set(others) - _sharing(inputs, others, set(rest).difference(others))
+
+
+def _sharing(inputs: Inputs, few: Sequence[int], many: Iterable[int]) -> set[int]:
+    """Those of a few entries that share their stem with one of many others."""
+    stems = {at: split_name(inputs.entries[at].object.uri)[0] for at in few}
+    wanted = set(stems.values())
+    shared = {stem for at in many if (stem := split_name(inputs.entries[at].object.uri)[0]) in wanted}
+    return {at for at, stem in stems.items() if stem in shared}
 
 
 def _group(entries: Sequence[Entry]) -> _Samples:
