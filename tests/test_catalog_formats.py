@@ -109,7 +109,7 @@ def test_a_class_that_does_not_exist_is_refused_in_one_line(tmp_path: Path) -> N
     assert len(catalog.find("label.startswith('d')")) == 0
 
 
-@pytest.mark.parametrize("name", ["labels.csv", "metadata.jsonl"])
+@pytest.mark.parametrize("name", ["labels.csv", "metadata.jsonl", "Labels.CSV"])
 def test_a_table_beside_the_files_labels_them(tmp_path: Path, name: str) -> None:
     write_files(tmp_path / "d", {f"{i}.png": bytes([i]) for i in range(6)})
     rows = [{"file_name": f"{i}.png", "label": "odd" if i % 2 else "even", "size": i} for i in range(6)]
@@ -381,7 +381,7 @@ def test_wrong_datasets_are_one_clear_line(tmp_path: Path) -> None:
     write_files(tmp_path / "zero", {"a.jpg": b"", "b.jpg": b""})
     assert isinstance(_refusal(tmp_path / "zero"), NotFound)
     write_files(tmp_path / "two", {"a.tar": b"", "index.json": b"{}", "shard.00000.mds": b""})
-    assert "mds or webdataset" in str(_refusal(tmp_path / "two"))
+    assert "Say format= (webdataset, mds)" in str(_refusal(tmp_path / "two"))
     assert "unknown format 'zarr'" in str(_refusal(tmp_path / "two", Options(format="zarr")))
     write_files(tmp_path / "raw", {"a.bin": bytes(100)})
     assert "record_bytes" in str(_refusal(tmp_path / "raw", Options(format="records")))

@@ -42,9 +42,13 @@ def test_each_has_its_part(here: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "error", "match"),
     [
-        (("pets/", "tar/"), InvalidInput, "pets/ holds no webdataset data"),
+        (
+            ("pets/", "tar/"),
+            InvalidInput,
+            r"3 files .* 3 webdataset .*format= \(files, webdataset\).*\*\.tar",
+        ),
         (("tar/", "raw/"), InvalidInput, "raw/ holds no webdataset data"),
-        (("mds/", "pets/"), InvalidInput, "pets/ holds no mds data"),
+        (("mds/", "pets/"), InvalidInput, r"index\.json names others than most: 3 files .*, 1 mds"),
         (("tar/", "none/"), NotFound, "none/ holds no data"),
         (("tar/", "nowhere/"), NotFound, "nowhere"),
         (("tar/000000.tar", "tar/000077.tar"), NotFound, "000077.tar"),

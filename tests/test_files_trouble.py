@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from cachesvc.sources.files import FilesSource
 from cachesvc.sources.resilient import Resilience, Resilient
 from cachesvc.sources.watched import HUNG_S, Calls, Watched
 from tests.fuse import FaultyMount, File
+from tests.users import ALICE, as_root, as_user
 
 DATA = os.urandom(300_000)
 needs_fuse = pytest.mark.skipif(bool(FaultyMount.why_not()), reason=FaultyMount.why_not())
@@ -243,3 +245,36 @@ def test_folders_too_deep_in_one_another_are_a_typed_error(tmp_path: Path, deep:
                 list(FilesSource().list(str(tmp_path)))
     finally:
         subprocess.run(["rm", "-rf", tmp_path / "d"], check=True)
+
+
+@pytest.mark.parametrize("name", [".snapshot", "lost+found", "Lost+Found", "@eaDir", "__MACOSX"])
+def test_a_folder_that_holds_no_data_by_its_name_is_not_walked(tmp_path: Path, name: str) -> None:
+    for folder in (tmp_path / name, tmp_path / "d" / name):
+        folder.mkdir(parents=True)
+        for number in range(50):
+            (folder / str(number)).write_bytes(b"x")
+    (tmp_path / "d/a").write_bytes(b"x")
+    steps: list[None] = []
+    found = [each.uri for each in FilesSource(alive=lambda: steps.append(None)).list(str(tmp_path))]
+    assert found == [f"file://{tmp_path}/d/a"]
+    assert len(steps) < 10
+    assert len(list(FilesSource().list(f"{tmp_path}/{name}"))) == 50, "the folder that is asked for is"
+
+
+@as_root
+def test_an_unreadable_folder_is_named_and_one_that_holds_no_data_costs_nothing() -> None:
+    with tempfile.TemporaryDirectory() as here:
+        Path(here).chmod(0o755)
+        Path(here, "a").write_bytes(b"x")
+        for name in ("lost+found", ".snapshot"):
+            Path(here, name).mkdir(mode=0o700)
+        Path(here, ".link").symlink_to("lost+found/gone")
+
+        def listed() -> list[str]:
+            return [each.uri for each in FilesSource().list(here)]
+
+        assert as_user(ALICE, listed) == [f"file://{here}/a"]
+        Path(here, "b/secret").mkdir(parents=True)
+        Path(here, "b/secret").chmod(0o700)
+        why = f"file://{here}/b/secret: permission denied to user {ALICE}"
+        assert as_user(ALICE, listed) == ["NotAllowed", why]

@@ -177,10 +177,12 @@ def test_the_first_rows_of_jsonl_may_lack_a_label_and_the_last_of_two_counts(tmp
     ]
 
 
-def test_a_file_called_labels_that_is_no_table_is_said_to_be_a_sample(tmp_path: Path) -> None:
+def test_a_file_called_labels_that_is_no_table_is_left_out_and_told_of(tmp_path: Path) -> None:
     catalog = opened(tmp_path, "id|what\n0|cat\n", labels="")
-    assert catalog.samples == 5
-    assert [("labels.csv" in note, "sample" in note) for note in catalog.notes] == [(True, True)]
+    assert catalog.samples == 4
+    left_out, why = catalog.notes
+    assert left_out.startswith("1 of 5 objects are no files and were left out, the first is ")
+    assert "labels.csv is no table of labels: its first line would name a column" in why
 
 
 def test_folders_that_are_asked_for_give_classes_or_the_file_outside(tmp_path: Path) -> None:
@@ -193,11 +195,11 @@ def test_folders_that_are_asked_for_give_classes_or_the_file_outside(tmp_path: P
 
 
 def test_one_file_beside_the_class_folders_is_told_of_where_it_costs_all_labels(tmp_path: Path) -> None:
-    write_files(tmp_path / "d", {"cat/0.dat": b"x", "dog/1.dat": b"y", "README.md": b"z"})
+    write_files(tmp_path / "d", {"cat/0.dat": b"x", "dog/1.dat": b"y", "top.dat": b"z"})
     catalog = compiled(tmp_path / "d")
     assert (catalog.classes, catalog.samples) == ((), 3)
-    assert [note for note in catalog.notes if "'README.md'" in note and "no folder names a class" in note]
-    write_files(tmp_path / "d", {"LICENSE.md": b"z"})
+    assert [note for note in catalog.notes if "'top.dat'" in note and "no folder names a class" in note]
+    write_files(tmp_path / "d", {"more.dat": b"z"})
     assert compiled(tmp_path / "d").notes == (), "as many files as folders: no folder of classes"
 
 
@@ -281,10 +283,11 @@ def test_jsonl_of_any_name_whose_first_object_names_a_file_is_the_table(tmp_path
         b"\xff\xfe\n",
     ],
 )
-def test_jsonl_that_begins_otherwise_is_a_sample(tmp_path: Path, body: str | bytes) -> None:
+def test_jsonl_that_begins_otherwise_is_left_out(tmp_path: Path, body: str | bytes) -> None:
     catalog = opened(tmp_path, body, "train.jsonl", labels="")
-    assert catalog.samples == 5
-    assert catalog.notes == ()
+    assert catalog.samples == 4
+    (said,) = catalog.notes
+    assert said.startswith("1 of 5 objects are no files and were left out")
 
 
 def test_of_jsonl_of_other_content_only_the_first_line_is_read(tmp_path: Path) -> None:
@@ -296,29 +299,26 @@ def test_of_jsonl_of_other_content_only_the_first_line_is_read(tmp_path: Path) -
             super().read_into(version, offset, into)
 
     write_files(tmp_path / "d", FILES | {"train.jsonl": b'{"text": "x"}\n' * 100_000})
-    assert compiled(tmp_path / "d", folder=Counted()).samples == 5
-    assert reads == [64 << 10]
-    write_files(tmp_path / "rows", {f"{n}.jsonl": b'{"path": "x"}\n' * 100_000 for n in range(2)})
-    assert compiled(tmp_path / "rows", folder=Counted()).samples == 2  # nothing but tables is data
-    assert reads == [64 << 10] * 3
+    assert compiled(tmp_path / "d", folder=Counted()).samples == 4
+    assert [size for size in reads if size > 512] == [64 << 10]
 
 
 def test_much_jsonl_is_data_and_keeps_no_table_from_being_found(tmp_path: Path) -> None:
     many = {f"{n}.jsonl": b'{"key": "0"}\n' for n in range(10, 30)}
     write_files(tmp_path / "d", FILES | many | {"labels.csv": separated("file", "label").encode()})
-    catalog = compiled(tmp_path / "d")
+    catalog = compiled(tmp_path / "d", Options(format="files"))
     assert catalog.samples == 24
     assert catalog.classes == ("cat", "dog")
 
 
 def test_a_row_names_a_file_as_it_is_called_and_no_other(tmp_path: Path) -> None:
-    files = {"README": b"1", "v1.jpg": b"2", "v1.0/x": b"3", "b.jpg": b"4"}
+    files = {"bare": b"1", "v1.jpg": b"2", "v1.0/x": b"3", "b.jpg": b"4"}
     write_files(
         tmp_path / "d", files | {"labels.csv": b"file,label\n,none\nv1,cat\nv1.0/x,dog\nb.jpg, cat \n"}
     )
     catalog = compiled(tmp_path / "d")
     classes = {catalog.key(i): (*catalog.classes, "")[catalog.labels[i]] for i in range(catalog.samples)}
-    assert classes == {"README": "", "v1.jpg": "cat", "v1.0/x": "dog", "b.jpg": "cat"}
+    assert classes == {"bare": "", "v1.jpg": "cat", "v1.0/x": "dog", "b.jpg": "cat"}
     assert catalog.classes == ("cat", "dog")
 
 

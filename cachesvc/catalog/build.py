@@ -13,9 +13,12 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from cachesvc.catalog.catalog import BUILDER_VERSION, Catalog
+from cachesvc.catalog.choice import choose
 from cachesvc.catalog.columns import TextColumn, ints, verify_digest, write_columns
-from cachesvc.catalog.detect import check_all_chosen, format_of, listing, name_of
+from cachesvc.catalog.contents import look, warning
+from cachesvc.catalog.detect import check_all_chosen, listing, name_of
 from cachesvc.catalog.formats import files, fixed, mds, parquet, tokens, webdataset
+from cachesvc.catalog.hive import hive_notes
 from cachesvc.catalog.inputs import Draft, Entry, ExtentBytes, Inputs, Options
 from cachesvc.catalog.space import Space
 from cachesvc.catalog.unused import UNUSED_BYTES
@@ -35,14 +38,6 @@ _MAX_NOTES = 100
 """Of a catalog; each may hold a path of 4 KB."""
 _Sources = Callable[[str], Source]
 
-_SELECT: dict[str, Callable[[Sequence[Entry]], list[Entry]]] = {
-    "files": files.select,
-    "webdataset": webdataset.select,
-    "mds": mds.select,
-    "parquet": parquet.select,
-    "records": fixed.select,
-    "tokens": tokens.select,
-}
 _COMPILE: dict[str, Callable[[Inputs], Draft]] = {
     "files": files.compile_files,
     "webdataset": webdataset.compile_webdataset,
@@ -66,7 +61,8 @@ _MEANT_FOR = {
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """A dataset version before it is compiled. `options.format` is resolved; `beside` is a catalog that was
+    """A dataset version before it is compiled. `options.format` is resolved, `found_out` where it was not given.
+    `left_out` objects are listed and no part of it, `first_left_out` is the URI of one. `beside` is a catalog that was
     left with the data, not yet believed."""
 
     id: DatasetId
@@ -74,6 +70,9 @@ class Survey:
     options: Options
     entries: tuple[Entry, ...]
     beside: ObjectVersion | None
+    found_out: bool = False
+    left_out: int = 0
+    first_left_out: str = ""
 
     @property
     def format(self) -> str:
@@ -90,13 +89,29 @@ def survey(uris: Sequence[str], options: Options, sources: _Sources) -> Survey:
         raise InvalidInput(f"a dataset needs a URI, and extent_bytes in multiples of {PAGE_BYTES}")
     uri = name_of(uris)
     listed = listing(uris, sources)
-    resolved = replace(options, format=format_of(uri, listed.entries, options))
-    entries = tuple(_SELECT[resolved.format](listed.entries))
+    choice = choose(uri, listed.entries, listed.zarrs, options)
+    resolved = replace(options, format=choice.format)
+    entries = tuple(choice.entries)
     if not entries:
         raise NotFound(f"{uri} holds no {resolved.format} data among its {len(listed.entries)} objects")
     check_all_chosen(uris, listed, entries, resolved.format)
     _check_options(uri, resolved)
-    return Survey(_digest(resolved, entries), uri, resolved, entries, listed.beside)
+    left_out = len(listed.entries) - len(entries)
+    taken = {entry.object.uri for entry in entries} if left_out else set()
+    # Of files, what is read as a sample depends on whether the format was given.
+    opened = options if choice.found_out and choice.format == "files" else resolved
+    return Survey(
+        id=_digest(opened, entries),
+        uri=uri,
+        options=resolved,
+        entries=entries,
+        beside=listed.beside,
+        found_out=choice.found_out,
+        left_out=left_out,
+        first_left_out=next(uri for each in listed.entries if (uri := each.object.uri) not in taken)
+        if left_out
+        else "",
+    )
 
 
 def _check_options(uri: str, options: Options) -> None:
@@ -136,7 +151,13 @@ def build(
         return bytes(buffer)
 
     inputs = Inputs(survey.uri, survey.entries, survey.options, fetch, data, progress)
+    inputs, opaque = look(inputs) if survey.found_out and survey.format == "files" else (inputs, [])
     draft = _COMPILE[survey.format](inputs)
+    draft.notes[:0] = [
+        *_left_out(survey, draft),
+        *warning(inputs, set(opaque).difference(draft.strays)),
+        *hive_notes(survey.entries, draft),
+    ]
     if not draft.extent_first[-1]:
         found = sum(entry.object.size_bytes for entry in survey.entries)
         raise NotFound(
@@ -146,6 +167,15 @@ def build(
         draft.notes[_MAX_NOTES - 1 :] = [f"and {len(draft.notes) - _MAX_NOTES + 1:,} notes more like these"]
     _write(survey, draft, into)
     return tuple(redacted(note) for note in draft.notes)
+
+
+def _left_out(survey: Survey, draft: Draft) -> list[str]:
+    """What is said of the objects that are no part of the dataset."""
+    count, listed = survey.left_out + len(draft.strays), survey.left_out + len(survey.entries)
+    if not count:
+        return []
+    first = survey.first_left_out or survey.entries[min(draft.strays)].object.uri
+    return [f"{count:,} of {listed:,} objects are no {survey.format} and were left out, the first is {first}"]
 
 
 def provisional(survey: Survey, extents: Sequence[Extent], directory: str) -> DatasetId:

@@ -19,7 +19,7 @@ from cachesvc.core.secrets import redacted
 
 _PARTS = ("piece.stored", "piece.tail")
 """Columns of catalogs in which pieces are decoded from parts of objects."""
-BUILDER_VERSION = 10
+BUILDER_VERSION = 11
 """Part of every dataset's digest: raised when the same listing would compile to something else."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -76,6 +76,11 @@ class Entry:
         """The last component of the path."""
         return self.path.rpartition("/")[2]
 
+    @property
+    def extension(self) -> str:
+        """The name's, in lower case, "" for none."""
+        return split_name(self.name)[1].lower()
+
 
 def split_name(path: str) -> tuple[str, str]:
     """Stem and extension; a name that begins with its only dot has none, nor has one that ends with a dot."""
@@ -86,7 +91,8 @@ def split_name(path: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """One dataset to compile. `fetch(object, offset, length)` reads small things: headers, sidecars."""
+    """One dataset to compile. `fetch(object, offset, length)` reads small things: headers, sidecars. `strays`: entries
+    that turned out to be no data of the format. `found_out`: the format was not given."""
 
     uri: str
     entries: Sequence[Entry]
@@ -94,12 +100,14 @@ class Inputs:
     fetch: Callable[[ObjectVersion, int, int], bytes]
     data: ExtentBytes
     progress: Callable[[int, int], None]
+    strays: frozenset[int] = frozenset()
+    found_out: bool = False
 
 
 @dataclass(slots=True)
 class Draft:
     """A compiled dataset, not yet written. `head` and `columns` belong to the layout `kind`; `notes` say what
-    was left out; `classes` and the column `label` come together."""
+    was left out, but for the entries `strays`; `classes` and the column `label` come together."""
 
     kind: str
     space: Space
@@ -111,6 +119,7 @@ class Draft:
     classes: tuple[str, ...] = ()
     tags: dict[str, Array | tuple[Array, TextColumn]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    strays: Collection[int] = ()
 
     def label(self, classes: tuple[str, ...], labels: Labels) -> None:
         """Set what was found; samples without a label (-1) are noted."""

@@ -73,7 +73,7 @@ def parsed_table(uri: str, body: bytes) -> Table:
         raise CorruptData(
             f"{uri} is no UTF-8 text ({error.reason} at byte {error.start}): save it as UTF-8"
         ) from error
-    if uri.endswith((".jsonl", ".ndjson", ".json")):
+    if uri.lower().endswith((".jsonl", ".ndjson", ".json")):
         rows = islice(_json_rows(uri, text), _HEADER_ROWS)
         return Table(uri, text, "", tuple(dict.fromkeys(name for row in rows for name in row)))
     headers = {separator: _header(uri, text, separator) for separator in SEPARATORS}
@@ -94,6 +94,15 @@ def begins_as_rows(beginning: bytes) -> bool:
         return False
     file = _first(tuple(row), FILE_COLUMNS)
     return file is not None and isinstance(row[file], str)
+
+
+def begins_as_json_lines(beginning: bytes) -> bool:
+    """Whether a file begins with a line that is a JSON object, and another object follows."""
+    line, _, rest = beginning.removeprefix(BOM_UTF8).lstrip().partition(b"\n")
+    try:
+        return isinstance(json.loads(line), dict) and rest.lstrip().startswith(b"{")
+    except (ValueError, RecursionError):
+        return False
 
 
 def _first(columns: Sequence[str], wanted: Sequence[str]) -> str | None:

@@ -1,5 +1,7 @@
 """POSIX and NFS paths. Every regular file is an object, hidden ones too, but not `.nfs*` (files that NFS
-keeps for a process after their removal). Symbolic links are followed while they stay below the listed root.
+keeps for a process after their removal). Folders that are hidden, or hold no data by their name (`ignored.py`), are not
+opened: a `.snapshot` may hold the whole file system again. Symbolic links are followed while they stay below the listed
+root.
 
 A version is size, mtime and ctime. NFS answers them from a cache for up to a minute: opening asks the server
 (close-to-open), and after the read `attributes.fresh` asks again. What changes within one tick of the file system's
@@ -12,6 +14,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cachesvc.core.errors import (
@@ -24,6 +27,7 @@ from cachesvc.core.errors import (
 )
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.attributes import Attributes, fresh
+from cachesvc.sources.ignored import ignored_folder
 
 SCHEME = "file://"
 _MAX_READ_BYTES = 1 << 30
@@ -131,7 +135,7 @@ class FilesSource:
             above = (*above, real)
             if not under(real, above[:1]) or not self._inside(real, path):
                 raise _outside(path)
-            with os.scandir(folder) as entries:
+            with self._named(path), os.scandir(folder) as entries:
                 named = sorted(self._entries(entries, folder, path, above[0]), key=lambda each: each[0])
             for key, name, target in named:
                 here = os.path.join(path, name)
@@ -147,6 +151,8 @@ class FilesSource:
                     NotADirectoryError,
                 ):  # gone since the folder was read, or another thing
                     continue
+                except OSError as error:
+                    raise self._translated(error, SCHEME + here) from error
                 if inner >= 0:
                     yield from self._below(inner, here, above)
                 elif found and stat.S_ISREG(found.st_mode) and not name.startswith(".nfs"):
@@ -166,8 +172,18 @@ class FilesSource:
                 if target is None:
                     continue
             is_folder = stat.S_ISDIR(target.st_mode) if target else entry.is_dir(follow_symlinks=False)
+            if is_folder and ignored_folder(entry.name):
+                continue
             # "a-b" < "a/": sorted by the key that follows, a folder's name has its slash.
             yield os.fsencode(entry.name) + b"/" * is_folder, entry.name, target
+
+    @contextmanager
+    def _named(self, path: str) -> Iterator[None]:
+        """Name this folder, not the one that is listed, in an error of the file system."""
+        try:
+            yield
+        except OSError as error:
+            raise self._translated(error, SCHEME + path) from error
 
     def _target(self, name: str, folder: int, path: str, root: str) -> os.stat_result | None:
         """What a link in the folder leads to, unless that is nothing, a link of its own ring, or is elsewhere."""
@@ -176,8 +192,8 @@ class FilesSource:
         except FileNotFoundError:
             return None
         except OSError as error:
-            if error.errno != errno.ELOOP and under(_real(path), (root,)):
-                raise
+            if error.errno != errno.ELOOP and under(_real(path), (root,)) and not ignored_folder(name):
+                raise self._translated(error, SCHEME + path) from error
             return None
         try:
             real = _place(file)

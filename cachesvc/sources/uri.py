@@ -17,6 +17,7 @@ from cachesvc.core.errors import InvalidInput, NotAllowed
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources import links
 from cachesvc.sources.files import under
+from cachesvc.sources.ignored import no_data
 from cachesvc.sources.source import Source
 from cachesvc.sources.wildcards import Wildcards
 
@@ -187,9 +188,3 @@ def glob(source: Source, pattern: str) -> Iterator[ObjectVersion]:
         path = found.uri[len(root) :]
         if found.uri.startswith(root) and not no_data(path) and wanted.matches(path):
             yield found
-
-
-def no_data(path: str) -> bool:
-    """Whether a path below a dataset's URI is no part of it: hidden files and folders, folder markers, `_SUCCESS`."""
-    parts = path.split("/")
-    return parts[-1] in ("", "_SUCCESS") or any(part.startswith(".") for part in parts)

@@ -11,14 +11,16 @@ import hashlib
 import os
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from cachesvc.catalog.columns import Ints, TextColumn, ints
+from cachesvc.catalog.containers import BY_EXTENSION, refusal
 from cachesvc.catalog.formats import labels, sidecars
 from cachesvc.catalog.inputs import Draft, Entry, Inputs, split_name
+from cachesvc.catalog.kinds import IMAGES, TABLES
 from cachesvc.catalog.layout import Field
 from cachesvc.catalog.space import Space
 from cachesvc.core.errors import NotFound
@@ -27,6 +29,8 @@ from cachesvc.core.model import PAGE_BYTES
 _MAX_FIELDS = 16
 """With more extensions than this in one folder a shared stem is taken for chance: one file, one sample."""
 _HASH_BITS = 64
+_SHOWN = 4
+"""Extensions that a note counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,13 @@ def compile_files(inputs: Inputs) -> Draft:
     """Compile a folder. Raises NotFound where there is not one byte of data, InvalidInput for a label file
     that is not there or labels nothing, CorruptData for one that does not parse."""
     told = labels.told_apart(inputs)
-    rest = told.rest
+    rest, strays = told.rest, inputs.strays
+    if inputs.found_out:
+        strays = strays.union(_rows(inputs, rest))
+        rest = [at for at in rest if at not in strays]
+        beside = _beside_images(inputs, rest)
+        strays = strays.union(beside)
+        rest = [at for at in rest if at not in beside]
     if not rest:
         raise NotFound(f"{inputs.uri} holds no data: nothing but {inputs.options.table!r}")
     samples = _group([inputs.entries[at] for at in rest])
@@ -66,10 +76,44 @@ def compile_files(inputs: Inputs) -> Draft:
     draft = Draft("rows", space, samples.fields, firsts)
     draft.columns = {"row.address": addresses.reshape(-1), "row.length": lengths.reshape(-1)}
     draft.notes += told.notes
+    if inputs.found_out and samples.fields == (Field("file", ""),):
+        draft.notes += _mixed([inputs.entries[at] for at in rest])
+    draft.strays = strays
     draft.keys = TextColumn(samples.names[sample] for sample in order)
     files = sidecars.Files(rest, rows, samples.field, samples.fields, len(order))
     sidecars.annotate(inputs, draft, files, told.tables)
     return draft
+
+
+def _rows(inputs: Inputs, rest: Sequence[int]) -> list[int]:
+    """Files of rows that are no table about the others, nor a field of a sample. Raises InvalidInput where they are half
+    of the files or more."""
+    rows = [at for at in rest if inputs.entries[at].extension in TABLES]
+    if not rows:
+        return []
+    others = set(rest).difference(rows)
+    fields = _sharing(inputs, rows, others)
+    rows = [at for at in rows if at not in fields]
+    if rows and len(rows) >= len(others):
+        first = inputs.entries[rows[0]]
+        raise refusal(first.object.uri, BY_EXTENSION[first.extension], len(rows))
+    return rows
+
+
+def _beside_images(inputs: Inputs, rest: Sequence[int]) -> set[int]:
+    """Where more than half of the files are images: the others, but for those that share the stem of one."""
+    others = [at for at in rest if inputs.entries[at].extension not in IMAGES]
+    if not others or 2 * len(others) >= len(rest):
+        return set()
+    return set(others) - _sharing(inputs, others, set(rest).difference(others))
+
+
+def _sharing(inputs: Inputs, few: Sequence[int], many: Iterable[int]) -> set[int]:
+    """Those of a few entries that share their stem with one of many others."""
+    stems = {at: split_name(inputs.entries[at].object.uri)[0] for at in few}
+    wanted = set(stems.values())
+    shared = {stem for at in many if (stem := split_name(inputs.entries[at].object.uri)[0]) in wanted}
+    return {at for at, stem in stems.items() if stem in shared}
 
 
 def _group(entries: Sequence[Entry]) -> _Samples:
@@ -79,9 +123,7 @@ def _group(entries: Sequence[Entry]) -> _Samples:
     alone = len(extensions) > _MAX_FIELDS or len({stem for stem, _ in split}) == len(entries)
     size = ints(array("q", [entry.object.size_bytes for entry in entries]))
     if alone:
-        one = {extension.lower() for extension in extensions}
-        name = one.pop() if len(one) == 1 else ""
-        only = (Field(name or "file", name),)
+        only = (_only_field(sorted({extension.lower() for extension in extensions})),)
         numbers = np.arange(len(entries))
         return _Samples(names, numbers, np.zeros_like(numbers), only, size)
     index: dict[str, int] = {}
@@ -92,6 +134,22 @@ def _group(entries: Sequence[Entry]) -> _Samples:
         bare = "_" + bare
     fields = tuple(Field(extension or bare, extension.lower()) for extension in extensions)
     return _Samples(list(index), sample, ints([at[extension] for _, extension in split]), fields, size)
+
+
+def _only_field(extensions: Sequence[str]) -> Field:
+    """The field of samples of one file each, by the extensions that there are."""
+    if len(extensions) == 1:
+        return Field(extensions[0] or "file", extensions[0])
+    return Field("image", extensions[0]) if IMAGES.issuperset(extensions) else Field("file", "")
+
+
+def _mixed(entries: Sequence[Entry]) -> list[str]:
+    """What is said where images are not decoded because of other files among them."""
+    counts = Counter(entry.extension for entry in entries)
+    if IMAGES.isdisjoint(counts):
+        return []
+    named = ", ".join(f"{count:,} .{extension}" for extension, count in counts.most_common(_SHOWN))
+    return [f"files of several kinds ({named}) are one field of bytes: to have images, open them apart"]
 
 
 def _alike(split: list[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -91,7 +91,7 @@ def npy_payload(inputs: Inputs, index: int) -> Payload:
 
 def select(entries: Sequence[Entry]) -> list[Entry]:
     """The objects that hold records."""
-    return [entry for entry in entries if entry.name.endswith((".bin", ".npy"))]
+    return [entry for entry in entries if entry.extension in ("bin", "npy")]
 
 
 def compile_records(inputs: Inputs) -> Draft:
@@ -115,7 +115,7 @@ def compile_records(inputs: Inputs) -> Draft:
 
 def _record_payload(inputs: Inputs, index: int) -> Payload:
     entry, options = inputs.entries[index], inputs.options
-    if entry.name.endswith(".npy"):
+    if entry.extension == "npy":
         found = npy_payload(inputs, index)
         if found.row_shape is None:
             raise InvalidInput(f"{entry.object.uri} is a scalar; records are the rows of an array")

@@ -58,16 +58,16 @@ def told_apart(inputs: Inputs) -> Told:
     rest = [at for at in range(len(inputs.entries)) if at not in taken]
     samples = [inputs.entries[at] for at in found if at not in taken]
     notes = [
-        f"{entry.object.uri} is taken for a sample: as a table its first line would name a column for the file "
+        f"{entry.object.uri} is no table of labels: its first line would name a column for the file "
         f"({', '.join(FILE_COLUMNS)})"
         for entry in samples
-        if entry.path.partition(".")[0] in _MEANT and len(samples) < len(rest)
+        if entry.path.lower().partition(".")[0] in _MEANT and len(samples) < len(rest)
     ]
     return Told(sorted(taken), rest, notes)
 
 
 def _may_be_table(path: str) -> bool:
-    stem, _, extension = path.rpartition(".")
+    stem, _, extension = path.lower().rpartition(".")
     known = extension in ("csv", "tsv") or (extension == "jsonl" and stem in _MEANT)
     return known and "/" not in path
 
@@ -78,7 +78,7 @@ def _begun(inputs: Inputs, known: set[int]) -> list[int]:
     rows = [
         at
         for at, entry in enumerate(inputs.entries)
-        if entry.path.endswith(".jsonl") and "/" not in entry.path and at not in known
+        if entry.extension == "jsonl" and "/" not in entry.path and at not in known
     ]
     return [at for at in rows if _begins_as_rows(inputs, at)] if len(rows) <= _MAX_TABLES else []
 
@@ -99,7 +99,7 @@ def _names_files(inputs: Inputs, at: int) -> bool:
     try:
         return _parsed(inputs, at).file is not None
     except CorruptData:
-        if entry.name.endswith(".jsonl"):
+        if entry.extension == "jsonl":
             raise
         return False
 

@@ -41,7 +41,7 @@ class _Shard:
 
 def select(entries: Sequence[Entry]) -> list[Entry]:
     """Indices and shards."""
-    return [entry for entry in entries if entry.name == "index.json" or ".mds" in entry.name]
+    return [entry for entry in entries if entry.name == "index.json" or ".mds" in entry.name.lower()]
 
 
 def compile_mds(inputs: Inputs) -> Draft:

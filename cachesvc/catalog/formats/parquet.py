@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from cachesvc.catalog.columns import ints
 from cachesvc.catalog.inputs import Draft, Entry, Inputs
+from cachesvc.catalog.kinds import PARQUET
 from cachesvc.catalog.layout import Field
 from cachesvc.catalog.space import Space
 from cachesvc.core.errors import CorruptData, InvalidInput
@@ -26,7 +27,7 @@ _THREADS = 32
 
 def select(entries: Sequence[Entry]) -> list[Entry]:
     """Files that are called so."""
-    return [entry for entry in entries if entry.name.endswith(".parquet")]
+    return [entry for entry in entries if entry.extension in PARQUET]
 
 
 def compile_parquet(inputs: Inputs) -> Draft:

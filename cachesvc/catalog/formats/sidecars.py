@@ -14,6 +14,7 @@ import numpy as np
 
 from cachesvc.catalog.columns import Ints
 from cachesvc.catalog.formats.labels import read_tables
+from cachesvc.catalog.hive import is_partition
 from cachesvc.catalog.inputs import Draft, Inputs, split_name
 from cachesvc.catalog.layout import Field
 from cachesvc.catalog.tags import SIDECAR_BYTES, SIDECARS, Tags
@@ -89,6 +90,8 @@ def _folders(
         raise InvalidInput(
             f"labels='folder': {outside!r} lies in no folder below {inputs.uri}; labels='' finds out"
         )
+    if not asked and any(map(is_partition, classes)):
+        return None
     if len(classes) < 2 and not asked:
         if SPLITS.intersection(classes) and any(path.count("/") > 1 for path in paths):
             notes.append(f"no classes: to have the folders in {classes[0]}, open it")

@@ -26,7 +26,7 @@ _MEGATRON_DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7:
 
 def select(entries: Sequence[Entry]) -> list[Entry]:
     """The objects that hold tokens, and their Megatron indices."""
-    return [entry for entry in entries if entry.name.endswith((".bin", ".npy", ".idx"))]
+    return [entry for entry in entries if entry.extension in ("bin", "npy", "idx")]
 
 
 def compile_tokens(inputs: Inputs) -> Draft:
@@ -37,12 +37,12 @@ def compile_tokens(inputs: Inputs) -> Draft:
         raise InvalidInput(
             f"{inputs.uri}: token files need seq_len (--seq-len), the tokens of a sample, and overlap >= 0"
         )
-    indices = {entry.object.uri: at for at, entry in enumerate(inputs.entries) if entry.name.endswith(".idx")}
+    indices = {_stem(entry): at for at, entry in enumerate(inputs.entries) if entry.extension == "idx"}
     payloads, documents, stream = [], [], 0
     for at, entry in enumerate(inputs.entries):
-        if entry.name.endswith(".idx"):
+        if entry.extension == "idx":
             continue
-        index = indices.pop(entry.object.uri.rpartition(".")[0] + ".idx", None)
+        index = indices.pop(_stem(entry), None)
         if index is None:
             payload = _plain(inputs, at)
         else:
@@ -50,7 +50,7 @@ def compile_tokens(inputs: Inputs) -> Draft:
             documents.append(bounds + stream)
         payloads.append(payload)
         stream += payload.length // payload.dtype.itemsize
-    _check(inputs, payloads, list(indices))
+    _check(inputs, payloads, [inputs.entries[at].object.uri for at in indices.values()])
     width = payloads[0].dtype.itemsize
     tokens = options.seq_len + options.overlap
     extent_bytes = max(PAGE_BYTES, options.extent_bytes // PAGE_BYTES * PAGE_BYTES)
@@ -59,6 +59,10 @@ def compile_tokens(inputs: Inputs) -> Draft:
     if documents:
         draft.columns["documents"] = np.concatenate(documents)
     return draft
+
+
+def _stem(entry: Entry) -> str:
+    return entry.object.uri.rpartition(".")[0]
 
 
 def _check(inputs: Inputs, payloads: Sequence[Payload], unpaired: Sequence[str]) -> None:
@@ -77,7 +81,7 @@ def _check(inputs: Inputs, payloads: Sequence[Payload], unpaired: Sequence[str])
 def _plain(inputs: Inputs, at: int) -> Payload:
     entry, options = inputs.entries[at], inputs.options
     stated = parse_dtype(options.dtype) if options.dtype else None
-    if entry.name.endswith(".npy"):
+    if entry.extension == "npy":
         found = npy_payload(inputs, at)
         if stated is not None and stated != found.dtype:
             raise InvalidInput(f"{entry.object.uri} holds {found.dtype.str}, not dtype {options.dtype}")

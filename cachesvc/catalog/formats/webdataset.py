@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cachesvc.catalog.columns import TextColumn, ints
+from cachesvc.catalog.containers import compression_of
 from cachesvc.catalog.formats.tar import BLOCK, Member, members
 from cachesvc.catalog.inputs import Draft, Entry, ExtentBytes, Inputs
 from cachesvc.catalog.layout import Field
@@ -21,8 +22,9 @@ from cachesvc.catalog.tags import SIDECAR_BYTES, SIDECARS, Tags
 from cachesvc.core.errors import CorruptData, InvalidInput, NotFound
 
 _MAX_FIELDS = 64
-PACKED = (*tuple(f".tar.{codec}" for codec in ("gz", "bz2", "xz", "zst")), ".tgz")
-"""Names of compressed tars."""
+_CODECS = ("gz", "bz2", "xz", "zst", "zstd", "lz4", "br")
+PACKED = (*tuple(f".tar.{codec}" for codec in _CODECS), ".tgz", ".tbz2", ".txz", ".tzst")
+"""Names of compressed tars, in lower case."""
 _WINDOW_BYTES = 16 << 10
 """Read at once: a header and its small neighbours."""
 _META = re.compile(r"__[^/]*__($|/)")
@@ -33,12 +35,16 @@ _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
 def select(entries: Sequence[Entry]) -> list[Entry]:
     """The tars. Raises InvalidInput for compressed ones, whose samples would be missing."""
     for entry in entries:
-        if entry.name.endswith(PACKED):
-            raise InvalidInput(
-                f"{entry.object.uri} is a compressed tar: decompress it, or name the plain ones (*.tar); format='files' "
-                "reads it as it is"
-            )
-    return [entry for entry in entries if entry.name.endswith(".tar")]
+        if entry.name.lower().endswith(PACKED):
+            raise _packed(entry)
+    return [entry for entry in entries if entry.extension == "tar"]
+
+
+def _packed(entry: Entry) -> InvalidInput:
+    return InvalidInput(
+        f"{entry.object.uri} is a compressed tar: decompress it, or name the plain ones (*.tar); format='files' "
+        "reads it as it is"
+    )
 
 
 def compile_webdataset(inputs: Inputs) -> Draft:
@@ -54,6 +60,8 @@ def compile_webdataset(inputs: Inputs) -> Draft:
     samples, done = _Collector(), 0
     for entry, (start, first) in zip(inputs.entries, spans, strict=True):
         shard = _Shard(inputs.data, first, cut, entry.object.size_bytes)
+        if compression_of(shard.read(0, min(BLOCK, entry.object.size_bytes))):
+            raise _packed(entry)
         samples.begin_shard(entry.object.uri, start, shard)
         for member in members(entry.object.uri, entry.object.size_bytes, shard.read):
             samples.add(member)

@@ -1,0 +1,141 @@
+"""Containers of many samples that are not read: how to know each, and the way out of it."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from itertools import pairwise
+
+from cachesvc.core.errors import InvalidInput
+
+HEAD_BYTES = 512
+"""Of an object, enough to know every container below by its content."""
+COMPRESSIONS = frozenset({"gz", "gzip", "bz2", "xz", "zst", "zstd", "lz4", "br"})
+"""Last extensions of names such as `train.jsonl.gz`: the one before says what is compressed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """`extensions`: of its files, in lower case. `magic`: (offset, bytes), any of which shows it. `way_out` follows
+    the name in the refusal."""
+
+    name: str
+    extensions: tuple[str, ...]
+    magic: tuple[tuple[int, bytes], ...]
+    way_out: str
+
+
+_NOT_READ = "which is not read: "
+_TO_PARQUET = f"{_NOT_READ}convert it to Parquet"
+_TO_SHARDS = f"{_NOT_READ}write its samples as WebDataset tars, MDS shards or Parquet"
+_TO_ARRAYS = f"{_NOT_READ}save its arrays as .npy files"
+_UNPACK = f"{_NOT_READ}unpack it, or pack its files as a tar"
+_TOKENS = "which needs format='tokens' and seq_len="
+_NAME = "which needs a name that ends with "
+
+JSONL = Container(
+    "JSONL",
+    ("jsonl", "ndjson", "jsonlines"),
+    (),
+    f"{_TO_PARQUET} (datasets.load_dataset('json', data_files=...)['train'].to_parquet('x.parquet'))",
+)
+CSV = Container("CSV", ("csv", "tsv"), (), f"{_TO_PARQUET} (pandas.read_csv(...).to_parquet('x.parquet'))")
+TFRECORD = Container("TFRecord", ("tfrecord", "tfrecords", "tfrec"), (), _TO_SHARDS)
+LITDATA = Container("litData", (), (), _TO_SHARDS)
+ZARR = Container("Zarr", ("zarr",), (), _TO_ARRAYS)
+JSON_LIST = Container("a JSON list", (), (), _TO_PARQUET)
+ARROW = Container(
+    "Arrow",
+    ("arrow", "feather", "ipc"),
+    ((0, b"ARROW1"), (0, b"FEA1")),
+    f"{_TO_PARQUET} (datasets.load_from_disk(...).to_parquet('x.parquet'), or pyarrow.parquet.write_table)",
+)
+CONTAINERS = (
+    JSONL,
+    CSV,
+    TFRECORD,
+    LITDATA,
+    ZARR,
+    ARROW,
+    Container("HDF5", ("h5", "hdf5", "hdf", "he5"), ((0, b"\x89HDF\r\n\x1a\n"),), _TO_ARRAYS),
+    Container("LMDB", ("lmdb", "mdb"), ((16, b"\xde\xc0\xef\xbe"),), _TO_SHARDS),
+    Container("npz", ("npz",), (), _TO_ARRAYS),
+    Container("safetensors", ("safetensors",), ((6, b'\0\0{"'),), _TO_ARRAYS),
+    Container("zip", ("zip",), ((0, b"PK\x03\x04"), (0, b"PK\x05\x06")), _UNPACK),
+    Container("7z", ("7z",), ((0, b"7z\xbc\xaf\x27\x1c"),), _UNPACK),
+    Container("RAR", ("rar",), ((0, b"Rar!\x1a\x07"),), _UNPACK),
+    Container("RecordIO", ("rec",), ((0, b"\x0a\x23\xd7\xce"),), _TO_SHARDS),
+    Container("FFCV", ("beton",), (), _TO_SHARDS),
+    Container("Avro", ("avro",), ((0, b"Obj\x01"),), _TO_PARQUET),
+    Container("ORC", ("orc",), ((0, b"ORC"),), _TO_PARQUET),
+    Container("Lance", ("lance",), (), _TO_PARQUET),
+    Container("SQLite", ("sqlite", "sqlite3", "db"), ((0, b"SQLite format 3\0"),), _TO_PARQUET),
+    Container("Parquet", (), ((0, b"PAR1"),), f"{_NAME}.parquet"),
+    Container("tar", (), ((257, b"ustar"),), f"{_NAME}.tar"),
+    Container("NumPy", (), ((0, b"\x93NUMPY"),), f"{_NAME}.npy"),
+    Container(
+        "tokens of llm.c", (), ((0, struct.pack("<i", 20240520)), (0, struct.pack("<i", 20240801))), _TOKENS
+    ),
+    Container("tokens of LitGPT", (), ((0, b"LITPKDS"),), _TOKENS),
+)
+"""To know one more, add a row."""
+BY_EXTENSION = {extension: each for each in CONTAINERS for extension in each.extensions}
+_PACKED = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\0": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\x04\x22\x4d\x18": "lz4",
+}
+
+
+def by_content(head: bytes, size_bytes: int) -> Container | None:
+    """The container of a binary file that begins with these `HEAD_BYTES`, None for none that is known."""
+    for each in CONTAINERS:
+        if any(head.startswith(magic, at) for at, magic in each.magic):
+            return each
+    looks = ((TFRECORD, _is_tfrecord), (LITDATA, _is_litdata), (ARROW, _is_arrow_stream))
+    return next((each for each, is_one in looks if len(head) >= 12 and is_one(head, size_bytes)), None)
+
+
+def compression_of(head: bytes) -> str:
+    """The compression that an object begins with, "" for none."""
+    return next((name for magic, name in _PACKED.items() if head.startswith(magic)), "")
+
+
+def refusal(uri: str, found: Container, count: int = 1) -> InvalidInput:
+    """What is said of a dataset of `count` such files, of which `uri` is the first."""
+    files = f"{uri} is" if count == 1 else f"{uri} and {count - 1:,} more are"
+    return InvalidInput(
+        f"{files} {found.name}, {found.way_out}; format='files' reads each file as one sample of bytes"
+    )
+
+
+def _is_tfrecord(head: bytes, size_bytes: int) -> bool:
+    """A record begins with its length, 8 bytes, and the masked CRC-32C of them."""
+    length, masked = struct.unpack_from("<QI", head)
+    crc = _crc32c(head[:8])
+    return 16 + length <= size_bytes and bool(masked == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def _crc32c(data: bytes) -> int:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ 0x82F63B78 * (crc & 1)
+    return crc ^ 0xFFFFFFFF
+
+
+def _is_litdata(head: bytes, size_bytes: int) -> bool:
+    """A chunk begins with the number of its items and the offset of each, all u32, the first right behind them."""
+    items, first = struct.unpack_from("<II", head)
+    begins: tuple[int, ...] = struct.unpack_from(f"<{min(items + 1, len(head) // 4 - 1)}I", head, 4)
+    rising = all(low <= high for low, high in pairwise(begins))
+    return bool(items and first == 4 * (items + 2) and rising and begins[-1] <= size_bytes)
+
+
+def _is_arrow_stream(head: bytes, size_bytes: int) -> bool:
+    """A message begins with 0xFFFFFFFF and the length of its metadata, which begins with an offset into itself."""
+    mark, length, root = struct.unpack_from("<IiI", head)
+    return bool(mark == 0xFFFFFFFF and 0 < root < length < size_bytes and length % 8 == 0)

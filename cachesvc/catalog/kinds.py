@@ -1,0 +1,98 @@
+"""What an object is, by its name alone."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from cachesvc.catalog.containers import BY_EXTENSION, COMPRESSIONS, LITDATA, Container
+from cachesvc.catalog.inputs import split_name
+
+PARQUET = ("parquet", "pq", "parq")
+TAR = ("tar", "tgz", "tbz2", "txz", "tzst")
+"""Extensions of tars, the compressed ones too, which `webdataset` refuses by name."""
+TABLES = ("csv", "tsv", "jsonl", "ndjson")
+"""Extensions of what may be a table of labels beside the files that it names."""
+ASIDE = "aside"
+"""Objects beside the data: read-mes, logs, checksums, and the indices and marks that other tools write."""
+PLAIN = "files"
+Kind = str | Container
+"""A format's name, a container that is not read, `ASIDE`, or `PLAIN`: a file that may be a sample."""
+IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm"})
+"""Extensions of what the loader decodes as an image."""
+_SAMPLES = """
+    pbm pnm heic heif avif jxl jp2 j2k exr hdr tga svg dng cr2 nef arw ico psd jpe jfif
+    mp4 avi mkv mov webm m4v mpg mpeg wmv flv ts 3gp mjpeg
+    wav flac mp3 ogg opus m4a aac aiff aif wma amr sph mid midi
+    dcm nii nii.gz nrrd mha mhd svs ndpi edf fits las laz ply pcd obj stl off glb gltf fbx pdb cif mol sdf xyz
+    txt json cls xml yaml yml md rst html htm tex srt vtt textgrid pdf docx pptx xlsx odt epub eml
+"""
+KNOWN = IMAGES.union(_SAMPLES.split())
+"""Extensions of files that are a sample each, however large."""
+
+_SHARD_NUMBER = re.compile(r"-\d+-of-\d+$")
+_CHUNK = re.compile(r"chunk-\d+-\d+(\.\w+)?\.bin")
+_ASIDE_NAMES = frozenset(
+    {
+        *("index.json", "state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json"),
+        *("features.json", "lock.mdb", "_metadata", "_common_metadata"),
+        *("md5sums", "sha1sums", "sha256sums", "sha512sums", "checksums", "manifest"),
+        *(
+            "md5sums.txt",
+            "sha1sums.txt",
+            "sha256sums.txt",
+            "sha512sums.txt",
+            "checksums.txt",
+            "manifest.json",
+        ),
+    }
+)
+_ASIDE_EXTENSIONS = frozenset({"log", "md5", "sha1", "sha256", "sha512", "crc", "sfv"})
+_ASIDE_STEMS = re.compile(
+    r"readme([-_.].*)?|licen[cs]e|copying|notice|changelog|changes|contributing|authors|citation"
+)
+_PROSE = frozenset({"", "md", "markdown", "txt", "rst", "html", "pdf", "bib", "cff"})
+_MARKS = re.compile(r"_(committed|started)_\d+|.*_stats\.json")
+"""Of Spark on Databricks, and of img2dataset."""
+
+
+def kind_of(name: str) -> Kind:
+    """What an object of this name is, in whatever case it is written. A `.bin` may hold anything: it is plain."""
+    name = name.lower()
+    stem, extension = split_name(name)
+    if _is_aside(name, stem, extension):
+        return ASIDE
+    if extension == "bin" and _CHUNK.fullmatch(name):
+        return LITDATA
+    if extension not in COMPRESSIONS:
+        return _kind(extension)
+    inner = split_name(stem)[1]
+    if inner == "mds":
+        return "mds"
+    found = _kind("jsonl" if inner == "json" else inner)
+    return found if found == "webdataset" or isinstance(found, Container) else PLAIN
+
+
+def extension_of(name: str) -> str:
+    """The last extension in lower case, of a compressed file together with the one before (`jsonl.gz`); a
+    number (`shard.0001`) is none."""
+    stem, extension = split_name(name.lower())
+    inner = split_name(stem)[1] if extension in COMPRESSIONS else ""
+    return f"{inner}.{extension}" if inner else "" if extension.isdigit() else extension
+
+
+@lru_cache(1024)
+def _kind(extension: str) -> Kind:
+    extension = _SHARD_NUMBER.sub("", extension)
+    if extension in BY_EXTENSION:
+        return BY_EXTENSION[extension]
+    formats = {"mds": ("mds",), "parquet": PARQUET, "webdataset": TAR, "records": ("npy",), ASIDE: ("idx",)}
+    return next((format for format, extensions in formats.items() if extension in extensions), PLAIN)
+
+
+def _is_aside(name: str, stem: str, extension: str) -> bool:
+    if extension in _ASIDE_EXTENSIONS or name in _ASIDE_NAMES:
+        return True
+    if extension in _PROSE and _ASIDE_STEMS.fullmatch(stem):
+        return True
+    return (name.startswith("_") and bool(_MARKS.fullmatch(name))) or name.endswith("_stats.json")

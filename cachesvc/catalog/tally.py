@@ -1,0 +1,141 @@
+"""Which objects of a listing decide what it is, and for what.
+
+Objects beside the data do not, nor those that share a shard's stem (`000.json` beside `000.tar`), nor what may be tables
+of labels, nor texts such as JSON and YAML that are no more than the shards. A container that is not read is a kind of its
+own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+
+from cachesvc.catalog.containers import CSV, JSONL, ZARR
+from cachesvc.catalog.inputs import Entry, Options, split_name
+from cachesvc.catalog.kinds import ASIDE, PLAIN, TABLES, Kind, extension_of, kind_of
+
+_SHARDS = ("webdataset", "mds", "parquet")
+"""Where several formats share a stem, the first is the shard."""
+_TEXTS = frozenset({"json", "txt", "cls", "yaml", "yml", "toml", "xml", "ini", "cfg", "csv", "tsv", "jsonl"})
+"""Extensions of files that may describe others."""
+
+
+class Tally:
+    """The kind of each entry in the light of the others. `indexed`: an `index.json` lies directly below a URI."""
+
+    def __init__(self, entries: Sequence[Entry], zarrs: Collection[str], options: Options) -> None:
+        self._entries = entries
+        self._kinds = [_kind(entry, zarrs) for entry in entries]
+        self.indexed = any(entry.path == "index.json" for entry in entries)
+        self._silent: set[int] = set()  # objects of data kinds that do not decide
+        self._described = False  # arrays are samples that something else describes, not rows of records
+        if not set(self._kinds) <= {PLAIN, ASIDE} or any(entry.extension == "idx" for entry in entries):
+            self._weigh_stems()
+            self._weigh_texts()
+        self._tables = [at for at, entry in enumerate(entries) if self._may_be_table(at, entry)]
+        self._weigh_tables(options.table)
+        if self._described:
+            self._take_for_files({"records"}, range(len(entries)))
+
+    def counts(self) -> Counter[Kind]:
+        """How many objects decide for each kind."""
+        return Counter(
+            kind for at, kind in enumerate(self._kinds) if kind != ASIDE and at not in self._silent
+        )
+
+    def of(self, wanted: Kind) -> list[Entry]:
+        """The objects of a kind."""
+        return [entry for entry, kind in zip(self._entries, self._kinds, strict=True) if kind == wanted]
+
+    def files(self) -> list[Entry]:
+        """Plain files, and what may be a table about them."""
+        tables = set(self._tables)
+        return [entry for at, entry in enumerate(self._entries) if self._kinds[at] == PLAIN or at in tables]
+
+    def _may_be_table(self, at: int, entry: Entry) -> bool:
+        """Directly below a URI, under a usual name."""
+        return self._kinds[at] in (CSV, JSONL) and entry.extension in TABLES and "/" not in entry.path
+
+    def _weigh_tables(self, named: str) -> None:
+        """Silence the table that `labels` names, and others unless they are more than what they may label."""
+        data = sum(kind != ASIDE for kind in self._kinds) - len(self._silent) - len(self._tables)
+        silent = set(self._tables if len(self._tables) <= data else ())
+        if named:
+            chosen = [at for at, entry in enumerate(self._entries) if entry.path == named]
+            self._tables += chosen
+            silent.update(chosen)
+        self._silent |= silent
+        self._described |= bool(silent)
+
+    def _weigh_texts(self) -> None:
+        """Silence texts beside shards."""
+        plain = [at for at, kind in enumerate(self._kinds) if kind == PLAIN and at not in self._silent]
+        texts = [at for at in plain if self._entries[at].extension in _TEXTS]
+        shards = sum(kind not in (PLAIN, ASIDE) for kind in self._kinds)
+        if len(texts) <= shards:
+            self._silent.update(texts)
+
+    def _weigh_stems(self) -> None:
+        """Silence what shares a stem with a shard. A container or an array that shares its stem with plain data (`x.jpg`
+        and `x.npz`) is a field of that sample."""
+        for mates in self._mates():
+            kinds = {self._kinds[at] for at in mates}
+            plain = [at for at in mates if self._kinds[at] == PLAIN]
+            shard = next((format for format in _SHARDS if format in kinds), "")
+            if shard:
+                self._silent.update(at for at in mates if self._kinds[at] != shard)
+            elif any(self._entries[at].extension == "idx" for at in mates):
+                self._take_for_tokens(mates)
+            elif any(self._entries[at].extension not in _TEXTS for at in plain):
+                self._described |= "records" in kinds
+                self._take_for_files(kinds - {ASIDE}, mates)
+            elif plain and "records" in kinds:
+                self._described = True
+            else:
+                self._silent.update(plain)
+
+    def _mates(self) -> Iterable[list[int]]:
+        """Objects that share a stem with one that is no plain file, by stem. `000.tar.idx` shares that of `000.tar`."""
+        special = {
+            entry.object.uri
+            for entry, kind in zip(self._entries, self._kinds, strict=True)
+            if kind != PLAIN and (kind != ASIDE or entry.extension == "idx")
+        }
+        stems = {split_name(uri)[0] for uri in special}
+        mates: dict[str, list[int]] = {}
+        for at, entry in enumerate(self._entries):
+            stem = split_name(entry.object.uri)[0]
+            stem = split_name(stem)[0] if stem in special else stem
+            if stem in stems:
+                mates.setdefault(stem, []).append(at)
+        return mates.values()
+
+    def _take_for_tokens(self, mates: Sequence[int]) -> None:
+        """A `.bin` with an `.idx` holds tokens; texts of their stem describe them."""
+        for at in mates:
+            if self._entries[at].extension == "bin":
+                self._kinds[at] = "tokens"
+            elif self._kinds[at] == PLAIN and self._entries[at].extension in _TEXTS:
+                self._silent.add(at)
+
+    def _take_for_files(self, kinds: Collection[Kind], among: Iterable[int]) -> None:
+        for at in among:
+            if self._kinds[at] in kinds:
+                self._kinds[at] = PLAIN
+
+
+def _kind(entry: Entry, zarrs: Collection[str]) -> Kind:
+    found = kind_of(entry.name)
+    return ZARR if ".zarr/" in entry.object.uri.lower() or _is_chunk(entry, found, zarrs) else found
+
+
+def _is_chunk(entry: Entry, kind: Kind, zarrs: Collection[str]) -> bool:
+    """Whether an object lies in a folder that holds what Zarr arrays have, and is called as their chunks are (`0.0`)."""
+    if not zarrs or kind != PLAIN or not (extension_of(entry.name) == "" or entry.name == "zarr.json"):
+        return False
+    uri = entry.object.uri
+    while "/" in uri:
+        uri = uri.rpartition("/")[0]
+        if uri in zarrs:
+            return True
+    return False

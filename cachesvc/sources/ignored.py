@@ -1,0 +1,30 @@
+"""Names that are never data: hidden ones, and what operating systems, file servers and tools leave beside data."""
+
+from __future__ import annotations
+
+_FOLDERS = frozenset(
+    {
+        "lost+found",
+        "__macosx",
+        "__pycache__",
+        "@eadir",
+        "#recycle",
+        "@recycle",
+        "#snapshot",
+        "$recycle.bin",
+        "system volume information",
+    }
+)
+_FILES = frozenset({"", "_success", "thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r"})
+"""The empty name is a bucket's folder marker."""
+
+
+def ignored_folder(name: str) -> bool:
+    """Whether nothing below a folder of this name is data. Names are compared without case."""
+    return name.startswith(".") or name.lower() in _FOLDERS
+
+
+def no_data(path: str) -> bool:
+    """Whether a path below a dataset's URI is no part of it."""
+    *folders, name = path.split("/")
+    return name.startswith(".") or name.lower() in _FILES or any(map(ignored_folder, folders))
