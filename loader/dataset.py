@@ -54,8 +54,8 @@ def open_dataset(
     """Open a prefix, file, glob, brace range, or a list of them, as one pinned dataset version.
 
     `format`: "files" | "webdataset" | "mds" | "parquet" | "records" | "tokens"; None: found out from the data. `fields`:
-    names of the fields that make a sample, a tuple of their values (also of one). None: (value, class index) for a folder
-    of classes, the value where there is a single field, else a dict by field. `decode`: "auto" (by extension or column),
+    names of the fields that make a sample, a tuple of their values (also of one). None: (value, label) for a folder
+    with labels, the value where there is a single field, else a dict by field. `decode`: "auto" (by extension or column),
     None (bytes), or callable(sample[, rng]). `transform`: callable(sample[, rng]), called after that; `rng` is a numpy
     Generator keyed by (seed, epoch, sample). `version`: the `ds.version` of an earlier opening, which the data must still
     have. `verify`: check every read of a cached file against its checksums. `dtype`, `seq_len` and `overlap` (in tokens),
@@ -160,7 +160,7 @@ class Dataset(TorchDataset[Any]):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Class names, () where there are no labels."""
+        """Class names, () where labels are numbers or there are none."""
         return self._catalog.classes
 
     @property

@@ -142,8 +142,15 @@ def _text(raw: bytes) -> str:
     return raw.decode()
 
 
-def _number(raw: bytes) -> int:
+def _whole(raw: bytes) -> int:
     return int(raw)
+
+
+def _number(raw: bytes) -> int | float:
+    try:
+        return int(raw)
+    except ValueError:
+        return float(raw)
 
 
 def _decimal(raw: bytes) -> Decimal:
@@ -167,10 +174,10 @@ _PLAIN: dict[str, Decoder] = {
     "text": _text,
     "str": _text,
     "cls": _number,
-    "cls2": _number,
-    "index": _number,
+    "cls2": _whole,
+    "index": _whole,
     "id": _text,
-    "str_int": _number,
+    "str_int": _whole,
     "str_float": float,
     "str_decimal": _decimal,
     "npy": _npy,

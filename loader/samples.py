@@ -81,7 +81,7 @@ class Samples:
     def looks(self) -> str:
         """What a sample looks like, in words; the same for datasets whose samples can lie in one batch."""
         names = [*self._names, *([LABEL] if self._with_label else [])]
-        classes = _in_words(self._catalog.classes) if LABEL in names else ""
+        classes = self._labels_in_words() if LABEL in names else ""
         if not isinstance(self._layout, Fixed):
             kind = (
                 "one value"
@@ -93,6 +93,11 @@ class Samples:
             return f"{kind} of {', '.join(names)}{classes}{'' if self._form.decode else ' in bytes'}"
         rest = f" and {LABEL}{classes}" if LABEL in names else ""
         return f"{self._out or self._dtype} of shape {list(self._shape)}{rest}"
+
+    def _labels_in_words(self) -> str:
+        labels = self._catalog.labels
+        is_number = labels is not None and labels.dtype.kind == "f"
+        return " as a number" if is_number else _in_words(self._catalog.classes)
 
     def locate(self, reader: Reader, samples: Ints) -> tuple[Ints, Ints, Ints]:
         """Slots of records and the extents they lie in: what `gather` takes."""
@@ -242,10 +247,10 @@ class Samples:
         labels = self._catalog.labels
         if self._form.fields is not None:
             given = iter(values)
-            full = [next(given) if column >= 0 else int(labels[sample]) for column in self._columns]  # type: ignore[index]
+            full = [next(given) if column >= 0 else labels[sample].item() for column in self._columns]  # type: ignore[index]
             return tuple(full)
         if self._with_label:
-            return values[0], int(labels[sample])  # type: ignore[index]
+            return values[0], labels[sample].item()  # type: ignore[index]
         if len(values) == 1:
             return values[0]
         named = zip(self._names, values, stored, strict=True)

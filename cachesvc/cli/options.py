@@ -144,7 +144,9 @@ def dataset(verb: _F) -> _F:
     """How bytes become samples; passed as the fields of `catalog.build.Options`."""
     for option in (
         click.option(
-            "--labels", default="", help="folder, none, or a CSV, TSV or JSONL file beside the data."
+            "--labels",
+            default="",
+            help="folder, none, or a CSV, TSV or JSONL file beside the data; class or float, alone or after a colon.",
         ),
         click.option("--record-bytes", type=SIZE, default=0, help="Bytes of one record (records)."),
         click.option(
