@@ -49,6 +49,7 @@ def open_dataset(
     out: str | None = None,
     record_bytes: int = 0,
     labels: str = "",
+    image_mode: Literal["RGB", "L"] | None = "RGB",
     extent_bytes: int = 0,
 ) -> Dataset:
     """Open a prefix, file, glob, brace range, or a list of them, as one pinned dataset version.
@@ -56,7 +57,8 @@ def open_dataset(
     `format`: "files" | "webdataset" | "mds" | "parquet" | "records" | "tokens"; None: found out from the data. `fields`:
     names of the fields that make a sample, a tuple of their values (also of one). None: (value, label) for a folder
     with labels, the value where there is a single field, else a dict by field. `decode`: "auto" (by extension or column),
-    None (bytes), or callable(sample[, rng]). `transform`: callable(sample[, rng]), called after that; `rng` is a numpy
+    None (bytes), or callable(sample[, rng]). `image_mode`: what decoded images are converted to, "RGB", "L" (grey) or
+    None (as they are in the file). `transform`: callable(sample[, rng]), called after that; `rng` is a numpy
     Generator keyed by (seed, epoch, sample). `version`: the `ds.version` of an earlier opening, which the data must still
     have. `verify`: check every read of a cached file against its checksums. `dtype`, `seq_len` and `overlap` (in tokens),
     `out` (the dtype to convert to), `record_bytes`, `labels`: see docs/data.md. `extent_bytes`: about how
@@ -83,7 +85,7 @@ def open_dataset(
     link = connect(_uris(uri), options, version, processes)
     if isinstance(fields, str):
         fields = (fields,)
-    form = Form(tuple(fields) if fields is not None else None, decode, transform, out)
+    form = Form(tuple(fields) if fields is not None else None, decode, transform, out, image_mode)
     dataset = Dataset(Opened(link, checked), form)
     if rank == 0:
         _say(dataset.catalog.notes)

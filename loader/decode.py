@@ -7,13 +7,16 @@ import json
 from collections.abc import Callable
 from decimal import Decimal
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from cachesvc.core.errors import CorruptData, InvalidInput
 
 Decoder = Callable[[bytes], Any]
+ImageMode = Literal["RGB", "L"] | None
+"""What images are converted to, by Pillow's names; None leaves them as they are."""
+IMAGE_MODES: tuple[ImageMode, ...] = ("RGB", "L", None)
 IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm"})
 _MDS_IMAGES = frozenset({"pil", "jpeg_array", "jpegarray"})
 _REFUSED = frozenset({"pkl", "pickle", "pyd", "pt", "pth", "joblib"})
@@ -27,8 +30,8 @@ _ARRAY_TYPES = {8: "u1", 9: "i1", 16: "<u2", 17: "<i2", 18: "<f2"} | {
 """MDS's numbers for the types of arrays."""
 
 
-def decoder(name: str, encoding: str) -> Decoder:
-    """How to decode a field; bytes stay bytes where nothing is known of them.
+def decoder(name: str, encoding: str, image_mode: ImageMode = "RGB") -> Decoder:
+    """How to decode a field; bytes stay bytes where nothing is known of them. `image_mode`: of images.
 
     Raises InvalidInput for pickles, and for images where Pillow is not installed.
     """
@@ -41,13 +44,13 @@ def decoder(name: str, encoding: str) -> Decoder:
             "or read its bytes with decode=None"
         )
     if kind in IMAGES:
-        return _image(name)
+        return _image(name, image_mode)
     if kind in _MDS_IMAGES:
-        return _pixels(name) if kind == "pil" else _several(_image(name))
+        return _pixels(name, image_mode) if kind == "pil" else _several(_image(name, image_mode))
     if kind in _SCALARS:
         return _scalar(_SCALARS[kind])
     if kind.startswith("list[") and kind.endswith("]"):
-        return _several(decoder(name, kind[5:-1]), 4)
+        return _several(decoder(name, kind[5:-1], image_mode), 4)
     if kind == "ndarray" or kind.startswith("ndarray:"):
         return _ndarray(kind)
     if kind.startswith("array:"):
@@ -65,27 +68,32 @@ def _pillow(name: str) -> Any:
     return Image
 
 
-def _image(name: str) -> Decoder:
+def _converted(image: Any, mode: ImageMode) -> Any:
+    """An image in a mode; Pillow would copy one that has it."""
+    return image if mode is None or image.mode == mode else image.convert(mode)
+
+
+def _image(name: str, mode: ImageMode) -> Decoder:
     image = _pillow(name)
 
     def decode(raw: bytes) -> Any:
         opened = image.open(io.BytesIO(raw))
         opened.load()
-        return opened
+        return _converted(opened, mode)
 
     return decode
 
 
-def _pixels(name: str) -> Decoder:
+def _pixels(name: str, mode: ImageMode) -> Decoder:
     """MDS `pil`: width, height and the length of the mode's name, the name, the pixels as they are."""
     image = _pillow(name)
 
     def decode(raw: bytes) -> Any:
         width, height, length = np.frombuffer(raw, "<u4", 3).tolist()
-        mode, pixels = raw[12 : 12 + length].decode(), raw[12 + length :]
+        stored, pixels = raw[12 : 12 + length].decode(), raw[12 + length :]
         if width * height > 8 * len(pixels):  # an image of bits is the smallest
             raise ValueError("not enough image data")
-        return image.frombytes(mode, (width, height), pixels)
+        return _converted(image.frombytes(stored, (width, height), pixels), mode)
 
     return decode
 

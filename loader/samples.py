@@ -16,7 +16,7 @@ from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.layout import Fixed, Indirect, Table
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order import sample_key
-from loader.decode import Decoder, decoded, decoder
+from loader.decode import IMAGE_MODES, Decoder, ImageMode, decoded, decoder
 from loader.jagged import Jagged, offsets_of
 from loader.reader import Ints, Reader
 from loader.spans import Bytes
@@ -32,6 +32,7 @@ class Form:
     decode: Literal["auto"] | Callable[..., Any] | None = "auto"
     transform: Callable[..., Any] | None = None
     out: str | None = None
+    image_mode: ImageMode = "RGB"
 
     def __post_init__(self) -> None:
         if not (self.decode is None or self.decode == "auto" or callable(self.decode)):
@@ -40,6 +41,15 @@ class Form:
             )
         if not (self.transform is None or callable(self.transform)):
             raise InvalidInput(f"transform={self.transform!r} is no function of the sample")
+        if self.image_mode not in IMAGE_MODES:
+            choices = ", ".join(map(repr, IMAGE_MODES))
+            raise InvalidInput(
+                f"image_mode={self.image_mode!r}: give one of {choices}; None leaves images as they are"
+            )
+        if self.image_mode != "RGB" and self.decode != "auto":
+            raise InvalidInput(
+                f"image_mode={self.image_mode!r} is for decode='auto', not decode={self.decode!r}"
+            )
 
 
 Wants = Literal["nothing", "named", "second"]
@@ -260,7 +270,7 @@ class Samples:
         if form.decode != "auto" or isinstance(self._layout, Fixed):
             return None
         fields = self._catalog.fields
-        return [decoder(fields[c].name, fields[c].encoding) for c in self._columns if c >= 0]
+        return [decoder(fields[c].name, fields[c].encoding, form.image_mode) for c in self._columns if c >= 0]
 
 
 def converted(out: str | None) -> np.dtype[Any] | None:
