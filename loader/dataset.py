@@ -48,6 +48,7 @@ def open_dataset(
     overlap: int = 0,
     out: str | None = None,
     record_bytes: int = 0,
+    header_bytes: int = 0,
     labels: str = "",
     image_mode: Literal["RGB", "L"] | None = "RGB",
     extent_bytes: int = 0,
@@ -61,7 +62,7 @@ def open_dataset(
     None (as they are in the file). `transform`: callable(sample[, rng]), called after that; `rng` is a numpy
     Generator keyed by (seed, epoch, sample). `version`: the `ds.version` of an earlier opening, which the data must still
     have. `verify`: check every read of a cached file against its checksums. `dtype`, `seq_len` and `overlap` (in tokens),
-    `out` (the dtype to convert to), `record_bytes`, `labels`: see docs/data.md. `extent_bytes`: about how
+    `out` (the dtype to convert to), `record_bytes`, `header_bytes`, `labels`: see docs/data.md. `extent_bytes`: about how
     much is cached as one; 0: what the daemon was told, 64 MiB unless it was. Rank 0 logs what was left out of the data
     and what has no label.
 
@@ -75,6 +76,7 @@ def open_dataset(
         seq_len=seq_len,
         overlap=overlap,
         record_bytes=record_bytes,
+        header_bytes=header_bytes,
         labels=labels,
     )
     version = text("version", "" if version is None else version)

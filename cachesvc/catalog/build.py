@@ -60,6 +60,7 @@ _MEANT_FOR = {
     "seq_len": ("tokens",),
     "overlap": ("tokens",),
     "record_bytes": ("records",),
+    "header_bytes": ("records", "tokens"),
     "labels_from": ("files",),
     "label_kind": ("files", "webdataset"),
 }

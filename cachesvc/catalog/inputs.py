@@ -28,7 +28,7 @@ class Options:
     daemon's, else 64 MiB. `dtype`: a numpy dtype, with a shape where
     records have one ("(3,32,32)u1"). `seq_len`, `overlap`: in tokens. `labels`: where labels come from, "" finds out,
     "folder", "none", or the name of a CSV/JSONL file beside the data; and what they are, "class" or "float", alone or
-    behind a colon ("truth.csv:float").
+    behind a colon ("truth.csv:float"). `header_bytes`: before the items of each `.bin`, 0 finds out.
 
     Raises InvalidInput for numbers that no dataset has, and for what is no text.
     """
@@ -40,11 +40,12 @@ class Options:
     overlap: int = 0
     record_bytes: int = 0
     labels: str = ""
+    header_bytes: int = 0
 
     def __post_init__(self) -> None:
         for name in ("format", "dtype", "labels"):
             text(name, getattr(self, name))
-        for name in ("extent_bytes", "seq_len", "overlap", "record_bytes"):
+        for name in ("extent_bytes", "seq_len", "overlap", "record_bytes", "header_bytes"):
             given = whole_number(name, getattr(self, name), 0, MAX_NUMBER)
             object.__setattr__(self, name, given)  # numpy's integers have no JSON
 

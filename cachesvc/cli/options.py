@@ -148,6 +148,7 @@ def dataset(verb: _F) -> _F:
             default="",
             help="folder, none, or a CSV, TSV or JSONL file beside the data; class or float, alone or after a colon.",
         ),
+        click.option("--header-bytes", type=SIZE, default=0, help="Bytes before the items of each .bin."),
         click.option("--record-bytes", type=SIZE, default=0, help="Bytes of one record (records)."),
         click.option(
             "--overlap", type=click.IntRange(0), default=0, help="Tokens shared with the next sample."
