@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from cachesvc.core.errors import CorruptData, InvalidInput
+from cachesvc.sources.nulls import numbers_of
 
 Decoder = Callable[[bytes], Any]
 ImageMode = Literal["RGB", "L"] | None
@@ -137,11 +138,19 @@ def _ndarray(encoding: str) -> Decoder:
     return decode
 
 
-def _array(dtype: str) -> Decoder:
-    """All of a value is items of one type."""
+def _array(encoding: str) -> Decoder:
+    """All of a value is numbers of one type; of a tensor it has a shape, and perhaps its sides in another order. One with
+    nulls is a list, as Python holds those."""
+    name, *sides = encoding.split(":")
+    dtype, (shape, *order) = (
+        np.dtype(name),
+        [[int(each) for each in side.split(",") if each] for side in sides] or [[-1]],
+    )
 
     def decode(raw: bytes) -> Any:
-        return np.frombuffer(raw, dtype).copy()
+        found = numbers_of(raw, dtype).reshape(shape)
+        found = found.transpose(*order) if order else found
+        return found.tolist() if found.dtype == object else found.copy()
 
     return decode
 
