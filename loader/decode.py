@@ -142,10 +142,8 @@ def _array(encoding: str) -> Decoder:
     """All of a value is numbers of one type; of a tensor it has a shape, and perhaps its sides in another order. One with
     nulls is a list, as Python holds those."""
     name, *sides = encoding.split(":")
-    dtype, (shape, *order) = (
-        np.dtype(name),
-        [[int(each) for each in side.split(",") if each] for side in sides] or [[-1]],
-    )
+    dtype: np.dtype[Any] = np.dtype(name)
+    shape, *order = [[int(each) for each in side.split(",") if each] for side in sides] or [[-1]]
 
     def decode(raw: bytes) -> Any:
         found = numbers_of(raw, dtype).reshape(shape)

@@ -53,7 +53,7 @@ def default_collate_into(
     _check_fields(placed)
     try:
         return collate(placed, collate_fn_map={**default_collate_fn_map, **mine})
-    except (RuntimeError, TypeError, ValueError) as error:
+    except RuntimeError as error:
         found = unlike(placed, name)
         if not found:
             raise

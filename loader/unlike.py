@@ -32,7 +32,7 @@ def _shapes(value: Any, place: str) -> Iterator[tuple[str, str]]:
         for key, item in value.items():
             yield from _shapes(item, f"{place}[{key!r}]")
     elif isinstance(value, (tuple, list)):
-        yield place, f"{len(value)} values"
+        yield place, f"length {len(value)}"
         for number, item in enumerate(value):
             yield from _shapes(item, f"{place}[{number}]")
     elif hasattr(value, "mode") and hasattr(value, "size"):  # of Pillow, which may not be installed

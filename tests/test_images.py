@@ -168,7 +168,7 @@ def test_what_a_collate_fn_raises_stays_and_names_the_files_in_a_note(tmp_path: 
     assert "a/1.png" in notes
 
 
-def test_samples_that_are_alike_leave_torchs_error_as_it_is(tmp_path: Path) -> None:
-    _files(tmp_path / "d", {name: stored("RGB") for name in "01"})
+def test_what_no_shape_would_mend_is_refused_in_torchs_words(tmp_path: Path) -> None:
+    _files(tmp_path / "d", {name: stored("RGB", (8, 6 + int(name))) for name in "01"})
     with pytest.raises(TypeError, match="found <class 'PIL"):
         list(DataLoader(open_dataset(tmp_path / "d"), batch_size=2))

@@ -104,7 +104,7 @@ def test_numbers_lie_in_the_memory_given(name: str) -> None:
             "sample 0 has shape [9000] and sample 2 has shape [9001]",
         ),
         ([(torch.zeros(2), 1), (torch.zeros(3), 2)], "sample 1 has shape [3] at [0]"),
-        ([{"x": [1, 2]}, {"x": [1]}], "sample 0 has 2 values and sample 1 has 1 values at ['x']"),
+        ([{"x": [1, 2]}, {"x": [1]}], "sample 0 has length 2 and sample 1 has length 1 at ['x']"),
     ],
 )
 def test_samples_of_several_shapes_are_named(samples: list[Any], says: str) -> None:

@@ -60,6 +60,7 @@ def everything(rows: int = ROWS) -> pa.Table:
             "flag": [bool(n % 3) if n % 4 else None for n in range(rows)],
             "ids": pa.array(lists, pa.list_(pa.int32())),
             "pair": pa.array(pairs, pa.list_(pa.float64(), 2)),
+            "holes": pa.array([[n, None, n][: n % 4] for n in range(rows)], pa.list_(pa.int16())),
             "flags": pa.array([[True, n % 2 == 0] for n in range(rows)], pa.list_(pa.bool_())),
             "kind": pa.array([("a", "b")[n % 2] for n in range(rows)]).dictionary_encode(),
             "code": pa.array([n % 3 for n in range(rows)]).dictionary_encode(),

@@ -43,7 +43,7 @@ def encoded(values: Sequence[Value], kind: str, uri: str) -> Encoded:
     words = [value for value in given if numbers[value] is None]
     if kind == "float" and words:
         raise InvalidInput(
-            f"{uri} has the label {printable(str(words[0]))!r}, which is no number: see labels='float'"
+            f"{uri} has the label {printable(str(words[0]))!r}, which is no number, as labels='float' needs"
         )
     numeric = bool(given) and not words
     whole = numeric and all(isinstance(numbers[value], int) for value in given)

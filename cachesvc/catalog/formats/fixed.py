@@ -105,7 +105,7 @@ def raw_payload(
     version, skipped = inputs.entries[index].object, inputs.options.header_bytes
     if known_headers and not skipped:
         header = header_of(version, inputs.fetch(version, 0, min(HEAD_BYTES, version.size_bytes)))
-        if header is not None and stated not in (None, header.dtype):
+        if header is not None and stated is not None and stated != header.dtype:
             raise InvalidInput(
                 f"{version.uri} holds {header.dtype.str} by its header ({header.tool}), not dtype {inputs.options.dtype}"
             )
@@ -181,10 +181,8 @@ def _record_payload(inputs: Inputs, index: int) -> Payload:
         if options.record_bytes % dtype.itemsize or shape:
             raise InvalidInput(f"record_bytes {options.record_bytes} is no multiple of dtype {options.dtype}")
         shape = (options.record_bytes // dtype.itemsize,)
-    tokens = (
-        dtype.base.kind in "iu" and dtype.base.itemsize > 1
-    )  # no header is looked for before pictures and floats
-    return replace(raw_payload(inputs, index, dtype.base, known_headers=tokens), row_shape=shape)
+    may_be_tokens = dtype.base.kind in "iu" and dtype.base.itemsize > 1
+    return replace(raw_payload(inputs, index, dtype.base, known_headers=may_be_tokens), row_shape=shape)
 
 
 def lay_out(
