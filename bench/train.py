@@ -50,7 +50,7 @@ def to_tensor(sample: tuple[object, int]) -> tuple[torch.Tensor, int]:
 
 def train_digits(uri: str, epochs: int, ledger: Path) -> None:
     """Images by class, decoded in two workers a rank."""
-    train = open_dataset(uri, transform=to_tensor)
+    train = open_dataset(uri, transform=to_tensor, image_mode="L")
     batches = DataLoader(train, batch_size=32, shuffle=True, num_workers=2)
     model = DistributedDataParallel(Digits())
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)

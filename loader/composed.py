@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
-from torch.utils.data import default_collate
 
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order import EpochOrder, OrderSpec, Touches, subset_first
 from cachesvc.core.run import Run
 from loader.dataset import Dataset
 from loader.reader import Ints
+from loader.stacked import default_collate_into
+from loader.unlike import Name, unnamed
 
 
 class Component(Protocol):
@@ -29,7 +30,7 @@ class Component(Protocol):
 
     def read(self, spots: Ints, spec: OrderSpec, epoch: int) -> list[Any]: ...
 
-    def collate(self, samples: Sequence[Any]) -> Any: ...
+    def collate(self, samples: Sequence[Any], name: Name = unnamed) -> Any: ...
 
 
 class Spread(NamedTuple):
@@ -113,6 +114,6 @@ class Plain:
         leaf = self.leaf
         return leaf.samples.take(leaf.opened.reader(), leaf.ids_of(spots), (spec.seed, epoch))
 
-    def collate(self, samples: Sequence[Any]) -> Any:
+    def collate(self, samples: Sequence[Any], name: Name = unnamed) -> Any:
         """torch's own."""
-        return default_collate(list(samples))
+        return default_collate_into(None, samples, len(samples), name)

@@ -48,18 +48,21 @@ def open_dataset(
     overlap: int = 0,
     out: str | None = None,
     record_bytes: int = 0,
+    header_bytes: int = 0,
     labels: str = "",
+    image_mode: Literal["RGB", "L"] | None = "RGB",
     extent_bytes: int = 0,
 ) -> Dataset:
     """Open a prefix, file, glob, brace range, or a list of them, as one pinned dataset version.
 
     `format`: "files" | "webdataset" | "mds" | "parquet" | "records" | "tokens"; None: found out from the data. `fields`:
-    names of the fields that make a sample, a tuple of their values (also of one). None: (value, class index) for a folder
-    of classes, the value where there is a single field, else a dict by field. `decode`: "auto" (by extension or column),
-    None (bytes), or callable(sample[, rng]). `transform`: callable(sample[, rng]), called after that; `rng` is a numpy
+    names of the fields that make a sample, a tuple of their values (also of one). None: (value, label) for a folder
+    with labels, the value where there is a single field, else a dict by field. `decode`: "auto" (by extension or column),
+    None (bytes), or callable(sample[, rng]). `image_mode`: what decoded images are converted to, "RGB", "L" (grey) or
+    None (as they are in the file). `transform`: callable(sample[, rng]), called after that; `rng` is a numpy
     Generator keyed by (seed, epoch, sample). `version`: the `ds.version` of an earlier opening, which the data must still
     have. `verify`: check every read of a cached file against its checksums. `dtype`, `seq_len` and `overlap` (in tokens),
-    `out` (the dtype to convert to), `record_bytes`, `labels`: see docs/data.md. `extent_bytes`: about how
+    `out` (the dtype to convert to), `record_bytes`, `header_bytes`, `labels`: see docs/data.md. `extent_bytes`: about how
     much is cached as one; 0: what the daemon was told, 64 MiB unless it was. Rank 0 logs what was left out of the data
     and what has no label.
 
@@ -73,6 +76,7 @@ def open_dataset(
         seq_len=seq_len,
         overlap=overlap,
         record_bytes=record_bytes,
+        header_bytes=header_bytes,
         labels=labels,
     )
     version = text("version", "" if version is None else version)
@@ -83,7 +87,7 @@ def open_dataset(
     link = connect(_uris(uri), options, version, processes)
     if isinstance(fields, str):
         fields = (fields,)
-    form = Form(tuple(fields) if fields is not None else None, decode, transform, out)
+    form = Form(tuple(fields) if fields is not None else None, decode, transform, out, image_mode)
     dataset = Dataset(Opened(link, checked), form)
     if rank == 0:
         _say(dataset.catalog.notes)
@@ -160,7 +164,7 @@ class Dataset(TorchDataset[Any]):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Class names, () where there are no labels."""
+        """Class names, () where labels are numbers or there are none."""
         return self._catalog.classes
 
     @property

@@ -7,13 +7,17 @@ import json
 from collections.abc import Callable
 from decimal import Decimal
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from cachesvc.core.errors import CorruptData, InvalidInput
+from cachesvc.sources.nulls import numbers_of
 
 Decoder = Callable[[bytes], Any]
+ImageMode = Literal["RGB", "L"] | None
+"""What images are converted to, by Pillow's names; None leaves them as they are."""
+IMAGE_MODES: tuple[ImageMode, ...] = ("RGB", "L", None)
 IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm"})
 _MDS_IMAGES = frozenset({"pil", "jpeg_array", "jpegarray"})
 _REFUSED = frozenset({"pkl", "pickle", "pyd", "pt", "pth", "joblib"})
@@ -27,8 +31,8 @@ _ARRAY_TYPES = {8: "u1", 9: "i1", 16: "<u2", 17: "<i2", 18: "<f2"} | {
 """MDS's numbers for the types of arrays."""
 
 
-def decoder(name: str, encoding: str) -> Decoder:
-    """How to decode a field; bytes stay bytes where nothing is known of them.
+def decoder(name: str, encoding: str, image_mode: ImageMode = "RGB") -> Decoder:
+    """How to decode a field; bytes stay bytes where nothing is known of them. `image_mode`: of images.
 
     Raises InvalidInput for pickles, and for images where Pillow is not installed.
     """
@@ -41,13 +45,13 @@ def decoder(name: str, encoding: str) -> Decoder:
             "or read its bytes with decode=None"
         )
     if kind in IMAGES:
-        return _image(name)
+        return _image(name, image_mode)
     if kind in _MDS_IMAGES:
-        return _pixels(name) if kind == "pil" else _several(_image(name))
+        return _pixels(name, image_mode) if kind == "pil" else _several(_image(name, image_mode))
     if kind in _SCALARS:
         return _scalar(_SCALARS[kind])
     if kind.startswith("list[") and kind.endswith("]"):
-        return _several(decoder(name, kind[5:-1]), 4)
+        return _several(decoder(name, kind[5:-1], image_mode), 4)
     if kind == "ndarray" or kind.startswith("ndarray:"):
         return _ndarray(kind)
     if kind.startswith("array:"):
@@ -65,27 +69,32 @@ def _pillow(name: str) -> Any:
     return Image
 
 
-def _image(name: str) -> Decoder:
+def _converted(image: Any, mode: ImageMode) -> Any:
+    """An image in a mode; Pillow would copy one that has it."""
+    return image if mode is None or image.mode == mode else image.convert(mode)
+
+
+def _image(name: str, mode: ImageMode) -> Decoder:
     image = _pillow(name)
 
     def decode(raw: bytes) -> Any:
         opened = image.open(io.BytesIO(raw))
         opened.load()
-        return opened
+        return _converted(opened, mode)
 
     return decode
 
 
-def _pixels(name: str) -> Decoder:
+def _pixels(name: str, mode: ImageMode) -> Decoder:
     """MDS `pil`: width, height and the length of the mode's name, the name, the pixels as they are."""
     image = _pillow(name)
 
     def decode(raw: bytes) -> Any:
         width, height, length = np.frombuffer(raw, "<u4", 3).tolist()
-        mode, pixels = raw[12 : 12 + length].decode(), raw[12 + length :]
+        stored, pixels = raw[12 : 12 + length].decode(), raw[12 + length :]
         if width * height > 8 * len(pixels):  # an image of bits is the smallest
             raise ValueError("not enough image data")
-        return image.frombytes(mode, (width, height), pixels)
+        return _converted(image.frombytes(stored, (width, height), pixels), mode)
 
     return decode
 
@@ -129,11 +138,17 @@ def _ndarray(encoding: str) -> Decoder:
     return decode
 
 
-def _array(dtype: str) -> Decoder:
-    """All of a value is items of one type."""
+def _array(encoding: str) -> Decoder:
+    """All of a value is numbers of one type; of a tensor it has a shape, and perhaps its sides in another order. One with
+    nulls is a list, as Python holds those."""
+    name, *sides = encoding.split(":")
+    dtype: np.dtype[Any] = np.dtype(name)
+    shape, *order = [[int(each) for each in side.split(",") if each] for side in sides] or [[-1]]
 
     def decode(raw: bytes) -> Any:
-        return np.frombuffer(raw, dtype).copy()
+        found = numbers_of(raw, dtype).reshape(shape)
+        found = found.transpose(*order) if order else found
+        return found.tolist() if found.dtype == object else found.copy()
 
     return decode
 
@@ -142,8 +157,15 @@ def _text(raw: bytes) -> str:
     return raw.decode()
 
 
-def _number(raw: bytes) -> int:
+def _whole(raw: bytes) -> int:
     return int(raw)
+
+
+def _number(raw: bytes) -> int | float:
+    try:
+        return int(raw)
+    except ValueError:
+        return float(raw)
 
 
 def _decimal(raw: bytes) -> Decimal:
@@ -167,10 +189,10 @@ _PLAIN: dict[str, Decoder] = {
     "text": _text,
     "str": _text,
     "cls": _number,
-    "cls2": _number,
-    "index": _number,
+    "cls2": _whole,
+    "index": _whole,
     "id": _text,
-    "str_int": _number,
+    "str_int": _whole,
     "str_float": float,
     "str_decimal": _decimal,
     "npy": _npy,

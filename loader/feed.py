@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ from loader.reader import Ints, Reader
 from loader.spans import Bytes
 from loader.stacked import default_collate_into
 from loader.stages import READING
+from loader.unlike import unlike
 from loader.whole import Located, whole
 
 SLAB = 16_384
@@ -257,8 +259,9 @@ class Feed(TorchDataset[Any]):
 
     def fetch(self, epoch: int, indices: Ints) -> Any:
         """A batch of these indices."""
+        name = partial(self._name_in, indices)
         if self._composed is not None and self._wants_ready:
-            return self._composed.whole(indices, self.spec, epoch)
+            return self._composed.whole(indices, self.spec, epoch, name)
         if self._whole is not None and self._view is not None:
             reader = self._view.opened.reader()
             return self._whole.make(
@@ -266,8 +269,20 @@ class Feed(TorchDataset[Any]):
             )
         samples = self._drawn(epoch, indices)
         if self.collate is default_collate:
-            return default_collate_into(self.empty, samples, len(indices))
-        return self.collate(list(samples))
+            return default_collate_into(self.empty, samples, len(indices), name)
+        made = list(samples)
+        try:
+            return self.collate(made)
+        except Exception as error:
+            found = unlike(made, name)
+            if found and hasattr(error, "add_note"):
+                error.add_note(f"samples of the batch differ: {found}")
+            raise
+
+    def _name_in(self, indices: Ints, place: int) -> str:
+        """What the sample at a place of a batch is called."""
+        index = int(indices[place])
+        return self.key_of(index) or f"sample {index}"
 
     def collated(self, samples: list[Any]) -> Any:
         """A batch of samples that were taken."""

@@ -28,6 +28,7 @@ from loader.composed import Component, Plain, without_parts
 from loader.dataset import Dataset
 from loader.packs import Packed
 from loader.reader import Ints
+from loader.unlike import Name, unnamed
 
 By = Literal["proportion", "repeat", "choose"]
 MAX_TOLD = 4096
@@ -173,10 +174,10 @@ class Mixture(TorchDataset[Any]):
                 out[row] = sample
         return out
 
-    def whole(self, spots: Ints, spec: OrderSpec, epoch: int) -> Any:
+    def whole(self, spots: Ints, spec: OrderSpec, epoch: int, name: Name = unnamed) -> Any:
         """A batch as it goes out when nobody collates: records of one size without Python for each."""
         if not all(isinstance(part, Plain) and part.leaf.samples.ready for part in self._parts):
-            return self.collate(self.read(spots, spec, epoch))
+            return self.collate(self.read(spots, spec, epoch), name)
         batch = None
         for rows, part, _, _, inner in self._groups(spots, spec):
             reader, samples = part.leaf.opened.reader(), part.leaf.samples
@@ -186,9 +187,9 @@ class Mixture(TorchDataset[Any]):
             batch[rows] = records  # numpy's is 30 times as fast as torch's
         return torch.from_numpy(batch)
 
-    def collate(self, samples: Sequence[Any]) -> Any:
+    def collate(self, samples: Sequence[Any], name: Name = unnamed) -> Any:
         """A batch of samples, when nobody else collates."""
-        return self._parts[0].collate(samples)
+        return self._parts[0].collate(samples, name)
 
     def _groups(self, spots: Ints, spec: OrderSpec) -> list[tuple[Ints, Component, OrderSpec, int, Ints]]:
         """Rows of one component and one of its epochs each."""

@@ -20,6 +20,7 @@ from loader.dataset import Dataset
 from loader.documents import Documents, documents_of
 from loader.reader import Ints
 from loader.samples import converted, must_hold
+from loader.unlike import Name, unnamed
 
 _RUNS_KEPT = 4
 _IN_ORDER = OrderSpec(seed=0, global_batch=1, shuffle=False)
@@ -110,12 +111,12 @@ class Packed(TorchDataset[Any]):
             for row, (low, high) in enumerate(pairwise(cuts))
         ]
 
-    def whole(self, spots: Ints, spec: OrderSpec, epoch: int) -> dict[str, Any]:
+    def whole(self, spots: Ints, spec: OrderSpec, epoch: int, name: Name = unnamed) -> dict[str, Any]:
         """A batch as it goes out when nobody collates."""
         rows, _, ends = self._read(spots, spec, epoch)
         return _batch(rows, _boundaries(ends))
 
-    def collate(self, samples: Sequence[dict[str, torch.Tensor]]) -> dict[str, Any]:
+    def collate(self, samples: Sequence[dict[str, torch.Tensor]], name: Name = unnamed) -> dict[str, Any]:
         """Packs as one batch; see `pack`."""
         tokens = torch.stack([sample["tokens"] for sample in samples])
         inner = [sample["cu_seqlens"][1:] + row * self.seq_len for row, sample in enumerate(samples)]

@@ -16,7 +16,7 @@ from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.layout import Fixed, Indirect, Table
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order import sample_key
-from loader.decode import Decoder, decoded, decoder
+from loader.decode import IMAGE_MODES, Decoder, ImageMode, decoded, decoder
 from loader.jagged import Jagged, offsets_of
 from loader.reader import Ints, Reader
 from loader.spans import Bytes
@@ -32,6 +32,7 @@ class Form:
     decode: Literal["auto"] | Callable[..., Any] | None = "auto"
     transform: Callable[..., Any] | None = None
     out: str | None = None
+    image_mode: ImageMode = "RGB"
 
     def __post_init__(self) -> None:
         if not (self.decode is None or self.decode == "auto" or callable(self.decode)):
@@ -40,6 +41,15 @@ class Form:
             )
         if not (self.transform is None or callable(self.transform)):
             raise InvalidInput(f"transform={self.transform!r} is no function of the sample")
+        if self.image_mode not in IMAGE_MODES:
+            choices = ", ".join(map(repr, IMAGE_MODES))
+            raise InvalidInput(
+                f"image_mode={self.image_mode!r}: give one of {choices}; None leaves images as they are"
+            )
+        if self.image_mode != "RGB" and self.decode != "auto":
+            raise InvalidInput(
+                f"image_mode={self.image_mode!r} is for decode='auto', not decode={self.decode!r}"
+            )
 
 
 Wants = Literal["nothing", "named", "second"]
@@ -81,7 +91,7 @@ class Samples:
     def looks(self) -> str:
         """What a sample looks like, in words; the same for datasets whose samples can lie in one batch."""
         names = [*self._names, *([LABEL] if self._with_label else [])]
-        classes = _in_words(self._catalog.classes) if LABEL in names else ""
+        classes = self._labels_in_words() if LABEL in names else ""
         if not isinstance(self._layout, Fixed):
             kind = (
                 "one value"
@@ -93,6 +103,11 @@ class Samples:
             return f"{kind} of {', '.join(names)}{classes}{'' if self._form.decode else ' in bytes'}"
         rest = f" and {LABEL}{classes}" if LABEL in names else ""
         return f"{self._out or self._dtype} of shape {list(self._shape)}{rest}"
+
+    def _labels_in_words(self) -> str:
+        labels = self._catalog.labels
+        is_number = labels is not None and labels.dtype.kind == "f"
+        return " as a number" if is_number else _in_words(self._catalog.classes)
 
     def locate(self, reader: Reader, samples: Ints) -> tuple[Ints, Ints, Ints]:
         """Slots of records and the extents they lie in: what `gather` takes."""
@@ -242,10 +257,10 @@ class Samples:
         labels = self._catalog.labels
         if self._form.fields is not None:
             given = iter(values)
-            full = [next(given) if column >= 0 else int(labels[sample]) for column in self._columns]  # type: ignore[index]
+            full = [next(given) if column >= 0 else labels[sample].item() for column in self._columns]  # type: ignore[index]
             return tuple(full)
         if self._with_label:
-            return values[0], int(labels[sample])  # type: ignore[index]
+            return values[0], labels[sample].item()  # type: ignore[index]
         if len(values) == 1:
             return values[0]
         named = zip(self._names, values, stored, strict=True)
@@ -255,7 +270,7 @@ class Samples:
         if form.decode != "auto" or isinstance(self._layout, Fixed):
             return None
         fields = self._catalog.fields
-        return [decoder(fields[c].name, fields[c].encoding) for c in self._columns if c >= 0]
+        return [decoder(fields[c].name, fields[c].encoding, form.image_mode) for c in self._columns if c >= 0]
 
 
 def converted(out: str | None) -> np.dtype[Any] | None:

@@ -25,6 +25,7 @@ from torch.utils.data._utils.collate import (
 
 from cachesvc.core.errors import InvalidInput
 from loader.spans import Bytes
+from loader.unlike import Name, unlike, unnamed
 
 Empty = Callable[[int], Bytes]
 _TORCHS = {torch.Tensor: collate_tensor_fn, np.ndarray: collate_numpy_array_fn}
@@ -33,10 +34,13 @@ LARGE_BYTES = 16 << 10
 """Smaller values wait for the others: one stack costs less than a copy each."""
 
 
-def default_collate_into(empty: Empty | None, samples: Iterable[Any], count: int) -> Any:
+def default_collate_into(
+    empty: Empty | None, samples: Iterable[Any], count: int, name: Name = unnamed
+) -> Any:
     """What `torch.utils.data.default_collate` makes of `count` samples, in memory that `empty` gives for a size in
-    bytes; in new memory where that is None. Raises InvalidInput where only some of them have a field: torch would leave it
-    out of a whole batch, or raise, by which sample comes first."""
+    bytes; in new memory where that is None. `name`: of a sample, by its place. Raises InvalidInput where samples differ in
+    shape, and where only some of them have a field: torch would leave it out of a whole batch, or raise, by which sample
+    comes first."""
     stacks: dict[type, Callable[..., Any]] = {np.ndarray: _arrays(empty or _new)}
     if empty is not None:
         stacks[torch.Tensor] = _tensors(empty)
@@ -47,7 +51,15 @@ def default_collate_into(empty: Empty | None, samples: Iterable[Any], count: int
     }
     placed = [columns.placed(each) for each in samples]
     _check_fields(placed)
-    return collate(placed, collate_fn_map={**default_collate_fn_map, **mine})
+    try:
+        return collate(placed, collate_fn_map={**default_collate_fn_map, **mine})
+    except RuntimeError as error:
+        found = unlike(placed, name)
+        if not found:
+            raise
+        raise InvalidInput(
+            f"samples of a batch differ: {found}; make them alike in a transform, or give a collate_fn"
+        ) from error
 
 
 def _check_fields(samples: Sequence[Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -94,16 +95,26 @@ def test_numbers_lie_in_the_memory_given(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "samples",
+    ("samples", "says"),
     [
-        [np.zeros(2), np.zeros(3)],
-        [np.zeros(20_000), np.zeros(30_000)],
-        [torch.zeros(9_000), torch.zeros(9_001)],
-        [torch.zeros(2), torch.zeros(3)],
-        [np.array(["a"]), np.array(["b"])],
-        [object(), object()],
+        ([np.zeros(2), np.zeros(3)], "sample 0 has shape [2] and sample 1 has shape [3]"),
+        ([np.zeros(20_000), np.zeros(30_000)], "sample 0 has shape [20000] and sample 1 has shape [30000]"),
+        (
+            [torch.zeros(9_000)] * 2 + [torch.zeros(9_001)],
+            "sample 0 has shape [9000] and sample 2 has shape [9001]",
+        ),
+        ([(torch.zeros(2), 1), (torch.zeros(3), 2)], "sample 1 has shape [3] at [0]"),
+        ([{"x": [1, 2]}, {"x": [1]}], "sample 0 has length 2 and sample 1 has length 1 at ['x']"),
     ],
 )
+def test_samples_of_several_shapes_are_named(samples: list[Any], says: str) -> None:
+    with pytest.raises(RuntimeError):
+        default_collate(samples)
+    with pytest.raises(InvalidInput, match=re.escape(says)):
+        default_collate_into(given([]), samples, len(samples))
+
+
+@pytest.mark.parametrize("samples", [[np.array(["a"]), np.array(["b"])], [object(), object()]])
 def test_what_torch_refuses_is_refused_with_its_words(samples: list[Any]) -> None:
     with pytest.raises((RuntimeError, TypeError)) as theirs:
         default_collate(samples)

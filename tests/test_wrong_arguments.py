@@ -24,6 +24,7 @@ RECORD: dict[str, Any] = {"format": "records", "record_bytes": 4096}
 OPENINGS: dict[str, dict[str, Any]] = {
     "record_bytes": {"format": "records"},
     "extent_bytes": RECORD,
+    "header_bytes": RECORD,
     "seq_len": {"format": "tokens", "dtype": "uint16"},
     "overlap": {"format": "tokens", "dtype": "uint16", "seq_len": 64},
 }
@@ -66,6 +67,9 @@ def test_the_largest_size_is_answered_in_one_typed_line_or_fits(data: Path, name
     largest = {**OPENINGS[name], name: 2**40}
     if name == "extent_bytes":
         assert len(open_dataset(data, **largest)) == RECORDS
+    elif name == "header_bytes":
+        with pytest.raises(InvalidInput, match="49,152 bytes, fewer than header_bytes"):
+            open_dataset(data, **largest)
     else:
         with pytest.raises(FileNotFoundError, match="no whole sample in 49,152 bytes; give a smaller"):
             open_dataset(data, **largest)

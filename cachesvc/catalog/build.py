@@ -55,7 +55,9 @@ _MEANT_FOR = {
     "seq_len": ("tokens",),
     "overlap": ("tokens",),
     "record_bytes": ("records",),
-    "labels": ("files",),
+    "header_bytes": ("records", "tokens"),
+    "labels_from": ("files",),
+    "label_kind": ("files", "webdataset"),
 }
 
 
@@ -120,8 +122,9 @@ def _check_options(uri: str, options: Options) -> None:
     for name, formats in _MEANT_FOR.items():
         given = getattr(options, name)
         if given and given != "none" and options.format not in formats:
+            said = f"labels={options.labels!r}" if name.startswith("label") else f"{name}={given!r}"
             raise InvalidInput(
-                f"{name}={given!r} is for {' and '.join(formats)}, and {uri} is read as {options.format}"
+                f"{said} is for {' and '.join(formats)}, and {uri} is read as {options.format}"
             )
 
 

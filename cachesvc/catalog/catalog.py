@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -29,9 +28,9 @@ class Catalog:
     stays mapped as long as one of them lives.
 
     `extent_starts` are page-aligned addresses, ascending; `extent_first[i]` is the first sample of extent i
-    and `extent_first[-1] == samples`. `labels` index `classes`; None where there are none, -1 for a sample
-    without one. `documents` (Megatron) are token offsets in the files' concatenation. `notes` say what was
-    left out.
+    and `extent_first[-1] == samples`. `labels` index `classes`, -1 for a sample without one; numbers are float64,
+    NaN for a sample without one; None where no sample has one. `documents` (Megatron) are token offsets in the
+    files' concatenation. `notes` say what was left out.
     """
 
     id: DatasetId
@@ -39,7 +38,7 @@ class Catalog:
     format: str
     samples: int
     fields: tuple[Field, ...]
-    labels: np.ndarray[Any, np.dtype[np.int32]] | None
+    labels: Array | None
     documents: Ints | None
     notes: tuple[str, ...]
     extent_sizes: Ints
@@ -182,6 +181,8 @@ class Catalog:
             if tag == name:
                 values = Texts(self._columns, f"tag.{index}.values")
                 return search.Words(self._columns[f"tag.{index}.code"], list(values))
+        if name == "label" and self.labels is not None and self.labels.dtype.kind == "f":
+            return search.Numbers(self.labels)
         if name == "label" and self.labels is not None:
             return search.Words(self.labels, list(self.classes), codes_are_numbers=True)
         if name == "shard":
@@ -256,13 +257,13 @@ class Catalog:
         coded = [
             (columns[f"tag.{at}.code"], len(Texts(columns, f"tag.{at}.values"))) for at in self._tags("text")
         ]
-        if self.labels is not None:
-            coded.append((self.labels, classes))
+        if "label" in columns:
+            coded.append((columns["label"], classes))
         if any(codes.min() < -1 or codes.max() >= names for codes, names in coded):
             raise CorruptData("a label or tag names no value")
         rows = [len(codes) for codes, _ in coded]
         rows += [len(columns[f"tag.{at}.number"]) for at in self._tags("number")]
-        rows += [len(columns["key.end"])] if "key.end" in columns else []
+        rows += [len(columns[name]) for name in ("key.end", "label.number") if name in columns]
         if set(rows) - {self.samples}:
             raise CorruptData("labels, tags or keys are not one a sample")
 
@@ -304,7 +305,7 @@ def _catalog(columns: Columns) -> Catalog:
         format=head["format"],
         samples=samples,
         fields=tuple(Field(str(name), str(encoding)) for name, encoding in head["fields"]),
-        labels=_optional(columns, "label"),
+        labels=_optional(columns, "label.number" if "label.number" in columns else "label"),
         documents=_optional(columns, "documents"),
         notes=tuple(redacted(note) for note in head["notes"]),
         extent_sizes=sizes,

@@ -53,7 +53,7 @@ def choose(uri: str, entries: Sequence[Entry], zarrs: Collection[str], options: 
 
 def _stated(entries: Sequence[Entry], options: Options) -> str:
     """The format that an option is for, where there are arrays to read by it; else ""."""
-    if not (options.seq_len or options.record_bytes or options.dtype):
+    if not (options.seq_len or options.record_bytes or options.dtype or options.header_bytes):
         return ""
     found = {entry.extension for entry in entries if kind_of(entry.name) is not LITDATA}
     if found.isdisjoint(("bin", "npy")):

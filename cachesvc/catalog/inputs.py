@@ -11,10 +11,11 @@ import numpy as np
 from cachesvc.catalog.columns import Array, Ints, TextColumn
 from cachesvc.catalog.layout import Field
 from cachesvc.catalog.space import Space
+from cachesvc.catalog.targets import KINDS, Encoded
 from cachesvc.core.arguments import text, whole_number
+from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import Extent, ObjectVersion
 
-Labels = np.ndarray[tuple[int], np.dtype[np.int32]]
 MAX_NUMBER = 1 << 40
 """Of bytes and tokens a sample or extent: more than memory holds, and far from where sums of int64 overflow."""
 
@@ -25,8 +26,9 @@ class Options:
 
     `format`: "" finds out. `extent_bytes`: a multiple of the page; 0: the
     daemon's, else 64 MiB. `dtype`: a numpy dtype, with a shape where
-    records have one ("(3,32,32)u1"). `seq_len`, `overlap`: in tokens. `labels`: "" finds out, "folder",
-    "none", or the name of a CSV/JSONL file beside the data.
+    records have one ("(3,32,32)u1"). `seq_len`, `overlap`: in tokens. `labels`: where labels come from, "" finds out,
+    "folder", "none", or the name of a CSV/JSONL file beside the data; and what they are, "class" or "float", alone or
+    behind a colon ("truth.csv:float"). `header_bytes`: before the items of each `.bin`, 0 finds out.
 
     Raises InvalidInput for numbers that no dataset has, and for what is no text.
     """
@@ -38,18 +40,31 @@ class Options:
     overlap: int = 0
     record_bytes: int = 0
     labels: str = ""
+    header_bytes: int = 0
 
     def __post_init__(self) -> None:
         for name in ("format", "dtype", "labels"):
             text(name, getattr(self, name))
-        for name in ("extent_bytes", "seq_len", "overlap", "record_bytes"):
+        for name in ("extent_bytes", "seq_len", "overlap", "record_bytes", "header_bytes"):
             given = whole_number(name, getattr(self, name), 0, MAX_NUMBER)
             object.__setattr__(self, name, given)  # numpy's integers have no JSON
 
     @property
+    def labels_from(self) -> str:
+        """Where labels come from: "" finds out, "folder", "none", or the name of a table."""
+        source, _, kind = self.labels.rpartition(":")
+        return source if kind in KINDS else self.labels
+
+    @property
+    def label_kind(self) -> str:
+        """What labels are, one of `KINDS`; "" finds out."""
+        kind = self.labels.rpartition(":")[2]
+        return kind if kind in KINDS else ""
+
+    @property
     def table(self) -> str:
         """The file of labels that is asked for, "" for none."""
-        return "" if self.labels in ("folder", "none") else self.labels
+        return "" if self.labels_from in ("folder", "none") else self.labels_from
 
 
 class ExtentBytes(Protocol):
@@ -107,7 +122,8 @@ class Inputs:
 @dataclass(slots=True)
 class Draft:
     """A compiled dataset, not yet written. `head` and `columns` belong to the layout `kind`; `notes` say what
-    was left out, but for the entries `strays`; `classes` and the column `label` come together."""
+    was left out, but for the entries `strays`; labels are the column `label` with `classes`, or the column
+    `label.number`."""
 
     kind: str
     space: Space
@@ -121,12 +137,23 @@ class Draft:
     notes: list[str] = field(default_factory=list)
     strays: Collection[int] = ()
 
-    def label(self, classes: tuple[str, ...], labels: Labels) -> None:
-        """Set what was found; samples without a label (-1) are noted."""
-        self.classes, self.columns["label"] = classes, labels
-        without = np.flatnonzero(labels < 0)
+    def label(self, inputs: Inputs, found: Encoded | None) -> None:
+        """Set labels that were found, one a sample, unless the options want none; samples without a label are noted.
+        Raises InvalidInput where none were found and the options say what they are."""
+        options = inputs.options
+        if options.labels_from == "none":
+            return
+        if found is None and options.label_kind:
+            raise InvalidInput(f"{inputs.uri} has no labels, which labels={options.labels!r} asks for")
+        if found is None:
+            return
+        classes, labels = found
+        numbers = labels.dtype.kind == "f"
+        self.classes, self.columns["label.number" if numbers else "label"] = classes, labels
+        without = np.flatnonzero(np.isnan(labels) if numbers else labels < 0)
         if len(without) and self.keys is not None:
+            theirs = "nan; where(\"label != ''\")" if numbers else '-1; where("label >= 0")'
             self.notes.append(
                 f"{len(without):,} of {len(labels):,} samples have no label, {self.keys[int(without[0])]!r} is the "
-                'first: theirs is -1; where("label >= 0") leaves them out'
+                f"first: theirs is {theirs} leaves them out"
             )

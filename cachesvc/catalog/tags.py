@@ -7,11 +7,12 @@ import keyword
 import re
 import unicodedata
 from array import array
-from collections.abc import Sequence
 
 import numpy as np
 
 from cachesvc.catalog.columns import Array, TextColumn, ints
+from cachesvc.catalog.targets import Encoded, Value, encoded, mixed
+from cachesvc.core.text import printable
 
 SIDECARS = ("cls", "json", "txt")
 SIDECAR_BYTES = 64 << 10
@@ -20,12 +21,10 @@ MAX_TAGS = 64
 MAX_DROPPED = 1000
 """Names beyond those that are remembered, to be counted: whoever writes the data may make up millions."""
 MAX_VALUE_CHARS = 1024
-MAX_CLASSES = 1 << 20
 _RESERVED = {"key", "label", "shard"}
 _JSON_LABEL = "label of .json"
 """No tag is called so."""
 
-Value = str | int | float
 NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
 """Text that is a number; "007" is a name."""
 
@@ -45,6 +44,7 @@ class Tags:
         self._samples: dict[str, array[int]] = {}
         self._values: dict[str, list[Value]] = {}
         self._dropped: set[str] = set()
+        self._mixed = ""
 
     def add(self, sample: int, raw_name: str, value: object) -> None:
         """Note one value of a column or sidecar; `label` is the label's."""
@@ -88,11 +88,14 @@ class Tags:
         return "label" in self._values
 
     def notes(self) -> list[str]:
-        """What was left out, for people."""
-        if not self._dropped:
-            return []
+        """What was left out or found odd, for people."""
         many = "or more " if len(self._dropped) == MAX_DROPPED else ""
-        return [f"{len(self._dropped)} {many}tags beyond the first ones are not searchable"]
+        dropped = f"{len(self._dropped)} {many}tags beyond the first ones are not searchable"
+        classes = (
+            f"labels are names of classes, since {printable(self._mixed)!r} is no number and others are: leave it "
+            "empty to have numbers, or say labels='class'"
+        )
+        return [*([dropped] if self._dropped else []), *([classes] if self._mixed else [])]
 
     def conflicting(self) -> int:
         """How many labels differ from the first one of the same sample."""
@@ -100,20 +103,21 @@ class Tags:
         given = zip(self._samples.get("label", ()), self._values.get("label", ()), strict=True)
         return sum(firsts.setdefault(sample, value) != value for sample, value in given)
 
-    def take_labels(self, samples: int) -> tuple[tuple[str, ...], Array] | None:
-        """Remove the tag `label` and encode it: class names and int32[samples], -1 for none. What `.json` sidecars call
-        so is it where nothing else is; else it becomes the tag `_label`."""
+    def take_labels(self, samples: int, kind: str, uri: str) -> Encoded | None:
+        """Remove the tag `label` and encode it as `targets.encoded` says, for each sample. What `.json` sidecars call
+        so is it where nothing else is; else it becomes the tag `_label`. Raises what that raises."""
         if _JSON_LABEL in self._values:
             name = "_label" if self.labelled else "label"
             self._samples.setdefault(name, array("q")).extend(self._samples.pop(_JSON_LABEL))
             self._values.setdefault(name, []).extend(self._values.pop(_JSON_LABEL))
         if "label" not in self._values:
             return None
-        where, values = ints(self._samples.pop("label")), [str(v) for v in self._values.pop("label")]
-        classes = _classes(values)
-        numbers = {name: number for number, name in enumerate(classes)}
-        labels = np.full(samples, -1, np.int32)
-        labels[where] = [numbers[value] for value in values]
+        where, given = ints(self._samples.pop("label")), self._values.pop("label")
+        values = [str(value) if isinstance(value, bool) else value for value in given]
+        classes, codes = encoded(values, kind, uri)
+        self._mixed = "" if kind else mixed(values)
+        labels = np.full(samples, -1 if codes.dtype.kind == "i" else np.nan, codes.dtype)
+        labels[where] = codes
         return classes, labels
 
     def columns(self, samples: int) -> dict[str, Array | tuple[Array, TextColumn]]:
@@ -149,12 +153,3 @@ def _number(value: Value) -> float | None:
     except OverflowError:
         return None
     return number if isinstance(value, float) or abs(number) < 2**53 else None
-
-
-def _classes(values: Sequence[str]) -> tuple[str, ...]:
-    """Class names: 0..max where every value is such an index, else the sorted distinct values."""
-    if all(value.isascii() and value.isdigit() and len(value) < 8 for value in values):
-        indices = [int(value) for value in values]
-        if max(indices) < MAX_CLASSES and [str(index) for index in indices] == list(values):
-            return tuple(str(index) for index in range(max(indices) + 1))
-    return tuple(sorted(set(values)))

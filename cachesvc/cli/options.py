@@ -144,8 +144,11 @@ def dataset(verb: _F) -> _F:
     """How bytes become samples; passed as the fields of `catalog.build.Options`."""
     for option in (
         click.option(
-            "--labels", default="", help="folder, none, or a CSV, TSV or JSONL file beside the data."
+            "--labels",
+            default="",
+            help="folder, none, or a CSV, TSV or JSONL file beside the data; class or float, alone or after a colon.",
         ),
+        click.option("--header-bytes", type=SIZE, default=0, help="Bytes before the items of each .bin."),
         click.option("--record-bytes", type=SIZE, default=0, help="Bytes of one record (records)."),
         click.option(
             "--overlap", type=click.IntRange(0), default=0, help="Tokens shared with the next sample."

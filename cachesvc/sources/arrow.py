@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from cachesvc.sources.nulls import marked
+
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
@@ -44,6 +46,7 @@ def leaves_of(arrow: Any, schema: Any) -> tuple[list[Leaf], LeftOut]:
             return
         width, items, encoding = _kind(arrow, _storage(arrow, kind))
         if encoding:
+            encoding += _shape(arrow, kind)
             found.append(Leaf(name, encoding, left_out.columns, width, items))
         else:
             left_out.names.append(f"{name} ({kind})")
@@ -56,6 +59,14 @@ def leaves_of(arrow: Any, schema: Any) -> tuple[list[Leaf], LeftOut]:
 
 def _storage(arrow: Any, kind: Any) -> Any:
     return kind.storage_type if isinstance(kind, arrow.BaseExtensionType) else kind
+
+
+def _shape(arrow: Any, kind: Any) -> str:
+    """Of a tensor, behind the type of its numbers: its sides as they are stored, and their order where that is another."""
+    if not isinstance(kind, arrow.FixedShapeTensorType):
+        return ""
+    sides = [kind.shape, *([kind.permutation] if kind.permutation else [])]
+    return "".join(":" + ",".join(map(str, each)) for each in sides)
 
 
 def _columns(arrow: Any, kind: Any) -> int:
@@ -78,7 +89,8 @@ def _kind(arrow: Any, kind: Any) -> tuple[int, int, str]:
         return 0, 0, "bytes"
     if _number(arrow, kind):
         return _dtype(arrow, kind).itemsize, 0, "bool" if types.is_boolean(kind) else _dtype(arrow, kind).name
-    listed = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    listed = types.is_list(kind) or types.is_large_list(kind)
+    listed |= types.is_fixed_size_list(kind) and kind.list_size > 0  # pyarrow reads none of 0
     if listed and _number(arrow, kind.value_type):
         dtype = _dtype(arrow, kind.value_type)
         items = kind.list_size if types.is_fixed_size_list(kind) else 0
@@ -117,11 +129,15 @@ def values_of(arrow: Any, chunk: Any, leaf: Leaf, coded: bool) -> tuple[Any, Any
     elif leaf.encoding.startswith("array:"):
         bounds = _bounds(arrow, chunk)
         items = chunk.values.slice(bounds[0], bounds[-1] - bounds[0])
-        if items.null_count and chunk.flatten().null_count:
-            raise ValueError(f"column {leaf.name!r} holds nulls inside lists, which no array does")
+        bounds = bounds - bounds[0]
         data = _plain(arrow, items, leaf.width)
-        begins = (bounds[:-1] - bounds[0]) * leaf.width
-        lengths = np.diff(bounds) * leaf.width
+        begins, lengths = bounds[:-1] * leaf.width, np.diff(bounds) * leaf.width
+        if items.null_count:
+            there = items.is_valid().to_numpy(zero_copy_only=False)
+            nulls = np.diff(np.append(0, np.cumsum(~there))[bounds])
+            holed = (nulls > 0) & ~absent
+            numbers = np.where(there[:, None], data.reshape(-1, leaf.width), np.uint8(0))
+            begins, lengths, data = marked(numbers, bounds, there, holed)
     else:
         if arrow.types.is_dictionary(chunk.type):
             chunk = chunk.dictionary_decode()

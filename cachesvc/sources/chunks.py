@@ -23,11 +23,13 @@ _MOST = 1 << 48
 """Of rows, values and bytes: sums stay within int64."""
 _PAGE_SLACK_BYTES = 64 << 10
 
-# Field ids of Parquet's structs: ColumnMetaData, PageHeader, DataPageHeader, DataPageHeaderV2.
+# Field ids of Parquet's structs: ColumnMetaData (and in it Statistics), PageHeader, DataPageHeader, DataPageHeaderV2.
 _ENCODINGS, _CODEC, _VALUES, _UNPACKED_BYTES, _PACKED_BYTES, _DATA, _DICTIONARY = 2, 4, 5, 6, 7, 9, 11
+_STATISTICS, _NULLS = 12, 3
 CHUNK: Wanted = {
     _ENCODINGS: {},
     _CODEC: I32,
+    _STATISTICS: {_NULLS: I64},
     **dict.fromkeys((_VALUES, _UNPACKED_BYTES, _PACKED_BYTES, _DATA, _DICTIONARY), I64),
 }
 _PAGE_UNPACKED_BYTES, _PAGE_PACKED_BYTES, _PAGE_DATA, _PAGE_DATA_V2 = 2, 3, 5, 8
@@ -47,11 +49,12 @@ _PAGE: Wanted = {
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """One column of one row group: its bytes in the file, [begin, end), with page headers; how many values, nulls and empty
-    lists among them; its bytes without compression."""
+    lists among them, and how many of these, at most; its bytes without compression."""
 
     begin: int
     end: int
     values: int
+    nulls: int
     unpacked_bytes: int
     encodings: tuple[int, ...]
     codec: int
@@ -68,7 +71,16 @@ class Chunk:
         begin = dictionary if 0 < dictionary < data else data
         end = begin + count(found[_PACKED_BYTES])
         values, unpacked = count(found[_VALUES]), count(found[_UNPACKED_BYTES])
-        return cls(begin, end, values, unpacked, tuple(map(count, found[_ENCODINGS])), count(found[_CODEC]))
+        nulls = found.get(_STATISTICS, {}).get(_NULLS, values)
+        return cls(
+            begin,
+            end,
+            values,
+            nulls if 0 <= nulls <= values else values,
+            unpacked,
+            tuple(map(count, found[_ENCODINGS])),
+            count(found[_CODEC]),
+        )
 
     def unread(self, leaf: Leaf) -> list[str]:
         """The names of its encodings by which nobody can say what it unfolds to."""

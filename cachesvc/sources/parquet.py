@@ -19,6 +19,7 @@ from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import ObjectVersion, Piece
 from cachesvc.sources.arrow import Leaf, leaves_of, values_of
 from cachesvc.sources.chunks import CHUNK, Chunk, Pages, count
+from cachesvc.sources.nulls import room_bytes
 from cachesvc.sources.thrift import I64, Wanted, read_struct
 
 ABSENT = 0xFFFFFFFF
@@ -115,6 +116,8 @@ class Footer:
                 )
             values = max(chunk.values, rows * leaf.items)  # a null list of one size has items too
             size += values * leaf.width if leaf.width else chunk.unpacked_bytes
+            if leaf.encoding.startswith("array:"):
+                size += room_bytes(min(rows, chunk.nulls), values)
         return size
 
     def rows(self, groups: Sequence[RowGroup], size_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import io
 import math
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
 from tokenize import TokenError
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from cachesvc.catalog.columns import ints
+from cachesvc.catalog.formats.headers import HEAD_BYTES, header_of
 from cachesvc.catalog.inputs import Draft, Entry, Inputs
 from cachesvc.catalog.layout import Field
 from cachesvc.catalog.space import Space, unit
@@ -21,19 +24,23 @@ from cachesvc.core.model import PAGE_BYTES
 
 _NPY_HEADER_BYTES = 16 << 10
 """numpy refuses headers of more than 10,000 characters; they would be evaluated slowly."""
+_THREADS = 32
+_Read = TypeVar("_Read")
 _MAX_SIDES = 32
 """Of any array of numpy before 2.0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """The part of an object that holds items: bytes [offset, offset + length)."""
+    """The part of an object that holds items: bytes [offset, offset + length). `header`: the tool that wrote what is
+    before it, "" for none that is known; None in a format that has a header always."""
 
     object: int
     offset: int
     length: int
     dtype: np.dtype[Any]
     row_shape: tuple[int, ...] | None = None
+    header: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +96,51 @@ def npy_payload(inputs: Inputs, index: int) -> Payload:
     return Payload(index, head.tell(), length, dtype, tuple(shape[1:]) if shape else None)
 
 
+def raw_payload(
+    inputs: Inputs, index: int, stated: np.dtype[Any] | None, known_headers: bool = True
+) -> Payload:
+    """The items of a `.bin`: behind `header_bytes` where they are given, else behind another tool's header where the file
+    begins with one and `known_headers` are looked for. Raises InvalidInput where nothing says their type, or a header
+    says another one than `stated`; and what `header_of` raises."""
+    version, skipped = inputs.entries[index].object, inputs.options.header_bytes
+    if known_headers and not skipped:
+        header = header_of(version, inputs.fetch(version, 0, min(HEAD_BYTES, version.size_bytes)))
+        if header is not None and stated is not None and stated != header.dtype:
+            raise InvalidInput(
+                f"{version.uri} holds {header.dtype.str} by its header ({header.tool}), not dtype {inputs.options.dtype}"
+            )
+        if header is not None:
+            length = version.size_bytes - header.size_bytes
+            return Payload(index, header.size_bytes, length, header.dtype, header=header.tool)
+    if stated is None:
+        raise InvalidInput(f"{version.uri}: raw tokens need dtype (uint16, say)")
+    if skipped > version.size_bytes:
+        raise InvalidInput(
+            f"{version.uri} has {version.size_bytes:,} bytes, fewer than header_bytes {skipped:,}"
+        )
+    return Payload(index, skipped, version.size_bytes - skipped, stated, header="")
+
+
+def read_payloads(inputs: Inputs, read: Callable[[int], _Read], entries: Iterable[int]) -> list[_Read]:
+    """What `read` makes of the heads of these entries, many at a time: each is a request to the source."""
+    with ThreadPoolExecutor(_THREADS, "heads") as pool:
+        return list(pool.map(read, entries))
+
+
+def check_payloads(inputs: Inputs, payloads: Sequence[Payload]) -> None:
+    """Raises InvalidInput where only some files have a header: those without one hold something else, or lost theirs. And
+    where `header_bytes` are given for files whose format has a header."""
+    raw = [payload for payload in payloads if payload.header is not None]
+    uris = {bool(each.header): inputs.entries[each.object].object.uri for each in raw}
+    if len(uris) > 1:
+        raise InvalidInput(
+            f"{uris[True]} begins with a header that is known, {uris[False]} does not: "
+            "open them apart, or give header_bytes"
+        )
+    if inputs.options.header_bytes and len(raw) < len(payloads):
+        raise InvalidInput(f"{inputs.uri}: header_bytes is for raw .bin files, not for .npy and Megatron's")
+
+
 def select(entries: Sequence[Entry]) -> list[Entry]:
     """The objects that hold records."""
     return [entry for entry in entries if entry.extension in ("bin", "npy")]
@@ -97,7 +149,8 @@ def select(entries: Sequence[Entry]) -> list[Entry]:
 def compile_records(inputs: Inputs) -> Draft:
     """`.bin` (needs `record_bytes` or `dtype`) and `.npy` (a record is a row). A tail that is no whole record
     is left out and noted."""
-    payloads = [_record_payload(inputs, index) for index in range(len(inputs.entries))]
+    payloads = read_payloads(inputs, partial(_record_payload, inputs), range(len(inputs.entries)))
+    check_payloads(inputs, payloads)
     first = payloads[0]
     shape = first.row_shape or ()
     for payload in payloads:
@@ -128,7 +181,8 @@ def _record_payload(inputs: Inputs, index: int) -> Payload:
         if options.record_bytes % dtype.itemsize or shape:
             raise InvalidInput(f"record_bytes {options.record_bytes} is no multiple of dtype {options.dtype}")
         shape = (options.record_bytes // dtype.itemsize,)
-    return Payload(index, 0, entry.object.size_bytes, dtype.base, shape)
+    may_be_tokens = dtype.base.kind in "iu" and dtype.base.itemsize > 1
+    return replace(raw_payload(inputs, index, dtype.base, known_headers=may_be_tokens), row_shape=shape)
 
 
 def lay_out(

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cachesvc.catalog.columns import Ints
+from cachesvc.catalog.columns import Array, Ints
 from cachesvc.catalog.formats.labels import read_tables
 from cachesvc.catalog.hive import is_partition
 from cachesvc.catalog.inputs import Draft, Inputs, split_name
 from cachesvc.catalog.layout import Field
 from cachesvc.catalog.tags import SIDECAR_BYTES, SIDECARS, Tags
+from cachesvc.catalog.targets import encoded
 from cachesvc.core.errors import InvalidInput
 
 __all__ = ["SIDECARS", "Files", "annotate"]
@@ -44,7 +45,7 @@ def annotate(inputs: Inputs, draft: Draft, files: Files, table_entries: Sequence
     """Give a draft its labels and tags: tables first, then `.cls` sidecars, then the `label` of `.json` ones, then
     class folders. The first of these that labels anything decides, unless `options.labels` does. Raises InvalidInput
     where that labels nothing."""
-    tags, wanted = Tags(), inputs.options.labels
+    tags, wanted, kind = Tags(), inputs.options.labels_from, inputs.options.label_kind
     if table_entries:
         draft.notes += read_tables(inputs, table_entries, _by_name(inputs, files), tags)
         if conflicting := tags.conflicting():
@@ -52,11 +53,11 @@ def annotate(inputs: Inputs, draft: Draft, files: Files, table_entries: Sequence
                 f"{conflicting:,} rows give a file another label than before: the last one counts"
             )
     _read_sidecars(inputs, draft, files, tags, skip_labels=wanted == "folder" or tags.labelled)
-    labelled = tags.take_labels(files.samples)
-    if wanted in ("", "folder") and (labelled is None or wanted == "folder"):
+    ignored = wanted in ("folder", "none")
+    labelled = tags.take_labels(files.samples, "class" if ignored else kind, inputs.uri)
+    if wanted in ("", "folder") and (labelled is None or ignored):
         labelled = _folders(inputs, files, draft.notes)
-    if labelled is not None and wanted != "none":
-        draft.label(*labelled)
+    draft.label(inputs, labelled)
     draft.tags = tags.columns(files.samples)
     draft.notes += tags.notes()
 
@@ -76,12 +77,10 @@ def _by_name(inputs: Inputs, files: Files) -> dict[str, int | None]:
     return sample_of
 
 
-def _folders(
-    inputs: Inputs, files: Files, notes: list[str]
-) -> tuple[tuple[str, ...], np.ndarray[tuple[int], np.dtype[np.int32]]] | None:
+def _folders(inputs: Inputs, files: Files, notes: list[str]) -> tuple[tuple[str, ...], Array] | None:
     """Classes from the first folder below the URI, where every file lies in one, and in two or more unless folders
-    are asked for. What looks like a slip is said in `notes`."""
-    asked = inputs.options.labels == "folder"
+    are asked for; numbers where those are. What looks like a slip is said in `notes`."""
+    asked = inputs.options.labels_from == "folder"
     paths = [inputs.entries[at].path for at in files.entry]
     beside = [path for path in paths if "/" not in path]
     outside = beside[0] if beside else None
@@ -105,6 +104,8 @@ def _folders(
     numbers = {name: number for number, name in enumerate(classes)}
     labels = np.full(files.samples, -1, np.int32)
     labels[files.sample] = [numbers[path.partition("/")[0]] for path in paths]
+    if inputs.options.label_kind == "float":
+        return (), encoded(classes, "float", inputs.uri)[1][labels]
     return tuple(classes), labels
 
 

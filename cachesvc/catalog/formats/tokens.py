@@ -1,4 +1,5 @@
-"""Token files: sequences of `seq_len` (+ `overlap`) tokens out of `.bin`, `.npy` and Megatron `.bin/.idx`.
+"""Token files: sequences of `seq_len` (+ `overlap`) tokens out of `.bin`, raw or behind a known header, `.npy` and Megatron
+`.bin/.idx`.
 
 Extents are cut every `extent_bytes` of a file whatever `seq_len` is, so that two lengths share them; a
 sequence may span two. The tokens of a file are one stream: sample i is tokens [i * seq_len, (i + 1) * seq_len
@@ -9,12 +10,22 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from cachesvc.catalog.columns import Ints
-from cachesvc.catalog.formats.fixed import Cut, Payload, lay_out, npy_payload, parse_dtype
+from cachesvc.catalog.formats.fixed import (
+    Cut,
+    Payload,
+    check_payloads,
+    lay_out,
+    npy_payload,
+    parse_dtype,
+    raw_payload,
+    read_payloads,
+)
 from cachesvc.catalog.inputs import Draft, Entry, Inputs
 from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import PAGE_BYTES
@@ -38,15 +49,11 @@ def compile_tokens(inputs: Inputs) -> Draft:
             f"{inputs.uri}: token files need seq_len (--seq-len), the tokens of a sample, and overlap >= 0"
         )
     indices = {_stem(entry): at for at, entry in enumerate(inputs.entries) if entry.extension == "idx"}
+    shards = [at for at, entry in enumerate(inputs.entries) if entry.extension != "idx"]
+    index_of = {at: indices.pop(_stem(inputs.entries[at]), None) for at in shards}
     payloads, documents, stream = [], [], 0
-    for at, entry in enumerate(inputs.entries):
-        if entry.extension == "idx":
-            continue
-        index = indices.pop(_stem(entry), None)
-        if index is None:
-            payload = _plain(inputs, at)
-        else:
-            payload, bounds = _megatron(inputs, at, index)
+    for payload, bounds in read_payloads(inputs, lambda at: _shard(inputs, at, index_of[at]), shards):
+        if bounds is not None:
             documents.append(bounds + stream)
         payloads.append(payload)
         stream += payload.length // payload.dtype.itemsize
@@ -65,11 +72,17 @@ def _stem(entry: Entry) -> str:
     return entry.object.uri.rpartition(".")[0]
 
 
+def _shard(inputs: Inputs, at: int, index: int | None) -> tuple[Payload, Ints | None]:
+    """The tokens of a file, and its documents where it has an index."""
+    return (_plain(inputs, at), None) if index is None else _megatron(inputs, at, index)
+
+
 def _check(inputs: Inputs, payloads: Sequence[Payload], unpaired: Sequence[str]) -> None:
     if unpaired or not payloads:
         raise InvalidInput(
             f"{unpaired[0] if unpaired else inputs.uri}: an .idx file needs its .bin beside it"
         )
+    check_payloads(inputs, payloads)
     dtypes = sorted({payload.dtype.str for payload in payloads})
     if len(dtypes) > 1:
         raise InvalidInput(f"{inputs.uri}: token files of different types: {', '.join(dtypes)}")
@@ -86,12 +99,10 @@ def _plain(inputs: Inputs, at: int) -> Payload:
         if stated is not None and stated != found.dtype:
             raise InvalidInput(f"{entry.object.uri} holds {found.dtype.str}, not dtype {options.dtype}")
         return found
-    if stated is None:
-        raise InvalidInput(f"{entry.object.uri}: raw tokens need dtype (uint16, say)")
-    if stated.shape:
+    if stated is not None and stated.shape:
         raise InvalidInput(f"dtype {options.dtype!r} of tokens cannot have a shape")
-    whole = entry.object.size_bytes // stated.itemsize * stated.itemsize
-    return Payload(at, 0, whole, stated)
+    found = raw_payload(inputs, at, stated)
+    return replace(found, length=found.length // found.dtype.itemsize * found.dtype.itemsize)
 
 
 def _megatron(inputs: Inputs, at: int, index: int) -> tuple[Payload, Ints]:

@@ -188,9 +188,7 @@ class _Collector:
         draft = Draft("rows", space, fields, np.append(firsts, np.int64(count)))
         draft.columns = {"row.address": addresses.reshape(-1), "row.length": lengths.reshape(-1)}
         draft.keys = self._keys
-        labelled = self._tags.take_labels(count)
-        if labelled is not None and inputs.options.labels != "none":
-            draft.label(*labelled)
+        draft.label(inputs, self._tags.take_labels(count, inputs.options.label_kind, inputs.uri))
         draft.tags = self._tags.columns(count)
         draft.notes += self._notes()
         return draft
