@@ -63,8 +63,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     `batch_size` is per rank. `global_batch_size`: samples of one optimizer step, all ranks together; a multiple of
     batch_size x ranks gives micro-batches (`accumulate`). `seed` (0 to 2^64 - 1): of the order, and of the generators that
     transforms get. `epochs`: how many one `iter()` runs through; None never ends. `last`: what becomes of the samples that
-    fill no global batch: "drop" | "pad" (repeats are added) | "error" | "short" (on one rank). `window`: bytes that are
-    shuffled together, "auto" (256 MiB: the default) or "all". `mesh`, `dp_dims`: a DeviceMesh and its data-parallel
+    fill no global batch: "short" (repeats are added until all micro-batches of all ranks are equally large) | "pad" (until
+    they are full) | "drop" | "error"; "short" unless `drop_last`. `window`: bytes that are shuffled together, "auto"
+    (256 MiB: the default) or "all". `mesh`, `dp_dims`: a DeviceMesh and its data-parallel
     dimensions; or `rank`, `world_size`; else from the environment. `shard=False`: this loader runs on one rank alone.
     `on_error`: "raise" | "skip" | "substitute" for a sample that is unreadable for good, or whose decode or transform
     raises (see `loader/mend.py`). `peer_failure_s`: how many seconds a rank that is blocked in a collective outlives
@@ -236,8 +237,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     @property
     def valid(self) -> int:
-        """How many samples of the latest batch are real (the first ones); fewer than its size in a padded one. Raises
-        InvalidInput where torch alone runs this loader."""
+        """How many samples of the latest batch are real, the first ones; the others repeat samples of the epoch, so that
+        all ranks have equal shapes. 0 where all are repeats. Raises InvalidInput where torch alone runs this loader."""
         latest = self._latest()
         return self._account.valid(self._prepared().feed, latest) if latest is not None else 0
 
