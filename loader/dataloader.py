@@ -19,6 +19,7 @@ from cachesvc.core.order import Last
 from loader.account import Account
 from loader.agreement import job_store, tell_failure
 from loader.arguments import check_arguments, checked_numbers, named, refuse_empty, refuse_unused
+from loader.drift import DRIFT_S, DriftWatch
 from loader.engines import Given, WorkerType, checked, given_to
 from loader.epochs import Epochs
 from loader.feed import Feed
@@ -75,6 +76,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     Raises InvalidInput; while iterating, what reading raises, as PeerRankFailed on every rank of a job of several.
     """
+
+    _drift_s = DRIFT_S
 
     def __init__(
         self,
@@ -275,6 +278,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             return {}
         feed = self._prepared().feed
         place = self._progress.place.next_in(feed)
+        if self._job is not None and self._job.drift is not None:
+            self._job.drift.warn_of_state()
         return state_of(*self._data, feed, place, self._where().world_size).plain()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -350,7 +355,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _agree_and_say(self, feed: Feed) -> Agreed:
         facts = facts_of(self._data[0], feed, self._progress.place.epoch, self._progress.place.turn)
         via, first, self._said = self._core().leaves[0].via, not self._said, True
-        return Agreed(agreed(self._where(), facts, self._store(), via, first))
+        where, store = self._where(), self._store()
+        name = agreed(where, facts, store, via, first)
+        prefetch = self.num_workers * (self.prefetch_factor or 0)
+        drift = DriftWatch(where, name, prefetch, feed.share.accumulate, self._drift_s)
+        return Agreed(name, None if store is None else drift)
 
     @contextmanager
     def _told(self) -> Iterator[None]:
