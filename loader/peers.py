@@ -65,7 +65,8 @@ class PeerWatch:
         self.failure: PeerRankFailed | None = None
         """What another rank failed with, once it is known."""
         self.handed: tuple[int, int, int] | None = None
-        """The epoch, its batches so far, and those of all epochs; None before the first, and where an epoch was broken off."""
+        """The epoch, its batches so far, and those of all epochs; None before the first, and in an epoch that was broken
+        off."""
         self._thread = threading.Thread(target=self._watch, name="cachesvc-peers")
 
     def start(self) -> None:
