@@ -115,6 +115,13 @@ class DriftWatch:
         self._apart, self._apart_until = (own, other), now + 3 * self._look_s
 
 
+def watch_drift(
+    store: Store | None, topology: Topology, name: str, prefetch: int, accumulate: int, drift_s: float
+) -> DriftWatch | None:
+    """A watch, where there is a job to watch."""
+    return None if store is None else DriftWatch(topology, name, prefetch, accumulate, drift_s)
+
+
 def _read(store: Store, key: str) -> Stand | None:
     found = json.loads(store.get(key)) if store.check([key]) else None
     return found and Stand(*found)

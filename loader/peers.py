@@ -156,6 +156,12 @@ class PeerWatch:
                 os._exit(BLOCKED_EXIT)
 
 
+def warn_of_state(agreed: Agreed | None) -> None:
+    """Where a state is saved: warn of another rank that is elsewhere."""
+    if agreed is not None and agreed.drift is not None:
+        agreed.drift.warn_of_state()
+
+
 def watch_for(
     store: Store | None, topology: Topology, agreed: Agreed, peer_failure_s: float
 ) -> PeerWatch | None:
