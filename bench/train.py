@@ -68,14 +68,14 @@ def train_digits(uri: str, epochs: int, ledger: Path) -> None:
 
 def train_bytes(uri: str, epochs: int, ledger: Path) -> None:
     """Token sequences, gathered in process."""
-    tokens = open_dataset(uri, format="tokens", dtype="uint8", seq_len=512, overlap=1, out="int64")
+    tokens = open_dataset(uri, format="tokens", dtype="uint8", seq_len=512, overlap=1, targets="shifted")
     batches = DataLoader(tokens, batch_size=32, shuffle=True, window=4 << 20)
     model = DistributedDataParallel(Bytes())
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
-    def step(batch: torch.Tensor) -> torch.Tensor:
-        scores = model(batch[:, :-1])
-        loss = nn.functional.cross_entropy(scores.flatten(0, 1), batch[:, 1:].flatten())
+    def step(batch: list[torch.Tensor]) -> torch.Tensor:
+        inputs, targets = batch
+        loss = nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets.view(-1))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

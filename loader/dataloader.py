@@ -19,6 +19,7 @@ from cachesvc.core.order import Last
 from loader.account import Account
 from loader.agreement import job_store, tell_failure
 from loader.arguments import check_arguments, checked_numbers, named, refuse_empty, refuse_unused
+from loader.drift import DRIFT_S, watch_drift
 from loader.engines import Given, WorkerType, checked, given_to
 from loader.epochs import Epochs
 from loader.feed import Feed
@@ -26,7 +27,7 @@ from loader.foreign import begin_as_torch, foretold, hear_epochs, tell_epoch
 from loader.inside import Core, flattened, ours
 from loader.iteration import Iteration
 from loader.mend import BadSample, OnError
-from loader.peers import PEER_FAILURE_S, Agreed, PeerWatch, watch_for
+from loader.peers import PEER_FAILURE_S, Agreed, PeerWatch, warn_of_state, watch_for
 from loader.progress import MAX_COUNT, STATELESS, Progress, State, parsed
 from loader.reader import Ints
 from loader.setup import (
@@ -63,17 +64,19 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     `batch_size` is per rank. `global_batch_size`: samples of one optimizer step, all ranks together; a multiple of
     batch_size x ranks gives micro-batches (`accumulate`). `seed` (0 to 2^64 - 1): of the order, and of the generators that
     transforms get. `epochs`: how many one `iter()` runs through; None never ends. `last`: what becomes of the samples that
-    fill no global batch: "drop" | "pad" (repeats are added) | "error" | "short" (on one rank). `window`: bytes that are
-    shuffled together, "auto" (256 MiB: the default) or "all". `mesh`, `dp_dims`: a DeviceMesh and its data-parallel
-    dimensions; or `rank`, `world_size`; else from the environment. `shard=False`: this loader runs on one rank alone.
-    `on_error`: "raise" | "skip" | "substitute" for a sample that is unreadable for good, or whose decode or transform
-    raises (see `loader/mend.py`). `peer_failure_s`: how many seconds a rank that is blocked in a collective outlives
-    another's failure. `log_stats`: one line each epoch. `worker_type`: "process", or "thread" for workers that are threads
-    of this process (no hand-over; `get_worker_info()` is None in them). `device`: a CUDA device that batches are moved to
-    ahead of use.
+    fill no global batch: "short" (repeats are added until all micro-batches of all ranks are equally large) | "pad" (until
+    they are full) | "drop" | "error"; "short" unless `drop_last`. `window`: bytes that are shuffled together, "auto" (256
+    MiB: the default) or "all". `mesh`, `dp_dims`: a DeviceMesh and its data-parallel dimensions; or `rank`, `world_size`;
+    else from the environment. `shard=False`: this loader runs on one rank alone. `on_error`: "raise" | "skip" |
+    "substitute" for a sample that is unreadable for good, or whose decode or transform raises (see `loader/mend.py`).
+    `peer_failure_s`: how many seconds a rank that is blocked in a collective outlives another's failure. `log_stats`: one
+    line each epoch. `worker_type`: "process", or "thread" for workers that are threads of this process (no hand-over;
+    `get_worker_info()` is None in them). `device`: a CUDA device that batches are moved to ahead of use.
 
     Raises InvalidInput; while iterating, what reading raises, as PeerRankFailed on every rank of a job of several.
     """
+
+    _drift_s = DRIFT_S
 
     def __init__(
         self,
@@ -236,8 +239,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     @property
     def valid(self) -> int:
-        """How many samples of the latest batch are real (the first ones); fewer than its size in a padded one. Raises
-        InvalidInput where torch alone runs this loader."""
+        """How many samples of the latest batch are real, the first ones; the others repeat samples of the epoch, so that
+        all ranks have equal shapes. 0 where all are repeats. Raises InvalidInput where torch alone runs this loader."""
         latest = self._latest()
         return self._account.valid(self._prepared().feed, latest) if latest is not None else 0
 
@@ -274,6 +277,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             return {}
         feed = self._prepared().feed
         place = self._progress.place.next_in(feed)
+        warn_of_state(self._job)
         return state_of(*self._data, feed, place, self._where().world_size).plain()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -349,7 +353,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _agree_and_say(self, feed: Feed) -> Agreed:
         facts = facts_of(self._data[0], feed, self._progress.place.epoch, self._progress.place.turn)
         via, first, self._said = self._core().leaves[0].via, not self._said, True
-        return Agreed(agreed(self._where(), facts, self._store(), via, first))
+        where, store = self._where(), self._store()
+        name = agreed(where, facts, store, via, first)
+        prefetch = self.num_workers * (self.prefetch_factor or 0)
+        return Agreed(name, watch_drift(store, where, name, prefetch, feed.share.accumulate, self._drift_s))
 
     @contextmanager
     def _told(self) -> Iterator[None]:

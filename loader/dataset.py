@@ -25,6 +25,7 @@ from loader.connect import connect
 from loader.opened import Opened
 from loader.reader import Ints
 from loader.samples import Form, Samples
+from loader.targets import Targets
 from loader.topology import foreseen
 
 NOTES_SAID = 8
@@ -47,6 +48,7 @@ def open_dataset(
     seq_len: int = 0,
     overlap: int = 0,
     out: str | None = None,
+    targets: Targets | None = None,
     record_bytes: int = 0,
     header_bytes: int = 0,
     labels: str = "",
@@ -64,7 +66,9 @@ def open_dataset(
     have. `verify`: check every read of a cached file against its checksums. `dtype`, `seq_len` and `overlap` (in tokens),
     `out` (the dtype to convert to), `record_bytes`, `header_bytes`, `labels`: see docs/data.md. `extent_bytes`: about how
     much is cached as one; 0: what the daemon was told, 64 MiB unless it was. Rank 0 logs what was left out of the data
-    and what has no label.
+    and what has no label. `targets`, of tokens: "shifted" makes a sample (inputs, targets), each target the token after its
+    input; "unshifted" makes it {"input_ids", "labels"} with equal values, as Hugging Face's models take it. Both are
+    contiguous and int64 unless `out` says otherwise.
 
     Raises InvalidInput, NotFound, NotAllowed, CorruptData, SourceUnavailable, SourceChanged, and
     DaemonUnavailable where CACHESVC requires a daemon.
@@ -87,7 +91,7 @@ def open_dataset(
     link = connect(_uris(uri), options, version, processes)
     if isinstance(fields, str):
         fields = (fields,)
-    form = Form(tuple(fields) if fields is not None else None, decode, transform, out, image_mode)
+    form = Form(tuple(fields) if fields is not None else None, decode, transform, out, image_mode, targets)
     dataset = Dataset(Opened(link, checked), form)
     if rank == 0:
         _say(dataset.catalog.notes)

@@ -68,6 +68,7 @@ class Epochs:
         began, tell_at = perf_counter(), 0.0
         consumed, fetch = feed.submit(epoch), None
         full = feed.order(epoch).full_steps * accumulate
+        before = 0 if watch is None else feed.turns_of(0, epoch)
         try:
             while True:
                 if progress.iteration is not mine:
@@ -101,9 +102,13 @@ class Epochs:
                         place.pass_over(turn)
                     continue
                 place.hand(key)
+                if watch is not None:
+                    watch.handed = epoch, turn + 1, before + turn + 1
                 account.record(asked, key, full)
                 yield batch
         finally:  # also for who has taken the last batch and never asks again
+            if watch is not None and place.turn < turns:
+                watch.handed = None  # the epoch begins anew
             if place.turn >= turns and progress.place is place and progress.iteration is mine:
                 feed.passed(turns + accumulate)
                 place.finish(turns)

@@ -136,14 +136,8 @@ class Feed(TorchDataset[Any]):
         return self._as_long_as(epoch).steps
 
     def turns(self, epoch: int) -> int:
-        """Batches of this rank in an epoch; a short last step has fewer micro-batches."""
-        order = self._as_long_as(epoch)
-        full = order.full_steps * self.share.accumulate
-        if not order.has_tail:
-            return full
-        if self.spec.last == "short":
-            return full + -(-order.tail_samples // self.share.batch_size)
-        return full + self.share.accumulate
+        """Batches of this rank in an epoch."""
+        return self.steps(epoch) * self.share.accumulate
 
     @property
     def changes(self) -> tuple[int, ...]:
@@ -163,11 +157,12 @@ class Feed(TorchDataset[Any]):
     def submit(self, epoch: int) -> frozenset[int]:
         """Say which extents this rank touches in which steps, to each dataset's holder; nothing where the indices
         say nothing of extents. Returns the steps at which an extent is done with."""
-        order, low, high = self.order(epoch), self.share.low, self.share.high
+        order, share = self.order(epoch), self.share
+        cut = share.low, share.high, share.accumulate
         if isinstance(order, RunOrder):
-            plans = [*zip(self._opened, order.plans(low, high), strict=True)]
+            plans = [*zip(self._opened, order.plans(*cut), strict=True)]
         else:
-            plans = plans_for(self._laid, order, low, high)
+            plans = plans_for(self._laid, order, *cut)
         shared: dict[int, list[Plan]] = {}  # one plan a connection; parts of a dataset share theirs
         for opened, plan in plans:
             shared.setdefault(id(opened), []).append(plan)
@@ -188,10 +183,7 @@ class Feed(TorchDataset[Any]):
                 self._expect(reader, slab, row + self.apart)
             if slab.located is not None:
                 return slab.located.batch(reader, row, self.empty)
-        indices = slab.rows[row]
-        if slab.valid is not None and self.spec.last == "short":
-            indices = indices[: int(slab.valid[row])]
-        return self.fetch(epoch, indices)
+        return self.fetch(epoch, slab.rows[row])
 
     def _expect(self, reader: Reader, slab: _Slab, row: int) -> None:
         """Have the disk work on a later batch while this one is copied; at the end of a slab it rests once."""
@@ -205,9 +197,7 @@ class Feed(TorchDataset[Any]):
         if not slab.first <= turn < slab.last:
             slab = self._load(epoch, turn)
         row = turn - slab.first
-        valid = self.share.batch_size if slab.valid is None else int(slab.valid[row])
-        found = slab.rows[row]
-        return (found[:valid] if self.spec.last == "short" else found), valid
+        return slab.rows[row], self.share.batch_size if slab.valid is None else int(slab.valid[row])
 
     def origin_bytes(self) -> dict[str, int]:
         """Bytes that this process read so far, by where they lay."""
@@ -246,7 +236,7 @@ class Feed(TorchDataset[Any]):
         order, (step, slot) = self.order(epoch), divmod(position, self.spec.global_batch)
         if order.full_steps:
             return int(self._arranged(order.slots(step, step + 1, slot, slot + 1))[0, 0])
-        return int(self._arranged(order.tail(0, self.spec.global_batch).samples)[slot])
+        return int(self._arranged(order.tail(0, self.spec.global_batch).samples)[0, slot])
 
     def key_of(self, index: int) -> str:
         """A sample's key in the source; "" where it has none, or who wrote the dataset alone knows."""
@@ -320,12 +310,8 @@ class Feed(TorchDataset[Any]):
 
     def _tail(self, order: EpochOrder | RunOrder) -> _Slab:
         share = self.share
-        tail = order.tail(share.low, share.high)
-        turns = -(-len(tail.samples) // share.batch_size)
-        rows = np.zeros((turns, share.batch_size), np.int64)
-        rows.reshape(-1)[: len(tail.samples)] = tail.samples
-        valid = np.clip(tail.valid - np.arange(turns) * share.batch_size, 0, share.batch_size)
-        return _Slab(order.full_steps * share.accumulate, self._arranged(rows), valid)
+        samples, valid = order.tail(share.low, share.high, share.accumulate)
+        return _Slab(order.full_steps * share.accumulate, self._arranged(samples), valid)
 
     def _arranged(self, ordinals: Ints) -> Ints:
         arrange = self._laid.arrange

@@ -111,11 +111,11 @@ def _indices(part: Laid) -> Ints:
     return np.arange(part.extent_first[-1]) if part.arrange is None else part.arrange
 
 
-def plans_for(found: Laid, order: EpochOrder, low: int, high: int) -> list[tuple[Opened, Plan]]:
-    """When a rank with the slots [low, high) reads the extents of each piece, and those of the epoch after this one."""
-    now, after = (
-        each.plan(low, high) for each in (order, EpochOrder(order.spec, found.extent_first, order.epoch + 1))
-    )
+def plans_for(found: Laid, order: EpochOrder, low: int, high: int, batches: int) -> list[tuple[Opened, Plan]]:
+    """When a rank with the slots [low, high) in `batches` micro-batches reads the extents of each piece, and those of the
+    epoch after this one."""
+    after = EpochOrder(order.spec, found.extent_first, order.epoch + 1).plan(low, high, batches)
+    now = order.plan(low, high, batches)
     return [
         (piece.opened, _of(piece, found, now)._replace(following=_of(piece, found, after).extent))
         for piece in found.pieces

@@ -85,12 +85,12 @@ class Mender:
         rows = indices.copy()
         if self._on_error == "substitute":
             for at in sorted(bad):
-                rows[at], good[at] = self._substitute(epoch, turn, at, bad[at])
+                rows[at], good[at] = self._substitute(epoch, turn, len(indices), at, bad[at])
             real = valid
         elif kept:
             rows = rows[kept]
         else:
-            rows[0], good[0] = self._substitute(epoch, turn, 0, error)
+            rows[0], good[0] = self._substitute(epoch, turn, len(indices), 0, error)
             rows = rows[:1]
         told = tuple(self._told(epoch, int(indices[at]), bad[at]) for at in sorted(bad) if at < valid)
         repair = Repair(epoch, turn, rows, real, told)
@@ -123,17 +123,13 @@ class Mender:
                 raise
             return error
 
-    def _substitute(self, epoch: int, turn: int, at: int, error: Exception) -> tuple[int, Any]:
-        """The index that stands in for the sample at `at` of a batch, and that sample. Raises CorruptData when all tried
-        are bad."""
+    def _substitute(self, epoch: int, turn: int, rows: int, at: int, error: Exception) -> tuple[int, Any]:
+        """The index that stands in for the sample at `at` of a batch of so many rows, and that sample. Raises CorruptData
+        when all tried are bad."""
         feed, spec, order = self._feed, self._feed.spec, self._feed.order(epoch)
         step, micro = divmod(turn, feed.share.accumulate)
-        low, nth = feed.share.low, micro * feed.share.batch_size + at
-        if step >= order.full_steps:  # the partial batch's real samples are dealt over the ranks
-            low, high = (slot * order.tail_samples // spec.global_batch for slot in (low, feed.share.high))
-            if low + nth >= high:  # a repeat, which is at no position of its own
-                nth += order.tail_samples
-        position = step * spec.global_batch + low + nth
+        nth = (feed.share.low // feed.share.batch_size + micro) * rows + at
+        position = step * spec.global_batch + nth  # behind all others for a repeat in the last batch
         positions = order.full_steps * spec.global_batch or order.tail_samples
         for candidate in substitutes(spec.seed, epoch, position, spec.global_batch, positions):
             index = feed.index_at(epoch, candidate)

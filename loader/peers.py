@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 
 from cachesvc.core.errors import CacheError, PeerRankFailed, from_code
 from loader.agreement import Store
+from loader.drift import DriftWatch
 from loader.topology import Topology
 
 PEER_FAILURE_S = 30.0
@@ -42,9 +43,11 @@ _log = logging.getLogger("cachesvc")
 @dataclass(slots=True)
 class Agreed:
     """What the watches of one rank's loader share, from one agreement of the ranks to the next. `name`: the same on all
-    ranks, and not used before in this store. `over`: this rank has raised the failure, so nobody ends it any more."""
+    ranks, and not used before in this store. `over`: this rank has raised the failure, so nobody ends it any more.
+    `drift`: where there are other ranks."""
 
     name: str
+    drift: DriftWatch | None = None
     over: threading.Event = field(default_factory=threading.Event)
     iterations: int = 0
 
@@ -56,10 +59,14 @@ class PeerWatch:
         self._store, self._topology, self._peer_failure_s = store, topology, peer_failure_s
         self._key, self._over = f"cachesvc/peers/{agreed.name}", agreed.over
         agreed.iterations += 1
+        self._agreed, self._number = agreed, agreed.iterations
         self._ended = f"{self._key}/{agreed.iterations}/finished"
         self._finished = False
         self.failure: PeerRankFailed | None = None
         """What another rank failed with, once it is known."""
+        self.handed: tuple[int, int, int] | None = None
+        """The epoch, its batches so far, and those of all epochs; None before the first, and in an epoch that was broken
+        off."""
         self._thread = threading.Thread(target=self._watch, name="cachesvc-peers")
 
     def start(self) -> None:
@@ -119,10 +126,16 @@ class PeerWatch:
                 if self._store.check([f"{self._key}/failure"]):
                     self._heard()
                     return
+                self._look_for_drift()
                 if self._finished and self._store.add(self._ended, 0) >= self._topology.processes:
                     return
         except RuntimeError:  # the store's host is gone; torch's own collectives say so
             _log.debug("the job's store does not answer any more")
+
+    def _look_for_drift(self) -> None:
+        drift = self._agreed.drift
+        if drift is not None and self._number == self._agreed.iterations:  # the newest iteration's place
+            drift.look(self._store, self.handed, time.monotonic())
 
     def _heard(self) -> None:
         self.failure = _failure(self._store.get(f"{self._key}/failure").decode())
@@ -141,6 +154,12 @@ class PeerWatch:
                     BLOCKED_EXIT,
                 )
                 os._exit(BLOCKED_EXIT)
+
+
+def warn_of_state(agreed: Agreed | None) -> None:
+    """Where a state is saved: warn of another rank that is elsewhere."""
+    if agreed is not None and agreed.drift is not None:
+        agreed.drift.warn_of_state()
 
 
 def watch_for(

@@ -10,7 +10,8 @@ from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order import Last, OrderSpec
 from cachesvc.core.text import printable
 
-STATE_VERSION = 2
+STATE_VERSION = 3
+"""From version 2 on a state can be loaded, one that stands inside a step that is not full from version 3 on."""
 MAX_COUNT, MAX_SEED = 2**63 - 1, 2**64 - 1
 """The order counts in numpy's integers, and its keys are of 64 bits, without a sign."""
 STATELESS = (
@@ -167,8 +168,10 @@ def parsed(state: Mapping[str, Any]) -> State:
             raise StateMismatch(f"the state's {name} is {found}, not {kind.__name__}")
         if kind is int and not 0 <= state[name] <= (MAX_SEED if name == "seed" else MAX_COUNT):
             raise StateMismatch(f"the state's {name} is {state[name]}: no state says so")
-    if state["version"] != STATE_VERSION:
-        raise StateMismatch(f"a state of version {state['version']}; this program reads {STATE_VERSION}")
+    if state["version"] not in (2, STATE_VERSION):
+        raise StateMismatch(
+            f"a state of version {state['version']}; this program reads 2 and {STATE_VERSION}"
+        )
     whole = State(**state)
     _must_be_an_order(whole)
     return whole

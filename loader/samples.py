@@ -20,6 +20,8 @@ from loader.decode import IMAGE_MODES, Decoder, ImageMode, decoded, decoder
 from loader.jagged import Jagged, offsets_of
 from loader.reader import Ints, Reader
 from loader.spans import Bytes
+from loader.targets import OUT, Targets, check_rows, columns, named
+from loader.targets import checked as checked_targets
 
 LABEL = "label"
 
@@ -33,8 +35,10 @@ class Form:
     transform: Callable[..., Any] | None = None
     out: str | None = None
     image_mode: ImageMode = "RGB"
+    targets: Targets | None = None
 
     def __post_init__(self) -> None:
+        checked_targets(self.targets)
         if not (self.decode is None or self.decode == "auto" or callable(self.decode)):
             raise InvalidInput(
                 f"decode={self.decode!r} is neither 'auto', None (bytes) nor a function of the sample"
@@ -85,7 +89,11 @@ class Samples:
             self._dtype = np.dtype(self._layout.dtype)
             self._shape = self._layout.shape
             native = self._dtype.newbyteorder("=")
-            self._out = converted(form.out) or (native if native != self._dtype else None)
+            out = form.out or (OUT if form.targets else None)
+            self._out = converted(out) or (native if native != self._dtype else None)
+        if form.targets is not None:
+            plain = self.gathered and form.fields is None and not self._with_label
+            check_rows(form.targets, self._layout, plain, catalog.format == "tokens", catalog.uri)
 
     @property
     def looks(self) -> str:
@@ -102,6 +110,8 @@ class Samples:
             )
             return f"{kind} of {', '.join(names)}{classes}{'' if self._form.decode else ' in bytes'}"
         rest = f" and {LABEL}{classes}" if LABEL in names else ""
+        if self._form.targets is not None:
+            rest += f" with {self._form.targets} targets"
         return f"{self._out or self._dtype} of shape {list(self._shape)}{rest}"
 
     def _labels_in_words(self) -> str:
@@ -121,9 +131,7 @@ class Samples:
         self, reader: Reader, located: tuple[Ints, Ints, Ints], empty: Callable[[int], Bytes] | None = None
     ) -> torch.Tensor:
         """Located records as one tensor [n, *shape], in new memory or in what `empty` gives for a size in bytes."""
-        converts = self._out is not None
-        records = reader.gather(*located, None if converts else empty)
-        rows = records.view(self._dtype).reshape(len(records), *self._shape)
+        rows = self._stored(reader, located, None if self._out is not None else empty)
         if self._out is not None and empty is not None:
             must_hold(self._out, rows, self._catalog.uri)
             given = empty(rows.size * self._out.itemsize).view(self._out).reshape(rows.shape)
@@ -138,6 +146,38 @@ class Samples:
             raise InvalidInput(
                 f"{self._catalog.uri} holds {rows.dtype}, which no tensor does; out= converts, array() takes it as it is"
             ) from error
+
+    def whole(
+        self, reader: Reader, located: tuple[Ints, Ints, Ints], empty: Callable[[int], Bytes] | None = None
+    ) -> Any:
+        """A batch of located records as it goes out when nobody collates, in new memory or in what `empty` gives."""
+        if self._form.targets is None:
+            return self.tensor(reader, located, empty)
+        rows = self._stored(reader, located, None)
+        assert self._out is not None, "targets have a type"
+        must_hold(self._out, rows, self._catalog.uri)
+        return self.batched(rows, empty)
+
+    def batched(self, rows: np.ndarray[Any, Any], empty: Callable[[int], Bytes] | None = None) -> Any:
+        """Records [n, *shape] as a batch, a list where torch's collation makes a list of tuples."""
+        if self._form.targets is None:
+            return torch.from_numpy(rows)
+        batch = named(self._form.targets, *self._columns_of(rows, empty))
+        return list(batch) if isinstance(batch, tuple) else batch
+
+    def _columns_of(
+        self, rows: np.ndarray[Any, Any], empty: Callable[[int], Bytes] | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self._form.targets is not None
+        assert self._out is not None
+        return columns(rows, self._form.targets, self._out, empty)
+
+    def _stored(
+        self, reader: Reader, located: tuple[Ints, Ints, Ints], empty: Callable[[int], Bytes] | None
+    ) -> np.ndarray[Any, Any]:
+        """Located records [n, *shape] of the stored dtype."""
+        records = reader.gather(*located, empty)
+        return records.view(self._dtype).reshape(len(records), *self._shape)
 
     @property
     def record_bytes(self) -> int:
@@ -189,6 +229,9 @@ class Samples:
 
     def _gathered_rows(self, reader: Reader, samples: Ints) -> Iterator[Any]:
         values = self.tensor(reader, self.locate(reader, samples))
+        if self._form.targets is not None:
+            pairs = zip(*self._columns_of(values.numpy()), strict=True)
+            return (named(self._form.targets, *pair) for pair in pairs)
         rows = zip(values, samples.tolist(), strict=True)
         return (self._shape_sample((value,), n, (value,)) for value, n in rows)
 

@@ -47,19 +47,15 @@ def window_extents(window: Window, extent_sizes: np.ndarray[Any, np.dtype[np.int
     return max(1, round(size / max(1.0, mean)))
 
 
-def ending(last: Last | None, drop_last: bool, world_size: int) -> Last:
-    """`last`, or what torch's `drop_last` means: drop, or pad over several ranks and a short batch on one."""
-    if last == "short" and world_size > 1:
-        raise InvalidInput(
-            f"last='short' would give {world_size} ranks unequal steps; choose 'pad' or 'drop'"
-        )
+def ending(last: Last | None, drop_last: bool) -> Last:
+    """`last`, or what torch's `drop_last` means: drop, or a short batch."""
     if drop_last and last not in (None, "drop"):
         raise InvalidInput(f"drop_last=True says 'drop', and last={last!r} something else; give one of them")
     if last is not None:
         return last
     if drop_last:
         return "drop"
-    return "pad" if world_size > 1 else "short"
+    return "short"
 
 
 def facts_of(identity: str, feed: Feed, epoch: int, turn: int) -> dict[str, str | int]:
@@ -118,7 +114,7 @@ def feed_of(loader: Ordered, core: Core, topology: Topology, state: State | None
     assert loader.batch_size is not None, "torch runs loaders without a batch size"
     spec = spec_of(loader, loader.batch_size, core, topology)
     if state is not None:
-        spec = resumed(state, spec, _given(loader), topology.world_size)
+        spec = resumed(state, spec, _given(loader))
     share = share_of(spec.global_batch, loader.batch_size, topology)
     feed = Feed(loader.dataset, spec, share, loader.collate_fn, loader.collate_fn is default_collate)
     feed.order(epoch)
@@ -135,7 +131,7 @@ def spec_of(loader: Ordered, batch_size: int, core: Core, topology: Topology) ->
         window_extents=window_extents(loader.window or "auto", sizes),
         canonical_nodes=1 if loader.window == "all" else min(topology.nodes, wanted),
         shuffle=loader.shuffle,
-        last=ending(loader.last, loader.drop_last, topology.world_size),
+        last=ending(loader.last, loader.drop_last),
     )
 
 
@@ -175,8 +171,8 @@ def state_of(identity: str, samples: int, feed: Feed, place: tuple[int, int], wo
 
 
 def turn_of(state: State, feed: Feed) -> int:
-    """Where a state stands in its epoch as it is now: a rest in which it stood may be dropped."""
-    return min(state.step * feed.share.accumulate + state.micro, feed.turns(state.epoch))
+    """Where a state stands in its epoch as it is cut now."""
+    return state.step * feed.share.accumulate + state.micro
 
 
 def check_data(state: State, identity: str, samples: int) -> None:
@@ -210,6 +206,11 @@ def check_place(state: State, feed: Feed) -> None:
     if feed.changes and not (state.step or state.micro):
         return
     samples = feed.samples(state.epoch)
+    if state.version < STATE_VERSION and state.micro and state.step == samples // state.global_batch:
+        raise StateMismatch(
+            f"the state stands inside the last step of epoch {state.epoch}, which is not full, and an earlier version of "
+            "this program saved it: that step's batches are cut differently now; load a state of another step"
+        )
     steps = samples // state.global_batch if state.last == "drop" else -(-samples // state.global_batch)
     if state.steps != steps or 0 < steps < state.step + (state.micro > 0):
         raise StateMismatch(
@@ -238,7 +239,7 @@ def _given(loader: Ordered) -> set[str]:
     return {name for name, is_given in given.items() if is_given}
 
 
-def resumed(state: State, spec: OrderSpec, given: Collection[str], world_size: int) -> OrderSpec:
+def resumed(state: State, spec: OrderSpec, given: Collection[str]) -> OrderSpec:
     """The spec that a saved run continues with: its own, and at an epoch's beginning what was `given`. Raises
     StateMismatch with the numbers where what was asked contradicts it."""
     for name in ("seed", "shuffle"):
@@ -246,15 +247,13 @@ def resumed(state: State, spec: OrderSpec, given: Collection[str], world_size: i
             raise StateMismatch(
                 f"the state has {name}={getattr(state, name)}, the loader {getattr(spec, name)}; they must agree"
             )
-    # Under "error" an epoch has no rest, and "short" is of one rank: what becomes of it is the loader's to say.
-    kept = state.last not in ("short", "error") and spec.last != "error"
+    # Under "error" an epoch has no rest, so the other side alone says what becomes of one.
+    kept = state.last != "error" and spec.last != "error"
     changed = {name for name in given if getattr(state, name) != getattr(spec, name)}
     if state.step or state.micro:
         _must_wait(state, spec, changed if kept else changed - {"last"})
     batch = spec.global_batch if "global_batch" in changed else state.global_batch
     last: Last = spec.last if "last" in changed or not kept else state.last  # type: ignore[assignment]
-    if last == "short" and world_size > 1:
-        last = "pad"
     window, nodes = state.window_extents, state.canonical_nodes
     if "window_extents" in changed:  # "all" is dealt to one node
         window, nodes = spec.window_extents, spec.canonical_nodes

@@ -1,5 +1,6 @@
-"""Batches made in one pass over memory, with no Python call for each sample: records of one size as one tensor,
-samples that stay bytes as `Jagged`. A slab of them is located once; a batch then only indexes.
+"""Batches made in one pass over memory, with no Python call for each sample: records of one size as one tensor (as two
+where tokens come with targets), samples that stay bytes as `Jagged`. A slab of them is located once; a batch then only
+indexes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Whole:
 def whole(samples: Samples, collate: Callable[..., Any], as_gathered: bool) -> Whole | None:
     """How such batches of these samples are made, where they can be. `as_gathered`: nobody collates records."""
     if as_gathered and samples.ready:
-        return Whole(samples.locate, samples.tensor)
+        return Whole(samples.locate, samples.whole)
     if collate is jagged and samples.stays_bytes:
         return Whole(samples.ranges, samples.jagged)
     return None

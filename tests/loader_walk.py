@@ -136,25 +136,18 @@ class Order:
 
     def turns(self, epoch: int) -> int:
         full, rest = divmod(len(self.flat(epoch)), self.batch)
-        of_rest = {"drop": 0, "error": 0, "pad": self.accumulate, "short": -(-rest // self.size)}
-        return full * self.accumulate + (of_rest[self.last] if rest else 0)
+        return (full + (rest > 0 and self.last in ("pad", "short"))) * self.accumulate
 
     def positions(self, rank: int, epoch: int, turn: int) -> tuple[list[int], int]:
-        """Where in the flat epoch a batch's samples stand, and how many are no repeats. A rest is dealt evenly; what
-        fills it up goes backwards from its beginning."""
-        count, width, (step, micro) = (
-            len(self.flat(epoch)),
-            self.batch // self.world,
-            divmod(turn, self.accumulate),
-        )
-        first, low = step * self.batch, rank * width
-        within = slice(micro * self.size, (micro + 1) * self.size)
-        if first + self.batch <= count:
-            return list(range(first + low, first + low + width))[within], self.size
-        begin, end = (slot * (count - first) // self.batch for slot in (low, low + width))
-        repeats = [(first - 1 - each) % count for each in range(low - begin, low + width - end)]
-        real = list(range(first + begin, first + end))
-        return (real + repeats * (self.last == "pad"))[within], len(real[within])
+        """Where in the flat epoch a batch's samples stand, and how many are no repeats. What fills up a rest comes behind
+        it, and goes backwards from its beginning."""
+        count, (step, micro) = len(self.flat(epoch)), divmod(turn, self.accumulate)
+        first, parts = step * self.batch, self.batch // self.size
+        rest = min(self.batch, count - first)
+        rows = self.size if self.last == "pad" else -(-rest // parts)
+        batch = [*range(first, first + rest), *((first - 1 - each) % count for each in range(self.batch))]
+        within = slice((rank * self.accumulate + micro) * rows, (rank * self.accumulate + micro + 1) * rows)
+        return batch[within], min(max(rest - within.start, 0), rows)
 
 
 @dataclass(eq=False)

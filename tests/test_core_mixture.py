@@ -153,18 +153,22 @@ def test_each_component_is_gone_through_exactly_once_in_each_of_its_epochs(
 @settings(max_examples=50, deadline=None)
 @given(MIXES, st.integers(1, 90), st.integers(1, 12), st.integers(1, 3), st.integers(1, 3), st.data())
 def test_the_plan_names_every_extent_in_the_steps_that_read_it(
-    parts: list[tuple[int, int]], slots: int, batch: int, nodes: int, world: int, data: st.DataObject
+    parts: list[tuple[int, int]], slots: int, size: int, nodes: int, world: int, data: st.DataObject
 ) -> None:
+    accumulate = data.draw(st.integers(1, 3))
+    batch = size * accumulate * world
     shares, sizes = [share for share, _ in parts], [size for _, size in parts]
     drawn = [data.draw(st.integers(0, 50)) for _ in sizes]
-    spec = OrderSpec(1, batch, 0, min(nodes, batch), True, data.draw(st.sampled_from(["drop", "pad"])))
+    spec = OrderSpec(
+        1, batch, 0, min(nodes, batch), True, data.draw(st.sampled_from(["drop", "pad", "short"]))
+    )
     order = RunOrder(spec, mixed(shares, sizes, slots, drawn), 0)
     for rank in range(world):
         low, high = rank * batch // world, (rank + 1) * batch // world
         touched = [(step, order.slots(step, step + 1, low, high)) for step in range(order.full_steps)]
         if order.has_tail:
-            touched.append((order.full_steps, order.tail(low, high).samples))
-        plans = order.plans(low, high)
+            touched.append((order.full_steps, order.tail(low, high, accumulate).samples))
+        plans = order.plans(low, high, accumulate)
         for step, spots in touched:
             component, _, inner = unspotted(sizes, spots.reshape(-1))
             for index, extent in zip(component.tolist(), (inner // 3).tolist(), strict=True):

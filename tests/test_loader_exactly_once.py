@@ -44,9 +44,9 @@ def ranks(link: MemoryLink, world: int, **settings: object) -> list[DataLoader]:
     ]
 
 
-@pytest.mark.parametrize(("world", "last"), list(product((1, 2, 3), ("drop", "pad"))))
+@pytest.mark.parametrize(("world", "last"), list(product((1, 2, 3), ("drop", "pad", None))))
 def test_every_sample_is_seen_once_and_ranks_take_equal_steps(
-    link: MemoryLink, world: int, last: str
+    link: MemoryLink, world: int, last: str | None
 ) -> None:
     loaders = ranks(link, world, batch_size=8, last=last)
     for _ in range(2):
@@ -83,11 +83,14 @@ def test_unshuffled_is_the_plain_sequence(link: MemoryLink) -> None:
     assert [n for batch in seen(loader) for n in batch] == list(range(COUNT))
 
 
-def test_the_global_batches_are_the_same_at_any_scale_and_resume_in_mid_epoch(link: MemoryLink) -> None:
+@pytest.mark.parametrize("last", ["pad", "short"])
+def test_the_global_batches_are_the_same_at_any_scale_and_resume_in_mid_epoch(
+    link: MemoryLink, last: str
+) -> None:
     def globally(
         world: int, size: int, state: object = None, stop: int = 99, **more: object
     ) -> list[set[int]]:
-        loaders = ranks(link, world, batch_size=size, last="pad", **more)
+        loaders = ranks(link, world, batch_size=size, last=last, **more)
         if state is not None:
             for loader in loaders:
                 loader.load_state_dict(json.loads(json.dumps(state)))
@@ -111,6 +114,56 @@ def test_the_global_batches_are_the_same_at_any_scale_and_resume_in_mid_epoch(li
     end = globally(2, 12, states[-1])
     assert head + middle + end == whole
     assert states[-1]["epoch"] == 1
+
+
+@pytest.mark.parametrize(
+    ("samples", "world", "size", "accumulate"),
+    [
+        (101, 2, 32, 1),
+        (65, 2, 32, 1),
+        (COUNT, 3, 4, 2),
+        (2, 3, 4, 2),
+        (40, 2, 3, 5),
+        (41, 1, 4, 4),
+        (7, 1, 8, 1),
+    ],
+)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_without_drop_last_an_epoch_is_padded_to_a_multiple_of_ranks_and_micro_batches(
+    link: MemoryLink, samples: int, world: int, size: int, accumulate: int, workers: int
+) -> None:
+    """As DistributedSampler, and as torch's short batch on one rank; a metric that counts `valid` is exact."""
+    data = in_memory(link).take(samples)
+    shapes, handed, total = [], 0, 0
+    for rank in range(world):
+        loader = DataLoader(
+            data,
+            size,
+            shuffle=True,
+            rank=rank,
+            world_size=world,
+            global_batch_size=size * world * accumulate,
+            num_workers=workers,
+            worker_type="thread",
+        )
+        found = [(rows(batch), loader.valid, loader.indices.tolist()) for batch in loader]
+        assert all(numbers == indices for numbers, _, indices in found)
+        shapes.append([len(numbers) for numbers, _, _ in found])
+        handed += sum(shapes[-1])
+        total += sum(sum(numbers[:valid]) for numbers, valid, _ in found)
+    parts = world * accumulate
+    assert handed == -(-samples // parts) * parts
+    assert all(each == shapes[0] for each in shapes)
+    assert min(shapes[0]) > 0
+    assert len(shapes[0]) == -(-samples // (size * parts)) * accumulate
+    assert total == sum(range(samples))
+
+
+def test_what_ranks_gather_is_cut_to_the_length_of_the_dataset(link: MemoryLink) -> None:
+    loaders = [DataLoader(in_memory(link), 9, rank=rank, world_size=4) for rank in range(4)]
+    steps = zip(*loaders, strict=True)
+    gathered = [number for batches in steps for batch in batches for number in rows(batch)]
+    assert gathered[:COUNT] == list(range(COUNT))
 
 
 def test_micro_batches_make_up_the_global_batch(link: MemoryLink) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from itertools import product
 from typing import Any, get_args
 
@@ -18,7 +18,7 @@ from loader.engines import WORKER_TYPES
 from tests import datasets
 from tests.loader_fakes import MemoryLink, compiled, in_memory
 
-WORLDS, WORKERS, ENDS = (1, 2, 3, 8), (0, 1, 4), ("drop", "pad", "error")
+WORLDS, WORKERS, ENDS = (1, 2, 3, 8), (0, 1, 4), ("drop", "pad", "error", "short")
 SHARDS = (1, 10_000, 2, 77, 1, 1000, 3)
 TOTAL = sum(SHARDS)
 BATCH = 32
@@ -44,9 +44,9 @@ def test_the_order_names_every_sample_once(
     shuffle: bool,
     draw: st.DataObject,
 ) -> None:
-    if last == "short":
-        world = 1
-    total, size = sum(shards), batch * world
+    accumulate = draw.draw(st.integers(1, 3))
+    total, parts = sum(shards), world * accumulate
+    size = batch * parts
     nodes = draw.draw(st.integers(1, min(world, size)))
     spec = OrderSpec(3, size, window, nodes, shuffle, last)
     firsts = np.concatenate(([0], np.cumsum(shards)))
@@ -58,20 +58,21 @@ def test_the_order_names_every_sample_once(
     seen: Counter[int] = Counter()
     repeats = 0
     for rank in range(world):
-        low, high = rank * batch, (rank + 1) * batch
+        low, high = rank * batch * accumulate, (rank + 1) * batch * accumulate
         steps = order.slots(0, order.full_steps, low, high)
         for worker in range(max(1, workers)):  # a worker takes whole batches in turn
             seen.update(steps[worker :: max(1, workers)].reshape(-1).tolist())
         if order.has_tail:
-            tail = order.tail(low, high)
-            assert last == "short" or len(tail.samples) == batch
-            seen.update(tail.samples[: tail.valid].tolist())
-            repeats += len(tail.samples) - tail.valid
+            for samples, valid in zip(*order.tail(low, high, accumulate), strict=True):
+                assert last == "short" or len(samples) == batch
+                seen.update(samples[:valid].tolist())
+                repeats += len(samples) - valid
     assert set(seen.values()) <= {1}
     kept = total - total % size if last == "drop" else total
     assert len(seen) == kept
     assert order.steps == (total // size if last in ("drop", "error") else -(-total // size))
-    assert repeats == (order.steps * size - total if last == "pad" else 0)
+    rows = {"pad": order.steps * size, "short": -(-total // parts) * parts}
+    assert repeats == rows.get(last, total) - total
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +91,7 @@ def check(link: MemoryLink, world: int, workers: int, last: str, kind: str) -> N
     """One epoch of real loaders, rank after rank."""
     size = BATCH * world
     seen: Counter[int] = Counter()
+    sizes: defaultdict[int, set[int]] = defaultdict(set)
     steps, missed = set(), 0
     dataset = in_memory(link) if last != "error" else in_memory(link).take(TOTAL - TOTAL % size)
     more: dict[str, Any] = {"worker_type": kind}
@@ -110,25 +112,28 @@ def check(link: MemoryLink, world: int, workers: int, last: str, kind: str) -> N
         batches = 0
         for batch in loader:
             batches += 1
-            assert len(batch) == BATCH
-            assert 0 <= loader.valid <= BATCH
+            sizes[batches].add(len(batch))
+            assert len(batch) == BATCH or last == "short"
+            assert 0 <= loader.valid <= len(batch)
             seen.update(batch[: loader.valid, 0].tolist())
-            missed += BATCH - loader.valid
+            missed += len(batch) - loader.valid
         steps.add(batches)
         assert len(loader) == batches
     assert len(steps) == 1, "unequal steps would hang a collective"
+    assert all(len(found) == 1 for found in sizes.values()), "unequal shapes would break one"
     assert set(seen.values()) == {1}
-    assert len(seen) == (TOTAL if last == "pad" else TOTAL - TOTAL % size)
-    assert missed == (steps.pop() * size - TOTAL if last == "pad" else 0)
+    assert len(seen) == (TOTAL if last in ("pad", "short") else TOTAL - TOTAL % size)
+    rows = {"pad": steps.pop() * size, "short": -(-TOTAL // world) * world}
+    assert missed == rows.get(last, TOTAL) - TOTAL
 
 
 SAMPLE = [
     (1, 4, "pad", "process"),
     (2, 1, "drop", "process"),
-    (3, 0, "pad", "process"),
+    (3, 0, "short", "process"),
     (8, 0, "drop", "process"),
     (3, 1, "error", "thread"),
-    (2, 4, "pad", "thread"),
+    (2, 4, "short", "thread"),
     (8, 4, "drop", "thread"),
 ]
 GRID = [each for each in product(WORLDS, WORKERS, ENDS, WORKER_TYPES) if each[1] or each[3] == "process"]

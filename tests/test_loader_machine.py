@@ -47,7 +47,7 @@ class Cut(NamedTuple):
     last: Any
 
     def own_last(self) -> str:
-        return self.last or ("pad" if self.world > 1 else "short")
+        return self.last or "short"
 
 
 cuts = st.builds(
@@ -55,7 +55,7 @@ cuts = st.builds(
     st.integers(1, 3),
     st.sampled_from([1, 2, 3, 4, 6]),
     st.sampled_from([None, 4, 6, 12]),
-    st.sampled_from([None, None, "drop", "pad", "error"]),
+    st.sampled_from([None, None, "drop", "pad", "error", "short"]),
 )
 whole_cuts = cuts.filter(lambda cut: (cut.batch or 12) % (cut.world * cut.size) == 0)
 crews = st.sampled_from([0, 0, 1, 2])
@@ -291,7 +291,7 @@ class LoaderMachine(RuleBasedStateMachine):
 
     def resumed(self, state: dict[str, Any], window: Any, cut: Cut, given: Any) -> Order | type[CacheError]:
         """How a saved run goes on, or why it cannot; `given` is the window that its loaders are told."""
-        kept = state["last"] not in ("short", "error") and cut.own_last() != "error"
+        kept = state["last"] != "error" and cut.own_last() != "error"
         saved = state["global_batch"], window, state["last"] if kept else cut.own_last()
         batch, window, last = cut.batch or saved[0], given or window, cut.last or saved[2]
         if (state["step"] or state["micro"]) and (batch, window, last) != saved:

@@ -102,7 +102,7 @@ def test_inside_a_step_a_run_goes_on_only_as_it_was_cut(link: MemoryLink) -> Non
     assert (state["micro"], state["batch_size"], state["world_size"]) == (2, 4, 1)
     following = [first.indices.tolist() for _ in batches]
     for other in ({"batch_size": 2}, {"batch_size": 8}, {"batch_size": 4, "rank": 0, "world_size": 2}):
-        run = small(link, **{"global_batch_size": 16, "last": "pad"} | other)
+        run = small(link, **{"global_batch_size": 16} | other)
         before = rest(run)
         with pytest.raises(StateMismatch, match="inside step 0"):
             run.load_state_dict(state)
@@ -412,16 +412,52 @@ def test_where_a_new_global_batch_leaves_a_rest_it_becomes_what_the_loader_says_
         small(link, batch_size=8, global_batch_size=8, last="error").load_state_dict(first.state_dict())
 
 
-def test_a_rest_that_is_dropped_after_a_resume_takes_nothing_from_the_next_epoch(link: MemoryLink) -> None:
-    """The state stands inside the rest, after two of its micro-batches."""
+def test_a_state_inside_the_last_step_goes_on_where_it_stood(link: MemoryLink) -> None:
+    """After two of ten micro-batches of two samples each: 100 samples in global batches of 40."""
     first = small(link, batch_size=4, global_batch_size=40)
-    list(islice(first, 2 * 10 + 2))
-    then = small(link, batch_size=4, global_batch_size=40, drop_last=True)
-    then.load_state_dict(first.state_dict())
-    anew = small(link, batch_size=4, global_batch_size=40, drop_last=True)
-    anew.set_epoch(1)
-    assert then.epoch == 1
-    assert rest(then) == rest(anew)
+    batches = iter(first)
+    list(islice(batches, 2 * 10 + 2))
+    state = first.state_dict()
+    following = [first.indices.tolist() for _ in batches]
+    assert [len(each) for each in following] == [2] * 8
+    then = small(link, batch_size=4, global_batch_size=40)
+    then.load_state_dict(state)
+    assert rest(then) == following
+    with pytest.raises(
+        StateMismatch, match=r"with last='short', .*'drop'; it may change between epochs only"
+    ):
+        small(link, batch_size=4, global_batch_size=40, drop_last=True).load_state_dict(state)
+
+
+@pytest.mark.parametrize("last", ["short", "pad"])
+def test_a_state_of_version_2_loads_but_inside_a_last_step_which_it_cut_differently(
+    link: MemoryLink, last: Any
+) -> None:
+    def cut(**given: Any) -> DataLoader:
+        return small(link, batch_size=4, global_batch_size=40, **given)
+
+    first = cut(last=last)
+    batches = iter(first)
+    for turn in range(1, first.accumulate * 3):
+        next(batches)
+        state = first.state_dict() | {"version": 2}
+        then = cut()
+        if turn > 20:
+            with pytest.raises(
+                StateMismatch, match=r"inside the last step of epoch 0, .* an earlier version"
+            ):
+                then.load_state_dict(state)
+            continue
+        then.load_state_dict(state)
+        assert then.state_dict() == state | {"version": 3}
+        then.skip(20 - turn)
+        assert sorted({n for _ in then for n in then.indices[: then.valid].tolist()}) == sorted(
+            set(range(100)) - {n for each in whole_steps(cut(), 2) for n in each}
+        )
+
+
+def whole_steps(run: DataLoader, steps: int) -> list[list[int]]:
+    return [run.indices.tolist() for _ in islice(run, steps * run.accumulate)]
 
 
 def test_a_new_global_batch_may_be_smaller_than_the_number_of_nodes(

@@ -25,6 +25,14 @@ class Steps(NamedTuple):
     last_step: I64
 
 
+class Dealt(NamedTuple):
+    """Positions of one rank's micro-batches of the partial batch, int64[batches, rows], and how many of each are real:
+    the first `valid[i]` of row i, int64[batches]. The others are repeats."""
+
+    positions: I64
+    valid: I64
+
+
 class _Part(NamedTuple):
     """Slots [low, high) as they lie in one canonical node: run position = base + step * width + slot."""
 
@@ -48,7 +56,7 @@ class Deal:
         self.steps = self.full_steps + self.has_tail
         if last == "error" and self.tail_size:
             raise InvalidInput(
-                f"{size} samples leave {self.tail_size} over in global batches of {batch}: choose last='drop' or 'pad',"
+                f"{size} samples leave {self.tail_size} over in global batches of {batch}: choose last='drop' or 'short',"
                 " or another batch size"
             )
 
@@ -71,34 +79,32 @@ class Deal:
             found.append(at(positions.reshape(-1)).reshape(positions.shape))
         return np.concatenate(found, axis=1)
 
-    def tail(self, low: int, high: int) -> tuple[I64, I64]:
-        """Positions of the real samples and of the repeats in the slots [low, high) of the partial batch. Raises
-        `InvalidInput` for a part of a `short` batch."""
+    def tail(self, low: int, high: int, batches: int) -> Dealt:
+        """The slots [low, high) of the partial batch, in `batches` micro-batches of `high - low` / `batches` slots. All
+        micro-batches of all ranks have as many rows: one for each slot under `pad`, else as few as hold the real samples.
+        The real samples fill the first rows of the batch, repeats the last."""
         assert self.has_tail
-        assert 0 <= low <= high <= self.batch
-        if self._last == "short" and (low, high) != (0, self.batch):
-            raise InvalidInput(
-                f"a short last batch of {self.tail_size} samples cannot be shared by several ranks:"
-                " choose last='pad' or 'drop'"
-            )
-        first, end = low * self.tail_size // self.batch, high * self.tail_size // self.batch
-        start = self.full_steps * self.batch
-        real = start + np.arange(first, end, dtype=np.int64)
-        if self._last == "short":
-            return real, real[:0]
+        each = (high - low) // batches
+        assert 0 < each * batches == high - low
+        assert low % each == self.batch % each == 0
+        rows = each if self._last == "pad" else -(-self.tail_size * each // self.batch)
+        first, start = low // each * rows, self.full_steps * self.batch
+        row = np.arange(first, first + batches * rows, dtype=np.int64).reshape(batches, rows)
         # repeats go backwards from the tail's beginning: these extents were touched last, so a cache has them
-        repeats = start - 1 - np.arange(low - first, high - end, dtype=np.int64)
-        return real, repeats % self.size
+        repeats = (start - 1 - (row - self.tail_size)) % self.size
+        valid = np.clip(self.tail_size - row[:, 0], 0, rows)
+        return Dealt(np.where(row < self.tail_size, start + row, repeats), valid)
 
-    def touched(self, begin: I64, end: I64, low: int, high: int) -> Steps:
+    def touched(self, begin: I64, end: I64, low: int, high: int, batches: int) -> Steps:
         """When a rank with the slots [low, high) is inside each of the intervals [begin[i], end[i]) of the run.
 
-        An interval occurs once for each canonical node of the rank, and once more in the partial batch.
+        An interval occurs once for each canonical node of the rank, and once more in the partial batch, which is cut
+        into `batches` micro-batches.
         """
         rows = np.arange(begin.size, dtype=np.int64)
         found = [self._within(part, rows, begin, end) for part in self._parts(low, high)]
         if self.has_tail:
-            positions = np.sort(np.concatenate(self.tail(low, high)))
+            positions = np.sort(self.tail(low, high, batches).positions, axis=None)
             held = rows[np.searchsorted(positions, begin) < np.searchsorted(positions, end)]
             step = np.full(held.size, self.full_steps, np.int64)
             found.append(Steps(held, step, step))

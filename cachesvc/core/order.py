@@ -9,8 +9,9 @@
     samples              ids in dataset order
 
 What holds, for every spec:
-- *exactly once*: the full batches and the tail together name each sample once (`pad` adds repeats, which are
-  not counted as valid; `drop` leaves the tail out);
+- *exactly once*: the full batches and the tail together name each sample once (`short` and `pad` add repeats, which
+  are not counted as valid; `drop` leaves the tail out);
+- *equal shapes*: a batch has as many samples on every rank, in the last step too;
 - *elastic*: a global batch depends on the spec and the epoch only. Rank r of R takes the slots
   [rG/R, (r+1)G/R), so any number of ranks, workers or restarts sees the same global batches;
 - *local*: canonical node c touches only its own part of the run, a block of extents at a time;
@@ -57,7 +58,8 @@ class OrderSpec:
     """Everything but the epoch that the order depends on; a run records it and keeps it.
 
     `window_extents` 0 means everything. `last` says what becomes of N mod G samples: `drop` them, `pad` the
-    batch to G with repeats, `error` (refuse), or a `short` batch (one rank only).
+    batch to G with repeats, `error` (refuse), or a `short` batch: with repeats to the next multiple of the
+    micro-batches in a step, so that all of them are equally large and none is empty.
     Raises `InvalidInput` for numbers that make no order.
     """
 
@@ -92,10 +94,11 @@ class OrderSpec:
 
 
 class Tail(NamedTuple):
-    """One rank's part of the last, partial batch: the first `valid` samples are real, the rest repeats."""
+    """One rank's part of the last, partial batch, int64[micro-batches, rows]: the first `valid[i]` samples of row i are
+    real, the others repeats."""
 
     samples: I64
-    valid: int
+    valid: I64
 
 
 class Plan(NamedTuple):
@@ -129,18 +132,18 @@ class Touches(NamedTuple):
     end: I64
 
 
-def plan_of(deal: Deal, touches: Touches, low: int, high: int) -> Plan:
-    """When a rank with the slots [low, high) reads the extents that `touches` names."""
-    steps = deal.touched(touches.begin, touches.end, low, high)
+def plan_of(deal: Deal, touches: Touches, low: int, high: int, batches: int) -> Plan:
+    """When a rank with the slots [low, high) in `batches` micro-batches reads the extents that `touches` names."""
+    steps = deal.touched(touches.begin, touches.end, low, high, batches)
     order = np.argsort(steps.first_step, kind="stable")
     return Plan(touches.extent[steps.row[order]], steps.first_step[order], steps.last_step[order])
 
 
-def tail_of(deal: Deal, at: Callable[[I64], I64], low: int, high: int) -> Tail:
+def tail_of(deal: Deal, at: Callable[[I64], I64], low: int, high: int, batches: int) -> Tail:
     """The slots [low, high) of the partial batch, where `at` says what stands at ascending positions."""
-    real, repeats = deal.tail(low, high)
-    ascending, back = np.unique(repeats, return_inverse=True)
-    return Tail(np.concatenate((at(real), at(ascending)[back])), real.size)
+    positions, valid = deal.tail(low, high, batches)
+    ascending, back = np.unique(positions.reshape(-1), return_inverse=True)
+    return Tail(at(ascending)[back].reshape(positions.shape), valid)
 
 
 def sample_key(seed: int, epoch: int, sample: int) -> int:
@@ -187,22 +190,23 @@ class EpochOrder:
         """
         return self._deal.slots(self.at, first_step, last_step, low, high)
 
-    def tail(self, low: int, high: int) -> Tail:
-        """The slots [low, high) of the last, partial batch. The real samples are dealt evenly over the slots.
+    def tail(self, low: int, high: int, batches: int = 1) -> Tail:
+        """The slots [low, high) of the last, partial batch, cut into `batches` micro-batches. All micro-batches of the
+        global batch are equally large, and its repeats come last.
 
-        `pad` repeats samples from the end of the last full batches, so every slot is filled, whatever the
-        number of ranks. Raises `InvalidInput` for a part of a `short` batch.
+        Repeats are samples from the end of the last full batches. The real samples of the batch are the same at any
+        number of ranks; the repeats are not.
         """
-        return tail_of(self._deal, self.at, low, high)
+        return tail_of(self._deal, self.at, low, high, batches)
 
-    def plan(self, low: int, high: int) -> Plan:
-        """The extents that a rank with the slots [low, high) touches, and when. O(extents).
+    def plan(self, low: int, high: int, batches: int = 1) -> Plan:
+        """The extents that a rank with the slots [low, high) in `batches` micro-batches touches, and when. O(extents).
 
         Unshuffled it is exact. Shuffled, an extent counts as touched for as long as its block is, since any
         position of a block may name any of its samples. A sample belongs to the extent of its first byte: a
         reader adds the extents into which its samples run on.
         """
-        return plan_of(self._deal, self.touches(), low, high)
+        return plan_of(self._deal, self.touches(), low, high, batches)
 
     def touches(self) -> Touches:
         """One row for each extent of each block, in the order of the run."""

@@ -41,11 +41,11 @@ class RunOrder:
         """See `EpochOrder.slots`."""
         return self._deal.slots(self._run.at, first_step, last_step, low, high)
 
-    def tail(self, low: int, high: int) -> Tail:
+    def tail(self, low: int, high: int, batches: int = 1) -> Tail:
         """See `EpochOrder.tail`."""
-        return tail_of(self._deal, self._run.at, low, high)
+        return tail_of(self._deal, self._run.at, low, high, batches)
 
-    def plans(self, low: int, high: int) -> list[Plan]:
-        """For each underlying dataset the extents that a rank with the slots [low, high) touches, and in which
-        steps of this order."""
-        return [plan_of(self._deal, touches, low, high) for touches in self._run.touches()]
+    def plans(self, low: int, high: int, batches: int = 1) -> list[Plan]:
+        """For each underlying dataset the extents that a rank with the slots [low, high) in `batches` micro-batches
+        touches, and in which steps of this order."""
+        return [plan_of(self._deal, touches, low, high, batches) for touches in self._run.touches()]
