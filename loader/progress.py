@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
@@ -13,10 +14,6 @@ from cachesvc.core.text import printable
 STATE_VERSION = 2
 MAX_COUNT, MAX_SEED = 2**63 - 1, 2**64 - 1
 """The order counts in numpy's integers, and its keys are of 64 bits, without a sign."""
-STATELESS = (
-    "this DataLoader runs as torch's own (a sampler, or another dataset), so its state is empty and a resumed epoch begins "
-    "anew; leave the sampler out, under Lightning with Trainer(use_distributed_sampler=False)"
-)
 
 
 class Turns(Protocol):
@@ -31,12 +28,14 @@ class Turns(Protocol):
 @dataclass(slots=True)
 class Place:
     """`turn` batches of `epoch` have been handed to the user; `latest` is the last of them. `resume`: the next
-    iteration continues at `turn` instead of beginning the epoch anew."""
+    iteration continues at `turn` instead of beginning the epoch anew. `loaded`: a state says so, and no batch was handed
+    over since."""
 
     epoch: int = 0
     turn: int = 0
     resume: bool = False
     latest: tuple[int, int] | None = None
+    loaded: bool = False
 
     def told(self, accumulate: int) -> str:
         """For messages."""
@@ -83,7 +82,7 @@ class Place:
 
     def hand(self, key: tuple[int, int]) -> None:
         """The batch of a turn goes to the user."""
-        self.turn, self.latest, self.resume = key[1] + 1, key, False
+        self.turn, self.latest, self.resume, self.loaded = key[1] + 1, key, False, False
 
     def pass_over(self, turn: int) -> None:
         """A turn's batch cannot be made; whoever heard so may have skipped it already, and more."""
@@ -97,16 +96,54 @@ class Place:
 
 
 class Progress:
-    """The place of one loader, and which of its iterations takes it further: the latest. An iteration sees that its place
-    was moved by there being another, and what it still does with its own then moves nobody."""
+    """The place of one loader, the state that it was loaded from, and which of its iterations takes it further: the latest.
+    An iteration sees that its place was moved by there being another, and what it still does with its own then moves
+    nobody."""
 
-    def __init__(self, place: Place | None = None) -> None:
-        self.place = place or Place()
+    def __init__(self, place: Place | None = None, loaded: State | None = None) -> None:
+        self.place, self.loaded = place or Place(), loaded
         self.iteration = object()
+        self.counted_from: int | None = None
+        """The epoch that callers which count epochs of this process call 0; None: the next of them says."""
 
     def move(self, epoch: int, turn: int = 0, resume: bool = False) -> None:
         """To wherever the user wants."""
         self.place = Place(epoch, turn, resume)
+
+    def load(self, state: State, turn: int) -> None:
+        """To where a state stands, so many turns into its epoch."""
+        self.place = Place(state.epoch + state.over, 0 if state.over else turn, not state.over, loaded=True)
+        self.loaded, self.counted_from = state, None
+
+    def skip(self, batches: int) -> None:
+        """See Place."""
+        self.place.skip(batches)
+        self.counted_from = None
+
+    def epoch(self, feed: Callable[[], Turns]) -> int:
+        """The epoch that the latest iteration is in, and the next one after its end."""
+        return self.place.next_in(feed())[0] if self.place.resume else self.place.epoch
+
+    def begin(self, epoch: int, feed: Callable[[], Turns]) -> None:
+        """The next iteration is of this epoch: from its beginning, unless the place was moved into it. Warns where that
+        leaves a place that was loaded."""
+        self.counted_from = None
+        if self.place.resume and epoch == self.epoch(feed):
+            return
+        if self.place.loaded:
+            warnings.warn(
+                f"set_epoch({epoch}) leaves the place in epoch {self.place.epoch} that was loaded: to go on from it, call"
+                " set_epoch(batches.epoch), or leave that out",
+                stacklevel=3,
+            )
+        self.move(epoch)
+
+    def counted(self, epoch: int) -> int:
+        """The epoch that a caller means who may count the epochs of this process: an earlier one than the loader was moved
+        to begins the count there."""
+        if self.counted_from is None:
+            self.counted_from = max(0, self.place.epoch - epoch)
+        return self.counted_from + epoch
 
     def take_over(self) -> object:
         """Another iteration begins. Returns what it knows itself by."""
@@ -115,7 +152,9 @@ class Progress:
 
     def copied(self) -> Progress:
         """The same place, for another loader to go on from."""
-        return Progress(replace(self.place))
+        copy = Progress(replace(self.place), self.loaded)
+        copy.counted_from = self.counted_from
+        return copy
 
 
 @dataclass(frozen=True, slots=True)
