@@ -150,8 +150,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._ours = ours(dataset) if own and not isinstance(dataset, IterableDataset) else None
         if self._ours is None:
             refuse_unused(self, drawn=not own)
-        self._is_accelerate_prepared = self._ours is not None
-        """What Accelerate's `prepare` leaves as it is: it would share out among ranks what is one rank's."""
+        # Accelerate's `prepare` would share out among ranks what is one rank's; its checkpoints hold a loader's state.
+        self._is_accelerate_prepared = self.use_stateful_dataloader = self._ours is not None
         self._progress = Progress()
         self._begin_in_process()
 
@@ -200,6 +200,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if self._topology is not None:
             must_stand(self._topology, self._found())
         self._progress.place.begin(feed)
+        self._progress.warn_of_twice()
         if self._job is None or self._job.over.is_set():
             self._job = self._agree_and_say(feed)
         epochs = Epochs(self, self._progress, self._prepared, self._where().rank)

@@ -105,6 +105,8 @@ class Progress:
         self.iteration = object()
         self.counted_from: int | None = None
         """The epoch that callers which count epochs of this process call 0; None: the next of them says."""
+        self.given_out: int | None = None
+        """The epoch whose batches a sampler gave out to the last, since a state was loaded or an epoch was set."""
 
     def move(self, epoch: int, turn: int = 0, resume: bool = False) -> None:
         """To wherever the user wants."""
@@ -113,7 +115,7 @@ class Progress:
     def load(self, state: State, turn: int) -> None:
         """To where a state stands, so many turns into its epoch."""
         self.place = Place(state.epoch + state.over, 0 if state.over else turn, not state.over, loaded=True)
-        self.loaded, self.counted_from = state, None
+        self.loaded, self.counted_from, self.given_out = state, None, None
 
     def skip(self, batches: int) -> None:
         """See Place."""
@@ -125,15 +127,15 @@ class Progress:
         return self.place.next_in(feed())[0] if self.place.resume else self.place.epoch
 
     def begin(self, epoch: int, feed: Callable[[], Turns]) -> None:
-        """The next iteration is of this epoch: from its beginning, unless the place was moved into it. Warns where that
-        leaves a place that was loaded."""
-        self.counted_from = None
+        """The next iteration is of this epoch: from its beginning, unless the place was moved into it. Warns where it goes
+        back behind a place that was loaded."""
+        self.counted_from = self.given_out = None
         if self.place.resume and epoch == self.epoch(feed):
             return
-        if self.place.loaded:
+        if self.place.loaded and epoch < self.place.epoch:
             warnings.warn(
-                f"set_epoch({epoch}) leaves the place in epoch {self.place.epoch} that was loaded: to go on from it, call"
-                " set_epoch(batches.epoch), or leave that out",
+                f"set_epoch({epoch}) goes back behind the state that was loaded, which is of epoch {self.place.epoch}; to"
+                " go on from there, begin with the epoch that batches.epoch says",
                 stacklevel=3,
             )
         self.move(epoch)
@@ -144,6 +146,16 @@ class Progress:
         if self.counted_from is None:
             self.counted_from = max(0, self.place.epoch - epoch)
         return self.counted_from + epoch
+
+    def warn_of_twice(self) -> None:
+        """Where what begins now reads the rest of an epoch that another loader has read."""
+        place = self.place
+        if place.loaded and place.turn and place.epoch == self.given_out:
+            warnings.warn(
+                f"epoch {place.epoch} was read to its end by its batch_sampler (in accelerate.skip_first_batches, say), and"
+                f" this iteration reads on where a state was loaded in it; set_epoch({place.epoch + 1}) begins the next",
+                stacklevel=3,
+            )
 
     def take_over(self) -> object:
         """Another iteration begins. Returns what it knows itself by."""

@@ -111,6 +111,7 @@ class RankOrder:
             indices, valid = feed.indices(epoch, turn)
             if repeats or valid:
                 yield (indices if repeats else indices[:valid]).tolist()
+        self._progress.given_out = epoch
 
     def _feed(self) -> Feed:
         """Of the dataset as it is now; it makes no batches. Raises InvalidInput, StateMismatch."""

@@ -24,6 +24,7 @@ from tests import datasets
 from tests.loader_fakes import MemoryLink, compiled, in_memory
 
 COUNT = 103
+pytestmark = pytest.mark.filterwarnings("error:set_epoch", "error:epoch")
 
 
 @pytest.fixture(scope="module")
@@ -260,17 +261,34 @@ def test_no_batch_size_shares_single_samples_out_and_keeps_a_state(link: MemoryL
     assert next(iter(whole)).shape == (1,)
 
 
-def test_set_epoch_warns_where_it_leaves_a_place_that_was_loaded(link: MemoryLink) -> None:
+def test_set_epoch_warns_where_it_goes_back_behind_a_state_that_was_loaded(link: MemoryLink) -> None:
     """A state saved inside the loop after an epoch's last batch is the next epoch's beginning."""
     loader, again = ranks(link, 1)[0], ranks(link, 1)[0]
     for _ in loader:
         state = loader.state_dict()
     again.load_state_dict(state)
-    with pytest.warns(UserWarning, match=r"set_epoch\(0\) leaves the place in epoch 1"):
+    with pytest.warns(UserWarning, match=r"set_epoch\(0\) goes back behind .* epoch 1"):
         again.set_epoch(0)
     again.load_state_dict(state)
-    again.set_epoch(again.epoch)
-    assert again.epoch == 1
+    for epoch in (again.epoch, 2):  # no warning, which an error would follow
+        again.set_epoch(epoch)
+        assert again.epoch == epoch
+
+
+def test_a_loaded_epoch_that_another_loader_read_to_its_end_begins_again_with_a_warning(
+    link: MemoryLink,
+) -> None:
+    """Scripts that call `skip_first_batches` and no `set_epoch` would read its rest twice."""
+    (saved,), (loader,) = ranks(link, 1), ranks(link, 1)
+    list(itertools.islice(saved, 4))
+    loader.load_state_dict(saved.state_dict())
+    rest = rows(skip_first_batches(loader, 4))
+    with pytest.warns(UserWarning, match=r"set_epoch\(1\) begins the next"):
+        assert rows(itertools.islice(loader, 2)) == rest[:2]
+    loader.load_state_dict(saved.state_dict())
+    list(skip_first_batches(loader, 4))
+    loader.set_epoch(1)
+    assert rows(loader) != rest
 
 
 def test_an_empty_state_changes_nothing_and_says_so(link: MemoryLink) -> None:
