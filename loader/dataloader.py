@@ -212,9 +212,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             return super().__len__()
         feed = self._prepared().feed
         if len(self.dataset) != self._data[1]:  # type: ignore[arg-type]
-            feed = self._made(
-                self._progress.loaded, self._progress.place.epoch
-            )  # as the next `iter()` will have it
+            feed = self._made_now()  # as the next `iter()` will have it
         return feed.turns_of(self.epoch, self.epochs or 1)
 
     @property
@@ -353,13 +351,15 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _prepared(self) -> Supply:
         """The batches of this rank, made at first need: only then is the rank known."""
         if self._supply is None:
-            progress = self._progress
-            feed, self._data = self._made(progress.loaded, progress.place.epoch), self._held()
+            feed, self._data = self._made_now(), self._held()
             self._supply = Supply(feed, self._given, self._account)
         return self._supply
 
     def _feed(self) -> Feed:
         return self._prepared().feed
+
+    def _made_now(self) -> Feed:
+        return self._made(self._progress.loaded, self._progress.place.epoch)
 
     def _made(self, loaded: State | None, epoch: int) -> Feed:
         return feed_of(Arguments.of(self), self._core(), self._where(), loaded, epoch)

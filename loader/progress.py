@@ -103,8 +103,9 @@ class Progress:
     def __init__(self, place: Place | None = None, loaded: State | None = None) -> None:
         self.place, self.loaded = place or Place(), loaded
         self.iteration = object()
-        self.counted_from: int | None = None
-        """The epoch that callers which count epochs of this process call 0; None: the next of them says."""
+        self.counted_from: int | None = 0
+        """The epoch that callers which count the epochs of this process call 0; None: the next of them says, for the user
+        has moved the place since."""
         self.given_out: int | None = None
         """The epoch whose batches a sampler gave out to the last, since a state was loaded or an epoch was set."""
 

@@ -62,9 +62,7 @@ class RankOrder:
         """See `RankSampler.set_epoch`."""
         epoch = self._progress.counted(whole_number("epoch", told, 0, MAX_COUNT))
         if epoch != told:
-            _log.info(
-                "sampler.set_epoch(%d): counted from where this loader was moved to, epoch %d", told, epoch
-            )
+            _log.info("sampler.set_epoch(%d): epoch %d, for this loader was moved there", told, epoch)
         counted_from = epoch - told
         self.set_epoch(epoch)
         self._progress.counted_from = counted_from

@@ -24,7 +24,7 @@ from tests import datasets
 from tests.loader_fakes import MemoryLink, compiled, in_memory
 
 COUNT = 103
-pytestmark = pytest.mark.filterwarnings("error:set_epoch", "error:epoch")
+pytestmark = pytest.mark.filterwarnings("error:set_epoch")
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +161,30 @@ def test_types_say_that_it_is_sharded_and_whether_it_is_shuffled(link: MemoryLin
         assert sampler.total_size == 3 * sampler.num_samples == 3 * len(sampler)
         assert sampler.data_source is sampler.dataset is loader.dataset
         assert (batches.batch_size, batches.drop_last, batches.sampler) == (5, True, sampler)
+
+
+class Mesh:
+    """Two data-parallel ranks of two tensor-parallel processes; this is the last of these."""
+
+    mesh_dim_names = ("dp", "tp")
+
+    def get_coordinate(self) -> tuple[int, int]:
+        return 1, 1
+
+    def size(self, mesh_dim: int | None = None) -> int:
+        return 4 if mesh_dim is None else 2
+
+
+def test_the_rank_is_where_the_loader_finds_it(link: MemoryLink, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = rows(ranks(link, 2)[1])
+    meshed = DataLoader(in_memory(link), 5, shuffle=True, mesh=Mesh())
+    assert list(meshed.batch_sampler) == wanted
+    started = DataLoader(in_memory(link), 5, shuffle=True)
+    alone = DataLoader(in_memory(link), 5, shuffle=True, shard=False)
+    for name, value in {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    assert list(started.batch_sampler) == wanted
+    assert list(alone.batch_sampler) == rows(alone) == rows(ranks(link, 1)[0])
 
 
 def test_what_torch_alone_runs_keeps_torchs_samplers(link: MemoryLink) -> None:
