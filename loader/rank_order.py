@@ -26,8 +26,8 @@ _log = logging.getLogger("cachesvc")
 
 
 class RankOrder:
-    """Apart from any iteration. It outlives its loader, which programs drop once they have built another from its
-    samplers."""
+    """The order of one rank's indices, apart from any iteration. It outlives its loader: programs drop a loader once they
+    have built another one from its samplers."""
 
     def __init__(self, loader: torch.utils.data.DataLoader[Any], core: Core, progress: Progress) -> None:
         self._loader: weakref.ref[Any] | None = weakref.ref(loader)
