@@ -66,9 +66,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     order: each sample once an epoch, in the same global batches at any number of ranks and workers, resumable. Any other
     dataset, or a sampler of your own, behaves as in torch.
 
-    `batch_size` is per rank; None hands out single samples. `global_batch_size`: samples of one optimizer step, all ranks together; a multiple of
-    batch_size x ranks gives micro-batches (`accumulate`). `seed` (0 to 2^64 - 1): of the order, and of the generators that
-    transforms get. `epochs`: how many one `iter()` runs through; None never ends. `last`: what becomes of the samples that
+    `batch_size` is per rank; None hands out single samples. `global_batch_size`: samples of one optimizer step, all ranks
+    together; a multiple of batch_size x ranks gives micro-batches (`accumulate`). `seed` (0 to 2^64 - 1): of the order,
+    and of the generators that transforms get. `epochs`: how many one `iter()` runs through; None never ends. `last`: what becomes of the samples that
     fill no global batch: "drop" | "pad" (repeats are added) | "error" | "short" (on one rank). `window`: bytes that are
     shuffled together, "auto" (256 MiB: the default) or "all". `mesh`, `dp_dims`: a DeviceMesh and its data-parallel
     dimensions; or `rank`, `world_size`; else from the environment. `shard=False`: this loader runs on one rank alone.
