@@ -64,19 +64,19 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """torch's DataLoader, argument for argument. Given a dataset of `open_dataset` (also inside Subset,
     ConcatDataset, StackDataset, or what holds it in `.dataset`) and no sampler, every rank gets its own part of one global
     order: each sample once an epoch, in the same global batches at any number of ranks and workers, resumable. Any other
-    dataset, or a sampler of your own, behaves as in torch.
+    dataset, or a sampler of your own, behaves as in torch. Without a `batch_size` (None) single samples come.
 
-    `batch_size` is per rank; None hands out single samples. `global_batch_size`: samples of one optimizer step, all ranks
-    together; a multiple of batch_size x ranks gives micro-batches (`accumulate`). `seed` (0 to 2^64 - 1): of the order, and
-    of the generators that transforms get. `epochs`: how many one `iter()` runs through; None never ends. `last`: what
-    becomes of the samples that fill no global batch: "drop" | "pad" (repeats are added) | "error" | "short" (on one rank).
-    `window`: bytes that are shuffled together, "auto" (256 MiB: the default) or "all". `mesh`, `dp_dims`: a DeviceMesh and
-    its data-parallel dimensions; or `rank`, `world_size`; else from the environment. `shard=False`: this loader runs on one
-    rank alone. `on_error`: "raise" | "skip" | "substitute" for a sample that is unreadable for good, or whose decode or
-    transform raises (see `loader/mend.py`). `peer_failure_s`: how many seconds a rank that is blocked in a collective
-    outlives another's failure. `log_stats`: one line each epoch. `worker_type`: "process", or "thread" for workers that are
-    threads of this process (no hand-over; `get_worker_info()` is None in them). `device`: a CUDA device that batches are
-    moved to ahead of use.
+    `batch_size` is per rank. `global_batch_size`: samples of one optimizer step, all ranks together; a multiple of
+    batch_size x ranks gives micro-batches (`accumulate`). `seed` (0 to 2^64 - 1): of the order, and of the generators that
+    transforms get. `epochs`: how many one `iter()` runs through; None never ends. `last`: what becomes of the samples that
+    fill no global batch: "drop" | "pad" (repeats are added) | "error" | "short" (on one rank). `window`: bytes that are
+    shuffled together, "auto" (256 MiB: the default) or "all". `mesh`, `dp_dims`: a DeviceMesh and its data-parallel
+    dimensions; or `rank`, `world_size`; else from the environment. `shard=False`: this loader runs on one rank alone.
+    `on_error`: "raise" | "skip" | "substitute" for a sample that is unreadable for good, or whose decode or transform
+    raises (see `loader/mend.py`). `peer_failure_s`: how many seconds a rank that is blocked in a collective outlives
+    another's failure. `log_stats`: one line each epoch. `worker_type`: "process", or "thread" for workers that are threads
+    of this process (no hand-over; `get_worker_info()` is None in them). `device`: a CUDA device that batches are moved to
+    ahead of use.
 
     Raises InvalidInput; while iterating, what reading raises, as PeerRankFailed on every rank of a job of several.
     """
