@@ -1,11 +1,11 @@
-# make demo | test | lint | proto | bench | chaos | kills | soak | fuzz
+# make demo | test | lint | compat | proto | bench | chaos | kills | soak | fuzz
 VENV ?= .venv
 PY := $(VENV)/bin/python
 # The suite starts hundreds of processes of our own: what they import is compiled once, and nothing else (a minute less).
 unexport PYTHONDONTWRITEBYTECODE
 # `test` has two parts, which run side by side.
 MAKEFLAGS += -j2
-.PHONY: demo test suite lint proto bench chaos kills soak fuzz clean
+.PHONY: demo test suite lint compat proto bench chaos kills soak fuzz clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	python3 -m venv $(VENV)
@@ -31,6 +31,16 @@ LONGER := --timeout 1500 -o faulthandler_timeout=1600
 chaos: $(VENV)/.ready
 	$(PY) -m pytest -m 'slow and not alone' -n 3 --dist loadfile --no-loadscope-reorder $(LONGER); failed=$$?; \
 	$(PY) -m pytest -m 'slow and alone' $(LONGER) && exit $$failed
+
+# Other projects' trainers over our loader, in an environment of their own: `make test` does not install them all.
+.venv-compat/.ready: pyproject.toml constraints.txt tests/compat/constraints.txt
+	python3 -m venv .venv-compat
+	.venv-compat/bin/python -m pip install -q --no-compile --disable-pip-version-check \
+		-c constraints.txt -c tests/compat/constraints.txt -e '.[torch,dev]' transformers
+	touch $@
+
+compat: .venv-compat/.ready
+	.venv-compat/bin/python -m pytest tests/compat $(LONGER)
 
 # The loaders that `make bench` compares with, in an environment of their own. One that does not install is a row that says so.
 .venv-peers/.ready: bench/peers/constraints.txt
@@ -60,4 +70,4 @@ proto: $(VENV)/.ready
 	$(PY) -m cachesvc.v1.generate
 
 clean:
-	rm -rf $(VENV) .venv-peers build *.egg-info
+	rm -rf $(VENV) .venv-compat .venv-peers build *.egg-info

@@ -85,8 +85,7 @@ def refuse_unused(loader: Ours, drawn: bool) -> None:
     InvalidInput for what it would ignore; without a sampler every rank would see everything."""
     if isinstance(loader.dataset, (Mixture, Packed)):
         raise InvalidInput(
-            f"a {type(loader.dataset).__name__} is drawn anew in each epoch, in an order of its own: leave the sampler "
-            "out, and give a batch_size"
+            f"a {type(loader.dataset).__name__} is drawn anew in each epoch, in an order of its own: leave the sampler out"
         )
     given = {"on_error": loader.on_error != "raise"}
     if not drawn:
@@ -102,5 +101,5 @@ def refuse_unused(loader: Ours, drawn: bool) -> None:
     if unused:
         raise InvalidInput(
             f"{', '.join(unused)} would be ignored: torch alone runs this loader; give a map-style dataset of "
-            "open_dataset and a batch_size, without a sampler of your own"
+            "open_dataset, without a sampler of your own"
         )

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,18 +19,22 @@ from cachesvc.core.order import Last
 from loader.account import Account
 from loader.agreement import job_store, tell_failure
 from loader.arguments import check_arguments, checked_numbers, named, refuse_empty, refuse_unused
+from loader.dataset import key_transforms
 from loader.drift import DRIFT_S, watch_drift
 from loader.engines import Given, WorkerType, checked, given_to
 from loader.epochs import Epochs
 from loader.feed import Feed
-from loader.foreign import begin_as_torch, foretold, hear_epochs, tell_epoch
+from loader.foreign import begin_as_torch, foretold, stateless, tell_epoch
 from loader.inside import Core, flattened, ours
 from loader.iteration import Iteration
 from loader.mend import BadSample, OnError
 from loader.peers import PEER_FAILURE_S, Agreed, PeerWatch, warn_of_state, watch_for
-from loader.progress import MAX_COUNT, STATELESS, Progress, State, parsed
+from loader.progress import MAX_COUNT, Progress, State, parsed
+from loader.rank_order import RankOrder
 from loader.reader import Ints
+from loader.samplers import samplers_of
 from loader.setup import (
+    Arguments,
     Window,
     agreed,
     check_data,
@@ -43,8 +47,9 @@ from loader.setup import (
 )
 from loader.stats import Stats
 from loader.supply import Supply
-from loader.topology import Topology, must_stand, resolve
+from loader.topology import Topology, must_stand
 
+_T_co = TypeVar("_T_co", covariant=True)
 OF_ONE_PROCESS = (
     "_data",
     "_topology",
@@ -53,13 +58,14 @@ OF_ONE_PROCESS = (
     "_account",
     "_job",
 )
+EMPTY_STATE = "an empty state was loaded: this DataLoader stays where it is"
 
 
-class DataLoader(torch.utils.data.DataLoader[Any]):
+class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """torch's DataLoader, argument for argument. Given a dataset of `open_dataset` (also inside Subset,
     ConcatDataset, StackDataset, or what holds it in `.dataset`) and no sampler, every rank gets its own part of one global
     order: each sample once an epoch, in the same global batches at any number of ranks and workers, resumable. Any other
-    dataset, or a sampler of your own, behaves as in torch.
+    dataset, or a sampler of your own, behaves as in torch. Without a `batch_size` (None) single samples come.
 
     `batch_size` is per rank. `global_batch_size`: samples of one optimizer step, all ranks together; a multiple of
     batch_size x ranks gives micro-batches (`accumulate`). `seed` (0 to 2^64 - 1): of the order, and of the generators that
@@ -80,7 +86,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def __init__(
         self,
-        dataset: TorchDataset[Any],
+        dataset: TorchDataset[_T_co],
         batch_size: int | None = 1,
         shuffle: bool | None = None,
         sampler: Sampler[Any] | Iterable[Any] | None = None,
@@ -143,18 +149,20 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self.peer_failure_s, self.log_stats = peer_failure_s, flag("log_stats", log_stats)
         self.device, self.worker_type = device, worker_type
         self._device = checked(worker_type, device)
-        own = sampler is None and batch_sampler is None and batch_size is not None
+        own = sampler is None and batch_sampler is None
         self._ours = ours(dataset) if own and not isinstance(dataset, IterableDataset) else None
         if self._ours is None:
-            refuse_unused(self, drawn=sampler is not None or batch_sampler is not None)
+            refuse_unused(self, drawn=not own)
+        # Accelerate's `prepare` would share out among ranks what is one rank's; its checkpoints hold a loader's state.
+        self._is_accelerate_prepared = self.use_stateful_dataloader = self._ours is not None
         self._progress = Progress()
-        self._loaded: State | None = None
         self._begin_in_process()
 
     def _begin_in_process(self) -> None:
         """What this very object has, and no copy of it."""
         if self._ours is not None:
-            hear_epochs(self, self.set_epoch)
+            order = RankOrder(self, self._ours, self._progress)
+            vars(self).update(samplers_of(order))  # torch lets nobody set them
         self._topology: Topology | None = None
         self._said = False
         self._job: Agreed | None = None
@@ -195,6 +203,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if self._topology is not None:
             must_stand(self._topology, self._found())
         self._progress.place.begin(feed)
+        self._progress.warn_of_twice()
         if self._job is None or self._job.over.is_set():
             self._job = self._agree_and_say(feed)
         epochs = Epochs(self, self._progress, self._prepared, self._where().rank)
@@ -206,7 +215,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             return super().__len__()
         feed = self._prepared().feed
         if len(self.dataset) != self._data[1]:  # type: ignore[arg-type]
-            feed = self._made(self._loaded, self._progress.place.epoch)  # as the next `iter()` will have it
+            feed = self._made_now()  # as the next `iter()` will have it
         return feed.turns_of(self.epoch, self.epochs or 1)
 
     @property
@@ -219,8 +228,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     @property
     def epoch(self) -> int:
         """The epoch that the latest `iter()` is in, and the next one after its end."""
-        now = self._progress.place
-        return now.next_in(self._prepared().feed)[0] if now.resume else now.epoch
+        return self._progress.epoch(self._feed)
 
     def set_epoch(self, epoch: int) -> None:
         """Begin this epoch at the next `iter()`. A place inside this very epoch, from a loaded state or a skip, is kept:
@@ -229,8 +237,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if self._ours is None:
             tell_epoch(self, wanted)
         self._job = None  # one that is told another epoch than the others is found out
-        if not (self._progress.place.resume and wanted == self.epoch):
-            self._progress.move(wanted)
+        self._progress.begin(wanted, self._feed)
+        self._key_transforms(wanted)
 
     @property
     def accumulate(self) -> int:
@@ -262,7 +270,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """Leave out this rank's next `batches` batches, into next epochs if need be. Raises StateMismatch, and
         InvalidInput, also for more than 2^63 - 1 together."""
         self._core()
-        self._progress.place.skip(whole_number("skip", batches, 0, MAX_COUNT))
+        self._progress.skip(whole_number("skip", batches, 0, MAX_COUNT))
         self._job = None
 
     def stats(self) -> Stats:
@@ -273,19 +281,19 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """Where the run stands, in plain numbers: batches handed over, not those prefetched. The same on every
         rank. Empty, with a warning, for a loader that torch alone runs."""
         if self._ours is None:
-            warnings.warn(STATELESS, stacklevel=2)
+            warnings.warn(stateless(self.dataset), stacklevel=2)
             return {}
-        feed = self._prepared().feed
+        feed = self._feed()
         place = self._progress.place.next_in(feed)
         warn_of_state(self._job)
         return state_of(*self._data, feed, place, self._where().world_size).plain()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue a saved run at the next `iter()`, at any number of ranks and workers that divides its global
-        batch. Raises StateMismatch for a state of another dataset, version or seed, and in mid-epoch for one of another
-        global batch, window or `last` than this loader was given."""
-        if self._ours is None and not state:
-            warnings.warn(STATELESS, stacklevel=2)
+        batch. An empty state changes nothing, with a warning. Raises StateMismatch for a state of another dataset,
+        version or seed, and in mid-epoch for one of another global batch, window or `last` than this loader was given."""
+        if isinstance(state, Mapping) and not state:
+            warnings.warn(EMPTY_STATE if self._ours is not None else stateless(self.dataset), stacklevel=2)
             return
         self._job = None  # the ranks compare again: each may have loaded a state of another step
         with self._told():
@@ -294,11 +302,17 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             feed = self._made(found, found.epoch + found.over)
             check_place(found, feed)
             check_inside(found, feed.share.batch_size, self._where().world_size)
-            turn = 0 if found.over else turn_of(found, feed)
-        self._loaded, self._data, self._supply = found, held, Supply(feed, self._given, self._account)
-        self._progress.move(found.epoch + found.over, turn, resume=not found.over)
+            turn = turn_of(found, feed)
+        self._data, self._supply = held, Supply(feed, self._given, self._account)
+        self._progress.load(found, turn)
+        self._key_transforms(self._progress.place.epoch)
 
     # ---- inside
+
+    def _key_transforms(self, epoch: int) -> None:
+        """For a loader that is built from this one's samplers, and its workers."""
+        if self._ours is not None:
+            key_transforms(self._ours.leaves, self.seed, epoch)
 
     def _held(self) -> tuple[str, int]:
         """Which data a state belongs to (a subset or a mixture is not what it is made of), and how many samples."""
@@ -322,7 +336,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def _core(self) -> Core:
         if self._ours is None:
-            raise StateMismatch(STATELESS)
+            raise StateMismatch(stateless(self.dataset))
         return self._ours
 
     def _latest(self) -> tuple[int, int] | None:
@@ -331,24 +345,28 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return self._progress.place.latest
 
     def _where(self) -> Topology:
-        if not self.shard:
-            return Topology(0, 1, "this rank alone")
         if self._topology is None:
             self._topology = self._found()
         return self._topology
 
     def _found(self) -> Topology:
-        return resolve(self.rank, self.world_size, self.mesh, self.dp_dims)
+        return Arguments.of(self).topology()
 
     def _prepared(self) -> Supply:
         """The batches of this rank, made at first need: only then is the rank known."""
         if self._supply is None:
-            feed, self._data = self._made(self._loaded, self._progress.place.epoch), self._held()
+            feed, self._data = self._made_now(), self._held()
             self._supply = Supply(feed, self._given, self._account)
         return self._supply
 
+    def _feed(self) -> Feed:
+        return self._prepared().feed
+
+    def _made_now(self) -> Feed:
+        return self._made(self._progress.loaded, self._progress.place.epoch)
+
     def _made(self, loaded: State | None, epoch: int) -> Feed:
-        return feed_of(self, self._core(), self._where(), loaded, epoch)
+        return feed_of(Arguments.of(self), self._core(), self._where(), loaded, epoch)
 
     def _agree_and_say(self, feed: Feed) -> Agreed:
         facts = facts_of(self._data[0], feed, self._progress.place.epoch, self._progress.place.turn)

@@ -98,6 +98,12 @@ def open_dataset(
     return dataset
 
 
+def key_transforms(datasets: Iterable[Dataset], seed: int, epoch: int) -> None:
+    """Have the `rng` of transforms draw by these, where no loader of ours has an order of its own."""
+    for dataset in datasets:
+        dataset.draw = seed, epoch
+
+
 def _uris(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
     """One URI or several, canonical, `~` expanded as the commands do. Raises InvalidInput for what is none."""
     several = isinstance(given, Iterable) and not isinstance(given, (str, bytes, os.PathLike))

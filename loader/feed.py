@@ -147,8 +147,20 @@ class Feed(TorchDataset[Any]):
     def turns_of(self, epoch: int, epochs: int) -> int:
         """Batches of this rank in so many epochs, which differ where a mixture gets other weights; no more than `len` can
         say."""
+        return self._over(epoch, epochs, self.turns)
+
+    def rows_of(self, epoch: int, epochs: int) -> int:
+        """Samples in those batches, repeated ones included."""
+        return self._over(epoch, epochs, self._rows)
+
+    def _over(self, epoch: int, epochs: int, count: Callable[[int], int]) -> int:
         bounds = [epoch, *(each for each in self.changes if epoch < each < epoch + epochs), epoch + epochs]
-        return min(sys.maxsize, sum(self.turns(first) * (end - first) for first, end in pairwise(bounds)))
+        return min(sys.maxsize, sum(count(first) * (end - first) for first, end in pairwise(bounds)))
+
+    def _rows(self, epoch: int) -> int:
+        full, turns = self._as_long_as(epoch).full_steps * self.share.accumulate, self.turns(epoch)
+        rest = (len(self.indices(epoch, turn)[0]) for turn in range(full, turns))
+        return full * self.share.batch_size + sum(rest)
 
     def _as_long_as(self, epoch: int) -> EpochOrder | RunOrder:
         """An order of an epoch's length: any, but that a mixture may have other weights in each."""

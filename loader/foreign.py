@@ -4,9 +4,7 @@ ahead for it too. Samplers of other kinds may draw by what the training does mea
 
 from __future__ import annotations
 
-import copy
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -14,6 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import (
     BatchSampler,
+    IterableDataset,
     RandomSampler,
     Sampler,
     SequentialSampler,
@@ -26,11 +25,12 @@ from torch.utils.data.distributed import DistributedSampler
 from cachesvc.core.arguments import places_of
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order import Plan
-from loader.dataset import Dataset
+from loader.dataset import Dataset, key_transforms
 from loader.engines import Given
 from loader.forks import forks_workers
 from loader.inside import flattened, hidden_in, leaves_in
-from loader.topology import foreseen, resolve
+from loader.samplers import RankBatchSampler
+from loader.topology import foreseen
 
 _DRAW_AT_ONCE = (
     RandomSampler,
@@ -91,23 +91,8 @@ class Foretold:
 
 def foretold(sampler: Any, dataset: TorchDataset[Any], behind: int) -> Any:
     """The sampler, or what stands for it where its batches are known ahead."""
-    known = type(sampler) is BatchSampler and type(sampler.sampler) in _DRAW_AT_ONCE
+    known = type(sampler) in (BatchSampler, RankBatchSampler) and type(sampler.sampler) in _DRAW_AT_ONCE
     return Foretold(sampler, dataset, behind) if known else sampler
-
-
-class _Told:
-    """A sampler's `set_epoch`, which its loader hears. A copy tells nobody until its own loader wants to hear."""
-
-    def __init__(self, set_epoch: Callable[[int], None] | None = None) -> None:
-        self._hears = None if set_epoch is None else weakref.WeakMethod(set_epoch)
-
-    def __call__(self, epoch: int) -> None:
-        hears = None if self._hears is None else self._hears()
-        if hears is not None:
-            hears(epoch)
-
-    def __reduce__(self) -> tuple[type[_Told], tuple[()]]:
-        return _Told, ()
 
 
 class Foreign(Protocol):
@@ -115,11 +100,22 @@ class Foreign(Protocol):
 
     seed: int
     shard: bool
-    dp_dims: tuple[str, ...]
     dataset: TorchDataset[Any]
     batch_size: int | None
     sampler: Sampler[Any] | Iterable[Any]
     batch_sampler: Sampler[Any] | Iterable[Any] | None
+
+
+def stateless(dataset: TorchDataset[Any]) -> str:
+    """Why a loader over this dataset that torch alone runs has no state."""
+    if not isinstance(dataset, IterableDataset) and any(True for _ in leaves_in(dataset)):
+        cause, way_out = "it was given a sampler", "; leave the sampler out"
+    else:
+        cause, way_out = (
+            f"{type(dataset).__name__} is no map-style dataset of open_dataset and holds none",
+            "",
+        )
+    return f"this DataLoader runs as torch's own, for {cause}: its state is empty, and a resumed epoch begins anew{way_out}"
 
 
 def begin_as_torch(
@@ -132,22 +128,14 @@ def begin_as_torch(
             "worker_type='thread' and device= need a dataset of open_dataset without a sampler of your own"
         )
     leaves = [*leaves_in(loader.dataset)]
-    alone = loader.batch_size is None and loader.batch_sampler is None
     if not leaves:
         leaves = [*hidden_in(loader.dataset)]
         if leaves:
             _warn_unshared(loader)
-    elif alone and type(loader.sampler) in (RandomSampler, SequentialSampler):
-        ranks = resolve(None, None, None, loader.dp_dims).world_size if loader.shard else 1
-        if ranks > 1:
-            raise InvalidInput(
-                f"batch_size=None shares nothing out: each of {ranks} ranks would see all; give a batch_size, a "
-                "sampler, or shard=False"
-            )
-    for leaf in leaves:
-        if given.persistent_workers:
+    if given.persistent_workers:
+        for leaf in leaves:
             leaf.share_epoch()
-        leaf.draw = (loader.seed, epoch)
+    key_transforms(leaves, loader.seed, epoch)
     with forks_workers():
         return begin()
 
@@ -164,15 +152,6 @@ def _warn_unshared(loader: Foreign) -> None:
             " another attribute than `dataset`; rename that one, give a sampler, or shard=False",
             stacklevel=4,
         )
-
-
-def hear_epochs(loader: torch.utils.data.DataLoader[Any], set_epoch: Callable[[int], None]) -> None:
-    """Have a loader of ours hear of epochs from whoever tells its sampler: Lightning, and scripts that were written for a
-    DistributedSampler. It has a sampler of its own from now on: one that `copy.copy` took along is the other loader's."""
-    sampler: Any = copy.copy(loader.sampler)
-    batches: Any = copy.copy(loader.batch_sampler)
-    sampler.set_epoch, batches.sampler = _Told(set_epoch), sampler
-    vars(loader).update(sampler=sampler, batch_sampler=batches)  # torch lets nobody set them
 
 
 def tell_epoch(loader: torch.utils.data.DataLoader[Any], epoch: int) -> None:

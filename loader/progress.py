@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
@@ -14,10 +15,6 @@ STATE_VERSION = 3
 """From version 2 on a state can be loaded, one that stands inside a step that is not full from version 3 on."""
 MAX_COUNT, MAX_SEED = 2**63 - 1, 2**64 - 1
 """The order counts in numpy's integers, and its keys are of 64 bits, without a sign."""
-STATELESS = (
-    "this DataLoader runs as torch's own (a sampler, or another dataset), so its state is empty and a resumed epoch begins "
-    "anew; leave the sampler out, under Lightning with Trainer(use_distributed_sampler=False)"
-)
 
 
 class Turns(Protocol):
@@ -32,12 +29,14 @@ class Turns(Protocol):
 @dataclass(slots=True)
 class Place:
     """`turn` batches of `epoch` have been handed to the user; `latest` is the last of them. `resume`: the next
-    iteration continues at `turn` instead of beginning the epoch anew."""
+    iteration continues at `turn` instead of beginning the epoch anew. `loaded`: a state says so, and no batch was handed
+    over since."""
 
     epoch: int = 0
     turn: int = 0
     resume: bool = False
     latest: tuple[int, int] | None = None
+    loaded: bool = False
 
     def told(self, accumulate: int) -> str:
         """For messages."""
@@ -84,7 +83,7 @@ class Place:
 
     def hand(self, key: tuple[int, int]) -> None:
         """The batch of a turn goes to the user."""
-        self.turn, self.latest, self.resume = key[1] + 1, key, False
+        self.turn, self.latest, self.resume, self.loaded = key[1] + 1, key, False, False
 
     def pass_over(self, turn: int) -> None:
         """A turn's batch cannot be made; whoever heard so may have skipped it already, and more."""
@@ -98,16 +97,67 @@ class Place:
 
 
 class Progress:
-    """The place of one loader, and which of its iterations takes it further: the latest. An iteration sees that its place
-    was moved by there being another, and what it still does with its own then moves nobody."""
+    """The place of one loader, the state that it was loaded from, and which of its iterations takes it further: the latest.
+    An iteration sees that its place was moved by there being another, and what it still does with its own then moves
+    nobody."""
 
-    def __init__(self, place: Place | None = None) -> None:
-        self.place = place or Place()
+    def __init__(self, place: Place | None = None, loaded: State | None = None) -> None:
+        self.place, self.loaded = place or Place(), loaded
         self.iteration = object()
+        self.counted_from: int | None = 0
+        """The epoch that callers which count the epochs of this process call 0; None: the next of them says, for the user
+        has moved the place since."""
+        self.given_out: int | None = None
+        """The epoch whose batches a sampler gave out to the last, since a state was loaded or an epoch was set."""
 
     def move(self, epoch: int, turn: int = 0, resume: bool = False) -> None:
         """To wherever the user wants."""
         self.place = Place(epoch, turn, resume)
+
+    def load(self, state: State, turn: int) -> None:
+        """To where a state stands, so many turns into its epoch."""
+        self.place = Place(state.epoch + state.over, 0 if state.over else turn, not state.over, loaded=True)
+        self.loaded, self.counted_from, self.given_out = state, None, None
+
+    def skip(self, batches: int) -> None:
+        """See Place."""
+        self.place.skip(batches)
+        self.counted_from = None
+
+    def epoch(self, feed: Callable[[], Turns]) -> int:
+        """The epoch that the latest iteration is in, and the next one after its end."""
+        return self.place.next_in(feed())[0] if self.place.resume else self.place.epoch
+
+    def begin(self, epoch: int, feed: Callable[[], Turns]) -> None:
+        """The next iteration is of this epoch: from its beginning, unless the place was moved into it. Warns where it goes
+        back behind a place that was loaded."""
+        self.counted_from = self.given_out = None
+        if self.place.resume and epoch == self.epoch(feed):
+            return
+        if self.place.loaded and epoch < self.place.epoch:
+            warnings.warn(
+                f"set_epoch({epoch}) goes back behind the state that was loaded, which is of epoch {self.place.epoch}; to"
+                " go on from there, begin with the epoch that batches.epoch says",
+                stacklevel=3,
+            )
+        self.move(epoch)
+
+    def counted(self, epoch: int) -> int:
+        """The epoch that a caller means who may count the epochs of this process: an earlier one than the loader was moved
+        to begins the count there."""
+        if self.counted_from is None:
+            self.counted_from = max(0, self.place.epoch - epoch)
+        return self.counted_from + epoch
+
+    def warn_of_twice(self) -> None:
+        """Where what begins now reads the rest of an epoch that another loader has read."""
+        place = self.place
+        if place.loaded and place.turn and place.epoch == self.given_out:
+            warnings.warn(
+                f"epoch {place.epoch} was read to its end by its batch_sampler (in accelerate.skip_first_batches, say), and"
+                f" this iteration reads on where a state was loaded in it; set_epoch({place.epoch + 1}) begins the next",
+                stacklevel=3,
+            )
 
     def take_over(self) -> object:
         """Another iteration begins. Returns what it knows itself by."""
@@ -116,7 +166,9 @@ class Progress:
 
     def copied(self) -> Progress:
         """The same place, for another loader to go on from."""
-        return Progress(replace(self.place))
+        copy = Progress(replace(self.place), self.loaded)
+        copy.counted_from = self.counted_from
+        return copy
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 import numpy as np
 from torch.utils.data import Dataset as TorchDataset
@@ -19,7 +20,7 @@ from loader.feed import Feed, Share
 from loader.inside import Core
 from loader.mixture import MAX_TOLD, begun
 from loader.progress import STATE_VERSION, State
-from loader.topology import Topology
+from loader.topology import ALONE, Topology, resolve
 
 _log = logging.getLogger("cachesvc")
 WINDOW_BYTES = 256 << 20
@@ -95,43 +96,73 @@ def headline(topology: Topology, facts: Mapping[str, Any], via: str) -> str:
     )
 
 
-class Ordered(Protocol):
-    """A loader's arguments that say which samples are in which batch."""
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """A loader's arguments that say which samples are in which batch of which rank."""
 
     dataset: TorchDataset[Any]
     batch_size: int | None
-    collate_fn: Callable[[list[Any]], Any]
+    collate_fn: Callable[[Any], Any]
     drop_last: bool
     shuffle: bool
     seed: int
+    epochs: int | None
     global_batch_size: int | None
     last: Last | None
     window: Window | None
+    rank: int | None
+    world_size: int | None
+    mesh: Any
+    dp_dims: tuple[str, ...]
+    shard: bool
+
+    @classmethod
+    def of(cls, loader: Any) -> Arguments:
+        """As they are now."""
+        return cls(*(getattr(loader, field.name) for field in fields(cls)))
+
+    def topology(self) -> Topology:
+        """The rank's place in the job. Raises InvalidInput."""
+        return resolve(self.rank, self.world_size, self.mesh, self.dp_dims) if self.shard else ALONE
 
 
-def feed_of(loader: Ordered, core: Core, topology: Topology, state: State | None, epoch: int) -> Feed:
+class Single:
+    """Hands out samples instead of batches, as torch does without a batch size: `convert` gets the sample alone."""
+
+    def __init__(self, convert: Callable[[Any], Any]) -> None:
+        self._convert = convert
+
+    def __call__(self, samples: list[Any]) -> Any:
+        """The only one of these."""
+        (sample,) = samples
+        return self._convert(sample)
+
+
+def feed_of(given: Arguments, core: Core, topology: Topology, state: State | None, epoch: int) -> Feed:
     """This rank's batches, from an epoch on; of the run that a state saved, if any. Raises InvalidInput, StateMismatch."""
-    assert loader.batch_size is not None, "torch runs loaders without a batch size"
-    spec = spec_of(loader, loader.batch_size, core, topology)
+    single = given.batch_size is None
+    batch_size = 1 if given.batch_size is None else given.batch_size
+    spec = spec_of(given, batch_size, core, topology)
     if state is not None:
-        spec = resumed(state, spec, _given(loader))
-    share = share_of(spec.global_batch, loader.batch_size, topology)
-    feed = Feed(loader.dataset, spec, share, loader.collate_fn, loader.collate_fn is default_collate)
+        spec = resumed(state, spec, _stated(given))
+    share = share_of(spec.global_batch, batch_size, topology)
+    collate = Single(given.collate_fn) if single else given.collate_fn
+    feed = Feed(given.dataset, spec, share, collate, collate is default_collate)
     feed.order(epoch)
     return feed
 
 
-def spec_of(loader: Ordered, batch_size: int, core: Core, topology: Topology) -> OrderSpec:
+def spec_of(given: Arguments, batch_size: int, core: Core, topology: Topology) -> OrderSpec:
     """The order that a loader's arguments ask for. Raises InvalidInput."""
-    wanted = loader.global_batch_size or batch_size * topology.world_size
+    wanted = given.global_batch_size or batch_size * topology.world_size
     sizes = np.concatenate([leaf.catalog.extent_sizes for leaf in core.leaves])
     return OrderSpec(
-        seed=loader.seed,
+        seed=given.seed,
         global_batch=wanted,
-        window_extents=window_extents(loader.window or "auto", sizes),
-        canonical_nodes=1 if loader.window == "all" else min(topology.nodes, wanted),
-        shuffle=loader.shuffle,
-        last=ending(loader.last, loader.drop_last),
+        window_extents=window_extents(given.window or "auto", sizes),
+        canonical_nodes=1 if given.window == "all" else min(topology.nodes, wanted),
+        shuffle=given.shuffle,
+        last=ending(given.last, given.drop_last),
     )
 
 
@@ -229,14 +260,14 @@ def check_inside(state: State, batch_size: int, world_size: int) -> None:
         )
 
 
-def _given(loader: Ordered) -> set[str]:
+def _stated(given: Arguments) -> set[str]:
     """What a loader was told of the order, besides what every run must have alike."""
-    given = {
-        "global_batch": loader.global_batch_size is not None,
-        "window_extents": loader.window is not None,
-        "last": loader.last is not None or loader.drop_last,
+    stated = {
+        "global_batch": given.global_batch_size is not None,
+        "window_extents": given.window is not None,
+        "last": given.last is not None or given.drop_last,
     }
-    return {name for name, is_given in given.items() if is_given}
+    return {name for name, is_stated in stated.items() if is_stated}
 
 
 def resumed(state: State, spec: OrderSpec, given: Collection[str]) -> OrderSpec:

@@ -60,6 +60,10 @@ class Topology:
     group: str = ""
 
 
+ALONE = Topology(0, 1, "this rank alone")
+"""The place of a loader that runs on one rank alone."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
     rank: int

@@ -19,9 +19,9 @@ from loader import DataLoader, open_dataset
 def main(data: str, out: str, checkpoint: str, stop: int) -> None:
     accelerator = Accelerator(cpu=True)
     layer = torch.nn.Linear(1, 1)
-    layer, optimizer = accelerator.prepare(layer, torch.optim.SGD(layer.parameters(), 0.01))
-    batches = DataLoader(open_dataset(data), 5, shuffle=True)
-    accelerator.register_for_checkpointing(batches)
+    layer, optimizer, batches = accelerator.prepare(
+        layer, torch.optim.SGD(layer.parameters(), 0.01), DataLoader(open_dataset(data), 5, shuffle=True)
+    )
     if checkpoint:
         accelerator.load_state(checkpoint)
     seen: list[int] = []

@@ -1,7 +1,7 @@
 """A training script under Lightning, two ranks: `python -m tests.lightning_job DATA OUT SAMPLER CHECKPOINT LIMIT`.
 
-Writes to OUT-RANK.json which samples this rank saw. SAMPLER: whether Lightning brings its own. CHECKPOINT: where to
-resume, "" for nowhere. LIMIT: batches of an epoch, "" for all.
+Writes to OUT-RANK.json which samples this rank saw. SAMPLER: "lightning" where Lightning may bring its own. CHECKPOINT:
+where to resume, "" for nowhere. LIMIT: batches of an epoch, "" for all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Under Accelerate, whose checkpoints carry a loader that was registered for them."""
+"""Under Accelerate, whose checkpoints carry a loader that it prepared."""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ def test_what_torchs_own_loader_would_ignore_is_refused(
     links: list[MemoryLink], given: dict[str, Any]
 ) -> None:
     ours = in_memory(links[0])
-    others: list[tuple[Any, int | None]] = [(TensorDataset(torch.arange(9)), 2), (Rows(), 2), (ours, None)]
+    others: list[tuple[Any, int | None]] = [(TensorDataset(torch.arange(9)), 2), (Rows(), 2), (Rows(), None)]
     for dataset, batch_size in others:
         with pytest.raises(InvalidInput, match=f"^{next(iter(given))}=.* ignored") as raised:
             DataLoader(dataset, batch_size, **given)

@@ -1,0 +1,39 @@
+"""Runs of every trainer, in one rank of torchrun's: `python -m tests.compat.job ROWS FOLDER first|again`.
+
+Writes to FOLDER/PHASE-RANK.json what this rank saw in each run. "first": whole runs, and runs that are interrupted;
+"again": how the latter go on in another process.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from loader import open_dataset
+from tests.compat import accelerate_runs, lightning_runs, trainer_runs
+from tests.compat.ledger import save
+
+
+def named(rows: torch.Tensor) -> dict[str, Any]:
+    """A sample as Trainer wants it."""
+    return {"rows": rows, "labels": rows[0]}
+
+
+def main(rows: str, folder: Path, phase: str) -> None:
+    torch.set_num_threads(1)
+    data, named_data = open_dataset(rows), open_dataset(rows, transform=named)
+    seen: dict[str, Any] = {}
+    for runs, of in ((lightning_runs, data), (accelerate_runs, data), (trainer_runs, named_data)):
+        seen |= getattr(runs, phase)(of, folder)
+    if phase == "first":
+        thousand = open_dataset(f"{rows}.1000.npy", transform=named)
+        seen["evaluate"] = trainer_runs.evaluated(thousand, folder)
+    save(folder / f"{phase}-{os.environ['RANK']}.json", seen)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,108 @@
+"""Lightning's Trainer and Fabric, with and without the sampler that they bring."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as lightning
+import torch
+from lightning_fabric import Fabric
+from pytorch_lightning.callbacks import ModelCheckpoint
+
+from loader import DataLoader, Dataset
+from tests.compat.ledger import BATCH, EPOCHS, STOP, Model, Seen, ids, loader_of, save
+
+THEIR_SAMPLER = {"with their sampler": True, "without their sampler": False}
+
+
+class Training(lightning.LightningModule):
+    """Remembers what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model, self.seen = Model(), list[int]()
+
+    def training_step(self, rows: torch.Tensor, _: int) -> torch.Tensor:
+        self.seen += ids(rows)
+        return self.model(rows)
+
+    def predict_step(self, rows: torch.Tensor, _: int) -> None:
+        self.seen += ids(rows)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.01)
+
+
+def trainer(folder: Path, theirs: bool, **given: Any) -> lightning.Trainer:
+    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    return lightning.Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy="ddp",
+        use_distributed_sampler=theirs,
+        default_root_dir=str(folder),
+        **quiet,
+        **given,
+    )
+
+
+def trained(data: Dataset, folder: Path, theirs: bool, checkpoint: str | None) -> list[int]:
+    model = Training()
+    saved = ModelCheckpoint(folder, "{step}", every_n_train_steps=STOP, save_top_k=-1)
+    run = trainer(folder, theirs, max_epochs=EPOCHS, callbacks=[saved])
+    run.fit(model, loader_of(data), ckpt_path=checkpoint, weights_only=False)
+    return model.seen
+
+
+def predicted(data: Dataset, folder: Path, theirs: bool) -> list[int]:
+    model = Training()
+    trainer(folder, theirs).predict(model, DataLoader(data, BATCH), return_predictions=False)
+    return model.seen
+
+
+def first(data: Dataset, folder: Path) -> Seen:
+    """Uninterrupted runs, and those that end in mid-epoch."""
+    seen = {}
+    for name, theirs in THEIR_SAMPLER.items():
+        seen[f"Lightning, {name}"] = trained(data, folder / name, theirs, None)
+        seen[f"predict, {name}"] = predicted(data, folder, theirs)
+        seen[f"Fabric, {name}"], _ = fabric(data, theirs, None, None)
+        seen[f"Fabric, {name}, begun"], state = fabric(data, theirs, None, STOP)
+        save(folder / f"fabric {name}.json", state)
+    return seen
+
+
+def again(data: Dataset, folder: Path) -> Seen:
+    """The rest of those."""
+    seen = {}
+    for name, theirs in THEIR_SAMPLER.items():
+        checkpoint = str(folder / name / f"step={STOP}.ckpt")
+        seen[f"Lightning, {name}"] = trained(data, folder / "again", theirs, checkpoint)
+        state = json.loads((folder / f"fabric {name}.json").read_text())
+        seen[f"Fabric, {name}"], _ = fabric(data, theirs, state, None)
+    return seen
+
+
+def fabric(
+    data: Dataset, theirs: bool, state: dict[str, Any] | None, stop: int | None
+) -> tuple[list[int], dict[str, Any]]:
+    run = Fabric(accelerator="cpu", devices=2, strategy="ddp")
+    run.launch()
+    module = Model()
+    model, optimizer = run.setup(module, torch.optim.SGD(module.parameters(), 0.01))
+    own = loader_of(data)
+    if state is not None:
+        own.load_state_dict(state)
+    batches = run.setup_dataloaders(own, use_distributed_sampler=theirs)
+    seen, steps = list[int](), 0
+    for _ in range(own.epoch, EPOCHS):
+        for rows in batches:
+            seen += ids(rows)
+            run.backward(model(rows))
+            optimizer.step()
+            steps += 1
+            if steps == stop:
+                return seen, own.state_dict()
+    return seen, own.state_dict()

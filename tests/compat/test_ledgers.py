@@ -1,0 +1,116 @@
+"""Other projects' trainers over a loader of ours: which samples each of two ranks sees in a run that is interrupted in its
+second epoch and goes on in other processes, against the run that nothing interrupts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.compat.ledger import BATCH, EPOCHS, STOP
+
+for name in ("accelerate", "pytorch_lightning", "transformers"):
+    pytest.importorskip(name, reason=f"no {name} here: `make compat` installs it")
+
+COUNT, RANKS = 203, 2
+STEPS = -(-COUNT // (BATCH * RANKS))
+"""Of an epoch; the last one is not full."""
+INSIDE = STOP - STEPS
+"""How many steps of its second epoch an interrupted run has done."""
+Ledgers = list[dict[str, Any]]
+"""What each rank saw, by the name of the run."""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ledgers, Ledgers]:
+    """Record n holds n. What was seen before the interruption, and after it."""
+    folder = tmp_path_factory.mktemp("ledgers")
+    rows = folder / "rows.npy"
+    for path, count in ((rows, COUNT), (Path(f"{rows}.1000.npy"), 1000)):
+        np.save(path, np.arange(count, dtype="<i8").reshape(count, 1))
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
+    for phase in ("first", "again"):
+        done = subprocess.run(
+            [*launch, "-m", "tests.compat.job", str(rows), str(folder), phase],
+            env={**os.environ, "CACHESVC": "off", "GLOO_SOCKET_IFNAME": "lo"},
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    first, again = (
+        [json.loads((folder / f"{phase}-{rank}.json").read_text()) for rank in range(RANKS)]
+        for phase in ("first", "again")
+    )
+    return first, again
+
+
+WHOLE = ("Lightning, with their sampler", "Lightning, without their sampler", "Fabric, with their sampler",
+         "Fabric, without their sampler", "Accelerate", "Trainer, override", "Trainer, train_dataset")  # fmt: skip
+RESUMED = {
+    **{name: name for name in WHOLE[:4]},
+    "Accelerate, prepare": "Accelerate",
+    "Accelerate, skip_first_batches, with the state": "Accelerate",
+    "Accelerate, skip_first_batches, without the state": "Accelerate",
+    "Trainer, override, with the state, ignore_data_skip=False": "Trainer, override",
+    "Trainer, override, without the state, ignore_data_skip=False": "Trainer, override",
+    "Trainer, override, with the state, ignore_data_skip=True": "Trainer, override",
+    "Trainer, train_dataset, ignore_data_skip=False": "Trainer, train_dataset",
+}
+BEGUN_ANEW = {
+    "Trainer, override, without the state, ignore_data_skip=True": "Trainer, override",
+    "Trainer, train_dataset, ignore_data_skip=True": "Trainer, train_dataset",
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_every_epoch_has_every_sample(runs: tuple[Ledgers, Ledgers], name: str) -> None:
+    first, _ = runs
+    each = len(first[0][name]) // EPOCHS
+    assert COUNT <= each * RANKS <= STEPS * BATCH * RANKS
+    for epoch in range(EPOCHS):
+        seen = {number for rank in first for number in rank[name][epoch * each :][:each]}
+        assert seen == set(range(COUNT))
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_an_interrupted_run_goes_on_with_what_it_had_not_seen(
+    runs: tuple[Ledgers, Ledgers], name: str
+) -> None:
+    first, again = runs
+    for before, after in zip(first, again, strict=True):
+        whole = before[RESUMED[name]]
+        done = len(whole) // EPOCHS + INSIDE * BATCH
+        begun = before.get(f"{RESUMED[name]}, begun", whole[:done])  # Lightning's goes on to its end
+        assert len(begun) == done
+        assert begun + after[name] == whole
+
+
+@pytest.mark.parametrize("name", BEGUN_ANEW)
+def test_a_trainer_that_is_told_to_ignore_what_was_read_begins_the_epoch_anew(
+    runs: tuple[Ledgers, Ledgers], name: str
+) -> None:
+    first, again = runs
+    for before, after in zip(first, again, strict=True):
+        whole = before[BEGUN_ANEW[name]]
+        second = len(whole) // EPOCHS
+        third = (STEPS - INSIDE) * BATCH  # as far as the number of steps goes
+        assert after[name] == whole[second:][: second + third]
+
+
+@pytest.mark.parametrize("name", ["predict, with their sampler", "predict, without their sampler"])
+def test_lightning_predicts_each_sample_once(runs: tuple[Ledgers, Ledgers], name: str) -> None:
+    first, _ = runs
+    assert sorted(number for rank in first for number in rank[name]) == list(range(COUNT))
+
+
+def test_trainer_evaluates_each_sample_once(runs: tuple[Ledgers, Ledgers]) -> None:
+    for rank in runs[0]:
+        assert (rank["evaluate"]["eval_predictions"], rank["evaluate"]["eval_samples"]) == (1000, 1000)
