@@ -31,7 +31,7 @@ STDLIB_BYTES = 16 << 20
 EPOCHS = 2
 RANKS = 2
 LIMIT_S = 600.0
-"""For the prefetch, and for the training. On two idle cores both together take about 20 s."""
+"""Limit of the prefetch, and of the training."""
 console = Console(width=120)
 
 

@@ -251,8 +251,8 @@ def check_ram(ram_bytes: int, allowed: int) -> None:
 
 
 def ram_advice(settings: Settings, allowed: int) -> str:
-    """What is wrong with a RAM budget that leaves our own processes too little of the `allowed` bytes, and the number to
-    use; "" where it leaves enough. What others take of the same cgroup is measured while the daemon runs."""
+    """Advice where the RAM budget leaves our own processes too little of the `allowed` bytes, with the number to use; ""
+    where it leaves enough. Memory that others take of the same cgroup is measured while the daemon runs."""
     largest = largest_ram_bytes(allowed, settings.own_bytes)
     if settings.ram_bytes <= largest:
         return ""

@@ -310,7 +310,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     # ---- inside
 
     def _key_transforms(self, epoch: int) -> None:
-        """For a loader that is built from this one's samplers, and its workers."""
+        """Key the transforms of a loader that is built from this one's samplers, and of its workers."""
         if self._ours is not None:
             key_transforms(self._ours.leaves, self.seed, epoch)
 

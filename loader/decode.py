@@ -16,7 +16,7 @@ from cachesvc.sources.nulls import numbers_of
 
 Decoder = Callable[[bytes], Any]
 ImageMode = Literal["RGB", "L"] | None
-"""What images are converted to, by Pillow's names; None leaves them as they are."""
+"""Modes that images are converted to, by Pillow's names; None leaves them as they are."""
 IMAGE_MODES: tuple[ImageMode, ...] = ("RGB", "L", None)
 IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm"})
 _MDS_IMAGES = frozenset({"pil", "jpeg_array", "jpegarray"})

@@ -30,7 +30,7 @@ class _Copy:
     fd: int
     size_bytes: int
     filled: Future[str]
-    """What of it is no data."""
+    """The parts of it that are no data."""
     leases: int = 0
 
 
@@ -107,7 +107,7 @@ class DirectGrants:
         return list(answers.values())
 
     def _with_holes(self, answer: Granted | Refused) -> Granted | Refused:
-        """As it was granted, once its copy, which is leased, has been filled."""
+        """The lease as it was granted, once its copy has been filled."""
         if isinstance(answer, Refused):
             return answer
         with self._lock:

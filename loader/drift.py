@@ -25,7 +25,7 @@ _log = logging.getLogger("cachesvc")
 
 
 class Stand(NamedTuple):
-    """Where a rank is, the next step as in a saved state. `batches`: of all epochs up to there."""
+    """The place of a rank: its next step as a saved state counts it, and the `batches` of all epochs up to there."""
 
     rank: int
     epoch: int
@@ -33,12 +33,12 @@ class Stand(NamedTuple):
     batches: int
 
     def told(self) -> str:
-        """For messages."""
+        """The place in words, for messages."""
         return f"rank {self.rank} is at epoch {self.epoch}, step {self.step}"
 
 
 class DriftWatch:
-    """Of one process, from one agreement of the ranks to the next. Ranks may be `prefetch` batches or ALLOWED_STEPS
+    """Watches one process, from one agreement of the ranks to the next. Ranks may be `prefetch` batches or ALLOWED_STEPS
     steps apart, whichever is more; a warning comes when they have been further apart for `drift_s` seconds."""
 
     def __init__(
@@ -67,7 +67,7 @@ class DriftWatch:
                 self._compare(store, own, now)
 
     def warn_of_state(self) -> None:
-        """Where a state is saved: of another rank that is elsewhere as far as this process knows; every `drift_s`."""
+        """Warn, where a state is saved, of another rank that is elsewhere as far as this process knows; every `drift_s`."""
         now = time.monotonic()
         if self._apart is None or not self._quiet_until <= now < self._apart_until:
             return

@@ -282,7 +282,7 @@ class Feed(TorchDataset[Any]):
             raise
 
     def _name_in(self, indices: Ints, place: int) -> str:
-        """What the sample at a place of a batch is called."""
+        """The name of the sample at a place of a batch."""
         index = int(indices[place])
         return self.key_of(index) or f"sample {index}"
 

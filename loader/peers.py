@@ -157,7 +157,7 @@ class PeerWatch:
 
 
 def warn_of_state(agreed: Agreed | None) -> None:
-    """Where a state is saved: warn of another rank that is elsewhere."""
+    """Warn, where a state is saved, of another rank that is elsewhere."""
     if agreed is not None and agreed.drift is not None:
         agreed.drift.warn_of_state()
 

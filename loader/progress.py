@@ -12,7 +12,7 @@ from cachesvc.core.order import Last, OrderSpec
 from cachesvc.core.text import printable
 
 STATE_VERSION = 3
-"""From version 2 on a state can be loaded, one that stands inside a step that is not full from version 3 on."""
+"""The oldest version that can be loaded; a state inside a step that is not full needs version 3."""
 MAX_COUNT, MAX_SEED = 2**63 - 1, 2**64 - 1
 """The order counts in numpy's integers, and its keys are of 64 bits, without a sign."""
 
@@ -115,7 +115,7 @@ class Progress:
         self.place = Place(epoch, turn, resume)
 
     def load(self, state: State, turn: int) -> None:
-        """To where a state stands, so many turns into its epoch."""
+        """Move to a state's place, `turn` batches into its epoch."""
         self.place = Place(state.epoch + state.over, 0 if state.over else turn, not state.over, loaded=True)
         self.loaded, self.counted_from, self.given_out = state, None, None
 
@@ -150,7 +150,7 @@ class Progress:
         return self.counted_from + epoch
 
     def warn_of_twice(self) -> None:
-        """Where what begins now reads the rest of an epoch that another loader has read."""
+        """Warn where the iteration that begins now reads the rest of an epoch that another loader has read."""
         place = self.place
         if place.loaded and place.turn and place.epoch == self.given_out:
             warnings.warn(

@@ -112,7 +112,7 @@ class RankOrder:
         self._progress.given_out = epoch
 
     def _feed(self) -> Feed:
-        """Of the dataset as it is now; it makes no batches. Raises InvalidInput, StateMismatch."""
+        """The order of the dataset as it is now, which makes no batches. Raises InvalidInput, StateMismatch."""
         given, progress = replace(self.arguments, collate_fn=default_convert), self._progress
         return feed_of(given, self._core, given.topology(), progress.loaded, progress.place.epoch)
 

@@ -63,7 +63,7 @@ class RankSampler(DistributedSampler[Any]):
 
 
 class RankSequentialSampler(RankSampler, SequentialSampler):
-    """Of a loader that does not shuffle."""
+    """The sampler of a loader that does not shuffle."""
 
     @property
     def data_source(self) -> Any:  # type: ignore[override]
@@ -72,7 +72,7 @@ class RankSequentialSampler(RankSampler, SequentialSampler):
 
 
 class RankRandomSampler(RankSampler, RandomSampler):
-    """Of one that does."""
+    """The sampler of a loader that shuffles."""
 
     replacement, generator = False, None
 

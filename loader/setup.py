@@ -118,7 +118,7 @@ class Arguments:
 
     @classmethod
     def of(cls, loader: Any) -> Arguments:
-        """As they are now."""
+        """The arguments of `loader` as they are now."""
         return cls(*(getattr(loader, field.name) for field in fields(cls)))
 
     def topology(self) -> Topology:
@@ -202,7 +202,7 @@ def state_of(identity: str, samples: int, feed: Feed, place: tuple[int, int], wo
 
 
 def turn_of(state: State, feed: Feed) -> int:
-    """Where a state stands in its epoch as it is cut now."""
+    """The batches of its epoch that a state has behind it, as the epoch is cut now."""
     return state.step * feed.share.accumulate + state.micro
 
 

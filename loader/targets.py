@@ -56,7 +56,7 @@ def columns(
 
 
 def named(targets: Targets, inputs: Any, labels: Any) -> Any:
-    """As a sample or a batch goes out: (inputs, targets), or a dict as Hugging Face's models take it."""
+    """Return (inputs, targets) of a sample or batch, or a dict as Hugging Face's models take it."""
     return (inputs, labels) if targets == "shifted" else {"input_ids": inputs, "labels": labels}
 
 

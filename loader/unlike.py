@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 Name = Callable[[int], str]
-"""What the sample at a place of a batch is called."""
+"""Names the sample at a place of a batch."""
 unnamed: Name = "sample {}".format
 
 

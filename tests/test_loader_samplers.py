@@ -66,7 +66,7 @@ ARGUMENTS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("world", [1, 3])
-@pytest.mark.parametrize("given", ARGUMENTS, ids=str)
+@pytest.mark.parametrize("given", ARGUMENTS, ids=lambda given: ",".join(given) or "none")
 def test_the_batch_sampler_has_the_batches_that_are_iterated(
     link: MemoryLink, world: int, given: dict[str, Any]
 ) -> None:

@@ -173,7 +173,7 @@ def build(
 
 
 def _left_out(survey: Survey, draft: Draft) -> list[str]:
-    """What is said of the objects that are no part of the dataset."""
+    """The note on objects that are no part of the dataset."""
     count, listed = survey.left_out + len(draft.strays), survey.left_out + len(survey.entries)
     if not count:
         return []

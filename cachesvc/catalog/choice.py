@@ -1,4 +1,4 @@
-"""What a listing is a dataset of: more than half of its data objects decide, by their names (`tally.py`)."""
+"""Chooses the format of a listing: more than half of its data objects decide, by their names (`tally.py`)."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from cachesvc.core.errors import InvalidInput
 
 HEAD_BYTES = 512
-"""Of an object, enough to know every container below by its content."""
+"""The first bytes of an object, enough to recognise every container below by its content."""
 COMPRESSIONS = frozenset({"gz", "gzip", "bz2", "xz", "zst", "zstd", "lz4", "br"})
 """Last extensions of names such as `train.jsonl.gz`: the one before says what is compressed."""
 
@@ -78,7 +78,7 @@ CONTAINERS = (
     ),
     Container("tokens of LitGPT", (), ((0, b"LITPKDS"),), _TOKENS),
 )
-"""To know one more, add a row."""
+"""One row for each container; add a row to recognise another."""
 BY_EXTENSION = {extension: each for each in CONTAINERS for extension in each.extensions}
 _PACKED = {
     b"\x1f\x8b": "gzip",
@@ -104,7 +104,7 @@ def compression_of(head: bytes) -> str:
 
 
 def refusal(uri: str, found: Container, count: int = 1) -> InvalidInput:
-    """What is said of a dataset of `count` such files, of which `uri` is the first."""
+    """The error for a dataset of `count` such files, the first of which is `uri`."""
     files = f"{uri} is" if count == 1 else f"{uri} and {count - 1:,} more are"
     return InvalidInput(
         f"{files} {found.name}, {found.way_out}; format='files' reads each file as one sample of bytes"

@@ -1,4 +1,4 @@
-"""What objects are whose names do not say: the beginning of one of each kind of name is read."""
+"""Recognises objects by content where their names do not tell: reads the beginning of one object for each extension."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _check(inputs: Inputs, strays: Mapping[Container, Sequence[int]], files: int
 
 
 def _content(inputs: Inputs, group: Sequence[int]) -> tuple[Container | None, bool]:
-    """What the first object of a group is that has bytes, and whether it is binary."""
+    """The container that the first object of a group with bytes is, and whether that object is binary."""
     if inputs.entries[group[0]].extension in _PICKLES:
         return None, True
     for at in group:
@@ -87,7 +87,7 @@ def _check_json(inputs: Inputs) -> None:
 
 
 def warning(inputs: Inputs, opaque: Collection[int]) -> list[str]:
-    """What is said of samples that are large objects of unknown kind."""
+    """The note on samples that are large objects of unknown kind."""
     if not opaque:
         return []
     return [

@@ -29,7 +29,7 @@ class Listing:
 
 
 def listing(uris: Sequence[str], sources: Callable[[str], Source]) -> Listing:
-    """What `no_data` says of an object's path leaves it out. Raises NotFound where nothing is left, of any URI."""
+    """Leave out the objects whose path `no_data` names. Raises NotFound where nothing is left, of any URI."""
     entries: dict[str, Entry] = {}
     zarrs: set[str] = set()
     beside, below = None, []

@@ -12,12 +12,12 @@ _PARTITION = re.compile(r"[A-Za-z_][^/=]*=[^/]*")
 
 
 def is_partition(folder: str) -> bool:
-    """Whether a folder's name is `column=value`."""
+    """Tell whether a folder's name is `column=value`."""
     return _PARTITION.fullmatch(folder) is not None
 
 
 def hive_notes(entries: Sequence[Entry], draft: Draft) -> list[str]:
-    """What is said of data in such folders, unless their columns are fields or they are the classes that were asked for."""
+    """The note on data in such folders, unless their columns are fields or the classes that were asked for."""
     if any(map(is_partition, draft.classes)):
         return []
     root = os.path.commonprefix([entry.object.uri for entry in entries]).rpartition("/")[0]  # noqa: RUF071

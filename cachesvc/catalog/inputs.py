@@ -51,13 +51,13 @@ class Options:
 
     @property
     def labels_from(self) -> str:
-        """Where labels come from: "" finds out, "folder", "none", or the name of a table."""
+        """The origin of labels: "" finds out, "folder", "none", or the name of a table."""
         source, _, kind = self.labels.rpartition(":")
         return source if kind in KINDS else self.labels
 
     @property
     def label_kind(self) -> str:
-        """What labels are, one of `KINDS`; "" finds out."""
+        """The kind of labels, one of `KINDS`; "" finds out."""
         kind = self.labels.rpartition(":")[2]
         return kind if kind in KINDS else ""
 

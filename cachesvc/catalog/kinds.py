@@ -1,4 +1,4 @@
-"""What an object is, by its name alone."""
+"""Tells the kind of an object by its name alone."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ _ASIDE_STEMS = re.compile(
 )
 _PROSE = frozenset({"", "md", "markdown", "txt", "rst", "html", "pdf", "bib", "cff"})
 _MARKS = re.compile(r"_(committed|started)_\d+|.*_stats\.json")
-"""Of Spark on Databricks, and of img2dataset."""
+"""Names that Spark on Databricks and img2dataset write."""
 
 
 def kind_of(name: str) -> Kind:
-    """What an object of this name is, in whatever case it is written. A `.bin` may hold anything: it is plain."""
+    """The kind of an object with this name, regardless of case. A `.bin` may hold anything and is plain."""
     name = name.lower()
     stem, extension = split_name(name)
     if _is_aside(name, stem, extension):

@@ -97,7 +97,7 @@ def begins_as_rows(beginning: bytes) -> bool:
 
 
 def begins_as_json_lines(beginning: bytes) -> bool:
-    """Whether a file begins with a line that is a JSON object, and another object follows."""
+    """Tell whether a file begins with a line that is a JSON object, and another object follows."""
     line, _, rest = beginning.removeprefix(BOM_UTF8).lstrip().partition(b"\n")
     try:
         return isinstance(json.loads(line), dict) and rest.lstrip().startswith(b"{")

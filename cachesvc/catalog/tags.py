@@ -88,7 +88,7 @@ class Tags:
         return "label" in self._values
 
     def notes(self) -> list[str]:
-        """What was left out or found odd, for people."""
+        """Notes for people on what was left out or looked odd."""
         many = "or more " if len(self._dropped) == MAX_DROPPED else ""
         dropped = f"{len(self._dropped)} {many}tags beyond the first ones are not searchable"
         classes = (

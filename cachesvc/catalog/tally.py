@@ -15,7 +15,7 @@ from cachesvc.catalog.inputs import Entry, Options, split_name
 from cachesvc.catalog.kinds import ASIDE, PLAIN, TABLES, Kind, extension_of, kind_of
 
 _SHARDS = ("webdataset", "mds", "parquet")
-"""Where several formats share a stem, the first is the shard."""
+"""The formats of shards, by precedence where several share a stem."""
 _TEXTS = frozenset({"json", "txt", "cls", "yaml", "yml", "toml", "xml", "ini", "cfg", "csv", "tsv", "jsonl"})
 """Extensions of files that may describe others."""
 
@@ -130,7 +130,7 @@ def _kind(entry: Entry, zarrs: Collection[str]) -> Kind:
 
 
 def _is_chunk(entry: Entry, kind: Kind, zarrs: Collection[str]) -> bool:
-    """Whether an object lies in a folder that holds what Zarr arrays have, and is called as their chunks are (`0.0`)."""
+    """Tell whether an object lies in the folder of a Zarr array and is named like its chunks (`0.0`)."""
     if not zarrs or kind != PLAIN or not (extension_of(entry.name) == "" or entry.name == "zarr.json"):
         return False
     uri = entry.object.uri

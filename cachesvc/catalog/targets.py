@@ -14,7 +14,7 @@ from cachesvc.core.errors import InvalidInput
 from cachesvc.core.text import printable
 
 KINDS = ("class", "float")
-"""What `labels=` may say that labels are; "" finds out."""
+"""The kinds of labels that `labels=` may name; "" finds out."""
 MAX_CLASSES = 1 << 20
 _WHOLE = re.compile(r"[+-]?(0|[1-9]\d*)", re.ASCII)
 """Text that is a whole number; "007" is a name."""
@@ -26,7 +26,7 @@ Encoded = tuple[tuple[str, ...], npt.NDArray[Any]]
 
 
 def is_absent(value: Value) -> bool:
-    """Whether a label says that there is none, where the others are numbers."""
+    """Tell whether a label among numbers means that there is none."""
     return isinstance(value, str) and value.lower() == "nan"
 
 

@@ -1,4 +1,4 @@
-"""What a cache of a given size does for a dataset that is shuffled each epoch: pure formulas.
+"""Predicts what a cache of a given size does for a dataset that is shuffled each epoch: pure formulas.
 
 With uniform shuffles no demand-fill policy hits more than f = C/D, and keeping a fixed part reaches it. Each node keeps
 what it reads first, so N nodes that begin together hold N disjoint parts of at most D/N after one epoch. What a node

@@ -130,7 +130,7 @@ class Answers:
             self._give_up(copy)
 
     def fill_again(self, event: ev.FillAgain) -> None:
-        """What a copy lacks may be there by now: it is granted no more, and filled again."""
+        """Stop granting a copy with holes and fill it again: what it lacks may be there by now."""
         copy = self._copies.find(event.extent, self._policy.tiers[event.tier])
         if copy and copy.phase is Phase.RESIDENT and not copy.doomed:
             self._give_up(copy)

@@ -35,7 +35,7 @@ class Copies:
         self.tallies: dict[DatasetId, Tally] = {}
         self.undeclared = self.tallies[UNDECLARED] = Tally()
         self.lacking: dict[ExtentId, tuple[int, str]] = {}
-        """Of resident extents that were filled without some of their objects, why the first is missing."""
+        """Why the first object is missing, for each resident extent that was filled without some."""
         self.cramped: dict[Dataset, Entry] = {}
         """Of each dataset the last extent that found no room to be kept in, or none at all."""
         self.again: dict[ExtentId, None] = {}

@@ -1,4 +1,4 @@
-"""Whether two ranks that should take the same batches stay apart.
+"""Tells when two ranks that should take the same batches stay apart.
 
 A rank knows its own count of batches, and hears of another rank's count late. So that a delay is not taken for a lead, a
 rank counts as ahead only by what it had taken at the comparison before, which the other's count is newer than.
@@ -20,7 +20,7 @@ class Drift:
         self._side, self._since = 0, 0.0
 
     def compare(self, own: int, other: int, now: float) -> float | None:
-        """For how many seconds this rank has certainly been ahead, or behind; None while it is neither. `other` was the
+        """Return how many seconds this rank has certainly been ahead or behind; None while it is neither. `other` was the
         other rank's count at some time since the comparison before."""
         ahead = self._before is not None and min(own, self._before) - other > self._allowed
         behind = other - own > self._allowed

@@ -15,9 +15,10 @@ from cachesvc.core.errors import CacheError, CorruptData, NotAllowed, NotFound, 
 from cachesvc.core.model import Extent
 
 PERMANENT = (NotFound, NotAllowed, SourceChanged, CorruptData)
-"""What is wrong with one object and would be so again."""
+"""Errors of one object that a retry would meet again."""
 MAX_TEXT_CHARS = 1500
-"""Of what a grant says of its holes, about 200 of them: it is one datagram. An extent with more is not filled."""
+"""Limit of the text that names a grant's holes, about 200 of them: a grant is one datagram. An extent with more is not
+filled."""
 _WHY = {
     NotFound.code: "is gone: restore it, then open the dataset again",
     NotAllowed.code: "may not be read: allow it, then open the dataset again",
@@ -45,7 +46,7 @@ def decode(text: str) -> tuple[Hole, ...]:
 
 
 class Holes:
-    """Where the holes of one copy lie."""
+    """The places of one copy's holes."""
 
     def __init__(self, extent: Extent, text: str) -> None:
         """Raises ValueError or IndexError for a text that does not fit the extent."""
@@ -63,7 +64,7 @@ class Holes:
 
 
 def error_of(hole: Hole, uri: str) -> CacheError:
-    """What a reader of a hole is told."""
+    """The error for a read that touches a hole."""
     error = from_code(hole.code, f"{uri} {_WHY.get(hole.code, 'cannot be read')}")
     error.of_object = True
     return error

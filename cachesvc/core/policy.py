@@ -97,7 +97,7 @@ class Policy:
         return any(tier.free_bytes >= size or not free for tier in fits) and self.shares.within_quota(entry)
 
     def room_elsewhere(self, entry: Entry) -> bool:
-        """Whether a tier that has no copy of an extent could keep it without anything kept giving way."""
+        """Tell whether a tier without a copy of an extent could keep one and evict nothing that is kept."""
         size, taken = entry.size_bytes, {copy.tier for copy in entry.copies}
         return self.shares.within_quota(entry) and any(
             tier.kept_bytes + size <= tier.keep_bytes and size <= tier.free_bytes + tier.spare_bytes

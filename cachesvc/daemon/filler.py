@@ -56,7 +56,7 @@ MOST_SAID = 1 << 20
 PROGRESS_S = 0.2
 WATCH_S = 1.0
 IDLE_S = 5.0
-"""After so long without a job a process gives back what the next one would use again."""
+"""Idle time after which a process gives back the memory that its next job would reuse."""
 SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 

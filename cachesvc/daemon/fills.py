@@ -210,7 +210,7 @@ class Fills:
         )
 
     def _lack(self, command: events.StartFill, answer: jobs.Done) -> Lack:
-        """What is missing in a copy: what its fill says, or what was missing in the copy that it was filled from."""
+        """The holes of a copy: those that its fill reports, or those of the copy that it was filled from."""
         if command.from_tier is not None:
             return self._lacking.of(command.extent, command.from_tier)
         if answer.holes:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from cachesvc.core.model import ExtentId, TierName
 
 AGAIN_S = 60.0
-"""Whoever opens the dataset has the source asked again for what is missing, this long after the last time: all ranks of a
-job open it at once."""
+"""Opening a dataset asks the source again for missing objects, but only this long after the last time, since all ranks of
+a job open it at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """What is missing in a copy: `holes` as grants have it, the code and message of the first."""
+    """The holes of a copy as grants name them, and the code and message of the first."""
 
     holes: str = ""
     code: int = 0
@@ -22,7 +22,7 @@ class Lack:
 
 
 class Lacking:
-    """By copy, as the last fill of that extent into that tier left it; it means nothing once that copy is gone."""
+    """Keyed by copy, from the last fill of that extent into that tier; stale once that copy is gone."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -35,7 +35,7 @@ class Lacking:
             self._found[(extent, tier)] = lack, self._clock()
 
     def of(self, extent: ExtentId, tier: TierName) -> Lack:
-        """What is missing in a copy; an empty one for nothing."""
+        """The holes of a copy, which may be none."""
         found = self._found.get((extent, tier))
         return found[0] if found else Lack()
 

@@ -23,7 +23,7 @@ class OomKills:
         self._until = clock()
 
     def ended(self, code: int | None) -> bool:
-        """Whether a process that just ended with this exit code was killed for memory; None: it is not known yet, as where
+        """Tell whether a process that just ended with this exit code was killed for memory; None: not known yet, as where
         the kernel is busy with that."""
         if code not in (None, -signal.SIGKILL):
             return False

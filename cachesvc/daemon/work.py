@@ -12,7 +12,7 @@ from cachesvc.core.state import Tier
 from cachesvc.sources.fetch import BUFFERS_BYTES
 
 DECODED_TIMES = 6
-"""Of an extent of Parquet: its compressed bytes, its rows, and four times a column while pyarrow decodes it."""
+"""Memory for an extent of Parquet, in extents: compressed bytes, rows, and four columns that pyarrow decodes."""
 MOST_LOOKS = 3
 """Then a fill begins though the RAM tier has not shrunk: it may hold what is pinned, or what readers map."""
 KEPT_LOOKS = 10
@@ -20,7 +20,7 @@ KEPT_LOOKS = 10
 
 
 def cost_of(catalog: Catalog, size_bytes: int) -> int:
-    """What a filler needs in memory to fill an extent of so many bytes from its source."""
+    """The memory that a filler needs to fill an extent of `size_bytes` from its source."""
     if isinstance(catalog.layout, Table):
         return DECODED_TIMES * size_bytes
     if isinstance(catalog.layout, Indirect):  # a compressed one is held as it is stored

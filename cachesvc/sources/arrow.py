@@ -62,7 +62,7 @@ def _storage(arrow: Any, kind: Any) -> Any:
 
 
 def _shape(arrow: Any, kind: Any) -> str:
-    """Of a tensor, behind the type of its numbers: its sides as they are stored, and their order where that is another."""
+    """A tensor's suffix to the type of its numbers: its sides as stored, and their order where it differs."""
     if not isinstance(kind, arrow.FixedShapeTensorType):
         return ""
     sides = [kind.shape, *([kind.permutation] if kind.permutation else [])]

@@ -18,7 +18,7 @@ class Buffers:
         self._returned = threading.Condition()
         self._idle: list[memoryview] = []
         self._held_bytes = 0
-        """Of idle buffers and of those in use."""
+        """Bytes of all buffers, idle and in use."""
 
     @contextmanager
     def taken(self, size: int) -> Iterator[memoryview]:

@@ -1,5 +1,5 @@
-"""What becomes of an answer that is not of the object that was listed: one HEAD tells an object that was overwritten from a
-server that contradicts itself."""
+"""Judges an answer that does not match the listing: one HEAD tells an overwritten object from a server that contradicts
+itself."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _BETWEEN = "a proxy or gateway on the way changes answers: set AWS_ENDPOINT_URL 
 
 
 class Doubts:
-    """Of one server, for many threads. `ask(uri, operation, **arguments)`: one request through boto3.
+    """Judges the answers of one server, for many threads. `ask(uri, operation, **arguments)`: one request through boto3.
 
-    What a server does once may be gone at the next try: it is SourceUnavailable. What it does twice about the same bytes
-    is CorruptData, since it would do so for ever.
+    An odd answer is SourceUnavailable the first time, since the next try may be right. The same bytes answered oddly
+    twice are CorruptData, since further tries would not end it.
     """
 
     def __init__(self, ask: Callable[..., Any]) -> None:
@@ -47,15 +47,15 @@ class Doubts:
         return headers
 
     def other(self, version: ObjectVersion, offset: int, error: OtherVersion) -> None:
-        """After an answer that seems to be of another version. Raises as `current`, and what the answer was; not where the
-        object is that version, and the server only does not know If-Match by the tag that it lists."""
+        """Judge an answer that seems to be of another version. Raises as `current`, or the answer's own error. Returns where the
+        object is that version and the server merely does not take the tag that it lists in If-Match."""
         headers = self.current(version)
         if not error.conditional:
             self._contradicts(version, offset, error, headers)
 
     def unlike(self, version: ObjectVersion, offset: int, error: CacheError) -> NoReturn:
-        """After an answer of another form than what was asked for, though the bytes were asked for as they are stored.
-        Raises as `current`, CorruptData that names the encoding where there is one, and else what the answer was."""
+        """Judge an answer of another form than was asked for. Raises as `current`, CorruptData that names an encoding, else
+        the answer's own error."""
         headers = self.current(version)
         if encoding := encoding_of(headers):
             raise CorruptData(

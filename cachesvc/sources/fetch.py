@@ -33,7 +33,7 @@ PART_BYTES = 8 << 20
 THREADS = 64
 """Small objects wait for latency, not bandwidth: 64 under way hide 20 ms at 3,000 objects a second."""
 BUFFERS_BYTES = 128 << 20
-"""What all buffers of a process may take; fewer threads run where parts are large."""
+"""Memory that all buffers of a process may take; fewer threads run where parts are large."""
 _CHUNK_BYTES = 1 << 20
 _WINDOW_BYTES = 128 << 20
 _NORESERVE = 0x4000
@@ -93,7 +93,7 @@ class _Part:
     size: int
     at: int
     place: int
-    """Of its piece in the extent."""
+    """The place of its piece in the extent."""
     whole: _Whole | None = None
 
 
@@ -145,7 +145,7 @@ class _Lacking:
 
 
 def written(missing: Mapping[int, CacheError]) -> str:
-    """What `fetch` answers, as grants have it."""
+    """The answer of `fetch` in the form that grants carry."""
     return holes.encode(Hole(place, error.code) for place, error in missing.items())
 
 

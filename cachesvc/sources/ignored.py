@@ -20,11 +20,11 @@ _FILES = frozenset({"", "_success", "thumbs.db", "ehthumbs.db", "desktop.ini", "
 
 
 def ignored_folder(name: str) -> bool:
-    """Whether nothing below a folder of this name is data. Names are compared without case."""
+    """Tell whether nothing below a folder of this name is data. Names are compared without case."""
     return name.startswith(".") or name.lower() in _FOLDERS
 
 
 def no_data(path: str) -> bool:
-    """Whether a path below a dataset's URI is no part of it."""
+    """Tell whether a path below a dataset's URI is no part of it."""
     *folders, name = path.split("/")
     return name.startswith(".") or name.lower() in _FILES or any(map(ignored_folder, folders))

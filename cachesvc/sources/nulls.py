@@ -22,8 +22,8 @@ def room_bytes(lists: int, numbers: int) -> int:
 def marked(
     data: Bytes, bounds: npt.NDArray[np.int64], there: npt.NDArray[np.bool_], holed: npt.NDArray[np.bool_]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Bytes]:
-    """Where lists begin, their lengths, and their bytes, of numbers `data` with 0 where one is null. List i is numbers
-    `bounds[i]` to `bounds[i + 1]`, of which those that `there` tells are there; `holed` are the lists with nulls."""
+    """Return where lists begin, their lengths, and their bytes, of numbers `data` with 0 where one is null. List i is
+    numbers `bounds[i]` to `bounds[i + 1]`, of which `there` marks the present ones; `holed` are the lists with nulls."""
     width = data.shape[1]
     counts = np.diff(bounds)
     extra = np.where(holed, -(-counts // 8) + len(_MARK), 0)

@@ -1,4 +1,4 @@
-"""What went wrong with a read once, and does so again."""
+"""Remembers which reads went wrong, to tell a lasting fault from a passing one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Repeats:
         self._lock = threading.Lock()
 
     def wrong(self, uri: str, offset: int) -> bool:
-        """Whether the read of that offset went wrong the last time too."""
+        """Tell whether the read of that offset went wrong the last time too."""
         with self._lock:
             again = (uri, offset) in self._wrong
             if len(self._wrong) >= _MOST:

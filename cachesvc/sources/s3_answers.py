@@ -1,4 +1,4 @@
-"""Whether an answer to a GET holds exactly the bytes that were asked for, of exactly that version, as they are stored."""
+"""Checks that an answer to a GET holds exactly the bytes that were asked for, of that version, as stored."""
 
 from __future__ import annotations
 

@@ -103,8 +103,8 @@ def of_answer(status: str, code: str, uri: str, headers: dict[str, str]) -> Cach
 
 
 def _is_final(status: str, code: str) -> bool:
-    """Whether the same request would be refused for ever. A refusal without a code, as of a HEAD, may be of a proxy that is
-    in trouble."""
+    """Tell whether the same request would be refused for ever. A refusal without a code, as of a HEAD, may come
+    from a proxy in trouble."""
     named = not code.isdigit() and code not in _PASSING and not {status, code} & _THROTTLED
     return bool(code) and named and (status in ("400", "405", "422") or code == "NotImplemented")
 

@@ -33,7 +33,7 @@ def rows(ask: Ask, prefix: str, bucket: str, key: str) -> Iterator[dict[str, Any
 
 
 def _rows_v1(ask: Ask, prefix: str, bucket: str, key: str, marker: str) -> Iterator[dict[str, Any]]:
-    """What comes after `marker`."""
+    """The page that follows `marker`."""
     while True:
         page = ask(prefix, "list_objects", Bucket=bucket, Prefix=key, Marker=marker)
         yield from contents(prefix, page)
@@ -43,7 +43,7 @@ def _rows_v1(ask: Ask, prefix: str, bucket: str, key: str, marker: str) -> Itera
 
 
 def _marker(prefix: str, page: dict[str, Any], before: str) -> str:
-    """Where the next page begins: a server need not say so, then it is behind the last key."""
+    """The marker of the next page: the last key, where the server names none."""
     found = contents(prefix, page)
     marker: str = page.get("NextMarker") or (found[-1]["Key"] if found else "")
     if marker in ("", before):

@@ -12,12 +12,12 @@ _DIGEST = re.compile(r"[0-9a-fA-F]{32,128}(?:-[0-9]{1,5})?")
 
 
 def same(tag: str, other: str) -> bool:
-    """Whether two tags name the same version of an object."""
+    """Tell whether two tags name the same version of an object."""
     return _opaque(tag) == _opaque(other)
 
 
 def is_strong(tag: str) -> bool:
-    """Whether `If-Match` may ever hold for a tag: it compares strongly, so a weak one matches nothing."""
+    """Tell whether `If-Match` can ever hold for a tag: it compares strongly, so a weak one matches nothing."""
     return bool(tag) and tag[:2] not in ("W/", "w/")
 
 

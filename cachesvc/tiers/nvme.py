@@ -58,7 +58,7 @@ class NvmeTier:
         self._sizes: dict[ExtentId, int] = {}
         self._filling: dict[ExtentId, int] = {}
         self._held: dict[ExtentId, Checksums] = {}
-        """Of what is in `_filling` to stay: a start removes it, as it removes all that was not committed."""
+        """Keys of `_filling` that stay uncommitted: a start removes their files, like all that was not committed."""
         self._left: dict[str, None] = {}
         """Files that the disk would not remove: tried again, one at each reservation and eviction."""
         self._handover = threading.Lock()  # a commit's last step against open and abort

@@ -101,7 +101,7 @@ def _rows(inputs: Inputs, rest: Sequence[int]) -> list[int]:
 
 
 def _beside_images(inputs: Inputs, rest: Sequence[int]) -> set[int]:
-    """Where more than half of the files are images: the others, but for those that share the stem of one."""
+    """The other files where more than half are images, except those that share an image's stem."""
     others = [at for at in rest if inputs.entries[at].extension not in IMAGES]
     if not others or 2 * len(others) >= len(rest):
         return set()
@@ -144,7 +144,7 @@ def _only_field(extensions: Sequence[str]) -> Field:
 
 
 def _mixed(entries: Sequence[Entry]) -> list[str]:
-    """What is said where images are not decoded because of other files among them."""
+    """The note that images are not decoded because other files lie among them."""
     counts = Counter(entry.extension for entry in entries)
     if IMAGES.isdisjoint(counts):
         return []
@@ -176,7 +176,7 @@ def _data_first(extension: str) -> tuple[bool, str]:
 
 
 def _hashes(names: Sequence[str], grouped: bool) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    """Of stems; of whole names where several samples share a stem, or nothing could split them."""
+    """Hash each stem, or the whole name where several samples share a stem: nothing could split those."""
     stems = names if grouped else [split_name(name)[0] for name in names]
     shared, raw = Counter(stems), bytearray()
     for name, stem in zip(names, stems, strict=True):

@@ -122,7 +122,7 @@ def raw_payload(
 
 
 def read_payloads(inputs: Inputs, read: Callable[[int], _Read], entries: Iterable[int]) -> list[_Read]:
-    """What `read` makes of the heads of these entries, many at a time: each is a request to the source."""
+    """Apply `read` to the heads of these entries, many at a time: each is a request to the source."""
     with ThreadPoolExecutor(_THREADS, "heads") as pool:
         return list(pool.map(read, entries))
 

@@ -18,7 +18,7 @@ from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import ObjectVersion
 
 HEAD_BYTES = 24
-"""Of a file, enough to know its header."""
+"""The first bytes of a file, enough to recognise its header."""
 _LLMC = struct.Struct("<iii")
 _LLMC_BYTES = 1024
 _LLMC_TYPES = {20240520: (1, "<u2"), 20240801: (7, "<u4")}
@@ -31,7 +31,7 @@ _LITGPT_TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f4", 7: "<
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Of `size_bytes`, and behind it `tokens` of `dtype`."""
+    """A header of `size_bytes`, followed by `tokens` numbers of `dtype`."""
 
     tool: str
     size_bytes: int
