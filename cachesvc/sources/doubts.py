@@ -47,8 +47,8 @@ class Doubts:
         return headers
 
     def other(self, version: ObjectVersion, offset: int, error: OtherVersion) -> None:
-        """Judge an answer that seems to be of another version. Raises as `current`, or the answer's own error. Returns where the
-        object is that version and the server merely does not take the tag that it lists in If-Match."""
+        """Judge an answer that seems to be of another version. Raises as `current`, or the answer's own error.
+        Returns where the object is that version and the server merely does not take the tag that it lists in If-Match."""
         headers = self.current(version)
         if not error.conditional:
             self._contradicts(version, offset, error, headers)
