@@ -381,7 +381,7 @@ class NodeMachine(RuleBasedStateMachine):
             busy = self.fills or self.commits or self.evictions or self.leases or self.open
             if not busy and self.node.next_deadline() == math.inf:
                 break
-            self.fill_completes(0)
+            self.fill_completes(0, 0)
             self.commit_ends(0, True, 0)
             self.eviction_ends(0)
             if self.held:

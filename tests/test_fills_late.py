@@ -30,6 +30,7 @@ from cachesvc.daemon.datasets import (
 )
 from cachesvc.daemon.fills import Fills
 from cachesvc.daemon.lacking import Lacking
+from cachesvc.daemon.work import Work
 
 NVME = TierName("nvme0")
 
@@ -43,7 +44,7 @@ class AtOnce:
 
 def dataset(number: int) -> Dataset:
     extent = ExtentId(number.to_bytes(16, "big"))
-    catalog: Any = SimpleNamespace(samples=1)
+    catalog: Any = SimpleNamespace(samples=1, layout=None)
     sealed = Sealed(os.open("/dev/null", os.O_RDONLY))
     name = DatasetId(f"{number:032x}")
     return Dataset(name, catalog, sealed, (extent,), (10,), ((extent, 10),), {extent: 0}, frozenset())
@@ -68,7 +69,15 @@ def test_the_answer_is_counted_and_nothing_else_happens(tmp_path: Path) -> None:
 
     checks = Checks(node, {NVME: tier}, lanes, fillers, handle, failing=lambda _: None)
     fills = Fills(
-        {NVME: tier}, lanes, Commits(lanes, lanes), datasets, fillers, checks, Lacking(lambda: 0.0), handle
+        {NVME: tier},
+        lanes,
+        Commits(lanes, lanes),
+        datasets,
+        fillers,
+        checks,
+        Lacking(lambda: 0.0),
+        handle,
+        Work(1 << 40, 1 << 40, None),
     )
     known = datasets.admit(dataset(1))
     handle(events.DatasetDeclared(7, known.id, known.extents))

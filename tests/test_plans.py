@@ -400,7 +400,7 @@ def test_a_reader_whose_plan_is_not_taken_stays_connected_and_has_none(
         channels[number], other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         os.seteuid(0)
         theirs[number] = other.detach()
-        given = Connection(ReaderId(number), number, theirs[number], True, DatasetId("0a"), True, 0)
+        given = Connection(ReaderId(number), number, theirs[number], True, DatasetId("0a"), True, 0, True)
         assert server.adopt(given, Known(given.wanted))
     server.adopt_plan(Planned(3, 3, ((IDS[0], 0, 0),), (IDS[0],)))
     hand_over(1, 6)

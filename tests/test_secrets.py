@@ -77,7 +77,7 @@ def test_what_holds_a_secret_does_not_show_it() -> None:
     peer = Peer(1000, frozenset())
     reader = Reader(ReaderId(1), socket.socket(), peer, 99887766)
     reader.channel.close()
-    given = Connection(ReaderId(1), 99887766, 3, True, NO_DATASET, True, 0)
+    given = Connection(ReaderId(1), 99887766, 3, True, NO_DATASET, True, 0, True)
     proxy = Proxy("h", 1, "Proxy-Authorization: Basic 99887766")
     assert "99887766" not in f"{reader!r} {given!r} {proxy!r}"
 

@@ -81,7 +81,7 @@ class Bench:
         client, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.clients.append(client)
         number, fd = ReaderId(next(self._ids)), other.detach()
-        connection = Connection(number, number, fd, True, DatasetId("0a"), True, 0)
+        connection = Connection(number, number, fd, True, DatasetId("0a"), True, 0, True)
         assert self.server.adopt(connection, Known(connection.wanted))
 
         def read() -> bool:
