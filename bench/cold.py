@@ -16,7 +16,7 @@ from pathlib import Path
 from bench.memory import settle
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
-from cachesvc.client import Control
+from cachesvc.client.control import Control
 from tests.servers import ProxyProcess, SeaweedFS
 
 RUNS = 3

@@ -24,7 +24,7 @@ from bench.peers import corpus
 from bench.peers.peer import UNTUNED, Job, Kind
 from bench.peers.usage import anonymous_bytes, family
 from cachesvc.catalog.build import Options
-from cachesvc.client import Control
+from cachesvc.client.control import Control
 from tests.servers import ProxyProcess, SeaweedFS
 
 OURS, LIMIT = "cachesvc", "limit"

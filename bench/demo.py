@@ -23,7 +23,7 @@ from rich.table import Table
 from bench.corpus import digit_images, library_tokens
 from bench.node import Daemon
 from bench.train import source_bytes
-from cachesvc.client import Control
+from cachesvc.client.control import Control
 from tests.servers import SeaweedFS
 
 EXTENT_BYTES = 1 << 20

@@ -22,10 +22,10 @@ import numpy as np
 
 from bench.memory import settle
 from cachesvc.catalog.build import Options
-from cachesvc.client import Control
+from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.protocol import Granted
 from cachesvc.core.model import DatasetId
-from cachesvc.grants import Granted
-from cachesvc.leases import DaemonGrants
 
 SAMPLES = 4_000
 """At least so many: the 99th percentile of 1,000 is ten of them, and one moment of the machine's decides it."""
@@ -41,7 +41,7 @@ while channel.recv(64):
 
 _FILL = """
 import sys
-from cachesvc.client import Control
+from cachesvc.client.control import Control
 with Control(sys.argv[1]) as control:
     for dataset in sys.stdin:
         replies = iter(control.prefetch(dataset.strip()))

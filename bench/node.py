@@ -108,7 +108,7 @@ class Daemon:
         here = Path(self.socket_dir)
         if not (here / CONTROL_SOCKET).exists() or not (here / GRANTS_SOCKET).exists():
             return False
-        from cachesvc.client import Control
+        from cachesvc.client.control import Control
         from cachesvc.core.errors import DaemonUnavailable
 
         try:

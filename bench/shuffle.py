@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.grid import Grid
-from cachesvc.core.order import EpochOrder, OrderSpec
+from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec
 
 EXTENTS = 256
 EXTENT_SAMPLES = 2000

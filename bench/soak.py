@@ -27,12 +27,12 @@ from rich.table import Table
 
 from bench.node import Daemon, open_files
 from cachesvc.catalog.build import Options
-from cachesvc.client import Control
+from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.protocol import Granted
 from cachesvc.core.errors import CacheError
 from cachesvc.core.model import DatasetId
-from cachesvc.core.order import Plan
-from cachesvc.grants import Granted
-from cachesvc.leases import DaemonGrants
+from cachesvc.core.order.epoch_order import Plan
 
 EXTENT = 256 << 10
 EXTENTS = 256

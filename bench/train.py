@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.corpus import say
-from cachesvc.client import Control
+from cachesvc.client.control import Control
 from loader import DataLoader, open_dataset
 
 

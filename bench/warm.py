@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from loader import DataLoader, Dataset, open_dataset
-from loader.account import Account
+from loader.batches.epoch_report import Account
 
 BATCH = 64
 RUNS = 3

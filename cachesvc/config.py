@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import EXTENT_BYTES
-from cachesvc.footprint import default_fillers, footprint_bytes, largest_ram_bytes, work_bytes
+from cachesvc.system.footprint import default_fillers, footprint_bytes, largest_ram_bytes, work_bytes
 
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgtp", start=1):

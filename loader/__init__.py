@@ -1,11 +1,11 @@
 """The DataLoader swap: `from loader import DataLoader, open_dataset`."""
 
+from loader.batches.stats import Stats
 from loader.dataloader import DataLoader
-from loader.dataset import Dataset, open_dataset
-from loader.jagged import Jagged, jagged
-from loader.mixture import Mixture, mix
-from loader.packs import Packed, pack
-from loader.stats import Stats
+from loader.datasets.dataset import Dataset, open_dataset
+from loader.datasets.jagged import Jagged, jagged
+from loader.datasets.mixture import Mixture, mix
+from loader.datasets.packing import Packed, pack
 
 __all__ = [
     "DataLoader",

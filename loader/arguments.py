@@ -9,14 +9,14 @@ from torch.utils.data import Dataset as TorchDataset
 
 from cachesvc.core.arguments import whole_number
 from cachesvc.core.errors import InvalidInput
-from cachesvc.core.order import Last
-from loader.inside import leaves_in
-from loader.mend import OnError
-from loader.mixture import Mixture
-from loader.packs import Packed
-from loader.progress import MAX_COUNT, MAX_SEED
-from loader.setup import Window, window_bytes
-from loader.topology import stated
+from cachesvc.core.order.epoch_order import Last
+from loader.batches.bad_samples import OnError
+from loader.datasets.mixture import Mixture
+from loader.datasets.packing import Packed
+from loader.datasets.wrapped import leaves_in
+from loader.job.checkpoint import MAX_COUNT, MAX_SEED
+from loader.job.topology import stated
+from loader.order_setup import Window, window_bytes
 
 
 class Ours(Protocol):

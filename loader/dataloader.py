@@ -15,25 +15,20 @@ from torch.utils.data import IterableDataset, Sampler
 
 from cachesvc.core.arguments import flag, whole_number
 from cachesvc.core.errors import CacheError, InvalidInput, StateMismatch
-from cachesvc.core.order import Last
-from loader.account import Account
-from loader.agreement import job_store, tell_failure
+from cachesvc.core.order.epoch_order import Last
 from loader.arguments import check_arguments, checked_numbers, named, refuse_empty, refuse_unused
-from loader.dataset import key_transforms
-from loader.drift import DRIFT_S, watch_drift
-from loader.engines import Given, WorkerType, checked, given_to
-from loader.epochs import Epochs
-from loader.feed import Feed
-from loader.foreign import begin_as_torch, foretold, stateless, tell_epoch
-from loader.inside import Core, flattened, ours
-from loader.iteration import Iteration
-from loader.mend import BadSample, OnError
-from loader.peers import PEER_FAILURE_S, Agreed, PeerWatch, warn_of_state, watch_for
-from loader.progress import MAX_COUNT, Progress, State, parsed
-from loader.rank_order import RankOrder
-from loader.reader import Ints
-from loader.samplers import samplers_of
-from loader.setup import (
+from loader.batches.bad_samples import BadSample, OnError
+from loader.batches.epoch_report import Account
+from loader.batches.feed import Feed
+from loader.batches.stats import Stats
+from loader.datasets.dataset import key_transforms
+from loader.datasets.wrapped import Core, flattened, ours
+from loader.job.agreement import job_store, tell_failure
+from loader.job.checkpoint import MAX_COUNT, Progress, State, parsed
+from loader.job.rank_drift import DRIFT_S, watch_drift
+from loader.job.rank_failures import PEER_FAILURE_S, Agreed, PeerWatch, warn_of_state, watch_for
+from loader.job.topology import Topology, must_stand
+from loader.order_setup import (
     Arguments,
     Window,
     agreed,
@@ -45,9 +40,14 @@ from loader.setup import (
     state_of,
     turn_of,
 )
-from loader.stats import Stats
-from loader.supply import Supply
-from loader.topology import Topology, must_stand
+from loader.rank_order import RankOrder
+from loader.reading.reader import Ints
+from loader.samplers import samplers_of
+from loader.workers.batch_source import Supply
+from loader.workers.engines import Given, WorkerType, checked, given_to
+from loader.workers.epoch_loop import Epochs
+from loader.workers.iteration import Iteration
+from loader.workers.torch_samplers import begin_as_torch, foretold, stateless, tell_epoch
 
 _T_co = TypeVar("_T_co", covariant=True)
 OF_ONE_PROCESS = (
@@ -68,16 +68,17 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     dataset, or a sampler of your own, behaves as in torch. Without a `batch_size` (None) single samples come.
 
     `batch_size` is per rank. `global_batch_size`: samples of one optimizer step, all ranks together; a multiple of
-    batch_size x ranks gives micro-batches (`accumulate`). `seed` (0 to 2^64 - 1): of the order, and of the generators that
-    transforms get. `epochs`: how many one `iter()` runs through; None never ends. `last`: what becomes of the samples that
-    fill no global batch: "short" (repeats are added until all micro-batches of all ranks are equally large) | "pad" (until
-    they are full) | "drop" | "error"; "short" unless `drop_last`. `window`: bytes that are shuffled together, "auto" (256
-    MiB: the default) or "all". `mesh`, `dp_dims`: a DeviceMesh and its data-parallel dimensions; or `rank`, `world_size`;
-    else from the environment. `shard=False`: this loader runs on one rank alone. `on_error`: "raise" | "skip" |
-    "substitute" for a sample that is unreadable for good, or whose decode or transform raises (see `loader/mend.py`).
-    `peer_failure_s`: how many seconds a rank that is blocked in a collective outlives another's failure. `log_stats`: one
-    line each epoch. `worker_type`: "process", or "thread" for workers that are threads of this process (no hand-over;
-    `get_worker_info()` is None in them). `device`: a CUDA device that batches are moved to ahead of use.
+    batch_size x ranks gives micro-batches (`accumulate`). `seed` (0 to 2^64 - 1): of the order, and of the generators
+    that transforms get. `epochs`: how many one `iter()` runs through; None never ends. `last`: what becomes of the
+    samples that fill no global batch: "short" (repeats are added until all micro-batches of all ranks are equally
+    large) | "pad" (until they are full) | "drop" | "error"; "short" unless `drop_last`. `window`: bytes that are
+    shuffled together, "auto" (256 MiB: the default) or "all". `mesh`, `dp_dims`: a DeviceMesh and its data-parallel
+    dimensions; or `rank`, `world_size`; else from the environment. `shard=False`: this loader runs on one rank alone.
+    `on_error`: "raise" | "skip" | "substitute" for a sample that is unreadable for good, or whose decode or transform
+    raises (see `loader/batches/bad_samples.py`). `peer_failure_s`: how many seconds a rank that is blocked in a
+    collective outlives another's failure. `log_stats`: one line each epoch. `worker_type`: "process", or "thread" for
+    workers that are threads of this process (no hand-over; `get_worker_info()` is None in them). `device`: a CUDA
+    device that batches are moved to ahead of use.
 
     Raises InvalidInput; while iterating, what reading raises, as PeerRankFailed on every rank of a job of several.
     """

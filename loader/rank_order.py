@@ -14,13 +14,13 @@ from torch.utils.data import default_convert
 
 from cachesvc.core.arguments import whole_number
 from cachesvc.core.errors import InvalidInput
-from loader.dataset import key_transforms
-from loader.feed import Feed
-from loader.inside import Core
-from loader.mixture import Mixture
-from loader.packs import Packed
-from loader.progress import MAX_COUNT, Progress
-from loader.setup import Arguments, feed_of
+from loader.batches.feed import Feed
+from loader.datasets.dataset import key_transforms
+from loader.datasets.mixture import Mixture
+from loader.datasets.packing import Packed
+from loader.datasets.wrapped import Core
+from loader.job.checkpoint import MAX_COUNT, Progress
+from loader.order_setup import Arguments, feed_of
 
 _log = logging.getLogger("cachesvc")
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bench.node import Daemon
-from cachesvc.memory import CGROUPS
+from cachesvc.system.memory import CGROUPS
 from tests.test_daemon import wait_until
 
 

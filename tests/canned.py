@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 
-from cachesvc.client import CODE_KEY
+from cachesvc.client.control import CODE_KEY
 from cachesvc.config import CONTROL_SOCKET, GRANTS_SOCKET
 from cachesvc.core import wire
 from cachesvc.core.wire import Op

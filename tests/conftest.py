@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from cachesvc.sources.s3 import S3Settings, S3Source, open_s3
+from cachesvc.sources.s3.s3 import S3Settings, S3Source, open_s3
 from tests.fake_s3 import FakeS3, fake_s3
 from tests.servers import Proxy, SeaweedFS
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from cachesvc.core import events as ev
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
-from cachesvc.core.node import Node
-from cachesvc.core.policy import Settings, TierSpec
+from cachesvc.core.node.node import Node
+from cachesvc.core.tiering.policy import Settings, TierSpec
 from cachesvc.simulate.clock import Clock
 from cachesvc.simulate.holding import LOOK_S, Holding
 

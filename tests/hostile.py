@@ -19,7 +19,6 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from xxhash import xxh3_64_hexdigest
 
-from cachesvc import plans
 from cachesvc.catalog.build import Options
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.formats.fixed import compile_records
@@ -29,13 +28,14 @@ from cachesvc.catalog.formats.tar import members
 from cachesvc.catalog.formats.tokens import compile_tokens
 from cachesvc.catalog.formats.webdataset import compile_webdataset
 from cachesvc.catalog.inputs import Draft, Entry, Inputs
+from cachesvc.client import plan_memory as plans
 from cachesvc.config import Settings
 from cachesvc.core import wire
 from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.model import Extent, ExtentId, ObjectVersion
-from cachesvc.daemon.messages import options_of
-from cachesvc.daemon.plans import entries_of
-from cachesvc.sources.parquet import decode
+from cachesvc.daemon.control.messages import options_of
+from cachesvc.daemon.grants.plans import entries_of
+from cachesvc.sources.parquet.parquet import decode
 from cachesvc.sources.uri import allowlist, canonical, expand
 from cachesvc.v1 import cachesvc_pb2 as pb
 

@@ -10,16 +10,16 @@ from pathlib import Path
 
 from cachesvc.catalog.build import DirectBytes, Options, build, survey
 from cachesvc.catalog.catalog import Catalog
+from cachesvc.client.protocol import Granted, Refused
 from cachesvc.core.errors import DaemonUnavailable
 from cachesvc.core.model import DatasetId, Extent
-from cachesvc.core.order import Plan
-from cachesvc.grants import Granted, Refused
+from cachesvc.core.order.epoch_order import Plan
 from cachesvc.sources.files import FilesSource
 from cachesvc.sources.uri import canonical
-from loader.around import Access
-from loader.dataset import Dataset
-from loader.opened import Opened
-from loader.samples import Form
+from loader.datasets.dataset import Dataset
+from loader.datasets.samples import Form
+from loader.reading.direct_access import Access
+from loader.reading.opened_dataset import Opened
 
 
 def extent_bytes(extent: Extent) -> bytes:

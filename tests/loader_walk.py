@@ -13,7 +13,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from cachesvc.core.errors import SourceUnavailable
 from loader import DataLoader, mix, pack
-from loader.dataset import Dataset
+from loader.datasets.dataset import Dataset
 from tests.loader_fakes import MemoryLink, in_memory
 
 COUNT, WIDTH = 26, 256

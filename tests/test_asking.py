@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from bench.node import Daemon
-from cachesvc.client import Control
+from cachesvc.client.control import Control
 from loader import DataLoader, open_dataset
 from tests.test_daemon import wait_until
 

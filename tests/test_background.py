@@ -13,13 +13,13 @@ from platform import machine
 import pytest
 
 from bench.node import Daemon
-from cachesvc.daemon import background
+from cachesvc.daemon.processes import nice as background
 from tests.processes import children
 from tests.test_daemon import wait_until
 
 _SHOW = """
 import ctypes, os, sys, threading
-from cachesvc.daemon.background import run_in_background
+from cachesvc.daemon.processes.nice import run_in_background
 def show():
     attributes = ctypes.create_string_buffer(48)
     ctypes.CDLL(None).syscall(int(sys.argv[1]), 0, attributes, 48, 0)

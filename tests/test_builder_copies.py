@@ -11,9 +11,9 @@ import pytest
 
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
-from cachesvc.client import Control
-from cachesvc.grants import Granted
-from cachesvc.leases import DaemonGrants
+from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.protocol import Granted
 from cachesvc.sources.watched import HUNG_S
 from tests import datasets
 from tests.faulty_disk import FaultyDisk

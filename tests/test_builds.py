@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
-from cachesvc.client import Control
-from cachesvc.daemon import jobs
-from cachesvc.daemon.builds import Builds, Make, Opening
-from cachesvc.daemon.fillers import Answered
+from cachesvc.client.control import Control
+from cachesvc.daemon.fills.build_queue import Builds, Make, Opening
+from cachesvc.daemon.fills.pool import Answered
+from cachesvc.daemon.processes import jobs
 from tests.fake_s3 import FakeS3, Object, fake_s3
 from tests.test_daemon import wait_until
 from tests.users import ALICE, BOB, as_root, as_user

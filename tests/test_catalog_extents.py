@@ -13,7 +13,7 @@ from cachesvc.catalog.build import DirectBytes, Options, build, survey
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.detect import BESIDE
 from cachesvc.catalog.space import Space
-from cachesvc.client import Control
+from cachesvc.client.control import Control
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import MAX_EXTENTS, ObjectVersion
 from tests.catalog_reader import Folder, compiled

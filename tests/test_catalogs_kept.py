@@ -8,11 +8,11 @@ from pathlib import Path
 
 from bench.node import Daemon, open_files
 from cachesvc.catalog.build import Options
-from cachesvc.client import Control
+from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.protocol import Granted
 from cachesvc.core.model import DatasetId
 from cachesvc.daemon.datasets import UNUSED
-from cachesvc.grants import Granted
-from cachesvc.leases import DaemonGrants
 from tests.test_daemon import wait_until
 
 PAGE = 4096

@@ -17,10 +17,10 @@ import pytest
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
 from cachesvc.catalog.unused import FRESH_S, UNUSED_S, remove_unused, used
-from cachesvc.client import Control
+from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
 from cachesvc.core.errors import OutOfSpace
 from cachesvc.core.model import DatasetId
-from cachesvc.leases import DaemonGrants
 from tests.test_daemon import wait_until
 
 

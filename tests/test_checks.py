@@ -11,10 +11,10 @@ from typing import Any
 from cachesvc.core.errors import CorruptData, OutOfSpace, SourceUnavailable
 from cachesvc.core.events import Corrupt, Event, Recovered
 from cachesvc.core.model import ExtentId, TierName
-from cachesvc.core.node import Node
-from cachesvc.core.policy import TierSpec
-from cachesvc.daemon import jobs
-from cachesvc.daemon.checks import AT_ONCE, VERIFY_TRIES, Checks, Good
+from cachesvc.core.node.node import Node
+from cachesvc.core.tiering.policy import TierSpec
+from cachesvc.daemon.fills.checks import AT_ONCE, VERIFY_TRIES, Checks, Good
+from cachesvc.daemon.processes import jobs
 from cachesvc.tiers.failures import translated
 from cachesvc.tiers.tier import Checksums
 

@@ -11,10 +11,10 @@ import pytest
 
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
-from cachesvc.client import Control
+from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
 from cachesvc.core.errors import CacheError
 from cachesvc.core.model import DatasetId
-from cachesvc.leases import DaemonGrants
 from tests.users import BOB, as_root, as_user
 
 EXTENTS, MOST = 100, 300

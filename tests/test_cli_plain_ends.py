@@ -21,7 +21,7 @@ from bench.node import Daemon
 from cachesvc.__main__ import run
 from cachesvc.cli import checks, output
 from cachesvc.cli.notes import say_notes
-from cachesvc.client import Control
+from cachesvc.client.control import Control
 from cachesvc.config import OPEN_FILES, SOCKET_PATH_BYTES, open_files_advised
 from cachesvc.core.errors import CorruptData
 from cachesvc.v1 import cachesvc_pb2 as pb

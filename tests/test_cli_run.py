@@ -16,7 +16,7 @@ import pytest
 
 from cachesvc.__main__ import run
 from cachesvc.cli.run import make_private, private_dir
-from cachesvc.client import Control
+from cachesvc.client.control import Control
 from cachesvc.core.errors import NotAllowed
 from tests.canned import canned_daemon
 from tests.processes import children

@@ -11,9 +11,9 @@ import pytest
 
 from cachesvc.core.errors import TierFailed
 from cachesvc.core.model import TierName
-from cachesvc.daemon import closing
-from cachesvc.daemon.closing import close_tier, ended, leave
-from cachesvc.daemon.lanes import Lane
+from cachesvc.daemon.disks import closing
+from cachesvc.daemon.disks.closing import close_tier, ended, leave
+from cachesvc.daemon.loop.lanes import Lane
 
 SOON_S = 20.0
 

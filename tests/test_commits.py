@@ -11,7 +11,7 @@ import pytest
 
 from cachesvc.core.errors import CacheError, TierFailed
 from cachesvc.core.model import ExtentId, TierName
-from cachesvc.daemon.commits import MOST, Commits
+from cachesvc.daemon.fills.commits import MOST, Commits
 from tests.faulty_disk import FaultyDisk
 from tests.test_daemon_disks import EXTENTS, node, sample
 

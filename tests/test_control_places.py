@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
-from cachesvc.client import CODE_KEY, Control
+from cachesvc.client.caller_token import Identity
+from cachesvc.client.control import CODE_KEY, Control
 from cachesvc.core.errors import Busy
-from cachesvc.daemon.places import OWN_PLACES, PLACES, Places
-from cachesvc.identity import Identity
+from cachesvc.daemon.control.call_quota import OWN_PLACES, PLACES, Places
 from tests.test_daemon import wait_until
 from tests.users import ALICE, BOB, as_root
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from cachesvc.core.asking import EVERY_S, MOST, OWED_S, UNHEARD
 from cachesvc.core.events import (
     Command,
     DatasetDeclared,
@@ -21,8 +20,9 @@ from cachesvc.core.events import (
     StartFill,
 )
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, Stay, TierName
-from cachesvc.core.node import Node
-from cachesvc.core.policy import Settings, TierSpec
+from cachesvc.core.node.node import Node
+from cachesvc.core.node.reclaim import EVERY_S, MOST, OWED_S, UNHEARD
+from cachesvc.core.tiering.policy import Settings, TierSpec
 
 SIZE = 10
 FIRST, SECOND = DatasetId("first"), DatasetId("second")

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesvc.core.bounds import Claimed, bounds
 from cachesvc.core.events import DatasetDeclared, Pinned
 from cachesvc.core.model import RAM, DatasetId, ExtentId
-from cachesvc.core.node import Node
-from cachesvc.core.policy import TierSpec
+from cachesvc.core.node.node import Node
+from cachesvc.core.tiering.hit_bounds import Claimed, bounds
+from cachesvc.core.tiering.policy import TierSpec
 
 sizes = st.floats(1.0, 1e12)
 parts = st.floats(0.0, 1.0)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesvc.core.breaker import Breaker, Limits, Probe
+from cachesvc.core.rates.breaker import Breaker, Limits, Probe
 
 LIMITS = Limits()
 Disk = Callable[[float, Probe], tuple[float, str]]

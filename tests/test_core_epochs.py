@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from cachesvc.core import epochs
 from cachesvc.core.events import Filled, JobEnded, Passed, Pinned, PlanEnded, Planned, StartFill
+from cachesvc.core.lookahead import epoch_tally as epochs
 from cachesvc.core.model import DatasetId, ExtentId
-from cachesvc.core.node import Node
+from cachesvc.core.node.node import Node
 from tests.test_core_node import A, B, C, D, declare, node_of, read, tell
 
 DATASET = DatasetId("d")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cachesvc.core import events as ev
-from cachesvc.core.asking import EVERY_S
 from cachesvc.core.model import RAM
+from cachesvc.core.node.reclaim import EVERY_S
 from cachesvc.simulate.holding import LOOK_S
 from tests.holders import NVME, SIZE, Jobs, Reader
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesvc.core.intervals import Intervals
+from cachesvc.core.order.intervals import Intervals
 
 uneven = st.lists(st.integers(0, 50), min_size=1, max_size=30).map(sorted)
 even = st.builds(

@@ -49,9 +49,9 @@ from cachesvc.core.events import (
     Verify,
 )
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
-from cachesvc.core.node import Node
-from cachesvc.core.policy import Settings, TierSpec
-from cachesvc.core.retain import STRETCHES
+from cachesvc.core.node.node import Node
+from cachesvc.core.tiering.policy import Settings, TierSpec
+from cachesvc.core.tiering.retention import STRETCHES
 
 NVME = TierName("nvme0")
 EXTENTS = [(ExtentId(bytes([number]) * 16), 1 + number % 4) for number in range(24)]

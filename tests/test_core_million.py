@@ -25,8 +25,8 @@ from cachesvc.core.events import (
     Unpinned,
 )
 from cachesvc.core.model import RAM, DatasetId, ExtentId
-from cachesvc.core.node import Node
-from cachesvc.core.policy import Settings, TierSpec
+from cachesvc.core.node.node import Node
+from cachesvc.core.tiering.policy import Settings, TierSpec
 
 MILLION = 1_000_000
 DATASET = DatasetId("d")

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachesvc.core.errors import InvalidInput
-from cachesvc.core.mixture import (
+from cachesvc.core.order.epoch_order import OrderSpec, Touches
+from cachesvc.core.order.mixture import (
     MAX_PERIOD,
     MixtureRun,
     Pattern,
@@ -16,9 +17,8 @@ from cachesvc.core.mixture import (
     integer_shares,
     unspotted,
 )
-from cachesvc.core.order import OrderSpec, Touches
-from cachesvc.core.permute import permute
-from cachesvc.core.run import RunOrder
+from cachesvc.core.order.permute import permute
+from cachesvc.core.order.run import RunOrder
 
 SHARES = st.lists(st.integers(0, 60), min_size=1, max_size=7).filter(any)
 

@@ -6,7 +6,6 @@ import math
 
 import pytest
 
-from cachesvc.core.copies import UNDECLARED
 from cachesvc.core.errors import NotFound, OutOfSpace, SourceUnavailable, TierFailed
 from cachesvc.core.events import (
     Command,
@@ -44,13 +43,14 @@ from cachesvc.core.events import (
     TierLost,
     Unpinned,
 )
-from cachesvc.core.lookahead import FEED_LIMIT
+from cachesvc.core.lookahead.lookahead import FEED_LIMIT
+from cachesvc.core.lookahead.plan_windows import REST_S
 from cachesvc.core.model import RAM, Counted, DatasetId, ExtentId, ReaderId, Stay, TierName
-from cachesvc.core.node import Node
-from cachesvc.core.policy import SMALL_FILLS, Settings, TierSpec
-from cachesvc.core.replay import replay
-from cachesvc.core.retries import RETRY_CAP_S, backoff_s
-from cachesvc.core.windows import REST_S
+from cachesvc.core.node.node import Node
+from cachesvc.core.node.retries import RETRY_CAP_S, backoff_s
+from cachesvc.core.node.snapshot import replay
+from cachesvc.core.tiering.copies import UNDECLARED
+from cachesvc.core.tiering.policy import SMALL_FILLS, Settings, TierSpec
 
 NVME = TierName("nvme0")
 NVME1 = TierName("nvme1")

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachesvc.core.order import EpochOrder, OrderSpec
-from cachesvc.core.packing import PackRun
+from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec
+from cachesvc.core.order.packing import PackRun
 
 EXTENTS = st.lists(st.lists(st.integers(0, 9), max_size=6), min_size=1, max_size=6)
 

@@ -12,10 +12,10 @@ from hypothesis.stateful import rule
 from cachesvc.config import Rule
 from cachesvc.core import events as ev
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
-from cachesvc.core.node import Node
-from cachesvc.core.policy import Settings, TierSpec
-from cachesvc.core.replay import best_first, protecting_first, replay
-from cachesvc.daemon import takeover_state
+from cachesvc.core.node.node import Node
+from cachesvc.core.node.snapshot import best_first, protecting_first, replay
+from cachesvc.core.tiering.policy import Settings, TierSpec
+from cachesvc.daemon.takeover import state as takeover_state
 from cachesvc.v1 import takeover_pb2
 from tests.test_core_machine import BUDGETS, DATASETS, NVME, SIZES, NodeMachine, picks
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from cachesvc.core import events as ev
 from cachesvc.core.model import RAM, ExtentId, ReaderId, TierName
-from cachesvc.core.node import Node
-from cachesvc.core.policy import Settings, TierSpec
-from cachesvc.core.scrub import ROUND_S
+from cachesvc.core.node.node import Node
+from cachesvc.core.node.scrub import ROUND_S
+from cachesvc.core.tiering.policy import Settings, TierSpec
 
 FIRST, SECOND = TierName("nvme0"), TierName("nvme1")
 READER = ReaderId(1)

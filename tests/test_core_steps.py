@@ -29,10 +29,10 @@ from cachesvc.core.events import (
     Unpinned,
 )
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId
-from cachesvc.core.node import Node
-from cachesvc.core.policy import Settings, TierSpec
-from cachesvc.core.schedule import Schedule
-from cachesvc.core.steps import Steps, Work
+from cachesvc.core.node.node import Node
+from cachesvc.core.records.incremental import Steps, Work
+from cachesvc.core.records.schedule import Schedule
+from cachesvc.core.tiering.policy import Settings, TierSpec
 
 DATASET, OTHER = DatasetId("d"), DatasetId("o")
 EXTENTS = [ExtentId(bytes([number]) * 16) for number in range(10)]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachesvc.core.model import ExtentId
-from cachesvc.core.table import Table
+from cachesvc.core.records.extent_table import Table
 
 extents = st.binary(min_size=1, max_size=2).map(ExtentId)
 

@@ -19,8 +19,8 @@ from cachesvc.core.events import (
     StartFill,
 )
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId
-from cachesvc.core.node import Node
-from cachesvc.core.policy import Settings, TierSpec
+from cachesvc.core.node.node import Node
+from cachesvc.core.tiering.policy import Settings, TierSpec
 
 SIZE = 64
 DATASET = DatasetId("d")

@@ -24,9 +24,9 @@ from cachesvc.core.events import (
     StartFill,
 )
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId
-from cachesvc.core.node import Node
-from cachesvc.core.policy import Settings, TierSpec
-from cachesvc.core.turns import Turns
+from cachesvc.core.node.node import Node
+from cachesvc.core.records.fair_queue import Turns
+from cachesvc.core.tiering.policy import Settings, TierSpec
 from cachesvc.simulate.clock import Clock
 from cachesvc.simulate.source import Source, SourceSpec
 

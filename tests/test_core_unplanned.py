@@ -26,9 +26,9 @@ from cachesvc.core.events import (
     StartFill,
 )
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId
-from cachesvc.core.node import Node
-from cachesvc.core.policy import Settings, TierSpec
-from cachesvc.core.reserve import WINDOW_EXTENTS
+from cachesvc.core.node.node import Node
+from cachesvc.core.tiering.policy import Settings, TierSpec
+from cachesvc.core.tiering.stream_window import WINDOW_EXTENTS
 
 SIZE = 10
 CAPACITY = 100

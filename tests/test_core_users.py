@@ -24,8 +24,8 @@ from cachesvc.core.events import (
     Tick,
 )
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId
-from cachesvc.core.node import Node
-from cachesvc.core.policy import Settings, TierSpec
+from cachesvc.core.node.node import Node
+from cachesvc.core.tiering.policy import Settings, TierSpec
 from cachesvc.simulate.clock import Clock
 
 ALICE, BOB = 1001, 1002

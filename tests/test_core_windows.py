@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from cachesvc.core.lookahead.plan_windows import REST_S, Windows
 from cachesvc.core.model import ExtentId
-from cachesvc.core.moment import Moment
-from cachesvc.core.state import Window
-from cachesvc.core.windows import REST_S, Windows
+from cachesvc.core.records.moment import Moment
+from cachesvc.core.records.state import Window
 
 SIZE, USER = 10, 1001
 

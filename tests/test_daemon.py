@@ -18,12 +18,12 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from bench.node import Daemon, open_files
 from cachesvc.catalog.build import Options
-from cachesvc.client import Control, DatasetInfo
+from cachesvc.client.control import Control, DatasetInfo
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.keepalive import EVERY_S, leave_alone
+from cachesvc.client.protocol import Granted, Refused
 from cachesvc.core.errors import CacheError, DaemonUnavailable, NotAllowed, NotFound, OutOfSpace
 from cachesvc.core.model import DatasetId
-from cachesvc.grants import Granted, Refused
-from cachesvc.leases import DaemonGrants
-from cachesvc.presence import EVERY_S, leave_alone
 from tests.servers import Proxy, SeaweedFS
 
 EXTENT = 1 << 20
@@ -198,7 +198,7 @@ def test_health_and_reflection_are_served(daemon: Daemon) -> None:
 READER = """
 import sys, time
 from cachesvc.core.model import DatasetId
-from cachesvc.leases import DaemonGrants
+from cachesvc.client.grants import DaemonGrants
 grants = DaemonGrants(sys.argv[1], DatasetId(sys.argv[2]))
 kept = grants.acquire(range(4), 30.0)
 print("leased", flush=True)

@@ -21,12 +21,12 @@ import pytest
 from bench.node import Daemon
 from cachesvc.__main__ import run
 from cachesvc.catalog.build import Options
-from cachesvc.client import Control
+from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.protocol import Granted
 from cachesvc.core.errors import OutOfSpace, TierFailed
 from cachesvc.core.model import DatasetId
-from cachesvc.daemon.budgets import SHARE_SPARE
-from cachesvc.grants import Granted
-from cachesvc.leases import DaemonGrants
+from cachesvc.daemon.disks.budgets import SHARE_SPARE
 from tests.faulty_disk import FaultyDisk
 from tests.test_daemon import wait_until
 

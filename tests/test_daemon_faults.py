@@ -19,9 +19,11 @@ from pathlib import Path
 import pytest
 
 from bench.node import Daemon
-from cachesvc import identity
 from cachesvc.catalog.build import Options
-from cachesvc.client import Control
+from cachesvc.client import caller_token as identity
+from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.protocol import Granted, Refused
 from cachesvc.core import wire
 from cachesvc.core.errors import (
     CacheError,
@@ -32,11 +34,9 @@ from cachesvc.core.errors import (
 )
 from cachesvc.core.model import DatasetId
 from cachesvc.core.wire import Message, Op
-from cachesvc.daemon.service import MAX_URIS
-from cachesvc.grants import Granted, Refused
-from cachesvc.leases import DaemonGrants
-from loader.connect import Link
-from loader.failover import Failover
+from cachesvc.daemon.control.service import MAX_URIS
+from loader.reading.connect import Link
+from loader.reading.failover import Failover
 from tests.processes import children, slow_fillers
 from tests.servers import Proxy, SeaweedFS
 from tests.test_daemon import wait_until
@@ -328,7 +328,7 @@ def test_as_many_uris_as_are_taken_fit_a_message(daemon: Daemon) -> None:
 STREAMS = """
 import sys, threading
 from cachesvc.catalog.build import Options
-from cachesvc.client import Control
+from cachesvc.client.control import Control
 from cachesvc.core.errors import CacheError, DeadlineExceeded, InvalidInput, SourceUnavailable
 control = Control(sys.argv[1])
 print("ready", flush=True)
@@ -466,10 +466,10 @@ def test_a_catalogs_folder_that_somebody_removed_is_made_again(
 
 KNOCK = """
 import os, sys
-from cachesvc.client import Control
+from cachesvc.client.control import Control
 from cachesvc.core.errors import CacheError
 from cachesvc.core.model import DatasetId
-from cachesvc.leases import DaemonGrants
+from cachesvc.client.grants import DaemonGrants
 
 def control():
     with Control(sys.argv[1]) as found:

@@ -14,11 +14,11 @@ import pytest
 
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
-from cachesvc.client import Control
+from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.protocol import Granted
 from cachesvc.core.errors import CacheError
 from cachesvc.core.model import DatasetId
-from cachesvc.grants import Granted
-from cachesvc.leases import DaemonGrants
 from tests.test_daemon import wait_until
 
 EXTENT = 64 << 10

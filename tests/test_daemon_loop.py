@@ -12,7 +12,7 @@ import weakref
 import pytest
 
 from cachesvc.core.errors import DaemonUnavailable, NotFound
-from cachesvc.daemon.loop import Loop
+from cachesvc.daemon.loop.loop import Loop
 
 
 class Request:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cachesvc.datagrams import emptied
+from cachesvc.system.datagrams import emptied
 
 Pair = tuple[socket.socket, socket.socket]
 

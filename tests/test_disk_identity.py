@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from bench.node import open_files
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.protocol import Granted
 from cachesvc.core import events as ev
 from cachesvc.core.errors import CacheError, InvalidInput, TierFailed
 from cachesvc.core.model import DatasetId, ExtentId, ReaderId
-from cachesvc.core.node import Node as Core
-from cachesvc.core.policy import TierSpec
-from cachesvc.daemon.lanes import Lane
-from cachesvc.daemon.renewal import Disk
-from cachesvc.daemon.watch import Watch
-from cachesvc.grants import Granted
-from cachesvc.leases import DaemonGrants
+from cachesvc.core.node.node import Node as Core
+from cachesvc.core.tiering.policy import TierSpec
+from cachesvc.daemon.disks.renewal import Disk
+from cachesvc.daemon.disks.watch import Watch
+from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.tiers.nvme import open_nvme
 from cachesvc.tiers.probe import Room
 from tests.test_daemon import wait_until

@@ -14,11 +14,11 @@ import pytest
 
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
-from cachesvc.client import Control
+from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.protocol import Granted
 from cachesvc.core.model import DatasetId
-from cachesvc.grants import Granted
-from cachesvc.leases import DaemonGrants
-from cachesvc.sources.s3 import S3Settings, open_s3
+from cachesvc.sources.s3.s3 import S3Settings, open_s3
 from tests.faulty_disk import FaultyDisk
 from tests.servers import Proxy, SeaweedFS
 from tests.test_daemon import wait_until

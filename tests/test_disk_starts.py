@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.protocol import Granted
 from cachesvc.core.errors import InvalidInput, TierFailed
 from cachesvc.core.model import TierName
-from cachesvc.daemon.closing import CLOSE_S
-from cachesvc.daemon.fillers import STOP_S
-from cachesvc.daemon.lanes import Lane
-from cachesvc.daemon.opening import SILENT_S, Opening, awaited
-from cachesvc.daemon.renewal import Disk
-from cachesvc.grants import Granted
-from cachesvc.leases import DaemonGrants
+from cachesvc.daemon.disks.closing import CLOSE_S
+from cachesvc.daemon.disks.opening import SILENT_S, Opening, awaited
+from cachesvc.daemon.disks.renewal import Disk
+from cachesvc.daemon.fills.pool import STOP_S
+from cachesvc.daemon.loop.lanes import Lane
 from tests.faulty_disk import FaultyDisk
 from tests.fuse import FaultyMount
 from tests.servers import free_ports

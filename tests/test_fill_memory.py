@@ -12,8 +12,8 @@ import pytest
 import zstandard
 
 from cachesvc.core.model import RAM, Piece, extent_of
-from cachesvc.core.state import Tier
-from cachesvc.daemon.work import KEPT_LOOKS, MOST_LOOKS, Work
+from cachesvc.core.records.state import Tier
+from cachesvc.daemon.fills.memory_admission import KEPT_LOOKS, MOST_LOOKS, Work
 from cachesvc.sources.buffers import Buffers
 from cachesvc.sources.fetch import Fetcher
 from cachesvc.sources.files import FilesSource

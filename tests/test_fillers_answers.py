@@ -18,9 +18,9 @@ import pytest
 
 from cachesvc.config import Settings
 from cachesvc.core.errors import SourceUnavailable
-from cachesvc.daemon import jobs
-from cachesvc.daemon.fillers import Fillers
-from cachesvc.daemon.logs import FLOOD_LINES, FLOOD_S, MESSAGES, OURS, Flood
+from cachesvc.daemon.fills.pool import Fillers
+from cachesvc.daemon.processes import jobs
+from cachesvc.daemon.processes.logs import FLOOD_LINES, FLOOD_S, MESSAGES, OURS, Flood
 from cachesvc.daemon.serve import configure_logging
 
 DONE = jobs.Done(1, message="m", dataset="0" * 32)

@@ -14,8 +14,8 @@ import pytest
 from cachesvc.catalog.build import DirectBytes, Options, build, survey
 from cachesvc.config import Settings
 from cachesvc.core.errors import SourceUnavailable, TierFailed
-from cachesvc.daemon import jobs
-from cachesvc.daemon.forks import ForkServer
+from cachesvc.daemon.processes import jobs
+from cachesvc.daemon.processes.fork_server import ForkServer
 from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.tiers.checksum import block_digest
 from tests import datasets
@@ -30,7 +30,7 @@ def ask(tmp_path: Path) -> Iterator[Ask]:
     """A real filler: job and descriptors -> its answer."""
     settings = Settings(0, (), (), str(tmp_path), str(tmp_path / "state"), fillers=1)
     given = json.dumps({**asdict(settings), "roots": (), "paces": -1})
-    forks = ForkServer("cachesvc.daemon.filler", given, (), lambda fd, callback: None, lambda fd: None)
+    forks = ForkServer("cachesvc.daemon.fills.filler", given, (), lambda fd, callback: None, lambda fd: None)
     child, channel = forks.fork()
     channel.settimeout(30)
 

@@ -14,9 +14,9 @@ import pytest
 from cachesvc.config import NvmeSpec, Settings
 from cachesvc.core.errors import SourceUnavailable
 from cachesvc.core.model import RAM, TierName
-from cachesvc.daemon import fillers as pool
-from cachesvc.daemon import jobs
-from cachesvc.daemon.fillers import Fillers
+from cachesvc.daemon.fills import pool
+from cachesvc.daemon.fills.pool import Fillers
+from cachesvc.daemon.processes import jobs
 from cachesvc.tiers.checksum import Passing
 from tests.faulty_disk import FaultyDisk
 from tests.test_kills import Loop

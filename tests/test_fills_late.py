@@ -13,11 +13,8 @@ from typing import Any
 
 from cachesvc.core import events
 from cachesvc.core.model import DatasetId, ExtentId, ReaderId, TierName
-from cachesvc.core.node import Node
-from cachesvc.core.policy import Settings, TierSpec
-from cachesvc.daemon import jobs
-from cachesvc.daemon.checks import Checks
-from cachesvc.daemon.commits import Commits
+from cachesvc.core.node.node import Node
+from cachesvc.core.tiering.policy import Settings, TierSpec
 from cachesvc.daemon.datasets import (
     CACHED_EXTENTS,
     UNUSED,
@@ -28,9 +25,12 @@ from cachesvc.daemon.datasets import (
     in_use,
     is_claimed,
 )
-from cachesvc.daemon.fills import Fills
-from cachesvc.daemon.lacking import Lacking
-from cachesvc.daemon.work import Work
+from cachesvc.daemon.fills.checks import Checks
+from cachesvc.daemon.fills.commits import Commits
+from cachesvc.daemon.fills.fills import Fills
+from cachesvc.daemon.fills.memory_admission import Work
+from cachesvc.daemon.fills.missing_objects import Lacking
+from cachesvc.daemon.processes import jobs
 
 NVME = TierName("nvme0")
 

@@ -16,10 +16,10 @@ import pytest
 
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
-from cachesvc.client import Control
-from cachesvc.core.order import Plan
-from cachesvc.grants import Granted
-from cachesvc.leases import DaemonGrants
+from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.protocol import Granted
+from cachesvc.core.order.epoch_order import Plan
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES
 from loader import DataLoader, open_dataset
 from tests.datasets import image_folder

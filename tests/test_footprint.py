@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 
-from cachesvc.client import Control
+from cachesvc.client.control import Control
 from cachesvc.core.model import RAM, DatasetId
-from cachesvc.daemon.oom import TOGETHER_S, OomKills
-from cachesvc.footprint import (
+from cachesvc.daemon.processes.oom_kills import TOGETHER_S, OomKills
+from cachesvc.system.footprint import (
     DAEMON_BYTES,
     FILLER_BYTES,
     default_ram_bytes,
     footprint_bytes,
     largest_ram_bytes,
 )
-from cachesvc.memory import allowed_bytes, oom_kills
+from cachesvc.system.memory import allowed_bytes, oom_kills
 from loader import open_dataset
 from tests import datasets
 from tests.cages import Cage, Caged, caged

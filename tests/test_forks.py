@@ -17,7 +17,7 @@ import pytest
 
 from cachesvc.core.errors import SourceUnavailable
 from cachesvc.core.model import RAM
-from cachesvc.daemon import jobs
+from cachesvc.daemon.processes import jobs
 from tests.test_daemon import wait_until
 from tests.test_fillers_replaced import Pool, a_pool, opened
 

@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from bench.node import Daemon
-from cachesvc import connection
-from cachesvc.connection import Connection
+from cachesvc.client import connection
+from cachesvc.client.connection import Connection
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.protocol import Granted, Refused
 from cachesvc.core import wire
 from cachesvc.core.errors import CacheError, DaemonUnavailable, DeadlineExceeded
 from cachesvc.core.model import DatasetId
 from cachesvc.core.wire import Op
-from cachesvc.grants import Granted, Refused
-from cachesvc.leases import DaemonGrants
 from tests.processes import children
 from tests.test_daemon import held_memory, wait_until
 from tests.test_daemon_faults import EXTENT, EXTENTS, opened, options, written

@@ -14,7 +14,7 @@ import pytest
 
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
-from cachesvc.client import Control
+from cachesvc.client.control import Control
 from cachesvc.core import events as ev
 from cachesvc.core import holes
 from cachesvc.core.errors import (
@@ -27,9 +27,9 @@ from cachesvc.core.errors import (
 )
 from cachesvc.core.holes import Hole, Holes
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ObjectVersion, Piece, ReaderId, TierName, extent_of
-from cachesvc.core.node import Node
-from cachesvc.core.policy import TierSpec
-from cachesvc.daemon.lacking import AGAIN_S, Lack, Lacking
+from cachesvc.core.node.node import Node
+from cachesvc.core.tiering.policy import TierSpec
+from cachesvc.daemon.fills.missing_objects import AGAIN_S, Lack, Lacking
 from cachesvc.sources.fetch import Fetcher, written
 from cachesvc.tiers import footer
 from cachesvc.tiers.checksum import Passing

@@ -20,17 +20,17 @@ from hypothesis import strategies as st
 
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
-from cachesvc.client import CODE_KEY, MAX_MESSAGE_BYTES, Control
+from cachesvc.client.control import CODE_KEY, MAX_MESSAGE_BYTES, Control
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.protocol import Granted
 from cachesvc.core import wire
 from cachesvc.core.errors import CacheError
 from cachesvc.core.model import DatasetId
 from cachesvc.core.wire import Message, Op
-from cachesvc.daemon import disposal
-from cachesvc.daemon.control import CONTROL_THREADS
-from cachesvc.daemon.disposal import A_USER, IN_ALL, THREADS, Disposal
-from cachesvc.daemon.statuses import STATUSES
-from cachesvc.grants import Granted
-from cachesvc.leases import DaemonGrants
+from cachesvc.daemon.control.server import CONTROL_THREADS
+from cachesvc.daemon.control.statuses import STATUSES
+from cachesvc.daemon.grants import deferred_close as disposal
+from cachesvc.daemon.grants.deferred_close import A_USER, IN_ALL, THREADS, Disposal
 from cachesvc.v1 import cachesvc_pb2 as pb
 from tests.test_daemon import wait_until
 

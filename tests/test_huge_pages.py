@@ -18,7 +18,7 @@ from cachesvc.catalog.space import unit
 from cachesvc.core.model import HUGE_BYTES, PAGE_BYTES, ExtentId
 from cachesvc.tiers.huge import in_huge_pages, in_memory
 from cachesvc.tiers.ram import RamTier
-from loader.spans import AddressRange
+from loader.reading.address_range import AddressRange
 
 EXTENT = ExtentId(bytes(16))
 SIZE = 3 * HUGE_BYTES + 12_345

@@ -13,10 +13,10 @@ import pytest
 
 from bench.node import Daemon
 from cachesvc.cli.checks import Level, settings
-from cachesvc.client import Control
+from cachesvc.client.control import Control
 from cachesvc.config import Settings
 from cachesvc.core.errors import SourceUnavailable
-from cachesvc.daemon.lookups import INSIDE, LOOKUP_S
+from cachesvc.daemon.access.path_lookups import INSIDE, LOOKUP_S
 from cachesvc.sources.watched import HUNG_S
 from tests.fuse import FaultyMount, File
 from tests.processes import children

@@ -18,9 +18,10 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from bench.node import Daemon
-from cachesvc.client import Control
+from cachesvc.client.control import Control
 from cachesvc.config import CALLERS
-from cachesvc.daemon import crowds, scrapes
+from cachesvc.daemon.control import connection_quota as crowds
+from cachesvc.daemon.metrics import http as scrapes
 from tests.servers import free_ports
 from tests.test_control_places import being
 from tests.test_daemon import wait_until

@@ -15,7 +15,7 @@ from PIL import Image
 
 from cachesvc.core.errors import InvalidInput
 from loader import DataLoader, mix, open_dataset
-from loader.decode import IMAGE_MODES, decoder
+from loader.datasets.decode import IMAGE_MODES, decoder
 from tests import datasets
 from tests.datasets import tar_bytes, write_files
 from tests.loader_fakes import compiled, in_memory

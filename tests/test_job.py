@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from bench.node import Daemon
-from cachesvc.client import Control
+from cachesvc.client.control import Control
 from cachesvc.core.errors import DaemonUnavailable
 from loader import DataLoader, open_dataset
 from tests import datasets

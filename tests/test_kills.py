@@ -21,12 +21,12 @@ import pytest
 from bench.kills.audit import Audit, differing
 from bench.kills.ledger import Entry, Reader, Writer
 from bench.node import Daemon
-from cachesvc import plans
+from cachesvc.client import plan_memory as plans
 from cachesvc.config import Settings
 from cachesvc.core.errors import DaemonUnavailable, SourceUnavailable
-from cachesvc.core.order import Plan
-from cachesvc.daemon import jobs
-from cachesvc.daemon.fillers import Fillers
+from cachesvc.core.order.epoch_order import Plan
+from cachesvc.daemon.fills.pool import Fillers
+from cachesvc.daemon.processes import jobs
 from loader import DataLoader, open_dataset
 from tests.processes import slow_fillers
 
@@ -168,7 +168,7 @@ def test_a_worker_that_starts_while_the_daemon_restarts_waits_for_it(
 LAUNCHER = """
 import multiprocessing, os, time
 from multiprocessing.util import get_temp_dir
-from loader.orphans import end_with
+from loader.process.parent_watch import end_with
 
 def work(said, own):
     if own:

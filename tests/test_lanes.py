@@ -11,8 +11,8 @@ import pytest
 
 from cachesvc.core.errors import CacheError, OutOfSpace, TierFailed
 from cachesvc.core.model import TierName
-from cachesvc.daemon.lanes import Lane
-from cachesvc.daemon.watch import Watch
+from cachesvc.daemon.disks.watch import Watch
+from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.tiers.probe import Room
 
 WAIT_S = 10.0

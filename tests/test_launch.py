@@ -11,10 +11,10 @@ import pytest
 
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
-from cachesvc.client import Control
+from cachesvc.client.control import Control
 from cachesvc.core import wire
 from cachesvc.core.wire import Message, Op
-from loader.launch import job_number
+from loader.job.job_id import job_number
 from tests.servers import Proxy, SeaweedFS
 from tests.test_daemon import wait_until
 from tests.test_daemon_faults import greeted, tell

@@ -19,12 +19,12 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 
 from bench.node import Daemon
 from cachesvc.catalog.catalog import Catalog
+from cachesvc.client.protocol import Granted, Refused
 from cachesvc.core.errors import CorruptData, DaemonUnavailable, NotFound
-from cachesvc.core.substitutes import FAR, NEAR, substitutes
-from cachesvc.grants import Granted, Refused
+from cachesvc.core.order.substitutes import FAR, NEAR, substitutes
 from loader import DataLoader, mix, open_dataset
-from loader.around import Access
-from loader.mend import KEPT, LOGGED, BadSample, Found, Repair
+from loader.batches.bad_samples import KEPT, LOGGED, BadSample, Found, Repair
+from loader.reading.direct_access import Access
 from tests import datasets
 from tests.loader_fakes import MemoryGrants, MemoryLink, compiled, in_memory
 from tests.servers import SeaweedFS

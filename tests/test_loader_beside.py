@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from bench.node import Daemon
-from cachesvc.client import Control
-from cachesvc.leases import DaemonGrants
+from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
 from loader import DataLoader, Dataset, open_dataset
 from tests.test_daemon import wait_until
 

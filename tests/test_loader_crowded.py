@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.node import Daemon
-from cachesvc.core.order import Plan
+from cachesvc.core.order.epoch_order import Plan
 from loader import DataLoader, open_dataset
-from loader.crowded import Crowded, at_once_bytes
+from loader.reading.thrash_warning import Crowded, at_once_bytes
 
 EXTENT, EXTENTS, RECORD = 64 << 10, 64, 1024
 

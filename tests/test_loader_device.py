@@ -17,10 +17,10 @@ import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from loader import DataLoader
-from loader.device import each_tensor
-from loader.feed import Turn
-from loader.made import Maker
-from loader.workers import Engine
+from loader.batches.feed import Turn
+from loader.batches.maker import Maker
+from loader.batches.to_device import each_tensor
+from loader.workers.torch_processes import Engine
 from tests import datasets
 from tests.loader_fakes import MemoryLink, compiled, in_memory
 

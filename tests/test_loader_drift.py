@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-from loader.drift import DriftWatch
-from loader.topology import Topology
+from loader.job.rank_drift import DriftWatch
+from loader.job.topology import Topology
 from tests import datasets
 from tests.servers import free_ports
 

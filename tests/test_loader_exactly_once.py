@@ -13,7 +13,7 @@ from torch.utils.data import Subset
 
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from loader import DataLoader
-from loader.dataset import Dataset
+from loader.datasets.dataset import Dataset
 from tests import datasets
 from tests.loader_fakes import MemoryLink, compiled, in_memory
 

@@ -21,9 +21,9 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from bench.node import Daemon
-from cachesvc.client import Control
+from cachesvc.client.control import Control
 from loader import DataLoader, Dataset, open_dataset
-from loader.foreign import plan_of
+from loader.workers.torch_samplers import plan_of
 from tests.test_daemon import wait_until
 
 RECORD, EACH, EXTENTS = 1024, 64, 24

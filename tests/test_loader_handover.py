@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 
 from bench.node import open_files
 from loader import DataLoader
-from loader.asks import Asks
-from loader.handover import FREE, MORE_SLOTS, SLOT_BYTES, Arena, Handed, packed
+from loader.workers.index_pipe import Asks
+from loader.workers.shared_batches import FREE, MORE_SLOTS, SLOT_BYTES, Arena, Handed, packed
 from tests import datasets
 from tests.loader_fakes import MemoryLink, compiled, in_memory
 

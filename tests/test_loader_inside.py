@@ -21,10 +21,10 @@ from torch.utils.data import Dataset as TorchDataset
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.errors import InvalidInput, StateMismatch
-from cachesvc.core.order import Plan
+from cachesvc.core.order.epoch_order import Plan
 from loader import DataLoader, Dataset, mix, pack
-from loader.around import Access
-from loader.laid import laid
+from loader.datasets.extent_layout import laid
+from loader.reading.direct_access import Access
 from tests import datasets
 from tests.loader_fakes import MemoryGrants, MemoryLink, compiled, in_memory
 

@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 from cachesvc.core.errors import InvalidInput
 from loader import DataLoader, Jagged, jagged, mix
-from loader.opened import Opened
-from loader.reader import Reader
-from loader.samples import Form, Samples
+from loader.datasets.samples import Form, Samples
+from loader.reading.opened_dataset import Opened
+from loader.reading.reader import Reader
 from tests import datasets
 from tests.loader_fakes import MemoryGrants, MemoryLink, compiled, in_memory
 

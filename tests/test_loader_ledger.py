@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachesvc.core.errors import InvalidInput
-from cachesvc.core.order import EpochOrder, Last, OrderSpec
+from cachesvc.core.order.epoch_order import EpochOrder, Last, OrderSpec
 from loader import DataLoader
-from loader.engines import WORKER_TYPES
+from loader.workers.engines import WORKER_TYPES
 from tests import datasets
 from tests.loader_fakes import MemoryLink, compiled, in_memory
 

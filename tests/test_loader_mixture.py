@@ -18,11 +18,11 @@ import torch
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.errors import CacheError, InvalidInput, StateMismatch
-from cachesvc.core.order import Plan
+from cachesvc.core.order.epoch_order import Plan
 from loader import DataLoader, Dataset, Mixture, Packed, mix, open_dataset, pack
-from loader.around import Access
-from loader.opened import Opened
-from loader.samples import Form
+from loader.datasets.samples import Form
+from loader.reading.direct_access import Access
+from loader.reading.opened_dataset import Opened
 from tests.datasets import array_file, megatron, write_files
 from tests.loader_fakes import MemoryGrants, MemoryLink, compiled, in_memory
 

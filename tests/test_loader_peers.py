@@ -20,8 +20,8 @@ import torch.distributed as dist
 
 from cachesvc.core.errors import NotFound, PeerRankFailed
 from loader import DataLoader
-from loader.peers import BLOCKED_EXIT, Agreed, PeerWatch, watched
-from loader.topology import Topology
+from loader.job.rank_failures import BLOCKED_EXIT, Agreed, PeerWatch, watched
+from loader.job.topology import Topology
 from tests import datasets
 from tests.loader_fakes import compiled, in_memory
 from tests.rank import PER_FILE

@@ -22,8 +22,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from cachesvc import mapping
 from cachesvc.catalog.catalog import Catalog
+from cachesvc.client.keepalive import leave_alone
+from cachesvc.client.protocol import Granted, Refused
 from cachesvc.core.errors import (
     CorruptData,
     DaemonUnavailable,
@@ -36,15 +37,14 @@ from cachesvc.core.errors import (
     TierFailed,
 )
 from cachesvc.core.model import Extent
-from cachesvc.grants import Granted, Refused
-from cachesvc.memory import Memory
-from cachesvc.presence import leave_alone
-from loader.around import reads_around
-from loader.decode import decoded, decoder
-from loader.direct import DirectGrants
-from loader.easing import Easing
-from loader.failover import Failover
-from loader.reader import Reader
+from cachesvc.system import mapping
+from cachesvc.system.memory import Memory
+from loader.datasets.decode import decoded, decoder
+from loader.reading.direct_access import reads_around
+from loader.reading.direct_fills import DirectGrants
+from loader.reading.easing import Easing
+from loader.reading.failover import Failover
+from loader.reading.reader import Reader
 from tests import datasets
 from tests.loader_fakes import MemoryGrants, MemoryLink, compiled, extent_bytes, in_memory
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loader.recycled import MAX_WASTE, Recycled
+from loader.batches.buffer_pool import MAX_WASTE, Recycled
 
 
 def test_a_batch_that_died_gives_its_block_to_the_next() -> None:

@@ -14,8 +14,8 @@ from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from cachesvc.core.errors import InvalidInput
-from loader.spans import Bytes
-from loader.stacked import default_collate_into
+from loader.datasets.collate import default_collate_into
+from loader.reading.address_range import Bytes
 
 Pair = namedtuple("Pair", "image label")
 

@@ -20,15 +20,15 @@ from hypothesis import strategies as st
 
 from bench.node import Daemon
 from cachesvc.catalog.catalog import Catalog
+from cachesvc.client.protocol import Granted, Refused
 from cachesvc.core.errors import NotFound
 from cachesvc.core.stalls import CAUSES, StallReport
-from cachesvc.grants import Granted, Refused
 from loader import DataLoader, open_dataset
-from loader.around import Access
-from loader.made import Ledger, Made, Report, moved
-from loader.reader import ORIGINS
-from loader.stages import TRANSFER
-from loader.stats import Stats
+from loader.batches.maker import Ledger, Made, Report, moved
+from loader.batches.stats import Stats
+from loader.reading.direct_access import Access
+from loader.reading.reader import ORIGINS
+from loader.reading.wait_clock import TRANSFER
 from tests import datasets
 from tests.loader_fakes import MemoryGrants, MemoryLink, compiled, in_memory
 from tests.servers import Proxy, SeaweedFS, free_ports

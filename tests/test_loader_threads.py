@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset, get_worker_info
 
+from cachesvc.client.protocol import Granted, Refused
 from cachesvc.core.errors import InvalidInput, TierFailed
-from cachesvc.grants import Granted, Refused
 from loader import DataLoader
-from loader.feed import Turn
-from loader.reader import Reader
-from loader.threads import ThreadEngine
+from loader.batches.feed import Turn
+from loader.reading.reader import Reader
+from loader.workers.threads import ThreadEngine
 from tests import datasets
 from tests.loader_fakes import MemoryGrants, MemoryLink, compiled, in_memory
 

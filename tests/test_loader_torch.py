@@ -333,7 +333,7 @@ def test_ranks_that_nobody_told_what_to_do_without_a_daemon_hear_of_both_ways(
     for name, value in {"CACHESVC_SOCKET": str(tmp_path), "RANK": "0", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("CACHESVC", raising=False)
-    monkeypatch.setattr("loader.connect.REQUIRE_S", 0.0)
+    monkeypatch.setattr("loader.reading.connect.REQUIRE_S", 0.0)
     with pytest.raises(DaemonUnavailable, match=r"cachesvc serve \(a job of 2 ranks .*CACHESVC=auto"):
         open_dataset("s3://bucket/prefix/")
 

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
+from cachesvc.client.protocol import Granted
 from cachesvc.core.errors import CorruptData
 from cachesvc.core.model import Extent
-from cachesvc.grants import Granted
 from cachesvc.tiers import footer
 from cachesvc.tiers.checksum import Passing
-from loader.far import VERIFY_TRIES
-from loader.reader import Reader
+from loader.reading.file_reads import VERIFY_TRIES
+from loader.reading.reader import Reader
 from tests import datasets
 from tests.loader_fakes import MemoryLink, compiled, extent_bytes
 

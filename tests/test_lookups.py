@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachesvc.core.errors import InvalidInput, NotAllowed, SourceUnavailable
-from cachesvc.daemon.filler import _reads
-from cachesvc.daemon.jobs import Build
-from cachesvc.daemon.lookups import INSIDE, LOOKUP_S, Lookups, mount_points
+from cachesvc.daemon.access.path_lookups import INSIDE, LOOKUP_S, Lookups, mount_points
+from cachesvc.daemon.fills.filler import _reads
+from cachesvc.daemon.processes.jobs import Build
 from cachesvc.sources import links
 from cachesvc.sources.uri import allowlist
 from tests.test_daemon import wait_until

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesvc.client import Control
+from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.protocol import Granted, Refused
 from cachesvc.core.model import RAM, DatasetId
-from cachesvc.daemon.budgets import CALM_S, RamBudget
-from cachesvc.grants import Granted, Refused
-from cachesvc.leases import DaemonGrants
-from cachesvc.memory import MEMORY_SPARE, Memory, memories
+from cachesvc.daemon.disks.budgets import CALM_S, RamBudget
+from cachesvc.system.memory import MEMORY_SPARE, Memory, memories
 from loader import DataLoader, open_dataset
 from tests import datasets
 from tests.cages import Cage, Caged, caged

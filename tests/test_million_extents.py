@@ -12,10 +12,10 @@ import pytest
 from bench.node import Daemon
 from bench.soak import held
 from cachesvc.catalog.build import Options
-from cachesvc.client import Control
+from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.protocol import Granted
 from cachesvc.core.model import ExtentId
-from cachesvc.grants import Granted
-from cachesvc.leases import DaemonGrants
 from tests.test_daemon import wait_until
 
 EXTENT = 4096

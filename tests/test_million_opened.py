@@ -16,12 +16,12 @@ import pytest
 
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
-from cachesvc.client import Control
+from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.protocol import Granted
 from cachesvc.core.model import DatasetId
-from cachesvc.core.order import Plan
+from cachesvc.core.order.epoch_order import Plan
 from cachesvc.daemon.datasets import UNUSED
-from cachesvc.grants import Granted
-from cachesvc.leases import DaemonGrants
 from tests.test_daemon import wait_until
 
 EXTENT = 4096

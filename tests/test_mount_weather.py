@@ -18,12 +18,12 @@ import pytest
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
 from cachesvc.catalog.catalog import Catalog
-from cachesvc.client import Control
+from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.protocol import Granted
 from cachesvc.core.errors import CacheError, SourceChanged, SourceUnavailable
 from cachesvc.core.holes import Holes
 from cachesvc.core.model import DatasetId
-from cachesvc.grants import Granted
-from cachesvc.leases import DaemonGrants
 from tests.fuse import FaultyMount, File
 from tests.test_source_trouble import needs_fuse
 

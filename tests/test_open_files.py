@@ -16,12 +16,12 @@ import pytest
 
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
-from cachesvc.client import Control
+from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.protocol import Granted, Refused
 from cachesvc.config import OPEN_FILES_LEAST, OPEN_FILES_SPARE, most_in_ram, most_readers
 from cachesvc.core.errors import DaemonUnavailable, InvalidInput, OutOfSpace
 from cachesvc.core.model import DatasetId, ExtentId
-from cachesvc.grants import Granted, Refused
-from cachesvc.leases import DaemonGrants
 from cachesvc.tiers.checksum import Passing
 from cachesvc.tiers.ram import RamTier
 from tests.test_daemon import wait_until

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachesvc.core.errors import InvalidInput
-from cachesvc.core.order import EpochOrder, OrderSpec, Plan, sample_key, subset_first
+from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec, Plan, sample_key, subset_first
 
 
 @st.composite

@@ -8,8 +8,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from cachesvc.core.order import EpochOrder, OrderSpec
-from loader.feed import SLAB
+from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec
+from loader.batches.feed import SLAB
 
 SAMPLES, EXTENTS = 10**9, 10**5
 BATCH, RANKS = 4096, 64

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachesvc.core.permute import MAX_SIZE, mix, mix_each, permute, permute_groups
+from cachesvc.core.order.permute import MAX_SIZE, mix, mix_each, permute, permute_groups
 
 
 @settings(max_examples=60, deadline=None)

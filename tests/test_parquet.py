@@ -27,8 +27,8 @@ from cachesvc.catalog.formats.parquet import compile_parquet
 from cachesvc.catalog.inputs import Entry, Inputs
 from cachesvc.core.errors import CorruptData, InvalidInput, NotFound
 from cachesvc.core.model import ObjectVersion
-from cachesvc.sources.parquet import FOOTER_BYTES, Footer
-from cachesvc.sources.thrift import read_struct
+from cachesvc.sources.parquet.parquet import FOOTER_BYTES, Footer
+from cachesvc.sources.parquet.thrift import read_struct
 from loader import DataLoader, open_dataset
 from tests.catalog_reader import Folder, compiled
 from tests.datasets import write_files

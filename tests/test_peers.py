@@ -22,14 +22,14 @@ import trustme
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
 from cachesvc.catalog.catalog import Catalog
-from cachesvc.client import Control
+from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
 from cachesvc.config import Tls
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import ExtentId
-from cachesvc.daemon.peers import Peers
-from cachesvc.daemon.sharer import AT_ONCE
-from cachesvc.daemon.tls import Certificates, server_credentials
-from cachesvc.leases import DaemonGrants
+from cachesvc.daemon.access.tls import Certificates, server_credentials
+from cachesvc.daemon.fills.peer_fetch import Peers
+from cachesvc.daemon.peers.sharer import AT_ONCE
 from cachesvc.tiers.checksum import Passing
 from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import services
@@ -485,9 +485,9 @@ def test_the_next_peer_is_asked_where_the_first_lies() -> None:
 
 
 def test_a_peer_that_says_nothing_costs_seconds_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cachesvc.daemon.peers.FIRST_S", 0.1)
+    monkeypatch.setattr("cachesvc.daemon.fills.peer_fetch.FIRST_S", 0.1)
     now_s = 0.0
-    monkeypatch.setattr("cachesvc.daemon.peers.time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr("cachesvc.daemon.fills.peer_fetch.time", SimpleNamespace(monotonic=lambda: now_s))
     extent, found = ExtentId(bytes(16)), []
     with socket.create_server(("127.0.0.1", 0)) as silent, memory(len(GOOD)) as target:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
@@ -502,7 +502,7 @@ def test_a_peer_that_says_nothing_costs_seconds_ever_more_rarely(monkeypatch: py
 
 
 def test_a_peer_that_stood_still_for_once_is_asked_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cachesvc.daemon.peers.BUSY_S", 0.1)
+    monkeypatch.setattr("cachesvc.daemon.fills.peer_fetch.BUSY_S", 0.1)
     answers = iter([False, True, False, True])
 
     def replies() -> Iterator[pb.ReadReply]:

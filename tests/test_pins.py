@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 
 from cachesvc.core.model import DatasetId
-from cachesvc.daemon.pins import Pins
+from cachesvc.daemon.control.pins import Pins
 from cachesvc.daemon.runner import Runner
 from tests.test_tiers_crash import Cut, Durable
 

@@ -17,23 +17,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.node import Daemon
-from cachesvc import plans
 from cachesvc.catalog.build import Options
-from cachesvc.client import Control
+from cachesvc.client import plan_memory as plans
+from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.protocol import Granted
 from cachesvc.config import Rule
 from cachesvc.core import wire
 from cachesvc.core.errors import CacheError, DaemonUnavailable, InvalidInput
 from cachesvc.core.events import PlanEnded, Planned
 from cachesvc.core.model import DatasetId, ExtentId, ReaderId
-from cachesvc.core.order import Plan
+from cachesvc.core.order.epoch_order import Plan
 from cachesvc.core.wire import Message, Op
-from cachesvc.daemon.disposal import Disposal
-from cachesvc.daemon.grants import GrantsServer
-from cachesvc.daemon.plans import SHORT_ROWS, Entries, Handed, Plans
-from cachesvc.daemon.readers import Connection
-from cachesvc.daemon.rows import Rows
-from cachesvc.grants import Granted
-from cachesvc.leases import DaemonGrants
+from cachesvc.daemon.grants.deferred_close import Disposal
+from cachesvc.daemon.grants.plan_quota import Rows
+from cachesvc.daemon.grants.plans import SHORT_ROWS, Entries, Handed, Plans
+from cachesvc.daemon.grants.readers import Connection
+from cachesvc.daemon.grants.server import GrantsServer
 from tests.test_daemon import wait_until
 from tests.users import BOB, as_root
 

@@ -12,10 +12,10 @@ import pytest
 from bench.node import Daemon
 from cachesvc.__main__ import run
 from cachesvc.catalog.build import Options
-from cachesvc.client import Control
+from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.protocol import Granted
 from cachesvc.core.model import DatasetId
-from cachesvc.grants import Granted
-from cachesvc.leases import DaemonGrants
 from cachesvc.simulate.compare import simulate
 from cachesvc.simulate.engine import NodeSpec, tiers_of
 from cachesvc.simulate.trace import Workload

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
-from cachesvc.client import Control
+from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
 from cachesvc.core.model import DatasetId
 from cachesvc.core.stalls import CAUSES, QUANTILES, StallReport
 from cachesvc.daemon.datasets import UNUSED
-from cachesvc.leases import DaemonGrants
 from tests.servers import free_ports
 from tests.test_daemon import wait_until
 

@@ -13,15 +13,15 @@ from bench.node import Daemon
 from cachesvc.__main__ import run
 from cachesvc.catalog.build import Options
 from cachesvc.cli.options import Quota
-from cachesvc.client import Control
+from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.protocol import Granted
 from cachesvc.config import CONTROL_SOCKET, QuotaSpec, parse_quota
 from cachesvc.core.errors import InvalidInput, OutOfSpace
 from cachesvc.core.model import DatasetId
-from cachesvc.daemon.lookups import Lookups
-from cachesvc.daemon.quotas import Quotas
-from cachesvc.daemon.tenants import STRANGER
-from cachesvc.grants import Granted
-from cachesvc.leases import DaemonGrants
+from cachesvc.daemon.access.path_lookups import Lookups
+from cachesvc.daemon.access.quotas import Quotas
+from cachesvc.daemon.access.tenants import STRANGER
 from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import services
 from loader import open_dataset

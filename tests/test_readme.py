@@ -23,7 +23,7 @@ from cachesvc.__main__ import run
 from cachesvc.catalog.build import Options
 from cachesvc.catalog.choice import SELECT as FORMATS
 from cachesvc.cli import cli
-from cachesvc.client import Control
+from cachesvc.client.control import Control
 from cachesvc.core.errors import CacheError
 from loader import DataLoader, open_dataset
 from tests.servers import SeaweedFS, free_ports

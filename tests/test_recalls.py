@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from bench.node import Daemon
-from cachesvc.client import Control
+from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.protocol import Granted, Refused
 from cachesvc.core.model import DatasetId
-from cachesvc.grants import Granted, Refused
-from cachesvc.leases import DaemonGrants
 from loader import DataLoader, Dataset, open_dataset
-from loader.reader import Reader
+from loader.reading.reader import Reader
 from tests.faulty_disk import FaultyDisk
 from tests.loader_fakes import MemoryGrants, compiled
 from tests.test_daemon import wait_until

@@ -18,8 +18,8 @@ from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, NotAllow
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.fetch import PART_BYTES
 from cachesvc.sources.resilient import Resilience, Resilient
-from cachesvc.sources.s3 import S3Source
-from cachesvc.sources.tags import same
+from cachesvc.sources.s3.etags import same
+from cachesvc.sources.s3.s3 import S3Source
 from loader import DataLoader, open_dataset
 from tests.fake_s3 import FakeS3, Object
 from tests.test_s3_trouble import DATA, put, read, server, source

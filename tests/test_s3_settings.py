@@ -15,12 +15,12 @@ from botocore.exceptions import HTTPClientError
 
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
-from cachesvc.client import Control
+from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
 from cachesvc.core.errors import CacheError, InvalidInput, SourceUnavailable
 from cachesvc.core.model import ObjectVersion
-from cachesvc.leases import DaemonGrants
-from cachesvc.sources import s3_errors
-from cachesvc.sources.s3 import S3Settings, open_s3
+from cachesvc.sources.s3 import errors as s3_errors
+from cachesvc.sources.s3.s3 import S3Settings, open_s3
 from tests.fake_s3 import FakeS3, Object, fake_s3, pattern
 from tests.processes import children
 

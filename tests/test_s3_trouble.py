@@ -23,10 +23,10 @@ import pytest
 from cachesvc.core.errors import CorruptData, NotAllowed, SourceChanged, SourceUnavailable
 from cachesvc.core.model import ObjectVersion, Piece, extent_of
 from cachesvc.sources.fetch import Fetcher
-from cachesvc.sources.http import Connection, wait_s
 from cachesvc.sources.resilient import Resilience, Resilient
-from cachesvc.sources.s3 import S3Settings, S3Source, open_s3
-from cachesvc.sources.s3_answers import verify
+from cachesvc.sources.s3.answers import verify
+from cachesvc.sources.s3.http import Connection, wait_s
+from cachesvc.sources.s3.s3 import S3Settings, S3Source, open_s3
 from tests.fake_s3 import FakeS3, Object, fake_s3, pattern
 from tests.test_sources_resilient import Clock
 
@@ -336,7 +336,7 @@ def test_chunks_that_drip_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
         theirs.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 9)
         connection = Connection(ours, "server:80")
         connection.ask(b"GET")
-        monkeypatch.setattr("cachesvc.sources.http.BODY_TIMEOUT_S", -1.0)
+        monkeypatch.setattr("cachesvc.sources.s3.http.BODY_TIMEOUT_S", -1.0)
         with pytest.raises(SourceUnavailable, match=r"^server:80 sent no whole body in .*: too slow"):
             connection.read_into(memoryview(bytearray(9)))
 
@@ -347,14 +347,14 @@ def test_a_body_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
         theirs.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nxx")
         connection = Connection(ours, "server:80")
         connection.ask(b"GET")
-        monkeypatch.setattr("cachesvc.sources.http.BODY_TIMEOUT_S", -1.0)
+        monkeypatch.setattr("cachesvc.sources.s3.http.BODY_TIMEOUT_S", -1.0)
         with pytest.raises(SourceUnavailable, match=r"^server:80 sent 2 of 9 bytes in .*: too slow"):
             connection.read_into(memoryview(bytearray(9)))
 
 
 def test_a_head_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair()
-    monkeypatch.setattr("cachesvc.sources.http.BODY_TIMEOUT_S", -1.0)
+    monkeypatch.setattr("cachesvc.sources.s3.http.BODY_TIMEOUT_S", -1.0)
     with ours, theirs:
         theirs.sendall(b"HTTP/1.1 200 OK\r\nContent-")
         theirs.shutdown(socket.SHUT_WR)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cachesvc.grants import Granted
-from cachesvc.leases import DaemonGrants
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.protocol import Granted
 from tests.faulty_disk import FaultyDisk
 from tests.test_daemon import wait_until
 from tests.test_daemon_disks import AGAIN_S, EXTENT, EXTENTS, LOST_S, Node, node, sample, stored

@@ -15,15 +15,15 @@ import pytest
 
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
-from cachesvc.client import Control
+from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
 from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.model import DatasetId, ReaderId
 from cachesvc.core.secrets import redacted
-from cachesvc.daemon.readers import NO_DATASET, Connection, Reader
-from cachesvc.daemon.tenants import Peer
-from cachesvc.leases import DaemonGrants
-from cachesvc.sources.proxies import Proxy
-from cachesvc.sources.s3 import S3Settings, open_s3
+from cachesvc.daemon.access.tenants import Peer
+from cachesvc.daemon.grants.readers import NO_DATASET, Connection, Reader
+from cachesvc.sources.s3.proxies import Proxy
+from cachesvc.sources.s3.s3 import S3Settings, open_s3
 from tests.processes import children
 from tests.servers import SeaweedFS, free_ports
 
@@ -86,12 +86,12 @@ def test_what_holds_a_secret_does_not_show_it() -> None:
 def test_neither_what_nobody_catches_nor_a_library_at_its_loudest_says_a_secret(form: str) -> None:
     program = f"""
 import logging, threading
-from cachesvc.daemon.logs import configure_logging
+from cachesvc.daemon.processes.logs import configure_logging
 configure_logging({form!r})
 for name in ("aiohttp.client", "urllib3.connectionpool", "azure.core", "botocore.auth", "fsspec"):
     logging.getLogger(name).debug("Authorization: S3CR3T")
     logging.getLogger(name).info("GET /b/0.bin S3CR3T")
-logging.getLogger("cachesvc.daemon.fills").debug("our own")
+logging.getLogger("cachesvc.daemon.fills.fills").debug("our own")
 def work():
     raise ValueError("a thread: https://u:S3CR3T@h/x?sig=S3CR3T")
 thread = threading.Thread(target=work)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cachesvc.__main__ import run
 from cachesvc.core import events as ev
 from cachesvc.core.errors import CacheError
-from cachesvc.core.order import OrderSpec
+from cachesvc.core.order.epoch_order import OrderSpec
 from cachesvc.simulate.compare import PolicyName, simulate
 from cachesvc.simulate.engine import DATASET, Engine, NodeSpec, tiers_of
 from cachesvc.simulate.formulas import EXPECTED

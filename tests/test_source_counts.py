@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
-from cachesvc.client import Control
+from cachesvc.client.control import Control
 from tests.servers import Fault, Proxy, SeaweedFS, free_ports
 from tests.test_daemon import wait_until
 

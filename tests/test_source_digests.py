@@ -10,9 +10,9 @@ import pytest
 
 from cachesvc.core.errors import CorruptData, SourceUnavailable
 from cachesvc.core.model import ObjectVersion
-from cachesvc.sources.digests import WholeObject, part_bytes_of
-from cachesvc.sources.http import Answer
-from cachesvc.sources.parts import UNTOLD, Parts, is_not_the_part, of_the_moment, part_at
+from cachesvc.sources.s3.digests import WholeObject, part_bytes_of
+from cachesvc.sources.s3.http import Answer
+from cachesvc.sources.s3.parts import UNTOLD, Parts, is_not_the_part, of_the_moment, part_at
 
 GOOD, BAD = b"good bytes", b"bad bytes."
 MD5 = hashlib.md5(GOOD).hexdigest()

@@ -13,7 +13,7 @@ import pytest
 from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed, NotFound, SourceChanged
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.files import FilesSource
-from cachesvc.sources.s3 import S3Settings, open_s3
+from cachesvc.sources.s3.s3 import S3Settings, open_s3
 from cachesvc.sources.uri import allowlist
 
 METADATA = "169.254.169.254"

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesvc.core.backoff import Pace, SourceBreaker, full_jitter_s
 from cachesvc.core.errors import SourceUnavailable
 from cachesvc.core.model import ObjectVersion
+from cachesvc.core.rates.backoff import Pace, SourceBreaker, full_jitter_s
 from cachesvc.sources.resilient import LINE_LOOK_S, Resilience, Resilient
 from tests.test_sources_resilient import Clock
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesvc.core.backoff import Pace
 from cachesvc.core.errors import SourceUnavailable
 from cachesvc.core.model import ObjectVersion
+from cachesvc.core.rates.backoff import Pace
 from cachesvc.sources.paces import PLACES, Paces, new_paces
 from cachesvc.sources.resilient import Resilient
 from tests.test_sources_resilient import Clock

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from cachesvc.core.errors import SourceUnavailable
 from cachesvc.core.model import ObjectVersion, Piece
 from cachesvc.sources.fetch import PART_BYTES
-from cachesvc.sources.parts import UNTOLD, Parts, part_at
 from cachesvc.sources.resilient import Resilience, Resilient
-from cachesvc.sources.s3 import S3Settings, S3Source, open_s3
+from cachesvc.sources.s3.parts import UNTOLD, Parts, part_at
+from cachesvc.sources.s3.s3 import S3Settings, S3Source, open_s3
 from tests.fake_s3 import FakeS3, Object
 from tests.servers import Proxy, SeaweedFS
 from tests.test_source_whole_objects import DATA, FLIPPED, PART, composite, crc32, fetched, upload

@@ -14,10 +14,10 @@ import pytest
 
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
-from cachesvc.client import Control
+from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.protocol import Granted
 from cachesvc.core.errors import CacheError
-from cachesvc.grants import Granted
-from cachesvc.leases import DaemonGrants
 from tests.fuse import FaultyMount, File
 from tests.processes import children
 from tests.servers import Proxy, ProxyProcess, SeaweedFS, free_ports

@@ -17,13 +17,13 @@ import zstandard
 
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
-from cachesvc.client import Control
+from cachesvc.client.control import Control
 from cachesvc.core.errors import CorruptData, SourceChanged, SourceUnavailable
 from cachesvc.core.model import ObjectVersion, Piece, extent_of
 from cachesvc.sources.fetch import PART_BYTES, Fetcher
-from cachesvc.sources.parts import UNTOLD
 from cachesvc.sources.resilient import Resilience, Resilient
-from cachesvc.sources.s3 import S3Settings, S3Source, open_s3
+from cachesvc.sources.s3.parts import UNTOLD
+from cachesvc.sources.s3.s3 import S3Settings, S3Source, open_s3
 from loader import DataLoader, open_dataset
 from tests.fake_s3 import FakeS3, Object
 from tests.servers import Fault, Proxy, SeaweedFS

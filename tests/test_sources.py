@@ -18,7 +18,7 @@ from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.files import FilesSource
 from cachesvc.sources.remote import FsspecSource, open_fsspec
 from cachesvc.sources.resilient import Resilient
-from cachesvc.sources.s3 import S3Settings, open_s3
+from cachesvc.sources.s3.s3 import S3Settings, open_s3
 from cachesvc.sources.source import Source
 from tests.servers import SeaweedFS
 

@@ -19,13 +19,13 @@ import pytest
 
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
-from cachesvc.client import Control
+from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.protocol import Granted
 from cachesvc.core.errors import NotFound, SourceUnavailable
 from cachesvc.core.model import ObjectVersion
-from cachesvc.grants import Granted
-from cachesvc.leases import DaemonGrants
-from cachesvc.sources.http import READ_TIMEOUT_S
-from cachesvc.sources.s3 import S3Settings, open_s3
+from cachesvc.sources.s3.http import READ_TIMEOUT_S
+from cachesvc.sources.s3.s3 import S3Settings, open_s3
 from loader import DataLoader, open_dataset
 from tests.fake_s3 import FakeS3, Object, pattern
 from tests.servers import Fault, Proxy, SeaweedFS

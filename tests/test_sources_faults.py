@@ -12,7 +12,7 @@ import pytest
 from cachesvc.core.errors import CacheError, NotAllowed, NotFound, SourceChanged, SourceUnavailable
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.resilient import Resilience, Resilient
-from cachesvc.sources.s3 import S3Settings, S3Source, open_s3
+from cachesvc.sources.s3.s3 import S3Settings, S3Source, open_s3
 from tests.servers import Fault, Proxy, SeaweedFS
 from tests.test_daemon import wait_until
 from tests.test_sources_resilient import Clock

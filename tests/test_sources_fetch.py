@@ -18,7 +18,7 @@ from cachesvc.core.errors import CorruptData, InvalidInput, NotFound, SourceChan
 from cachesvc.core.model import ObjectVersion, Piece, extent_of
 from cachesvc.sources.fetch import Fetcher
 from cachesvc.sources.files import FilesSource
-from cachesvc.sources.s3 import S3Settings, open_s3
+from cachesvc.sources.s3.s3 import S3Settings, open_s3
 from tests.servers import Proxy, SeaweedFS
 
 

@@ -15,8 +15,8 @@ import pytest
 import trustme
 
 from cachesvc.core.errors import InvalidInput, NotAllowed, SourceUnavailable
-from cachesvc.sources.proxies import Proxy, proxy_of
-from cachesvc.sources.s3 import S3Settings, open_s3
+from cachesvc.sources.s3.proxies import Proxy, proxy_of
+from cachesvc.sources.s3.s3 import S3Settings, open_s3
 from tests.servers import SeaweedFS, free_ports
 from tests.test_sources_tls import terminating
 from tests.tls import Relay

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesvc.core.backoff import (
+from cachesvc.core.errors import NotFound, SourceUnavailable
+from cachesvc.core.model import ObjectVersion
+from cachesvc.core.rates.backoff import (
     HEDGE_SHARE,
     LATENCY_SAMPLES,
     LatencyTail,
@@ -16,8 +18,6 @@ from cachesvc.core.backoff import (
     full_jitter_s,
     hedge_allowed,
 )
-from cachesvc.core.errors import NotFound, SourceUnavailable
-from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.resilient import Resilience, Resilient
 
 X = ObjectVersion("fake://x", 4, "v")

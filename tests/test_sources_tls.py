@@ -17,10 +17,10 @@ import trustme
 from bench.node import Daemon
 from cachesvc.core.errors import NotAllowed, SourceUnavailable
 from cachesvc.core.model import ObjectVersion
-from cachesvc.sources import http
-from cachesvc.sources.http import Pool
 from cachesvc.sources.resilient import Resilient
-from cachesvc.sources.s3 import S3Settings, open_s3
+from cachesvc.sources.s3 import http
+from cachesvc.sources.s3.http import Pool
+from cachesvc.sources.s3.s3 import S3Settings, open_s3
 from loader import DataLoader, open_dataset
 from tests.servers import SeaweedFS
 from tests.tls import FlipsBits, Relay

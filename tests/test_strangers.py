@@ -14,10 +14,10 @@ import pytest
 from cachesvc.core import wire
 from cachesvc.core.model import DatasetId, ReaderId
 from cachesvc.core.wire import Op
-from cachesvc.daemon.disposal import A_USER, Disposal
-from cachesvc.daemon.grants import GrantsServer
-from cachesvc.daemon.plans import Plans
-from cachesvc.daemon.readers import Connection
+from cachesvc.daemon.grants.deferred_close import A_USER, Disposal
+from cachesvc.daemon.grants.plans import Plans
+from cachesvc.daemon.grants.readers import Connection
+from cachesvc.daemon.grants.server import GrantsServer
 from tests.test_plans import Held, Known, Listed, memory
 from tests.users import BOB, as_root
 

@@ -22,15 +22,15 @@ import pytest
 
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
-from cachesvc.client import Control
+from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.protocol import Granted
 from cachesvc.config import CONTROL_SOCKET, GRANTS_SOCKET
 from cachesvc.core.model import DatasetId
-from cachesvc.core.order import Plan
-from cachesvc.daemon.adoption import Predecessor
-from cachesvc.daemon.takeover import Process
-from cachesvc.daemon.takeover_wire import PROTOCOL, SOCKET, Word, receive, receive_state, send
-from cachesvc.grants import Granted
-from cachesvc.leases import DaemonGrants
+from cachesvc.core.order.epoch_order import Plan
+from cachesvc.daemon.takeover.adoption import Predecessor
+from cachesvc.daemon.takeover.takeover import Process
+from cachesvc.daemon.takeover.wire import PROTOCOL, SOCKET, Word, receive, receive_state, send
 from cachesvc.v1 import takeover_pb2 as pb
 from tests.servers import Fault, Proxy, SeaweedFS, free_ports
 from tests.test_daemon import held_memory, wait_until

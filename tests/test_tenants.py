@@ -16,16 +16,16 @@ import pytest
 
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
-from cachesvc.client import Control
+from cachesvc.client.caller_token import TOKEN_KEY
+from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.protocol import Granted
 from cachesvc.config import READERS, Rule, parse_allow
 from cachesvc.core import wire
 from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed, NotFound
 from cachesvc.core.model import DatasetId
 from cachesvc.core.wire import Op
-from cachesvc.daemon.tenants import Peer, Tenants, admits, peer_of
-from cachesvc.grants import Granted
-from cachesvc.identity import TOKEN_KEY
-from cachesvc.leases import DaemonGrants
+from cachesvc.daemon.access.tenants import Peer, Tenants, admits, peer_of
 from cachesvc.sources.uri import allowlist
 from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import services

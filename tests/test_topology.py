@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from cachesvc.core.errors import DeadlineExceeded, InvalidInput, StateMismatch
-from loader import agreement
-from loader.agreement import agree, job_store, tell_failure
-from loader.topology import Topology, foreseen, resolve
+from loader.job import agreement
+from loader.job.agreement import agree, job_store, tell_failure
+from loader.job.topology import Topology, foreseen, resolve
 
 torch_distributed = pytest.importorskip("torch.distributed")
 

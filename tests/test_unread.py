@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
-from cachesvc.client import Control
+from cachesvc.client.control import Control
 from cachesvc.core import wire
 from cachesvc.core.model import ReaderId
 from cachesvc.core.wire import Op
-from cachesvc.daemon.readers import Reader
-from cachesvc.daemon.tenants import Peer
-from cachesvc.daemon.unread import LOOKS, Unread
+from cachesvc.daemon.access.tenants import Peer
+from cachesvc.daemon.grants.in_flight import LOOKS, Unread
+from cachesvc.daemon.grants.readers import Reader
 from tests.users import BOB, as_root
 
 PR_CAPBSET_DROP, CAPABILITIES = 24, 41

@@ -18,7 +18,8 @@ from cachesvc.catalog.build import Options, survey
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.errors import InvalidInput, NotFound
 from cachesvc.sources.open import Sources, SourceSettings
-from loader import decode, open_dataset
+from loader import open_dataset
+from loader.datasets import decode
 from tests.catalog_reader import compiled
 from tests.datasets import mds_shards, tar_bytes, write_files
 from tests.servers import SeaweedFS

@@ -15,7 +15,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from bench.node import Daemon
 from cachesvc.core.errors import InvalidInput, SourceChanged
 from loader import DataLoader, Dataset, mix, open_dataset, pack
-from loader.dataset import NOTES_SAID
+from loader.datasets.dataset import NOTES_SAID
 from tests import datasets
 from tests.loader_fakes import compiled, in_memory
 

@@ -25,7 +25,7 @@ from bench.kills.run import Run
 from bench.kills.trainer import RECORD, Life
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
-from cachesvc.client import Control
+from cachesvc.client.control import Control
 from tests.servers import SeaweedFS
 
 PER_EXTENT = 32

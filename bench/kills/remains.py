@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from bench.node import Daemon, open_files
-from cachesvc.client import Control
+from cachesvc.client.control import Control
 from cachesvc.core.errors import CacheError
 
 TOKEN = "CACHESVC_KILLS"

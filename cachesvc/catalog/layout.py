@@ -10,7 +10,7 @@ import numpy as np
 
 from cachesvc.catalog.columns import Ints
 from cachesvc.core.errors import CorruptData
-from cachesvc.sources.parquet import ABSENT
+from cachesvc.sources.parquet.parquet import ABSENT
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from cachesvc.cli import target
 from cachesvc.cli.feedback import Feedback
 from cachesvc.cli.notes import say_notes
 from cachesvc.cli.options import is_dataset_id
-from cachesvc.client import Control, answers, find_daemon
+from cachesvc.client.control import Control, answers, find_daemon
+from cachesvc.client.grants import DaemonGrants
 from cachesvc.core.errors import DaemonUnavailable
-from cachesvc.leases import DaemonGrants
 from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.sources.uri import canonical
 

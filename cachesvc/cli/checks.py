@@ -17,11 +17,11 @@ from http.client import HTTPException
 from pathlib import Path
 
 from cachesvc import config
-from cachesvc.client import Control
+from cachesvc.client.control import Control
 from cachesvc.core.errors import CacheError, DaemonUnavailable, InvalidInput, OutOfSpace, SourceUnavailable
-from cachesvc.daemon.budgets import checked_budget
-from cachesvc.daemon.lookups import Lookups
-from cachesvc.footprint import largest_ram_bytes
+from cachesvc.daemon.access.path_lookups import Lookups
+from cachesvc.daemon.disks.budgets import checked_budget
+from cachesvc.system.footprint import largest_ram_bytes
 from cachesvc.tiers.probe import room
 
 PROBE_S = 5.0
@@ -261,8 +261,8 @@ def credentials() -> Finding:
     """Whether boto3 finds S3 credentials, and by which method; never what they are."""
     import boto3
 
-    from cachesvc.sources.identity import checked, setting_of
-    from cachesvc.sources.s3_errors import FAILED, line
+    from cachesvc.sources.s3.errors import FAILED, line
+    from cachesvc.sources.s3.identity import checked, setting_of
 
     try:
         found = boto3.Session().get_credentials()

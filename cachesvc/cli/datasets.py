@@ -8,7 +8,7 @@ import click
 
 from cachesvc.cli import options, output, target
 from cachesvc.cli.notes import say_notes
-from cachesvc.client import Control
+from cachesvc.client.control import Control
 from cachesvc.core.errors import CacheError, TierFailed
 
 

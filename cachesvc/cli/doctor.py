@@ -14,9 +14,9 @@ from cachesvc import config
 from cachesvc.cli import checks, options, output
 from cachesvc.cli.checks import Finding, Level
 from cachesvc.cli.serve import settings_of
-from cachesvc.client import find_daemon
+from cachesvc.client.control import find_daemon
 from cachesvc.core.secrets import redacted
-from cachesvc.memory import allowed_bytes
+from cachesvc.system.memory import allowed_bytes
 
 _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 

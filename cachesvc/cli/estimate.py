@@ -11,9 +11,9 @@ from cachesvc.cli import options, output
 from cachesvc.cli.forecast import Cluster, Forecast, forecast
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import EXTENT_BYTES
-from cachesvc.daemon.peers import ASKED
-from cachesvc.footprint import default_fillers, default_ram_bytes, footprint_bytes
-from cachesvc.memory import allowed_bytes
+from cachesvc.daemon.fills.peer_fetch import ASKED
+from cachesvc.system.footprint import default_fillers, default_ram_bytes, footprint_bytes
+from cachesvc.system.memory import allowed_bytes
 
 GIB = 1 << 30
 LOCAL_BYTES_PER_S = 2 * GIB

@@ -10,7 +10,7 @@ import click
 from cachesvc.cli import options, output, target
 from cachesvc.cli.feedback import Feedback
 from cachesvc.cli.verify import check
-from cachesvc.client import Control
+from cachesvc.client.control import Control
 from cachesvc.core.errors import CacheError, DaemonUnavailable, OutOfSpace, from_code
 from cachesvc.core.model import DatasetId
 

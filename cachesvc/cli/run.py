@@ -25,7 +25,7 @@ import click
 
 from cachesvc import config
 from cachesvc.cli import options, output
-from cachesvc.client import Control, answers, find_daemon
+from cachesvc.client.control import Control, answers, find_daemon
 from cachesvc.core.errors import (
     CacheError,
     DeadlineExceeded,

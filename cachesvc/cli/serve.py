@@ -10,8 +10,8 @@ import click
 from cachesvc import config
 from cachesvc.cli import options
 from cachesvc.core.errors import InvalidInput
-from cachesvc.footprint import default_ram_bytes
-from cachesvc.memory import allowed_bytes
+from cachesvc.system.footprint import default_ram_bytes
+from cachesvc.system.memory import allowed_bytes
 
 
 @click.command()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cachesvc.cli import options, output
-from cachesvc.client import Control
+from cachesvc.client.control import Control
 
 if TYPE_CHECKING:
     from cachesvc.v1 import cachesvc_pb2 as pb

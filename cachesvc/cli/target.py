@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from cachesvc.cli.feedback import Feedback
 from cachesvc.cli.notes import say_notes
 from cachesvc.cli.options import ID_DIGITS, is_dataset_id
-from cachesvc.client import Control, DatasetInfo
+from cachesvc.client.control import Control, DatasetInfo
 from cachesvc.core.errors import InvalidInput, NotFound
 from cachesvc.core.model import DatasetId
 from cachesvc.core.secrets import redacted

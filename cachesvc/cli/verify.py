@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from cachesvc.cli import options, output, target
-from cachesvc.client import Control
+from cachesvc.client.control import Control
 from cachesvc.core.errors import CacheError, CorruptData
 from cachesvc.core.model import DatasetId
 

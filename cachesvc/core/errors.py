@@ -1,7 +1,7 @@
 """Every error a user can meet: whose fault it is and what to do.
 
 One tree. `code` is the process exit code of the CLI and the number on the grants wire; the gRPC status is
-chosen from it in `daemon/statuses.py` alone.
+chosen from it in `daemon/control/statuses.py` alone.
 """
 
 from __future__ import annotations

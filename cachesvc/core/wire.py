@@ -14,7 +14,7 @@ Both ends import this file. A message that does not parse is a protocol error an
     RELEASE extent index
     HOLD    extent index, tier: "I still hold this from before your restart"
     IDENTIFY: "I read nothing"                 WELCOME  the connection's token
-    PLAN    rows, rows of the epoch after it + descriptor (memory as `plans.py` lays it out): its earlier plan is over
+    PLAN    rows, rows of the epoch after it + descriptor (`client/plan_memory.py`): its earlier plan is over
     PASSED  step of the reader's plan: everything before `step` has been consumed
     SUSPECT extent index: "what I was granted does not match its checksums"
     WAITED  a StallReport (core/stalls.py), every few seconds

@@ -19,9 +19,9 @@ from cachesvc.catalog.unused import remove_unused, used
 from cachesvc.config import Rule
 from cachesvc.core.errors import CorruptData, NotAllowed, NotFound, OutOfSpace
 from cachesvc.core.model import MAX_EXTENTS, DatasetId, ExtentId
-from cachesvc.core.node import Node
-from cachesvc.daemon.lookups import Lookups
-from cachesvc.daemon.tenants import Tenants
+from cachesvc.core.node.node import Node
+from cachesvc.daemon.access.path_lookups import Lookups
+from cachesvc.daemon.access.tenants import Tenants
 from cachesvc.sources.uri import Allowlist
 
 log = logging.getLogger(__name__)
@@ -246,7 +246,7 @@ def is_claimed(node: Node, dataset: Dataset) -> bool:
 
 def check_share(node: Node, dataset: Dataset, user: int) -> None:
     """Raise OutOfSpace where a user would claim datasets of more extents than twice what that leaves free (see
-    `places.py`). The daemon's own claims what it wants; what somebody claims already costs no more."""
+    `daemon/control/call_quota.py`). The daemon's own claims what it wants; what somebody claims already costs no more."""
     claimed, own = node.policy.shares.datasets, os.geteuid()
     if user == own or dataset.id in claimed:
         return

@@ -10,36 +10,36 @@ from concurrent.futures import Future
 from functools import partial
 
 from cachesvc.core import events
-from cachesvc.core.budgets import working
 from cachesvc.core.errors import CacheError, OutOfSpace
 from cachesvc.core.events import Command, Event
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
-from cachesvc.core.node import Node
+from cachesvc.core.node.node import Node
 from cachesvc.core.stalls import StallReport, Stalls
-from cachesvc.daemon.budgets import Budgets
-from cachesvc.daemon.builds import Builds
-from cachesvc.daemon.checks import Checks, Good
-from cachesvc.daemon.closing import CLOSE_S, ENDS_S, close_tier, ended, leave
-from cachesvc.daemon.commits import Commits
+from cachesvc.core.tiering.budgets import working
+from cachesvc.daemon.access.quotas import Quotas
+from cachesvc.daemon.access.tenants import NOBODY, Peer, admits
 from cachesvc.daemon.datasets import Dataset, Datasets, check_share, unknown
-from cachesvc.daemon.disposal import Disposal
-from cachesvc.daemon.fillers import Fillers
-from cachesvc.daemon.fills import Fills
-from cachesvc.daemon.granting import Granting
-from cachesvc.daemon.grants import GrantsServer
-from cachesvc.daemon.holds import Holds
-from cachesvc.daemon.lacking import Lacking
-from cachesvc.daemon.lanes import Lane
-from cachesvc.daemon.loop import Loop
-from cachesvc.daemon.opening import Opening
-from cachesvc.daemon.plans import Entries, Plans
-from cachesvc.daemon.pressure import Pressure
-from cachesvc.daemon.quotas import Quotas
-from cachesvc.daemon.readers import Known
-from cachesvc.daemon.renewal import Successor
-from cachesvc.daemon.settling import Settling
-from cachesvc.daemon.tenants import NOBODY, Peer, admits
-from cachesvc.daemon.watch import Watch
+from cachesvc.daemon.disks.budgets import Budgets
+from cachesvc.daemon.disks.closing import CLOSE_S, ENDS_S, close_tier, ended, leave
+from cachesvc.daemon.disks.memory_pressure import Pressure
+from cachesvc.daemon.disks.opening import Opening
+from cachesvc.daemon.disks.renewal import Successor
+from cachesvc.daemon.disks.watch import Watch
+from cachesvc.daemon.fills.build_queue import Builds
+from cachesvc.daemon.fills.checks import Checks, Good
+from cachesvc.daemon.fills.commits import Commits
+from cachesvc.daemon.fills.fills import Fills
+from cachesvc.daemon.fills.missing_objects import Lacking
+from cachesvc.daemon.fills.pool import Fillers
+from cachesvc.daemon.grants.deferred_close import Disposal
+from cachesvc.daemon.grants.granting import Granting
+from cachesvc.daemon.grants.holds import Holds
+from cachesvc.daemon.grants.plans import Entries, Plans
+from cachesvc.daemon.grants.readers import Known
+from cachesvc.daemon.grants.server import GrantsServer
+from cachesvc.daemon.loop.lanes import Lane
+from cachesvc.daemon.loop.loop import Loop
+from cachesvc.daemon.loop.settling import Settling
 from cachesvc.sources.resilient import SourceCounters
 from cachesvc.tiers.probe import Room
 from cachesvc.tiers.ram import RamTier

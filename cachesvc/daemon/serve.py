@@ -36,39 +36,39 @@ from cachesvc.config import (
 from cachesvc.core import events
 from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed, OutOfSpace
 from cachesvc.core.model import RAM, TierName
-from cachesvc.core.node import Node
-from cachesvc.core.policy import Settings as NodeSettings
-from cachesvc.core.policy import TierSpec
-from cachesvc.daemon.adoption import END_S, Adopted, Predecessor, fill_ram, meet, restore
-from cachesvc.daemon.budgets import Budgets, checked_budget
-from cachesvc.daemon.control import NO_THREAD, control_path, control_server
-from cachesvc.daemon.crowds import Crowds
+from cachesvc.core.node.node import Node
+from cachesvc.core.tiering.policy import Settings as NodeSettings
+from cachesvc.core.tiering.policy import TierSpec
+from cachesvc.daemon.access.path_lookups import Lookups
+from cachesvc.daemon.access.quotas import Quotas
+from cachesvc.daemon.access.tenants import Tenants
+from cachesvc.daemon.access.tls import read_tls
+from cachesvc.daemon.control.connection_quota import Crowds
+from cachesvc.daemon.control.pins import Pins
+from cachesvc.daemon.control.server import NO_THREAD, control_path, control_server
+from cachesvc.daemon.control.service import Service
 from cachesvc.daemon.datasets import Datasets, in_use, is_claimed
-from cachesvc.daemon.disposal import Disposal
-from cachesvc.daemon.fillers import Fillers
-from cachesvc.daemon.grants import GrantsServer
-from cachesvc.daemon.lanes import Lane
-from cachesvc.daemon.listening import check_addresses, check_free, identity, remove
-from cachesvc.daemon.logs import configure_logging
-from cachesvc.daemon.lookups import Lookups
-from cachesvc.daemon.loop import Loop
-from cachesvc.daemon.metrics import Metrics
-from cachesvc.daemon.opening import SILENT_S, STANDSTILL_SILENT_S, Opening, awaited
-from cachesvc.daemon.pins import Pins
-from cachesvc.daemon.quotas import Quotas
-from cachesvc.daemon.renewal import Disk
+from cachesvc.daemon.disks.budgets import Budgets, checked_budget
+from cachesvc.daemon.disks.opening import SILENT_S, STANDSTILL_SILENT_S, Opening, awaited
+from cachesvc.daemon.disks.renewal import Disk
+from cachesvc.daemon.fills.pool import Fillers
+from cachesvc.daemon.grants.deferred_close import Disposal
+from cachesvc.daemon.grants.listening import check_addresses, check_free, identity, remove
+from cachesvc.daemon.grants.server import GrantsServer
+from cachesvc.daemon.loop.lanes import Lane
+from cachesvc.daemon.loop.loop import Loop
+from cachesvc.daemon.metrics.http import Scrapes
+from cachesvc.daemon.metrics.metrics import Metrics
+from cachesvc.daemon.peers.sharing import Sharing
+from cachesvc.daemon.processes.logs import configure_logging
+from cachesvc.daemon.processes.threads import Threads
 from cachesvc.daemon.runner import Runner
-from cachesvc.daemon.scrapes import Scrapes
-from cachesvc.daemon.service import Service
-from cachesvc.daemon.sharing import Sharing
-from cachesvc.daemon.takeover import Takeover
-from cachesvc.daemon.takeover_wire import SOCKET as TAKEOVER_SOCKET
-from cachesvc.daemon.tenants import Tenants
-from cachesvc.daemon.threads import Threads
-from cachesvc.daemon.tls import read_tls
-from cachesvc.footprint import FILLS, largest_ram_bytes
-from cachesvc.memory import allowed_bytes
+from cachesvc.daemon.takeover.adoption import END_S, Adopted, Predecessor, fill_ram, meet, restore
+from cachesvc.daemon.takeover.takeover import Takeover
+from cachesvc.daemon.takeover.wire import SOCKET as TAKEOVER_SOCKET
 from cachesvc.sources.uri import Allowlist
+from cachesvc.system.footprint import FILLS, largest_ram_bytes
+from cachesvc.system.memory import allowed_bytes
 from cachesvc.tiers.ram import RamTier
 
 log = logging.getLogger(__name__)

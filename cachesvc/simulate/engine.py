@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from cachesvc.core import events as ev
 from cachesvc.core.errors import CacheError, SourceUnavailable
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, Stay, TierName
-from cachesvc.core.node import Node
-from cachesvc.core.policy import Settings, TierSpec
+from cachesvc.core.node.node import Node
+from cachesvc.core.tiering.policy import Settings, TierSpec
 from cachesvc.simulate.clock import Clock
 from cachesvc.simulate.holding import LOOK_S, Holding
 from cachesvc.simulate.measure import EpochResult, Meter

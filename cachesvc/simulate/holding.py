@@ -1,4 +1,4 @@
-"""What a reader holds, by the rules of `loader/leased.py`."""
+"""What a reader holds, by the rules of `loader/reading/lease_table.py`."""
 
 from __future__ import annotations
 

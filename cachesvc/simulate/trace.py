@@ -9,7 +9,7 @@ import numpy as np
 
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import ExtentId
-from cachesvc.core.order import EpochOrder, OrderSpec
+from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec
 
 MAX_TOUCHES = 100_000_000
 """Extents x samples of an epoch; more than this does not end in an hour."""

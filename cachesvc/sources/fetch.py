@@ -24,8 +24,8 @@ from cachesvc.core.errors import (
 )
 from cachesvc.core.holes import Hole
 from cachesvc.core.model import Extent, ObjectVersion, Piece
-from cachesvc.sources import parquet
 from cachesvc.sources.buffers import Buffers
+from cachesvc.sources.parquet import parquet
 from cachesvc.sources.source import Checker, Source
 
 PART_BYTES = 8 << 20

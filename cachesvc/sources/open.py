@@ -48,7 +48,7 @@ def _opened(
         watch = calls or Calls()
         backend = Watched(FilesSource(settings.roots, watch.alive), watch)
     elif scheme == "s3":
-        from cachesvc.sources.s3 import (  # boto3: 9 MB and 0.2 s, which a trainer seldom needs
+        from cachesvc.sources.s3.s3 import (  # boto3: 9 MB and 0.2 s, which a trainer seldom needs
             S3Settings,
             open_s3,
         )

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import FileIO
 
-from cachesvc.core.backoff import Pace
+from cachesvc.core.rates.backoff import Pace
 
 PLACES = 64
 """Sources of one daemon; what asks more has a pace of its own in each process."""

@@ -18,8 +18,8 @@ from cachesvc.core.errors import (
     SourceUnavailable,
 )
 from cachesvc.core.model import ObjectVersion
-from cachesvc.sources import tags
-from cachesvc.sources.repeats import Repeats
+from cachesvc.sources.s3 import etags as tags
+from cachesvc.sources.s3.repeats import Repeats
 
 _VERSION_KEYS = (
     "ETag", "etag", "e_tag", "checksum", "md5", "content_md5", "generation",

@@ -19,9 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, field
 from typing import Protocol, TypeVar, runtime_checkable
 
-from cachesvc.core.backoff import LatencyTail, SourceBreaker, full_jitter_s, hedge_allowed
 from cachesvc.core.errors import CacheError, SourceUnavailable
 from cachesvc.core.model import ObjectVersion
+from cachesvc.core.rates.backoff import LatencyTail, SourceBreaker, full_jitter_s, hedge_allowed
 from cachesvc.sources.paces import SharedPace
 from cachesvc.sources.source import Checker, Source
 

@@ -13,8 +13,8 @@ import mmap
 import os
 from contextlib import suppress
 
-from cachesvc import mapping
 from cachesvc.core.model import HUGE_BYTES
+from cachesvc.system import mapping
 
 _MADV_COLLAPSE = 25
 _OVER = mmap.MAP_SHARED | mapping.MAP_FIXED

@@ -17,8 +17,16 @@ from cachesvc.catalog.layout import Field
 from cachesvc.catalog.space import Space
 from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import ObjectVersion
-from cachesvc.sources.arrow import Leaf
-from cachesvc.sources.parquet import ABSENT, END_BYTES, FOOTER_BYTES, MAGIC, Footer, RowGroup, footer_bytes
+from cachesvc.sources.parquet.arrow import Leaf
+from cachesvc.sources.parquet.parquet import (
+    ABSENT,
+    END_BYTES,
+    FOOTER_BYTES,
+    MAGIC,
+    Footer,
+    RowGroup,
+    footer_bytes,
+)
 
 _TAIL_BYTES = 64 << 10
 """Read of each file at first: most footers are smaller."""

@@ -1,0 +1,256 @@
+"""Finds the daemon and speaks its control API (gRPC). Extents travel by `leases.DaemonGrants` instead."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from cachesvc.client.caller_token import Identity
+from cachesvc.client.fork_safety import rest_before_forks
+from cachesvc.config import CONTROL_SOCKET, check_socket_dir, control_address, socket_dirs
+from cachesvc.core.errors import (
+    Busy,
+    CacheError,
+    DaemonUnavailable,
+    DeadlineExceeded,
+    InvalidInput,
+    NotAllowed,
+    from_code,
+)
+from cachesvc.core.model import DatasetId
+
+if TYPE_CHECKING:
+    from cachesvc.catalog.build import Options
+    from cachesvc.v1 import cachesvc_pb2 as pb
+
+CALL_TIMEOUT_S = 30.0
+TAKEOVER_S = 60.0
+"""How long calls wait for a daemon that takes over from another."""
+AGAIN_S = 0.1
+BUSY_S = 0.5
+"""Between two tries where this user's calls hold all places that it can have; for no longer than a takeover takes."""
+MAX_MESSAGE_BYTES = 24 << 20
+"""What a daemon takes: 100,000 URIs of 240 characters."""
+CODE_KEY = "cachesvc-code"
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetInfo:
+    """A dataset version as the daemon resolved it."""
+
+    id: DatasetId
+    uri: str
+    format: str
+    samples: int
+    extents: int
+    size_bytes: int
+    stored_bytes: int
+    notes: tuple[str, ...] = ()
+
+
+def find_daemon() -> str | None:
+    """The directory of a daemon's sockets, or None where there is none."""
+    return next((d for d in socket_dirs() if os.path.exists(f"{d}/{CONTROL_SOCKET}")), None)
+
+
+class Control:
+    """One gRPC channel. Close it before forking: a fork waits for what it leaves behind (`fork_safety.py`). Errors are
+    those of core/errors.py, DaemonUnavailable when nobody answers, InvalidInput for a directory whose path is too long
+    for sockets."""
+
+    def __init__(self, directory: str | None = None) -> None:
+        found = directory or find_daemon()
+        if found is None:
+            raise DaemonUnavailable(
+                f"no daemon is listening in {' or '.join(socket_dirs())}; start one: cachesvc serve"
+            )
+        check_socket_dir(found)
+        # grpc costs 0.15 s to import, and its fork support a log line for every DataLoader worker.
+        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+        import grpc
+
+        from cachesvc.v1 import cachesvc_pb2, services
+
+        rest_before_forks()
+        self.directory = found
+        self._identity = Identity(found)
+        self._pb = cachesvc_pb2
+        limits = [
+            ("grpc.max_receive_message_length", -1),
+            ("grpc.initial_reconnect_backoff_ms", int(AGAIN_S * 1000)),
+            ("grpc.min_reconnect_backoff_ms", int(AGAIN_S * 1000)),
+            ("grpc.max_reconnect_backoff_ms", int(AGAIN_S * 1000)),
+        ]
+        self._channel = grpc.insecure_channel(control_address(found), limits)
+        self._stub = services.Stub(self._channel, "Cache")
+
+    def __enter__(self) -> Control:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the channel."""
+        self._channel.close()
+        self._identity.close()
+
+    def open_dataset(
+        self,
+        uris: Sequence[str],
+        options: Options,
+        version: str = "",
+        refresh: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> DatasetInfo:
+        """Resolve URIs to one dataset version; `progress(done, total)` in bytes while it is indexed."""
+        wanted = self._pb.DatasetOptions(**asdict(options))
+        request = self._pb.OpenDatasetRequest(uris=uris, options=wanted, version=version, refresh=refresh)
+        for reply in self._stream(self._stub.OpenDataset, request):
+            if reply.HasField("dataset"):
+                return _info(reply.dataset, reply.notes)
+            if progress is not None:
+                progress(reply.indexed_bytes, reply.total_bytes)
+        raise CacheError("the daemon ended OpenDataset without an answer; see its log")
+
+    def prefetch(self, dataset: DatasetId, dry_run: bool = False) -> Iterator[pb.PrefetchReply]:
+        """Fill a dataset; the last reply has `done` set. Closing the iterator stops filling."""
+        yield from self._stream(
+            self._stub.Prefetch, self._pb.PrefetchRequest(dataset=dataset, dry_run=dry_run)
+        )
+
+    def verify(self, dataset: DatasetId) -> Iterator[pb.VerifyReply]:
+        """Check a dataset's resident extents; the last reply has `done` set."""
+        yield from self._stream(self._stub.Verify, self._pb.VerifyRequest(dataset=dataset))
+
+    def status(self) -> pb.StatusReply:
+        """Tiers, datasets, readers and counters."""
+        found: pb.StatusReply = self._ask(self._stub.Status, self._pb.StatusRequest())
+        return found
+
+    def list(self) -> Sequence[pb.DatasetStatus]:
+        """The datasets that the daemon knows."""
+        found: pb.ListReply = self._ask(self._stub.List, self._pb.ListRequest())
+        return found.datasets
+
+    def pin(self, dataset: DatasetId, pinned: bool) -> None:
+        """Pin or unpin a dataset."""
+        self._ask(self._stub.Pin, self._pb.PinRequest(dataset=dataset, pinned=pinned))
+
+    def evict(self, dataset: DatasetId) -> pb.EvictReply:
+        """Drop a dataset from every tier. The bytes are free then, but those of a disk that takes longer than 10 s."""
+        found: pb.EvictReply = self._ask(self._stub.Evict, self._pb.EvictRequest(dataset=dataset))
+        return found
+
+    def _ask(self, method: Any, request: Any) -> Any:
+        """One call with one answer."""
+
+        def call() -> Iterator[Any]:
+            yield method(request, timeout=CALL_TIMEOUT_S, metadata=self._identity.metadata())
+
+        return next(self._again(call))
+
+    def _stream(self, method: Any, request: Any) -> Iterator[Any]:
+        """One call with many answers; from the beginning again where a daemon took over. Closing the iterator ends
+        the call."""
+
+        def call() -> Iterator[Any]:
+            answers = method(request, metadata=self._identity.metadata())
+            try:
+                yield from answers
+            finally:
+                answers.cancel()
+
+        return self._again(call)
+
+    def _again(self, call: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Ask anew while the call breaks off, or finds no place, and our connection to the grants socket stays: it
+        outlives a daemon only where another one took over."""
+        deadline = None
+        while True:
+            try:
+                with _typed(self.directory):
+                    yield from call()
+                return
+            except DaemonUnavailable as error:
+                deadline = deadline or time.monotonic() + TAKEOVER_S
+                if not self._identity.lives() or time.monotonic() >= deadline:
+                    raise
+                pause_s = BUSY_S if isinstance(error, Busy) else AGAIN_S
+            time.sleep(pause_s)  # the other binds its socket by and by, calls end: this paces the knocking
+
+
+@contextmanager
+def _typed(directory: str) -> Iterator[None]:
+    """gRPC's errors -> ours, once."""
+    import grpc
+
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise _translate(error, directory) from None
+
+
+def no_answer(path: str, error: OSError) -> CacheError:
+    """What a socket that cannot be connected to means: nobody there, or not for this user."""
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return NotAllowed(
+            f"{path} is not open to user {os.geteuid()}; join the group that owns it, or ask for a wider"
+            " --socket-mode"
+        )
+    return DaemonUnavailable(f"no daemon answers at {path} ({error.strerror}); start one: cachesvc serve")
+
+
+def _translate(error: Any, directory: str) -> CacheError:
+    for key, value in error.trailing_metadata() or ():
+        if key == CODE_KEY:
+            return from_code(int(value), error.details())
+    name = error.code().name
+    if name == "UNAVAILABLE":
+        return _unavailable(f"{directory}/{CONTROL_SOCKET}")
+    if name == "DEADLINE_EXCEEDED":
+        return DeadlineExceeded(f"the daemon in {directory} did not answer in {CALL_TIMEOUT_S:.0f} s")
+    if name == "INVALID_ARGUMENT":
+        return InvalidInput(error.details())
+    return CacheError(f"the daemon answered {name}: {error.details()}")
+
+
+def _unavailable(path: str) -> CacheError:
+    """gRPC does not say why: knock once more."""
+    with socket.socket(socket.AF_UNIX) as knock:
+        try:
+            knock.connect(path)
+        except OSError as error:
+            return no_answer(path, error)
+    return DaemonUnavailable(f"the daemon at {path} broke off; try again, and see its log")
+
+
+def _info(found: pb.Dataset, notes: Iterable[str]) -> DatasetInfo:
+    return DatasetInfo(
+        DatasetId(found.id),
+        found.uri,
+        found.format,
+        found.samples,
+        found.extents,
+        found.size_bytes,
+        found.stored_bytes,
+        tuple(notes),
+    )
+
+
+def answers(directory: str) -> bool:
+    """Whether a daemon is there, not only the socket of a dead one."""
+    if not os.path.exists(f"{directory}/{CONTROL_SOCKET}"):
+        return False
+    try:
+        with Control(directory) as control:
+            control.status()
+    except DaemonUnavailable:
+        return False
+    return True

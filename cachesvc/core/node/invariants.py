@@ -1,0 +1,164 @@
+"""The invariants of a node, asserted from scratch against its running accounts."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING
+
+from cachesvc.core.model import RAM, ExtentId
+from cachesvc.core.records.eviction_list import Shelf
+from cachesvc.core.records.pre_restart_holds import EVERYBODY
+from cachesvc.core.records.state import Copy, Entry, Phase, Role, Tier, Window
+from cachesvc.core.tiering.policy import SMALL_FILLS
+
+if TYPE_CHECKING:
+    from cachesvc.core.node.node import Node
+
+
+def check(node: Node) -> None:
+    """Assert that every account agrees with what it counts. O(extents)."""
+    queued: defaultdict[ExtentId, set[int]] = defaultdict(set)
+    for job, entry in node.readers.queue:
+        assert job not in queued[entry.id], "twice in one line"
+        queued[entry.id].add(job)
+    for entry in node.copies.entries.values():
+        assert entry.queued == queued.pop(entry.id, set()), "queue membership"
+        _check_entry(entry, all(node.claims.settled(dataset.id) for dataset in entry.datasets))
+    assert not queued, "queued without a record"
+    for extent in node.copies.lacking:
+        assert node.copies.entries[extent].ready, "objects are missing in what is not there"
+    for tier in node.policy.tiers.values():
+        _check_tier(node, tier)
+    _check_readers(node)
+    _check_plans(node)
+    _check_datasets(node)
+    filling = {copy for copy in _copies(node) if copy.phase is Phase.FILLING}
+    assert filling == node.copies.filling.keys(), "fills in flight"
+    settings, under_way = node.policy.settings, sorted(copy.entry.size_bytes for copy in filling)
+    if len(filling) > settings.max_fills:
+        assert len(filling) <= SMALL_FILLS * settings.max_fills, "more fills than slots"
+        assert sum(under_way[:-1]) < settings.fill_bytes, "more fills than slots, and they are not small"
+
+
+def _copies(node: Node) -> list[Copy]:
+    return [copy for entry in node.copies.entries.values() for copy in entry.copies]
+
+
+def _check_entry(entry: Entry, settled: bool) -> None:
+    tiers = [copy.tier.name for copy in entry.copies]
+    assert len(set(tiers)) == len(tiers), "two copies in one tier"
+    assert entry.ready == (entry.best() is not None), "readiness"
+    if entry.waiters:
+        assert not entry.ready, "a waiter on a resident extent"
+        assert entry.filling() or entry.queued or entry.due_at is not None, "a waiter nobody works for"
+    for copy in entry.copies:
+        _check_copy(copy, settled)
+    alive = entry.copies or entry.waiters or entry.datasets or entry.needs or entry.queued
+    assert alive or entry.due_at is not None, "a record of nothing"
+
+
+def _check_copy(copy: Copy, settled: bool) -> None:
+    assert (copy.role is Role.KEPT) == (copy.home is not None), "kept copies have a home"
+    assert copy.home is None or copy.home in copy.entry.datasets, "a home that claims the extent"
+    assert min(copy.leases, copy.fills_from) >= 0, "counts below zero"
+    if copy.phase is not Phase.RESIDENT:
+        assert copy.leases + copy.fills_from == 0, "in use before filled or after evicted"
+    if copy.source:
+        assert copy.source.phase is Phase.RESIDENT, "a source that is there"
+        assert copy.source.fills_from, "a source that is protected"
+    shelved = copy.idle and not copy.doomed and not copy.pinned
+    assert settled or copy.shelf is None or (copy.idle and not copy.doomed), "on a shelf though in use"
+    assert not settled or (copy.shelf is not None) == shelved, "on a shelf exactly while evictable"
+    assert not (copy.idle and copy.doomed) or copy.tier.lost, "a doomed copy that nobody uses"
+
+
+def _check_tier(node: Node, tier: Tier) -> None:
+    mine = [copy for copy in _copies(node) if copy.tier is tier]
+    sizes = {phase: sum(c.entry.size_bytes for c in mine if c.phase is phase) for phase in Phase}
+    found = [extent for extent in tier.found if extent in node.copies.entries]
+    assert not found, "found, and yet with a record"
+    assert tier.used_bytes == sum(sizes.values()) + tier.found.size_bytes, "used bytes"
+    assert tier.evicting_bytes == sizes[Phase.EVICTING], "evicting bytes"
+    assert tier.kept_bytes == sum(c.entry.size_bytes for c in mine if c.role is Role.KEPT), "kept bytes"
+    assert min(tier.corrupt_count, tier.scrubbed_bytes) >= 0, "counts below zero"
+    assert tier.held_bytes >= 0, "held bytes below zero"
+    assert not tier.held_bytes or tier.name == RAM, "held bytes outside RAM"
+    if tier.free_bytes < 0:
+        # Only what was there before us (held by readers, or recovered) may exceed a budget, or lie in a lost tier.
+        over = tier.used_bytes - tier.budget_bytes
+        excused = tier.held_bytes or tier.lost or over <= tier.evicting_bytes or not tier.unused_bytes
+        assert excused, "a budget exceeded"
+    assert tier.committing == {c for c in mine if not c.committed}, "commits under way"
+    shelves: list[Shelf] = [tier.lru, tier.visited, tier.ahead, tier.in_use, *tier.kept.values()]
+    on_shelves = [copy for shelf in shelves for copy in shelf]
+    assert len(on_shelves) == len(set(on_shelves)), "on two shelves"
+    assert set(on_shelves) == {c for c in mine if c.shelf is not None}, "shelf membership"
+    for shelf in shelves:
+        assert shelf.size_bytes == sum(copy.entry.size_bytes for copy in shelf), "shelf bytes"
+        assert all(copy.shelf is shelf for copy in shelf), "shelf of a copy"
+        assert [*reversed(shelf)] == [*shelf][::-1], "a shelf that reads otherwise from its other end"
+        assert len(shelf) == len([*shelf]), "length of a shelf"
+
+
+def _check_readers(node: Node) -> None:
+    leases: Counter[Copy] = Counter()
+    waiting: Counter[tuple[int, ExtentId]] = Counter()
+    for number, reader in node.readers.readers.items():
+        for copies in reader.leases.values():
+            assert copies, "an empty lease"
+            leases.update(copies)
+        for extent, count in reader.waiting.items():
+            waiting[(number, extent)] = count
+    assert leases == Counter({copy: copy.leases for copy in _copies(node) if copy.leases}), "leases"
+    entries = node.copies.entries.values()
+    asked = Counter((reader, entry.id) for entry in entries for reader, _ in entry.waiters)
+    assert waiting == asked, "waiters"
+    ram = node.policy.tiers.get(RAM)
+    if ram:
+        readers = node.readers.readers.values()
+        holds = [(extent, hold) for reader in readers for extent, hold in reader.held.items()]
+        held = {extent: hold.size_bytes for extent, hold in holds if hold.size_bytes}
+        assert ram.held_bytes == sum(held.values()), "held by readers"
+        of_users: Counter[int | None] = Counter({EVERYBODY: ram.held_bytes})
+        for user, _, size_bytes in {(hold.user, extent, hold.size_bytes) for extent, hold in holds}:
+            of_users[user] += size_bytes
+        assert node.readers.holds.held_bytes == of_users, "held by each user"
+
+
+def _check_plans(node: Node) -> None:
+    needs: Counter[ExtentId] = Counter()
+    ahead: Counter[Window] = Counter()
+    for plan in node.plans.ending:
+        needs.update(plan.entries[index][0] for _, index, _ in plan.window)
+    for plan in node.plans.plans.values():
+        needs.update(plan.entries[index][0] for _, index, _ in plan.window)
+        assert plan.entered_bytes == sum(size for _, _, size in plan.window), "bytes in the window"
+        assert plan.number in plan.shared.plans, "a plan that shares a window"
+        assert plan.behind or not plan.window or plan.window[0][0] >= plan.passed, "passed, and not left"
+        ahead[plan.shared] = 0
+    for copy in _copies(node):
+        if copy.ahead_of is not None:
+            assert not copy.leases, "read, and yet ahead"
+            assert copy in copy.ahead_of.ahead, "ahead of a window that does not know it"
+            ahead[copy.ahead_of] += copy.entry.size_bytes
+    assert all(copy.ahead_of is window for window in ahead for copy in window.ahead), "ahead of another"
+    assert all(window.ahead_bytes == size_bytes for window, size_bytes in ahead.items()), "bytes ahead"
+    entries = node.copies.entries.values()
+    assert needs == Counter({entry.id: entry.needs for entry in entries if entry.needs}), "needs"
+
+
+def _check_datasets(node: Node) -> None:
+    claimed = [entry for entry in node.copies.entries.values() if entry.datasets]
+    assert node.policy.shares.claimed_bytes == sum(entry.size_bytes for entry in claimed), "claimed bytes"
+    for dataset in node.policy.shares.datasets.values():
+        assert dataset.claimed or not node.claims.claimed(dataset.id), "a dataset that nobody claims"
+        known = (node.copies.entries.get(extent) for extent, _ in dataset.extents)
+        mine = [entry for entry in known if entry is not None and dataset in entry.datasets]
+        assert len(mine) == len(dataset.extents) or not node.claims.claimed(dataset.id), (
+            "an extent not claimed"
+        )
+        assert dataset.size_bytes == sum(entry.size_bytes for entry in mine), "bytes of a dataset"
+        assert dataset.ready_count == sum(entry.ready for entry in mine), "resident extents"
+        assert dataset.ready_bytes == sum(entry.size_bytes for entry in mine if entry.ready), "resident bytes"
+        kept = (copy for entry in mine for copy in entry.copies if copy.home is dataset)
+        assert dataset.kept_bytes == sum(copy.entry.size_bytes for copy in kept), "kept bytes of a dataset"

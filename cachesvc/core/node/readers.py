@@ -1,0 +1,288 @@
+"""Readers: their leases, their waits, and the queue of extents that somebody waits for.
+
+An extent with waiters is filling, queued here, or due for a retry. Jobs take turns in the queue. An extent that
+several jobs wait for stands in the line of each; it is filled once, when the first of them has its turn, and
+costs the others none. The head starts when it has a slot and room, waits while room is on its way by itself,
+and is refused when only readers could free it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cachesvc.core import events as ev
+from cachesvc.core.errors import NotFound
+from cachesvc.core.lookahead.plans import Plans
+from cachesvc.core.model import RAM, Counted, ExtentId, ReaderId
+from cachesvc.core.records.fair_queue import Turns
+from cachesvc.core.records.pre_restart_holds import EVERYBODY, Hold, Holds
+from cachesvc.core.records.state import Copy, Entry, Reader, Role
+from cachesvc.core.tiering.budgets import answering
+from cachesvc.core.tiering.copies import Copies
+from cachesvc.core.tiering.policy import Asked
+
+MAX_WAITS = 1024
+"""Unanswered requests of one reader; the next is refused."""
+
+
+class Readers:
+    """Readers by connection. The queue holds an extent once a job, so it is no longer than all waits together."""
+
+    def __init__(self, copies: Copies, plans: Plans) -> None:
+        self._copies = copies
+        self._plans = plans
+        self._policy = copies.policy
+        self._moment = copies.moment
+        self.readers: dict[ReaderId, Reader] = {}
+        self.queue: Turns[Entry] = Turns()
+        self.holds = Holds()
+
+    def demand(self, event: ev.Demanded) -> None:
+        """Grant what is resident, in the same step; otherwise see to it and answer later."""
+        entry = self._copies.entry(event.extent)
+        copy = entry.best() if entry else None
+        if entry is not None and copy is not None:
+            counted: Counted = "hits" if copy.ahead_of is None else "ahead"
+            self._grant(event.reader, event.request, copy, counted, event.job)
+        else:
+            self._missed(event, entry)
+
+    def _missed(self, event: ev.Demanded, entry: Entry | None) -> None:
+        if entry is None:
+            if event.size_bytes <= 0:
+                message = f"extent {event.extent.hex()} is of no open dataset: open the dataset again"
+                fail = ev.Fail(event.reader, event.request, event.extent, NotFound.code, message)
+                self._moment.tell(fail)
+                return
+            entry = self._copies.know(event.extent, event.size_bytes)
+        reader = self.readers.setdefault(event.reader, Reader())
+        reader.job = event.job or reader.job or event.reader
+        if not event.wait or sum(reader.waiting.values()) >= MAX_WAITS:
+            self._copies.tally(entry, event.reader).refused += 1
+            self._moment.tell(ev.Refuse(event.reader, event.request, event.extent))
+            self._copies.forget(entry)
+            return
+        entry.waiters.append((event.reader, event.request))
+        reader.waiting[entry.id] = reader.waiting.get(entry.id, 0) + 1
+        self._line_up(entry, (reader.job,))
+
+    def release(self, event: ev.Released) -> None:
+        """End one lease, or the hold from before a restart; what the reader does not have is ignored."""
+        reader, extent = self.readers.get(event.reader), event.extent
+        if reader is None:
+            return
+        reader.recalls = 0
+        if extent in reader.held:
+            self._unhold(reader, extent)
+            self._count_held()
+        elif leases := reader.leases.get(extent):
+            self._end_lease(leases.pop())
+            if not leases:
+                del reader.leases[extent]
+
+    def not_granted(self, event: ev.NotGranted) -> None:
+        """Take a grant back, and send its reader elsewhere or see to it again."""
+        grant, entry = event.grant, self._copies.entry(event.grant.extent)
+        if grant.reader not in self.readers:
+            return  # it has gone
+        self.release(ev.Released(grant.reader, grant.extent))
+        if entry is not None:
+            tally = self._copies.tally(entry, grant.reader)
+            tally.count(grant.counted, -1)
+            if not event.again:
+                tally.refused += 1
+                self._copies.sourced(entry)
+        if event.again:
+            self.demand(ev.Demanded(grant.reader, grant.request, grant.extent))
+        else:
+            self._moment.tell(ev.Refuse(grant.reader, grant.request, grant.extent))
+
+    def recall(self, copy: Copy, wrong: bool = True) -> None:
+        """Ask everybody who has a copy, or perhaps has it from before our restart, for it: its bytes are wrong, or else
+        others need its room."""
+        extent = copy.entry.id
+        for number, reader in self.readers.items():
+            if extent in reader.held or any(lease is copy for lease in reader.leases.get(extent, ())):
+                reader.recalls += 1
+                self._moment.tell(ev.Recall(number, extent, wrong))
+
+    def recall_hold(self, extent: ExtentId) -> None:
+        """Ask everybody who has it from before our restart for it: others need its room."""
+        for number, reader in self.readers.items():
+            if extent in reader.held:
+                self._moment.tell(ev.Recall(number, extent, wrong=False))
+
+    def detach(self, copy: Copy) -> None:
+        """End every lease of a copy: its readers keep the file that they opened, unlinked or not."""
+        extent = copy.entry.id
+        for reader in self.readers.values():
+            for lease in [lease for lease in reader.leases.get(extent, ()) if lease is copy]:
+                reader.leases[extent].remove(lease)
+                self._end_lease(lease)
+            if not reader.leases.get(extent, True):
+                del reader.leases[extent]
+
+    def gone(self, event: ev.ReaderGone) -> None:
+        """End all that a connection had out."""
+        reader_id = event.reader
+        reader = self.readers.pop(reader_id, None)
+        if reader is None:
+            return
+        for extent, count in reader.waiting.items():
+            entry = self._copies.entries[extent]
+            self._copies.tally(entry, reader_id).misses += count
+            entry.waiters = [waiter for waiter in entry.waiters if waiter[0] != reader_id]
+            self._copies.forget(entry)
+        for leases in reader.leases.values():
+            for copy in leases:
+                self._end_lease(copy)
+        for extent in tuple(reader.held):
+            self._unhold(reader, extent)
+        self._count_held()
+        self._moment.change()
+
+    def held(self, event: ev.Held) -> None:
+        """A reader's word is believed for a while after the start only, and within limits: it would be a way to take room
+        without a lease. Of what is not believed only the release is expected."""
+        reader, extent = self.readers.setdefault(event.reader, Reader()), event.extent
+        hold = Hold(event.size_bytes, event.user)
+        self._unhold(reader, extent)
+        if event.most_bytes is not None and not self._believed(extent, hold, event.most_bytes):
+            hold = Hold(0, event.user)
+        reader.held[extent] = hold
+        self.holds.begin(extent, hold)
+        self._count_held()
+
+    def held_bytes(self, reader: ReaderId, extent: ExtentId) -> int:
+        """What is counted of an extent that a reader holds from before our restart."""
+        found = self.readers.get(reader)
+        hold = found.held.get(extent) if found else None
+        return hold.size_bytes if hold else 0
+
+    def _believed(self, extent: ExtentId, hold: Hold, most_bytes: int) -> bool:
+        ram = self._policy.tiers.get(RAM)
+        late = self._moment.now - self._moment.began > self._policy.settings.hold_s
+        return not late and self.holds.fits(extent, hold, most_bytes, ram.budget_bytes if ram else 0)
+
+    def take_over(self, event: ev.Leased) -> None:
+        """Go on with another daemon's lease; where its copy is not here, with the memory that it holds."""
+        tier = self._policy.tiers.get(event.tier)
+        copy = self._copies.find(event.extent, tier) if tier else None
+        if copy is None or not copy.usable:
+            self.held(ev.Held(event.reader, event.extent, event.size_bytes if event.tier == RAM else 0))
+            return
+        self._copies.lease(copy)
+        reader = self.readers.setdefault(event.reader, Reader())
+        reader.leases.setdefault(event.extent, []).append(copy)
+
+    def _unhold(self, reader: Reader, extent: ExtentId) -> None:
+        hold = reader.held.pop(extent, None)
+        if hold is not None:
+            self.holds.end(extent, hold)
+
+    def _count_held(self) -> None:
+        """Against the RAM budget."""
+        ram, held_bytes = self._policy.tiers.get(RAM), self.holds.held_bytes[EVERYBODY]
+        if ram and ram.held_bytes != held_bytes:
+            ram.held_bytes = held_bytes
+            self._policy.reserve.retune()
+            self._moment.change()
+
+    def _end_lease(self, copy: Copy) -> None:
+        self._copies.unlease(copy)
+        if copy.role is not Role.KEPT:
+            self._moment.change()
+
+    def _grant(self, reader_id: ReaderId, request: int, copy: Copy, counted: Counted, job: int = 0) -> None:
+        reader = self.readers.get(reader_id)
+        if reader is None:
+            reader = self.readers[reader_id] = Reader()
+        reader.job = job or reader.job or reader_id
+        self._copies.lease(copy, unplanned=not self._plans.of_job(reader.job))
+        reader.leases.setdefault(copy.entry.id, []).append(copy)
+        entry, stay = copy.entry, self._policy.stay(copy)
+        self._copies.tally(entry, reader_id).count(counted)
+        self._moment.tell(
+            ev.Grant(reader_id, request, entry.id, copy.tier.name, stay, entry.from_peer, counted)
+        )
+
+    def fail(self, entry: Entry, code: int, message: str) -> None:
+        """Tell every waiter of an extent that its fill failed."""
+        for reader, request in self._take_waiters(entry):
+            self._copies.tally(entry, reader).misses += 1
+            self._moment.tell(ev.Fail(reader, request, entry.id, code, message))
+
+    def want(self, entry: Entry) -> None:
+        """See to it that an extent with waiters is filling, queued or due."""
+        self._line_up(entry, (self.readers[reader].job for reader, _ in entry.waiters))
+
+    def _line_up(self, entry: Entry, jobs: Iterable[int]) -> None:
+        self._moment.change()
+        if entry.filling() or entry.due_at is not None:
+            return
+        for job in jobs:
+            if job not in entry.queued:
+                entry.queued |= {job}
+                self.queue.append(job, entry)
+
+    def _take_waiters(self, entry: Entry) -> list[tuple[ReaderId, int]]:
+        waiters, entry.waiters = entry.waiters, []
+        for reader_id, _ in waiters:
+            waiting = self.readers[reader_id].waiting
+            waiting[entry.id] -= 1
+            if not waiting[entry.id]:
+                del waiting[entry.id]
+        return waiters
+
+    def answer(self, entry: Entry) -> None:
+        """Grant an extent to its waiters where it is usable, or see to it again."""
+        copy = entry.best()
+        if copy is None:
+            self.want(entry)
+            return
+        for reader, request in self._take_waiters(entry):
+            self._grant(reader, request, copy, "misses")
+
+    def _refuse(self, entry: Entry) -> None:
+        self._copies.sourced(entry)
+        self._copies.no_room(entry)
+        for reader, request in self._take_waiters(entry):
+            self._copies.tally(entry, reader).refused += 1
+            self._moment.tell(ev.Refuse(reader, request, entry.id))
+
+    def feed(self) -> bool:
+        """Start what readers wait for, in turn; False when the first in line must wait."""
+        while self.queue:
+            job, entry = self.queue.first
+            waits = entry.waiters and not entry.filling() and entry.best() is None
+            if waits and (self._copies.busy or not self._start(entry)):
+                return False
+            entry.queued -= {job}
+            if waits:
+                self.queue.served()
+            else:
+                self.queue.drop()
+            if entry.waiters and not entry.filling():
+                self.answer(entry)
+            self._copies.forget(entry)
+        return True
+
+    def _start(self, entry: Entry) -> bool:
+        """Start or refuse; False when room is on its way."""
+        planned = any(self._plans.of_job(self.readers[reader].job) for reader, _ in entry.waiters)
+        place = self._policy.place(entry, Asked.DEMAND if planned else Asked.VISIT)
+        if self._copies.carry_out(place, entry):
+            return True
+        if place.coming or self._room_is_coming():
+            return False
+        self._refuse(entry)
+        return True
+
+    def _room_is_coming(self) -> bool:
+        """Bytes will be free, or evictable, without any reader's doing."""
+        works = answering(self._policy.tiers)
+        if any(tier.evicting_bytes for tier in works):
+            return True
+        filling = (copy for copy in self._copies.filling if copy.tier in works and not copy.entry.waiters)
+        committing = (copy for tier in works for copy in tier.committing if not copy.leases)
+        return any(copy.role is not Role.KEPT for group in (filling, committing) for copy in group)

@@ -1,0 +1,287 @@
+"""The sample order: a pure function of (seed, epoch, position). Design, D6.
+
+    positions            the order: 0 .. N-1, cut into global batches of G slots
+       | dealt           canonical node c of C owns the slots [cG/C, (c+1)G/C) of every full batch
+    run positions        one contiguous part of the run for each canonical node, then the tail of N mod G
+       | permuted        within blocks of `window_extents` extents, each block by its own key
+    run                  the extents, permuted whole, their samples laid end to end
+       | shifted         a run position lies in one extent
+    samples              ids in dataset order
+
+What holds, for every spec:
+- *exactly once*: the full batches and the tail together name each sample once (`short` and `pad` add repeats, which
+  are not counted as valid; `drop` leaves the tail out);
+- *equal shapes*: a batch has as many samples on every rank, in the last step too;
+- *elastic*: a global batch depends on the spec and the epoch only. Rank r of R takes the slots
+  [rG/R, (r+1)G/R), so any number of ranks, workers or restarts sees the same global batches;
+- *local*: canonical node c touches only its own part of the run, a block of extents at a time;
+- *independent*: epochs and seeds have unrelated orders;
+- *cheap*: memory O(extents), construction O(extents log extents), seek to any step O(log extents). A full
+  global shuffle is the same function with one canonical node and one block.
+
+Unshuffled, the run is the dataset itself and global batch b is the samples [bG, (b+1)G).
+
+A subset is an order over its own ordinals: give `subset_first(extent_first, ids)` as `extent_first` and
+look the resulting ordinals up in `ids`. Extents without samples take no part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+
+from cachesvc.core.errors import InvalidInput
+from cachesvc.core.order.deal import I64, Deal
+from cachesvc.core.order.intervals import Intervals
+from cachesvc.core.order.permute import MAX_SIZE, U64, mix, mix_each, permute, permute_groups
+
+Last = Literal["drop", "pad", "error", "short"]
+
+_GROUPED_BELOW = 2048
+"""Blocks with fewer positions than this in one request are permuted together: a call costs about 100 us."""
+
+
+class _Use(IntEnum):
+    """What a key is for, so that equal numbers never give equal keys."""
+
+    EXTENTS = 1
+    BLOCK = 2
+    SAMPLE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class OrderSpec:
+    """Everything but the epoch that the order depends on; a run records it and keeps it.
+
+    `window_extents` 0 means everything. `last` says what becomes of N mod G samples: `drop` them, `pad` the
+    batch to G with repeats, `error` (refuse), or a `short` batch: with repeats to the next multiple of the
+    micro-batches in a step, so that all of them are equally large and none is empty.
+    Raises `InvalidInput` for numbers that make no order.
+    """
+
+    seed: int
+    global_batch: int
+    window_extents: int = 0
+    canonical_nodes: int = 1
+    shuffle: bool = True
+    last: Last = "drop"
+
+    def __post_init__(self) -> None:
+        if self.global_batch < 1:
+            raise InvalidInput(f"a global batch of {self.global_batch} samples: give 1 or more")
+        if self.window_extents < 0:
+            raise InvalidInput(
+                f"a window of {self.window_extents} extents: give 1 or more, or 0 for everything"
+            )
+        if not 1 <= self.canonical_nodes <= self.global_batch:
+            raise InvalidInput(
+                f"{self.canonical_nodes} canonical nodes for a global batch of {self.global_batch}:"
+                " give from 1 to the global batch"
+            )
+        if not 0 <= self.seed < 1 << 64:
+            raise InvalidInput(f"seed {self.seed}: give from 0 to 2^64 - 1")
+        if self.last not in get_args(Last):
+            raise InvalidInput(f"last={self.last!r}: give one of {', '.join(get_args(Last))}")
+
+    @property
+    def dealt_nodes(self) -> int:
+        """The canonical nodes that a run is dealt to: unshuffled, all of it to one."""
+        return self.canonical_nodes if self.shuffle else 1
+
+
+class Tail(NamedTuple):
+    """One rank's part of the last, partial batch, int64[micro-batches, rows]: the first `valid[i]` samples of row i are
+    real, the others repeats."""
+
+    samples: I64
+    valid: I64
+
+
+class Plan(NamedTuple):
+    """What one rank touches: `extent[i]` from step `first_step[i]` to `last_step[i]`, both included.
+
+    Sorted by first step. An extent occurs again where it is touched in another part of the order. `following`:
+    the extents in the order of the epoch after this one, where the caller knows that there is one.
+    """
+
+    extent: I64
+    first_step: I64
+    last_step: I64
+    following: I64 | None = None
+
+
+def merged(plans: Sequence[Plan]) -> Plan:
+    """Several plans of one dataset and one clock as one, whose epoch after this one is not known."""
+    if len(plans) == 1:
+        return plans[0]
+    columns = zip(*(plan[:3] for plan in plans), strict=True)
+    extent, first_step, last_step = (np.concatenate(column) for column in columns)
+    order = np.argsort(first_step, kind="stable")
+    return Plan(extent[order], first_step[order], last_step[order])
+
+
+class Touches(NamedTuple):
+    """Extent `extent[i]` holds samples of the run positions [begin[i], end[i])."""
+
+    extent: I64
+    begin: I64
+    end: I64
+
+
+def plan_of(deal: Deal, touches: Touches, low: int, high: int, batches: int) -> Plan:
+    """When a rank with the slots [low, high) in `batches` micro-batches reads the extents that `touches` names."""
+    steps = deal.touched(touches.begin, touches.end, low, high, batches)
+    order = np.argsort(steps.first_step, kind="stable")
+    return Plan(touches.extent[steps.row[order]], steps.first_step[order], steps.last_step[order])
+
+
+def tail_of(deal: Deal, at: Callable[[I64], I64], low: int, high: int, batches: int) -> Tail:
+    """The slots [low, high) of the partial batch, where `at` says what stands at ascending positions."""
+    positions, valid = deal.tail(low, high, batches)
+    ascending, back = np.unique(positions.reshape(-1), return_inverse=True)
+    return Tail(at(ascending)[back].reshape(positions.shape), valid)
+
+
+def sample_key(seed: int, epoch: int, sample: int) -> int:
+    """The 64-bit key of the generator that a transform of this sample draws from in this epoch."""
+    return mix(_Use.SAMPLE, seed, epoch, sample)
+
+
+def subset_first(extent_first: I64, ids: I64) -> I64:
+    """`extent_first` of a subset: `ids` are its sample ids, ascending and distinct. int64[E+1]."""
+    return np.searchsorted(ids, extent_first).astype(np.int64)
+
+
+class EpochOrder:
+    """The order of one epoch. Immutable; safe to share between threads and to send to workers.
+
+    `extent_first[i]` is the first sample of extent i, int64[E+1] with the number of samples at the end.
+    `steps` counts the global batches of the epoch, a partial one at the end included unless it is dropped; `full_steps` of
+    them are full, and where `has_tail`, step `full_steps` is the partial one, which `tail` answers.
+    `run_extent` are the extents in the order of the run, `run_first` where each begins in it, `block_first` where
+    each block begins; the run's end is appended to both.
+    Raises `InvalidInput` when `last` is `error` and samples are left over.
+    """
+
+    def __init__(self, spec: OrderSpec, extent_first: I64, epoch: int) -> None:
+        first = np.ascontiguousarray(extent_first, np.int64)
+        self.spec = spec
+        self.epoch = epoch
+        self.samples = int(first[-1])
+        if self.samples > MAX_SIZE:
+            raise InvalidInput(f"{self.samples} samples in one dataset: 2^48 is the most")
+        self._deal = deal = Deal(self.samples, spec.global_batch, spec.dealt_nodes, spec.last)
+        self.steps, self.full_steps = deal.steps, deal.full_steps
+        self.has_tail, self.tail_samples = deal.has_tail, deal.tail_size
+        self.run_extent = _run_of_extents(spec, first, epoch)
+        counts = first[self.run_extent + 1] - first[self.run_extent]
+        self.run_first = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+        self._shift = first[self.run_extent] - self.run_first[:-1]
+        self.block_first, self._block_key = self._blocks()
+
+    def slots(self, first_step: int, last_step: int, low: int, high: int) -> I64:
+        """Samples in the slots [low, high) of the full batches [first_step, last_step).
+
+        int64[last_step - first_step, high - low]. Any step costs the same; ask for 16,384 samples or more.
+        """
+        return self._deal.slots(self.at, first_step, last_step, low, high)
+
+    def tail(self, low: int, high: int, batches: int = 1) -> Tail:
+        """The slots [low, high) of the last, partial batch, cut into `batches` micro-batches. All micro-batches of the
+        global batch are equally large, and its repeats come last.
+
+        Repeats are samples from the end of the last full batches. The real samples of the batch are the same at any
+        number of ranks; the repeats are not.
+        """
+        return tail_of(self._deal, self.at, low, high, batches)
+
+    def plan(self, low: int, high: int, batches: int = 1) -> Plan:
+        """The extents that a rank with the slots [low, high) in `batches` micro-batches touches, and when. O(extents).
+
+        Unshuffled it is exact. Shuffled, an extent counts as touched for as long as its block is, since any
+        position of a block may name any of its samples. A sample belongs to the extent of its first byte: a
+        reader adds the extents into which its samples run on.
+        """
+        return plan_of(self._deal, self.touches(), low, high, batches)
+
+    def touches(self) -> Touches:
+        """One row for each extent of each block, in the order of the run."""
+        begin, end = self.block_first[:-1], self.block_first[1:]
+        first = np.searchsorted(self.run_first, begin, side="right") - 1
+        counts = np.searchsorted(self.run_first, end, side="left") - first
+        rows = (
+            np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(first, counts)
+        )
+        return Touches(self.run_extent[rows], np.repeat(begin, counts), np.repeat(end, counts))
+
+    def _blocks(self) -> tuple[I64, U64]:
+        """Where each block begins in the run, the run's end appended, and each block's key."""
+        if not self.spec.shuffle:
+            return self.run_first, np.empty(0, np.uint64)
+        firsts, keys = [], []
+        for region, (start, stop) in enumerate(self._deal.regions()):
+            if start == stop:
+                continue
+            # extents first..last lie in the region, at least in part; a block is a window of them
+            first = int(np.searchsorted(self.run_first, start, side="right")) - 1
+            last = int(np.searchsorted(self.run_first, stop, side="left"))
+            bounds = self.run_first[first : last : self.spec.window_extents or last].copy()
+            bounds[0] = start
+            firsts.append(bounds)
+            prefix = mix(_Use.BLOCK, self.spec.seed, self.epoch, region)
+            keys.append(mix_each(prefix, np.arange(bounds.size)))
+        firsts.append(np.array([self.samples], np.int64))
+        return np.concatenate(firsts), np.concatenate([np.empty(0, np.uint64), *keys])
+
+    def at(self, positions: I64) -> I64:
+        """Samples at ascending positions of the run; any number of them, any gaps."""
+        if positions.size == 0:
+            return positions
+        if not self.spec.shuffle:
+            return positions
+        first, last = self._block_of(positions[[0, -1]])
+        cuts = np.searchsorted(positions, self.block_first[first + 1 : last + 1])
+        edges = np.concatenate(([0], cuts, [positions.size]))
+        if positions.size < _GROUPED_BELOW * (edges.size - 1):
+            return self._many_blocks(positions, np.repeat(np.arange(first, last + 1), np.diff(edges)))
+        samples = np.empty_like(positions)
+        for block, start, stop in zip(range(first, last + 1), edges[:-1], edges[1:], strict=True):
+            samples[start:stop] = self._one_block(positions[start:stop], block)
+        return samples
+
+    def _one_block(self, positions: I64, block: int) -> I64:
+        start, stop = int(self.block_first[block]), int(self.block_first[block + 1])
+        images = permute(positions - start, stop - start, int(self._block_key[block])).astype(np.int64)
+        images += start
+        # the block's own extents only: a search among few is fast
+        first, last = np.searchsorted(self.run_first, (start, stop - 1), side="right") - 1
+        inside = Intervals(self.run_first[first : last + 1]).of(images)
+        images += self._shift[first : last + 1][inside]
+        return images
+
+    def _many_blocks(self, positions: I64, blocks: I64) -> I64:
+        base = int(blocks[0])
+        firsts = self.block_first[base : int(blocks[-1]) + 2]
+        group = blocks - base
+        keys = self._block_key[base : base + firsts.size - 1]
+        images = permute_groups(positions - firsts[group], group, np.diff(firsts), keys).astype(np.int64)
+        images += firsts[group]
+        images += self._shift[np.searchsorted(self.run_first, images, side="right") - 1]
+        return images
+
+    def _block_of(self, positions: I64) -> I64:
+        return np.searchsorted(self.block_first, positions, side="right") - 1
+
+
+def _run_of_extents(spec: OrderSpec, extent_first: I64, epoch: int) -> I64:
+    """The extents that hold samples, in the order of the run."""
+    held = np.flatnonzero(np.diff(extent_first))
+    if not spec.shuffle or held.size == 0:
+        return held
+    return held[
+        permute(np.arange(held.size), held.size, mix(_Use.EXTENTS, spec.seed, epoch)).astype(np.int64)
+    ]

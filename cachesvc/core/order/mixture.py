@@ -1,0 +1,225 @@
+"""Mixtures: which dataset each slot of an epoch is drawn from, and which of its samples.
+
+A `Pattern` repeats every `period` slots, where each component has exactly its share. It is a tree of two-way
+splits, the two lightest joined first (Huffman), and a split gives its left side floor(n * left / whole + 1/2) of its
+first n slots. So counts over any prefix, and their inverse, are closed forms: no table, O(1) seek, exact at any
+scale. A count is within 1 slot of its weight for up to three components, and for equal weights; within
+1/2 * sum(w / a) over the component and its ancestors a below the root in every case, 2.2 at the very most.
+
+A component's draws are numbered through all epochs of the job. Draw d is sample d mod n of the component's own
+epoch d div n, so what repeats is the next permutation of all of it, and a mixture that takes only a part of a
+component goes on with the rest of it in its next epoch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from heapq import heapify, heappop, heappush
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from cachesvc.core.arguments import whole_number
+from cachesvc.core.errors import InvalidInput
+from cachesvc.core.order.deal import I64
+from cachesvc.core.order.epoch_order import Touches
+from cachesvc.core.order.permute import MAX_SIZE
+from cachesvc.core.order.recent import Latest
+from cachesvc.core.order.run import Run
+
+Size = int | Literal["total", "first", "last"]
+MAX_PERIOD = 1 << 31
+"""Products of two slots fit 64 bits. Weights that need more are rounded to this, an error of 5e-10."""
+MAX_DRAWS = 2**63 - 1
+"""Of all components together: spots are numpy's integers, which would begin below zero again."""
+MAX_PASSES = 16
+"""A component that an epoch goes through more often than this is planned as touched throughout."""
+_RUNS_KEPT = 64
+
+
+class _Split(NamedTuple):
+    """One step from a node of `whole` slots a period to a child of `own`; `left` of its slots go left."""
+
+    whole: int
+    left: int
+    own: int
+    is_left: bool
+
+
+class Pattern:
+    """The repeating choice of components in the proportion of integer `shares`, at least one above 0."""
+
+    def __init__(self, shares: Sequence[int]) -> None:
+        divisor = math.gcd(*shares)
+        self.shares = tuple(share // divisor for share in shares)
+        self.period = sum(self.shares)
+        assert 0 < self.period <= MAX_PERIOD
+        assert min(self.shares) >= 0
+        self._paths = _paths(self.shares)
+
+    def count(self, component: int, slots: int) -> int:
+        """Draws of a component among the first `slots` slots."""
+        cycles, prefix = divmod(slots, self.period)
+        for split in self._paths[component]:
+            left = (prefix * split.left + split.whole // 2) // split.whole
+            prefix = left if split.is_left else prefix - left
+        return cycles * self.shares[component] + (prefix if self.shares[component] else 0)
+
+    def choose(self, slots: I64) -> tuple[I64, I64]:
+        """Which component each slot draws from, and the how-manieth of its draws that is, from 0."""
+        cycles, inside = np.divmod(slots, self.period)
+        component, nth = np.empty_like(slots), np.empty_like(slots)
+        self._walk(0, list(range(len(self.shares))), np.arange(slots.size), inside, component, nth)
+        nth += cycles * np.asarray(self.shares, np.int64)[component]
+        return component, nth
+
+    def slot(self, component: int, nth: I64) -> I64:
+        """The slot of a component's nth draw: the inverse of `choose`."""
+        cycles, at = np.divmod(nth, self.shares[component])
+        for whole, left, own, is_left in reversed(self._paths[component]):
+            half = whole // 2
+            at = -((half - (at + 1) * whole) // left) - 1 if is_left else (at * whole + half) // own
+        found: I64 = cycles * self.period + at
+        return found
+
+    def _walk(self, depth: int, among: list[int], rows: I64, inside: I64, component: I64, nth: I64) -> None:
+        """Descend to the leaves below one node, `among` which the slots `rows` are shared."""
+        among = [one for one in among if self.shares[one]]
+        if len(among) == 1:
+            component[rows], nth[rows] = among[0], inside
+            return
+        split = self._paths[among[0]][depth]
+        before = (inside * split.left + split.whole // 2) // split.whole
+        goes_left = ((inside + 1) * split.left + split.whole // 2) // split.whole > before
+        left = [one for one in among if self._paths[one][depth].is_left]
+        right = [one for one in among if not self._paths[one][depth].is_left]
+        self._walk(depth + 1, left, rows[goes_left], before[goes_left], component, nth)
+        self._walk(depth + 1, right, rows[~goes_left], (inside - before)[~goes_left], component, nth)
+
+
+def _paths(shares: Sequence[int]) -> list[list[_Split]]:
+    """From the root to each component, the way through the tree; empty for the root itself and for a share of 0."""
+    paths: list[list[_Split]] = [[] for _ in shares]
+    heap: list[tuple[int, int, tuple[int, ...]]] = [
+        (share, index, (index,)) for index, share in enumerate(shares) if share
+    ]
+    heapify(heap)
+    while len(heap) > 1:
+        (light, _, lights), (heavy, tie, heavies) = heappop(heap), heappop(heap)
+        for members, own, is_left in ((lights, light, True), (heavies, heavy, False)):
+            for member in members:
+                paths[member].insert(0, _Split(light + heavy, light, own, is_left))
+        heappush(heap, (light + heavy, tie, (*lights, *heavies)))
+    return paths
+
+
+def integer_shares(weights: Sequence[float]) -> list[int]:
+    """Weights as integers in the same proportion, as the decimal numbers they are written as: .7 and .3 are 7 and
+    3. Raises InvalidInput for a weight below zero, one that is no number, or nothing but zeros."""
+    if not weights or any(not math.isfinite(weight) or weight < 0 for weight in weights) or not any(weights):
+        raise InvalidInput(f"weights {list(weights)}: give numbers of at least 0, one of them above 0")
+    exact = [Fraction(str(weight)) for weight in weights]
+    whole = math.lcm(*(one.denominator for one in exact))
+    shares = [int(one * whole) for one in exact]
+    total = sum(shares) // math.gcd(*shares)
+    if total > MAX_PERIOD:
+        room, total = MAX_PERIOD - len(shares), sum(shares)
+        shares = [max(share * room // total, share > 0) for share in shares]
+    divisor = math.gcd(*shares)
+    return [share // divisor for share in shares]
+
+
+def epoch_slots(pattern: Pattern, sizes: Sequence[int], size: Size) -> int:
+    """Slots of an epoch: `size` of them; "total": as many as all components have samples; "first": until a
+    component would repeat within the epoch; "last": until each was gone through once. Raises InvalidInput."""
+    if size == "total":
+        return sum(sizes)
+    drawn = [index for index, share in enumerate(pattern.shares) if share]
+    if size == "first":
+        return min(int(pattern.slot(index, np.array([sizes[index]]))[0]) for index in drawn)
+    if size == "last":
+        return max(int(pattern.slot(index, np.array([sizes[index] - 1]))[0]) + 1 for index in drawn)
+    if isinstance(size, str):
+        raise InvalidInput(f"size={size!r}: give a number of samples, 'total', 'first' or 'last'")
+    return whole_number("size", size, 1, MAX_SIZE)
+
+
+class MixtureRun:
+    """One epoch of a mixture: `size` slots of a pattern over components of `sizes` samples, of which `drawn` draws
+    were used before. `run_of(component, own epoch)` is a component's own run. Raises InvalidInput for draws that no spot
+    has a number for."""
+
+    def __init__(
+        self,
+        pattern: Pattern,
+        size: int,
+        sizes: Sequence[int],
+        drawn: Sequence[int],
+        run_of: Callable[[int, int], Run],
+    ) -> None:
+        self._pattern, self._size, self._sizes, self._drawn = pattern, size, sizes, drawn
+        most = max(map(sum, zip(drawn, sizes, strict=True))) + size
+        if most * len(sizes) > MAX_DRAWS:
+            raise InvalidInput(
+                f"draw {most:,} of a component, in a mixture of {len(sizes)}: counted to 2^63 together; set a smaller epoch"
+            )
+        self._make_run = run_of
+        self._runs: Latest[tuple[int, int], Run] = Latest(_RUNS_KEPT)
+
+    @property
+    def size(self) -> int:
+        """Slots of the epoch."""
+        return self._size
+
+    def at(self, positions: I64) -> I64:
+        """The spots (see `spots_of`) at ascending positions."""
+        component, nth = self._pattern.choose(positions)
+        spots = np.empty_like(positions)
+        for index in np.unique(component).tolist():
+            rows = np.flatnonzero(component == index)
+            own_epoch, at = np.divmod(nth[rows] + self._drawn[index], self._sizes[index])
+            inner = np.empty_like(at)
+            for epoch in np.unique(own_epoch).tolist():
+                now = own_epoch == epoch
+                inner[now] = self._run_of(index, epoch).at(at[now])
+            spots[rows] = spots_of(self._sizes, index, own_epoch, inner)
+        return spots
+
+    def touches(self) -> list[Touches]:
+        """For each component, when its extents are read."""
+        return [self._touches_of(index) for index in range(len(self._sizes))]
+
+    def _touches_of(self, index: int) -> Touches:
+        first, count, size = self._drawn[index], self._pattern.count(index, self._size), self._sizes[index]
+        if not count:
+            return Touches(*(np.empty(0, np.int64) for _ in range(3)))
+        own_epochs = range(first // size, (first + count - 1) // size + 1)
+        if len(own_epochs) > MAX_PASSES:
+            extents = np.unique(self._run_of(index, own_epochs[0]).touches()[0].extent)
+            return Touches(extents, np.zeros_like(extents), np.full_like(extents, self._size))
+        found = []
+        for epoch in own_epochs:
+            extent, begin, end = self._run_of(index, epoch).touches()[0]
+            begin = np.clip(begin + epoch * size - first, 0, count)
+            end = np.clip(end + epoch * size - first, 0, count)
+            held = begin < end
+            slot = self._pattern.slot
+            found.append((extent[held], slot(index, begin[held]), slot(index, end[held] - 1) + 1))
+        return Touches(*(np.concatenate(column) for column in zip(*found, strict=True)))
+
+    def _run_of(self, index: int, own_epoch: int) -> Run:
+        return self._runs.get((index, own_epoch), lambda key: self._make_run(*key))
+
+
+def spots_of(sizes: Sequence[int], component: int, own_epoch: I64, inner: I64) -> I64:
+    """One number for (component, own epoch, sample): what a mixture calls its samples."""
+    return (own_epoch * sizes[component] + inner) * len(sizes) + component
+
+
+def unspotted(sizes: Sequence[int], spots: I64) -> tuple[I64, I64, I64]:
+    """Spots -> (component, own epoch, sample)."""
+    draw, component = np.divmod(spots, len(sizes))
+    own_epoch, inner = np.divmod(draw, np.asarray(sizes, np.int64)[component])
+    return component, own_epoch, inner

@@ -1,0 +1,116 @@
+"""Packing: documents laid end to end and cut to one length.
+
+The documents of an epoch come in the order of `EpochOrder`: extents permuted, documents permuted within windows of
+extents. Their tokens are one stream, and pack p is tokens [p * length, (p + 1) * length) of it: a document that
+does not fit goes on in the next pack. So there are floor(tokens / length) packs in every epoch, each token is in at
+most one, and fewer than `length` tokens at the end of the stream are left out, others in each epoch.
+
+A window's tokens are known from the totals of its extents, so a seek to any pack looks at one window only (two
+where it lies across): memory O(documents of a window).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from cachesvc.core.order.deal import I64
+from cachesvc.core.order.epoch_order import EpochOrder, Touches
+from cachesvc.core.order.recent import Latest
+
+_BLOCKS_KEPT = 4
+
+
+class Pieces(NamedTuple):
+    """Pack `row[i]` of those asked for holds tokens [begin[i], end[i]) of document `document[i]`, in this order."""
+
+    row: I64
+    document: I64
+    begin: I64
+    end: I64
+
+
+class _Block(NamedTuple):
+    """The documents of a window in the order of the stream, and where each begins in it."""
+
+    document: I64
+    begin: I64
+    end: I64
+
+
+class PackRun:
+    """The packs of one epoch of documents. `documents` orders them, one canonical node and batches of 1;
+    `length_of` are their lengths in tokens; `extent_tokens[i]` is the sum of those of extent i. `planned`: its extents are
+    the dataset's."""
+
+    def __init__(
+        self,
+        documents: EpochOrder,
+        length_of: Callable[[I64], I64],
+        extent_tokens: I64,
+        length: int,
+        planned: bool = True,
+    ) -> None:
+        self._documents, self._length_of, self._length = documents, length_of, length
+        self._planned = planned
+        totals = np.concatenate(([0], np.cumsum(extent_tokens[documents.run_extent])))
+        self._block_tokens = totals[np.searchsorted(documents.run_first, documents.block_first)]
+        self._blocks: Latest[int, _Block] = Latest(_BLOCKS_KEPT)
+
+    @property
+    def size(self) -> int:
+        """Packs of the epoch."""
+        return int(self._block_tokens[-1]) // self._length
+
+    def at(self, positions: I64) -> I64:
+        """A pack's name is its position."""
+        return positions
+
+    def touches(self) -> list[Touches]:
+        """Where in the run the extents are read; nowhere that is known where they are not the dataset's."""
+        if not self._planned:
+            return [Touches(*(np.empty(0, np.int64) for _ in range(3)))]
+        extent, begin, end = self._documents.touches()
+        first = self._tokens_before(begin) // self._length
+        last = -(-self._tokens_before(end) // self._length)
+        return [Touches(extent, first, np.minimum(last, self.size))]
+
+    def pieces(self, packs: I64) -> Pieces:
+        """What the packs consist of."""
+        first, last = packs * self._length, (packs + 1) * self._length
+        low = np.searchsorted(self._block_tokens, first, "right") - 1
+        high = np.searchsorted(self._block_tokens, last, "left")
+        spans = np.unique(np.stack((low, high)), axis=1).T.tolist()
+        blocks = sorted({block for start, stop in spans for block in range(start, stop)})
+        found = [self._cut(self._blocks.get(block, self._block), first, last) for block in blocks]
+        if not found:
+            return Pieces(*(np.empty(0, np.int64) for _ in range(4)))
+        pieces = Pieces(*(np.concatenate(column) for column in zip(*found, strict=True)))
+        order = np.argsort(pieces.row, kind="stable")  # a pack across two windows has pieces of both
+        return Pieces(*(column[order] for column in pieces))
+
+    def _cut(self, block: _Block, first: I64, last: I64) -> Pieces:
+        """The parts of a window's documents that lie in the stream's [first[i], last[i])."""
+        low = np.searchsorted(block.end, first, "right")
+        counts = np.maximum(np.searchsorted(block.begin, last, "left") - low, 0)
+        row = np.repeat(np.arange(first.size), counts)
+        at = np.arange(row.size) + np.repeat(low - (np.cumsum(counts) - counts), counts)
+        held = block.begin[at] < block.end[at]  # an empty document is nowhere
+        at, row = at[held], row[held]
+        begin, end = block.begin[at], block.end[at]
+        return Pieces(
+            row, block.document[at], np.maximum(first[row] - begin, 0), np.minimum(end, last[row]) - begin
+        )
+
+    def _block(self, block: int) -> _Block:
+        first, last = self._documents.block_first[block : block + 2].tolist()
+        documents = self._documents.at(np.arange(first, last, dtype=np.int64))
+        ends = self._block_tokens[block] + np.cumsum(self._length_of(documents))
+        begins = np.concatenate((self._block_tokens[block : block + 1], ends[:-1]))
+        return _Block(documents, begins, ends)
+
+    def _tokens_before(self, positions: I64) -> I64:
+        """Tokens before the beginnings of blocks."""
+        return self._block_tokens[np.searchsorted(self._documents.block_first, positions)]

@@ -1,0 +1,51 @@
+"""The order of what is composed of datasets: any run of samples, dealt as `epoch_order.py` deals one dataset's.
+
+A mixture and packs differ from a plain dataset only in what stands at a position of the run, so all that
+`epoch_order.py` states of batches (exactly once, elastic, equal steps) holds for them too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from cachesvc.core.order.deal import I64, Deal
+from cachesvc.core.order.epoch_order import OrderSpec, Plan, Tail, Touches, plan_of, tail_of
+
+
+class Run(Protocol):
+    """One epoch as a sequence of `size` samples."""
+
+    @property
+    def size(self) -> int: ...
+
+    def at(self, positions: I64) -> I64:
+        """What stands at ascending positions: numbers that mean something to the dataset alone."""
+
+    def touches(self) -> Sequence[Touches]:
+        """Where in the run the extents of each underlying dataset are read."""
+
+
+class RunOrder:
+    """The order of one epoch of a run; to be used as an `EpochOrder`. Raises `InvalidInput` when `last` is
+    `error` and samples are left over."""
+
+    def __init__(self, spec: OrderSpec, run: Run, epoch: int) -> None:
+        self.spec, self.epoch, self.samples = spec, epoch, run.size
+        self._run = run
+        self._deal = deal = Deal(run.size, spec.global_batch, spec.dealt_nodes, spec.last)
+        self.steps, self.full_steps = deal.steps, deal.full_steps
+        self.has_tail, self.tail_samples = deal.has_tail, deal.tail_size
+
+    def slots(self, first_step: int, last_step: int, low: int, high: int) -> I64:
+        """See `EpochOrder.slots`."""
+        return self._deal.slots(self._run.at, first_step, last_step, low, high)
+
+    def tail(self, low: int, high: int, batches: int = 1) -> Tail:
+        """See `EpochOrder.tail`."""
+        return tail_of(self._deal, self._run.at, low, high, batches)
+
+    def plans(self, low: int, high: int, batches: int = 1) -> list[Plan]:
+        """For each underlying dataset the extents that a rank with the slots [low, high) in `batches` micro-batches
+        touches, and in which steps of this order."""
+        return [plan_of(self._deal, touches, low, high, batches) for touches in self._run.touches()]

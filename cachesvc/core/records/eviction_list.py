@@ -1,0 +1,74 @@
+"""Copies in the order in which they may be evicted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cachesvc.core.records.state import Copy
+
+
+class Shelf:
+    """Copies that may be evicted now, oldest first, and their bytes. O(1) add, remove, both ends.
+
+    A list linked through its copies: a million of them take no memory here, and no moment in which all are moved
+    because a table grows.
+    """
+
+    __slots__ = ("_count", "_oldest", "_youngest", "size_bytes")
+
+    def __init__(self) -> None:
+        self._oldest: Copy | None = None
+        self._youngest: Copy | None = None
+        self._count = 0
+        self.size_bytes = 0
+
+    def add(self, copy: Copy, first: bool = False) -> None:
+        """Put a copy, which is on no shelf, at the young end, or first in line to go."""
+        if first:
+            self._link(copy, self._oldest)
+            self._link(None, copy)
+        else:
+            self._link(self._youngest, copy)
+            self._link(copy, None)
+        copy.shelf = self
+        self._count += 1
+        self.size_bytes += copy.entry.size_bytes
+
+    def remove(self, copy: Copy) -> None:
+        """Take a copy off; it must be on."""
+        assert copy.shelf is self, "on another shelf"
+        self._link(copy.older, copy.younger)
+        copy.older = copy.younger = copy.shelf = None
+        self._count -= 1
+        self.size_bytes -= copy.entry.size_bytes
+
+    def _link(self, older: Copy | None, younger: Copy | None) -> None:
+        if older is None:
+            self._oldest = younger
+        else:
+            older.younger = younger
+        if younger is None:
+            self._youngest = older
+        else:
+            younger.older = older
+
+    def __iter__(self) -> Iterator[Copy]:
+        """The copy just seen may be taken off meanwhile."""
+        copy = self._oldest
+        while copy is not None:
+            following = copy.younger
+            yield copy
+            copy = following
+
+    def __reversed__(self) -> Iterator[Copy]:
+        """The copy just seen may be taken off meanwhile."""
+        copy = self._youngest
+        while copy is not None:
+            following = copy.older
+            yield copy
+            copy = following
+
+    def __len__(self) -> int:
+        return self._count

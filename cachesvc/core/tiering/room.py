@@ -1,0 +1,74 @@
+"""Room for an extent: where it is, and what is evicted for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import chain
+
+from cachesvc.core.records.state import Copy, Role, Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A decision: reserve in `tier`; or evict `victims` first; or wait, `soon` there is room; or nothing."""
+
+    tier: Tier | None = None
+    role: Role = Role.LRU
+    victims: tuple[Copy, ...] = ()
+    soon: bool = False
+
+    @property
+    def coming(self) -> bool:
+        """There is room when what goes, or is going, is gone."""
+        return self.soon or bool(self.victims)
+
+
+NOWHERE = Place()
+SOON = Place(soon=True)
+
+
+def first(places: Iterable[Place | None]) -> Place | None:
+    """The first decision that there is."""
+    return next(filter(None, places), None)
+
+
+def free_room(tiers: Iterable[Tier], size_bytes: int, role: Role) -> Place | None:
+    """The first tier with so much room that nothing gives way."""
+    return next((Place(tier, role) for tier in tiers if tier.free_bytes >= size_bytes), None)
+
+
+def oldest(tier: Tier) -> float:
+    """When what a tier would give up first was last used, in seconds; inf where it has nothing to spare."""
+    if tier.found:
+        return 0.0
+    first = next(chain(tier.lru, tier.visited), None)
+    return first.used_at if first else float("inf")
+
+
+def make_room(
+    tier: Tier, size_bytes: int, candidates: Iterable[Copy] | None = None, unplanned: bool = False
+) -> Place | None:
+    """What to evict for `size_bytes` in a tier, beside what is being evicted; `SOON` where nothing more need go, None
+    where the candidates do not suffice. Unless others are named, these are what the tier spares for claims and plans;
+    `unplanned`: all that nobody claims or needs."""
+    short = size_bytes - tier.free_bytes - tier.evicting_bytes
+    if short <= 0:
+        return SOON
+    if candidates is None:
+        if short > (tier.unused_bytes if unplanned else tier.spare_bytes):
+            return None
+        candidates = tier.unused() if unplanned else tier.spare()
+    victims, enough = take(candidates, short)
+    return Place(victims=victims) if enough else None
+
+
+def take(candidates: Iterable[Copy], short_bytes: int) -> tuple[tuple[Copy, ...], bool]:
+    """The first candidates that together hold `short_bytes`, and whether all of them suffice. No more are looked at: some
+    get their records only then."""
+    victims: list[Copy] = []
+    candidates = iter(candidates)
+    while short_bytes > 0 and (copy := next(candidates, None)) is not None:
+        victims.append(copy)
+        short_bytes -= copy.entry.size_bytes
+    return tuple(victims), short_bytes <= 0

@@ -1,0 +1,155 @@
+"""Pinned datasets: claims that no reader's end takes away, and that survive the daemon in a small file."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from cachesvc.core import events
+from cachesvc.core.errors import NotFound, OutOfSpace
+from cachesvc.core.model import DatasetId
+from cachesvc.daemon.access.tenants import NOBODY
+from cachesvc.daemon.datasets import Dataset
+from cachesvc.daemon.runner import Runner
+from cachesvc.tiers.directory import sync_directory
+
+log = logging.getLogger(__name__)
+
+
+class Pins:
+    """`restore` once at start, and `spared` before it; `pin` from any thread."""
+
+    def __init__(self, path: str, runner: Runner) -> None:
+        self._path = path
+        self._runner = runner
+        self._claims: dict[DatasetId, int] = {}
+        self._file = threading.Lock()
+
+    def __contains__(self, dataset: DatasetId) -> bool:
+        return dataset in self._claims
+
+    def spared(self, found: events.Recovered) -> events.Recovered:
+        """The same, what the file names behind the rest: where a tier holds more than its budget, the first go. Waits
+        for the catalogs; what cannot be loaded is not spared."""
+        try:
+            loading = [self._runner.datasets.load(wanted) for wanted in self.stored()]
+        except OSError:
+            return found  # `restore` says so
+        loaded = [each.result() for each in loading if each.exception() is None]
+        pinned = {extent for each in loaded for extent in self._runner.datasets.admit(each).index_of}
+        rest = {extent: size for extent, size in found.extents.items() if extent not in pinned}
+        return events.Recovered(found.tier, rest | found.extents)
+
+    def restore(self) -> None:
+        """Pin again what the file names, at once where it is loaded; what cannot be loaded is said once, and stays in
+        the file unless its catalog is gone."""
+        try:
+            stored = self.stored()
+        except OSError as error:
+            log.error("the pins cannot be read", extra={"file": self._path, "error": error.strerror})
+            return
+        for wanted, user in stored.items():
+            if (known := self._runner.datasets.known(wanted)) is not None:
+                self._claim(known, True, user, gradual=False)  # no loop runs yet, nobody waits
+                continue
+            self._runner.datasets.load(wanted).add_done_callback(partial(self._restored, wanted, user))
+
+    def pin(self, dataset: Dataset, pinned: bool, user: int, then: Callable[[], None]) -> None:
+        """Pin or unpin in a user's name, on disk first: what is said to be pinned is so after a crash. What is pinned
+        already stays its user's, unless the daemon's own pins it. `then` is called on the loop's thread when it is done.
+        Raises OutOfSpace."""
+        try:
+            user = self._store(dataset.id, user if pinned else None)
+        except OSError as error:
+            raise OutOfSpace(
+                f"{self._path} cannot be rewritten ({error.strerror}); look at the state directory"
+            ) from None
+
+        def claim() -> None:
+            self._claim(dataset, pinned, user)
+            self._runner.after(self._runner.node.claims.settled, dataset.id, then)
+
+        self._runner.loop.call(claim)
+
+    def _restored(self, wanted: DatasetId, user: int, done: Future[Dataset]) -> None:
+        error = done.exception()
+        if error is None:
+            dataset = done.result()
+            self._runner.loop.post(lambda: self._claim(self._runner.datasets.admit(dataset), True, user))
+            return
+        log.warning(
+            "a pinned dataset cannot be kept",
+            extra={"dataset": wanted, "error": str(error.__cause__ or error)},
+        )
+        if isinstance(error, NotFound) and not self._runner.datasets.stored(wanted):
+            self._store(wanted, None)
+
+    def _claim(self, dataset: Dataset, pinned: bool, user: int, gradual: bool = True) -> None:
+        """A pin is a claim of its own: it must outlive the readers."""
+        if pinned:
+            if dataset.id not in self._claims:
+                self._claims[dataset.id] = self._runner.next_id()
+                self._runner.declare(self._claims[dataset.id], dataset, user, gradual)
+            self._runner.handle(self._pinned(dataset, user, gradual))
+        elif not pinned and dataset.id in self._claims:
+            self._runner.handle(events.Unpinned(dataset.id))
+            self._runner.handle(events.JobEnded(self._claims.pop(dataset.id)))
+
+    def _pinned(self, dataset: Dataset, user: int, gradual: bool) -> events.Pinned:
+        """Within quotas, but for the daemon's own user: who runs the node may give any of it away."""
+        if user == os.geteuid():
+            return events.Pinned(dataset.id, gradual)
+        quotas = self._runner.quotas
+        of_dataset, of_user = quotas.of_dataset(dataset.catalog.uri_prefix), quotas.of_user(user)
+        return events.Pinned(dataset.id, gradual, user, of_dataset, of_user)
+
+    def stored(self) -> dict[DatasetId, int]:
+        """What the file names, and the user who pinned it. Raises OSError where it cannot be read: then nothing may be
+        written in its place."""
+        try:
+            with open(self._path, encoding="utf-8") as file:
+                found = json.load(file)
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            log.warning("the pins cannot be read; pin again", extra={"file": self._path, "error": str(error)})
+            return {}
+        if isinstance(found, list):  # as it was written until 2026-11: nobody's
+            found = {each: NOBODY for each in found if isinstance(each, str)}
+        rows = found.items() if isinstance(found, dict) else ()
+        return {DatasetId(each): user for each, user in rows if isinstance(user, int)}
+
+    def _store(self, dataset: DatasetId, user: int | None) -> int:
+        """Name it as pinned by a user, behind the others; no more by None. Whose pin it is then."""
+        with self._file, _alone(os.path.dirname(self._path)):
+            stored = self.stored()
+            before = stored.pop(dataset, NOBODY)
+            if user is not None:
+                user = user if before == NOBODY or user == os.geteuid() else before
+                stored[dataset] = user
+            with open(f"{self._path}.new", "w", encoding="utf-8") as file:
+                json.dump(stored, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(f"{self._path}.new", self._path)
+            sync_directory(Path(self._path).parent, os.fsync)
+        return NOBODY if user is None else user
+
+
+@contextmanager
+def _alone(directory: str) -> Iterator[None]:
+    """Wait until no other daemon with the same state directory rewrites its file. Raises OSError."""
+    lock = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)

@@ -1,0 +1,70 @@
+"""Memory runs short: the RAM tier gives back what trainers need, and takes it again when it is free."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+
+from cachesvc.core.errors import CacheError
+from cachesvc.core.records.state import Tier
+from cachesvc.daemon.disks.budgets import CALM_S, MEASURE_EVERY_S, Budgets
+from cachesvc.daemon.fills.memory_admission import Work
+from cachesvc.daemon.loop.lanes import Lane
+from cachesvc.system.memory import Memory, memories
+
+log = logging.getLogger(__name__)
+
+
+class Pressure:
+    """Measures every second, on a thread of its own: a busy kernel may take its time. On the loop's thread."""
+
+    def __init__(
+        self,
+        ram: Tier | None,
+        budgets: Budgets,
+        work: Work,
+        lane: Lane,
+        clock: Callable[[], float],
+        resized: Callable[[int], None],
+    ) -> None:
+        """`resized` is told of another budget in bytes. Without a RAM tier there is nothing to do."""
+        self._ram, self._lane, self._clock, self._resized = ram, lane, clock, resized
+        self._work = work
+        self._budget = budgets.of_ram(ram.given_bytes if ram else 0)
+        self._due_at = clock() if ram else math.inf
+
+    def next_deadline(self) -> float:
+        """When the next measurement is due; inf until the one before it is answered."""
+        return self._due_at
+
+    def tick(self, now: float) -> None:
+        """Measure, if it is time."""
+        if self._due_at <= now:
+            self._due_at = math.inf
+            self._lane.submit(memories, self._measured, self._failed)
+
+    def close(self) -> None:
+        """Measure no more."""
+        self._lane.close(0.0)
+
+    def _measured(self, found: list[Memory]) -> None:
+        assert self._ram is not None, "who measures has a RAM tier"
+        now, before = self._clock(), self._ram.given_bytes
+        self._due_at = now + MEASURE_EVERY_S
+        ours_bytes, work_bytes = self._ram.used_bytes + self._ram.held_bytes, self._work.to_come_bytes
+        budget_bytes = self._budget.measured(found, ours_bytes, work_bytes, now)
+        if budget_bytes != before:
+            self._resize(before, budget_bytes)
+        self._work.look()
+
+    def _resize(self, before: int, budget_bytes: int) -> None:
+        if budget_bytes < before:
+            log.warning("memory is short: the RAM tier shrinks", extra={"from": before, "to": budget_bytes})
+        else:
+            log.info("memory is free: the RAM tier grows", extra={"from": before, "to": budget_bytes})
+        self._resized(budget_bytes)
+
+    def _failed(self, error: CacheError) -> None:
+        log.warning("free memory cannot be measured", extra={"error": str(error)})
+        self._due_at = self._clock() + CALM_S

@@ -1,0 +1,158 @@
+"""Watches the cache directories: sends what the core's breaker asks for, says what it found, measures room."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from cachesvc.core.errors import CacheError
+from cachesvc.core.model import TierName
+from cachesvc.core.rates.breaker import Breaker, Limits, Probe
+from cachesvc.daemon.loop.lanes import Lane
+from cachesvc.tiers.probe import Room
+
+log = logging.getLogger(__name__)
+
+
+class Probed(Protocol):
+    """A tier on a disk."""
+
+    name: TierName
+
+    def probe(self, thorough: bool, sync: bool = True) -> Room:
+        """Whether the directory works, and its room. Raises `TierFailed`."""
+        ...
+
+    def revive(self) -> Room:
+        """A thorough probe of a tier that was given up; its directory may be another one. Raises `CacheError`."""
+        ...
+
+
+@dataclass(slots=True)
+class _Watched:
+    tier: Probed
+    breaker: Breaker
+    probes: Lane
+    calls: tuple[Lane, ...]
+    jobs_s: Callable[[], float]
+    reported: bool = False
+    stalled: bool = False
+    said: str = ""
+    """Why it stays out, as last logged."""
+
+
+class Watch:
+    """Everything runs on the loop's thread, but the probes, each tier's on a thread of its own."""
+
+    def __init__(
+        self,
+        lost: Callable[[TierName, str], None],
+        back: Callable[[TierName], None],
+        measured: Callable[[TierName, Room], None],
+        stalled: Callable[[TierName, bool], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._lost = lost
+        self._back = back
+        self._measured = measured
+        self._stalled = stalled
+        self._clock = clock
+        self._limits = Limits()
+        self._tiers: dict[TierName, _Watched] = {}
+
+    def add(self, tier: Probed, probes: Lane, calls: tuple[Lane, ...], jobs_s: Callable[[], float]) -> None:
+        """Watch a tier from the first lane, which is this watch's to close, the lanes on which its calls run, and for how
+        long (`jobs_s`) others have worked in it."""
+        breaker = Breaker(self._limits, self._clock())
+        self._tiers[tier.name] = _Watched(tier, breaker, probes, calls, jobs_s)
+
+    def not_opened(self, tier: TierName, why: str) -> None:
+        """A tier begins as a lost one: the attempt to open it was its first probe."""
+        watched, now = self._tiers[tier], self._clock()
+        watched.breaker.suspect(now)
+        watched.breaker.tick(now)
+        watched.breaker.answered(now, 0.0, why)
+        self._report(watched)
+
+    def suspect(self, tier: TierName) -> None:
+        """A call of a tier failed."""
+        if watched := self._tiers.get(tier):
+            watched.breaker.suspect(self._clock())
+
+    def next_deadline(self) -> float:
+        """When `tick` is owed; inf where there is nothing to watch."""
+        return min((watched.breaker.next_deadline() for watched in self._tiers.values()), default=math.inf)
+
+    def tick(self) -> None:
+        """Send the probes that are due."""
+        now = self._clock()
+        for watched in self._tiers.values():
+            if watched.breaker.next_deadline() > now:
+                continue
+            if self._stuck(watched):
+                watched.breaker.suspect(now)
+            slow = max([watched.jobs_s(), *map(Lane.busy_s, watched.calls)]) > self._limits.slow_s
+            if slow:
+                watched.breaker.doubt()
+            probe = watched.breaker.tick(now)
+            if probe is not None:
+                self._send(watched, probe)
+            self._report_stall(watched, watched.breaker.silent and (slow or watched.stalled))
+            self._report(watched)
+
+    def close(self, wait_s: float) -> bool:
+        """End the probes' threads; False when one does not end in time."""
+        return all([watched.probes.close(wait_s) for watched in self._tiers.values()])
+
+    def _stuck(self, watched: _Watched) -> bool:
+        return any(lane.busy_s() > self._limits.stuck_s for lane in watched.calls)
+
+    def _send(self, watched: _Watched, probe: Probe) -> None:
+        clock, lost = self._clock, watched.breaker.lost
+        sent_at = clock()
+
+        def ask() -> tuple[float, Room | None, str]:
+            began_at = clock()
+            try:
+                tier = watched.tier
+                writes, sync = probe is not Probe.CANARY, probe is not Probe.WRITE
+                room: Room | None = tier.revive() if lost else tier.probe(writes, sync)
+                error = ""
+            except CacheError as found:
+                room, error = None, str(found)
+            return clock() - began_at, room, error
+
+        answered = partial(self._answered, watched)
+        watched.probes.submit(ask, answered, lambda error: answered((clock() - sent_at, None, str(error))))
+
+    def _answered(self, watched: _Watched, answer: tuple[float, Room | None, str]) -> None:
+        took_s, room, error = answer
+        if watched.breaker.lost and self._stuck(watched):
+            error = error or "a call is still under way"
+        watched.breaker.answered(self._clock(), took_s, error)
+        self._report_stall(watched, False)
+        self._report(watched)
+        if error and watched.breaker.lost and error != watched.said:
+            watched.said = error
+            log.warning("a tier stays out", extra={"tier": watched.tier.name, "why": error})
+        if room is not None:
+            self._measured(watched.tier.name, room)
+
+    def _report_stall(self, watched: _Watched, stalled: bool) -> None:
+        if stalled != watched.stalled:
+            watched.stalled = stalled
+            self._stalled(watched.tier.name, stalled)
+
+    def _report(self, watched: _Watched) -> None:
+        if watched.breaker.lost == watched.reported:
+            return
+        watched.reported = watched.breaker.lost
+        if watched.reported:
+            watched.said = watched.breaker.why
+            self._lost(watched.tier.name, watched.breaker.why)
+        else:
+            self._back(watched.tier.name)

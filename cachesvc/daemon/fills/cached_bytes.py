@@ -1,0 +1,92 @@
+"""How a builder reads data that has no index: as an ordinary reader of this daemon, so that the same fills
+that index a dataset also cache it, and no byte is fetched twice. What no tier has room for, or a disk does not give,
+is read from the source."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from cachesvc.catalog.build import ExtentBytes, Survey, provisional
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.protocol import Refused
+from cachesvc.core.model import Extent
+from cachesvc.core.order.epoch_order import Plan
+from cachesvc.sources.watched import Calls
+
+log = logging.getLogger(__name__)
+
+FILL_TIMEOUT_S = 600.0
+"""A source that retries and backs off may take minutes for one extent; the fill's own error comes first."""
+
+
+class CachedBytes:
+    """`ExtentBytes` through the grants socket. Context manager: leaves no provisional catalog behind. Reads of copies are
+    `calls`, since a disk may hang in one."""
+
+    def __init__(
+        self, socket_dir: str, catalogs: str, survey: Survey, direct: ExtentBytes, calls: Calls
+    ) -> None:
+        self._socket_dir = socket_dir
+        self._catalogs = catalogs
+        self._survey = survey
+        self._direct = direct
+        self._calls = calls
+        self._path = ""
+        self._grants: DaemonGrants | None = None
+        self._held = -1
+        self._fd = -1
+
+    def __enter__(self) -> CachedBytes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._drop()
+        if self._grants is not None:
+            self._grants.close()
+            Path(self._path).unlink(missing_ok=True)
+
+    def declare(self, extents: Sequence[Extent]) -> None:
+        """Make the extents known to the daemon, as a dataset without samples, and plan to read each once."""
+        dataset = provisional(self._survey, extents, self._catalogs)
+        self._path = f"{self._catalogs}/{dataset}.lmdb"
+        steps = np.arange(len(extents))
+        self._grants = DaemonGrants(self._socket_dir, dataset)
+        self._direct.declare(extents)
+        self._grants.submit(Plan(steps, steps, steps))
+
+    def read(self, extent: int, offset: int, length: int) -> bytes:
+        """Bytes of an extent, filled when it was not. Raises the typed error of a fill that failed."""
+        if extent != self._held:
+            self._take(extent)
+        if self._fd >= 0:
+            try:
+                with self._calls.of(f"the cached copy of a part of {self._survey.uri}"):
+                    return os.pread(self._fd, length, offset)
+            except OSError as error:
+                log.warning("a copy cannot be read", extra={"error": error.strerror})
+                self._drop()
+        self._held = extent
+        return self._direct.read(extent, offset, length)
+
+    def _take(self, extent: int) -> None:
+        assert self._grants is not None, "declare comes first"
+        self._drop()
+        self._grants.passed(extent)
+        (answer,) = self._grants.acquire([extent], FILL_TIMEOUT_S)
+        if isinstance(answer, Refused):
+            return
+        self._held, self._fd = extent, answer.fd
+        if answer.holes:  # read directly, what is missing raises its own error
+            self._drop()
+
+    def _drop(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            assert self._grants is not None
+            self._grants.release([self._held])
+        self._held, self._fd = -1, -1

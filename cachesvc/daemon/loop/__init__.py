@@ -1,0 +1,4 @@
+"""The daemon's event loop, and the threads that may block for it.
+
+In: descriptors, timers, calls from other threads. Out: callbacks, one at a time. It owns the main thread.
+"""

@@ -1,0 +1,247 @@
+"""The old daemon's end of a takeover: end the fills, stop, tell everything, and end when it has been adopted.
+
+The order of events, and what is left when either daemon dies after each:
+  1. the new daemon knocks, loads what takes long          either one dies: the other serves, or starts, as always
+  2. fills under way end; none begins                      new dies: they begin. Old dies: as a crash
+  3. the loop stops here; what readers say waits in their sockets, which stay open
+  4. everything is told, descriptors with it               new dies: the loop goes on where it was. Old dies: as a crash
+  5. the new one says that it has all, its disks too       new dies: as a crash. Old dies: nobody notices
+  6. this process closes its sockets, so that what of it hangs in a disk is in nobody's way, and ends
+
+No decision hangs on a clock: in 4, a new daemon that does not go on is killed before the old one does, so there are
+never two. Each cache directory stays locked throughout, because a lock's descriptor is handed over with its lock. What is
+lost is handed over as lost: nobody waits for a disk that hangs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain
+from typing import Any
+
+import cachesvc
+from cachesvc.config import Settings
+from cachesvc.core.errors import CacheError, InvalidInput
+from cachesvc.core.model import RAM, ExtentId, ReaderId, TierName
+from cachesvc.core.node import snapshot as replay
+from cachesvc.daemon.grants.listening import addresses, bind, identity, peer_process, remove
+from cachesvc.daemon.grants.readers import Connection
+from cachesvc.daemon.runner import Runner
+from cachesvc.daemon.takeover import state as takeover_state
+from cachesvc.daemon.takeover.wire import (
+    MAX_DATASETS,
+    PROTOCOL,
+    SOCKET,
+    Word,
+    receive,
+    send,
+    send_state,
+)
+from cachesvc.tiers.ram import RamTier
+from cachesvc.v1 import takeover_pb2 as pb
+
+log = logging.getLogger(__name__)
+HELLO_S = 10.0
+PREPARE_S = 120.0
+"""The new daemon loads catalogs meanwhile; readers notice nothing."""
+DRAIN_S = 10.0
+"""Fills that are not done by then are begun anew by the new daemon: readers wait for no longer."""
+DRAIN_POLL_S = 0.01
+ADOPT_S = 60.0
+"""Readers wait meanwhile: a million extents in a cache directory take 8 s."""
+KILLED_S = 10.0
+
+
+class Takeover:
+    """Listens for a new daemon of the same user; at most one at a time is spoken with, on a thread of its own."""
+
+    def __init__(
+        self, settings: Settings, lock: int, ram: RamTier, runner: Runner, end: Callable[[], None]
+    ) -> None:
+        """`end` ends this process without an orderly close: sockets, locks and memory are another's by then."""
+        self._path = f"{settings.socket_dir}/{SOCKET}"
+        self._state_dir = os.path.realpath(settings.state_dir)
+        self._addresses = list(addresses(settings).values())
+        self._lock = lock
+        self._ram = ram
+        self._runner = runner
+        self._loop = runner.loop
+        self._end = end
+        self._busy = False
+        self._listener = bind(self._path, 0o600)
+        self._file = identity(self._path)
+        self._loop.watch(self._listener.fileno(), self._accept)
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._loop.unwatch(self._listener.fileno())
+        self._listener.close()
+        remove(self._path, self._file)
+
+    def _accept(self) -> None:
+        try:
+            channel, _ = self._listener.accept()
+        except OSError as error:
+            log.warning("a new daemon cannot be accepted", extra={"error": error.strerror})
+            return
+        pid, uid = peer_process(channel)
+        channel.settimeout(HELLO_S)
+        if uid != os.geteuid() or self._busy:
+            log.warning("a takeover is refused", extra={"peer_uid": uid, "busy": self._busy})
+            channel.close()
+            return
+        try:
+            threading.Thread(target=self._converse, args=(channel, pid), name="takeover", daemon=True).start()
+        except RuntimeError as error:
+            log.warning("a takeover is refused", extra={"peer_uid": uid, "error": str(error)})
+            channel.close()
+        else:
+            self._busy = True  # until `_go_on`, which runs on this thread
+
+    def _converse(self, channel: socket.socket, pid: int) -> None:
+        """On a thread of its own, but for what is done at a standstill."""
+        try:
+            with channel, Process(pid) as other:
+                self._offer(channel, pid)
+                self._loop.call(self._runner.fills.pause)
+                self._drain()
+                self._loop.call(lambda: self._hand_over(channel, other))
+        except (OSError, ValueError, CacheError) as error:
+            log.warning(
+                "a takeover was given up; this daemon goes on", extra={"by": pid, "error": str(error)}
+            )
+        self._loop.post(self._go_on)
+
+    def _go_on(self) -> None:
+        self._runner.fills.resume()
+        self._busy = False
+
+    def _offer(self, channel: socket.socket, pid: int) -> None:
+        """Raises InvalidInput, which the new daemon is told as well, for one of another protocol."""
+        hello = pb.TakeoverHello()
+        receive(channel, Word.HELLO, hello)
+        offer = pb.TakeoverOffer(version=cachesvc.__version__, state_dir=self._state_dir)
+        offer.addresses.extend(self._addresses)
+        if hello.protocol != PROTOCOL:
+            offer.refused = (
+                f"{cachesvc.__version__} speaks protocol {PROTOCOL}, {hello.version} speaks {hello.protocol}"
+            )
+        known = self._loop.call(self._runner.listed)
+        offer.datasets.extend(dataset.id for dataset in known[-MAX_DATASETS:])
+        send(channel, Word.OFFER, offer, [self._lock])
+        if offer.refused:
+            raise InvalidInput(offer.refused)
+        log.info("a new daemon prepares to take over", extra={"by": pid, "version": hello.version})
+        channel.settimeout(PREPARE_S)
+        receive(channel, Word.READY)
+
+    def _drain(self) -> None:
+        deadline = time.monotonic() + DRAIN_S
+        while not self._loop.call(self._quiet) and time.monotonic() < deadline:
+            time.sleep(DRAIN_POLL_S)  # paces the asking; grants go on
+
+    def _quiet(self) -> bool:
+        tiers = self._runner.node.policy.tiers.values()
+        busy = self._runner.fills.under_way or self._runner.plans.under_way
+        return not busy and not any(tier.evicting_bytes for tier in tiers if not tier.lost)
+
+    def _hand_over(self, channel: socket.socket, other: Process) -> None:
+        """On the loop's thread, where nothing else runs meanwhile. Raises OSError, ValueError or CacheError when the
+        new daemon did not take what it was given and never will."""
+        channel.settimeout(ADOPT_S)
+        assert self._runner.grants is not None
+        listener, connections = self._runner.grants.handed()
+        locks = {name: disk.locks() for name, disk in self._runner.disks.items()}
+        state = self._state(connections, locks)
+
+        def descriptors() -> Iterator[int]:
+            yield os.dup(listener)
+            for extent in state.extents:
+                yield self._ram.open(ExtentId(extent.extent))[0]
+            yield from (os.dup(each.descriptor) for each in connections)
+            yield from map(os.dup, chain.from_iterable(locks.values()))
+
+        try:
+            send_state(channel, state, descriptors())
+            receive(channel, Word.ADOPTED)
+        except (ConnectionError, CacheError):
+            raise  # it gave up, or cannot have everything
+        except (OSError, ValueError):
+            other.kill(KILLED_S)
+            raise
+        finally:
+            for fd in chain.from_iterable(locks.values()):
+                os.close(fd)
+        log.info("taken over", extra={"extents": len(state.extents), "readers": len(connections)})
+        self._end()
+
+    def _state(self, connections: Sequence[Connection], locks: Mapping[TierName, Sequence[int]]) -> Any:
+        node, datasets = self._runner.node, self._runner.datasets
+        state = pb.TakeoverState(locks=sum(map(len, locks.values())), next_id=self._runner.next_id())
+        for name, disk in self._runner.disks.items():
+            lost = node.policy.tiers[name].lost
+            state.directories.add(path=str(disk.path), lost=lost, locks=len(locks[name]))
+            if disk.mounted:
+                state.mounted.append(str(disk.path))
+        if RAM in node.policy.tiers:
+            for extent, size_bytes in replay.best_first(node, RAM):
+                if self._runner.lacking.of(extent, RAM).holes:
+                    continue  # the new daemon asks the source for it
+                digests = self._ram.checksums(extent).digests
+                state.extents.add(extent=extent, size_bytes=size_bytes, digests=digests)
+        for each in connections:
+            state.readers.add(
+                id=each.id,
+                token=each.token,
+                greeted=each.greeted,
+                welcomed=each.welcomed,
+                dataset=each.wanted,
+                launch=each.launch,
+                knows_holes=each.knows_holes,
+            )
+        known = {each.id: datasets.known(each.wanted) for each in connections if each.welcomed}
+        takeover_state.put(
+            state,
+            replay.replay(node, self._runner.granting.unsent()),
+            lambda reader: known.get(ReaderId(reader)),
+        )
+        return state
+
+
+class Process:
+    """A living process of this machine, held by a descriptor, so that its number cannot come to mean another.
+    Raises OSError where there is none, or where it is in another PID namespace."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._fd = os.pidfd_open(pid)
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self._fd)
+
+    def ended(self, timeout_s: float) -> bool:
+        """Whether it ends within that time."""
+        end = select.poll()
+        end.register(self._fd, select.POLLIN)
+        return bool(end.poll(timeout_s * 1000))
+
+    def kill(self, timeout_s: float) -> None:
+        """SIGKILL, and wait for it; one that hangs in the kernel comes back to nothing but its end."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._fd, signal.SIGKILL)
+        self.ended(timeout_s)

@@ -1,0 +1,228 @@
+"""Parquet: what a footer says of its columns and row groups, and row groups decoded to rows that are read one by one.
+
+Decoded, row groups are a table of u32 (begin, length) pairs, one for each row and field, and the values behind it. A value
+that a dictionary holds once lies there once, so that a footer bounds the size: of bytes and text by the uncompressed size
+of their column chunk, of numbers and of bytes of one size by their count. What remains is zeros.
+https://parquet.apache.org/docs/file-format/
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cachesvc.core.errors import CorruptData, InvalidInput
+from cachesvc.core.model import ObjectVersion, Piece
+from cachesvc.sources.parquet.arrow import Leaf, leaves_of, values_of
+from cachesvc.sources.parquet.column_chunks import CHUNK, Chunk, Pages, count
+from cachesvc.sources.parquet.nulls import room_bytes
+from cachesvc.sources.parquet.thrift import I64, Wanted, read_struct
+
+ABSENT = 0xFFFFFFFF
+"""The length of a value that is null."""
+MAGIC = b"PAR1"
+END_BYTES = 4 + len(MAGIC)
+"""Behind the footer: its length and the magic."""
+FOOTER_BYTES = 32 << 20
+"""Ten times as much is needed to read it; 40 times, where somebody made it up for that."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """Where the column chunks of a row group lie in the file, [begin, end), and what it may take when it is decoded.
+    `chunks`: those of the leaves."""
+
+    number: int
+    rows: int
+    begin: int
+    end: int
+    decoded_bytes: int
+    chunks: tuple[Chunk, ...]
+
+
+# Field ids of Parquet's structs: FileMetaData, RowGroup, ColumnChunk.
+_ROW_GROUPS = 4
+_CHUNKS, _ROWS = 1, 3
+_METADATA = 3
+_WANTED: Wanted = {_ROW_GROUPS: {_ROWS: I64, _CHUNKS: {_METADATA: CHUNK}}}
+
+
+def footer_bytes(data: bytes | memoryview) -> int:
+    """Of the footer alone, which the last bytes of a file tell."""
+    return int.from_bytes(data[-END_BYTES : -len(MAGIC)], "little")
+
+
+class Footer:
+    """The metadata of one file, by its last bytes, from the footer's begin at least (`data`); `known`: its row groups were
+    read before. Raises CorruptData, and InvalidInput for what is not read."""
+
+    def __init__(self, uri: str, data: memoryview | bytes, known: bool = False) -> None:
+        self._arrow, parquet = _pyarrow(uri)
+        self._uri, self._data, self._parquet = uri, data, parquet
+        length = footer_bytes(data)
+        if length > FOOTER_BYTES:
+            raise CorruptData(
+                f"{uri} has a footer of {length:,} bytes; one of more than {FOOTER_BYTES:,} is not read"
+            )
+        # Before pyarrow reads it, which makes room for whatever a footer counts up.
+        self._described = [] if known else self._describe()
+        with self._readable():
+            probe = parquet.ParquetFile(self._arrow.BufferReader(self._arrow.py_buffer(data)))
+            self._metadata = probe.metadata
+            self.leaves, self.left_out = leaves_of(self._arrow, probe.schema_arrow)
+            columns = self._metadata.num_columns
+        if columns != self.left_out.columns or len({leaf.name for leaf in self.leaves}) < len(self.leaves):
+            raise InvalidInput(f"{uri} has columns of the same name, or not those that its schema tells")
+        if any(len(chunks) != columns for _, chunks in self._described):
+            raise CorruptData(f"{uri} has a row group of other columns than the schema")
+        self._files: dict[bool, Any] = {}
+
+    def row_groups(self) -> list[RowGroup]:
+        """Those that have rows, in the order of the file. Raises CorruptData where they overlap or leave the file."""
+        found, at = [], len(MAGIC)
+        for number, (rows, chunks) in enumerate(self._described):
+            if not rows:
+                continue
+            begin, end = min(each.begin for each in chunks), max(each.end for each in chunks)
+            if begin < at:
+                raise CorruptData(f"{self._uri}: row group {number} does not lie where its footer says")
+            mine = tuple(chunks[leaf.column] for leaf in self.leaves)
+            found.append(RowGroup(number, rows, begin, end, self._decoded_bytes(rows, mine), mine))
+            at = end
+        return found
+
+    def _describe(self) -> list[tuple[int, list[Chunk]]]:
+        """Rows and chunks of every row group."""
+        footer = memoryview(self._data)[-END_BYTES - footer_bytes(self._data) : -END_BYTES]
+        with self._readable():
+            groups = read_struct(footer, _WANTED)[0][_ROW_GROUPS]
+            return [
+                (count(each[_ROWS]), [Chunk.of(chunk[_METADATA]) for chunk in each[_CHUNKS]])
+                for each in groups
+            ]
+
+    def _decoded_bytes(self, rows: int, chunks: Sequence[Chunk]) -> int:
+        size = 8 * len(self.leaves) * rows
+        for leaf, chunk in zip(self.leaves, chunks, strict=True):
+            odd = chunk.unread(leaf)
+            if odd:
+                raise InvalidInput(
+                    f"{self._uri}: column {leaf.name!r} is encoded as {' and '.join(odd)}, which is not read of text and "
+                    "bytes; write it with PLAIN or dictionary encoding"
+                )
+            values = max(chunk.values, rows * leaf.items)  # a null list of one size has items too
+            size += values * leaf.width if leaf.width else chunk.unpacked_bytes
+            if leaf.encoding.startswith("array:"):
+                size += room_bytes(min(rows, chunk.nulls), values)
+        return size
+
+    def rows(self, groups: Sequence[RowGroup], size_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Row groups, whose bytes are there, decoded. Raises CorruptData for more than `size_bytes`."""
+        width, rows = len(self.leaves), sum(group.rows for group in groups)
+        at, first = 8 * width * rows, 0
+        if at > size_bytes:
+            raise CorruptData(f"{self._uri} holds more rows than its catalog says")
+        out = np.zeros(size_bytes, np.uint8)
+        table = out[:at].view("<u4").reshape(rows, width, 2)
+        for group in groups:
+            for number, (leaf, chunk) in enumerate(zip(self.leaves, group.chunks, strict=True)):
+                end = first
+                self._check_pages(leaf, chunk)
+                for begins, lengths, data in self._values(group.number, leaf, chunk.coded and not leaf.width):
+                    if at + len(data) > size_bytes or end + len(begins) > first + group.rows:
+                        raise CorruptData(
+                            f"{self._uri}: row group {group.number}, column {leaf.name!r} holds more than its footer says"
+                        )
+                    out[at : at + len(data)] = data
+                    absent = lengths < 0
+                    table[end : end + len(begins), number, 0] = np.where(absent, 0, begins + at)
+                    table[end : end + len(begins), number, 1] = np.where(absent, ABSENT, lengths)
+                    at, end = at + len(data), end + len(begins)
+                if end < first + group.rows:
+                    raise CorruptData(
+                        f"{self._uri}: row group {group.number}, column {leaf.name!r} holds less than its footer says"
+                    )
+            first += group.rows
+        self._arrow.default_memory_pool().release_unused()
+        return out
+
+    def _check_pages(self, leaf: Leaf, chunk: Chunk) -> None:
+        with self._readable():
+            column = self._metadata.schema.column(leaf.column)
+            optional, repeated = column.max_definition_level > 0, column.max_repetition_level > 0
+            Pages(self._arrow, memoryview(self._data), leaf, chunk, optional, repeated).check()
+
+    def _values(self, group: int, leaf: Leaf, coded: bool) -> Iterator[tuple[Any, Any, Any]]:
+        """Of each chunk of memory where values begin, their lengths, -1 where they are null, and their bytes."""
+        with self._readable():
+            table = self._opened(coded).reader.read_row_group(group, [leaf.column], use_threads=False)
+            while any(self._arrow.types.is_struct(kind) for kind in table.schema.types):
+                table = table.flatten()
+            chunks = table.column(0).chunks
+        for chunk in chunks:
+            with self._readable():
+                found = values_of(self._arrow, chunk, leaf, coded)
+            yield found
+
+    def _opened(self, coded: bool) -> Any:
+        """Reads text and bytes as dictionaries where they are `coded`: what they repeat may be without bounds."""
+        if coded not in self._files:
+            self._files[coded] = self._parquet.ParquetFile(
+                self._arrow.BufferReader(self._arrow.py_buffer(self._data)),
+                metadata=self._metadata,
+                read_dictionary=[each.column for each in self.leaves if coded and not each.width],
+                page_checksum_verification=True,
+                pre_buffer=False,
+            )
+        return self._files[coded]
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Translates what pyarrow raises."""
+        try:
+            yield
+        except (
+            self._arrow.ArrowException,
+            OSError,
+            ValueError,
+            TypeError,
+            AttributeError,
+            LookupError,
+        ) as error:
+            if isinstance(error, MemoryError):
+                raise
+            raise CorruptData(
+                f"{self._uri} cannot be read as Parquet: {' '.join(str(error).split())}"
+            ) from error
+
+
+def decode(piece: Piece, stored: memoryview) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The rows of a piece; `stored` is as large as its object, and holds the piece's ranges. Raises CorruptData."""
+    known, end = _known.get(piece.object), piece.offset + piece.stored
+    footer = Footer(piece.object.uri, stored, known is not None)
+    if known is None:
+        if len(_known) >= _KNOWN:
+            _known.clear()
+        known = _known[piece.object] = footer.row_groups()
+    groups = [each for each in known if piece.offset <= each.begin and each.end <= end]
+    return footer.rows(groups, piece.length)
+
+
+_KNOWN = 8
+_known: dict[ObjectVersion, list[RowGroup]] = {}
+"""Row groups of files of which an extent was decoded: 40 us a column and row group, and the next extent is of the same."""
+
+
+def _pyarrow(uri: str) -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise InvalidInput(
+            f"{uri} is Parquet and pyarrow is not installed: pip install 'cachesvc[parquet]'"
+        ) from None
+    return pyarrow, pyarrow.parquet

@@ -1,0 +1,5 @@
+"""S3 and what speaks its protocol.
+
+In: listings, heads and ranged reads. Out: bytes of exactly the version that was listed, or a typed error. It owns sessions
+and connections.
+"""

@@ -1,0 +1,94 @@
+"""Judges an answer that does not match the listing: one HEAD tells an overwritten object from a server that contradicts
+itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from cachesvc.core.errors import CacheError, CorruptData, SourceChanged, SourceUnavailable
+from cachesvc.core.model import ObjectVersion
+from cachesvc.sources.s3 import etags as tags
+from cachesvc.sources.s3 import listing as s3_listing
+from cachesvc.sources.s3.answers import OtherVersion, encoding_of
+from cachesvc.sources.s3.errors import OVERWRITTEN
+from cachesvc.sources.s3.http import number
+from cachesvc.sources.s3.repeats import Repeats
+
+_BETWEEN = "a proxy or gateway on the way changes answers: set AWS_ENDPOINT_URL to the storage itself"
+
+
+class Doubts:
+    """Judges the answers of one server, for many threads. `ask(uri, operation, **arguments)`: one request through boto3.
+
+    An odd answer is SourceUnavailable the first time, since the next try may be right. The same bytes answered oddly
+    twice are CorruptData, since further tries would not end it.
+    """
+
+    def __init__(self, ask: Callable[..., Any]) -> None:
+        self._ask = ask
+        self._repeats = Repeats()
+
+    def current(self, version: ObjectVersion, **arguments: str) -> dict[str, str]:
+        """The headers of a HEAD of the object, where that names this version.
+
+        Raises SourceChanged where it was overwritten, CorruptData where the server still lists it as that version,
+        SourceUnavailable where the answer has no tag, and what the HEAD raises."""
+        bucket, _, key = version.uri.removeprefix("s3://").partition("/")
+        said = self._ask(version.uri, "head_object", Bucket=bucket, Key=key, **arguments)
+        headers: dict[str, str] = said["ResponseMetadata"]["HTTPHeaders"]
+        etag = headers.get("etag", "")
+        if version.etag and not etag:
+            raise SourceUnavailable(
+                f"{version.uri}: an answer without an ETag, so not of the server that lists it; check the endpoint "
+                "(AWS_ENDPOINT_URL) and the proxies on the way"
+            )
+        if version.etag and not tags.same(etag, version.etag):
+            raise self._changed(version, f"ETag {etag}")
+        return headers
+
+    def other(self, version: ObjectVersion, offset: int, error: OtherVersion) -> None:
+        """Judge an answer that seems to be of another version. Raises as `current`, or the answer's own error.
+        Returns where the object is that version and the server merely does not take the tag that it lists in If-Match."""
+        headers = self.current(version)
+        if not error.conditional:
+            self._contradicts(version, offset, error, headers)
+
+    def unlike(self, version: ObjectVersion, offset: int, error: CacheError) -> NoReturn:
+        """Judge an answer of another form than was asked for. Raises as `current`, CorruptData that names an encoding, else
+        the answer's own error."""
+        headers = self.current(version)
+        if encoding := encoding_of(headers):
+            raise CorruptData(
+                f"{version.uri} is stored with Content-Encoding: {encoding}, and the server decodes it instead of sending "
+                "what is stored; store it again without that, or with Cache-Control: no-transform"
+            ) from error
+        self._contradicts(version, offset, error, headers)
+
+    def settled(self, version: ObjectVersion, offset: int) -> None:
+        """That read went well."""
+        self._repeats.right(version.uri, offset)
+
+    def _contradicts(
+        self, version: ObjectVersion, offset: int, error: CacheError, headers: dict[str, str]
+    ) -> NoReturn:
+        if number(headers.get("content-length", "")) not in (None, version.size_bytes):
+            raise self._changed(version, f"{headers['content-length']} bytes")
+        if self._repeats.wrong(version.uri, offset):
+            raise CorruptData(f"{error}, twice, and its HEAD says otherwise; {_BETWEEN}") from error
+        raise error
+
+    def _changed(self, version: ObjectVersion, now: str) -> CacheError:
+        """The error for an object that is not what was listed; the listing may say so still."""
+        bucket, _, key = version.uri.removeprefix("s3://").partition("/")
+        page = self._ask(version.uri, "list_objects_v2", Bucket=bucket, Prefix=key, MaxKeys=1)
+        for row in s3_listing.contents(version.uri, page):
+            listed = row["Key"] == key and row["Size"] == version.size_bytes
+            if listed and version.etag and tags.same(row.get("ETag", ""), version.etag):
+                return CorruptData(
+                    f"{version.uri} is listed with ETag {version.etag} and {version.size_bytes} bytes, and served with "
+                    f"{now}: its version cannot be told. Listings that lag behind agree later; else mend the server"
+                )
+        return SourceChanged(
+            f"{version.uri} is no longer the version {version.etag} (now {now}): {OVERWRITTEN}"
+        )

@@ -1,0 +1,140 @@
+"""What S3 servers and botocore say is wrong, as our errors."""
+
+from __future__ import annotations
+
+import re
+
+import botocore.exceptions
+from botocore.parsers import ResponseParserError
+
+from cachesvc.core.errors import (
+    CacheError,
+    InvalidInput,
+    NotAllowed,
+    NotFound,
+    SourceUnavailable,
+)
+from cachesvc.sources.s3.http import unknown_to_proxy, untrusted, wait_s
+
+MAX_RETRY_AFTER_S = 60.0
+EXPIRED = {
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "TokenRefreshRequired",
+    "InvalidToken",
+    "InvalidAccessKeyId",
+}
+"""Codes of a 403 that newer credentials may mend; keys that were rotated are unknown, not expired."""
+_PROGRAM = "custom-process"
+_BARE = re.compile(r"(?<=Invalid endpoint: )[^@]+@")
+FAILED = (
+    botocore.exceptions.BotoCoreError,
+    ResponseParserError,
+    OSError,
+    ValueError,
+    RuntimeError,
+    TypeError,
+    AttributeError,
+)
+"""What botocore raises: also where a date or number is none, a credential process cannot be started, or prints no JSON,
+or other JSON."""
+_MISSING = {"404", "NoSuchKey", "NoSuchBucket", "NotFound"}
+_FORBIDDEN = {"401", "403", "AccessDenied", "SignatureDoesNotMatch"} | EXPIRED
+_MENDS = {
+    "InvalidObjectState": "it is archived: restore it, or copy it to a storage class that is read at once",
+    "RequestTimeTooSkewed": "this machine's clock is wrong: set it",
+    "InvalidRequest": "an object that was encrypted with a key of the customer's (SSE-C) is not read",
+    "KMS.DisabledException": "enable the KMS key that encrypts it",
+    "KMS.NotFoundException": "the KMS key that encrypts it is gone or of another region",
+    "KMS.KMSInvalidStateException": "the KMS key that encrypts it is disabled or due to be deleted",
+}
+_REFUSED = "ask whoever runs the storage"
+_PASSING = {
+    "RequestTimeout",
+    "IncompleteBody",
+    "InternalError",
+    "OperationAborted",
+    "KMSInternalException",
+    "KMS.KMSInternalException",
+}
+"""Codes of a 400 that may be gone at the next try."""
+_THROTTLED = {
+    "429",
+    "503",
+    "SlowDown",
+    "Throttling",
+    "ThrottlingException",
+    "RequestLimitExceeded",
+    "KMS.ThrottlingException",
+    "TooManyRequestsException",
+}
+OVERWRITTEN = "it was overwritten; open the dataset again to go on with what is there now"
+_NO_CREDENTIALS = (botocore.exceptions.NoCredentialsError, botocore.exceptions.PartialCredentialsError)
+_UNTRUSTED = re.compile(r"(?:certificate verify failed: |(?=hostname ))(.*?)(?: \(_ssl\.c:\d+\))?$")
+CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or give the node a role"
+
+
+def of_answer(status: str, code: str, uri: str, headers: dict[str, str]) -> CacheError:
+    """An answer of this status, with this code in its body."""
+    said = f"{status} {code}".strip()
+    if status == "407":
+        return unknown_to_proxy(uri, "http")
+    if {status, code} & _FORBIDDEN:
+        mend = _MENDS.get(code, "check the credentials and the bucket's policy")
+        return NotAllowed(f"{uri}: access refused ({said}); {mend}")
+    if {status, code} & _MISSING:
+        what = (
+            "its bucket does not exist"
+            if code == "NoSuchBucket"
+            else "no such object; check its name, or restore what was deleted"
+        )
+        return NotFound(f"{uri}: {what}")
+    if status.startswith("3"):
+        return InvalidInput(
+            f"{uri}: the server sends this request elsewhere ({said}); set AWS_REGION to the bucket's region, or "
+            "AWS_ENDPOINT_URL to the bucket's own endpoint"
+        )
+    if _is_final(status, code):
+        return NotAllowed(f"{uri}: the server refuses this request ({said}); {_MENDS.get(code, _REFUSED)}")
+    error = SourceUnavailable(f"{uri}: the server answered {said}")
+    error.throttled = bool({status, code} & _THROTTLED)
+    error.retry_after_s = min(wait_s(headers), MAX_RETRY_AFTER_S)
+    return error
+
+
+def _is_final(status: str, code: str) -> bool:
+    """Tell whether the same request would be refused for ever. A refusal without a code, as of a HEAD, may come
+    from a proxy in trouble."""
+    named = not code.isdigit() and code not in _PASSING and not {status, code} & _THROTTLED
+    return bool(code) and named and (status in ("400", "405", "422") or code == "NotImplemented")
+
+
+def of_botocore(error: Exception, uri: str) -> CacheError:
+    """What botocore itself has to say about LIST and HEAD, as our errors."""
+    if isinstance(error, _NO_CREDENTIALS):
+        return NotAllowed(f"{uri}: no S3 credentials: {CREDENTIALS}")
+    if isinstance(error, botocore.exceptions.SSLError) and (found := _UNTRUSTED.search(str(error))):
+        return untrusted(uri, found[1])
+    if isinstance(error, botocore.exceptions.ProxyConnectionError) and " 407" in str(error.kwargs["error"]):
+        return unknown_to_proxy(uri, "https")
+    if isinstance(error, botocore.exceptions.ParamValidationError):
+        return InvalidInput(f"{uri}: not a valid bucket or key; write s3://bucket/key")
+    if shown(error) is None:
+        inner = error.kwargs["error"]  # type: ignore[attr-defined]
+        said = line(inner) if isinstance(inner, OSError) else type(inner).__name__
+        return SourceUnavailable(f"{uri}: the request cannot be sent ({said})")
+    return SourceUnavailable(f"{uri}: {line(error)}; check the endpoint (AWS_ENDPOINT_URL) and the network")
+
+
+def shown(error: Exception) -> Exception | None:
+    """The error, where a traceback may show it; None for what may quote a header, with keys and signature."""
+    return None if type(error) is botocore.exceptions.HTTPClientError else error
+
+
+def line(error: Exception) -> str:
+    """Its words, in one line; without what botocore quotes of an endpoint that is no URL, or of a program that should have
+    printed keys."""
+    kwargs = getattr(error, "kwargs", {})
+    if isinstance(error, botocore.exceptions.CredentialRetrievalError) and kwargs["provider"] == _PROGRAM:
+        return "the credential_process failed; run it by hand to see why"
+    return _BARE.sub("***@", " ".join(str(error).split()))[:300]

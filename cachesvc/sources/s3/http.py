@@ -1,0 +1,361 @@
+"""HTTP/1.1 GETs over kept connections, read straight into the caller's memory.
+
+Only what ranged object reads need: a head, then a body of known length. http.client parses heads with the
+email package and reads bodies through a buffer; here a small GET costs a third of that CPU, and a body on a
+plain socket is one system call that runs outside the interpreter lock.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from functools import partial
+from typing import TypeVar
+
+from cachesvc.core.errors import CacheError, NotAllowed, SourceUnavailable
+from cachesvc.sources.s3.proxies import Proxy
+
+CONNECT_TIMEOUT_S = 5.0
+READ_TIMEOUT_S = 30.0
+RECEIVE_S = 5.0
+"""Of one system call, without TLS: one that waits for all of a body returns what came, however long ago the last of it
+did. So who falls silent in mid-body is given up after `READ_TIMEOUT_S`, and these at most."""
+BODY_TIMEOUT_S = 120.0
+"""A part of 8 MiB comes at 70 KB/s then; one that drips slower is asked for on another connection. Of a head, too."""
+MAX_HEAD_BYTES = 64 << 10
+MAX_ERROR_BODY_BYTES = 64 << 10
+IDLE_CONNECTIONS = 128
+_RECV_BYTES = 4096
+_T = TypeVar("_T")
+_NUMBER = re.compile("[0-9]{1,18}")
+_HEX = re.compile(b"[0-9a-fA-F]{1,15}")
+
+
+class Hangup(SourceUnavailable):
+    """The server closed the connection before it said anything: a kept connection had gone stale."""
+
+
+class Unlike(SourceUnavailable):
+    """An answer of another form or length than what was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A response head; header names in lower case. `length` is None where the server did not say; a `chunked` body
+    says where it ends by itself."""
+
+    status: int
+    headers: dict[str, str]
+    length: int | None
+    chunked: bool
+
+
+class Connection:
+    """One socket; after `ask` the body must be read, or the connection closed."""
+
+    def __init__(self, sock: socket.socket, name: str) -> None:
+        self._sock = sock
+        self._name = name
+        self._plain = not isinstance(sock, ssl.SSLSocket)
+        self._ahead = b""
+        self._left = 0
+        self._keep = True
+        self._chunked = False
+        self.reused = False
+        self.interrupted = False
+        self.received_bytes = 0
+        """Of bodies, all told."""
+
+    def ask(self, request: bytes) -> Answer:
+        """Send a request head, read the answer's. Raises SourceUnavailable; Hangup when nothing came back."""
+        self._left = 1  # until a whole answer has been read, nothing else may be asked here
+        try:
+            self._sock.sendall(request)
+            head = self._up_to(b"\r\n\r\n")
+        except CacheError:
+            raise
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise Hangup(f"{self._name} closed the connection") from error
+        except OSError as error:
+            raise self._unavailable(error) from error
+        return self._parse(head)
+
+    def read_into(self, into: memoryview) -> None:
+        """Fill `into` with the next bytes of the body; with all of one that comes in chunks. Raises SourceUnavailable
+        when it ends early; Unlike for a whole body in chunks of another length."""
+        if not self._chunked:
+            return self._read(into)
+        done = 0
+        try:
+            for size in self._chunk_sizes():
+                if size > len(into) - done:
+                    raise Unlike(f"{self._name} sent more than the {len(into)} bytes asked for")
+                self._read(into[done : done + size])
+                done += size
+        except (ValueError, Hangup) as error:
+            raise SourceUnavailable(
+                f"{self._name} cut the answer, or sent chunks that make no sense"
+            ) from error
+        except CacheError:
+            raise
+        except OSError as error:
+            raise self._unavailable(error) from error
+        if done < len(into):
+            self._keep = False
+            raise Unlike(f"{self._name} ended the answer after {done} of {len(into)} bytes")
+
+    def _read(self, into: memoryview) -> None:
+        done = min(len(self._ahead), len(into))
+        into[:done] = self._ahead[:done]
+        self._ahead = self._ahead[done:]
+        self.received_bytes += done
+        flags = socket.MSG_WAITALL if self._plain else 0
+        until = time.monotonic() + BODY_TIMEOUT_S
+        while done < len(into):
+            if time.monotonic() > until:
+                raise SourceUnavailable(
+                    f"{self._name} sent {done} of {len(into)} bytes in {BODY_TIMEOUT_S:.0f} s: too slow"
+                )
+            try:
+                got = _patient(partial(self._sock.recv_into, into[done:], 0, flags))
+            except OSError as error:
+                raise self._unavailable(error) from error
+            if not got:
+                raise SourceUnavailable(f"{self._name} cut the answer after {done} of {len(into)} bytes")
+            done += got
+            self.received_bytes += got
+        self._left -= done
+
+    def read_error(self, answer: Answer) -> bytes:
+        """The body of an error answer, or nothing (and no reuse) when it is long or of unknown length."""
+        if self._chunked:
+            return self._chunks()
+        if answer.length is None or answer.length > MAX_ERROR_BODY_BYTES:
+            return b""
+        body = bytearray(answer.length)
+        self.read_into(memoryview(body))
+        return bytes(body)
+
+    @property
+    def clean(self) -> bool:
+        """Whether another request may follow on this connection."""
+        return self._keep and not (self._left or self._ahead or self.interrupted)
+
+    def interrupt(self) -> None:
+        """Make a read that runs in another thread fail now."""
+        self.interrupted = True
+        try:
+            # A TLS socket's own would leave the reader with a plain one, which takes what is encrypted for the body.
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+        except OSError:  # the server was first
+            pass
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._sock.close()
+
+    def _chunks(self) -> bytes:
+        """A body in chunks, as AWS sends its errors; nothing (and no reuse) when it is long or makes no sense."""
+        body = bytearray()
+        try:
+            for size in self._chunk_sizes():
+                if size > MAX_ERROR_BODY_BYTES - len(body):
+                    return b""
+                chunk = bytearray(size)
+                self._read(memoryview(chunk))
+                body += chunk
+        except ValueError:
+            return b""
+        except OSError as error:
+            raise self._unavailable(error) from error
+        return bytes(body)
+
+    def _chunk_sizes(self) -> Iterator[int]:
+        """In bytes, of each chunk of a body, which is read before the next is asked for. After the last another request
+        may follow. Raises ValueError."""
+        keep, self._keep, until = self._keep, False, time.monotonic() + BODY_TIMEOUT_S
+        while size := self._chunk_size():
+            if time.monotonic() > until:
+                raise SourceUnavailable(
+                    f"{self._name} sent no whole body in {BODY_TIMEOUT_S:.0f} s: too slow"
+                )
+            yield size
+            if self._up_to(b"\r\n"):
+                raise ValueError("a chunk that is longer than it says")
+        self._keep = keep and not self._up_to(b"\r\n")
+        self._left = 0
+
+    def _chunk_size(self) -> int:
+        size = self._up_to(b"\r\n").partition(b";")[0].strip()
+        if not _HEX.fullmatch(size):
+            raise ValueError(size)
+        return int(size, 16)
+
+    def _up_to(self, mark: bytes) -> bytes:
+        """What comes before a mark in a head or between chunks."""
+        ahead, until = self._ahead, time.monotonic() + BODY_TIMEOUT_S
+        while (end := ahead.find(mark)) < 0:
+            if len(ahead) > MAX_HEAD_BYTES:
+                raise SourceUnavailable(f"{self._name} sent a response head above {MAX_HEAD_BYTES} bytes")
+            if ahead and time.monotonic() > until:
+                raise SourceUnavailable(
+                    f"{self._name} sent no whole head in {BODY_TIMEOUT_S:.0f} s: too slow"
+                )
+            got = _patient(partial(self._sock.recv, _RECV_BYTES))
+            if not got:
+                raise Hangup(f"{self._name} closed the connection")
+            ahead += got
+        self._ahead = ahead[end + len(mark) :]
+        return ahead[:end]
+
+    def _parse(self, head: bytes) -> Answer:
+        lines = head.decode("latin-1").split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (x.partition(":") for x in lines[1:])}
+        version, _, rest = lines[0].partition(" ")
+        status, length = number(rest[:3]), number(headers.get("content-length", ""))
+        if not version.startswith("HTTP/1.") or status is None:
+            raise SourceUnavailable(f"{self._name} does not speak HTTP/1.1")
+        self._keep = headers.get("connection", "").lower() != "close" and version == "HTTP/1.1"
+        self._chunked = headers.get("transfer-encoding", "").lower() == "chunked"
+        length = None if "transfer-encoding" in headers else length
+        self._left = 1 if length is None else length
+        return Answer(status, headers, length, self._chunked)
+
+    def _unavailable(self, error: OSError) -> SourceUnavailable:
+        late = isinstance(error, TimeoutError | BlockingIOError)
+        waited_s = self._sock.gettimeout() or READ_TIMEOUT_S
+        what = f"sent nothing for {waited_s:.0f} s" if late else f"broke the connection ({error})"
+        return SourceUnavailable(f"{self._name} {what}")
+
+
+class Pool:
+    """Kept connections by (host, port). `tls` verifies servers; None speaks plainly.
+
+    With a `proxy` they lead there: TLS goes through it by a tunnel, and what is asked plainly must name its URL in full.
+    """
+
+    def __init__(self, tls: ssl.SSLContext | None, proxy: Proxy | None = None) -> None:
+        self._tls = tls
+        self._proxy = proxy
+        self._idle: dict[tuple[str, int], list[Connection]] = {}
+        self._lock = threading.Lock()
+
+    def take(self, host: str, port: int) -> Connection:
+        """A kept connection, the one used last, or a new one. Raises what `connect` raises."""
+        with self._lock:
+            kept = self._idle.get((host, port))
+            if kept:
+                return kept.pop()
+        return self.connect(host, port)
+
+    def connect(self, host: str, port: int) -> Connection:
+        """A new connection. Raises SourceUnavailable; NotAllowed for a server that is not the one it says."""
+        name = f"{host}:{port}" if self._proxy is None else f"{host}:{port} through {self._proxy.name}"
+        try:
+            sock = self._socket(host, port)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._tls is not None:
+                sock = self._tls.wrap_socket(sock, server_hostname=host)
+                # Python's own: its `ssl` asks on for ever where the kernel's have passed.
+                sock.settimeout(READ_TIMEOUT_S)
+                return Connection(sock, name)
+            # The kernel's: Python's make every read two system calls.
+            sock.settimeout(None)
+            for option, limit_s in ((socket.SO_RCVTIMEO, RECEIVE_S), (socket.SO_SNDTIMEO, READ_TIMEOUT_S)):
+                sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(limit_s), 0))
+        except CacheError:
+            raise
+        except ssl.SSLCertVerificationError as error:
+            raise untrusted(name, error.verify_message) from error
+        except OSError as error:
+            raise SourceUnavailable(f"cannot connect to {name}: {error}; check the endpoint") from error
+        return Connection(sock, name)
+
+    def _socket(self, host: str, port: int) -> socket.socket:
+        if self._proxy is None:
+            return socket.create_connection((host, port), CONNECT_TIMEOUT_S)
+        sock = self._proxy.connect(CONNECT_TIMEOUT_S)
+        if self._tls is not None:
+            status = Connection(sock, self._proxy.name).ask(self._proxy.tunnel(host, port)).status
+            if status // 100 != 2:
+                sock.close()
+                raise _refused(self._proxy, status)
+        return sock
+
+    def give(self, host: str, port: int, connection: Connection) -> None:
+        """Keep a connection for the next request; closed when it cannot be used or enough are kept."""
+        connection.reused = True
+        with self._lock:
+            kept = self._idle.setdefault((host, port), [])
+            if connection.clean and len(kept) < IDLE_CONNECTIONS:
+                kept.append(connection)
+                return
+        connection.close()
+
+    def close(self) -> None:
+        """Close what is kept."""
+        with self._lock:
+            kept, self._idle = self._idle, {}
+        for connections in kept.values():
+            for connection in connections:
+                connection.close()
+
+
+def _patient(receive: Callable[[], _T]) -> _T:
+    """What a socket gives, asked again until it has been silent for `READ_TIMEOUT_S`. Raises OSError."""
+    until = time.monotonic() + READ_TIMEOUT_S
+    while True:
+        try:
+            return receive()
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise
+
+
+def number(text: str) -> int | None:
+    """What a server says in decimal digits; None for anything else (more of them than any object has, or those of other
+    scripts, which `isdigit` takes and `int` may not)."""
+    return int(text) if _NUMBER.fullmatch(text) else None
+
+
+def wait_s(headers: dict[str, str]) -> float:
+    """For how long a server wants to be left alone (Retry-After), in seconds; 0 where it does not say. A date is held
+    against the server's own, for our clock may go wrong."""
+    said = headers.get("retry-after", "")
+    seconds = number(said)
+    if seconds is not None:
+        return float(seconds)
+    try:
+        until, now = parsedate_to_datetime(said), parsedate_to_datetime(headers.get("date", ""))
+        return max(0.0, (until - now).total_seconds())
+    # no date; one with a zone beside one without; or one of a year or zone that nothing has
+    except (TypeError, ValueError, OverflowError):
+        return 0.0
+
+
+def _refused(proxy: Proxy, status: int) -> CacheError:
+    if status == 407:
+        return unknown_to_proxy(proxy.name, "https")
+    if status == 403:
+        return NotAllowed(f"{proxy.name} lets nobody through to this server (403)")
+    return SourceUnavailable(f"{proxy.name} answered {status}")
+
+
+def unknown_to_proxy(said: str, scheme: str) -> NotAllowed:
+    """The error where a proxy wants to know who asks."""
+    return NotAllowed(f"{said}: the proxy wants a user and a password (407), in {scheme.upper()}_PROXY")
+
+
+def untrusted(name: str, why: str) -> NotAllowed:
+    """The error for a server whose certificate does not do."""
+    return NotAllowed(
+        f"{name} shows a certificate that is not trusted ({why}); set AWS_CA_BUNDLE to the file of the authority "
+        "that signed it, and name the host as the certificate does"
+    )

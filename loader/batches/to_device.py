@@ -1,0 +1,95 @@
+"""Batches moved to a CUDA device ahead of their use: from pinned memory, on a stream beside the training step's.
+
+Order of events: the copy is queued on the side stream and an event behind it; the step's stream waits for that
+event, not the processor; the memory on the device is told that the step's stream uses it (record_stream), and the
+pinned memory stays until the event has come.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from loader.reading.address_range import Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A batch on its way: what lies on the device once `event` has come."""
+
+    batch: Any
+    event: torch.cuda.Event
+
+
+class Mover:
+    """Sends batches to one device. `send` may be called from several threads, `arrived` from the trainer's."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._leaving: deque[tuple[torch.cuda.Event, Any]] = deque()
+        self._lock = threading.Lock()
+
+    def empty(self, size_bytes: int) -> Bytes:
+        """Pinned memory to build a batch in."""
+        found: Bytes = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True).numpy()
+        return found
+
+    def send(self, batch: Any) -> Sent:
+        """Queue the copy of every tensor in a batch."""
+        pinned = each_tensor(batch, lambda tensor: tensor if tensor.is_pinned() else pin_memory(tensor))
+        with self._lock, torch.cuda.stream(self._stream):
+            moved = each_tensor(pinned, lambda tensor: tensor.to(self._device, non_blocking=True))
+            event = torch.cuda.Event()
+            event.record(self._stream)
+            while self._leaving and self._leaving[0][0].query():
+                self._leaving.popleft()
+            self._leaving.append((event, pinned))
+        return Sent(moved, event)
+
+    def arrived(self, sent: Sent) -> Any:
+        """The batch, for use on the current stream."""
+        current = torch.cuda.current_stream(self._device)
+        current.wait_event(sent.event)
+
+        def used(tensor: torch.Tensor) -> torch.Tensor:
+            tensor.record_stream(current)
+            return tensor
+
+        return each_tensor(sent.batch, used)
+
+
+def each_tensor(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A batch with every tensor in its tuples, lists and mappings changed; whatever else stays as it is."""
+    if isinstance(batch, torch.Tensor):
+        return change(batch)
+    if isinstance(batch, PackedSequence):  # whose batch_sizes must lie in the processor's memory
+        return PackedSequence(
+            *(each if each is batch.batch_sizes else each_tensor(each, change) for each in batch)
+        )
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(each_tensor(each, change) for each in batch))
+    if type(batch) in (list, tuple):
+        return type(batch)(each_tensor(each, change) for each in batch)
+    if isinstance(batch, Mapping):
+        changed = {name: each_tensor(each, change) for name, each in batch.items()}
+        return changed if type(batch) is dict else _like(batch, changed)
+    return batch
+
+
+def _like(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
+    """A mapping of a user's own type (a tokenizer's batch, say) with these values, as torch does it when it pins; a dict
+    where that type does not let itself be changed."""
+    if not isinstance(mapping, MutableMapping):
+        return values
+    found = copy.copy(mapping)
+    found.update(values)
+    return found

@@ -1,0 +1,215 @@
+"""Bytes -> values, by extension or column encoding. Nothing here unpickles."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from decimal import Decimal
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+
+from cachesvc.core.errors import CorruptData, InvalidInput
+from cachesvc.sources.parquet.nulls import numbers_of
+
+Decoder = Callable[[bytes], Any]
+ImageMode = Literal["RGB", "L"] | None
+"""Modes that images are converted to, by Pillow's names; None leaves them as they are."""
+IMAGE_MODES: tuple[ImageMode, ...] = ("RGB", "L", None)
+IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm"})
+_MDS_IMAGES = frozenset({"pil", "jpeg_array", "jpegarray"})
+_REFUSED = frozenset({"pkl", "pickle", "pyd", "pt", "pth", "joblib"})
+_SCALARS = {"bool": "?", "int": "<i8", "float64": "<f8", "float32": "<f4", "float16": "<f2"} | {
+    f"{sign}int{bits}": f"<{sign[:1] or 'i'}{bits // 8}" for sign in ("u", "") for bits in (8, 16, 32, 64)
+}
+
+_ARRAY_TYPES = {8: "u1", 9: "i1", 16: "<u2", 17: "<i2", 18: "<f2"} | {
+    bits + kind: f"<{letter}{bits // 8}" for bits in (32, 64) for kind, letter in enumerate("uif")
+}
+"""MDS's numbers for the types of arrays."""
+
+
+def decoder(name: str, encoding: str, image_mode: ImageMode = "RGB") -> Decoder:
+    """How to decode a field; bytes stay bytes where nothing is known of them. `image_mode`: of images.
+
+    Raises InvalidInput for pickles, and for images where Pillow is not installed.
+    """
+    kind = encoding.lower().rpartition(".")[2] if "." in encoding else encoding.lower()
+    if kind.startswith("jpeg:"):  # MDS: the quality that it was written with
+        kind = "jpeg"
+    if kind in _REFUSED:
+        raise InvalidInput(
+            f"field {name!r} is a pickle ({encoding}), which can run code when it is read; choose other fields=, "
+            "or read its bytes with decode=None"
+        )
+    if kind in IMAGES:
+        return _image(name, image_mode)
+    if kind in _MDS_IMAGES:
+        return _pixels(name, image_mode) if kind == "pil" else _several(_image(name, image_mode))
+    if kind in _SCALARS:
+        return _scalar(_SCALARS[kind])
+    if kind.startswith("list[") and kind.endswith("]"):
+        return _several(decoder(name, kind[5:-1], image_mode), 4)
+    if kind == "ndarray" or kind.startswith("ndarray:"):
+        return _ndarray(kind)
+    if kind.startswith("array:"):
+        return _array(kind[6:])
+    return _PLAIN.get(kind, bytes)
+
+
+def _pillow(name: str) -> Any:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise InvalidInput(
+            f"field {name!r} is an image and Pillow is not installed; pip install pillow, or decode=None for bytes"
+        ) from None
+    return Image
+
+
+def _converted(image: Any, mode: ImageMode) -> Any:
+    """An image in a mode; Pillow would copy one that has it."""
+    return image if mode is None or image.mode == mode else image.convert(mode)
+
+
+def _image(name: str, mode: ImageMode) -> Decoder:
+    image = _pillow(name)
+
+    def decode(raw: bytes) -> Any:
+        opened = image.open(io.BytesIO(raw))
+        opened.load()
+        return _converted(opened, mode)
+
+    return decode
+
+
+def _pixels(name: str, mode: ImageMode) -> Decoder:
+    """MDS `pil`: width, height and the length of the mode's name, the name, the pixels as they are."""
+    image = _pillow(name)
+
+    def decode(raw: bytes) -> Any:
+        width, height, length = np.frombuffer(raw, "<u4", 3).tolist()
+        stored, pixels = raw[12 : 12 + length].decode(), raw[12 + length :]
+        if width * height > 8 * len(pixels):  # an image of bits is the smallest
+            raise ValueError("not enough image data")
+        return _converted(image.frombytes(stored, (width, height), pixels), mode)
+
+    return decode
+
+
+def _several(decode: Decoder, skipped_bytes: int = 0) -> Decoder:
+    """MDS `jpeg_array`: how many images, the size of each, then one behind the other. A `list[...]` has 4 bytes more in
+    front."""
+
+    def each(raw: bytes) -> Any:
+        count = int(np.frombuffer(raw, "<u4", 1, skipped_bytes)[0])
+        begin = skipped_bytes + 4
+        sizes = np.frombuffer(raw[begin:], "<u4", count).tolist()
+        bounds = np.cumsum([begin + 4 * count, *sizes]).tolist()
+        return [decode(raw[low:high]) for low, high in pairwise(bounds)]
+
+    return each
+
+
+def _scalar(dtype: str) -> Decoder:
+    def decode(raw: bytes) -> Any:
+        return np.frombuffer(raw, dtype)[0].item()
+
+    return decode
+
+
+def _ndarray(encoding: str) -> Decoder:
+    """MDS `ndarray:dtype:shape`. Each value begins with what the encoding leaves open: a number for the type; the number
+    of sides, in 6 bits, and the log of a side's width in bytes, in 2, then the sides."""
+    _, stated, sides = (*encoding.split(":"), "", "")[:3]
+    fixed = [int(side) for side in sides.split(",")] if sides else None
+
+    def decode(raw: bytes) -> Any:
+        dtype, at = (stated, 0) if stated else (_ARRAY_TYPES[raw[0]], 1)
+        shape = fixed
+        if shape is None:
+            count, width = raw[at] >> 2, 1 << (raw[at] & 3)
+            shape = np.frombuffer(raw, f"<u{width}", count, at + 1).tolist()
+            at += 1 + count * width
+        return np.frombuffer(raw, dtype, offset=at).reshape(shape).copy()
+
+    return decode
+
+
+def _array(encoding: str) -> Decoder:
+    """All of a value is numbers of one type; of a tensor it has a shape, and perhaps its sides in another order. One with
+    nulls is a list, as Python holds those."""
+    name, *sides = encoding.split(":")
+    dtype: np.dtype[Any] = np.dtype(name)
+    shape, *order = [[int(each) for each in side.split(",") if each] for side in sides] or [[-1]]
+
+    def decode(raw: bytes) -> Any:
+        found = numbers_of(raw, dtype).reshape(shape)
+        found = found.transpose(*order) if order else found
+        return found.tolist() if found.dtype == object else found.copy()
+
+    return decode
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode()
+
+
+def _whole(raw: bytes) -> int:
+    return int(raw)
+
+
+def _number(raw: bytes) -> int | float:
+    try:
+        return int(raw)
+    except ValueError:
+        return float(raw)
+
+
+def _decimal(raw: bytes) -> Decimal:
+    return Decimal(raw.decode())
+
+
+def _npy(raw: bytes) -> Any:
+    """One array, not an archive of several. Memory is taken for what is there, not for what a header promises."""
+    file, layout = io.BytesIO(raw), np.lib.format
+    old = layout.read_magic(file) == (1, 0)  # 3.0 differs from 2.0 in names alone
+    shape, fortran, dtype = layout.read_array_header_1_0(file) if old else layout.read_array_header_2_0(file)
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects; save plain arrays")
+    # TypeError where that is more than there is
+    return np.ndarray(shape, dtype, raw, file.tell(), order="F" if fortran else "C").copy("K")
+
+
+_PLAIN: dict[str, Decoder] = {
+    "json": json.loads,
+    "txt": _text,
+    "text": _text,
+    "str": _text,
+    "cls": _number,
+    "cls2": _whole,
+    "index": _whole,
+    "id": _text,
+    "str_int": _whole,
+    "str_float": float,
+    "str_decimal": _decimal,
+    "npy": _npy,
+}
+
+
+def decoded(decode: Decoder, raw: bytes | None, where: Callable[[], str]) -> Any:
+    """One field's value; None for an absent field. Raises CorruptData naming the sample (`where`), and MemoryError."""
+    if raw is None:
+        return None
+    try:
+        return decode(raw)
+    except MemoryError:
+        raise
+    except (
+        Exception
+    ) as error:  # decoders of other people, which meet any bytes: EOFError, TypeError, Pillow's own
+        raise CorruptData(
+            f"{where()} does not decode: {error}; mend the file or leave the field out"
+        ) from error

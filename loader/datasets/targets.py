@@ -1,0 +1,68 @@
+"""Rows of tokens as what a language model is trained on: inputs, and what is to be predicted from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+
+from cachesvc.catalog.layout import Fixed
+from cachesvc.core.errors import InvalidInput
+from loader.reading.address_range import Bytes
+
+Targets = Literal["shifted", "unshifted"]
+KINDS = get_args(Targets)
+OUT = "int64"
+"""The type of tokens unless `out` says otherwise: the one that torch's losses take as targets."""
+Rows = np.ndarray[Any, Any]
+
+
+def checked(targets: Any) -> None:
+    """Raises InvalidInput for what is no kind of targets."""
+    if targets is not None and targets not in KINDS:
+        raise InvalidInput(f"targets={targets!r}: give one of {', '.join(map(repr, KINDS))}, or None")
+
+
+def check_rows(targets: Targets, layout: object, gathered: bool, is_tokens: bool, uri: str) -> None:
+    """Raises InvalidInput for samples that have no targets in them."""
+    if not (gathered and isinstance(layout, Fixed)):
+        raise InvalidInput(
+            f"targets={targets!r} is for tokens as they are stored (format='tokens', or records), without fields= and"
+            f" decode=; {uri} is opened otherwise"
+        )
+    dtype = np.dtype(layout.dtype)
+    if dtype.kind not in "iu" or len(layout.shape) != 1:
+        raise InvalidInput(
+            f"targets={targets!r}: {uri} holds {dtype} of shape {list(layout.shape)}, not rows of tokens"
+        )
+    if targets == "shifted" and (
+        layout.shape[0] < 2 or (is_tokens and layout.stride_bytes >= layout.record_bytes)
+    ):
+        raise InvalidInput(
+            f"targets='shifted' needs the token after the last input: open {uri} with overlap=1"
+        )
+
+
+def columns(
+    rows: Rows, targets: Targets, out: np.dtype[Any], empty: Callable[[int], Bytes] | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and targets of rows [n, tokens], each contiguous, in new memory or in what `empty` gives for a size in
+    bytes. Shifted: the target of each token is the one after it; unshifted: the same tokens again."""
+    parts = (rows[:, :-1], rows[:, 1:]) if targets == "shifted" else (rows, rows)
+    first, second = (_copied(part, out, empty) for part in parts)
+    return first, second
+
+
+def named(targets: Targets, inputs: Any, labels: Any) -> Any:
+    """Return (inputs, targets) of a sample or batch, or a dict as Hugging Face's models take it."""
+    return (inputs, labels) if targets == "shifted" else {"input_ids": inputs, "labels": labels}
+
+
+def _copied(rows: Rows, out: np.dtype[Any], empty: Callable[[int], Bytes] | None) -> torch.Tensor:
+    if empty is None:
+        return torch.from_numpy(rows.astype(out, order="C"))
+    room = empty(rows.size * out.itemsize).view(out).reshape(rows.shape)
+    np.copyto(room, rows, casting="unsafe")
+    return torch.from_numpy(room)

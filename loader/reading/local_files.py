@@ -1,0 +1,94 @@
+"""Extents that are a range of a local file: the file itself, with an offset. Local paths need no daemon."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+from cachesvc.client.protocol import Granted, Grants, Refused
+from cachesvc.core.errors import NotAllowed, NotFound, SourceChanged, SourceUnavailable
+from cachesvc.core.model import Extent, ObjectVersion, Piece
+from cachesvc.sources.files import etag_of
+
+
+def local_path(uri: str) -> str | None:
+    """The path of a local URI, None for any other."""
+    if uri.startswith("file://"):
+        return uri.removeprefix("file://")
+    return None if "://" in uri else uri
+
+
+class LocalGrants:
+    """Answers with descriptors of the files themselves; an extent of several pieces, or a compressed one, comes
+    from `others`."""
+
+    def __init__(self, extent_of: Callable[[int], Extent], others: Grants) -> None:
+        self._extent_of, self._others = extent_of, others
+        self._elsewhere: set[int] = set()
+
+    def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
+        """See Grants. Raises NotFound or SourceChanged when a file is not the one that the catalog names, NotAllowed, and
+        SourceUnavailable where it cannot be opened now."""
+        others, answers = [], list[Granted | Refused]()
+        try:
+            for index in extents:
+                extent = self._extent_of(index)
+                piece = extent.pieces[0] if len(extent.pieces) == 1 else None
+                path = local_path(piece.object.uri) if piece is not None and not piece.codec else None
+                if piece is not None and path is not None:
+                    fd = _open(piece, path)
+                    answers.append(Granted(index, fd, piece.offset, extent.size_bytes, "local"))
+                else:
+                    others.append(index)
+            if others:
+                self._elsewhere.update(others)
+                answers += self._others.acquire(others, timeout_s)
+        except BaseException:
+            for answer in answers:
+                if isinstance(answer, Granted):
+                    os.close(answer.fd)
+            raise
+        return answers
+
+    def release(self, extents: Sequence[int]) -> None:
+        """See Grants; a file's lease is its descriptor, which the receiver has closed."""
+        theirs = [extent for extent in extents if extent in self._elsewhere]
+        if theirs:
+            self._others.release(theirs)
+
+    def passed(self, step: int) -> None:
+        """See Grants."""
+        self._others.passed(step)
+
+    def close(self) -> None:
+        """See Grants."""
+        self._others.close()
+
+
+def _open(piece: Piece, path: str) -> int:
+    try:
+        # Without O_NONBLOCK, opening a FIFO waits for its writer.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotFound(f"{path} is gone since the dataset was opened; open it again") from None
+    except PermissionError:
+        raise NotAllowed(f"{path} may not be read by this user") from None
+    except OSError as error:  # too many open files, a stale handle: no sample is bad by that
+        raise SourceUnavailable(f"{path} cannot be opened: {error.strerror}; try again when it can") from None
+    found = os.fstat(fd)
+    etag = piece.object.etag
+    if found.st_size != piece.object.size_bytes or (etag and etag != etag_of(found)):
+        os.close(fd)
+        raise changed(path)
+    return fd
+
+
+def written_to(found: os.stat_result, stored: ObjectVersion) -> bool:
+    """Whether a file that was opened at this version holds other bytes by now; its ctime moves when its name goes, too."""
+    mtime = stored.etag.rpartition("-")[0]
+    return found.st_size != stored.size_bytes or (bool(mtime) and mtime != str(found.st_mtime_ns))
+
+
+def changed(path: str) -> SourceChanged:
+    """For whoever asks for a version that is no more."""
+    return SourceChanged(f"{path} changed since the dataset was opened; open it again")

@@ -1,0 +1,265 @@
+"""Batches of worker processes, handed over in shared memory: only where they lie crosses the pipe.
+
+One anonymous file holds a few slots for each worker. The worker builds a batch in a free slot; the trainer's
+tensors are views of it, and the slot is free again when the last of them has died, so a batch that is kept is never
+overwritten. When no slot is free (the user keeps batches) a batch goes torch's way, copied through a pipe.
+The file has no name: it ends with the processes, however they end. A child forked by the trainer sees its parent's
+batches, for as long as the parent keeps them.
+
+A slot's state is one byte, written by one side at a time: FREE -> SENT by the worker, SENT -> HELD -> FREE by the
+trainer. What an abandoned iteration left SENT, the worker takes back when the next run's first batch is asked for:
+by then the trainer has dropped everything of the run before.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from multiprocessing.reduction import DupFd
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from loader.reading.address_range import Bytes
+
+SLOT_BYTES = 1 << 30
+"""Of address space and of a file with holes: memory is taken as far as batches reach. Larger ones go torch's way."""
+MORE_SLOTS = 3
+"""Beside those prefetched: the batch in use, the one before it, and the one being built."""
+ALIGNED = 64
+FREE, SENT, HELD = 0, 1, 2
+
+_arenas: weakref.WeakValueDictionary[int, Arena] = weakref.WeakValueDictionary()
+_tokens = count()
+
+
+class Arena:
+    """The slots of all workers of one loader. Made by the trainer; a worker inherits it or gets it pickled."""
+
+    def __init__(self, workers: int, prefetch_factor: int) -> None:
+        self._each = prefetch_factor + MORE_SLOTS
+        self._slots = workers * self._each
+        self.token = next(_tokens)
+        self._open(os.memfd_create("cachesvc-batches", os.MFD_CLOEXEC))
+        _arenas[self.token] = self
+
+    def __getstate__(self) -> tuple[int, int, int, Any]:
+        return self._each, self._slots, self.token, DupFd(self._fd)
+
+    def __setstate__(self, state: tuple[int, int, int, Any]) -> None:
+        self._each, self._slots, self.token, fd = state
+        self._open(fd.detach())
+
+    def _open(self, fd: int) -> None:
+        self._fd = fd
+        weakref.finalize(self, os.close, fd)
+        self._first = -(-self._slots // mmap.PAGESIZE) * mmap.PAGESIZE
+        size = self._first + self._slots * SLOT_BYTES
+        os.ftruncate(fd, size)
+        self._memory = mmap.mmap(fd, size)
+        self._states = np.frombuffer(self._memory, np.uint8, self._slots)
+
+    def slots_of(self, worker: int) -> range:
+        """The slots that one worker fills."""
+        return range(worker * self._each, (worker + 1) * self._each)
+
+    def take_back(self, worker: int) -> None:
+        """In a worker, when a new run begins: what nobody will open any more is free."""
+        own = self._states[self.slots_of(worker).start : self.slots_of(worker).stop]
+        own[own == SENT] = FREE
+
+    def free_slot(self, worker: int) -> Slot | None:
+        """In a worker: a slot to build a batch in; the lowest, so that memory once touched is used again."""
+        for slot in self.slots_of(worker):
+            if self._states[slot] == FREE:
+                start = self._first + slot * SLOT_BYTES
+                return Slot(slot, np.frombuffer(self._memory, np.uint8, SLOT_BYTES, start))
+        return None
+
+    def send(self, slot: Slot, tree: Any) -> Handed:
+        """In a worker: the slot is the trainer's from now on."""
+        self._states[slot.number] = SENT
+        return Handed(self.token, slot.number, slot.used, tree)
+
+    def lease(self, slot: int, size_bytes: int) -> Bytes:
+        """In the trainer: what lies in a slot, which is given back when the last view of it has died."""
+        self._states[slot] = HELD
+        found = np.frombuffer(self._memory, np.uint8, size_bytes, self._first + slot * SLOT_BYTES)
+        weakref.finalize(found, _give_back, self._states, slot, os.getpid()).atexit = False
+        return found
+
+
+def _give_back(states: Bytes, slot: int, process: int) -> None:
+    if os.getpid() == process:  # a forked child has the same views: its parent may still look at them
+        states[slot] = FREE
+
+
+class Slot:
+    """Memory that a worker builds one batch in."""
+
+    def __init__(self, number: int, memory: Bytes) -> None:
+        self.number, self._memory = number, memory
+        self._home = memory.ctypes.data
+        self.used = 0
+
+    def empty(self, size_bytes: int) -> Bytes:
+        """New bytes in the slot, or elsewhere when it is full."""
+        start = -(-self.used // ALIGNED) * ALIGNED
+        if start + size_bytes > len(self._memory):
+            return np.empty(size_bytes, np.uint8)
+        self.used = start + size_bytes
+        return self._memory[start : self.used]
+
+    def place(self, address: int, size_bytes: int) -> int | None:
+        """Where in the slot that memory lies; None for memory elsewhere."""
+        offset = address - self._home
+        return offset if offset >= 0 and offset + size_bytes <= self.used else None
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """What crosses the pipe: where a batch lies, and its shape."""
+
+    token: int
+    slot: int
+    size_bytes: int
+    tree: Any
+
+    def open(self) -> Any:
+        """In the trainer, once: the batch. Its tensors are views of the slot."""
+        return _opened(self.tree, _arenas[self.token].lease(self.slot, self.size_bytes))
+
+    def pin_memory(self) -> Any:
+        """The batch in pinned memory; the slot is free again. torch calls this in its pinning thread."""
+        return pin_memory(self.open())
+
+
+@dataclass(frozen=True, slots=True)
+class _TensorAt:
+    offset: int
+    size_bytes: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def open(self, memory: Bytes) -> torch.Tensor:
+        raw = torch.from_numpy(memory[self.offset : self.offset + self.size_bytes])
+        return raw.view(self.dtype).as_strided(self.shape, self.strides)
+
+
+@dataclass(frozen=True, slots=True)
+class _ArrayAt:
+    offset: int
+    size_bytes: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    def open(self, memory: Bytes) -> np.ndarray[Any, Any]:
+        return memory[self.offset : self.offset + self.size_bytes].view(self.dtype).reshape(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class _BytesAt:
+    """A list or tuple of bytes objects, one behind the other."""
+
+    offset: int
+    sizes: tuple[int, ...]
+    kind: type[list[bytes]] | type[tuple[bytes, ...]]
+
+    def open(self, memory: Bytes) -> Sequence[bytes]:
+        return self.kind(self._cut(memory.data))
+
+    def _cut(self, memory: memoryview) -> Iterator[bytes]:
+        at = self.offset
+        for size in self.sizes:
+            yield bytes(memory[at : at + size])
+            at += size
+
+
+def packed(value: Any, slot: Slot) -> Any:
+    """A batch with its tensors, arrays and lists of bytes in the slot; whatever else it holds stays as it is."""
+    kind = type(value)
+    if kind is torch.Tensor:
+        return _tensor_in(value, slot)
+    if kind is np.ndarray:
+        return _array_in(value, slot)
+    if kind in (list, tuple) and value and all(type(each) is bytes for each in value):
+        return _bytes_in(value, slot)
+    if kind is dict:
+        return {name: packed(each, slot) for name, each in value.items()}
+    if kind is list or kind is tuple:
+        return kind(packed(each, slot) for each in value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return kind(*(packed(each, slot) for each in value))
+    return value
+
+
+def _opened(tree: Any, memory: Bytes) -> Any:
+    """The reverse of `packed`."""
+    kind = type(tree)
+    if kind in (_TensorAt, _ArrayAt, _BytesAt):
+        return tree.open(memory)
+    if kind is dict:
+        return {name: _opened(each, memory) for name, each in tree.items()}
+    if kind is list or kind is tuple:
+        return kind(_opened(each, memory) for each in tree)
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return kind(*(_opened(each, memory) for each in tree))
+    return tree
+
+
+def _tensor_in(value: torch.Tensor, slot: Slot) -> Any:
+    plain = value.device.type == "cpu" and value.layout == torch.strided
+    plain = plain and not (value.is_quantized or value.is_nested)
+    if not plain or value.requires_grad or value.is_conj() or value.is_neg() or not value.numel():
+        return value
+    size = value.numel() * value.element_size()
+    strides = _strides(value)
+    at = slot.place(value.data_ptr(), size) if value.is_contiguous() else None
+    if at is None:
+        room = slot.empty(size)
+        at = slot.place(room.ctypes.data, size)
+        if at is None:
+            return value
+        laid = torch.from_numpy(room).view(value.dtype).as_strided(value.shape, strides)
+        laid.copy_(value)
+    return _TensorAt(at, size, value.dtype, tuple(value.shape), strides)
+
+
+def _strides(value: torch.Tensor) -> tuple[int, ...]:
+    """Its own where its elements lie side by side in some order of dimensions (channels last, say), else of their order."""
+    if value.is_contiguous():
+        return tuple(value.stride())
+    outer_first = sorted(range(value.dim()), key=value.stride, reverse=True)
+    dense = value.permute(outer_first).is_contiguous()
+    return tuple(value.stride()) if dense else torch.empty(value.shape, device="meta").stride()
+
+
+def _array_in(value: np.ndarray[Any, Any], slot: Slot) -> Any:
+    if value.dtype.hasobject or not value.size:
+        return value
+    room = slot.empty(value.nbytes)
+    at = slot.place(room.ctypes.data, value.nbytes)
+    if at is None:
+        return value
+    room.view(value.dtype).reshape(value.shape)[...] = value
+    return _ArrayAt(at, value.nbytes, value.dtype, value.shape)
+
+
+def _bytes_in(values: list[bytes] | tuple[bytes, ...], slot: Slot) -> Any:
+    sizes = tuple(map(len, values))
+    room = slot.empty(sum(sizes))
+    at = slot.place(room.ctypes.data, len(room))
+    if at is None:
+        return values
+    memory, end = room.data, 0
+    for value, size in zip(values, sizes, strict=True):
+        memory[end : end + size] = value
+        end += size
+    return _BytesAt(at, sizes, type(values))
