@@ -18,17 +18,15 @@ for _file in descriptor_pb2.FileDescriptorSet.FromString(FILE.read_bytes()).file
 
 def messages(name: str) -> dict[str, Any]:
     """The top-level message classes of one file below `proto/cachesvc/v1`, by their names."""
-    file = _pool.FindFileByName(f"cachesvc/v1/{name}")
-    return {
-        name: message_factory.GetMessageClass(found) for name, found in file.message_types_by_name.items()
-    }
+    found = _pool.FindFileByName(f"cachesvc/v1/{name}").message_types_by_name
+    return {each: message_class(descriptor) for each, descriptor in found.items()}
 
 
 def service_descriptor(name: str) -> Any:
-    """The descriptor of a service. Raises KeyError for a name that there is none of."""
+    """The descriptor of a service. Raises KeyError for an unknown name."""
     return _pool.FindServiceByName(f"{PACKAGE}.{name}")
 
 
 def message_class(descriptor: Any) -> Any:
-    """The class of a message."""
+    """The class of a message that a descriptor names."""
     return message_factory.GetMessageClass(descriptor)

@@ -24,7 +24,7 @@ class Stub:
             )
             setattr(self, method.name, bound)
 
-    def __getattr__(self, method: str) -> Any:
+    def __getattr__(self, method: str) -> Any:  # tells type checkers that methods are attributes
         raise AttributeError(f"the service has no method {method}")
 
 
