@@ -33,10 +33,6 @@ class Object:
     etag: str = "0" * 31 + "1-7"
     data: bytes | None = None
     headers: dict[str, str] = field(default_factory=dict)
-    parts: list[int] = field(default_factory=list)
-    """Bytes of each, of an object that was uploaded in them."""
-    sums: list[str] = field(default_factory=list)
-    """The CRC-32 that is stated of each part."""
 
     def span(self, first: int, last: int) -> bytes:
         if self.data is not None:
@@ -72,7 +68,7 @@ class FakeS3:
     asked: list[str] = field(default_factory=list)
     """"LIST", "HEAD" or "GET", of each request."""
     ranges: list[str] = field(default_factory=list)
-    """Of objects, as they were read; of parts too: "bytes=0-99"."""
+    """Ranges of objects in the order of their reads: "bytes=0-99"."""
     requests: int = 0
     endpoint: str = ""
 
@@ -115,18 +111,9 @@ def fake_s3() -> Iterator[FakeS3]:
                 if fake.decodes(self):
                     return self._send(200, gzip.decompress(found.span(0, found.size - 1)), headers, True)
                 headers["Content-Encoding"] = "gzip"
-            number = int(parse_qs(url.query).get("partNumber", ["0"])[0])
             if self.headers.get("x-amz-checksum-mode") == "ENABLED":
-                of_parts = {"x-amz-checksum-crc32": found.sums[number - 1]} if number and found.sums else {}
-                headers |= of_parts if number else found.headers
+                headers |= found.headers
             asked = _RANGE.fullmatch(self.headers.get("Range", ""))
-            if number and found.parts:
-                first = sum(found.parts[: number - 1])
-                last = first + found.parts[number - 1] - 1
-                if self.command == "GET":
-                    fake.ranges.append(f"bytes={first}-{last}")
-                headers["Content-Range"] = f"bytes {first}-{last}/{found.size}"
-                return self._send(206, found.span(first, last), headers)
             if asked is None:
                 return self._send(200, found.span(0, found.size - 1), headers)
             first, last = int(asked[1]), int(asked[2])

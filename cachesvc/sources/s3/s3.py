@@ -29,12 +29,11 @@ from cachesvc.sources.s3 import etags as tags
 from cachesvc.sources.s3 import listing as s3_listing
 from cachesvc.sources.s3.answers import OtherVersion, verify
 from cachesvc.sources.s3.contradictions import Doubts
-from cachesvc.sources.s3.digests import WholeObject, part_bytes_of, parts_of
 from cachesvc.sources.s3.errors import EXPIRED, FAILED
 from cachesvc.sources.s3.http import Answer, Connection, Hangup, Pool, Unlike
 from cachesvc.sources.s3.identity import Identity, service_data, sign_in, trusted
-from cachesvc.sources.s3.parts import UNTOLD, Parts, is_not_the_part, of_the_moment, part_at
 from cachesvc.sources.s3.proxies import proxy_of
+from cachesvc.sources.s3.stated_checksums import StatedChecksums
 from cachesvc.sources.source import Checker
 
 SCHEME = "s3://"
@@ -88,9 +87,7 @@ class S3Source:
         style = (client.meta.config.s3 or {}).get("addressing_style")
         self._path_style = style == "path" or not (self._aws or style == "virtual")
         self._regions: dict[str, str] = {}
-        self._whole = WholeObject(tags_are_md5=self._aws)
-        self._untold = 0
-        self._parts = Parts()
+        self._checksums = StatedChecksums(tags_are_md5=self._aws)
         self._proxy = proxy_of(client.meta.endpoint_url)
         self._pool = Pool(tls, self._proxy)
         self._active: dict[int, Connection] = {}
@@ -143,14 +140,14 @@ class S3Source:
                 raise self._translated(error, uri) from s3_errors.shown(error)
 
     def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
-        """One ranged GET with If-Match, or one of a part; status, Content-Range, length and ETag are checked.
+        """One ranged GET with If-Match; status, Content-Range, length and ETag are checked.
 
         An answer of another form is asked for anew as it is stored: the server may decode it on the way. What still is
         not as it was listed is asked about by a HEAD before anything is said of it."""
         if not len(into):
             return
         stored = self._stored
-        for _ in range(6):  # at most a redirection, a renewal, no parts, no If-Match, and one that is decoded
+        for _ in range(5):  # at most a redirection, a renewal, no If-Match, and one that is decoded
             try:
                 if self._read(version, offset, into, stored):
                     return self._doubts.settled(version, offset)
@@ -164,31 +161,10 @@ class S3Source:
         raise SourceUnavailable(f"{version.uri} is redirected in a circle; set AWS_REGION")
 
     def checker(self, version: ObjectVersion) -> Checker | None:
-        """Of the MD5 or checksum that HEADs state; None over TLS. Raises as `head`, and SourceChanged."""
-        if self._endpoint.scheme == "https" or not self._whole.checks(version):
+        """Compare with the checksum or MD5 that a HEAD states; None over TLS. Raises as `head`, and SourceChanged."""
+        if self._endpoint.scheme == "https" or not self._checksums.worth_a_head(version):
             return None
-        bucket, key = split_uri(version.uri)
-        asked = {"Bucket": bucket, "Key": key}
-        headers = self._doubts.current(version, ChecksumMode="ENABLED")
-        part_bytes = self._part_bytes(version, asked) if self._whole.by_parts(version, headers) else 0
-        return partial(self._whole.check, version, headers, part_bytes=part_bytes)
-
-    def _part_bytes(self, version: ObjectVersion, asked: dict[str, str]) -> int:
-        """Of each of its parts but the last; 0 where sizes differ, or are not told: servers answer this with all kinds of
-        errors, of which only being asked for fewer requests is one. Raises SourceUnavailable."""
-        second: dict[str, str] = {}
-        if parts_of(version) == 1 or self._untold >= UNTOLD:
-            return part_bytes_of(version, second)
-        try:
-            said = self._identity.client.head_object(**asked, PartNumber=2)
-            second = said["ResponseMetadata"]["HTTPHeaders"]
-            second = second if tags.same(second.get("etag", ""), version.etag) else {}
-        except (botocore.exceptions.ClientError, *FAILED) as error:
-            failed = self._translated(error, version.uri)
-            if isinstance(failed, SourceUnavailable) and (failed.throttled or isinstance(error, FAILED)):
-                raise failed from s3_errors.shown(error)
-        self._untold = 0 if "content-range" in second else self._untold + 1
-        return part_bytes_of(version, second)
+        return partial(self._checksums.check, version, self._doubts.current(version, ChecksumMode="ENABLED"))
 
     def interrupt(self, thread: int) -> None:
         """Make the read that runs in that thread (`threading.get_ident()`) fail now, if one does."""
@@ -208,11 +184,10 @@ class S3Source:
         bucket, key = split_uri(version.uri)
         signer = _Signer(self._identity.frozen(), self._regions.get(bucket) or self._region)
         target = self._target(bucket, key)
-        part = self._part(version, offset, len(into))
-        request = self._signed(target, signer, version, (offset, offset + len(into) - 1), part, stored)
+        request = self._signed(target, signer, version, (offset, offset + len(into) - 1), stored)
         connection = self._pool.take(target.host, target.port)
         try:
-            return self._exchange(connection, request, signer, version, offset, into, part)
+            return self._exchange(connection, request, signer, version, offset, into)
         except Hangup:
             if not connection.reused or connection.interrupted:
                 raise
@@ -220,7 +195,7 @@ class S3Source:
             self._pool.give(target.host, target.port, connection)
         connection = self._pool.connect(target.host, target.port)
         try:
-            return self._exchange(connection, request, signer, version, offset, into, part)
+            return self._exchange(connection, request, signer, version, offset, into)
         finally:
             self._pool.give(target.host, target.port, connection)
 
@@ -232,28 +207,20 @@ class S3Source:
         version: ObjectVersion,
         offset: int,
         into: memoryview,
-        part: int,
     ) -> bool:
         thread, before = threading.get_ident(), connection.received_bytes
         self._active[thread] = connection
         try:
             answer = connection.ask(request)
-            if part and is_not_the_part(answer, offset, len(into)):
-                return self._not_the_part(version, signer, answer, connection)
             if answer.status not in (200, 206):
-                self._parts.ranged(version, False)
                 conditional = b"\r\nIf-Match: " in request
                 return self._refused(version, signer, answer, connection.read_error(answer), conditional)
             verify(version, offset, len(into), answer)
             connection.read_into(into)
             if b"Accept-Encoding" in request and "content-encoding" in answer.headers:
                 self._stored = True
-            if part:
-                self._parts.told(version, self._whole.check_part(version, part, answer.headers, into))
-            else:
-                self._parts.ranged(version, True)
-                if len(into) == version.size_bytes:
-                    self._whole.check(version, answer.headers, (into,))
+            if len(into) == version.size_bytes:
+                self._checksums.check(version, answer.headers, (into,))
         except CacheError as error:
             error.received_bytes = connection.received_bytes - before
             raise
@@ -261,27 +228,6 @@ class S3Source:
             with self._lock:
                 del self._active[thread]
         return True
-
-    def _part(self, version: ObjectVersion, offset: int, size: int) -> int:
-        """Which part a read is asked for as; 0: it is a range. Over TLS nobody needs to know its checksum."""
-        asked = self._endpoint.scheme != "https" and self._parts.worth_asking(version)
-        return part_at(version, offset, size) if asked else 0
-
-    def _not_the_part(
-        self, version: ObjectVersion, signer: _Signer, answer: Answer, connection: Connection
-    ) -> bool:
-        """False when the read is to be asked anew, as a range where the server knows no such parts; raises where it fails
-        for the moment."""
-        if answer.status not in (200, 206):
-            body = connection.read_error(answer)
-            if self._renewed(version, signer, answer, body):
-                return False
-            if of_the_moment(answer.status):
-                self._parts.failed(version)
-            if of_the_moment(answer.status) or _code(body) in EXPIRED:
-                raise self._error(str(answer.status), _code(body), version.uri, answer.headers)
-        self._parts.told(version, False)
-        return False
 
     def _refused(
         self, version: ObjectVersion, signer: _Signer, answer: Answer, body: bytes, conditional: bool
@@ -337,19 +283,17 @@ class S3Source:
         signer: _Signer,
         version: ObjectVersion,
         span: tuple[int, int],
-        part: int,
         stored: bool,
     ) -> bytes:
         """The request head. Range and If-Match need no signature: the answer is checked against both. Accept-Encoding must
-        have none: Google's front end changes it. A part, and a whole object, is asked for without a range: with one, S3
-        sends no checksum."""
-        query = f"?partNumber={part}" if part else ""
-        lines = [f"GET {target.path}{query} HTTP/1.1", f"Host: {target.name}"]
+        have none: Google's front end changes it. A whole object is asked for without a range: with one, S3 sends no
+        checksum."""
+        lines = [f"GET {target.path} HTTP/1.1", f"Host: {target.name}"]
         if self._proxy is not None and self._endpoint.scheme == "http":
-            lines[0] = f"GET {target.url}{query} HTTP/1.1"
+            lines[0] = f"GET {target.url} HTTP/1.1"
             lines += filter(None, [self._proxy.authorization])
         headers = {}
-        if part or span == (0, version.size_bytes - 1):
+        if span == (0, version.size_bytes - 1):
             headers["x-amz-checksum-mode"] = "ENABLED"
         else:
             lines.append(f"Range: bytes={span[0]}-{span[1]}")
@@ -357,7 +301,7 @@ class S3Source:
             lines.append(f'If-Match: "{version.etag}"')
         if stored:
             lines.append("Accept-Encoding: gzip")
-        signed = AWSRequest(method="GET", url=target.url + query, headers={"Host": target.name, **headers})
+        signed = AWSRequest(method="GET", url=target.url, headers={"Host": target.name, **headers})
         S3SigV4Auth(signer.keys, "s3", signer.region).add_auth(signed)
         lines += [f"{name}: {value}" for name, value in signed.headers.items() if name != "Host"]
         return ("\r\n".join(lines) + "\r\n\r\n").encode()
