@@ -18,9 +18,8 @@ import numpy as np
 from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import ObjectVersion, Piece
 from cachesvc.sources.parquet.arrow import Leaf, leaves_of, values_of
-from cachesvc.sources.parquet.column_chunks import CHUNK, Chunk, Pages, count
+from cachesvc.sources.parquet.column_chunks import ColumnChunk, count
 from cachesvc.sources.parquet.nulls import room_bytes
-from cachesvc.sources.parquet.thrift import I64, Wanted, read_struct
 
 ABSENT = 0xFFFFFFFF
 """The length of a value that is null."""
@@ -28,27 +27,20 @@ MAGIC = b"PAR1"
 END_BYTES = 4 + len(MAGIC)
 """Behind the footer: its length and the magic."""
 FOOTER_BYTES = 32 << 20
-"""Ten times as much is needed to read it; 40 times, where somebody made it up for that."""
+"""The longest footer that is read: pyarrow needs ten times as much memory for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Where the column chunks of a row group lie in the file, [begin, end), and what it may take when it is decoded.
-    `chunks`: those of the leaves."""
+    """Where the column chunks of a row group lie in the file, [begin, end), and the most bytes that it takes decoded.
+    `has_dictionary`: whether the chunk of each leaf has one."""
 
     number: int
     rows: int
     begin: int
     end: int
     decoded_bytes: int
-    chunks: tuple[Chunk, ...]
-
-
-# Field ids of Parquet's structs: FileMetaData, RowGroup, ColumnChunk.
-_ROW_GROUPS = 4
-_CHUNKS, _ROWS = 1, 3
-_METADATA = 3
-_WANTED: Wanted = {_ROW_GROUPS: {_ROWS: I64, _CHUNKS: {_METADATA: CHUNK}}}
+    has_dictionary: tuple[bool, ...]
 
 
 def footer_bytes(data: bytes | memoryview) -> int:
@@ -57,10 +49,10 @@ def footer_bytes(data: bytes | memoryview) -> int:
 
 
 class Footer:
-    """The metadata of one file, by its last bytes, from the footer's begin at least (`data`); `known`: its row groups were
-    read before. Raises CorruptData, and InvalidInput for what is not read."""
+    """The metadata of one file, read from its last bytes, `data`, which begin at the footer or before it. Raises
+    CorruptData for a damaged footer, InvalidInput for columns that cannot be read."""
 
-    def __init__(self, uri: str, data: memoryview | bytes, known: bool = False) -> None:
+    def __init__(self, uri: str, data: memoryview | bytes) -> None:
         self._arrow, parquet = _pyarrow(uri)
         self._uri, self._data, self._parquet = uri, data, parquet
         length = footer_bytes(data)
@@ -68,8 +60,6 @@ class Footer:
             raise CorruptData(
                 f"{uri} has a footer of {length:,} bytes; one of more than {FOOTER_BYTES:,} is not read"
             )
-        # Before pyarrow reads it, which makes room for whatever a footer counts up.
-        self._described = [] if known else self._describe()
         with self._readable():
             probe = parquet.ParquetFile(self._arrow.BufferReader(self._arrow.py_buffer(data)))
             self._metadata = probe.metadata
@@ -77,42 +67,49 @@ class Footer:
             columns = self._metadata.num_columns
         if columns != self.left_out.columns or len({leaf.name for leaf in self.leaves}) < len(self.leaves):
             raise InvalidInput(f"{uri} has columns of the same name, or not those that its schema tells")
-        if any(len(chunks) != columns for _, chunks in self._described):
-            raise CorruptData(f"{uri} has a row group of other columns than the schema")
         self._files: dict[bool, Any] = {}
 
     def row_groups(self) -> list[RowGroup]:
         """Those that have rows, in the order of the file. Raises CorruptData where they overlap or leave the file."""
         found, at = [], len(MAGIC)
-        for number, (rows, chunks) in enumerate(self._described):
+        for number in range(self._metadata.num_row_groups):
+            rows, chunks = self._describe(number)
             if not rows:
                 continue
             begin, end = min(each.begin for each in chunks), max(each.end for each in chunks)
             if begin < at:
                 raise CorruptData(f"{self._uri}: row group {number} does not lie where its footer says")
             mine = tuple(chunks[leaf.column] for leaf in self.leaves)
-            found.append(RowGroup(number, rows, begin, end, self._decoded_bytes(rows, mine), mine))
+            found.append(
+                RowGroup(
+                    number,
+                    rows,
+                    begin,
+                    end,
+                    self._decoded_bytes(rows, mine),
+                    tuple(each.has_dictionary for each in mine),
+                )
+            )
             at = end
         return found
 
-    def _describe(self) -> list[tuple[int, list[Chunk]]]:
-        """Rows and chunks of every row group."""
-        footer = memoryview(self._data)[-END_BYTES - footer_bytes(self._data) : -END_BYTES]
+    def _describe(self, number: int) -> tuple[int, list[ColumnChunk]]:
+        """Return the rows and the column chunks of a row group."""
         with self._readable():
-            groups = read_struct(footer, _WANTED)[0][_ROW_GROUPS]
-            return [
-                (count(each[_ROWS]), [Chunk.of(chunk[_METADATA]) for chunk in each[_CHUNKS]])
-                for each in groups
+            group = self._metadata.row_group(number)
+            if group.num_columns != self.left_out.columns:
+                raise ValueError(f"row group {number} has other columns than the schema")
+            return count(group.num_rows), [
+                ColumnChunk.of(group.column(at)) for at in range(group.num_columns)
             ]
 
-    def _decoded_bytes(self, rows: int, chunks: Sequence[Chunk]) -> int:
+    def _decoded_bytes(self, rows: int, chunks: Sequence[ColumnChunk]) -> int:
         size = 8 * len(self.leaves) * rows
         for leaf, chunk in zip(self.leaves, chunks, strict=True):
-            odd = chunk.unread(leaf)
-            if odd:
+            if unbounded := chunk.unbounded_encodings(leaf):
                 raise InvalidInput(
-                    f"{self._uri}: column {leaf.name!r} is encoded as {' and '.join(odd)}, which is not read of text and "
-                    "bytes; write it with PLAIN or dictionary encoding"
+                    f"{self._uri}: column {leaf.name!r} is encoded as {' and '.join(unbounded)}, which is not read of text "
+                    "and bytes; write it with PLAIN or dictionary encoding"
                 )
             values = max(chunk.values, rows * leaf.items)  # a null list of one size has items too
             size += values * leaf.width if leaf.width else chunk.unpacked_bytes
@@ -129,10 +126,9 @@ class Footer:
         out = np.zeros(size_bytes, np.uint8)
         table = out[:at].view("<u4").reshape(rows, width, 2)
         for group in groups:
-            for number, (leaf, chunk) in enumerate(zip(self.leaves, group.chunks, strict=True)):
+            for number, (leaf, coded) in enumerate(zip(self.leaves, group.has_dictionary, strict=True)):
                 end = first
-                self._check_pages(leaf, chunk)
-                for begins, lengths, data in self._values(group.number, leaf, chunk.coded and not leaf.width):
+                for begins, lengths, data in self._values(group.number, leaf, coded and not leaf.width):
                     if at + len(data) > size_bytes or end + len(begins) > first + group.rows:
                         raise CorruptData(
                             f"{self._uri}: row group {group.number}, column {leaf.name!r} holds more than its footer says"
@@ -149,12 +145,6 @@ class Footer:
             first += group.rows
         self._arrow.default_memory_pool().release_unused()
         return out
-
-    def _check_pages(self, leaf: Leaf, chunk: Chunk) -> None:
-        with self._readable():
-            column = self._metadata.schema.column(leaf.column)
-            optional, repeated = column.max_definition_level > 0, column.max_repetition_level > 0
-            Pages(self._arrow, memoryview(self._data), leaf, chunk, optional, repeated).check()
 
     def _values(self, group: int, leaf: Leaf, coded: bool) -> Iterator[tuple[Any, Any, Any]]:
         """Of each chunk of memory where values begin, their lengths, -1 where they are null, and their bytes."""
@@ -203,7 +193,7 @@ class Footer:
 def decode(piece: Piece, stored: memoryview) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """The rows of a piece; `stored` is as large as its object, and holds the piece's ranges. Raises CorruptData."""
     known, end = _known.get(piece.object), piece.offset + piece.stored
-    footer = Footer(piece.object.uri, stored, known is not None)
+    footer = Footer(piece.object.uri, stored)
     if known is None:
         if len(_known) >= _KNOWN:
             _known.clear()
