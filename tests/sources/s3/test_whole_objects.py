@@ -16,8 +16,8 @@ import zstandard
 from cachesvc.catalog.build import Options
 from cachesvc.client.control import Control
 from cachesvc.core.errors import CorruptData, SourceChanged, SourceUnavailable
-from cachesvc.core.model import ObjectVersion, Piece
-from cachesvc.sources.fetch import PART_BYTES
+from cachesvc.core.model import ObjectVersion, Piece, extent_of
+from cachesvc.sources.fetch import PART_BYTES, Fetcher
 from cachesvc.sources.resilient import Resilience, Resilient
 from cachesvc.sources.s3.s3 import S3Settings, S3Source, open_s3
 from loader import DataLoader, open_dataset
