@@ -221,11 +221,11 @@ class Datasets:
     def _check_allowed(self, wanted: DatasetId, catalog: Catalog) -> None:
         """The allowlist may have become narrower since the catalog was built: then whoever has its id is not told
         of its objects, nor of the prefixes that are allowed now. Raises NotFound, caused by the refusal."""
-        if self._allowlist.holds(_folder(catalog)):
+        if self._allowlist.allows(_folder(catalog)):
             return
         for index in range(catalog.objects):  # their common prefix is above what is allowed
             uri = catalog.object(index).uri
-            if not self._allowlist.holds(uri):
+            if not self._allowlist.allows(uri):
                 raise unknown(wanted) from NotAllowed(f"{uri} is not below an allowed prefix")
 
 

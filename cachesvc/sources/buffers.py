@@ -21,9 +21,9 @@ class Buffers:
         """Bytes of all buffers, idle and in use."""
 
     @contextmanager
-    def taken(self, size: int) -> Iterator[memoryview]:
+    def borrowed(self, size: int) -> Iterator[memoryview]:
         """A buffer of `size` bytes, as soon as others leave room for it."""
-        buffer = self._take(size)
+        buffer = self._borrow(size)
         try:
             yield buffer[:size]
         finally:
@@ -36,7 +36,7 @@ class Buffers:
         with self._returned:
             self._drop_idle()
 
-    def _take(self, size: int) -> memoryview:
+    def _borrow(self, size: int) -> memoryview:
         with self._returned:
             while True:
                 fits = [at for at, buffer in enumerate(self._idle) if len(buffer) >= size]

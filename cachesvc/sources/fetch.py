@@ -46,19 +46,19 @@ _MOST_AT_FIRST = 32
 """Objects that may fail before any other of their extent was read: after that it is the source that is wrong."""
 CODECS = ("zstd", "parquet")
 
-Passing = Callable[[int, memoryview], None]
+OnBytes = Callable[[int, memoryview], None]
 
 
-def _unseen(at: int, data: memoryview) -> None:
+def _ignore_bytes(at: int, data: memoryview) -> None:
     """Nobody looks."""
 
 
 @dataclass(frozen=True, slots=True)
-class Into:
+class FillTarget:
     """Where an extent's bytes go: to `fd`, past whoever looks at them."""
 
     fd: int
-    passing: Passing
+    passing: OnBytes
 
     def write(self, data: memoryview, at: int) -> None:
         """All of `data`, from byte `at` on. Raises OutOfSpace, TierFailed."""
@@ -85,46 +85,48 @@ class Into:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """A range of one object and where it goes: the descriptor at `at`, or its own place in what is `whole.stored`."""
+class _RangeRead:
+    """A range of one object and where it goes: the descriptor at `at`, or its own piece_index in what is `whole.stored`."""
 
     version: ObjectVersion
     offset: int
     size: int
     at: int
-    place: int
-    """The place of its piece in the extent."""
-    whole: _Whole | None = None
+    piece_index: int
+    """The piece_index of its piece in the extent."""
+    whole: _WholePiece | None = None
 
 
 @dataclass(slots=True)
-class _Whole:
+class _WholePiece:
     """A piece of which something remains to be done when all of it is there. It is fetched by `parts`, of which so many are
     `missing`, to `at`; an encoded one waits in `stored`, memory as large as its object, of which the parts are used.
     Where its bytes can be compared with what the source says of it, that is one more answer that is missing: `check`."""
 
     piece: Piece
     at: int
-    place: int
+    piece_index: int
     stored: memoryview | None
-    parts: list[_Part] = field(default_factory=list)
-    missing: int = 0
+    parts: list[_RangeRead] = field(default_factory=list)
+    pending: int = 0
     check: Checker | None = None
 
-    def split(self, part_bytes: int) -> list[_Part | _Whole]:
+    def split(self, part_bytes: int) -> list[_RangeRead | _WholePiece]:
         """What is to be asked of the source: itself, where it can be compared, and its parts."""
         for begin, end in self.piece.ranges:
             for start in range(begin, end, part_bytes):
                 size = min(part_bytes, end - start)
-                self.parts.append(_Part(self.piece.object, start, size, self.at + start, self.place, self))
-        asked: list[_Part | _Whole] = [*self.parts]
+                self.parts.append(
+                    _RangeRead(self.piece.object, start, size, self.at + start, self.piece_index, self)
+                )
+        asked: list[_RangeRead | _WholePiece] = [*self.parts]
         if len(self.parts) > 1 and not self.piece.stored:
             asked.insert(0, self)
-        self.missing = len(asked)
+        self.pending = len(asked)
         return asked
 
 
-class _Lacking:
+class _MissingPieces:
     """The objects that an extent of several is filled without, for many threads."""
 
     def __init__(self, extent: Extent) -> None:
@@ -135,18 +137,18 @@ class _Lacking:
         """Some of it was read."""
         self._lock = threading.Lock()
 
-    def add(self, place: int, error: CacheError) -> bool:
+    def add(self, piece_index: int, error: CacheError) -> bool:
         """Note that a piece cannot be had; False where the extent is not to be filled without it: it is no object of its
         own, or so much is missing that more than these objects must be wrong."""
         with self._lock:
-            self.errors.setdefault(place, error)
+            self.errors.setdefault(piece_index, error)
             few = self.some or len(self.errors) < _MOST_AT_FIRST
-            return self._apart and few and len(written(self.errors)) <= holes.MAX_TEXT_CHARS
+            return self._apart and few and len(encode_missing(self.errors)) <= holes.MAX_TEXT_CHARS
 
 
-def written(missing: Mapping[int, CacheError]) -> str:
+def encode_missing(missing: Mapping[int, CacheError]) -> str:
     """The answer of `fetch` in the form that grants carry."""
-    return holes.encode(Hole(place, error.code) for place, error in missing.items())
+    return holes.encode(Hole(piece_index, error.code) for piece_index, error in missing.items())
 
 
 class Fetcher:
@@ -166,12 +168,12 @@ class Fetcher:
         self._lock = threading.Lock()
         self._under_way = 0
 
-    def fetch(self, extent: Extent, into_fd: int, passing: Passing = _unseen) -> dict[int, CacheError]:
+    def fetch(self, extent: Extent, into_fd: int, passing: OnBytes = _ignore_bytes) -> dict[int, CacheError]:
         """Write the extent's `size_bytes` at offset 0 of `into_fd`; returns when no thread writes any more.
         `passing(at, data)` sees what is written, from many threads, while it is in the processor's cache.
 
         Answers what is missing: the pieces of an extent of several objects that cannot be had for good while others can,
-        and why. What lies in their place is no data.
+        and why. What lies in their piece_index is no data.
 
         Raises what the source raises (the first failure; the rest is given up), CorruptData when an encoded
         object does not decode to exactly its announced length, OutOfSpace, TierFailed.
@@ -179,30 +181,32 @@ class Fetcher:
         with self._lock:
             self._under_way += 1
         try:
-            lacking = _Lacking(extent)
-            self._drain_all(deque(_parts(extent, self._part_bytes)), Into(into_fd, passing), lacking)
-            if lacking.errors:
-                self._blame(extent, lacking.errors)
-            return lacking.errors
+            missing = _MissingPieces(extent)
+            self._drain_all(deque(_parts(extent, self._part_bytes)), FillTarget(into_fd, passing), missing)
+            if missing.errors:
+                self._check_source(extent, missing.errors)
+            return missing.errors
         finally:
             with self._lock:
                 self._under_way -= 1
                 if not self._under_way:
                     self._buffers.release()
 
-    def _drain_all(self, parts: deque[_Part | _Whole], into: Into, lacking: _Lacking) -> None:
+    def _drain_all(
+        self, parts: deque[_RangeRead | _WholePiece], into: FillTarget, missing: _MissingPieces
+    ) -> None:
         if not parts:
             return
-        wholes = [part.whole for part in parts if isinstance(part, _Part) and part.whole is not None]
-        largest = max(part.size for part in parts if isinstance(part, _Part))
+        wholes = [part.whole for part in parts if isinstance(part, _RangeRead) and part.whole is not None]
+        largest = max(part.size for part in parts if isinstance(part, _RangeRead))
         count = min(self._threads, len(parts), max(1, BUFFERS_BYTES // largest))
         runs: list[Future[None]] = [Future() for _ in range(count)]
         try:
             for run in runs:
-                self._pool.submit(self._drain, parts, into, lacking, run)
+                self._pool.submit(self._drain, parts, into, missing, run)
         except RuntimeError:  # no more threads can be started: this one joins those that there are
             here: Future[None] = Future()
-            self._drain(parts, into, lacking, here)
+            self._drain(parts, into, missing, here)
             runs = [run for run in (*runs, here) if not run.cancel()]
         failures = [error for run in runs if (error := run.exception()) is not None]
         for whole in wholes:  # they name their parts, and these them: no collection need find what they hold
@@ -211,10 +215,14 @@ class Fetcher:
         if failures:
             raise failures[0]
 
-    def _blame(self, extent: Extent, missing: dict[int, CacheError]) -> None:
+    def _check_source(self, extent: Extent, missing: dict[int, CacheError]) -> None:
         """Raise where it is not the missing objects that are wrong: after a mount has gone, or credentials have ended, one
         that was read cannot be read any more either."""
-        read = (piece for place, piece in enumerate(extent.pieces) if piece.length and place not in missing)
+        read = (
+            piece
+            for piece_index, piece in enumerate(extent.pieces)
+            if piece.length and piece_index not in missing
+        )
         piece = next(read, None)
         if piece is None:
             raise next(iter(missing.values()))
@@ -224,7 +232,13 @@ class Fetcher:
         """End the threads."""
         self._pool.shutdown()
 
-    def _drain(self, parts: deque[_Part | _Whole], into: Into, lacking: _Lacking, run: Future[None]) -> None:
+    def _drain(
+        self,
+        parts: deque[_RangeRead | _WholePiece],
+        into: FillTarget,
+        missing: _MissingPieces,
+        run: Future[None],
+    ) -> None:
         """Until no part is left; `run` is done then. Nothing, where it was cancelled: its descriptor may be another's."""
         if not run.set_running_or_notify_cancel():
             return
@@ -234,26 +248,26 @@ class Fetcher:
                     part = parts.popleft()
                 except IndexError:
                     break
-                if part.place not in lacking.errors:
-                    self._try(part, into, lacking)
+                if part.piece_index not in missing.errors:
+                    self._run_one(part, into, missing)
         except BaseException as error:  # noqa: BLE001
             parts.clear()  # the others stop after the part they hold
             run.set_exception(error)
         else:
             run.set_result(None)
 
-    def _try(self, part: _Part | _Whole, into: Into, lacking: _Lacking) -> None:
+    def _run_one(self, part: _RangeRead | _WholePiece, into: FillTarget, missing: _MissingPieces) -> None:
         try:
-            self._one(part, into)
+            self._execute(part, into)
         except holes.PERMANENT as error:
-            if not lacking.add(part.place, error):
+            if not missing.add(part.piece_index, error):
                 raise
         else:
-            if isinstance(part, _Part):
-                lacking.some = True
+            if isinstance(part, _RangeRead):
+                missing.some = True
 
-    def _one(self, part: _Part | _Whole, into: Into) -> None:
-        if isinstance(part, _Whole):
+    def _execute(self, part: _RangeRead | _WholePiece, into: FillTarget) -> None:
+        if isinstance(part, _WholePiece):
             version, whole = part.piece.object, part
             part.check = self._source_of(version.uri).checker(version)
         else:
@@ -262,21 +276,21 @@ class Fetcher:
                 return
             whole = part.whole
         with self._lock:
-            whole.missing -= 1
-            complete = not whole.missing
+            whole.pending -= 1
+            complete = not whole.pending
         if complete:
             self._complete(whole, into)
 
-    def _read(self, part: _Part, into: Into) -> None:
+    def _read(self, part: _RangeRead, into: FillTarget) -> None:
         source = self._source_of(part.version.uri)
         if part.whole is not None and part.whole.stored is not None:
             source.read_into(part.version, part.offset, part.whole.stored[part.offset :][: part.size])
             return
-        with self._buffers.taken(part.size) as view:
+        with self._buffers.borrowed(part.size) as view:
             source.read_into(part.version, part.offset, view)
             into.write(view, part.at)
 
-    def _complete(self, whole: _Whole, into: Into) -> None:
+    def _complete(self, whole: _WholePiece, into: FillTarget) -> None:
         """All of an object is here. Where that is not what the source says of it, it is read once more."""
         if whole.check is not None:
             try:
@@ -288,25 +302,25 @@ class Fetcher:
         if whole.stored is not None and whole.piece.codec == "parquet":
             into.write(parquet.decode(whole.piece, whole.stored).data, whole.at)
         elif whole.stored is not None:
-            with self._buffers.taken(_CHUNK_BYTES) as buffer:
+            with self._buffers.borrowed(_CHUNK_BYTES) as buffer:
                 _decode(whole.piece, whole.stored, whole.at, into, buffer)
         whole.stored = None
 
-    def _bytes(self, whole: _Whole, into: Into) -> Iterator[memoryview]:
+    def _bytes(self, whole: _WholePiece, into: FillTarget) -> Iterator[memoryview]:
         """Of an object as it is stored, in order."""
         if whole.stored is not None:
             yield whole.stored
             return
-        with self._buffers.taken(_CHUNK_BYTES) as buffer:
+        with self._buffers.borrowed(_CHUNK_BYTES) as buffer:
             for start in range(0, whole.piece.length, _CHUNK_BYTES):
                 view = buffer[: whole.piece.length - start]
                 into.read(view, whole.at + start)
                 yield view
 
 
-def _parts(extent: Extent, part_bytes: int) -> Iterator[_Part | _Whole]:
+def _parts(extent: Extent, part_bytes: int) -> Iterator[_RangeRead | _WholePiece]:
     at = 0
-    for place, piece in enumerate(extent.pieces):
+    for piece_index, piece in enumerate(extent.pieces):
         version = piece.object
         if piece.codec:
             if piece.codec.split(":")[0] not in CODECS:
@@ -316,13 +330,13 @@ def _parts(extent: Extent, part_bytes: int) -> Iterator[_Part | _Whole]:
             if piece.length and not version.size_bytes:
                 raise CorruptData(f"{version.uri} is empty, not {piece.codec}")
             _check_stored(piece)
-            yield from _Whole(piece, at, place, _sparse(version.size_bytes)).split(part_bytes)
+            yield from _WholePiece(piece, at, piece_index, _sparse(version.size_bytes)).split(part_bytes)
         elif piece.offset == 0 and part_bytes < piece.length == version.size_bytes:
-            yield from _Whole(piece, at, place, None).split(part_bytes)
+            yield from _WholePiece(piece, at, piece_index, None).split(part_bytes)
         else:
             for start in range(0, piece.length, part_bytes):
                 size = min(part_bytes, piece.length - start)
-                yield _Part(version, piece.offset + start, size, at + start, place)
+                yield _RangeRead(version, piece.offset + start, size, at + start, piece_index)
         at += piece.length
 
 
@@ -342,7 +356,7 @@ def _sparse(size: int) -> memoryview:
     return memoryview(mmap.mmap(-1, max(1, size), flags))[:size]
 
 
-def _decode(piece: Piece, stored: memoryview, at: int, into: Into, buffer: memoryview) -> None:
+def _decode(piece: Piece, stored: memoryview, at: int, into: FillTarget, buffer: memoryview) -> None:
     """Decode by pieces of the buffer; a byte more than announced stops it, so no bomb unfolds."""
     uri, expected, done = piece.object.uri, piece.length, 0
     decoder = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES)

@@ -4,7 +4,7 @@ opened: a `.snapshot` may hold the whole file system again. Symbolic links are f
 root.
 
 A version is size, mtime and ctime. NFS answers them from a cache for up to a minute: opening asks the server
-(close-to-open), and after the read `attributes.fresh` asks again. What changes within one tick of the file system's
+(close-to-open), and after the read `stat_from_server` asks again. What changes within one tick of the file system's
 clock (4 ms) and keeps its length cannot be seen.
 """
 
@@ -26,8 +26,8 @@ from cachesvc.core.errors import (
     SourceUnavailable,
 )
 from cachesvc.core.model import ObjectVersion
-from cachesvc.sources.attributes import Attributes, fresh
-from cachesvc.sources.ignored import ignored_folder
+from cachesvc.sources.file_attributes import Attributes, stat_from_server
+from cachesvc.sources.ignored import is_ignored_folder
 
 SCHEME = "file://"
 _MAX_READ_BYTES = 1 << 30
@@ -41,12 +41,12 @@ class FilesSource:
     """A `Source` of `file:///absolute/path` and plain absolute paths.
 
     `roots`: real paths. What is opened must lie under the same of them as its URI does, by the path of its
-    descriptor: links and folders may be swapped at any moment before that, not after. Empty allows all. `alive` hears
+    descriptor: links and folders may be swapped at any moment before that, not after. Empty allows all. `heartbeat` hears
     of each step of a listing.
     """
 
     roots: tuple[str, ...] = ()
-    alive: Callable[[], None] = lambda: None
+    heartbeat: Callable[[], None] = lambda: None
 
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
         """Regular files below a folder, sorted by path bytes; a file lists as itself. Raises NotFound, NotAllowed,
@@ -63,7 +63,7 @@ class FilesSource:
                 folder = os.open(".", _FOLDER, dir_fd=file)
             finally:
                 os.close(file)
-            yield from self._below(folder, path.rstrip("/") or "/", ())
+            yield from self._list_folder(folder, path.rstrip("/") or "/", ())
         except CacheError:
             raise
         except OSError as error:
@@ -116,16 +116,16 @@ class FilesSource:
             self._check(file, version.uri)
             _unchanged(os.fstat(file), version)
             _read(file, offset, into, version)
-            _unchanged(fresh(file), version)
+            _unchanged(stat_from_server(file), version)
         finally:
             os.close(file)
 
-    def _below(self, folder: int, path: str, above: tuple[str, ...]) -> Iterator[ObjectVersion]:
+    def _list_folder(self, folder: int, path: str, above: tuple[str, ...]) -> Iterator[ObjectVersion]:
         """What is below the open folder, which is closed at the end. Nothing is looked up by a path again: whoever
         swaps a link above must not have files counted that lie elsewhere."""
         try:
-            self.alive()
-            real = _place(folder)
+            self.heartbeat()
+            real = _path_of_fd(folder)
             if real in above:  # a link to a folder above would never end
                 return
             if len(above) == _MAX_DEPTH:
@@ -135,7 +135,7 @@ class FilesSource:
             above = (*above, real)
             if not under(real, above[:1]) or not self._inside(real, path):
                 raise _outside(path)
-            with self._named(path), os.scandir(folder) as entries:
+            with self._naming_folder(path), os.scandir(folder) as entries:
                 named = sorted(self._entries(entries, folder, path, above[0]), key=lambda each: each[0])
             for key, name, target in named:
                 here = os.path.join(path, name)
@@ -154,7 +154,7 @@ class FilesSource:
                 except OSError as error:
                     raise self._translated(error, SCHEME + here) from error
                 if inner >= 0:
-                    yield from self._below(inner, here, above)
+                    yield from self._list_folder(inner, here, above)
                 elif found and stat.S_ISREG(found.st_mode) and not name.startswith(".nfs"):
                     yield _version(_utf8(here), found)
         finally:
@@ -165,20 +165,20 @@ class FilesSource:
     ) -> Iterator[tuple[bytes, str, os.stat_result | None]]:
         """Each entry's key, its name, and what it leads to if it is a link that stays below the root."""
         for entry in entries:
-            self.alive()
+            self.heartbeat()
             target = None
             if entry.is_symlink():
                 target = self._target(entry.name, folder, os.path.join(path, entry.name), root)
                 if target is None:
                     continue
             is_folder = stat.S_ISDIR(target.st_mode) if target else entry.is_dir(follow_symlinks=False)
-            if is_folder and ignored_folder(entry.name):
+            if is_folder and is_ignored_folder(entry.name):
                 continue
             # "a-b" < "a/": sorted by the key that follows, a folder's name has its slash.
             yield os.fsencode(entry.name) + b"/" * is_folder, entry.name, target
 
     @contextmanager
-    def _named(self, path: str) -> Iterator[None]:
+    def _naming_folder(self, path: str) -> Iterator[None]:
         """Name this folder, not the one that is listed, in an error of the file system."""
         try:
             yield
@@ -192,17 +192,17 @@ class FilesSource:
         except FileNotFoundError:
             return None
         except OSError as error:
-            if error.errno != errno.ELOOP and under(_real(path), (root,)) and not ignored_folder(name):
+            if error.errno != errno.ELOOP and under(_real(path), (root,)) and not is_ignored_folder(name):
                 raise self._translated(error, SCHEME + path) from error
             return None
         try:
-            real = _place(file)
+            real = _path_of_fd(file)
             return os.fstat(file) if under(real, (root,)) and self._inside(real, path) else None
         finally:
             os.close(file)
 
     def _check(self, opened: int, uri: str) -> None:
-        if self.roots and not self._inside(_place(opened), path_of(uri)):
+        if self.roots and not self._inside(_path_of_fd(opened), path_of(uri)):
             raise _outside(uri)
 
     def _inside(self, real: str, path: str) -> bool:
@@ -245,7 +245,7 @@ def _root(path: str, roots: tuple[str, ...]) -> str:
     return max((root for root in roots if under(path, (root,))), key=len, default="")
 
 
-def _place(opened: int) -> str:
+def _path_of_fd(opened: int) -> str:
     """Where an open file or folder is now, whatever name it was opened by."""
     return os.readlink(f"/proc/self/fd/{opened}")
 

@@ -84,13 +84,13 @@ class CachedMetadata:
         self._expiry_s = expiry_s
         self._clock = clock
         # A digest: an endpoint's URL can hold a password.
-        self._at = f"{xxh3_64_hexdigest(endpoint.encode())} " if endpoint else ""
+        self._endpoint_key = f"{xxh3_64_hexdigest(endpoint.encode())} " if endpoint else ""
         self._opened: diskcache.Cache | None = None
 
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
         """As the source's, at most `expiry_s` old."""
-        key = f"list {self._at}{prefix}"
-        kept = self._kept(key)
+        key = f"list {self._endpoint_key}{prefix}"
+        kept = self._load(key)
         if kept is not None:
             yield from (_version(row) for row in _rows(kept))
             return
@@ -98,16 +98,16 @@ class CachedMetadata:
         for version in self._source.list(prefix):
             rows.append([version.uri, version.size_bytes, version.etag])
             yield version
-        self._keep(key, rows, prefix)
+        self._store(key, rows, prefix)
 
     def head(self, uri: str) -> ObjectVersion:
         """As the source's, at most `expiry_s` old."""
-        key = f"head {self._at}{uri}"
-        kept = self._kept(key)
+        key = f"head {self._endpoint_key}{uri}"
+        kept = self._load(key)
         if kept is not None:
             return _version(_rows(kept))
         version = self._source.head(uri)
-        self._keep(key, [version.uri, version.size_bytes, version.etag], uri)
+        self._store(key, [version.uri, version.size_bytes, version.etag], uri)
         return version
 
     def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
@@ -154,24 +154,24 @@ class CachedMetadata:
             )
         return self._opened
 
-    def _kept(self, key: str) -> object:
+    def _load(self, key: str) -> object:
         """What a row holds that is young enough. One that ends later than any written now was written before the
         clock was set back, who knows when."""
         try:
             kept, ends_at = self._cache.get(key, expire_time=True)
         except _FAILED as error:
-            log.warning("kept listings cannot be read; the source is asked", extra=self._trouble(error))
+            log.warning("kept listings cannot be read; the source is asked", extra=self._log_extra(error))
             return None
         young = ends_at is not None and ends_at <= self._clock() + self._expiry_s
         return kept if young else None
 
-    def _keep(self, key: str, value: object, uri: str) -> None:
+    def _store(self, key: str, value: object, uri: str) -> None:
         try:
             self._cache.set(key, json.dumps(value), expire=self._expiry_s, tag=_tag(uri))
         except _FAILED as error:
-            log.warning("a listing is not kept", extra=self._trouble(error))
+            log.warning("a listing is not kept", extra=self._log_extra(error))
 
-    def _trouble(self, error: Exception) -> dict[str, str]:
+    def _log_extra(self, error: Exception) -> dict[str, str]:
         return {"directory": str(self._directory), "error": str(error)}
 
 

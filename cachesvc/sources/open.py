@@ -14,7 +14,7 @@ from cachesvc.sources.paces import Paces, SharedPace
 from cachesvc.sources.resilient import Resilience, Resilient, SourceCounters
 from cachesvc.sources.source import Source
 from cachesvc.sources.uri import canonical, expand, glob, has_glob
-from cachesvc.sources.watched import Calls, Watched
+from cachesvc.sources.watched import CallWatch, WatchedSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,10 @@ class SourceSettings:
 
 
 def _opened(
-    uri: str, settings: SourceSettings, calls: Calls | None, pace: SharedPace
+    uri: str, settings: SourceSettings, calls: CallWatch | None, pace: SharedPace
 ) -> tuple[Resilient, str]:
     """A source for every URI of this one's scheme (fsspec: and host), with patience and counters; and its endpoint,
-    where URIs alone do not tell its objects from those of others. Calls to files, which nothing bounds in time, are
+    where URIs alone do not tell its objects from those of others. CallWatch to files, which nothing bounds in time, are
     said in `calls`.
 
     Raises InvalidInput for a scheme that nobody reads, NotAllowed without credentials.
@@ -45,8 +45,8 @@ def _opened(
     backend: Source
     endpoint = ""
     if not mark or scheme == "file":
-        watch = calls or Calls()
-        backend = Watched(FilesSource(settings.roots, watch.alive), watch)
+        watch = calls or CallWatch()
+        backend = WatchedSource(FilesSource(settings.roots, watch.heartbeat), watch)
     elif scheme == "s3":
         from cachesvc.sources.s3.s3 import (  # boto3: 9 MB and 0.2 s, which a trainer seldom needs
             S3Settings,
@@ -64,7 +64,7 @@ def _opened(
     return Resilient(backend, settings.resilience, pace=pace), endpoint
 
 
-def _remembering(reader: Resilient, endpoint: str, uri: str, settings: SourceSettings) -> Source:
+def _with_cached_metadata(reader: Resilient, endpoint: str, uri: str, settings: SourceSettings) -> Source:
     """The reader, with listings and HEADs kept where the settings name a directory for them."""
     if settings.metadata_directory is None or "://" not in uri or uri.startswith("file://"):
         return reader
@@ -74,7 +74,7 @@ def _remembering(reader: Resilient, endpoint: str, uri: str, settings: SourceSet
 class Sources:
     """One open source per scheme and host; a URI of any of them finds its own. Shared between threads."""
 
-    def __init__(self, settings: SourceSettings, calls: Calls | None = None) -> None:
+    def __init__(self, settings: SourceSettings, calls: CallWatch | None = None) -> None:
         self._settings, self._calls, self._paces = settings, calls, Paces(settings.paces)
         self._open: dict[str, Source] = {}
         self._readers: list[Resilient] = []
@@ -87,15 +87,15 @@ class Sources:
         with self._lock:
             if place not in self._open:
                 reader, endpoint = _opened(uri, self._settings, self._calls, self._paces(place))
-                self._open[place] = _remembering(reader, endpoint, uri, self._settings)
+                self._open[place] = _with_cached_metadata(reader, endpoint, uri, self._settings)
                 self._readers.append(reader)
             return self._open[place]
 
-    def asked(self) -> SourceCounters:
+    def counters(self) -> SourceCounters:
         """What all of them were asked so far."""
         return sum((reader.counters for reader in tuple(self._readers)), SourceCounters())
 
-    def spelled_out(self, uris: Sequence[str]) -> list[str]:
+    def expand(self, uris: Sequence[str]) -> list[str]:
         """Brace ranges and globs -> the URIs that they stand for. Raises NotFound for a glob that matches nothing,
         and InvalidInput, before anything is looked up, where braces stand for what is not canonical: then what
         is spelled out is below the folder that was typed before the braces, which the allowlist was asked about.

@@ -19,7 +19,7 @@ from cachesvc.core.errors import (
 )
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.s3 import etags as tags
-from cachesvc.sources.s3.repeats import Repeats
+from cachesvc.sources.s3.repeated_faults import RepeatedFaults
 
 _VERSION_KEYS = (
     "ETag", "etag", "e_tag", "checksum", "md5", "content_md5", "generation",
@@ -38,7 +38,7 @@ class FsspecSource:
 
     def __init__(self, filesystem: Any) -> None:
         self._filesystem = filesystem
-        self._repeats = Repeats()
+        self._repeated = RepeatedFaults()
 
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
         """Every file below `prefix`, sorted by name; a file lists as itself. Raises NotFound, and InvalidInput for
@@ -83,12 +83,12 @@ class FsspecSource:
             raise SourceChanged(f"{version.uri} is no longer the version that was listed; open it again")
         if len(data) != len(into):
             what = f"{version.uri}: its driver gave {len(data)} bytes of the {len(into)} asked for"
-            if self._repeats.wrong(version.uri, offset):
+            if self._repeated.failed(version.uri, offset):
                 raise CorruptData(
                     f"{what}, twice; an object with a Content-Encoding may be decoded on the way"
                 )
             raise SourceUnavailable(what)
-        self._repeats.right(version.uri, offset)
+        self._repeated.succeeded(version.uri, offset)
         into[:] = data
 
     def checker(self, version: ObjectVersion) -> None:

@@ -27,9 +27,9 @@ from cachesvc.sources.source import Checker, Source
 
 T = TypeVar("T")
 HEDGE_THREADS = 4
-LOOK_S = 0.25
+BREAKER_POLL_S = 0.25
 """How often one who waits for a source that is down looks whether it is back."""
-LINE_LOOK_S = 1.0
+RATE_POLL_S = 1.0
 """How often one who stands in line for a source that throttles looks how fast the line moves."""
 
 
@@ -118,19 +118,19 @@ class Resilient:
 
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
         """As the source lists, once the listing is complete."""
-        return iter(self._patiently(lambda: [*self._source.list(prefix)]))
+        return iter(self._with_retries(lambda: [*self._source.list(prefix)]))
 
     def head(self, uri: str) -> ObjectVersion:
         """As the source's, with patience."""
-        return self._patiently(lambda: self._source.head(uri))
+        return self._with_retries(lambda: self._source.head(uri))
 
     def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
         """As the source's, with patience."""
-        self._patiently(lambda: self._timed(version, offset, into))
+        self._with_retries(lambda: self._timed(version, offset, into))
 
     def checker(self, version: ObjectVersion) -> Checker | None:
         """As the source's, asked for with patience; an object that it finds damaged is one more retry."""
-        check = self._patiently(lambda: self._source.checker(version))
+        check = self._with_retries(lambda: self._source.checker(version))
         if check is None:
             return None
 
@@ -149,12 +149,12 @@ class Resilient:
         self._hedger.close()
         self._source.close()
 
-    def _patiently(self, call: Callable[[], T]) -> T:
+    def _with_retries(self, call: Callable[[], T]) -> T:
         until = self._clock() + self._resilience.deadline_s
         attempt = failures = refusals = 0
         while True:
             self._wait_while_down(until)
-            until += self._stand_in_line(until)
+            until += self._wait_for_rate(until)
             try:
                 with self._under_way:
                     sent_at = self._clock()
@@ -211,9 +211,9 @@ class Resilient:
                 return
             if now + wait_s >= until or down_s >= self._resilience.deadline_s:
                 raise SourceUnavailable(f"the source has been down for {down_s:.0f} s: {self._last}")
-            self._sleep(min(wait_s, LOOK_S))
+            self._sleep(min(wait_s, BREAKER_POLL_S))
 
-    def _stand_in_line(self, until: float) -> float:
+    def _wait_for_rate(self, until: float) -> float:
         """Wait for a place in the rate of a source that throttles; answers for how long, in seconds, where the source
         served somebody meanwhile. Raises SourceUnavailable at `until`, once it has served nobody for as long as a call
         waits."""
@@ -229,7 +229,7 @@ class Resilient:
                 return now - joined_at if served_at >= joined_at else 0.0
             if now + paused_s >= max(until, served_at + self._resilience.deadline_s):
                 raise SourceUnavailable(f"the source throttles beyond the deadline: {self._last}")
-            self._sleep(min(wait_s, LINE_LOOK_S))
+            self._sleep(min(wait_s, RATE_POLL_S))
 
     def _timed(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
         started = self._clock()

@@ -17,7 +17,7 @@ from cachesvc.core.errors import InvalidInput, NotAllowed
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources import links
 from cachesvc.sources.files import under
-from cachesvc.sources.ignored import no_data
+from cachesvc.sources.ignored import is_ignored
 from cachesvc.sources.source import Source
 from cachesvc.sources.wildcards import Wildcards
 
@@ -83,7 +83,7 @@ class Allowlist:
             )
         return found
 
-    def holds(self, uri: str) -> bool:
+    def allows(self, uri: str) -> bool:
         """Whether an object lies below a prefix, named as listings name it: a key may hold what no typed URI may.
         Raises what `follow` raises."""
         return self._below(resolved(uri, self.follow))
@@ -91,7 +91,7 @@ class Allowlist:
     def _below(self, found: str) -> bool:
         return self.prefixes is None or under(found.rstrip("/"), self.prefixes)
 
-    def place(self, typed: str) -> str:
+    def canonical_prefix(self, typed: str) -> str:
         """Which of the prefixes was given so."""
         assert self.prefixes is not None
         return self.prefixes[self.typed.index(typed)]
@@ -179,12 +179,12 @@ def has_glob(uri: str) -> bool:
 
 
 def glob(source: Source, pattern: str) -> Iterator[ObjectVersion]:
-    """Objects whose URI matches, in key order, `no_data` below the folder left out, as in that folder's listing; lists
+    """Objects whose URI matches, in key order, `is_ignored` below the folder left out, as in that folder's listing; lists
     from the last folder before the first wildcard."""
     start = min(pattern.find(mark) for mark in "*?[" if mark in pattern)
     root = pattern[: pattern.rindex("/", 0, start) + 1]
     wanted = Wildcards(pattern[len(root) :])
     for found in source.list(root):
         path = found.uri[len(root) :]
-        if found.uri.startswith(root) and not no_data(path) and wanted.matches(path):
+        if found.uri.startswith(root) and not is_ignored(path) and wanted.matches(path):
             yield found

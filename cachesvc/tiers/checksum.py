@@ -1,6 +1,6 @@
 """Checksums of extents: xxh3-64 of every 64 KiB, computed while filling and checked before bytes are trusted.
 
-A fill digests bytes as they pass (`Passing`). Stored blocks are read by `preadv` into one buffer that stays
+A fill digests bytes as they pass (`StreamedChecksums`). Stored blocks are read by `preadv` into one buffer that stays
 in the processor's cache: it releases the interpreter lock and raises on a disk error, where a page fault on a
 mapping would hold the lock and turn it into SIGBUS.
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from xxhash import xxh3_64_digest
 
 from cachesvc.core.errors import CorruptData
-from cachesvc.tiers.failures import translated
+from cachesvc.tiers.os_errors import translated
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES, Checksums
 
 DIGEST_BYTES = 8
@@ -30,7 +30,7 @@ def block_count(size_bytes: int) -> int:
     return -(-size_bytes // CHECKSUM_BLOCK_BYTES)
 
 
-class Passing:
+class StreamedChecksums:
     """Digests of an extent's bytes while they pass on their way into it, in any order, from many threads."""
 
     def __init__(self, size_bytes: int) -> None:

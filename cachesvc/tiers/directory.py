@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed, TierFailed
-from cachesvc.tiers.failures import tier_error, translated
+from cachesvc.tiers.os_errors import tier_error, translated
 
 Sync = Callable[[int], None]
 """Makes a file or a directory durable, given a descriptor; raises OSError."""
@@ -36,7 +36,7 @@ class Directory:
         mounted over."""
         return Path(f"/proc/self/fd/{self.lock}/v1")
 
-    def here(self) -> bool:
+    def in_place(self) -> bool:
         """Whether the path still names this directory. Raises `TierFailed`, `OutOfSpace` where nobody can say."""
         with translated(str(self.path), "look at the cache directory"):
             try:
@@ -46,7 +46,7 @@ class Directory:
 
     def check(self) -> None:
         """Raises `TierFailed` where the path names another directory by now, or none."""
-        if not self.here():
+        if not self.in_place():
             raise TierFailed(
                 f"{_home(self.path)} is not the directory that this daemon locked: it was removed, moved, or another"
                 " disk was mounted or unmounted there"
@@ -95,14 +95,14 @@ def lock_directory(
     return found
 
 
-def shelves(root: Path) -> Iterator[Path]:
+def extent_folders(root: Path) -> Iterator[Path]:
     """The folders of extents, by the first byte of their ids."""
     return (root / "extents" / f"{number:02x}" for number in range(256))
 
 
 def lay_out(root: Path, sync: Sync) -> None:
     """Make what folders are missing, durably. Raises OSError."""
-    for folder in (root, root / "extents", *shelves(root), root / "tmp"):
+    for folder in (root, root / "extents", *extent_folders(root), root / "tmp"):
         _make(folder)
     for directory in (root / "extents", root, root / "..", root / "../.."):
         sync_directory(directory, sync)

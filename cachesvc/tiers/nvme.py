@@ -22,8 +22,8 @@ from typing import TypeVar
 from cachesvc.core.errors import CacheError, TierFailed
 from cachesvc.core.model import ExtentId, TierName
 from cachesvc.tiers import footer
-from cachesvc.tiers.directory import Directory, Sync, lay_out, lock_directory, shelves, sync_directory
-from cachesvc.tiers.failures import translated
+from cachesvc.tiers.directory import Directory, Sync, extent_folders, lay_out, lock_directory, sync_directory
+from cachesvc.tiers.os_errors import translated
 from cachesvc.tiers.probe import Room, probe
 from cachesvc.tiers.tier import Checksums
 
@@ -32,7 +32,7 @@ _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 """Without the last one, opening a pipe of an extent's name would wait for its writer; files do not care."""
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _FILE_MODE = 0o400  # readers get read-only descriptors and cannot open a writable one from them
-_BELIEVED_BYTES = 1 << 30
+_TRUSTED_BYTES = 1 << 30
 """What a name says of an extent up to this size is believed at a start; of few larger ones, their file is asked."""
 
 
@@ -59,9 +59,9 @@ class NvmeTier:
         self._filling: dict[ExtentId, int] = {}
         self._held: dict[ExtentId, Checksums] = {}
         """Keys of `_filling` that stay uncommitted: a start removes their files, like all that was not committed."""
-        self._left: dict[str, None] = {}
+        self._unremoved: dict[str, None] = {}
         """Files that the disk would not remove: tried again, one at each reservation and eviction."""
-        self._handover = threading.Lock()  # a commit's last step against open and abort
+        self._commit_lock = threading.Lock()  # a commit's last step against open and abort
 
     def reserve(self, extent: ExtentId, size_bytes: int) -> int:
         """A read-write descriptor of a temporary file with `size_bytes` allocated; the caller closes it.
@@ -70,10 +70,10 @@ class NvmeTier:
         """
         assert extent not in self._filling, "reserved twice"
         path = self._temporary(extent)
-        self._remove_left()
+        self._retry_removal()
         with translated(self._where, "reserve space"):
             self._remove(path)  # a new file, never one that a stuck filler may still write to
-            own = self._in_folders(partial(os.open, path, _NEW, _FILE_MODE))
+            own = self._with_folders(partial(os.open, path, _NEW, _FILE_MODE))
             try:
                 os.posix_fallocate(own, 0, size_bytes + footer.footer_bytes(size_bytes))
                 given = os.dup(own)
@@ -83,7 +83,7 @@ class NvmeTier:
                 raise
         self._filling[extent] = own
         self._sizes[extent] = size_bytes
-        self._left.pop(self._final(extent), None)  # from here on what is there is this one
+        self._unremoved.pop(self._final(extent), None)  # from here on what is there is this one
         return given
 
     def commit(self, extent: ExtentId, checksums: Checksums) -> None:
@@ -100,9 +100,9 @@ class NvmeTier:
                 raise TierFailed(f"{self._where}: extent {extent.hex()} changed its size while it was filled")
             footer.write(own, extent, checksums)
             self._sync(own)
-            self._in_folders(partial(os.rename, self._temporary(extent), final))
+            self._with_folders(partial(os.rename, self._temporary(extent), final))
             sync_directory(os.path.dirname(final), self._sync)
-        with self._handover, suppress(OSError):  # all of it is durable
+        with self._commit_lock, suppress(OSError):  # all of it is durable
             os.close(self._filling.pop(extent))
 
     def hold(self, extent: ExtentId, checksums: Checksums) -> None:
@@ -113,7 +113,7 @@ class NvmeTier:
 
     def abort(self, extent: ExtentId) -> None:
         """Forget a reservation or a commit that failed; unknown extents are ignored. Not during a commit."""
-        with self._handover:
+        with self._commit_lock:
             own = self._filling.pop(extent, None)
             self._held.pop(extent, None)
         if own is None:
@@ -129,7 +129,7 @@ class NvmeTier:
 
         Raises `TierFailed` when the file is gone, `CorruptData` when its footer is damaged.
         """
-        with self._handover, translated(self._where, "open an extent"):
+        with self._commit_lock, translated(self._where, "open an extent"):
             own = self._filling.get(extent)
             if own is not None:  # the descriptor survives the rename
                 held = self._held.get(extent)
@@ -152,14 +152,14 @@ class NvmeTier:
         self.abort(extent)
         if extent not in self._sizes:
             return
-        self._remove_left()
+        self._retry_removal()
         path = self._final(extent)
         del self._sizes[extent]
         with translated(self._where, "remove an extent"):
             self._remove(path)
 
-    def recover(self, heard: Callable[[], None] = lambda: None) -> dict[ExtentId, int]:
-        """Every committed extent and its size in bytes, once garbage is dropped; `heard` is called each time that the
+    def recover(self, progress: Callable[[], None] = lambda: None) -> dict[ExtentId, int]:
+        """Every committed extent and its size in bytes, once garbage is dropped; `progress` is called each time that the
         disk has answered.
 
         The names are all that is read, so that a million extents take seconds: verify each before its first
@@ -168,10 +168,10 @@ class NvmeTier:
         with translated(self._where, "recover"):
             for name in os.listdir(self._root / "tmp"):
                 _remove(self._root / "tmp" / name)
-                heard()
-            for shelf in shelves(self._root):
-                self._sizes.update(_named(shelf))
-                heard()
+                progress()
+            for folder in extent_folders(self._root):
+                self._sizes.update(_extents_in(folder))
+                progress()
         return dict(self._sizes)
 
     def probe(self, thorough: bool, sync: bool = True) -> Room:
@@ -190,25 +190,25 @@ class NvmeTier:
         self.directory.close()
 
     def _remove(self, path: str) -> None:
-        """Raises OSError; the file, which nothing counts, is then `_left`."""
-        self._left.pop(path, None)
+        """Raises OSError; the file, which nothing counts, is then `_unremoved`."""
+        self._unremoved.pop(path, None)
         try:
             os.unlink(path)
         except FileNotFoundError:
             pass
         except OSError:
-            self._left[path] = None
+            self._unremoved[path] = None
             raise
 
     def _remove_quietly(self, path: str) -> None:
         with suppress(OSError):
             self._remove(path)
 
-    def _remove_left(self) -> None:
-        for path in tuple(self._left)[:1]:
+    def _retry_removal(self) -> None:
+        for path in tuple(self._unremoved)[:1]:
             self._remove_quietly(path)
 
-    def _in_folders(self, call: Callable[[], _T]) -> _T:
+    def _with_folders(self, call: Callable[[], _T]) -> _T:
         """The result of a call, which is made again where somebody had removed our folders: else nothing could be
         kept until the next start. What was in them is found missing when it is opened."""
         try:
@@ -241,26 +241,26 @@ def open_nvme(
     return NvmeTier(name, lock_directory(directory, sync, locks, mounted), sync)
 
 
-def _named(shelf: Path) -> Iterator[tuple[ExtentId, int]]:
+def _extents_in(folder: Path) -> Iterator[tuple[ExtentId, int]]:
     """The extents that the names of a directory's files say; other files are removed."""
     sizes: dict[str, int] = {}  # few differ: each is read once, and one number kept of it
-    for name in os.listdir(shelf):
+    for name in os.listdir(folder):
         text, size = name[:32], name[32:]
         try:
             size_bytes = sizes.get(size)
             if size_bytes is None:
-                size_bytes = sizes[size] = _suffix(size)
+                size_bytes = sizes[size] = _size_of(size)
             extent = ExtentId(bytes.fromhex(text))
         except ValueError:
             extent, size_bytes = ExtentId(b""), 0
-        named = extent.hex() == text and len(text) == 32 and text[:2] == shelf.name
-        if named and (size_bytes <= _BELIEVED_BYTES or _holds(shelf / name, size_bytes)):
+        named = extent.hex() == text and len(text) == 32 and text[:2] == folder.name
+        if named and (size_bytes <= _TRUSTED_BYTES or _has_size(folder / name, size_bytes)):
             yield extent, size_bytes
         else:
-            _remove(shelf / name)
+            _remove(folder / name)
 
 
-def _suffix(text: str) -> int:
+def _size_of(text: str) -> int:
     """The size in a name's end. Raises ValueError for any end that `NvmeTier` does not write."""
     size_bytes = int(text[1:])
     if text != f".{size_bytes}" or size_bytes < 0:
@@ -268,7 +268,7 @@ def _suffix(text: str) -> int:
     return size_bytes
 
 
-def _holds(path: Path, size_bytes: int) -> bool:
+def _has_size(path: Path, size_bytes: int) -> bool:
     """Whether a file is as long as one of such an extent."""
     return os.lstat(path).st_size == size_bytes + footer.footer_bytes(size_bytes)
 

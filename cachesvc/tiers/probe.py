@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cachesvc.core.errors import OutOfSpace, TierFailed
-from cachesvc.tiers.failures import translated
+from cachesvc.tiers.os_errors import translated
 
 _BYTES = 4096
 _PATTERN = b"cachesvc" * (_BYTES // 8)
@@ -43,7 +43,7 @@ def probe(directory: Path, where: str, thorough: bool, sync: bool = True) -> Roo
             if thorough and sync:
                 _write(directory)
             elif thorough:
-                scribble(directory)
+                write_and_remove(directory)
             if _read(directory / "probe") != _PATTERN:
                 raise TierFailed(f"{where}: what was written there reads differently; replace the disk")
             return room(directory)
@@ -61,7 +61,7 @@ def _write(directory: Path) -> None:
     os.rename(directory / "probe.new", directory / "probe")
 
 
-def scribble(directory: Path) -> None:
+def write_and_remove(directory: Path) -> None:
     """What a fill asks of a disk, but for the bytes and the wait for them. Raises OSError."""
     _new(directory, lambda _: None)
     os.rename(directory / "probe.new", directory / "probe.gone")

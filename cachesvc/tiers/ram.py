@@ -13,7 +13,7 @@ import os
 
 from cachesvc.core.errors import OutOfSpace, TierFailed
 from cachesvc.core.model import RAM, ExtentId, TierName
-from cachesvc.tiers.failures import tier_error, translated
+from cachesvc.tiers.os_errors import tier_error, translated
 from cachesvc.tiers.tier import Checksums
 
 _NOEXEC_SEAL = 0x0008  # MFD_NOEXEC_SEAL, Linux 6.3; Python names it from 3.13

@@ -55,7 +55,7 @@ class Tier(Protocol):
 
 
 @runtime_checkable
-class Recovering(Protocol):
+class PersistentTier(Protocol):
     """A tier that survives the daemon."""
 
     def hold(self, extent: ExtentId, checksums: Checksums) -> None:

@@ -14,10 +14,10 @@ import pytest
 
 from cachesvc.core.errors import InvalidInput, NotAllowed, NotFound, SourceChanged, SourceUnavailable
 from cachesvc.core.model import ObjectVersion
-from cachesvc.sources.attributes import fresh
+from cachesvc.sources.file_attributes import stat_from_server
 from cachesvc.sources.files import FilesSource
 from cachesvc.sources.resilient import Resilience, Resilient
-from cachesvc.sources.watched import HUNG_S, Calls, Watched
+from cachesvc.sources.watched import HUNG_S, CallWatch, WatchedSource
 from tests.support.faults.fuse import FaultyMount, File
 from tests.support.users import ALICE, as_root, as_user
 
@@ -40,7 +40,7 @@ def read(source: FilesSource | Resilient, version: ObjectVersion) -> bytes:
 def test_attributes_from_the_server_are_those_of_fstat(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(DATA)
     with open(tmp_path / "x", "rb") as file:
-        ours, theirs = fresh(file.fileno()), os.fstat(file.fileno())
+        ours, theirs = stat_from_server(file.fileno()), os.fstat(file.fileno())
     for name in ("st_mode", "st_size", "st_mtime_ns", "st_ctime_ns"):
         assert getattr(ours, name) == getattr(theirs, name)
 
@@ -143,18 +143,18 @@ def test_a_link_out_of_the_root_is_refused_also_when_it_came_later(tmp_path: Pat
 
 def test_a_call_that_takes_too_long_is_named() -> None:
     now = [0.0]
-    calls = Calls(lambda: now[0])
-    with calls.of("file:///slow"):
+    calls = CallWatch(lambda: now[0])
+    with calls.watching("file:///slow"):
         now[0] = 29
-        assert calls.hung() == ""
+        assert calls.hung_uri() == ""
         now[0] = 31
-        assert calls.hung() == "file:///slow"
-        calls.alive()
-        assert calls.hung() == "", "it takes long, but comes along"
+        assert calls.hung_uri() == "file:///slow"
+        calls.heartbeat()
+        assert calls.hung_uri() == "", "it takes long, but comes along"
         now[0] = 62
-        assert calls.hung() == "file:///slow"
-    calls.alive()
-    assert calls.hung() == ""
+        assert calls.hung_uri() == "file:///slow"
+    calls.heartbeat()
+    assert calls.hung_uri() == ""
 
 
 def test_a_process_that_was_stopped_itself_blames_no_mount() -> None:
@@ -163,11 +163,11 @@ def test_a_process_that_was_stopped_itself_blames_no_mount() -> None:
     def sleep(seconds: float) -> None:
         now[0] += seconds + late_s
 
-    calls, late_s = Calls(lambda: now[0]), 40.0
-    with calls.of("file:///x"):
-        assert calls.look(1.0, sleep) == ""
-        assert calls.look(HUNG_S - 2.0, sleep) == ""
-        assert calls.look(2.0, sleep) == "file:///x", "it had as long as ever while the process ran"
+    calls, late_s = CallWatch(lambda: now[0]), 40.0
+    with calls.watching("file:///x"):
+        assert calls.hung_after(1.0, sleep) == ""
+        assert calls.hung_after(HUNG_S - 2.0, sleep) == ""
+        assert calls.hung_after(2.0, sleep) == "file:///x", "it had as long as ever while the process ran"
 
 
 def test_a_listing_says_that_it_comes_along(tmp_path: Path) -> None:
@@ -175,15 +175,15 @@ def test_a_listing_says_that_it_comes_along(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "x").write_bytes(DATA)
     steps = []
-    source = FilesSource(alive=lambda: steps.append(""))
+    source = FilesSource(heartbeat=lambda: steps.append(""))
     assert len(list(source.list(f"file://{tmp_path}/"))) == 3
     assert len(steps) == 4 + 6  # folders, and what is in them
 
 
 def test_a_watched_source_is_the_source(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(DATA)
-    calls = Calls()
-    watched = Watched(FilesSource(), calls)
+    calls = CallWatch()
+    watched = WatchedSource(FilesSource(), calls)
     (version,) = watched.list(f"file://{tmp_path}/")
     assert watched.head(version.uri) == version
     into = bytearray(len(DATA))
@@ -255,7 +255,7 @@ def test_a_folder_that_holds_no_data_by_its_name_is_not_walked(tmp_path: Path, n
             (folder / str(number)).write_bytes(b"x")
     (tmp_path / "d/a").write_bytes(b"x")
     steps: list[None] = []
-    found = [each.uri for each in FilesSource(alive=lambda: steps.append(None)).list(str(tmp_path))]
+    found = [each.uri for each in FilesSource(heartbeat=lambda: steps.append(None)).list(str(tmp_path))]
     assert found == [f"file://{tmp_path}/d/a"]
     assert len(steps) < 10
     assert len(list(FilesSource().list(f"{tmp_path}/{name}"))) == 50, "the folder that is asked for is"

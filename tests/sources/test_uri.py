@@ -132,7 +132,7 @@ def test_braces_that_spell_a_way_out_are_refused_whatever_is_there(tmp_path: Pat
         said = []
         for typed in (out, out.replace("x", "none")):
             with pytest.raises(InvalidInput) as caught:
-                Sources(SourceSettings()).spelled_out([allowlist([head]).check(head + typed)])
+                Sources(SourceSettings()).expand([allowlist([head]).check(head + typed)])
             said.append(str(caught.value).replace("none", "x"))
         assert said[0] == said[1]
         assert "nobody reads" not in said[0]
@@ -145,7 +145,7 @@ def test_a_glob_leaves_out_what_the_folder_does(tmp_path: Path, pattern: str, ot
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
     sources = Sources(SourceSettings())
-    uris = sources.spelled_out([f"{tmp_path}/{pattern}"])
+    uris = sources.expand([f"{tmp_path}/{pattern}"])
     assert [uri.rpartition("/")[2] for uri in uris] == ["a.jpg", "b.jpg"]
     assert len(survey(uris, Options(), sources).entries) == 2
 

@@ -16,7 +16,7 @@ import pytest
 
 from cachesvc.core.errors import CorruptData
 from cachesvc.core.model import ExtentId, TierName
-from cachesvc.tiers.checksum import Passing, verify
+from cachesvc.tiers.checksum import StreamedChecksums, verify
 from cachesvc.tiers.nvme import NvmeTier, open_nvme
 from tests.support.faults.power_cuts import Cut, Durable
 
@@ -36,7 +36,7 @@ def extent(number: int) -> ExtentId:
 def put(tier: NvmeTier, number: int) -> None:
     fd = tier.reserve(extent(number), SIZE)
     os.pwrite(fd, content(number), 0)
-    checksums = Passing(SIZE).checksums(fd)
+    checksums = StreamedChecksums(SIZE).checksums(fd)
     os.close(fd)
     tier.commit(extent(number), checksums)
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from cachesvc.core.errors import CorruptData, InvalidInput, OutOfSpace, TierFailed
 from cachesvc.core.model import ExtentId
 from cachesvc.tiers import footer
-from cachesvc.tiers.checksum import Passing, verify
+from cachesvc.tiers.checksum import StreamedChecksums, verify
 from cachesvc.tiers.nvme import NvmeTier, open_nvme
 from tests.support.nvme import NAME, extent, files, put
 
@@ -69,7 +69,7 @@ def test_an_extent_is_readable_before_its_commit_and_through_it(tmp_path: Path) 
     assert checksums is None
     with pytest.raises(OSError):
         os.pwrite(reader, b"x", 0)
-    tier.commit(extent(1), Passing(4).checksums(writer))
+    tier.commit(extent(1), StreamedChecksums(4).checksums(writer))
     tier.evict(extent(1))
     assert os.pread(reader, 4, 0) == b"data"
     os.close(writer)
@@ -125,7 +125,7 @@ def test_folders_that_somebody_removed_are_made_again(tmp_path: Path, removed: s
     writer = tier.reserve(extent(3), 5)
     os.pwrite(writer, b"three", 0)
     shutil.rmtree(tmp_path / "cachesvc" / "v1/extents")
-    tier.commit(extent(3), Passing(5).checksums(writer))
+    tier.commit(extent(3), StreamedChecksums(5).checksums(writer))
     os.close(writer)
     shutil.rmtree(tmp_path / "cachesvc" / "v1")
     tier.probe(thorough=True)
@@ -166,7 +166,7 @@ def test_a_footer_that_is_written_in_part_is_no_commit(tmp_path: Path) -> None:
     tier = open_nvme(NAME, tmp_path)
     fd = tier.reserve(extent(1), 4)
     os.pwrite(fd, b"data", 0)
-    checksums = Passing(4).checksums(fd)
+    checksums = StreamedChecksums(4).checksums(fd)
     os.close(fd)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4 + 10, limits[1]))
@@ -289,7 +289,7 @@ CHILD = """
 import os, signal, sys
 from pathlib import Path
 from cachesvc.core.model import ExtentId, TierName
-from cachesvc.tiers.checksum import Passing
+from cachesvc.tiers.checksum import StreamedChecksums
 from cachesvc.tiers.nvme import open_nvme
 
 def play(directory, die_at):
@@ -298,7 +298,7 @@ def play(directory, die_at):
     def fill(number):
         fd = tier.reserve(ExtentId(bytes([number]) * 16), 5000)
         os.pwrite(fd, bytes([number]) * 5000, 0)
-        sums = Passing(5000).checksums(fd)
+        sums = StreamedChecksums(5000).checksums(fd)
         os.close(fd)
         return sums
     tier.commit(ExtentId(bytes([1]) * 16), fill(1))

@@ -15,7 +15,7 @@ from cachesvc.core.errors import CacheError, TierFailed
 from cachesvc.core.model import TierName
 from cachesvc.daemon.disks.renewal import Disk
 from cachesvc.daemon.loop.lanes import Lane
-from cachesvc.tiers.failures import translated
+from cachesvc.tiers.os_errors import translated
 
 SILENT_S = 5.0
 """A disk of which nothing is heard for so long is not waited for; a million extents are listed in 256 answers."""

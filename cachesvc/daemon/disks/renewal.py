@@ -23,9 +23,9 @@ from pathlib import Path
 
 from cachesvc.core.errors import CacheError, OutOfSpace
 from cachesvc.core.model import ExtentId, TierName
-from cachesvc.tiers.failures import translated
 from cachesvc.tiers.nvme import NvmeTier, open_nvme
-from cachesvc.tiers.probe import Room, room, scribble
+from cachesvc.tiers.os_errors import translated
+from cachesvc.tiers.probe import Room, room, write_and_remove
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Disk:
     def open(self, heard: Callable[[], None] = lambda: None) -> Successor:
         """The directory that the path names now, locked, laid out and listed. `heard` is called each time that the disk
         has answered. Raises any `CacheError`."""
-        if self._next is not None and self._next.tier.directory.here():
+        if self._next is not None and self._next.tier.directory.in_place():
             return self._next
         self._give_up()
         tier = open_nvme(self.name, self.path, locks=self._told_locks, mounted=self.mounted)
@@ -73,7 +73,7 @@ class Disk:
         try:
             extents = tier.recover(heard)
             with suppress(OutOfSpace), translated(str(self.path), "write to the cache directory"):
-                scribble(tier.directory.root)
+                write_and_remove(tier.directory.root)
             with translated(str(self.path), "measure the room"):
                 found = Successor(tier, extents, room(tier.directory.root))
         except CacheError:
@@ -97,7 +97,7 @@ class Disk:
             try:
                 found = self.tier.probe(thorough=True)
             except CacheError:
-                if self.tier.directory.here():
+                if self.tier.directory.in_place():
                     raise
             else:
                 self._give_up()

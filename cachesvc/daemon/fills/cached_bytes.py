@@ -16,7 +16,7 @@ from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.protocol import Refused
 from cachesvc.core.model import Extent
 from cachesvc.core.order.epoch_order import Plan
-from cachesvc.sources.watched import Calls
+from cachesvc.sources.watched import CallWatch
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class CachedBytes:
     `calls`, since a disk may hang in one."""
 
     def __init__(
-        self, socket_dir: str, catalogs: str, survey: Survey, direct: ExtentBytes, calls: Calls
+        self, socket_dir: str, catalogs: str, survey: Survey, direct: ExtentBytes, calls: CallWatch
     ) -> None:
         self._socket_dir = socket_dir
         self._catalogs = catalogs
@@ -65,7 +65,7 @@ class CachedBytes:
             self._take(extent)
         if self._fd >= 0:
             try:
-                with self._calls.of(f"the cached copy of a part of {self._survey.uri}"):
+                with self._calls.watching(f"the cached copy of a part of {self._survey.uri}"):
                     return os.pread(self._fd, length, offset)
             except OSError as error:
                 log.warning("a copy cannot be read", extra={"error": error.strerror})

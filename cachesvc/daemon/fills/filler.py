@@ -39,13 +39,13 @@ from cachesvc.daemon.processes.logs import configure_logging
 from cachesvc.daemon.processes.malloc import release_free_memory
 from cachesvc.daemon.processes.nice import run_in_background
 from cachesvc.daemon.processes.threads import Threads
-from cachesvc.sources.fetch import Fetcher, written
+from cachesvc.sources.fetch import Fetcher, encode_missing
 from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.sources.resilient import SourceCounters
-from cachesvc.sources.watched import HUNG_S, Calls
-from cachesvc.tiers.checksum import Passing, verify
-from cachesvc.tiers.failures import translated
-from cachesvc.tiers.huge import in_huge_pages, in_memory
+from cachesvc.sources.watched import HUNG_S, CallWatch
+from cachesvc.tiers.checksum import StreamedChecksums, verify
+from cachesvc.tiers.huge_pages import is_memfd, use_huge_pages
+from cachesvc.tiers.os_errors import translated
 from cachesvc.tiers.tier import Checksums
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class Filler:
     ) -> None:
         self._channel = channel
         self._settings = settings
-        self._calls = Calls()
+        self._calls = CallWatch()
         self._unanswered: dict[int, jobs.Job] = {}
         self._unanswered_lock = threading.Lock()
         self._sources = Sources(
@@ -143,11 +143,11 @@ class Filler:
 
     def _watch(self) -> None:
         told, idle_s = SourceCounters(), 0.0
-        while not (uri := self._calls.look(WATCH_S)):
+        while not (uri := self._calls.hung_after(WATCH_S)):
             idle_s = 0.0 if self._unanswered else idle_s + WATCH_S
             if idle_s == IDLE_S:
                 release_free_memory()
-            if (asked := self._sources.asked()) != told:
+            if (asked := self._sources.counters()) != told:
                 with suppress(OSError):  # the daemon's end, and ours
                     jobs.send(self._channel, jobs.Asked(**asdict(asked - told)))
                 told = asked
@@ -163,11 +163,11 @@ class Filler:
     def _fill(self, job: jobs.Fill, target: int, catalog: int) -> jobs.Done:
         dataset = self._catalog(job.dataset, catalog)
         extent = dataset.extent(job.index)
-        if in_memory(target):
-            in_huge_pages(target, extent.size_bytes)
+        if is_memfd(target):
+            use_huge_pages(target, extent.size_bytes)
         if had := self._peers.fill(extent.id, extent.size_bytes, target):
             return jobs.Done(job.number, digests=jobs.pack_digests(had), peer_bytes=extent.size_bytes)
-        passing = Passing(extent.size_bytes)
+        passing = StreamedChecksums(extent.size_bytes)
         missing = self._fetcher.fetch(extent, target, passing.add)
         if isinstance(dataset.layout, Indirect):  # what is compressed could not be asked before
             with translated("tier", "read an extent"):
@@ -181,11 +181,11 @@ class Filler:
         message = (
             f"{len(missing)} of {len(extent.pieces)} objects of an extent are missing, the first: {first}"
         )
-        return replace(done, holes=written(missing), message=message[:MOST_SAID], hole_code=first.code)
+        return replace(done, holes=encode_missing(missing), message=message[:MOST_SAID], hole_code=first.code)
 
     def _copy(self, job: jobs.Copy, target: int, origin: int) -> jobs.Done:
-        if in_memory(target):
-            in_huge_pages(target, job.size_bytes)
+        if is_memfd(target):
+            use_huge_pages(target, job.size_bytes)
         offset = 0
         while offset < job.size_bytes:
             with translated("tier", "copy an extent"):
@@ -206,7 +206,7 @@ class Filler:
         if job.refresh:
             for uri in job.uris:
                 self._sources.forget(uri)
-        uris = self._sources.spelled_out(job.uris)
+        uris = self._sources.expand(job.uris)
         found = survey(uris, Options(**job.options), self._sources)  # type: ignore[arg-type]
         path = f"{job.catalogs}/{found.id}.lmdb"
         with self._one_build(found.id):

@@ -22,7 +22,7 @@ from cachesvc.daemon.fills.missing_objects import Lack, Lacking
 from cachesvc.daemon.fills.pool import Fillers
 from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.daemon.processes import jobs
-from cachesvc.tiers.tier import Checksums, Recovering, Tier
+from cachesvc.tiers.tier import Checksums, PersistentTier, Tier
 
 log = logging.getLogger(__name__)
 _Key = tuple[ExtentId, TierName]
@@ -189,7 +189,7 @@ class Fills:
         checksums = Checksums(size_bytes, jobs.unpack_digests(answer.digests))
         tier, lack = self._tiers[command.tier], self._lack(command, answer)
         self._lacking.filled(command.extent, command.tier, lack)
-        if not isinstance(tier, Recovering):
+        if not isinstance(tier, PersistentTier):
             # RAM: sealing is what makes it safe to grant, and takes microseconds.
             self._lanes[command.tier].submit(
                 lambda: tier.commit(command.extent, checksums),

@@ -27,17 +27,17 @@ class Leaf:
 
 
 @dataclass(slots=True)
-class LeftOut:
+class UnreadColumns:
     """Columns of types that are not read, in words, and how many columns there are in all."""
 
     names: list[str]
     columns: int
 
 
-def leaves_of(arrow: Any, schema: Any) -> tuple[list[Leaf], LeftOut]:
+def leaves_of(arrow: Any, schema: Any) -> tuple[list[Leaf], UnreadColumns]:
     """Columns as they lie in the file: those of nested types one after the other, depth first."""
     found: list[Leaf] = []
-    left_out = LeftOut([], 0)
+    unread = UnreadColumns([], 0)
 
     def walk(name: str, kind: Any) -> None:
         if arrow.types.is_struct(kind):
@@ -47,14 +47,14 @@ def leaves_of(arrow: Any, schema: Any) -> tuple[list[Leaf], LeftOut]:
         width, items, encoding = _kind(arrow, _storage(arrow, kind))
         if encoding:
             encoding += _shape(arrow, kind)
-            found.append(Leaf(name, encoding, left_out.columns, width, items))
+            found.append(Leaf(name, encoding, unread.columns, width, items))
         else:
-            left_out.names.append(f"{name} ({kind})")
-        left_out.columns += _columns(arrow, kind)
+            unread.names.append(f"{name} ({kind})")
+        unread.columns += _columns(arrow, kind)
 
     for field in schema:
         walk(field.name, field.type)
-    return found, left_out
+    return found, unread
 
 
 def _storage(arrow: Any, kind: Any) -> Any:

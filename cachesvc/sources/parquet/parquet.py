@@ -63,9 +63,9 @@ class Footer:
         with self._readable():
             probe = parquet.ParquetFile(self._arrow.BufferReader(self._arrow.py_buffer(data)))
             self._metadata = probe.metadata
-            self.leaves, self.left_out = leaves_of(self._arrow, probe.schema_arrow)
+            self.leaves, self.unread = leaves_of(self._arrow, probe.schema_arrow)
             columns = self._metadata.num_columns
-        if columns != self.left_out.columns or len({leaf.name for leaf in self.leaves}) < len(self.leaves):
+        if columns != self.unread.columns or len({leaf.name for leaf in self.leaves}) < len(self.leaves):
             raise InvalidInput(f"{uri} has columns of the same name, or not those that its schema tells")
         self._files: dict[bool, Any] = {}
 
@@ -97,7 +97,7 @@ class Footer:
         """Return the rows and the column chunks of a row group."""
         with self._readable():
             group = self._metadata.row_group(number)
-            if group.num_columns != self.left_out.columns:
+            if group.num_columns != self.unread.columns:
                 raise ValueError(f"row group {number} has other columns than the schema")
             return count(group.num_rows), [
                 ColumnChunk.of(group.column(at)) for at in range(group.num_columns)

@@ -74,7 +74,7 @@ _UNTRUSTED = re.compile(r"(?:certificate verify failed: |(?=hostname ))(.*?)(?: 
 CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or give the node a role"
 
 
-def of_answer(status: str, code: str, uri: str, headers: dict[str, str]) -> CacheError:
+def from_response(status: str, code: str, uri: str, headers: dict[str, str]) -> CacheError:
     """An answer of this status, with this code in its body."""
     said = f"{status} {code}".strip()
     if status == "407":
@@ -109,7 +109,7 @@ def _is_final(status: str, code: str) -> bool:
     return bool(code) and named and (status in ("400", "405", "422") or code == "NotImplemented")
 
 
-def of_botocore(error: Exception, uri: str) -> CacheError:
+def from_botocore(error: Exception, uri: str) -> CacheError:
     """What botocore itself has to say about LIST and HEAD, as our errors."""
     if isinstance(error, _NO_CREDENTIALS):
         return NotAllowed(f"{uri}: no S3 credentials: {CREDENTIALS}")
@@ -119,19 +119,21 @@ def of_botocore(error: Exception, uri: str) -> CacheError:
         return unknown_to_proxy(uri, "https")
     if isinstance(error, botocore.exceptions.ParamValidationError):
         return InvalidInput(f"{uri}: not a valid bucket or key; write s3://bucket/key")
-    if shown(error) is None:
+    if without_secrets(error) is None:
         inner = error.kwargs["error"]  # type: ignore[attr-defined]
-        said = line(inner) if isinstance(inner, OSError) else type(inner).__name__
+        said = one_line(inner) if isinstance(inner, OSError) else type(inner).__name__
         return SourceUnavailable(f"{uri}: the request cannot be sent ({said})")
-    return SourceUnavailable(f"{uri}: {line(error)}; check the endpoint (AWS_ENDPOINT_URL) and the network")
+    return SourceUnavailable(
+        f"{uri}: {one_line(error)}; check the endpoint (AWS_ENDPOINT_URL) and the network"
+    )
 
 
-def shown(error: Exception) -> Exception | None:
+def without_secrets(error: Exception) -> Exception | None:
     """The error, where a traceback may show it; None for what may quote a header, with keys and signature."""
     return None if type(error) is botocore.exceptions.HTTPClientError else error
 
 
-def line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """Its words, in one line; without what botocore quotes of an endpoint that is no URL, or of a program that should have
     printed keys."""
     kwargs = getattr(error, "kwargs", {})

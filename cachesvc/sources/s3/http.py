@@ -38,16 +38,16 @@ _NUMBER = re.compile("[0-9]{1,18}")
 _HEX = re.compile(b"[0-9a-fA-F]{1,15}")
 
 
-class Hangup(SourceUnavailable):
+class ConnectionClosed(SourceUnavailable):
     """The server closed the connection before it said anything: a kept connection had gone stale."""
 
 
-class Unlike(SourceUnavailable):
+class UnexpectedResponse(SourceUnavailable):
     """An answer of another form or length than what was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     """A response head; header names in lower case. `length` is None where the server did not say; a `chunked` body
     says where it ends by itself."""
 
@@ -57,7 +57,7 @@ class Answer:
     chunked: bool
 
 
-class Connection:
+class HttpConnection:
     """One socket; after `ask` the body must be read, or the connection closed."""
 
     def __init__(self, sock: socket.socket, name: str) -> None:
@@ -73,8 +73,8 @@ class Connection:
         self.received_bytes = 0
         """Of bodies, all told."""
 
-    def ask(self, request: bytes) -> Answer:
-        """Send a request head, read the answer's. Raises SourceUnavailable; Hangup when nothing came back."""
+    def ask(self, request: bytes) -> Response:
+        """Send a request head, read the answer's. Raises SourceUnavailable; ConnectionClosed when nothing came back."""
         self._left = 1  # until a whole answer has been read, nothing else may be asked here
         try:
             self._sock.sendall(request)
@@ -82,24 +82,24 @@ class Connection:
         except CacheError:
             raise
         except (BrokenPipeError, ConnectionResetError) as error:
-            raise Hangup(f"{self._name} closed the connection") from error
+            raise ConnectionClosed(f"{self._name} closed the connection") from error
         except OSError as error:
             raise self._unavailable(error) from error
         return self._parse(head)
 
     def read_into(self, into: memoryview) -> None:
         """Fill `into` with the next bytes of the body; with all of one that comes in chunks. Raises SourceUnavailable
-        when it ends early; Unlike for a whole body in chunks of another length."""
+        when it ends early; UnexpectedResponse for a whole body in chunks of another length."""
         if not self._chunked:
             return self._read(into)
         done = 0
         try:
             for size in self._chunk_sizes():
                 if size > len(into) - done:
-                    raise Unlike(f"{self._name} sent more than the {len(into)} bytes asked for")
+                    raise UnexpectedResponse(f"{self._name} sent more than the {len(into)} bytes asked for")
                 self._read(into[done : done + size])
                 done += size
-        except (ValueError, Hangup) as error:
+        except (ValueError, ConnectionClosed) as error:
             raise SourceUnavailable(
                 f"{self._name} cut the answer, or sent chunks that make no sense"
             ) from error
@@ -109,7 +109,7 @@ class Connection:
             raise self._unavailable(error) from error
         if done < len(into):
             self._keep = False
-            raise Unlike(f"{self._name} ended the answer after {done} of {len(into)} bytes")
+            raise UnexpectedResponse(f"{self._name} ended the answer after {done} of {len(into)} bytes")
 
     def _read(self, into: memoryview) -> None:
         done = min(len(self._ahead), len(into))
@@ -133,7 +133,7 @@ class Connection:
             self.received_bytes += got
         self._left -= done
 
-    def read_error(self, answer: Answer) -> bytes:
+    def read_error(self, answer: Response) -> bytes:
         """The body of an error answer, or nothing (and no reuse) when it is long or of unknown length."""
         if self._chunked:
             return self._chunks()
@@ -210,12 +210,12 @@ class Connection:
                 )
             got = _patient(partial(self._sock.recv, _RECV_BYTES))
             if not got:
-                raise Hangup(f"{self._name} closed the connection")
+                raise ConnectionClosed(f"{self._name} closed the connection")
             ahead += got
         self._ahead = ahead[end + len(mark) :]
         return ahead[:end]
 
-    def _parse(self, head: bytes) -> Answer:
+    def _parse(self, head: bytes) -> Response:
         lines = head.decode("latin-1").split("\r\n")
         headers = {name.lower(): value.strip() for name, _, value in (x.partition(":") for x in lines[1:])}
         version, _, rest = lines[0].partition(" ")
@@ -226,7 +226,7 @@ class Connection:
         self._chunked = headers.get("transfer-encoding", "").lower() == "chunked"
         length = None if "transfer-encoding" in headers else length
         self._left = 1 if length is None else length
-        return Answer(status, headers, length, self._chunked)
+        return Response(status, headers, length, self._chunked)
 
     def _unavailable(self, error: OSError) -> SourceUnavailable:
         late = isinstance(error, TimeoutError | BlockingIOError)
@@ -235,7 +235,7 @@ class Connection:
         return SourceUnavailable(f"{self._name} {what}")
 
 
-class Pool:
+class ConnectionPool:
     """Kept connections by (host, port). `tls` verifies servers; None speaks plainly.
 
     With a `proxy` they lead there: TLS goes through it by a tunnel, and what is asked plainly must name its URL in full.
@@ -244,10 +244,10 @@ class Pool:
     def __init__(self, tls: ssl.SSLContext | None, proxy: Proxy | None = None) -> None:
         self._tls = tls
         self._proxy = proxy
-        self._idle: dict[tuple[str, int], list[Connection]] = {}
+        self._idle: dict[tuple[str, int], list[HttpConnection]] = {}
         self._lock = threading.Lock()
 
-    def take(self, host: str, port: int) -> Connection:
+    def take(self, host: str, port: int) -> HttpConnection:
         """A kept connection, the one used last, or a new one. Raises what `connect` raises."""
         with self._lock:
             kept = self._idle.get((host, port))
@@ -255,7 +255,7 @@ class Pool:
                 return kept.pop()
         return self.connect(host, port)
 
-    def connect(self, host: str, port: int) -> Connection:
+    def connect(self, host: str, port: int) -> HttpConnection:
         """A new connection. Raises SourceUnavailable; NotAllowed for a server that is not the one it says."""
         name = f"{host}:{port}" if self._proxy is None else f"{host}:{port} through {self._proxy.name}"
         try:
@@ -265,7 +265,7 @@ class Pool:
                 sock = self._tls.wrap_socket(sock, server_hostname=host)
                 # Python's own: its `ssl` asks on for ever where the kernel's have passed.
                 sock.settimeout(READ_TIMEOUT_S)
-                return Connection(sock, name)
+                return HttpConnection(sock, name)
             # The kernel's: Python's make every read two system calls.
             sock.settimeout(None)
             for option, limit_s in ((socket.SO_RCVTIMEO, RECEIVE_S), (socket.SO_SNDTIMEO, READ_TIMEOUT_S)):
@@ -276,20 +276,20 @@ class Pool:
             raise untrusted(name, error.verify_message) from error
         except OSError as error:
             raise SourceUnavailable(f"cannot connect to {name}: {error}; check the endpoint") from error
-        return Connection(sock, name)
+        return HttpConnection(sock, name)
 
     def _socket(self, host: str, port: int) -> socket.socket:
         if self._proxy is None:
             return socket.create_connection((host, port), CONNECT_TIMEOUT_S)
         sock = self._proxy.connect(CONNECT_TIMEOUT_S)
         if self._tls is not None:
-            status = Connection(sock, self._proxy.name).ask(self._proxy.tunnel(host, port)).status
+            status = HttpConnection(sock, self._proxy.name).ask(self._proxy.tunnel(host, port)).status
             if status // 100 != 2:
                 sock.close()
                 raise _refused(self._proxy, status)
         return sock
 
-    def give(self, host: str, port: int, connection: Connection) -> None:
+    def give(self, host: str, port: int, connection: HttpConnection) -> None:
         """Keep a connection for the next request; closed when it cannot be used or enough are kept."""
         connection.reused = True
         with self._lock:

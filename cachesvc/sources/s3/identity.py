@@ -41,7 +41,7 @@ RENEW_S = 5.0
 """Between two tries to renew: all threads are refused at once, and a metadata service that fails needs no more."""
 
 
-class Identity:
+class AccountIdentity:
     """For many threads. `connect` resolves the chain anew: environment, files, role; (client, credentials)."""
 
     def __init__(
@@ -53,18 +53,18 @@ class Identity:
         self._again_at = 0.0
         self._lock = threading.Lock()
 
-    def frozen(self) -> Any:
+    def signing_keys(self) -> Any:
         """Keys to sign with. While a refresh fails, those of before: they are valid for minutes
         beyond the moment when botocore wants new ones. Raises SourceUnavailable when there are none yet, InvalidInput
         when there are only such as no header can hold."""
         if self._kept is not None and self._clock() < self._again_at:
             return self._kept
         try:
-            self._kept = checked(self._credentials.get_frozen_credentials())
+            self._kept = check_keys(self._credentials.get_frozen_credentials())
         except FAILED as error:
             if self._kept is None and isinstance(error, InvalidInput):
                 raise
-            said = s3_errors.line(error)
+            said = s3_errors.one_line(error)
             if self._kept is None:  # it may work soon
                 raise SourceUnavailable(f"the AWS credentials could not be refreshed: {said}") from error
             log.warning(
@@ -73,7 +73,7 @@ class Identity:
             self._again_at = self._clock() + RENEW_S
         return self._kept
 
-    def renewed(self, refused: Any) -> bool:
+    def renew(self, refused: Any) -> bool:
         """Whether there are other keys than those that the server refused; asks the chain when there are none. Raises
         InvalidInput for keys that no header can hold."""
         with self._lock:
@@ -84,12 +84,12 @@ class Identity:
             self._again_at = self._clock() + RENEW_S
             try:
                 client, credentials = self._connect()
-                kept = credentials and checked(credentials.get_frozen_credentials())
+                kept = credentials and check_keys(credentials.get_frozen_credentials())
             except InvalidInput:
                 raise
             except FAILED as error:
                 log.warning(
-                    "the AWS credentials could not be renewed", extra={"error": s3_errors.line(error)}
+                    "the AWS credentials could not be renewed", extra={"error": s3_errors.one_line(error)}
                 )
                 return False
             if kept in (None, refused):  # None: the chain holds none any more
@@ -110,7 +110,7 @@ class Identity:
         return self._credentials is None
 
 
-def sign_in(endpoint: str, region: str, clock: Callable[[], float]) -> Identity:
+def sign_in(endpoint: str, region: str, clock: Callable[[], float]) -> AccountIdentity:
     """As the arguments say, and where they are empty the AWS environment. Raises NotAllowed without credentials,
     InvalidInput where the environment makes no sense, SourceUnavailable where this process is at a limit."""
     config = Config(
@@ -131,15 +131,15 @@ def sign_in(endpoint: str, region: str, clock: Callable[[], float]) -> Identity:
         return client, session.get_credentials()
 
     try:
-        identity = Identity(connect, clock)
+        identity = AccountIdentity(connect, clock)
         if identity.missing:
             raise NotAllowed(f"no S3 credentials found: {s3_errors.CREDENTIALS}")
         if not identity.refreshable:  # else it may have to ask for them, and waits until they are needed
-            identity.frozen()
+            identity.signing_keys()
     except CacheError:
         raise
     except FAILED as error:
-        raise _unusable(error, setting_of(error)) from error
+        raise _unusable(error, faulty_setting(error)) from error
     if not _is_web(url := identity.client.meta.endpoint_url):
         raise InvalidInput(f"the S3 endpoint {url} is no http:// or https:// address; check AWS_ENDPOINT_URL")
     return identity
@@ -160,7 +160,7 @@ def _session() -> boto3.Session:
     return session
 
 
-def trusted(url: str) -> ssl.SSLContext | None:
+def tls_context(url: str) -> ssl.SSLContext | None:
     """Whoever boto3 trusts to sign for the server of a URL; None where it speaks plainly. Raises InvalidInput for a file
     that holds no certificates, SourceUnavailable where this process is at a limit."""
     if urlsplit(url).scheme != "https":
@@ -181,7 +181,7 @@ def _is_web(url: str) -> bool:
         return False
 
 
-def checked(keys: Any) -> Any:
+def check_keys(keys: Any) -> Any:
     """Of what would end a header, the HTTP library says all of that header. Raises InvalidInput, without what they are."""
     for name, field in _FIELDS.items():
         value = getattr(keys, field)
@@ -194,7 +194,7 @@ def checked(keys: Any) -> Any:
 
 
 def _unusable(error: Exception, setting: str) -> CacheError:
-    said = s3_errors.line(error)
+    said = s3_errors.one_line(error)
     if isinstance(error, OSError) and error.errno in _SHORT and not isinstance(error, ssl.SSLError):
         return SourceUnavailable(
             f"this process is at its limit: {said}; allow it more (LimitNOFILE=, ulimit)"
@@ -202,7 +202,7 @@ def _unusable(error: Exception, setting: str) -> CacheError:
     return InvalidInput(f"the AWS configuration does not work: {said}; check {setting}")
 
 
-def setting_of(error: Exception) -> str:
+def faulty_setting(error: Exception) -> str:
     """What to check where credentials cannot be had: the variable that names the file which cannot be read or run."""
     file = getattr(error, "filename", None)
     found = [name for name, value in os.environ.items() if name.startswith("AWS_") and value == file]

@@ -27,12 +27,18 @@ from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.s3 import errors as s3_errors
 from cachesvc.sources.s3 import etags as tags
 from cachesvc.sources.s3 import listing as s3_listing
-from cachesvc.sources.s3.answers import OtherVersion, verify
-from cachesvc.sources.s3.contradictions import Doubts
 from cachesvc.sources.s3.errors import EXPIRED, FAILED
-from cachesvc.sources.s3.http import Answer, Connection, Hangup, Pool, Unlike
-from cachesvc.sources.s3.identity import Identity, service_data, sign_in, trusted
+from cachesvc.sources.s3.http import (
+    ConnectionClosed,
+    ConnectionPool,
+    HttpConnection,
+    Response,
+    UnexpectedResponse,
+)
+from cachesvc.sources.s3.identity import AccountIdentity, service_data, sign_in, tls_context
+from cachesvc.sources.s3.mismatches import MismatchJudge
 from cachesvc.sources.s3.proxies import proxy_of
+from cachesvc.sources.s3.responses import OtherVersion, verify
 from cachesvc.sources.s3.stated_checksums import StatedChecksums
 from cachesvc.sources.source import Checker
 
@@ -74,23 +80,23 @@ class _Signer:
 class S3Source:
     """A `Source` for one endpoint and one set of credentials."""
 
-    def __init__(self, identity: Identity, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, identity: AccountIdentity, tls: ssl.SSLContext | None) -> None:
         client = identity.client
         self._identity = identity
         self._region: str = client.meta.region_name
         self._endpoint = urlsplit(client.meta.endpoint_url)
         host = self._endpoint.hostname or ""
         self._aws = host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
-        self._stored = host.endswith(".googleapis.com")
+        self._ask_for_stored = host.endswith(".googleapis.com")
         self._if_match = True
-        self._doubts = Doubts(self._asked)
+        self._mismatches = MismatchJudge(self._call)
         style = (client.meta.config.s3 or {}).get("addressing_style")
         self._path_style = style == "path" or not (self._aws or style == "virtual")
         self._regions: dict[str, str] = {}
         self._checksums = StatedChecksums(tags_are_md5=self._aws)
         self._proxy = proxy_of(client.meta.endpoint_url)
-        self._pool = Pool(tls, self._proxy)
-        self._active: dict[int, Connection] = {}
+        self._pool = ConnectionPool(tls, self._proxy)
+        self._active: dict[int, HttpConnection] = {}
         self._lock = threading.Lock()
 
     @property
@@ -102,14 +108,14 @@ class S3Source:
         """Every object below `prefix`, in key order, or the one object of exactly that name."""
         bucket, key = split_uri(prefix, key_needed=False)
         if key and not key.endswith("/"):
-            page = self._asked(prefix, "list_objects_v2", Bucket=bucket, Prefix=key, MaxKeys=1)
+            page = self._call(prefix, "list_objects_v2", Bucket=bucket, Prefix=key, MaxKeys=1)
             first = s3_listing.contents(prefix, page)
             if first and first[0]["Key"] == key:
                 yield _version(bucket, first[0])
                 return
             key += "/"
         found: dict[bytes, ObjectVersion] = {}
-        for row in s3_listing.rows(self._asked, prefix, bucket, key):
+        for row in s3_listing.rows(self._call, prefix, bucket, key):
             if row["Size"] or not row["Key"].endswith("/"):
                 version = _version(bucket, row)
                 if found.setdefault(row["Key"].encode(), version) != version:
@@ -121,23 +127,23 @@ class S3Source:
     def head(self, uri: str) -> ObjectVersion:
         """The object's current version. Raises NotFound, NotAllowed, SourceUnavailable."""
         bucket, key = split_uri(uri)
-        found = self._asked(uri, "head_object", Bucket=bucket, Key=key)
+        found = self._call(uri, "head_object", Bucket=bucket, Key=key)
         return ObjectVersion(uri, found["ContentLength"], found.get("ETag", "").strip('"'))
 
-    def _asked(self, uri: str, operation: str, **arguments: str | int) -> Any:
+    def _call(self, uri: str, operation: str, **arguments: str | int) -> Any:
         """LIST or HEAD through boto3, and once more with new credentials where the old ones have expired."""
-        used = self._identity.frozen()
+        used = self._identity.signing_keys()
         while True:
             try:
                 return getattr(self._identity.client, operation)(**arguments)
             except botocore.exceptions.ClientError as error:
                 code = error.response.get("Error", {}).get("Code", "")  # of a HEAD no body says more
                 expired = code in EXPIRED or (operation == "head_object" and code in ("400", "403"))
-                if used is None or not expired or not self._identity.renewed(used):
+                if used is None or not expired or not self._identity.renew(used):
                     raise self._translated(error, uri) from error
                 used = None
             except FAILED as error:
-                raise self._translated(error, uri) from s3_errors.shown(error)
+                raise self._translated(error, uri) from s3_errors.without_secrets(error)
 
     def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
         """One ranged GET with If-Match; status, Content-Range, length and ETag are checked.
@@ -146,17 +152,17 @@ class S3Source:
         not as it was listed is asked about by a HEAD before anything is said of it."""
         if not len(into):
             return
-        stored = self._stored
+        stored = self._ask_for_stored
         for _ in range(5):  # at most a redirection, a renewal, no If-Match, and one that is decoded
             try:
                 if self._read(version, offset, into, stored):
-                    return self._doubts.settled(version, offset)
-            except Unlike as error:
+                    return self._mismatches.succeeded(version, offset)
+            except UnexpectedResponse as error:
                 if stored:
-                    self._doubts.unlike(version, offset, error)
+                    self._mismatches.judge_form(version, offset, error)
                 stored = True
             except OtherVersion as error:
-                self._doubts.other(version, offset, error)
+                self._mismatches.judge_version(version, offset, error)
                 self._if_match = False
         raise SourceUnavailable(f"{version.uri} is redirected in a circle; set AWS_REGION")
 
@@ -164,7 +170,7 @@ class S3Source:
         """Compare with the checksum or MD5 that a HEAD states; None over TLS. Raises as `head`, and SourceChanged."""
         if self._endpoint.scheme == "https" or not self._checksums.worth_a_head(version):
             return None
-        return partial(self._checksums.check, version, self._doubts.current(version, ChecksumMode="ENABLED"))
+        return partial(self._checksums.check, version, self._mismatches.head(version, ChecksumMode="ENABLED"))
 
     def interrupt(self, thread: int) -> None:
         """Make the read that runs in that thread (`threading.get_ident()`) fail now, if one does."""
@@ -182,13 +188,13 @@ class S3Source:
         """One GET, and once more when a kept connection turns out stale. False: another region, credentials, or a range.
         `stored`: ask a server that decodes for the bytes as they are stored."""
         bucket, key = split_uri(version.uri)
-        signer = _Signer(self._identity.frozen(), self._regions.get(bucket) or self._region)
+        signer = _Signer(self._identity.signing_keys(), self._regions.get(bucket) or self._region)
         target = self._target(bucket, key)
         request = self._signed(target, signer, version, (offset, offset + len(into) - 1), stored)
         connection = self._pool.take(target.host, target.port)
         try:
             return self._exchange(connection, request, signer, version, offset, into)
-        except Hangup:
+        except ConnectionClosed:
             if not connection.reused or connection.interrupted:
                 raise
         finally:
@@ -201,7 +207,7 @@ class S3Source:
 
     def _exchange(
         self,
-        connection: Connection,
+        connection: HttpConnection,
         request: bytes,
         signer: _Signer,
         version: ObjectVersion,
@@ -218,7 +224,7 @@ class S3Source:
             verify(version, offset, len(into), answer)
             connection.read_into(into)
             if b"Accept-Encoding" in request and "content-encoding" in answer.headers:
-                self._stored = True
+                self._ask_for_stored = True
             if len(into) == version.size_bytes:
                 self._checksums.check(version, answer.headers, (into,))
         except CacheError as error:
@@ -230,7 +236,7 @@ class S3Source:
         return True
 
     def _refused(
-        self, version: ObjectVersion, signer: _Signer, answer: Answer, body: bytes, conditional: bool
+        self, version: ObjectVersion, signer: _Signer, answer: Response, body: bytes, conditional: bool
     ) -> bool:
         """False when another region or other credentials, known from here on, may do; raises otherwise."""
         if self._renewed(version, signer, answer, body):
@@ -241,7 +247,7 @@ class S3Source:
             raise seems
         raise self._error(str(answer.status), _code(body), version.uri, answer.headers)
 
-    def _renewed(self, version: ObjectVersion, signer: _Signer, answer: Answer, body: bytes) -> bool:
+    def _renewed(self, version: ObjectVersion, signer: _Signer, answer: Response, body: bytes) -> bool:
         """Whether another region or other credentials are known from here on."""
         bucket, _ = split_uri(version.uri)
         region = answer.headers.get("x-amz-bucket-region", "") if self._aws else ""
@@ -250,19 +256,19 @@ class S3Source:
         if _REGION.fullmatch(region) and region != signer.region:
             self._regions[bucket] = region
             return True
-        return _code(body) in EXPIRED and self._identity.renewed(signer.keys)
+        return _code(body) in EXPIRED and self._identity.renew(signer.keys)
 
     def _error(self, status: str, code: str, uri: str, headers: dict[str, str]) -> CacheError:
         if code in EXPIRED and self._identity.refreshable:
             return SourceUnavailable(f"{uri}: the credentials have expired, and there are no new ones yet")
-        return s3_errors.of_answer(status, code, uri, headers)
+        return s3_errors.from_response(status, code, uri, headers)
 
     def _translated(self, error: Exception, uri: str) -> CacheError:
         if isinstance(error, botocore.exceptions.ClientError):
             meta = error.response.get("ResponseMetadata", {})
             code = error.response.get("Error", {}).get("Code", "")
             return self._error(str(meta.get("HTTPStatusCode", "")), code, uri, meta.get("HTTPHeaders", {}))
-        return s3_errors.of_botocore(error, uri)
+        return s3_errors.from_botocore(error, uri)
 
     def _target(self, bucket: str, key: str) -> _Target:
         scheme, host = self._endpoint.scheme, self._endpoint.hostname or ""
@@ -311,7 +317,7 @@ def open_s3(settings: S3Settings, clock: Callable[[], float] = time.monotonic) -
     """A source from settings and the AWS environment. Raises NotAllowed without credentials, InvalidInput for settings
     that make no sense, SourceUnavailable where this process is at a limit."""
     identity = sign_in(settings.endpoint, settings.region, clock)
-    return S3Source(identity, trusted(identity.client.meta.endpoint_url))
+    return S3Source(identity, tls_context(identity.client.meta.endpoint_url))
 
 
 def prepare_s3() -> None:

@@ -29,9 +29,9 @@ from cachesvc.core.model import RAM, DatasetId, ExtentId, ObjectVersion, Piece, 
 from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import TierSpec
 from cachesvc.daemon.fills.missing_objects import AGAIN_S, Lack, Lacking
-from cachesvc.sources.fetch import Fetcher, written
+from cachesvc.sources.fetch import Fetcher, encode_missing
 from cachesvc.tiers import footer
-from cachesvc.tiers.checksum import Passing
+from cachesvc.tiers.checksum import StreamedChecksums
 from cachesvc.tiers.nvme import open_nvme
 from loader import DataLoader, open_dataset
 from testbed.node import Daemon
@@ -96,7 +96,7 @@ def filled(store: Any, pieces: Sequence[Piece], path: Path, part_bytes: int = 64
     try:
         with open(path, "w+b") as into:
             os.ftruncate(into.fileno(), extent.size_bytes)
-            return written(fetcher.fetch(extent, into.fileno())), into.read()
+            return encode_missing(fetcher.fetch(extent, into.fileno())), into.read()
     finally:
         fetcher.close()
 
@@ -411,7 +411,7 @@ def test_a_file_with_holes_is_kept_for_this_daemon_alone(tmp_path: Path) -> None
     tier = open_nvme(TierName("nvme0"), tmp_path)
     fd = tier.reserve(A, 5)
     os.pwrite(fd, b"bytes", 0)
-    checksums = Passing(5).checksums(fd)
+    checksums = StreamedChecksums(5).checksums(fd)
     os.close(fd)
     tier.hold(A, checksums)
     fd, found = tier.open(A)

@@ -22,8 +22,8 @@ from cachesvc.core.errors import CorruptData, NotAllowed, SourceChanged, SourceU
 from cachesvc.core.model import ObjectVersion, Piece, extent_of
 from cachesvc.sources.fetch import Fetcher
 from cachesvc.sources.resilient import Resilience, Resilient
-from cachesvc.sources.s3.answers import verify
-from cachesvc.sources.s3.http import Connection, wait_s
+from cachesvc.sources.s3.http import HttpConnection, wait_s
+from cachesvc.sources.s3.responses import verify
 from cachesvc.sources.s3.s3 import S3Settings, S3Source, open_s3
 from tests.support.clock import Clock
 from tests.support.faults.fake_s3 import FakeS3, Object, pattern
@@ -261,7 +261,7 @@ def test_chunks_that_make_no_sense_are_the_servers_error_still(body: bytes) -> N
     with ours, theirs:
         theirs.sendall(b"HTTP/1.1 500 Oops\r\nTransfer-Encoding: chunked\r\n\r\n" + body)
         theirs.shutdown(socket.SHUT_WR)
-        connection = Connection(ours, "server:80")
+        connection = HttpConnection(ours, "server:80")
         with suppress(SourceUnavailable):
             assert connection.read_error(connection.ask(b"GET")) in (b"", b"abc")
         assert not connection.clean
@@ -288,7 +288,7 @@ def test_an_object_in_chunks_that_make_no_sense_is_the_servers_error(body: bytes
     with ours, theirs:
         theirs.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + body)
         theirs.shutdown(socket.SHUT_WR)
-        connection = Connection(ours, "server:80")
+        connection = HttpConnection(ours, "server:80")
         assert connection.ask(b"GET").chunked
         with pytest.raises(SourceUnavailable):
             connection.read_into(memoryview(bytearray(5)))
@@ -299,7 +299,7 @@ def test_chunks_that_drip_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 9)
-        connection = Connection(ours, "server:80")
+        connection = HttpConnection(ours, "server:80")
         connection.ask(b"GET")
         monkeypatch.setattr("cachesvc.sources.s3.http.BODY_TIMEOUT_S", -1.0)
         with pytest.raises(SourceUnavailable, match=r"^server:80 sent no whole body in .*: too slow"):
@@ -310,7 +310,7 @@ def test_a_body_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nxx")
-        connection = Connection(ours, "server:80")
+        connection = HttpConnection(ours, "server:80")
         connection.ask(b"GET")
         monkeypatch.setattr("cachesvc.sources.s3.http.BODY_TIMEOUT_S", -1.0)
         with pytest.raises(SourceUnavailable, match=r"^server:80 sent 2 of 9 bytes in .*: too slow"):
@@ -324,7 +324,7 @@ def test_a_head_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
         theirs.sendall(b"HTTP/1.1 200 OK\r\nContent-")
         theirs.shutdown(socket.SHUT_WR)
         with pytest.raises(SourceUnavailable, match="too slow"):
-            Connection(ours, "server:80").ask(b"GET")
+            HttpConnection(ours, "server:80").ask(b"GET")
 
 
 def test_another_request_may_follow_an_error_in_chunks() -> None:
@@ -333,7 +333,7 @@ def test_another_request_may_follow_an_error_in_chunks() -> None:
         theirs.sendall(
             b"HTTP/1.1 500 Oops\r\nTransfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\nA\r\ndefghijklm\r\n0\r\n\r\n"
         )
-        connection = Connection(ours, "server:80")
+        connection = HttpConnection(ours, "server:80")
         assert connection.read_error(connection.ask(b"GET")) == b"abcdefghijklm"
         assert connection.clean
         theirs.sendall(
@@ -489,7 +489,7 @@ def test_numbers_that_are_none_are_the_servers_error(head: str, digits: str) -> 
     with ours, theirs:
         theirs.sendall(head.format(digits).encode("latin-1") + b"\r\n\r\n")
         theirs.shutdown(socket.SHUT_WR)
-        connection = Connection(ours, "server")
+        connection = HttpConnection(ours, "server")
         with suppress(SourceUnavailable):
             answer = connection.ask(b"GET / HTTP/1.1\r\n\r\n")
             if answer.status == 503:

@@ -236,9 +236,9 @@ def test_keys_that_no_header_can_hold_and_botocore_alone_has_seen(
 
 def test_what_a_http_library_says_of_headers_is_not_said_again() -> None:
     error = HTTPClientError(error=ValueError("Invalid header value b'S3CR3T\\n'"))
-    assert "S3CR3T" not in str(s3_errors.of_botocore(error, "s3://bucket/x"))
+    assert "S3CR3T" not in str(s3_errors.from_botocore(error, "s3://bucket/x"))
     error = HTTPClientError(error=OSError(2, "No such file or directory"))
-    assert "No such file" in str(s3_errors.of_botocore(error, "s3://bucket/x"))
+    assert "No such file" in str(s3_errors.from_botocore(error, "s3://bucket/x"))
 
 
 @pytest.mark.parametrize("url", ["ftp://host", "http://host:99999", "host", "http://", "http://[::1"])

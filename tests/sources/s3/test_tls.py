@@ -18,7 +18,7 @@ from cachesvc.core.errors import NotAllowed, SourceUnavailable
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.resilient import Resilient
 from cachesvc.sources.s3 import http
-from cachesvc.sources.s3.http import Pool
+from cachesvc.sources.s3.http import ConnectionPool
 from cachesvc.sources.s3.s3 import S3Settings, open_s3
 from loader import DataLoader, open_dataset
 from testbed.node import Daemon
@@ -143,7 +143,7 @@ def test_a_read_that_is_interrupted_takes_nothing_encrypted_for_the_body(authori
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threads = [threading.Thread(target=serve, args=(listener,))]
         threads[0].start()
-        connection = Pool(trusting).connect("127.0.0.1", listener.getsockname()[1])
+        connection = ConnectionPool(trusting).connect("127.0.0.1", listener.getsockname()[1])
         threads.append(threading.Thread(target=read))
         threads[1].start()
         while into[1 << 20] != ord("+"):
@@ -173,7 +173,7 @@ def test_a_server_that_falls_silent_is_given_up(
         socket.create_server(("127.0.0.1", 0)) as silent,
         Relay(silent.getsockname()[1], terminating(authority) if tls else None) as front,
     ):
-        connection = http.Pool(context if tls else None).connect("127.0.0.1", front.port)
+        connection = http.ConnectionPool(context if tls else None).connect("127.0.0.1", front.port)
         server, _ = silent.accept()
         with server:
             server.sendall(said)

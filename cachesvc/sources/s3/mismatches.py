@@ -10,15 +10,15 @@ from cachesvc.core.errors import CacheError, CorruptData, SourceChanged, SourceU
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.s3 import etags as tags
 from cachesvc.sources.s3 import listing as s3_listing
-from cachesvc.sources.s3.answers import OtherVersion, encoding_of
 from cachesvc.sources.s3.errors import OVERWRITTEN
 from cachesvc.sources.s3.http import number
-from cachesvc.sources.s3.repeats import Repeats
+from cachesvc.sources.s3.repeated_faults import RepeatedFaults
+from cachesvc.sources.s3.responses import OtherVersion, encoding_of
 
 _BETWEEN = "a proxy or gateway on the way changes answers: set AWS_ENDPOINT_URL to the storage itself"
 
 
-class Doubts:
+class MismatchJudge:
     """Judges the answers of one server, for many threads. `ask(uri, operation, **arguments)`: one request through boto3.
 
     An odd answer is SourceUnavailable the first time, since the next try may be right. The same bytes answered oddly
@@ -27,9 +27,9 @@ class Doubts:
 
     def __init__(self, ask: Callable[..., Any]) -> None:
         self._ask = ask
-        self._repeats = Repeats()
+        self._repeated = RepeatedFaults()
 
-    def current(self, version: ObjectVersion, **arguments: str) -> dict[str, str]:
+    def head(self, version: ObjectVersion, **arguments: str) -> dict[str, str]:
         """The headers of a HEAD of the object, where that names this version.
 
         Raises SourceChanged where it was overwritten, CorruptData where the server still lists it as that version,
@@ -47,17 +47,17 @@ class Doubts:
             raise self._changed(version, f"ETag {etag}")
         return headers
 
-    def other(self, version: ObjectVersion, offset: int, error: OtherVersion) -> None:
+    def judge_version(self, version: ObjectVersion, offset: int, error: OtherVersion) -> None:
         """Judge an answer that seems to be of another version. Raises as `current`, or the answer's own error.
         Returns where the object is that version and the server merely does not take the tag that it lists in If-Match."""
-        headers = self.current(version)
+        headers = self.head(version)
         if not error.conditional:
             self._contradicts(version, offset, error, headers)
 
-    def unlike(self, version: ObjectVersion, offset: int, error: CacheError) -> NoReturn:
+    def judge_form(self, version: ObjectVersion, offset: int, error: CacheError) -> NoReturn:
         """Judge an answer of another form than was asked for. Raises as `current`, CorruptData that names an encoding, else
         the answer's own error."""
-        headers = self.current(version)
+        headers = self.head(version)
         if encoding := encoding_of(headers):
             raise CorruptData(
                 f"{version.uri} is stored with Content-Encoding: {encoding}, and the server decodes it instead of sending "
@@ -65,16 +65,16 @@ class Doubts:
             ) from error
         self._contradicts(version, offset, error, headers)
 
-    def settled(self, version: ObjectVersion, offset: int) -> None:
+    def succeeded(self, version: ObjectVersion, offset: int) -> None:
         """That read went well."""
-        self._repeats.right(version.uri, offset)
+        self._repeated.succeeded(version.uri, offset)
 
     def _contradicts(
         self, version: ObjectVersion, offset: int, error: CacheError, headers: dict[str, str]
     ) -> NoReturn:
         if number(headers.get("content-length", "")) not in (None, version.size_bytes):
             raise self._changed(version, f"{headers['content-length']} bytes")
-        if self._repeats.wrong(version.uri, offset):
+        if self._repeated.failed(version.uri, offset):
             raise CorruptData(f"{error}, twice, and its HEAD says otherwise; {_BETWEEN}") from error
         raise error
 

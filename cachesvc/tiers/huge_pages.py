@@ -20,7 +20,7 @@ _MADV_COLLAPSE = 25
 _OVER = mmap.MAP_SHARED | mapping.MAP_FIXED
 
 
-def in_memory(fd: int) -> bool:
+def is_memfd(fd: int) -> bool:
     """Whether a descriptor that is to be filled is a memfd of the RAM tier, by the seal of its size."""
     try:
         return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_GROW)
@@ -28,7 +28,7 @@ def in_memory(fd: int) -> bool:
         return False
 
 
-def in_huge_pages(fd: int, size_bytes: int) -> None:
+def use_huge_pages(fd: int, size_bytes: int) -> None:
     """Back every whole 2 MiB of an empty memfd by one page, as far as the kernel has them."""
     whole = size_bytes // HUGE_BYTES * HUGE_BYTES
     if not whole:

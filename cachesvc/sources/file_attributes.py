@@ -28,14 +28,14 @@ class Attributes(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Fresh:
+class _ServerStat:
     st_mode: int
     st_size: int
     st_mtime_ns: int
     st_ctime_ns: int
 
 
-def fresh(file: int) -> Attributes:
+def stat_from_server(file: int) -> Attributes:
     """fstat that asks the server. A C library without statx answers from the cache. Raises OSError."""
     statx = getattr(_LIBC, "statx", None)
     if statx is None:
@@ -48,4 +48,4 @@ def fresh(file: int) -> Attributes:
     mode, size = struct.unpack_from("=H10xQ", into, 28)
     ctime_s, ctime_ns = struct.unpack_from("=qI", into, 96)
     mtime_s, mtime_ns = struct.unpack_from("=qI", into, 112)
-    return _Fresh(mode, size, mtime_s * _NS + mtime_ns, ctime_s * _NS + ctime_ns)
+    return _ServerStat(mode, size, mtime_s * _NS + mtime_ns, ctime_s * _NS + ctime_ns)
