@@ -1,9 +1,9 @@
-"""Extents in memory made of huge pages, whatever the host's setting for shared memory is (its default: never).
+"""Huge pages for extents in RAM, whatever the host's setting for shared memory (its default: never).
 
-MADV_COLLAPSE (madvise(2), Linux 6.1) makes 2 MiB of a memfd one page, asked of nobody. Before the bytes come it is
-cheap: one small page each 2 MiB marks the place, the kernel clears the rest at once. Measured for 64 MiB: 4 ms, and
-then 6 ms to write them instead of 28 ms; readers enter them in their page tables 512 pages at a time, and gather
-3 KB records 1.3 times as fast. A kernel that does not know it, or has no free 2 MiB, gives small pages as ever.
+MADV_COLLAPSE (madvise(2), Linux 6.1) turns 2 MiB of a memfd into one page without privileges. It is cheap while the memfd
+is empty: one small page in each 2 MiB marks the place, and the kernel clears the rest at once. Measured for 64 MiB: 4 ms,
+then 6 ms to write them instead of 28 ms. Readers map 512 small pages at a time and gather 3 KB records 1.3 times as fast.
+An older kernel, or one without free 2 MiB, leaves small pages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OVER = mmap.MAP_SHARED | mapping.MAP_FIXED
 
 
 def is_memfd(fd: int) -> bool:
-    """Whether a descriptor that is to be filled is a memfd of the RAM tier, by the seal of its size."""
+    """Tell by the seal of its size whether a descriptor to fill is a memfd of the RAM tier."""
     try:
         return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_GROW)
     except OSError:  # a file on a disk cannot be sealed
@@ -29,11 +29,11 @@ def is_memfd(fd: int) -> bool:
 
 
 def use_huge_pages(fd: int, size_bytes: int) -> None:
-    """Back every whole 2 MiB of an empty memfd by one page, as far as the kernel has them."""
+    """Back every whole 2 MiB of an empty memfd with one huge page, as far as the kernel has them."""
     whole = size_bytes // HUGE_BYTES * HUGE_BYTES
     if not whole:
         return
-    with suppress(OSError):  # small pages do as well
+    with suppress(OSError):  # small pages remain
         for at in range(0, whole, HUGE_BYTES):
             os.pwrite(fd, b"\0", at)
         start = mapping.reserve(whole, HUGE_BYTES)

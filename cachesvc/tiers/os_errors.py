@@ -1,4 +1,4 @@
-"""Operating-system errors of a tier, translated once: whose fault it is and the mend."""
+"""Translates operating-system errors of a tier into typed errors that say what to do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import errno
 from cachesvc.core.errors import CacheError, OutOfSpace, TierFailed
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.ENOMEM})
-_MENDS = {
+_REMEDIES = {
     errno.EMFILE: "raise the open-file limit (LimitNOFILE, ulimit -n)",
     errno.ENFILE: "raise fs.file-max",
     errno.EROFS: "the file system is read-only: remount it, or name another directory",
@@ -21,17 +21,19 @@ _MENDS = {
 
 
 def tier_error(error: OSError, where: str, doing: str) -> CacheError:
-    """`OutOfSpace` for a full disk, quota or memory, `TierFailed` for the rest; one line with the mend."""
+    """Return `OutOfSpace` for a full disk, quota or memory, else `TierFailed`; one line with the remedy.
+
+    `where` names the tier; `doing` completes "cannot ..."."""
     said = f"{where}: cannot {doing}: {error.strerror or error}"
     if error.errno in _FULL:
         return OutOfSpace(f"{said}; free space there, or give the tier a smaller budget")
-    mend = _MENDS.get(error.errno or 0)
-    return TierFailed(f"{said}; {mend}" if mend else said)
+    remedy = _REMEDIES.get(error.errno or 0)
+    return TierFailed(f"{said}; {remedy}" if remedy else said)
 
 
 class translated:
-    """Turn every OSError of the body into the tier's typed error. A class, since every grant passes through one: a
-    generator's frame and its context manager cost as much as the rest of `RamTier.open`."""
+    """Context manager that turns an OSError of its body into `tier_error`. Every grant enters one, and a generator-based
+    context manager would cost as much as the rest of `RamTier.open`."""
 
     __slots__ = ("_doing", "_where")
 
