@@ -1,4 +1,4 @@
-"""Fill a descriptor with an extent's bytes: many ranged reads at once into reused buffers, then `pwrite`."""
+"""Fills a descriptor with an extent's bytes: many concurrent ranged reads into reused buffers, then `pwrite`."""
 
 from __future__ import annotations
 
@@ -29,39 +29,39 @@ from cachesvc.sources.parquet import parquet
 from cachesvc.sources.source import Checker, Source
 
 PART_BYTES = 8 << 20
-"""At 20 ms a request and 90 MB/s a connection a part of 8 MiB waits for 18 % of its time."""
+"""The size of a ranged read. At 20 ms a request and 90 MB/s a connection, latency is 18 % of the time of 8 MiB."""
 THREADS = 64
-"""Small objects wait for latency, not bandwidth: 64 under way hide 20 ms at 3,000 objects a second."""
+"""Latency limits reads of small objects: 64 at a time give 3,000 objects a second at 20 ms."""
 BUFFERS_BYTES = 128 << 20
-"""Memory that all buffers of a process may take; fewer threads run where parts are large."""
+"""The limit of all buffers of a process; fewer threads run when ranges are large."""
 _CHUNK_BYTES = 1 << 20
 _WINDOW_BYTES = 128 << 20
 _NORESERVE = 0x4000
-"""Linux's MAP_NORESERVE, which Python names from 3.13 on: an object may be larger than this machine's memory."""
+"""Linux's MAP_NORESERVE, which Python names from 3.13 on. An object may be larger than this machine's memory."""
 _MOST_STORED_BYTES = 1 << 32
-"""Of a piece of Parquet, which may hold columns that are left out: no more is held until it is decoded."""
+"""The longest stored piece of Parquet that is held to be decoded; it may include columns that are not read."""
 _SLACK_BYTES = 64 << 10
-"""What zstd may add: a piece of it takes twice what it unfolds to and this at most."""
-_MOST_AT_FIRST = 32
-"""Objects that may fail before any other of their extent was read: after that it is the source that is wrong."""
+"""A zstd piece may be stored in twice its decoded size and this."""
+_MAX_FAILED_FIRST = 32
+"""Objects of an extent that may fail before one was read. More of them show that the source fails, not the objects."""
 CODECS = ("zstd", "parquet")
 
 OnBytes = Callable[[int, memoryview], None]
 
 
 def _ignore_bytes(at: int, data: memoryview) -> None:
-    """Nobody looks."""
+    """Ignore the bytes; the default of `fetch`."""
 
 
 @dataclass(frozen=True, slots=True)
 class FillTarget:
-    """Where an extent's bytes go: to `fd`, past whoever looks at them."""
+    """The descriptor that an extent is written to. `passing` sees all bytes before they are written."""
 
     fd: int
     passing: OnBytes
 
     def write(self, data: memoryview, at: int) -> None:
-        """All of `data`, from byte `at` on. Raises OutOfSpace, TierFailed."""
+        """Write all of `data` at offset `at`. Raises OutOfSpace, TierFailed."""
         self.passing(at, data)
         try:
             while len(data):
@@ -73,7 +73,7 @@ class FillTarget:
             raise TierFailed(f"cannot write the extent being filled: {error.strerror}") from error
 
     def read(self, data: memoryview, at: int) -> None:
-        """What was written from byte `at` on, to fill all of `data`. Raises TierFailed."""
+        """Fill all of `data` with the bytes written at offset `at`. Raises TierFailed."""
         try:
             while len(data):
                 done = os.preadv(self.fd, [data], at)
@@ -86,22 +86,24 @@ class FillTarget:
 
 @dataclass(frozen=True, slots=True)
 class _RangeRead:
-    """A range of one object and where it goes: the descriptor at `at`, or its own piece_index in what is `whole.stored`."""
+    """A range of one object to read: into the descriptor at `at`, or to its own offset in `whole.stored`."""
 
     version: ObjectVersion
     offset: int
     size: int
     at: int
     piece_index: int
-    """The piece_index of its piece in the extent."""
+    """The index of its piece in the extent."""
     whole: _WholePiece | None = None
 
 
 @dataclass(slots=True)
 class _WholePiece:
-    """A piece of which something remains to be done when all of it is there. It is fetched by `parts`, of which so many are
-    `missing`, to `at`; an encoded one waits in `stored`, memory as large as its object, of which the parts are used.
-    Where its bytes can be compared with what the source says of it, that is one more answer that is missing: `check`."""
+    """A piece that is decoded or compared with its checksum once all of it has been read.
+
+    `at`: its offset in the extent. `stored`: memory of the object's size for the ranges of an encoded piece. `pending`: the
+    ranges that are missing, and one more until the source has answered with `check` for a piece that it can compare.
+    """
 
     piece: Piece
     at: int
@@ -112,49 +114,51 @@ class _WholePiece:
     check: Checker | None = None
 
     def split(self, part_bytes: int) -> list[_RangeRead | _WholePiece]:
-        """What is to be asked of the source: itself, where it can be compared, and its parts."""
+        """Return what to request: its ranges, preceded by itself when its checksum is to be requested."""
         for begin, end in self.piece.ranges:
             for start in range(begin, end, part_bytes):
                 size = min(part_bytes, end - start)
                 self.parts.append(
                     _RangeRead(self.piece.object, start, size, self.at + start, self.piece_index, self)
                 )
-        asked: list[_RangeRead | _WholePiece] = [*self.parts]
+        requests: list[_RangeRead | _WholePiece] = [*self.parts]
         if len(self.parts) > 1 and not self.piece.stored:
-            asked.insert(0, self)
-        self.pending = len(asked)
-        return asked
+            requests.insert(0, self)
+        self.pending = len(requests)
+        return requests
 
 
 class _MissingPieces:
-    """The objects that an extent of several is filled without, for many threads."""
+    """The pieces that an extent of several objects is filled without. Thread-safe."""
 
     def __init__(self, extent: Extent) -> None:
         uris = {piece.object.uri for piece in extent.pieces}
-        self._apart = len(uris) == len(extent.pieces) > 1 and not any(piece.codec for piece in extent.pieces)
+        self._may_miss = len(uris) == len(extent.pieces) > 1 and not any(
+            piece.codec for piece in extent.pieces
+        )
         self.errors: dict[int, CacheError] = {}
-        self.some = False
-        """Some of it was read."""
+        self.any_read = False
+        """Whether any range of the extent was read."""
         self._lock = threading.Lock()
 
     def add(self, piece_index: int, error: CacheError) -> bool:
-        """Note that a piece cannot be had; False where the extent is not to be filled without it: it is no object of its
-        own, or so much is missing that more than these objects must be wrong."""
+        """Note a piece that cannot be read. Return False when the fill must fail instead: the piece is not an object of its
+        own, or so many are missing that the source must be at fault."""
         with self._lock:
             self.errors.setdefault(piece_index, error)
-            few = self.some or len(self.errors) < _MOST_AT_FIRST
-            return self._apart and few and len(encode_missing(self.errors)) <= holes.MAX_TEXT_CHARS
+            few = self.any_read or len(self.errors) < _MAX_FAILED_FIRST
+            return self._may_miss and few and len(encode_missing(self.errors)) <= holes.MAX_TEXT_CHARS
 
 
 def encode_missing(missing: Mapping[int, CacheError]) -> str:
-    """The answer of `fetch` in the form that grants carry."""
+    """Encode the result of `fetch` as grants carry it."""
     return holes.encode(Hole(piece_index, error.code) for piece_index, error in missing.items())
 
 
 class Fetcher:
-    """Threads, and buffers that are kept as long as any fetch is under way; all fetches share them.
+    """Runs fetches in one pool of threads. Buffers are shared, and released when no fetch is under way.
 
-    `source_of` answers the source for a URI and is called from many threads.
+    `source_of` returns the source of a URI and is called from many threads.
     """
 
     def __init__(
@@ -170,13 +174,13 @@ class Fetcher:
 
     def fetch(self, extent: Extent, into_fd: int, passing: OnBytes = _ignore_bytes) -> dict[int, CacheError]:
         """Write the extent's `size_bytes` at offset 0 of `into_fd`; returns when no thread writes any more.
-        `passing(at, data)` sees what is written, from many threads, while it is in the processor's cache.
+        `passing(at, data)` is called before each write, from many threads, while `data` is in the processor's cache.
 
-        Answers what is missing: the pieces of an extent of several objects that cannot be had for good while others can,
-        and why. What lies in their piece_index is no data.
+        Returns the pieces that are missing, by index, and why: objects of an extent of several that have a permanent error
+        while others can be read. The bytes in their place are undefined.
 
-        Raises what the source raises (the first failure; the rest is given up), CorruptData when an encoded
-        object does not decode to exactly its announced length, OutOfSpace, TierFailed.
+        Raises the first error of the source and gives up the rest, CorruptData when an encoded object does not decode to
+        exactly its announced length, OutOfSpace, TierFailed.
         """
         with self._lock:
             self._under_way += 1
@@ -204,20 +208,20 @@ class Fetcher:
         try:
             for run in runs:
                 self._pool.submit(self._drain, parts, into, missing, run)
-        except RuntimeError:  # no more threads can be started: this one joins those that there are
+        except RuntimeError:  # no thread can be started: this one joins those that run
             here: Future[None] = Future()
             self._drain(parts, into, missing, here)
             runs = [run for run in (*runs, here) if not run.cancel()]
         failures = [error for run in runs if (error := run.exception()) is not None]
-        for whole in wholes:  # they name their parts, and these them: no collection need find what they hold
+        for whole in wholes:  # break the reference cycle with their parts, which holds memory
             whole.stored = None
             whole.parts.clear()
         if failures:
             raise failures[0]
 
     def _check_source(self, extent: Extent, missing: dict[int, CacheError]) -> None:
-        """Raise where it is not the missing objects that are wrong: after a mount has gone, or credentials have ended, one
-        that was read cannot be read any more either."""
+        """Raise when the source fails rather than the missing objects: after a mount was lost or credentials have expired,
+        an object that was read before cannot be read either."""
         read = (
             piece
             for piece_index, piece in enumerate(extent.pieces)
@@ -239,7 +243,8 @@ class Fetcher:
         missing: _MissingPieces,
         run: Future[None],
     ) -> None:
-        """Until no part is left; `run` is done then. Nothing, where it was cancelled: its descriptor may be another's."""
+        """Execute parts until none is left, then finish `run`. Do nothing after `run` was cancelled: `into`'s descriptor
+        may have been reused."""
         if not run.set_running_or_notify_cancel():
             return
         try:
@@ -251,7 +256,7 @@ class Fetcher:
                 if part.piece_index not in missing.errors:
                     self._run_one(part, into, missing)
         except BaseException as error:  # noqa: BLE001
-            parts.clear()  # the others stop after the part they hold
+            parts.clear()  # the other threads stop after their current part
             run.set_exception(error)
         else:
             run.set_result(None)
@@ -264,7 +269,7 @@ class Fetcher:
                 raise
         else:
             if isinstance(part, _RangeRead):
-                missing.some = True
+                missing.any_read = True
 
     def _execute(self, part: _RangeRead | _WholePiece, into: FillTarget) -> None:
         if isinstance(part, _WholePiece):
@@ -291,7 +296,7 @@ class Fetcher:
             into.write(view, part.at)
 
     def _complete(self, whole: _WholePiece, into: FillTarget) -> None:
-        """All of an object is here. Where that is not what the source says of it, it is read once more."""
+        """Compare, decode and write a piece that has been read. Read it once more when it differs from its checksum."""
         if whole.check is not None:
             try:
                 whole.check(self._bytes(whole, into))
@@ -307,7 +312,7 @@ class Fetcher:
         whole.stored = None
 
     def _bytes(self, whole: _WholePiece, into: FillTarget) -> Iterator[memoryview]:
-        """Of an object as it is stored, in order."""
+        """Yield the stored bytes of a piece in order."""
         if whole.stored is not None:
             yield whole.stored
             return
@@ -341,7 +346,7 @@ def _parts(extent: Extent, part_bytes: int) -> Iterator[_RangeRead | _WholePiece
 
 
 def _check_stored(piece: Piece) -> None:
-    """Raises CorruptData for an encoded piece that takes more than it unfolds to: all of it is held in memory."""
+    """Raise CorruptData for an encoded piece that is stored in far more bytes than it decodes to: it is held in memory."""
     most = _MOST_STORED_BYTES if piece.codec == "parquet" else 2 * piece.length + _SLACK_BYTES
     if piece.stored_bytes > most:
         raise CorruptData(
@@ -351,13 +356,13 @@ def _check_stored(piece: Piece) -> None:
 
 
 def _sparse(size: int) -> memoryview:
-    """Memory that costs what is written to it."""
+    """Map memory that takes up only the pages written to."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
     return memoryview(mmap.mmap(-1, max(1, size), flags))[:size]
 
 
 def _decode(piece: Piece, stored: memoryview, at: int, into: FillTarget, buffer: memoryview) -> None:
-    """Decode by pieces of the buffer; a byte more than announced stops it, so no bomb unfolds."""
+    """Decode zstd through the buffer and write. Raises CorruptData at the first byte beyond the announced length."""
     uri, expected, done = piece.object.uri, piece.length, 0
     decoder = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES)
     try:

@@ -1,4 +1,4 @@
-"""Attributes of an open file as its server has them, not as a client remembers them: statx with AT_STATX_FORCE_SYNC."""
+"""Attributes of an open file from its server instead of an NFS client's cache, by statx with AT_STATX_FORCE_SYNC."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class Attributes(Protocol):
-    """What of `os.stat_result` tells versions apart."""
+    """The fields of `os.stat_result` that tell versions of a file apart."""
 
     @property
     def st_mode(self) -> int: ...
@@ -36,7 +36,7 @@ class _ServerStat:
 
 
 def stat_from_server(file: int) -> Attributes:
-    """fstat that asks the server. A C library without statx answers from the cache. Raises OSError."""
+    """Return a file's attributes, asked of its server; without statx in the C library, fstat's. Raises OSError."""
     statx = getattr(_LIBC, "statx", None)
     if statx is None:
         return os.fstat(file)

@@ -1,4 +1,4 @@
-"""Names that are never data: hidden ones, and what operating systems, file servers and tools leave beside data."""
+"""Names that are never data: hidden files, and files that operating systems, file servers and tools leave beside data."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ def is_ignored_folder(name: str) -> bool:
 
 
 def is_ignored(path: str) -> bool:
-    """Tell whether a path below a dataset's URI is no part of it."""
+    """Tell whether a path below a dataset's URI is not part of the dataset."""
     *folders, name = path.split("/")
     return name.startswith(".") or name.lower() in _FILES or any(map(is_ignored_folder, folders))
