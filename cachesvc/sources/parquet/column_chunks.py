@@ -30,7 +30,7 @@ class ColumnChunk:
 
     @property
     def has_dictionary(self) -> bool:
-        """Whether values are stored once, in a dictionary."""
+        """True if the chunk stores distinct values once, in a dictionary."""
         return not _DICTIONARIES.isdisjoint(self.encodings)
 
     @classmethod

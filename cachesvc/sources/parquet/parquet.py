@@ -1,8 +1,8 @@
-"""Parquet: what a footer says of its columns and row groups, and row groups decoded to rows that are read one by one.
+"""Reads the footers of Parquet files, and decodes row groups to rows that can be read one by one.
 
-Decoded, row groups are a table of u32 (begin, length) pairs, one for each row and field, and the values behind it. A value
-that a dictionary holds once lies there once, so that a footer bounds the size: of bytes and text by the uncompressed size
-of their column chunk, of numbers and of bytes of one size by their count. What remains is zeros.
+A decoded piece is a table of u32 (begin, length) pairs, one for each row and field, followed by the values and zeros. A
+dictionary's value is stored once. So the footer bounds the size: of text and bytes by the uncompressed size of their
+column chunk, of numbers and fixed-size binary values by their count.
 https://parquet.apache.org/docs/file-format/
 """
 
@@ -25,15 +25,15 @@ ABSENT = 0xFFFFFFFF
 """The length of a value that is null."""
 MAGIC = b"PAR1"
 END_BYTES = 4 + len(MAGIC)
-"""Behind the footer: its length and the magic."""
+"""The bytes after the footer: its length and the magic."""
 FOOTER_BYTES = 32 << 20
 """The longest footer that is read: pyarrow needs ten times as much memory for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Where the column chunks of a row group lie in the file, [begin, end), and the most bytes that it takes decoded.
-    `has_dictionary`: whether the chunk of each leaf has one."""
+    """A row group with rows. Its column chunks lie at [begin, end) in the file. `decoded_bytes`: the most bytes that it
+    takes decoded. `has_dictionary`: for each leaf whether its chunk has a dictionary."""
 
     number: int
     rows: int
@@ -44,7 +44,7 @@ class RowGroup:
 
 
 def footer_bytes(data: bytes | memoryview) -> int:
-    """Of the footer alone, which the last bytes of a file tell."""
+    """Return the footer's length, given the last bytes of a file."""
     return int.from_bytes(data[-END_BYTES : -len(MAGIC)], "little")
 
 
@@ -70,7 +70,8 @@ class Footer:
         self._files: dict[bool, Any] = {}
 
     def row_groups(self) -> list[RowGroup]:
-        """Those that have rows, in the order of the file. Raises CorruptData where they overlap or leave the file."""
+        """Return the row groups with rows, in the order of the file. Raises CorruptData for row groups that overlap,
+        InvalidInput for an encoding whose decoded size is unbounded."""
         found, at = [], len(MAGIC)
         for number in range(self._metadata.num_row_groups):
             rows, chunks = self._describe(number)
@@ -111,14 +112,14 @@ class Footer:
                     f"{self._uri}: column {leaf.name!r} is encoded as {' and '.join(unbounded)}, which is not read of text "
                     "and bytes; write it with PLAIN or dictionary encoding"
                 )
-            values = max(chunk.values, rows * leaf.items)  # a null list of one size has items too
+            values = max(chunk.values, rows * leaf.items)  # a null fixed-size list has items, too
             size += values * leaf.width if leaf.width else chunk.unpacked_bytes
             if leaf.encoding.startswith("array:"):
                 size += room_bytes(min(rows, chunk.nulls), values)
         return size
 
     def rows(self, groups: Sequence[RowGroup], size_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Row groups, whose bytes are there, decoded. Raises CorruptData for more than `size_bytes`."""
+        """Decode row groups, whose bytes `data` contains, to exactly `size_bytes`. Raises CorruptData for more."""
         width, rows = len(self.leaves), sum(group.rows for group in groups)
         at, first = 8 * width * rows, 0
         if at > size_bytes:
@@ -147,7 +148,7 @@ class Footer:
         return out
 
     def _values(self, group: int, leaf: Leaf, coded: bool) -> Iterator[tuple[Any, Any, Any]]:
-        """Of each chunk of memory where values begin, their lengths, -1 where they are null, and their bytes."""
+        """Yield the begins, lengths (-1 for null) and bytes of a column's values, for each of Arrow's chunks."""
         with self._readable():
             table = self._opened(coded).reader.read_row_group(group, [leaf.column], use_threads=False)
             while any(self._arrow.types.is_struct(kind) for kind in table.schema.types):
@@ -159,7 +160,7 @@ class Footer:
             yield found
 
     def _opened(self, coded: bool) -> Any:
-        """Reads text and bytes as dictionaries where they are `coded`: what they repeat may be without bounds."""
+        """Open the file; if `coded`, to read text and bytes as dictionaries: expanding what they repeat has no bound."""
         if coded not in self._files:
             self._files[coded] = self._parquet.ParquetFile(
                 self._arrow.BufferReader(self._arrow.py_buffer(self._data)),
@@ -172,7 +173,7 @@ class Footer:
 
     @contextmanager
     def _readable(self) -> Iterator[None]:
-        """Translates what pyarrow raises."""
+        """Translate exceptions of pyarrow to CorruptData."""
         try:
             yield
         except (
@@ -191,7 +192,7 @@ class Footer:
 
 
 def decode(piece: Piece, stored: memoryview) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The rows of a piece; `stored` is as large as its object, and holds the piece's ranges. Raises CorruptData."""
+    """Decode the rows of a piece. `stored` has its object's size and contains the piece's ranges. Raises CorruptData."""
     known, end = _known.get(piece.object), piece.offset + piece.stored
     footer = Footer(piece.object.uri, stored)
     if known is None:
@@ -204,7 +205,8 @@ def decode(piece: Piece, stored: memoryview) -> np.ndarray[Any, np.dtype[np.uint
 
 _KNOWN = 8
 _known: dict[ObjectVersion, list[RowGroup]] = {}
-"""Row groups of files of which an extent was decoded: 40 us a column and row group, and the next extent is of the same."""
+"""Row groups of files that were decoded from lately, since the next extent is often of the same file. Reading them takes
+4 us for each column and row group."""
 
 
 def _pyarrow(uri: str) -> tuple[Any, Any]:

@@ -1,8 +1,8 @@
-"""HTTP/1.1 GETs over kept connections, read straight into the caller's memory.
+"""HTTP/1.1 GETs over kept connections, received straight into the caller's memory.
 
-Only what ranged object reads need: a head, then a body of known length. http.client parses heads with the
-email package and reads bodies through a buffer; here a small GET costs a third of that CPU, and a body on a
-plain socket is one system call that runs outside the interpreter lock.
+It has only what ranged reads of objects need: a response head, then a body of known length. A body on a plain socket is one
+system call without the interpreter lock. Libraries take 1.2 to 2.2 times the CPU for 8 MiB (measured in
+docs/decisions/2026-11-26-http-client.md).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from cachesvc.sources.s3.proxies import Proxy
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
 RECEIVE_S = 5.0
-"""Of one system call, without TLS: one that waits for all of a body returns what came, however long ago the last of it
-did. So who falls silent in mid-body is given up after `READ_TIMEOUT_S`, and these at most."""
+"""The timeout of one receive without TLS. A receive that waits for a whole body returns the bytes that came, however long
+ago the last of them did; so a server that stops in mid-body is given up after `READ_TIMEOUT_S` and at most this."""
 BODY_TIMEOUT_S = 120.0
-"""A part of 8 MiB comes at 70 KB/s then; one that drips slower is asked for on another connection. Of a head, too."""
+"""The limit of a whole head or body. 8 MiB take this at 70 KB/s; a slower read is tried on another connection."""
 MAX_HEAD_BYTES = 64 << 10
 MAX_ERROR_BODY_BYTES = 64 << 10
 IDLE_CONNECTIONS = 128
@@ -39,17 +39,17 @@ _HEX = re.compile(b"[0-9a-fA-F]{1,15}")
 
 
 class ConnectionClosed(SourceUnavailable):
-    """The server closed the connection before it said anything: a kept connection had gone stale."""
+    """The server closed the connection before it sent a byte: a kept connection had gone stale."""
 
 
 class UnexpectedResponse(SourceUnavailable):
-    """An answer of another form or length than what was asked for."""
+    """A response of another form or length than was requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A response head; header names in lower case. `length` is None where the server did not say; a `chunked` body
-    says where it ends by itself."""
+    """A response head; header names in lower case. `length`: of the body, None if the server does not state it. A `chunked`
+    body states its end itself."""
 
     status: int
     headers: dict[str, str]
@@ -58,7 +58,7 @@ class Response:
 
 
 class HttpConnection:
-    """One socket; after `ask` the body must be read, or the connection closed."""
+    """One socket. After `ask` the caller must read the body or close the connection."""
 
     def __init__(self, sock: socket.socket, name: str) -> None:
         self._sock = sock
@@ -71,11 +71,12 @@ class HttpConnection:
         self.reused = False
         self.interrupted = False
         self.received_bytes = 0
-        """Of bodies, all told."""
+        """Bytes of all bodies received here."""
 
     def ask(self, request: bytes) -> Response:
-        """Send a request head, read the answer's. Raises SourceUnavailable; ConnectionClosed when nothing came back."""
-        self._left = 1  # until a whole answer has been read, nothing else may be asked here
+        """Send a request, receive the response's head. Raises SourceUnavailable; ConnectionClosed when no byte came
+        back."""
+        self._left = 1  # no other request until a whole response has been read
         try:
             self._sock.sendall(request)
             head = self._up_to(b"\r\n\r\n")
@@ -88,8 +89,8 @@ class HttpConnection:
         return self._parse(head)
 
     def read_into(self, into: memoryview) -> None:
-        """Fill `into` with the next bytes of the body; with all of one that comes in chunks. Raises SourceUnavailable
-        when it ends early; UnexpectedResponse for a whole body in chunks of another length."""
+        """Fill `into` with the next bytes of the body, or with all of a chunked body. Raises SourceUnavailable for a body
+        that ends early, UnexpectedResponse for a complete chunked body of another length."""
         if not self._chunked:
             return self._read(into)
         done = 0
@@ -134,7 +135,7 @@ class HttpConnection:
         self._left -= done
 
     def read_error(self, answer: Response) -> bytes:
-        """The body of an error answer, or nothing (and no reuse) when it is long or of unknown length."""
+        """Return the body of an error response; empty, and no reuse, when it is long or of unknown length."""
         if self._chunked:
             return self._chunks()
         if answer.length is None or answer.length > MAX_ERROR_BODY_BYTES:
@@ -145,16 +146,16 @@ class HttpConnection:
 
     @property
     def clean(self) -> bool:
-        """Whether another request may follow on this connection."""
+        """True if the connection can be reused."""
         return self._keep and not (self._left or self._ahead or self.interrupted)
 
     def interrupt(self) -> None:
         """Make a read that runs in another thread fail now."""
         self.interrupted = True
         try:
-            # A TLS socket's own would leave the reader with a plain one, which takes what is encrypted for the body.
+            # SSLSocket.shutdown would leave the reader a plain socket, which takes encrypted bytes for the body.
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
-        except OSError:  # the server was first
+        except OSError:  # the server has closed it already
             pass
 
     def close(self) -> None:
@@ -162,7 +163,7 @@ class HttpConnection:
         self._sock.close()
 
     def _chunks(self) -> bytes:
-        """A body in chunks, as AWS sends its errors; nothing (and no reuse) when it is long or makes no sense."""
+        """Return a chunked body, as AWS sends its errors; empty, and no reuse, when it is long or malformed."""
         body = bytearray()
         try:
             for size in self._chunk_sizes():
@@ -178,8 +179,8 @@ class HttpConnection:
         return bytes(body)
 
     def _chunk_sizes(self) -> Iterator[int]:
-        """In bytes, of each chunk of a body, which is read before the next is asked for. After the last another request
-        may follow. Raises ValueError."""
+        """Yield the size of each chunk in bytes; the caller reads the chunk before it takes the next size. After the last
+        one the connection can be reused. Raises ValueError for a malformed body."""
         keep, self._keep, until = self._keep, False, time.monotonic() + BODY_TIMEOUT_S
         while size := self._chunk_size():
             if time.monotonic() > until:
@@ -188,7 +189,7 @@ class HttpConnection:
                 )
             yield size
             if self._up_to(b"\r\n"):
-                raise ValueError("a chunk that is longer than it says")
+                raise ValueError("a chunk longer than its stated size")
         self._keep = keep and not self._up_to(b"\r\n")
         self._left = 0
 
@@ -199,7 +200,7 @@ class HttpConnection:
         return int(size, 16)
 
     def _up_to(self, mark: bytes) -> bytes:
-        """What comes before a mark in a head or between chunks."""
+        """Receive up to a mark in a head or between chunks; return the bytes before the mark."""
         ahead, until = self._ahead, time.monotonic() + BODY_TIMEOUT_S
         while (end := ahead.find(mark)) < 0:
             if len(ahead) > MAX_HEAD_BYTES:
@@ -236,9 +237,9 @@ class HttpConnection:
 
 
 class ConnectionPool:
-    """Kept connections by (host, port). `tls` verifies servers; None speaks plainly.
+    """Kept connections by (host, port). Thread-safe. `tls` verifies servers; None for plain HTTP.
 
-    With a `proxy` they lead there: TLS goes through it by a tunnel, and what is asked plainly must name its URL in full.
+    With a `proxy` connections lead there: TLS through a tunnel, and plain requests, which must contain the full URL.
     """
 
     def __init__(self, tls: ssl.SSLContext | None, proxy: Proxy | None = None) -> None:
@@ -248,7 +249,7 @@ class ConnectionPool:
         self._lock = threading.Lock()
 
     def take(self, host: str, port: int) -> HttpConnection:
-        """A kept connection, the one used last, or a new one. Raises what `connect` raises."""
+        """Return the kept connection that was used last, or a new one. Raises as `connect`."""
         with self._lock:
             kept = self._idle.get((host, port))
             if kept:
@@ -256,17 +257,17 @@ class ConnectionPool:
         return self.connect(host, port)
 
     def connect(self, host: str, port: int) -> HttpConnection:
-        """A new connection. Raises SourceUnavailable; NotAllowed for a server that is not the one it says."""
+        """Return a new connection. Raises SourceUnavailable, NotAllowed for a certificate that is not trusted."""
         name = f"{host}:{port}" if self._proxy is None else f"{host}:{port} through {self._proxy.name}"
         try:
             sock = self._socket(host, port)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._tls is not None:
                 sock = self._tls.wrap_socket(sock, server_hostname=host)
-                # Python's own: its `ssl` asks on for ever where the kernel's have passed.
+                # Python's timeout: its `ssl` would retry for ever after the kernel's had expired.
                 sock.settimeout(READ_TIMEOUT_S)
                 return HttpConnection(sock, name)
-            # The kernel's: Python's make every read two system calls.
+            # The kernel's timeouts: with Python's, every receive is two system calls.
             sock.settimeout(None)
             for option, limit_s in ((socket.SO_RCVTIMEO, RECEIVE_S), (socket.SO_SNDTIMEO, READ_TIMEOUT_S)):
                 sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(limit_s), 0))
@@ -290,7 +291,7 @@ class ConnectionPool:
         return sock
 
     def give(self, host: str, port: int, connection: HttpConnection) -> None:
-        """Keep a connection for the next request; closed when it cannot be used or enough are kept."""
+        """Keep a connection for the next request; close it when it cannot be reused or enough are kept."""
         connection.reused = True
         with self._lock:
             kept = self._idle.setdefault((host, port), [])
@@ -300,7 +301,7 @@ class ConnectionPool:
         connection.close()
 
     def close(self) -> None:
-        """Close what is kept."""
+        """Close the kept connections."""
         with self._lock:
             kept, self._idle = self._idle, {}
         for connections in kept.values():
@@ -309,7 +310,7 @@ class ConnectionPool:
 
 
 def _patient(receive: Callable[[], _T]) -> _T:
-    """What a socket gives, asked again until it has been silent for `READ_TIMEOUT_S`. Raises OSError."""
+    """Call `receive` until it returns, or has timed out for `READ_TIMEOUT_S`. Raises OSError."""
     until = time.monotonic() + READ_TIMEOUT_S
     while True:
         try:
@@ -320,14 +321,14 @@ def _patient(receive: Callable[[], _T]) -> _T:
 
 
 def number(text: str) -> int | None:
-    """What a server says in decimal digits; None for anything else (more of them than any object has, or those of other
-    scripts, which `isdigit` takes and `int` may not)."""
+    """Parse decimal digits; None for any other text, also for more than 18 digits and for digits of other scripts, which
+    `isdigit` accepts."""
     return int(text) if _NUMBER.fullmatch(text) else None
 
 
 def wait_s(headers: dict[str, str]) -> float:
-    """For how long a server wants to be left alone (Retry-After), in seconds; 0 where it does not say. A date is held
-    against the server's own, for our clock may go wrong."""
+    """Return the seconds of Retry-After; 0 without it. A date is compared with the server's own Date, since this machine's
+    clock may be wrong."""
     said = headers.get("retry-after", "")
     seconds = number(said)
     if seconds is not None:
@@ -335,7 +336,7 @@ def wait_s(headers: dict[str, str]) -> float:
     try:
         until, now = parsedate_to_datetime(said), parsedate_to_datetime(headers.get("date", ""))
         return max(0.0, (until - now).total_seconds())
-    # no date; one with a zone beside one without; or one of a year or zone that nothing has
+    # No date, one with a zone beside one without, or an impossible year or zone.
     except (TypeError, ValueError, OverflowError):
         return 0.0
 
@@ -344,17 +345,17 @@ def _refused(proxy: Proxy, status: int) -> CacheError:
     if status == 407:
         return unknown_to_proxy(proxy.name, "https")
     if status == 403:
-        return NotAllowed(f"{proxy.name} lets nobody through to this server (403)")
+        return NotAllowed(f"{proxy.name} does not let requests through to this server (403)")
     return SourceUnavailable(f"{proxy.name} answered {status}")
 
 
 def unknown_to_proxy(said: str, scheme: str) -> NotAllowed:
-    """The error where a proxy wants to know who asks."""
+    """Return the error for a proxy that requires authentication."""
     return NotAllowed(f"{said}: the proxy wants a user and a password (407), in {scheme.upper()}_PROXY")
 
 
 def untrusted(name: str, why: str) -> NotAllowed:
-    """The error for a server whose certificate does not do."""
+    """Return the error for a server whose certificate is not trusted."""
     return NotAllowed(
         f"{name} shows a certificate that is not trusted ({why}); set AWS_CA_BUNDLE to the file of the authority "
         "that signed it, and name the host as the certificate does"

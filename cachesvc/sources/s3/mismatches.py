@@ -1,4 +1,4 @@
-"""Judges an answer that does not match the listing: one HEAD tells an overwritten object from a server that contradicts
+"""Judges a response that does not match the listing. One HEAD tells an overwritten object from a server that contradicts
 itself."""
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ _BETWEEN = "a proxy or gateway on the way changes answers: set AWS_ENDPOINT_URL 
 
 
 class MismatchJudge:
-    """Judges the answers of one server, for many threads. `ask(uri, operation, **arguments)`: one request through boto3.
+    """Judges the responses of one server. Thread-safe. `call(uri, operation, **arguments)` sends one request through boto3.
 
-    An odd answer is SourceUnavailable the first time, since the next try may be right. The same bytes answered oddly
-    twice are CorruptData, since further tries would not end it.
+    A contradiction is SourceUnavailable the first time, since the next try may be right. The second time in a row for the
+    same bytes it is CorruptData, since further tries would not end it.
     """
 
-    def __init__(self, ask: Callable[..., Any]) -> None:
-        self._ask = ask
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
         self._repeated = RepeatedFaults()
 
     def head(self, version: ObjectVersion, **arguments: str) -> dict[str, str]:
-        """The headers of a HEAD of the object, where that names this version.
+        """Send a HEAD, and return its headers if they name this version.
 
-        Raises SourceChanged where it was overwritten, CorruptData where the server still lists it as that version,
-        SourceUnavailable where the answer has no tag, and what the HEAD raises."""
+        Raises SourceChanged for an overwritten object, CorruptData when the server still lists it as that version,
+        SourceUnavailable for a response without a tag, and what the HEAD raises."""
         bucket, _, key = version.uri.removeprefix("s3://").partition("/")
-        said = self._ask(version.uri, "head_object", Bucket=bucket, Key=key, **arguments)
+        said = self._call(version.uri, "head_object", Bucket=bucket, Key=key, **arguments)
         headers: dict[str, str] = said["ResponseMetadata"]["HTTPHeaders"]
         etag = headers.get("etag", "")
         if version.etag and not etag:
@@ -48,15 +48,15 @@ class MismatchJudge:
         return headers
 
     def judge_version(self, version: ObjectVersion, offset: int, error: OtherVersion) -> None:
-        """Judge an answer that seems to be of another version. Raises as `current`, or the answer's own error.
-        Returns where the object is that version and the server merely does not take the tag that it lists in If-Match."""
+        """Judge a response that seems to be of another version. Raises as `head`, or `error` itself. Returns if the object
+        is that version and the server merely refuses its own tag in If-Match."""
         headers = self.head(version)
         if not error.conditional:
             self._contradicts(version, offset, error, headers)
 
     def judge_form(self, version: ObjectVersion, offset: int, error: CacheError) -> NoReturn:
-        """Judge an answer of another form than was asked for. Raises as `current`, CorruptData that names an encoding, else
-        the answer's own error."""
+        """Judge a response of another form than was requested. Raises as `head`, CorruptData that names an encoding, or
+        `error` itself."""
         headers = self.head(version)
         if encoding := encoding_of(headers):
             raise CorruptData(
@@ -66,7 +66,7 @@ class MismatchJudge:
         self._contradicts(version, offset, error, headers)
 
     def succeeded(self, version: ObjectVersion, offset: int) -> None:
-        """That read went well."""
+        """Note that a read at this offset succeeded."""
         self._repeated.succeeded(version.uri, offset)
 
     def _contradicts(
@@ -79,15 +79,16 @@ class MismatchJudge:
         raise error
 
     def _changed(self, version: ObjectVersion, now: str) -> CacheError:
-        """The error for an object that is not what was listed; the listing may say so still."""
+        """Return the error for an object that differs from the listing; CorruptData if a new listing still does not
+        agree."""
         bucket, _, key = version.uri.removeprefix("s3://").partition("/")
-        page = self._ask(version.uri, "list_objects_v2", Bucket=bucket, Prefix=key, MaxKeys=1)
+        page = self._call(version.uri, "list_objects_v2", Bucket=bucket, Prefix=key, MaxKeys=1)
         for row in s3_listing.contents(version.uri, page):
             listed = row["Key"] == key and row["Size"] == version.size_bytes
             if listed and version.etag and tags.same(row.get("ETag", ""), version.etag):
                 return CorruptData(
                     f"{version.uri} is listed with ETag {version.etag} and {version.size_bytes} bytes, and served with "
-                    f"{now}: its version cannot be told. Listings that lag behind agree later; else mend the server"
+                    f"{now}: its version is unknown. Listings that lag behind agree later; else repair the server"
                 )
         return SourceChanged(
             f"{version.uri} is no longer the version {version.etag} (now {now}): {OVERWRITTEN}"

@@ -1,4 +1,4 @@
-"""Remembers which reads went wrong, to tell a lasting fault from a passing one."""
+"""Remembers which reads failed, to tell a lasting fault from a transient one."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ _MOST = 1 << 12
 
 
 class RepeatedFaults:
-    """Reads whose last answer was whole and yet not right: once, that may pass; twice in a row, it stays. Thread-safe."""
+    """Reads whose last response was complete and wrong. Once may be transient; twice in a row lasts. Thread-safe."""
 
     def __init__(self) -> None:
         self._failed: set[tuple[str, int]] = set()
         self._lock = threading.Lock()
 
     def failed(self, uri: str, offset: int) -> bool:
-        """Tell whether the read of that offset went wrong the last time too."""
+        """Note a wrong response. Tell whether the previous read at that offset was wrong too."""
         with self._lock:
             again = (uri, offset) in self._failed
             if len(self._failed) >= _MOST:
@@ -24,7 +24,7 @@ class RepeatedFaults:
         return again
 
     def succeeded(self, uri: str, offset: int) -> None:
-        """That read went well."""
+        """Note a right response."""
         if self._failed:
             with self._lock:
                 self._failed.discard((uri, offset))

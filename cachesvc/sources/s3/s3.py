@@ -1,8 +1,8 @@
-"""S3-compatible storage. boto3 knows credentials, configuration, LIST and HEAD; objects are read by signed,
-ranged GETs over our own connections (`http`), a fraction of the CPU of boto3's call.
+"""The source of S3-compatible storage. boto3 does credentials, configuration, LIST and HEAD. Objects are read by signed,
+ranged GETs over our own connections (`http`), with a fraction of the CPU of boto3's call.
 
-URIs are `s3://bucket/key` with the key as it is, not percent-encoded. Keys that end in "/" and are empty
-(folder markers) are not objects.
+URIs are `s3://bucket/key` with the literal key, not percent-encoded. Folder markers, empty objects whose keys end in "/",
+are no objects.
 """
 
 from __future__ import annotations
@@ -46,14 +46,15 @@ SCHEME = "s3://"
 _CODE = re.compile(rb"<Code>([A-Za-z0-9._-]{1,64})</Code>")
 _REGION = re.compile(r"[a-z0-9-]{1,32}")
 _SIGN_FOR = re.compile(rb">AuthorizationHeaderMalformed<.*<Region>([a-z0-9-]{1,32})</Region>", re.DOTALL)
-"""What a server says that was asked with a signature for another region than its own: AWS, MinIO, Garage."""
+"""The error of AWS, MinIO and Garage for a request that was signed for another region than the server's."""
 _ADDRESS = re.compile(r"[0-9.]+|.*:.*")
 _HOST_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 
 
 @dataclass(frozen=True, slots=True)
 class S3Settings:
-    """Where; empty means what the AWS environment and files say. They, or the instance's role, say as whom."""
+    """The endpoint and region; empty takes those of the AWS environment and files. Credentials come from these, or from the
+    instance's role."""
 
     endpoint: str = ""
     region: str = ""
@@ -66,12 +67,12 @@ class _Target:
     path: str
     url: str
     name: str
-    """What the Host header says."""
+    """The value of the Host header."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Signer:
-    """As whom a request is signed, and for which region."""
+    """The keys and the region that a request is signed with."""
 
     keys: Any = field(repr=False)
     region: str
@@ -101,11 +102,11 @@ class S3Source:
 
     @property
     def endpoint(self) -> str:
-        """Whose buckets these are: another endpoint may have others of the same names."""
+        """The endpoint's URL. Another endpoint may have other buckets of the same names."""
         return str(self._endpoint.geturl())
 
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
-        """Every object below `prefix`, in key order, or the one object of exactly that name."""
+        """Yield every object below `prefix`, in key order, or the one object of exactly that name."""
         bucket, key = split_uri(prefix, key_needed=False)
         if key and not key.endswith("/"):
             page = self._call(prefix, "list_objects_v2", Bucket=bucket, Prefix=key, MaxKeys=1)
@@ -120,24 +121,26 @@ class S3Source:
                 version = _version(bucket, row)
                 if found.setdefault(row["Key"].encode(), version) != version:
                     raise SourceUnavailable(f"{version.uri} was overwritten while it was listed; list again")
-        # S3 lists in key order, but S3 Express and SeaweedFS do not.
+        # Sorted: S3 lists in key order, S3 Express and SeaweedFS do not.
         for name in sorted(found):
             yield found[name]
 
     def head(self, uri: str) -> ObjectVersion:
-        """The object's current version. Raises NotFound, NotAllowed, SourceUnavailable."""
+        """Return the object's current version. Raises NotFound, NotAllowed, SourceUnavailable."""
         bucket, key = split_uri(uri)
         found = self._call(uri, "head_object", Bucket=bucket, Key=key)
         return ObjectVersion(uri, found["ContentLength"], found.get("ETag", "").strip('"'))
 
     def _call(self, uri: str, operation: str, **arguments: str | int) -> Any:
-        """LIST or HEAD through boto3, and once more with new credentials where the old ones have expired."""
+        """Send a LIST or HEAD through boto3, and again with new credentials if the old ones have expired."""
         used = self._identity.signing_keys()
         while True:
             try:
                 return getattr(self._identity.client, operation)(**arguments)
             except botocore.exceptions.ClientError as error:
-                code = error.response.get("Error", {}).get("Code", "")  # of a HEAD no body says more
+                code = error.response.get("Error", {}).get(
+                    "Code", ""
+                )  # a HEAD has no body that states a code
                 expired = code in EXPIRED or (operation == "head_object" and code in ("400", "403"))
                 if used is None or not expired or not self._identity.renew(used):
                     raise self._translated(error, uri) from error
@@ -146,14 +149,14 @@ class S3Source:
                 raise self._translated(error, uri) from s3_errors.without_secrets(error)
 
     def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
-        """One ranged GET with If-Match; status, Content-Range, length and ETag are checked.
+        """Send one ranged GET with If-Match; check status, Content-Range, length and ETag.
 
-        An answer of another form is asked for anew as it is stored: the server may decode it on the way. What still is
-        not as it was listed is asked about by a HEAD before anything is said of it."""
+        A response of another form is requested again with Accept-Encoding, for the stored bytes: the server may decode
+        them. If the next response does not match the listing either, a HEAD decides which error it is."""
         if not len(into):
             return
         stored = self._ask_for_stored
-        for _ in range(5):  # at most a redirection, a renewal, no If-Match, and one that is decoded
+        for _ in range(5):  # at most another region, new credentials, no If-Match, and stored bytes
             try:
                 if self._read(version, offset, into, stored):
                     return self._mismatches.succeeded(version, offset)
@@ -167,14 +170,15 @@ class S3Source:
         raise SourceUnavailable(f"{version.uri} is redirected in a circle; set AWS_REGION")
 
     def checker(self, version: ObjectVersion) -> Checker | None:
-        """Compare with the checksum or MD5 that a HEAD states; None over TLS. Raises as `head`, and SourceChanged."""
+        """Return a comparison with the checksum or MD5 that a HEAD states; None over TLS. Raises as `head`, and
+        SourceChanged."""
         if self._endpoint.scheme == "https" or not self._checksums.worth_a_head(version):
             return None
         return partial(self._checksums.check, version, self._mismatches.head(version, ChecksumMode="ENABLED"))
 
     def interrupt(self, thread: int) -> None:
-        """Make the read that runs in that thread (`threading.get_ident()`) fail now, if one does."""
-        with self._lock:  # not a moment later: the connection may serve another thread then
+        """Make a read that runs in that thread (`threading.get_ident()`) fail now."""
+        with self._lock:  # later the connection may serve another thread
             connection = self._active.get(thread)
             if connection is not None:
                 connection.interrupt()
@@ -185,8 +189,8 @@ class S3Source:
         self._identity.client.close()
 
     def _read(self, version: ObjectVersion, offset: int, into: memoryview, stored: bool) -> bool:
-        """One GET, and once more when a kept connection turns out stale. False: another region, credentials, or a range.
-        `stored`: ask a server that decodes for the bytes as they are stored."""
+        """Send one GET, and again when a kept connection was stale. Return False to send it anew with another region or new
+        credentials, known by then. `stored`: request stored bytes from a server that decodes."""
         bucket, key = split_uri(version.uri)
         signer = _Signer(self._identity.signing_keys(), self._regions.get(bucket) or self._region)
         target = self._target(bucket, key)
@@ -238,7 +242,7 @@ class S3Source:
     def _refused(
         self, version: ObjectVersion, signer: _Signer, answer: Response, body: bytes, conditional: bool
     ) -> bool:
-        """False when another region or other credentials, known from here on, may do; raises otherwise."""
+        """Return False if another region or new credentials, known by then, may help; else raise the typed error."""
         if self._renewed(version, signer, answer, body):
             return False
         if answer.status in (412, 416):
@@ -248,7 +252,7 @@ class S3Source:
         raise self._error(str(answer.status), _code(body), version.uri, answer.headers)
 
     def _renewed(self, version: ObjectVersion, signer: _Signer, answer: Response, body: bytes) -> bool:
-        """Whether another region or other credentials are known from here on."""
+        """Learn the bucket's region, or renew credentials, from a refusal. Tell whether there is something new."""
         bucket, _ = split_uri(version.uri)
         region = answer.headers.get("x-amz-bucket-region", "") if self._aws else ""
         if found := _SIGN_FOR.search(body):
@@ -291,9 +295,9 @@ class S3Source:
         span: tuple[int, int],
         stored: bool,
     ) -> bytes:
-        """The request head. Range and If-Match need no signature: the answer is checked against both. Accept-Encoding must
-        have none: Google's front end changes it. A whole object is asked for without a range: with one, S3 sends no
-        checksum."""
+        """Return the request head. Range and If-Match need no signature, since the response is checked against both.
+        Accept-Encoding must not be signed, since Google's front end changes it. A whole object is requested without a
+        range: with one, S3 states no checksum."""
         lines = [f"GET {target.path} HTTP/1.1", f"Host: {target.name}"]
         if self._proxy is not None and self._endpoint.scheme == "http":
             lines[0] = f"GET {target.url} HTTP/1.1"
@@ -314,16 +318,16 @@ class S3Source:
 
 
 def open_s3(settings: S3Settings, clock: Callable[[], float] = time.monotonic) -> S3Source:
-    """A source from settings and the AWS environment. Raises NotAllowed without credentials, InvalidInput for settings
-    that make no sense, SourceUnavailable where this process is at a limit."""
+    """Open a source from settings and the AWS environment. Raises NotAllowed without credentials, InvalidInput for wrong
+    settings, SourceUnavailable when this process is at a limit."""
     identity = sign_in(settings.endpoint, settings.region, clock)
     return S3Source(identity, tls_context(identity.client.meta.endpoint_url))
 
 
 def prepare_s3() -> None:
-    """Read what every `open_s3` needs of botocore's own files, for processes that are forked from this one; nothing of the
-    user's, who may keep it on a mount that hangs."""
-    with suppress(*FAILED):  # other releases have other files
+    """Load the files of botocore that every `open_s3` needs, for processes forked from this one. Reads no files of the
+    user, which may lie on a mount that hangs."""
+    with suppress(*FAILED):  # other releases of botocore have other files
         for name in ("endpoints", "partitions", "sdk-default-configuration"):
             service_data().load_data(name)
         for kind in ("service-2", "endpoint-rule-set-1"):
@@ -331,7 +335,7 @@ def prepare_s3() -> None:
 
 
 def split_uri(uri: str, key_needed: bool = True) -> tuple[str, str]:
-    """`s3://bucket/key` -> (bucket, key). Raises InvalidInput."""
+    """Split `s3://bucket/key` into (bucket, key). Raises InvalidInput."""
     bucket, _, key = uri.removeprefix(SCHEME).partition("/")
     if not uri.startswith(SCHEME) or not bucket or (key_needed and not key):
         raise InvalidInput(

@@ -152,7 +152,7 @@ def test_a_tag_in_listings_that_no_other_answer_has_is_no_overwrite(fake: FakeS3
     put(fake, DATA)
     fake.tag = lambda where, etag: f'"{etag}"' if where == "LIST" else f'"{etag}-other"'
     version = listed(source)
-    with pytest.raises(CorruptData, match="its version cannot be told"):
+    with pytest.raises(CorruptData, match="its version is unknown"):
         read(source, version)
     assert fake.asked == ["LIST", "GET", "HEAD", "LIST"]
 
