@@ -111,8 +111,8 @@ class Resilient:
         self._pace = pace or SharedPace()
         self._limited = False
         self._breaker = SourceBreaker()
-        self._last = ""
-        self._tail = LatencyTail()
+        self._last_error = ""
+        self._latencies = LatencyTail()
         self._hedger = _Hedger(self._hedge, clock)
 
     @property
@@ -195,7 +195,7 @@ class Resilient:
         """Note a failure. Return 1 if it counts against `attempts`, else 0."""
         with self._lock:
             now = self._clock()
-            self._last = str(error)
+            self._last_error = str(error)
             self._breaker.failed(now)
             self._counters.throttled += error.throttled
             counts = not error.throttled and not self._breaker.open
@@ -215,7 +215,7 @@ class Resilient:
             if not wait_s:
                 return
             if now + wait_s >= until or down_s >= self._resilience.deadline_s:
-                raise SourceUnavailable(f"the source has been down for {down_s:.0f} s: {self._last}")
+                raise SourceUnavailable(f"the source has been down for {down_s:.0f} s: {self._last_error}")
             self._sleep(min(wait_s, BREAKER_POLL_S))
 
     def _wait_for_rate(self, until: float) -> float:
@@ -233,7 +233,7 @@ class Resilient:
             if not wait_s:
                 return now - joined_at if served_at >= joined_at else 0.0
             if now + paused_s >= max(until, served_at + self._resilience.deadline_s):
-                raise SourceUnavailable(f"the source throttles beyond the deadline: {self._last}")
+                raise SourceUnavailable(f"the source throttles beyond the deadline: {self._last_error}")
             self._sleep(min(wait_s, RATE_POLL_S))
 
     def _timed(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
@@ -241,7 +241,7 @@ class Resilient:
         with self._lock:
             self._counters.requests += 1
             hedged = self._resilience.hedge and not self._limited
-            tail_s = self._tail.tail_s(len(into)) if hedged else None
+            tail_s = self._latencies.tail_s(len(into)) if hedged else None
         received_bytes = len(into)
         try:
             if tail_s is not None and isinstance(self._source, Interruptible):
@@ -254,7 +254,7 @@ class Resilient:
             raise
         with self._lock:
             self._counters.bytes += received_bytes
-            self._tail.add(len(into), self._clock() - started)
+            self._latencies.add(len(into), self._clock() - started)
 
     def _raced(self, version: ObjectVersion, offset: int, into: memoryview, due: float) -> int:
         """Read while the hedger may send a second request. Return the bytes that the first one received."""
@@ -331,10 +331,10 @@ class _Hedger:
 
     def _run(self) -> None:
         with ThreadPoolExecutor(HEDGE_THREADS, "hedge") as threads:
-            while (read := self._late()) is not None:
+            while (read := self._next_late()) is not None:
                 threads.submit(self._hedge, read)
 
-    def _late(self) -> _Read | None:
+    def _next_late(self) -> _Read | None:
         """Wait for the next late read; None after `close`."""
         with self._lock:
             while not self._closed:

@@ -26,7 +26,7 @@ MAX_EXPANDED = 100_000
 MAX_EXPANDED_CHARACTERS = 32 << 20
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,31})://")
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{1,31}):/(?!/)")
-_TRICK = re.compile(r"[\x00-\x1f\x7f\\]|%(2e|2f|5c|00)", re.I)
+_FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\]|%(2e|2f|5c|00)", re.I)
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,254}")
 _BRACES = re.compile(r"(\{[^{}]*\})")
 _RANGE = re.compile(r"(\d{1,18})\.\.(\d{1,18})")
@@ -44,14 +44,14 @@ def canonical(uri: str) -> str:
         raise InvalidInput(f"{uri!a} is not UTF-8; rename what it names") from None
     if not uri.strip() or size_bytes > MAX_URI_BYTES:
         raise InvalidInput(f"a URI must have 1 to {MAX_URI_BYTES} bytes")
-    if slip := _ONE_SLASH.match(uri):  # pathlib.Path turns s3://bucket into s3:/bucket
+    if one_slash := _ONE_SLASH.match(uri):  # pathlib.Path turns s3://bucket into s3:/bucket
         raise InvalidInput(
-            f"{uri!r} has one slash after {slip[1]}:, a URI has two; give it as text, not as a Path"
+            f"{uri!r} has one slash after {one_slash[1]}:, a URI has two; give it as text, not as a Path"
         )
     found = _SCHEME.match(uri)
     scheme = found[1].lower() if found else "file"
     rest = uri[found.end() :] if found else os.path.abspath(uri) + "/" * uri.endswith("/")
-    if _TRICK.search(rest):
+    if _FORBIDDEN.search(rest):
         raise InvalidInput(f"{uri!r} holds a control character, backslash or percent-encoded dot or slash")
     if scheme == "file":
         rest = "/" + re.sub(r"/+", "/", rest.removeprefix("localhost/")).lstrip("/") if rest else ""

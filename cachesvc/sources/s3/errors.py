@@ -14,7 +14,7 @@ from cachesvc.core.errors import (
     NotFound,
     SourceUnavailable,
 )
-from cachesvc.sources.s3.http import unknown_to_proxy, untrusted, wait_s
+from cachesvc.sources.s3.http import proxy_needs_login, retry_after_s, untrusted_certificate
 
 MAX_RETRY_AFTER_S = 60.0
 EXPIRED = {
@@ -78,7 +78,7 @@ def from_response(status: str, code: str, uri: str, headers: dict[str, str]) -> 
     """Return the error for a response with this status, and this code in its body."""
     said = f"{status} {code}".strip()
     if status == "407":
-        return unknown_to_proxy(uri, "http")
+        return proxy_needs_login(uri, "http")
     if {status, code} & _FORBIDDEN:
         remedy = _REMEDIES.get(code, "check the credentials and the bucket's policy")
         return NotAllowed(f"{uri}: access refused ({said}); {remedy}")
@@ -98,7 +98,7 @@ def from_response(status: str, code: str, uri: str, headers: dict[str, str]) -> 
         return NotAllowed(f"{uri}: the server refuses this request ({said}); {_REMEDIES.get(code, _REFUSED)}")
     error = SourceUnavailable(f"{uri}: the server answered {said}")
     error.throttled = bool({status, code} & _THROTTLED)
-    error.retry_after_s = min(wait_s(headers), MAX_RETRY_AFTER_S)
+    error.retry_after_s = min(retry_after_s(headers), MAX_RETRY_AFTER_S)
     return error
 
 
@@ -114,9 +114,9 @@ def from_botocore(error: Exception, uri: str) -> CacheError:
     if isinstance(error, _NO_CREDENTIALS):
         return NotAllowed(f"{uri}: no S3 credentials: {CREDENTIALS}")
     if isinstance(error, botocore.exceptions.SSLError) and (found := _UNTRUSTED.search(str(error))):
-        return untrusted(uri, found[1])
+        return untrusted_certificate(uri, found[1])
     if isinstance(error, botocore.exceptions.ProxyConnectionError) and " 407" in str(error.kwargs["error"]):
-        return unknown_to_proxy(uri, "https")
+        return proxy_needs_login(uri, "https")
     if isinstance(error, botocore.exceptions.ParamValidationError):
         return InvalidInput(f"{uri}: not a valid bucket or key; write s3://bucket/key")
     if without_secrets(error) is None:

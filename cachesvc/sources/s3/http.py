@@ -64,29 +64,29 @@ class HttpConnection:
         self._sock = sock
         self._name = name
         self._plain = not isinstance(sock, ssl.SSLSocket)
-        self._ahead = b""
-        self._left = 0
-        self._keep = True
+        self._buffered = b""
+        self._remaining = 0
+        self._keep_alive = True
         self._chunked = False
         self.reused = False
         self.interrupted = False
         self.received_bytes = 0
         """Bytes of all bodies received here."""
 
-    def ask(self, request: bytes) -> Response:
+    def request(self, head: bytes) -> Response:
         """Send a request, receive the response's head. Raises SourceUnavailable; ConnectionClosed when no byte came
         back."""
-        self._left = 1  # no other request until a whole response has been read
+        self._remaining = 1  # no other request until a whole response has been read
         try:
-            self._sock.sendall(request)
-            head = self._up_to(b"\r\n\r\n")
+            self._sock.sendall(head)
+            received = self._receive_until(b"\r\n\r\n")
         except CacheError:
             raise
         except (BrokenPipeError, ConnectionResetError) as error:
             raise ConnectionClosed(f"{self._name} closed the connection") from error
         except OSError as error:
             raise self._unavailable(error) from error
-        return self._parse(head)
+        return self._parse(received)
 
     def read_into(self, into: memoryview) -> None:
         """Fill `into` with the next bytes of the body, or with all of a chunked body. Raises SourceUnavailable for a body
@@ -102,20 +102,20 @@ class HttpConnection:
                 done += size
         except (ValueError, ConnectionClosed) as error:
             raise SourceUnavailable(
-                f"{self._name} cut the answer, or sent chunks that make no sense"
+                f"{self._name} cut the response, or sent chunks that make no sense"
             ) from error
         except CacheError:
             raise
         except OSError as error:
             raise self._unavailable(error) from error
         if done < len(into):
-            self._keep = False
-            raise UnexpectedResponse(f"{self._name} ended the answer after {done} of {len(into)} bytes")
+            self._keep_alive = False
+            raise UnexpectedResponse(f"{self._name} ended the response after {done} of {len(into)} bytes")
 
     def _read(self, into: memoryview) -> None:
-        done = min(len(self._ahead), len(into))
-        into[:done] = self._ahead[:done]
-        self._ahead = self._ahead[done:]
+        done = min(len(self._buffered), len(into))
+        into[:done] = self._buffered[:done]
+        self._buffered = self._buffered[done:]
         self.received_bytes += done
         flags = socket.MSG_WAITALL if self._plain else 0
         until = time.monotonic() + BODY_TIMEOUT_S
@@ -125,29 +125,29 @@ class HttpConnection:
                     f"{self._name} sent {done} of {len(into)} bytes in {BODY_TIMEOUT_S:.0f} s: too slow"
                 )
             try:
-                got = _patient(partial(self._sock.recv_into, into[done:], 0, flags))
+                got = _retried(partial(self._sock.recv_into, into[done:], 0, flags))
             except OSError as error:
                 raise self._unavailable(error) from error
             if not got:
-                raise SourceUnavailable(f"{self._name} cut the answer after {done} of {len(into)} bytes")
+                raise SourceUnavailable(f"{self._name} cut the response after {done} of {len(into)} bytes")
             done += got
             self.received_bytes += got
-        self._left -= done
+        self._remaining -= done
 
-    def read_error(self, answer: Response) -> bytes:
+    def read_error(self, response: Response) -> bytes:
         """Return the body of an error response; empty, and no reuse, when it is long or of unknown length."""
         if self._chunked:
             return self._chunks()
-        if answer.length is None or answer.length > MAX_ERROR_BODY_BYTES:
+        if response.length is None or response.length > MAX_ERROR_BODY_BYTES:
             return b""
-        body = bytearray(answer.length)
+        body = bytearray(response.length)
         self.read_into(memoryview(body))
         return bytes(body)
 
     @property
     def clean(self) -> bool:
         """True if the connection can be reused."""
-        return self._keep and not (self._left or self._ahead or self.interrupted)
+        return self._keep_alive and not (self._remaining or self._buffered or self.interrupted)
 
     def interrupt(self) -> None:
         """Make a read that runs in another thread fail now."""
@@ -181,27 +181,27 @@ class HttpConnection:
     def _chunk_sizes(self) -> Iterator[int]:
         """Yield the size of each chunk in bytes; the caller reads the chunk before it takes the next size. After the last
         one the connection can be reused. Raises ValueError for a malformed body."""
-        keep, self._keep, until = self._keep, False, time.monotonic() + BODY_TIMEOUT_S
+        keep, self._keep_alive, until = self._keep_alive, False, time.monotonic() + BODY_TIMEOUT_S
         while size := self._chunk_size():
             if time.monotonic() > until:
                 raise SourceUnavailable(
                     f"{self._name} sent no whole body in {BODY_TIMEOUT_S:.0f} s: too slow"
                 )
             yield size
-            if self._up_to(b"\r\n"):
+            if self._receive_until(b"\r\n"):
                 raise ValueError("a chunk longer than its stated size")
-        self._keep = keep and not self._up_to(b"\r\n")
-        self._left = 0
+        self._keep_alive = keep and not self._receive_until(b"\r\n")
+        self._remaining = 0
 
     def _chunk_size(self) -> int:
-        size = self._up_to(b"\r\n").partition(b";")[0].strip()
+        size = self._receive_until(b"\r\n").partition(b";")[0].strip()
         if not _HEX.fullmatch(size):
             raise ValueError(size)
         return int(size, 16)
 
-    def _up_to(self, mark: bytes) -> bytes:
+    def _receive_until(self, mark: bytes) -> bytes:
         """Receive up to a mark in a head or between chunks; return the bytes before the mark."""
-        ahead, until = self._ahead, time.monotonic() + BODY_TIMEOUT_S
+        ahead, until = self._buffered, time.monotonic() + BODY_TIMEOUT_S
         while (end := ahead.find(mark)) < 0:
             if len(ahead) > MAX_HEAD_BYTES:
                 raise SourceUnavailable(f"{self._name} sent a response head above {MAX_HEAD_BYTES} bytes")
@@ -209,24 +209,24 @@ class HttpConnection:
                 raise SourceUnavailable(
                     f"{self._name} sent no whole head in {BODY_TIMEOUT_S:.0f} s: too slow"
                 )
-            got = _patient(partial(self._sock.recv, _RECV_BYTES))
+            got = _retried(partial(self._sock.recv, _RECV_BYTES))
             if not got:
                 raise ConnectionClosed(f"{self._name} closed the connection")
             ahead += got
-        self._ahead = ahead[end + len(mark) :]
+        self._buffered = ahead[end + len(mark) :]
         return ahead[:end]
 
     def _parse(self, head: bytes) -> Response:
         lines = head.decode("latin-1").split("\r\n")
         headers = {name.lower(): value.strip() for name, _, value in (x.partition(":") for x in lines[1:])}
         version, _, rest = lines[0].partition(" ")
-        status, length = number(rest[:3]), number(headers.get("content-length", ""))
+        status, length = parse_number(rest[:3]), parse_number(headers.get("content-length", ""))
         if not version.startswith("HTTP/1.") or status is None:
             raise SourceUnavailable(f"{self._name} does not speak HTTP/1.1")
-        self._keep = headers.get("connection", "").lower() != "close" and version == "HTTP/1.1"
+        self._keep_alive = headers.get("connection", "").lower() != "close" and version == "HTTP/1.1"
         self._chunked = headers.get("transfer-encoding", "").lower() == "chunked"
         length = None if "transfer-encoding" in headers else length
-        self._left = 1 if length is None else length
+        self._remaining = 1 if length is None else length
         return Response(status, headers, length, self._chunked)
 
     def _unavailable(self, error: OSError) -> SourceUnavailable:
@@ -274,7 +274,7 @@ class ConnectionPool:
         except CacheError:
             raise
         except ssl.SSLCertVerificationError as error:
-            raise untrusted(name, error.verify_message) from error
+            raise untrusted_certificate(name, error.verify_message) from error
         except OSError as error:
             raise SourceUnavailable(f"cannot connect to {name}: {error}; check the endpoint") from error
         return HttpConnection(sock, name)
@@ -284,13 +284,13 @@ class ConnectionPool:
             return socket.create_connection((host, port), CONNECT_TIMEOUT_S)
         sock = self._proxy.connect(CONNECT_TIMEOUT_S)
         if self._tls is not None:
-            status = HttpConnection(sock, self._proxy.name).ask(self._proxy.tunnel(host, port)).status
+            status = HttpConnection(sock, self._proxy.name).request(self._proxy.tunnel(host, port)).status
             if status // 100 != 2:
                 sock.close()
                 raise _refused(self._proxy, status)
         return sock
 
-    def give(self, host: str, port: int, connection: HttpConnection) -> None:
+    def put_back(self, host: str, port: int, connection: HttpConnection) -> None:
         """Keep a connection for the next request; close it when it cannot be reused or enough are kept."""
         connection.reused = True
         with self._lock:
@@ -309,7 +309,7 @@ class ConnectionPool:
                 connection.close()
 
 
-def _patient(receive: Callable[[], _T]) -> _T:
+def _retried(receive: Callable[[], _T]) -> _T:
     """Call `receive` until it returns, or has timed out for `READ_TIMEOUT_S`. Raises OSError."""
     until = time.monotonic() + READ_TIMEOUT_S
     while True:
@@ -320,17 +320,17 @@ def _patient(receive: Callable[[], _T]) -> _T:
                 raise
 
 
-def number(text: str) -> int | None:
+def parse_number(text: str) -> int | None:
     """Parse decimal digits; None for any other text, also for more than 18 digits and for digits of other scripts, which
     `isdigit` accepts."""
     return int(text) if _NUMBER.fullmatch(text) else None
 
 
-def wait_s(headers: dict[str, str]) -> float:
+def retry_after_s(headers: dict[str, str]) -> float:
     """Return the seconds of Retry-After; 0 without it. A date is compared with the server's own Date, since this machine's
     clock may be wrong."""
     said = headers.get("retry-after", "")
-    seconds = number(said)
+    seconds = parse_number(said)
     if seconds is not None:
         return float(seconds)
     try:
@@ -343,18 +343,18 @@ def wait_s(headers: dict[str, str]) -> float:
 
 def _refused(proxy: Proxy, status: int) -> CacheError:
     if status == 407:
-        return unknown_to_proxy(proxy.name, "https")
+        return proxy_needs_login(proxy.name, "https")
     if status == 403:
         return NotAllowed(f"{proxy.name} does not let requests through to this server (403)")
     return SourceUnavailable(f"{proxy.name} answered {status}")
 
 
-def unknown_to_proxy(said: str, scheme: str) -> NotAllowed:
+def proxy_needs_login(said: str, scheme: str) -> NotAllowed:
     """Return the error for a proxy that requires authentication."""
     return NotAllowed(f"{said}: the proxy wants a user and a password (407), in {scheme.upper()}_PROXY")
 
 
-def untrusted(name: str, why: str) -> NotAllowed:
+def untrusted_certificate(name: str, why: str) -> NotAllowed:
     """Return the error for a server whose certificate is not trusted."""
     return NotAllowed(
         f"{name} shows a certificate that is not trusted ({why}); set AWS_CA_BUNDLE to the file of the authority "

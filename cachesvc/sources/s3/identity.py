@@ -32,13 +32,13 @@ from cachesvc.sources.s3.http import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
 
 log = logging.getLogger(__name__)
 LIST_ATTEMPTS = 5
-_SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+_LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 _FIELDS = {
     "AWS_ACCESS_KEY_ID": "access_key",
     "AWS_SECRET_ACCESS_KEY": "secret_key",
     "AWS_SESSION_TOKEN": "token",
 }
-_UNFIT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
+_INVALID = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 RENEW_S = 5.0
 """The least time between two renewals: all threads are refused at once, and a failing metadata service needs rest."""
 
@@ -52,39 +52,39 @@ class AccountIdentity:
     ) -> None:
         self._connect, self._clock = connect, clock
         self.client, self._credentials = connect()
-        self._kept: Any = None
-        self._again_at = 0.0
+        self._keys: Any = None
+        self._next_try_at = 0.0
         self._lock = threading.Lock()
 
     def signing_keys(self) -> Any:
         """Return the keys to sign with. While a refresh fails, these are the previous ones: they stay valid for minutes
         after botocore wants new ones. Raises SourceUnavailable when there are none yet, InvalidInput for keys that no
         header can hold."""
-        if self._kept is not None and self._clock() < self._again_at:
-            return self._kept
+        if self._keys is not None and self._clock() < self._next_try_at:
+            return self._keys
         try:
-            self._kept = check_keys(self._credentials.get_frozen_credentials())
+            self._keys = check_keys(self._credentials.get_frozen_credentials())
         except FAILED as error:
-            if self._kept is None and isinstance(error, InvalidInput):
+            if self._keys is None and isinstance(error, InvalidInput):
                 raise
             said = s3_errors.one_line(error)
-            if self._kept is None:  # the next try may succeed
+            if self._keys is None:  # the next try may succeed
                 raise SourceUnavailable(f"the AWS credentials could not be refreshed: {said}") from error
             log.warning(
                 "the AWS credentials could not be refreshed; the old ones are used", extra={"error": said}
             )
-            self._again_at = self._clock() + RENEW_S
-        return self._kept
+            self._next_try_at = self._clock() + RENEW_S
+        return self._keys
 
     def renew(self, refused: Any) -> bool:
         """Resolve the chain anew unless another thread has replaced the `refused` keys. Tell whether there are other keys
         now. Raises InvalidInput for keys that no header can hold."""
         with self._lock:
-            if self._kept is not None and self._kept != refused:
+            if self._keys is not None and self._keys != refused:
                 return True
-            if self._clock() < self._again_at:
+            if self._clock() < self._next_try_at:
                 return False
-            self._again_at = self._clock() + RENEW_S
+            self._next_try_at = self._clock() + RENEW_S
             try:
                 client, credentials = self._connect()
                 kept = credentials and check_keys(credentials.get_frozen_credentials())
@@ -97,8 +97,8 @@ class AccountIdentity:
                 return False
             if kept in (None, refused):  # None: the chain has no keys any more
                 return False
-            self.client, self._credentials, self._kept = client, credentials, kept
-            self._again_at = 0.0
+            self.client, self._credentials, self._keys = client, credentials, kept
+            self._next_try_at = 0.0
             log.info("the AWS credentials were renewed")
             return True
 
@@ -142,7 +142,7 @@ def sign_in(endpoint: str, region: str, clock: Callable[[], float]) -> AccountId
     except CacheError:
         raise
     except FAILED as error:
-        raise _unusable(error, faulty_setting(error)) from error
+        raise _wrong_setting(error, faulty_setting(error)) from error
     if not _is_web(url := identity.client.meta.endpoint_url):
         raise InvalidInput(f"the S3 endpoint {url} is no http:// or https:// address; check AWS_ENDPOINT_URL")
     return identity
@@ -173,7 +173,7 @@ def tls_context(url: str) -> ssl.SSLContext | None:
         return ssl.create_default_context(cafile=bundle or get_cert_path(True))
     except FAILED as error:
         named = f"AWS_CA_BUNDLE (ca_bundle of the AWS profile), {bundle}, for a file of certificates in PEM"
-        raise _unusable(error, named) from error
+        raise _wrong_setting(error, named) from error
 
 
 def _is_web(url: str) -> bool:
@@ -189,7 +189,7 @@ def check_keys(keys: Any) -> Any:
     does not contain them."""
     for name, field in _FIELDS.items():
         value = getattr(keys, field)
-        if value is not None and (not isinstance(value, str) or _UNFIT.search(value)):
+        if value is not None and (not isinstance(value, str) or _INVALID.search(value)):
             raise InvalidInput(
                 f"{name}, as the environment or the AWS profile has it, holds a line end or something else that no header"
                 " can hold; set it anew without that"
@@ -197,9 +197,9 @@ def check_keys(keys: Any) -> Any:
     return keys
 
 
-def _unusable(error: Exception, setting: str) -> CacheError:
+def _wrong_setting(error: Exception, setting: str) -> CacheError:
     said = s3_errors.one_line(error)
-    if isinstance(error, OSError) and error.errno in _SHORT and not isinstance(error, ssl.SSLError):
+    if isinstance(error, OSError) and error.errno in _LIMITS and not isinstance(error, ssl.SSLError):
         return SourceUnavailable(
             f"this process is at its limit: {said}; allow it more (LimitNOFILE=, ulimit)"
         )

@@ -11,7 +11,7 @@ from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.s3 import etags as tags
 from cachesvc.sources.s3 import listing as s3_listing
 from cachesvc.sources.s3.errors import OVERWRITTEN
-from cachesvc.sources.s3.http import number
+from cachesvc.sources.s3.http import parse_number
 from cachesvc.sources.s3.repeated_faults import RepeatedFaults
 from cachesvc.sources.s3.responses import OtherVersion, encoding_of
 
@@ -72,7 +72,7 @@ class MismatchJudge:
     def _contradicts(
         self, version: ObjectVersion, offset: int, error: CacheError, headers: dict[str, str]
     ) -> NoReturn:
-        if number(headers.get("content-length", "")) not in (None, version.size_bytes):
+        if parse_number(headers.get("content-length", "")) not in (None, version.size_bytes):
             raise self._changed(version, f"{headers['content-length']} bytes")
         if self._repeated.failed(version.uri, offset):
             raise CorruptData(f"{error}, twice, and its HEAD says otherwise; {_BETWEEN}") from error

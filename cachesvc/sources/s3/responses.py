@@ -5,7 +5,7 @@ from __future__ import annotations
 from cachesvc.core.errors import SourceUnavailable
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.s3 import etags as tags
-from cachesvc.sources.s3.http import Response, UnexpectedResponse, number
+from cachesvc.sources.s3.http import Response, UnexpectedResponse, parse_number
 
 _NONE = ("", "identity", "aws-chunked")
 """Content encodings that change no stored byte. SDKs leave `aws-chunked` behind from their uploads."""
@@ -27,7 +27,7 @@ def verify(version: ObjectVersion, offset: int, size: int, response: Response) -
         raise UnexpectedResponse(f"the server decoded {uri}, which is stored with Content-Encoding: {stored}")
     if response.status == 206 and span is not None:
         served, _, total = span.removeprefix("bytes ").partition("/")
-        if number(total) not in (None, version.size_bytes):
+        if parse_number(total) not in (None, version.size_bytes):
             raise OtherVersion(f"{uri} has {total} bytes, not {version.size_bytes}")
         if served != f"{offset}-{offset + size - 1}":
             raise UnexpectedResponse(f"the server answered bytes {served} of {uri}, not those asked for")

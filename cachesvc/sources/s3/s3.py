@@ -45,7 +45,7 @@ from cachesvc.sources.source import Checker
 SCHEME = "s3://"
 _CODE = re.compile(rb"<Code>([A-Za-z0-9._-]{1,64})</Code>")
 _REGION = re.compile(r"[a-z0-9-]{1,32}")
-_SIGN_FOR = re.compile(rb">AuthorizationHeaderMalformed<.*<Region>([a-z0-9-]{1,32})</Region>", re.DOTALL)
+_RIGHT_REGION = re.compile(rb">AuthorizationHeaderMalformed<.*<Region>([a-z0-9-]{1,32})</Region>", re.DOTALL)
 """The error of AWS, MinIO and Garage for a request that was signed for another region than the server's."""
 _ADDRESS = re.compile(r"[0-9.]+|.*:.*")
 _HOST_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
@@ -202,12 +202,12 @@ class S3Source:
             if not connection.reused or connection.interrupted:
                 raise
         finally:
-            self._pool.give(target.host, target.port, connection)
+            self._pool.put_back(target.host, target.port, connection)
         connection = self._pool.connect(target.host, target.port)
         try:
             return self._exchange(connection, request, signer, version, offset, into)
         finally:
-            self._pool.give(target.host, target.port, connection)
+            self._pool.put_back(target.host, target.port, connection)
 
     def _exchange(
         self,
@@ -221,16 +221,16 @@ class S3Source:
         thread, before = threading.get_ident(), connection.received_bytes
         self._active[thread] = connection
         try:
-            answer = connection.ask(request)
-            if answer.status not in (200, 206):
+            response = connection.request(request)
+            if response.status not in (200, 206):
                 conditional = b"\r\nIf-Match: " in request
-                return self._refused(version, signer, answer, connection.read_error(answer), conditional)
-            verify(version, offset, len(into), answer)
+                return self._refused(version, signer, response, connection.read_error(response), conditional)
+            verify(version, offset, len(into), response)
             connection.read_into(into)
-            if b"Accept-Encoding" in request and "content-encoding" in answer.headers:
+            if b"Accept-Encoding" in request and "content-encoding" in response.headers:
                 self._ask_for_stored = True
             if len(into) == version.size_bytes:
-                self._checksums.check(version, answer.headers, (into,))
+                self._checksums.check(version, response.headers, (into,))
         except CacheError as error:
             error.received_bytes = connection.received_bytes - before
             raise
@@ -240,22 +240,24 @@ class S3Source:
         return True
 
     def _refused(
-        self, version: ObjectVersion, signer: _Signer, answer: Response, body: bytes, conditional: bool
+        self, version: ObjectVersion, signer: _Signer, response: Response, body: bytes, conditional: bool
     ) -> bool:
         """Return False if another region or new credentials, known by then, may help; else raise the typed error."""
-        if self._renewed(version, signer, answer, body):
+        if self._learned(version, signer, response, body):
             return False
-        if answer.status in (412, 416):
-            seems = OtherVersion(f"{version.uri} is no longer the version that was listed ({answer.status})")
-            seems.conditional = conditional and answer.status == 412
+        if response.status in (412, 416):
+            seems = OtherVersion(
+                f"{version.uri} is no longer the version that was listed ({response.status})"
+            )
+            seems.conditional = conditional and response.status == 412
             raise seems
-        raise self._error(str(answer.status), _code(body), version.uri, answer.headers)
+        raise self._error(str(response.status), _code(body), version.uri, response.headers)
 
-    def _renewed(self, version: ObjectVersion, signer: _Signer, answer: Response, body: bytes) -> bool:
+    def _learned(self, version: ObjectVersion, signer: _Signer, response: Response, body: bytes) -> bool:
         """Learn the bucket's region, or renew credentials, from a refusal. Tell whether there is something new."""
         bucket, _ = split_uri(version.uri)
-        region = answer.headers.get("x-amz-bucket-region", "") if self._aws else ""
-        if found := _SIGN_FOR.search(body):
+        region = response.headers.get("x-amz-bucket-region", "") if self._aws else ""
+        if found := _RIGHT_REGION.search(body):
             region = found[1].decode()
         if _REGION.fullmatch(region) and region != signer.region:
             self._regions[bucket] = region

@@ -45,9 +45,9 @@ def _read(source: S3Source | Resilient, version: ObjectVersion, offset: int = 0,
     [
         (Fault("status", status=503, retry_after_s=3), SourceUnavailable, "503"),
         (Fault("status", status=500), SourceUnavailable, "500"),
-        (Fault("cut", after_bytes=500), SourceUnavailable, "cut the answer after 500 of 1000 bytes"),
-        (Fault("cut", after_bytes=0), SourceUnavailable, "cut the answer"),
-        (Fault("reset", after_bytes=500), SourceUnavailable, "broke the connection|cut the answer"),
+        (Fault("cut", after_bytes=500), SourceUnavailable, "cut the response after 500 of 1000 bytes"),
+        (Fault("cut", after_bytes=0), SourceUnavailable, "cut the response"),
+        (Fault("reset", after_bytes=500), SourceUnavailable, "broke the connection|cut the response"),
     ],
 )
 def test_a_bad_answer_is_a_typed_error_and_the_next_read_works(

@@ -22,7 +22,7 @@ from cachesvc.core.errors import CorruptData, NotAllowed, SourceChanged, SourceU
 from cachesvc.core.model import ObjectVersion, Piece, extent_of
 from cachesvc.sources.fetch import Fetcher
 from cachesvc.sources.resilient import Resilience, Resilient
-from cachesvc.sources.s3.http import HttpConnection, wait_s
+from cachesvc.sources.s3.http import HttpConnection, retry_after_s
 from cachesvc.sources.s3.responses import verify
 from cachesvc.sources.s3.s3 import S3Settings, S3Source, open_s3
 from tests.support.clock import Clock
@@ -263,7 +263,7 @@ def test_chunks_that_make_no_sense_are_the_servers_error_still(body: bytes) -> N
         theirs.shutdown(socket.SHUT_WR)
         connection = HttpConnection(ours, "server:80")
         with suppress(SourceUnavailable):
-            assert connection.read_error(connection.ask(b"GET")) in (b"", b"abc")
+            assert connection.read_error(connection.request(b"GET")) in (b"", b"abc")
         assert not connection.clean
 
 
@@ -289,7 +289,7 @@ def test_an_object_in_chunks_that_make_no_sense_is_the_servers_error(body: bytes
         theirs.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + body)
         theirs.shutdown(socket.SHUT_WR)
         connection = HttpConnection(ours, "server:80")
-        assert connection.ask(b"GET").chunked
+        assert connection.request(b"GET").chunked
         with pytest.raises(SourceUnavailable):
             connection.read_into(memoryview(bytearray(5)))
         assert not connection.clean
@@ -300,7 +300,7 @@ def test_chunks_that_drip_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     with ours, theirs:
         theirs.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 9)
         connection = HttpConnection(ours, "server:80")
-        connection.ask(b"GET")
+        connection.request(b"GET")
         monkeypatch.setattr("cachesvc.sources.s3.http.BODY_TIMEOUT_S", -1.0)
         with pytest.raises(SourceUnavailable, match=r"^server:80 sent no whole body in .*: too slow"):
             connection.read_into(memoryview(bytearray(9)))
@@ -311,7 +311,7 @@ def test_a_body_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     with ours, theirs:
         theirs.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nxx")
         connection = HttpConnection(ours, "server:80")
-        connection.ask(b"GET")
+        connection.request(b"GET")
         monkeypatch.setattr("cachesvc.sources.s3.http.BODY_TIMEOUT_S", -1.0)
         with pytest.raises(SourceUnavailable, match=r"^server:80 sent 2 of 9 bytes in .*: too slow"):
             connection.read_into(memoryview(bytearray(9)))
@@ -324,7 +324,7 @@ def test_a_head_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
         theirs.sendall(b"HTTP/1.1 200 OK\r\nContent-")
         theirs.shutdown(socket.SHUT_WR)
         with pytest.raises(SourceUnavailable, match="too slow"):
-            HttpConnection(ours, "server:80").ask(b"GET")
+            HttpConnection(ours, "server:80").request(b"GET")
 
 
 def test_another_request_may_follow_an_error_in_chunks() -> None:
@@ -334,13 +334,13 @@ def test_another_request_may_follow_an_error_in_chunks() -> None:
             b"HTTP/1.1 500 Oops\r\nTransfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\nA\r\ndefghijklm\r\n0\r\n\r\n"
         )
         connection = HttpConnection(ours, "server:80")
-        assert connection.read_error(connection.ask(b"GET")) == b"abcdefghijklm"
+        assert connection.read_error(connection.request(b"GET")) == b"abcdefghijklm"
         assert connection.clean
         theirs.sendall(
             b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\n0A\r\ndefghijklm\r\n0\r\n\r\n"
         )
         into = bytearray(13)
-        connection.ask(b"GET")
+        connection.request(b"GET")
         connection.read_into(memoryview(into))
         assert into == b"abcdefghijklm"
         assert connection.clean
@@ -491,9 +491,9 @@ def test_numbers_that_are_none_are_the_servers_error(head: str, digits: str) -> 
         theirs.shutdown(socket.SHUT_WR)
         connection = HttpConnection(ours, "server")
         with suppress(SourceUnavailable):
-            answer = connection.ask(b"GET / HTTP/1.1\r\n\r\n")
+            answer = connection.request(b"GET / HTTP/1.1\r\n\r\n")
             if answer.status == 503:
-                assert wait_s(answer.headers) == 0.0
+                assert retry_after_s(answer.headers) == 0.0
             else:
                 verify(ObjectVersion("s3://b/k", 8, ""), 0, 4, answer)
 
@@ -515,4 +515,4 @@ def test_numbers_that_are_none_are_the_servers_error(head: str, digits: str) -> 
 def test_a_server_may_say_in_seconds_or_as_a_date_when_to_ask_again(
     said: dict[str, str], waits_s: float
 ) -> None:
-    assert wait_s(said) == waits_s
+    assert retry_after_s(said) == waits_s

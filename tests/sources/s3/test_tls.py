@@ -132,7 +132,7 @@ def test_a_read_that_is_interrupted_takes_nothing_encrypted_for_the_body(authori
                 server.sendall(b"+" * (1 << 16))
 
     def read() -> None:
-        connection.ask(b"GET / HTTP/1.1\r\n\r\n")
+        connection.request(b"GET / HTTP/1.1\r\n\r\n")
         try:
             connection.read_into(memoryview(into))
         except SourceUnavailable as error:
@@ -179,7 +179,7 @@ def test_a_server_that_falls_silent_is_given_up(
             server.sendall(said)
 
             def ask() -> None:
-                connection.ask(b"GET / HTTP/1.1\r\n\r\n")
+                connection.request(b"GET / HTTP/1.1\r\n\r\n")
                 connection.read_into(memoryview(bytearray(9)))
 
             with pytest.raises(SourceUnavailable, match="sent nothing for 1 s"):
