@@ -1,4 +1,4 @@
-"""What NFS and other file systems do to their readers: stale handles, errors, files replaced, mounts that hang."""
+"""Faults of NFS and other file systems: stale handles, errors, replaced files, mounts that hang."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_file_replaced_while_it_is_read_gives_one_version_or_none(tmp_path: Pa
 
     def replace() -> None:
         replaced = False
-        while not replaced or not stop.is_set():  # once at least, however late this thread has a core
+        while not replaced or not stop.is_set():  # at least once, even if this thread gets a core late
             other.write_bytes(DATA[::-1])
             os.rename(other, path)
             replaced = True
@@ -157,7 +157,7 @@ def test_a_call_that_takes_too_long_is_named() -> None:
     assert calls.hung_uri() == ""
 
 
-def test_a_process_that_was_stopped_itself_blames_no_mount() -> None:
+def test_a_process_that_was_stopped_reports_no_hung_call() -> None:
     now = [0.0]
 
     def sleep(seconds: float) -> None:
@@ -170,14 +170,14 @@ def test_a_process_that_was_stopped_itself_blames_no_mount() -> None:
         assert calls.hung_after(2.0, sleep) == "file:///x", "it had as long as ever while the process ran"
 
 
-def test_a_listing_says_that_it_comes_along(tmp_path: Path) -> None:
+def test_a_listing_reports_its_progress(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "x").write_bytes(DATA)
     steps = []
     source = FilesSource(heartbeat=lambda: steps.append(""))
     assert len(list(source.list(f"file://{tmp_path}/"))) == 3
-    assert len(steps) == 4 + 6  # folders, and what is in them
+    assert len(steps) == 4 + 6  # folders, and their entries
 
 
 def test_a_watched_source_is_the_source(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_watched_source_is_the_source(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("gone", ["b", "d"])
-def test_what_goes_away_while_its_folder_is_listed_is_left_out(tmp_path: Path, gone: str) -> None:
+def test_entries_removed_during_a_listing_are_left_out(tmp_path: Path, gone: str) -> None:
     for name in ("a", "b", "c", "d/x"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
@@ -218,7 +218,7 @@ def test_a_folder_that_becomes_something_else_while_it_is_listed_is_left_out(
     assert [found.uri.removeprefix(f"file://{tmp_path}") for found in listed] == ["/e"]
 
 
-def test_links_that_lead_to_one_another_are_left_out_as_those_that_lead_nowhere(tmp_path: Path) -> None:
+def test_cyclic_and_dangling_links_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x")
     (tmp_path / "self").symlink_to("self")
     (tmp_path / "ring").symlink_to("other")
@@ -228,7 +228,7 @@ def test_links_that_lead_to_one_another_are_left_out_as_those_that_lead_nowhere(
 
 
 @pytest.mark.parametrize(("deep", "fits"), [(400, True), (1500, False)])
-def test_folders_too_deep_in_one_another_are_a_typed_error(tmp_path: Path, deep: int, fits: bool) -> None:
+def test_folders_nested_too_deep_are_a_typed_error(tmp_path: Path, deep: int, fits: bool) -> None:
     folder = os.open(tmp_path, os.O_RDONLY)
     for _ in range(deep):
         os.mkdir("d", dir_fd=folder)
@@ -248,7 +248,7 @@ def test_folders_too_deep_in_one_another_are_a_typed_error(tmp_path: Path, deep:
 
 
 @pytest.mark.parametrize("name", [".snapshot", "lost+found", "Lost+Found", "@eaDir", "__MACOSX"])
-def test_a_folder_that_holds_no_data_by_its_name_is_not_walked(tmp_path: Path, name: str) -> None:
+def test_an_ignored_folder_is_not_opened(tmp_path: Path, name: str) -> None:
     for folder in (tmp_path / name, tmp_path / "d" / name):
         folder.mkdir(parents=True)
         for number in range(50):
@@ -262,7 +262,7 @@ def test_a_folder_that_holds_no_data_by_its_name_is_not_walked(tmp_path: Path, n
 
 
 @as_root
-def test_an_unreadable_folder_is_named_and_one_that_holds_no_data_costs_nothing() -> None:
+def test_an_unreadable_folder_is_an_error_unless_it_is_ignored() -> None:
     with tempfile.TemporaryDirectory() as here:
         Path(here).chmod(0o755)
         Path(here, "a").write_bytes(b"x")

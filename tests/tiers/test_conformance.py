@@ -1,4 +1,4 @@
-"""One conformance suite for every tier, and checksums."""
+"""The conformance suite of every tier, and tests of checksums."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_commit_of_another_size_is_refused(tier: Tier) -> None:
     tier.abort(A)
 
 
-def test_an_empty_extent_is_kept_like_any_other(tier: Tier) -> None:
+def test_an_empty_extent_is_stored(tier: Tier) -> None:
     tier.commit(A, fill(tier, A, b""))
     assert read(tier, A) == (b"", Checksums(0, b""))
 
@@ -178,14 +178,14 @@ def test_any_flipped_byte_is_found_and_its_block_named(
         verify(scratch, checksums)
 
 
-def test_blocks_hashed_as_they_pass_give_the_checksums_of_the_whole(scratch: int) -> None:
+def test_streamed_blocks_give_the_checksums_of_the_extent(scratch: int) -> None:
     os.ftruncate(scratch, 0)
     os.pwrite(scratch, DATA, 0)
     blocks = [DATA[:CHECKSUM_BLOCK_BYTES], DATA[CHECKSUM_BLOCK_BYTES:]]
     assert StreamedChecksums(len(DATA)).checksums(scratch).digests == b"".join(map(block_digest, blocks))
 
 
-def test_a_short_file_and_misfit_digests_are_corrupt(scratch: int) -> None:
+def test_a_short_file_and_digests_of_another_size_are_corrupt(scratch: int) -> None:
     os.ftruncate(scratch, 100)
     checksums = StreamedChecksums(100).checksums(scratch)
     with pytest.raises(CorruptData, match="ends at byte 100"):
@@ -199,9 +199,7 @@ def test_a_short_file_and_misfit_digests_are_corrupt(scratch: int) -> None:
     st.integers(0, 1 << 32),
 )
 @settings(max_examples=25, deadline=None)
-def test_digests_of_passing_bytes_are_those_of_the_file_however_it_was_cut(
-    cuts: list[int], seed: int
-) -> None:
+def test_streamed_digests_do_not_depend_on_the_pieces(cuts: list[int], seed: int) -> None:
     size = sum(cuts)
     data = random.Random(seed).randbytes(size)
     passing = StreamedChecksums(size)

@@ -1,4 +1,4 @@
-"""What is particular to an NVMe directory: recovery, kill -9 at every point, full disks, damaged indexes."""
+"""The NVMe directory: recovery, kill -9 at every point, full disks, damaged files."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_an_extent_is_readable_before_its_commit_and_through_it(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("size", ["99999999999999", "9" * 200, "-5", str(2 << 30)])
-def test_a_name_that_says_more_than_its_file_holds_is_garbage(tmp_path: Path, size: str) -> None:
+def test_a_name_with_a_larger_size_than_its_file_is_garbage(tmp_path: Path, size: str) -> None:
     tier = open_nvme(NAME, tmp_path)
     put(tier, 1)
     tier.close()
@@ -180,7 +180,7 @@ def test_a_footer_that_is_written_in_part_is_no_commit(tmp_path: Path) -> None:
     tier.close()
 
 
-def test_bytes_that_rot_on_disk_are_found(tmp_path: Path) -> None:
+def test_bytes_that_change_on_disk_are_found(tmp_path: Path) -> None:
     tier = open_nvme(NAME, tmp_path)
     put(tier, 1, bytes(100))
     os.chmod(final(tmp_path, 1), 0o600)
@@ -195,7 +195,7 @@ def test_bytes_that_rot_on_disk_are_found(tmp_path: Path) -> None:
     tier.close()
 
 
-def test_a_file_removed_by_somebody_is_a_tier_error_and_can_be_evicted(tmp_path: Path) -> None:
+def test_a_removed_file_is_a_tier_error_and_can_be_evicted(tmp_path: Path) -> None:
     tier = open_nvme(NAME, tmp_path)
     put(tier, 1)
     final(tmp_path, 1).unlink()
@@ -207,13 +207,13 @@ def test_a_file_removed_by_somebody_is_a_tier_error_and_can_be_evicted(tmp_path:
     tier.close()
 
 
-def test_what_could_not_be_removed_is_removed_later_unless_it_is_kept_again(tmp_path: Path) -> None:
+def test_a_failed_removal_is_retried_unless_the_extent_is_stored_again(tmp_path: Path) -> None:
     tier = open_nvme(NAME, tmp_path)
     for number in (1, 2, 3):
         put(tier, number)
         there = final(tmp_path, number)
         kept = there.rename(tmp_path / "kept")
-        there.mkdir()  # as good as a disk that says EIO
+        there.mkdir()  # unlink fails, as on a disk with EIO
         with pytest.raises(TierFailed, match="cannot remove"):
             tier.evict(extent(number))
         there.rmdir()
@@ -228,7 +228,7 @@ def test_what_could_not_be_removed_is_removed_later_unless_it_is_kept_again(tmp_
     tier.close()
 
 
-def test_a_folder_in_its_way_and_a_pipe_of_an_extents_name_stop_no_start(tmp_path: Path) -> None:
+def test_a_folder_or_a_fifo_with_an_extents_name_stops_no_start(tmp_path: Path) -> None:
     tier = open_nvme(NAME, tmp_path)
     put(tier, 1)
     tier.close()
@@ -283,8 +283,8 @@ def test_two_daemons_cannot_share_a_directory(tmp_path: Path) -> None:
         open_nvme(NAME, tmp_path / "absent")
 
 
-# A child counts its calls into C through a fill, an evict and a commit, and dies at the n-th (on its way in
-# or out): every point between two system calls is met. The interpreter starts once and forks for each.
+# A child counts its calls into C during a fill, an evict and a commit, and dies at the n-th, before or after it: so every
+# point between two system calls is met. The interpreter starts once and forks for each.
 CHILD = """
 import os, signal, sys
 from pathlib import Path
@@ -347,7 +347,7 @@ def test_kill_9_at_every_point_leaves_committed_extents_and_nothing_else(tmp_pat
 
 
 def survivors(directory: Path) -> tuple[int, ...]:
-    """What recovery kept, each checked to the byte; the disk holds exactly that."""
+    """Recover the tier, and return its extents; check every byte, and that the disk has no other file."""
     tier, found = reopened(directory)
     for resident in found:
         fd, checksums = tier.open(resident)
@@ -399,10 +399,10 @@ def test_a_read_only_file_system_is_a_tier_error(small_disk: Path) -> None:
 
 @given(data=st.data())
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_whatever_byte_changes_the_tier_starts_and_no_wrong_byte_passes(
+def test_after_any_damage_the_tier_starts_and_serves_no_wrong_byte(
     tmp_path: Path, data: st.DataObject
 ) -> None:
-    """Every file may be damaged anywhere, cut or lengthened, the directory littered."""
+    """Every file may be damaged anywhere, cut or lengthened, and other files may lie in the directory."""
     directory = tmp_path / str(len(os.listdir(tmp_path)))
     directory.mkdir()
     tier = open_nvme(NAME, directory)

@@ -1,4 +1,4 @@
-"""Parquet: rows come back as they were written, opening reads footers alone, and what is not read is said."""
+"""Parquet: rows are read back as written, opening reads footers alone, and unsupported columns are noted."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _no_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def everything(rows: int = ROWS) -> pa.Table:
-    """A column of each type that is read, with nulls where a type has them, and two of types that are not."""
+    """Make a table with a column of each supported type, with nulls, and two of unsupported types."""
     images = [{"bytes": os.urandom(n % 50), "path": f"{n}.jpg"} if n % 5 else None for n in range(rows)]
     lists = [list(range(n % 7)) if n % 11 else None for n in range(rows)]
     pairs = [[n / 2, -n / 4] if n % 3 else None for n in range(rows)]
@@ -68,7 +68,7 @@ def everything(rows: int = ROWS) -> pa.Table:
 
 
 def rows_of(table: pa.Table) -> list[dict[str, Any]]:
-    """What a sample of each row should be."""
+    """Return the sample expected for each row."""
     found = []
     for row in table.drop_columns([c for c in ("when", "words") if c in table.column_names]).to_pylist():
         if isinstance(row.get("image"), dict):
@@ -79,7 +79,7 @@ def rows_of(table: pa.Table) -> list[dict[str, Any]]:
 
 
 def same(samples: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> None:
-    """Equal, and of the same types."""
+    """Assert that samples equal rows and have the same types."""
     assert len(samples) == len(rows)
     for sample, row in zip(samples, rows, strict=True):
         plain = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in sample.items()}
@@ -93,7 +93,10 @@ def same(samples: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> N
         {},
         {"compression": "zstd", "data_page_version": "2.0", "write_page_checksum": True},
         {"compression": "none", "use_dictionary": False, "store_schema": False},
-        {"dictionary_pagesize_limit": 64, "data_page_size": 512},  # dictionaries that are given up half-way
+        {
+            "dictionary_pagesize_limit": 64,
+            "data_page_size": 512,
+        },  # the writer falls back from dictionaries half-way
     ],
     ids=lambda writing: ",".join(writing) or "default",
 )
@@ -106,7 +109,9 @@ def test_rows_come_back_as_they_were_written(tmp_path: Path, writing: dict[str, 
     assert "when (timestamp[us])" in notes
     assert "words (list<" in notes
     rows = rows_of(table) + rows_of(table.slice(100, 777))
-    if not writing.get("store_schema", True):  # Parquet alone knows no dictionaries, and no lists of one size
+    if not writing.get(
+        "store_schema", True
+    ):  # Parquet alone has neither dictionary types nor fixed-size lists
         assert {field.name: field.encoding for field in dataset.catalog.fields}["kind"] == "str"
     same([dataset[n] for n in range(len(dataset))], rows)
     assert dataset.catalog.extent_sizes.max() <= 1 << 19
@@ -179,8 +184,8 @@ def test_any_rows_in_any_groups(
     same(list(dataset), expected)
 
 
-def test_a_value_that_a_dictionary_holds_once_takes_no_more(tmp_path: Path) -> None:
-    """20 GB of text in a file of 2 MB, which is that in the cache too."""
+def test_a_dictionary_value_is_stored_once(tmp_path: Path) -> None:
+    """20 GB of text in a file of 2 MB takes 2 MB in the cache, too."""
     big = pa.DictionaryArray.from_arrays(pa.array([0] * 20_000, pa.int32()), pa.array(["x" * 1_000_000]))
     pq.write_table(pa.table({"big": big, "n": range(20_000)}), tmp_path / "a.parquet")
     dataset = open_dataset(tmp_path)
@@ -189,8 +194,8 @@ def test_a_value_that_a_dictionary_holds_once_takes_no_more(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("dictionary", [True, False])
-def test_bytes_of_one_size_count_as_often_as_they_are_there(tmp_path: Path, dictionary: bool) -> None:
-    """pyarrow unfolds a dictionary of them, whatever it is asked: what that takes is known at opening."""
+def test_fixed_size_bytes_are_counted_for_each_row(tmp_path: Path, dictionary: bool) -> None:
+    """pyarrow always expands a dictionary of them; the footer states the size of that."""
     column = pa.array([b"x" * 1_000_000 if n % 2 else None for n in range(50)], pa.binary(1_000_000))
     pq.write_table(
         pa.table({"big": column}), tmp_path / "a.parquet", write_statistics=False, use_dictionary=dictionary
@@ -227,8 +232,8 @@ def test_a_footer_larger_than_the_first_read(tmp_path: Path) -> None:
     assert dataset[199] == {f"column {n}": 199 for n in range(60)}
 
 
-def test_row_groups_are_not_joined_beyond_what_a_table_tells(tmp_path: Path) -> None:
-    """Eight of 604 MB each, where an extent may have 8 GiB."""
+def test_row_groups_are_not_joined_beyond_the_tables_32_bit_offsets(tmp_path: Path) -> None:
+    """Eight row groups of 604 MB each, and extents of up to 8 GiB."""
     count = 1 << 26
     flags = pa.BooleanArray.from_buffers(pa.bool_(), count, [None, pa.py_buffer(bytes(count // 8))])
     with pq.ParquetWriter(tmp_path / "a.parquet", pa.schema([("x", pa.bool_())])) as writer:
@@ -238,8 +243,8 @@ def test_row_groups_are_not_joined_beyond_what_a_table_tells(tmp_path: Path) -> 
     assert catalog.extent_sizes.tolist() == [7 * 9 * count, 9 * count]
 
 
-def test_few_footers_are_held_at_a_time(tmp_path: Path) -> None:
-    """Whoever reads their row groups is slower than the source: those of 10,000 files would take gigabytes."""
+def test_few_footers_are_in_memory_at_a_time(tmp_path: Path) -> None:
+    """Reading row groups is slower than the source: the footers of 10,000 files would take gigabytes."""
     body = written(tmp_path / "x", pa.table({"x": range(3)}))
     entries = [Entry(ObjectVersion(f"s3://b/{n}.parquet", len(body), ""), f"{n}.parquet") for n in range(200)]
     asked, many = itertools.count(1), threading.Event()
@@ -321,14 +326,14 @@ def written(path: Path, table: pa.Table, **writing: Any) -> bytes:
     return data
 
 
-def test_a_footer_that_is_too_long_is_read_by_nobody() -> None:
-    """A catalog that lies beside the data may say that a footer is as long as the file."""
+def test_a_footer_above_the_limit_is_not_read() -> None:
+    """A catalog stored beside the data may state a footer as long as the file."""
     long = FOOTER_BYTES + 1
     with pytest.raises(CorruptData, match="footer of 33,554,433 bytes"):
         Footer("s3://b/x.parquet", long.to_bytes(4, "little") + b"PAR1")
 
 
-def test_what_is_no_parquet_is_said(tmp_path: Path) -> None:
+def test_a_damaged_or_unsupported_file_is_a_typed_error(tmp_path: Path) -> None:
     good = written(tmp_path / "x", pa.table({"x": ["a", "b"]}))
     footer = int.from_bytes(good[-8:-4], "little") + 8
     damaged = {
@@ -348,8 +353,8 @@ def test_what_is_no_parquet_is_said(tmp_path: Path) -> None:
             compiled(tmp_path / f"d{number}")
 
 
-def test_a_column_that_is_left_out_may_be_called_as_one_that_is_read(tmp_path: Path) -> None:
-    """By a path of its own, or beneath it."""
+def test_an_unread_column_may_have_the_name_of_one_that_is_read(tmp_path: Path) -> None:
+    """The unread column has the same path, or one below it."""
     when = pa.array([1, 2], pa.timestamp("us"))
     inside = pa.array([{"y": ["a"]}, {"y": ["b"]}])
     columns = [pa.array(["a", "b"]), when, when, pa.array([3, 4]), inside]
@@ -369,7 +374,9 @@ def test_a_column_that_is_left_out_may_be_called_as_one_that_is_read(tmp_path: P
     ],
     ids=str,
 )
-def test_a_list_with_nulls_is_pythons_and_one_without_an_array(tmp_path: Path, kind: pa.DataType) -> None:
+def test_a_list_with_nulls_is_a_python_list_and_one_without_is_an_array(
+    tmp_path: Path, kind: pa.DataType
+) -> None:
     one = (True, False) if kind.value_type == pa.bool_() else (1, 0)
     rows = [[one[0], None, one[1]], [one[0], one[1], one[0]], None, [None] * 3]
     write_files(tmp_path / "d", {"a.parquet": written(tmp_path / "x", pa.table({"x": pa.array(rows, kind)}))})
@@ -379,7 +386,7 @@ def test_a_list_with_nulls_is_pythons_and_one_without_an_array(tmp_path: Path, k
     assert found[1][0].tolist() == [1, 0, 1]
 
 
-def test_lists_of_whatever_are_read_or_left_out_and_said(tmp_path: Path) -> None:
+def test_columns_of_unsupported_types_are_left_out_with_a_note(tmp_path: Path) -> None:
     columns = {
         "strings": pa.array([["a", None], []]),
         "nested": pa.array([[[1, None]], None]),
@@ -407,10 +414,10 @@ def tensors(shape: tuple[int, ...], permutation: list[int] | None = None) -> pa.
     ("shape", "permutation"),
     [((6,), None), ((2, 3), None), ((2, 3, 4), None), ((2, 3), [1, 0]), ((2, 3, 4), [2, 0, 1]), ((), None)],
 )
-def test_tensors_of_one_shape_come_in_it(
+def test_fixed_shape_tensors_are_arrays_of_that_shape(
     tmp_path: Path, shape: tuple[int, ...], permutation: list[int] | None
 ) -> None:
-    """`permutation` as Arrow's specification has it: the order in which sides that lie in `shape` are meant."""
+    """`permutation` as in Arrow's specification: the logical order of the stored dimensions."""
     inside = pa.StructArray.from_arrays([tensors(shape, permutation)], ["t"])
     table = pa.table({"x": tensors(shape, permutation), "in": inside})
     write_files(tmp_path / "d", {"a.parquet": written(tmp_path / "x", table)})
@@ -424,7 +431,7 @@ def test_tensors_of_one_shape_come_in_it(
             assert np.array_equal(rows[row][name], right)
 
 
-def test_tensors_are_batches_and_one_with_nulls_is_nested_lists(tmp_path: Path) -> None:
+def test_tensors_are_stacked_and_one_with_nulls_is_nested_lists(tmp_path: Path) -> None:
     whole = tensors((2, 3)).take(pa.array([0, 2, 0]))
     write_files(tmp_path / "d", {"a.parquet": written(tmp_path / "x", pa.table({"x": whole}))})
     (batch,) = DataLoader(open_dataset(tmp_path / "d"), batch_size=3)
@@ -435,7 +442,7 @@ def test_tensors_are_batches_and_one_with_nulls_is_nested_lists(tmp_path: Path) 
     assert open_dataset(tmp_path / "e")[0] == [[1, None], [3, 4]]
 
 
-def test_what_is_not_read_is_refused(tmp_path: Path) -> None:
+def test_differing_columns_and_unbounded_encodings_and_mixed_formats_are_refused(tmp_path: Path) -> None:
     one = written(tmp_path / "x", pa.table({"x": ["a"], "y": [1]}))
     other = written(tmp_path / "x", pa.table({"x": ["a"], "y": [0.5]}))
     write_files(tmp_path / "d", {"a.parquet": one, "b.parquet": other})
@@ -464,7 +471,7 @@ def test_without_pyarrow_it_says_what_to_install(tmp_path: Path, monkeypatch: py
         compiled(tmp_path / "d")
 
 
-def test_delta_byte_array_of_bytes_of_one_size_is_refused(tmp_path: Path) -> None:
+def test_delta_byte_array_of_fixed_size_bytes_is_refused(tmp_path: Path) -> None:
     data = written(
         tmp_path / "x",
         pa.table({"x": pa.array([b"12345"] * 300, pa.binary(5))}),
@@ -476,8 +483,8 @@ def test_delta_byte_array_of_bytes_of_one_size_is_refused(tmp_path: Path) -> Non
         compiled(tmp_path / "d")
 
 
-def test_a_page_that_unfolds_beyond_what_its_footer_says(tmp_path: Path) -> None:
-    """The footer of a file with little text, the pages of one with much."""
+def test_a_page_that_decodes_to_more_than_its_footer_states_is_corrupt(tmp_path: Path) -> None:
+    """The file has the footer of a file with little text and the pages of one with much."""
     little = written(
         tmp_path / "x", pa.table({"x": ["a" * 10] * 100}), use_dictionary=False, compression="none"
     )
@@ -493,7 +500,7 @@ def test_a_page_that_unfolds_beyond_what_its_footer_says(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 @pytest.mark.parametrize("compression", ["none", "snappy", "gzip", "brotli", "zstd", "lz4"])
-def test_lengths_of_text_stand_behind_levels_of_any_kind(
+def test_delta_length_texts_are_read_with_levels_of_any_kind(
     tmp_path: Path, version: str, compression: str
 ) -> None:
     texts: list[str | None] = ["", "a" * 300, None, "bc"] * 40

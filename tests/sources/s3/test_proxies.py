@@ -1,4 +1,4 @@
-"""S3 through a forward proxy that the environment names: a real one, which wants a password."""
+"""S3 through a real forward proxy that the environment names and that requires a password."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Environment = Callable[..., None]
 
 @pytest.fixture(scope="module")
 def forward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """The port of a forward proxy for user "me", password "se@cret"."""
+    """Run a forward proxy for user "me" with password "se@cret"; return its port."""
     file = tmp_path_factory.mktemp("forward") / "port"
     command = [sys.executable, "-m", "proxy", "--hostname", "127.0.0.1", "--port", "0", "--num-workers", "1"]
     command += ["--num-acceptors", "1", "--basic-auth", "me:se@cret", "--log-level", "e"]
@@ -42,7 +42,7 @@ def forward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 @pytest.fixture
 def environment(s3_server: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> Environment:
-    """Sets the server's AWS_* variables for an endpoint, and others; no proxy but what is given."""
+    """Return a function that sets the server's AWS_* variables for an endpoint, and the given proxies alone."""
 
     def set_to(endpoint: str, **others: str) -> None:
         for name in ("http_proxy", "https_proxy", "no_proxy", "all_proxy"):
@@ -56,7 +56,7 @@ def environment(s3_server: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> Enviro
 
 @pytest.fixture
 def reached(monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    """The ports that our own connections go to."""
+    """Record the ports of all connections of the HTTP client."""
     found, connect = set(), socket.create_connection
 
     def noted(address: tuple[str, int], *arguments: Any, **options: Any) -> socket.socket:
@@ -68,7 +68,7 @@ def reached(monkeypatch: pytest.MonkeyPatch) -> set[int]:
 
 
 def read(bucket: str) -> None:
-    """Lists and reads one object, whole and in ranges."""
+    """List one object, and read it whole and by ranges."""
     source = open_s3(S3Settings())
     (version,) = source.list(f"s3://{bucket}/a/")
     for offset, size in ((0, len(BODY)), (1, 100_000), (len(BODY) - 1, 1)):

@@ -31,7 +31,7 @@ def check(
     checksums.check(found or version(), named, (memoryview(data),))
 
 
-def test_the_same_wrong_bytes_twice_in_a_row_are_what_is_stored() -> None:
+def test_the_same_wrong_bytes_twice_in_a_row_are_corrupt() -> None:
     checksums = StatedChecksums(tags_are_md5=True)
     for data, error in ((BAD, SourceUnavailable), (GOOD, None), (BAD, SourceUnavailable), (BAD, CorruptData)):
         if error is None:
@@ -41,14 +41,14 @@ def test_the_same_wrong_bytes_twice_in_a_row_are_what_is_stored() -> None:
             check(checksums, data)
 
 
-def test_of_many_damaged_objects_some_are_read_once_more() -> None:
+def test_the_memory_of_damaged_objects_is_bounded() -> None:
     checksums = StatedChecksums(tags_are_md5=True)
     for name in ("x", *map(str, range(1024)), "x"):
         with pytest.raises(SourceUnavailable, match="damaged"):
             check(checksums, BAD, version(name))
 
 
-def test_a_tag_that_was_an_md5_once_shows_what_tags_are() -> None:
+def test_a_tag_that_equals_an_md5_shows_that_tags_are_md5s() -> None:
     checksums = StatedChecksums(tags_are_md5=False)
     check(checksums, GOOD)
     for error in (SourceUnavailable, CorruptData):
@@ -56,7 +56,7 @@ def test_a_tag_that_was_an_md5_once_shows_what_tags_are() -> None:
             check(checksums, BAD, version("y"))
 
 
-def test_tags_that_are_none_are_looked_at_no_more() -> None:
+def test_tags_that_are_no_md5s_are_not_compared_again() -> None:
     checksums = StatedChecksums(tags_are_md5=False)
     with pytest.raises(SourceUnavailable):
         check(checksums, BAD)
@@ -76,7 +76,7 @@ def test_tags_that_are_none_are_looked_at_no_more() -> None:
         ({"x_amz_server_side_encryption_customer_algorithm": "AES256"}, "never"),
     ],
 )
-def test_a_tag_is_compared_unless_a_key_may_have_made_it(
+def test_a_tag_is_compared_unless_the_object_may_be_encrypted(
     known: bool, headers: dict[str, str], compared: str
 ) -> None:
     checksums = StatedChecksums(tags_are_md5=known)
@@ -88,7 +88,7 @@ def test_a_tag_is_compared_unless_a_key_may_have_made_it(
 
 
 @pytest.mark.parametrize("said", ["no base64!", f"{crc(GOOD)}!", f"{crc(GOOD)}-2"])
-def test_what_is_no_checksum_of_the_bytes_is_not_compared(said: str) -> None:
+def test_a_malformed_or_composite_checksum_is_not_compared(said: str) -> None:
     check(StatedChecksums(tags_are_md5=False), BAD, version(tag=""), x_amz_checksum_crc32=said)
 
 

@@ -1,4 +1,4 @@
-"""S3 over TLS: certificates are checked, and bits that flip on the way never reach anybody."""
+"""S3 over TLS: certificates are checked, and bits that flip on the way never reach a reader."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_read_that_is_interrupted_takes_nothing_encrypted_for_the_body(authori
             contextlib.suppress(OSError),
             context.wrap_socket(listener.accept()[0], server_side=True) as server,
         ):
-            server.settimeout(5)  # its client goes away without a word where it has read all that came
+            server.settimeout(5)  # the client disconnects after it has read everything
             server.recv(1 << 10)
             server.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size)
             for _ in range(size >> 16):
@@ -164,7 +164,7 @@ def test_a_read_that_is_interrupted_takes_nothing_encrypted_for_the_body(authori
 def test_a_server_that_falls_silent_is_given_up(
     authority: trustme.CA, monkeypatch: pytest.MonkeyPatch, tls: bool, said: bytes
 ) -> None:
-    """Python's `ssl` asks again and again where the kernel's time-out passes: it once waited for ever."""
+    """Python's `ssl` retries after the kernel's timeout, so this read once waited for ever."""
     monkeypatch.setattr(http, "READ_TIMEOUT_S", 1.0)
     monkeypatch.setattr(http, "RECEIVE_S", 1.0)
     context = ssl.create_default_context()

@@ -108,7 +108,7 @@ def test_an_object_uploaded_in_parts_without_such_a_checksum_costs_one_head(
     assert (len(fake.ranges), fake.requests) == (4, 5)
 
 
-def test_what_is_stored_wrong_is_corrupt_on_a_server_whose_tags_are_md5(
+def test_an_object_stored_wrong_is_corrupt_on_a_server_with_md5_tags(
     fake: FakeS3, source: S3Source, target: int
 ) -> None:
     assert fetched(source, Piece(put(fake, DATA), 0, len(DATA)), target) == DATA
@@ -127,7 +127,7 @@ def test_tags_that_look_like_md5_and_are_not_cost_one_reading_more_a_server(
 
 
 @pytest.mark.parametrize("piece", [(0, 99_999), (1, 99_999)])
-def test_a_part_of_an_object_is_not_asked_about(
+def test_a_partial_object_costs_no_head(
     fake: FakeS3, source: S3Source, target: int, piece: tuple[int, int]
 ) -> None:
     offset, length = piece
@@ -135,14 +135,14 @@ def test_a_part_of_an_object_is_not_asked_about(
     assert fake.requests == len(fake.ranges) == 4
 
 
-def test_what_a_key_of_the_users_encrypts_has_no_md5(fake: FakeS3, source: S3Source, target: int) -> None:
+def test_the_tag_of_an_encrypted_object_is_not_compared(fake: FakeS3, source: S3Source, target: int) -> None:
     assert fetched(source, Piece(put(fake, DATA), 0, len(DATA)), target) == DATA
     version = put(fake, DATA, "1" * 32, x_amz_server_side_encryption="aws:kms")
     assert fetched(source, Piece(version, 0, len(DATA)), target) == DATA
     assert len(fake.ranges) == 8
 
 
-def test_an_object_overwritten_before_it_is_compared_has_changed(
+def test_an_object_overwritten_before_its_head_has_changed(
     fake: FakeS3, source: S3Source, target: int
 ) -> None:
     def refuse(handler: BaseHTTPRequestHandler) -> None:
@@ -154,7 +154,7 @@ def test_an_object_overwritten_before_it_is_compared_has_changed(
         fetched(source, Piece(version, 0, len(DATA)), target)
 
 
-def test_under_a_daemon_no_flipped_bit_of_a_large_object_is_read(
+def test_with_a_daemon_no_flipped_bit_of_a_large_object_is_read(
     tmp_path: Path,
     s3_server: SeaweedFS,
     s3_env: dict[str, str],
