@@ -534,11 +534,11 @@ def test_a_new_daemon_that_is_told_to_end_leaves_the_old_one_as_it_was(
     old.send_signal(signal.SIGSTOP)
     new = node.daemon.spawn("--takeover")
     try:
-        wait_until(lambda: waits_for_an_answer(node), END_S)
+        wait_until(lambda: "asked the daemon that serves here to hand over" in node.daemon.log)
         if moment == "prepares":
             new.send_signal(signal.SIGSTOP)  # or it would have taken over before the old one is stopped again
             old.send_signal(signal.SIGCONT)
-            wait_until(lambda: "prepares to take over" in node.daemon.log, END_S)
+            wait_until(lambda: "prepares to take over" in node.daemon.log)
             old.send_signal(signal.SIGSTOP)
             new.send_signal(signal.SIGCONT)
         new.send_signal(told)
