@@ -18,6 +18,7 @@ from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.protocol import Granted
 from cachesvc.core.errors import CacheError
 from cachesvc.core.model import DatasetId
+from testbed import WAIT_S
 from testbed.node import Daemon
 from tests.support.waiting import wait_until
 
@@ -66,7 +67,7 @@ def dies_at_work(daemon: Daemon, dataset: DatasetId, data: bytes, chance: random
         time.sleep(chance.uniform(0.05, 0.6))
         daemon.kill()
         for each in at_work:
-            each.result(60.0)
+            each.result(WAIT_S)
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(24, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])

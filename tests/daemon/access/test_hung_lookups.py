@@ -17,6 +17,7 @@ from cachesvc.config import Settings
 from cachesvc.core.errors import SourceUnavailable
 from cachesvc.daemon.access.path_lookups import INSIDE, LOOKUP_S
 from cachesvc.sources.watched import HUNG_S
+from testbed import WAIT_S
 from testbed.node import Daemon
 from tests.support.faults.fuse import FaultyMount, File
 from tests.support.faults.outages import EXTENT, RECORDS, extent, needs_fuse
@@ -39,7 +40,6 @@ def opened(daemon: Daemon, uri: str) -> str:
 
 
 @needs_fuse
-@pytest.mark.timeout(120)
 def test_a_mount_that_hangs_in_lookups_stops_only_what_is_about_it(tmp_path: Path) -> None:
     data = [random.Random(seed).randbytes(EXTENT) for seed in range(4)]
     for number in (0, 1):
@@ -60,7 +60,7 @@ def test_a_mount_that_hangs_in_lookups_stops_only_what_is_about_it(tmp_path: Pat
         with ThreadPoolExecutor(CALLERS) as pool:
             uris = [nfs, f"{tmp_path}/elsewhere/"] * (CALLERS // 2)
             calls = [pool.submit(opened, daemon, uri) for uri in uris]
-            assert mount.hung.wait(20)
+            assert mount.hung.wait(WAIT_S)
             for child in children(pid):  # fillers and builder start anew while it hangs
                 os.kill(child, 9)
             assert extent(daemon, f"{tmp_path}/disk1/", timeout_s=10) == data[1]
@@ -74,7 +74,7 @@ def test_a_mount_that_hangs_in_lookups_stops_only_what_is_about_it(tmp_path: Pat
         assert (found.level, "hangs" in found.text) == (Level.FAIL, True), "and doctor tells"
         assert extent(daemon, f"{tmp_path}/disk0/", timeout_s=10) == data[0]
         mount.go_on()
-        wait_until(lambda: not opened(daemon, nfs), 30)
+        wait_until(lambda: not opened(daemon, nfs))
         assert [extent(daemon, nfs, each) for each in (0, 1)] == data[2:]
         wait_until(lambda: not waiting(pid))
         assert "Traceback" not in daemon.log
@@ -82,7 +82,6 @@ def test_a_mount_that_hangs_in_lookups_stops_only_what_is_about_it(tmp_path: Pat
 
 @pytest.mark.slow
 @needs_fuse
-@pytest.mark.timeout(120)
 def test_a_daemon_starts_while_a_mount_hangs(tmp_path: Path) -> None:
     data = random.Random(5).randbytes(EXTENT)
     (tmp_path / "disk").mkdir()
@@ -95,13 +94,12 @@ def test_a_daemon_starts_while_a_mount_hangs(tmp_path: Path) -> None:
             assert extent(daemon, f"{tmp_path}/disk/", timeout_s=10) == data
             assert "hangs" in opened(daemon, f"{tmp_path}/nfs/")
             mount.go_on()
-            wait_until(lambda: not opened(daemon, f"{tmp_path}/nfs/"), 30)
+            wait_until(lambda: not opened(daemon, f"{tmp_path}/nfs/"))
             assert extent(daemon, f"{tmp_path}/nfs/") == data[::-1]
 
 
 @pytest.mark.slow
 @needs_fuse
-@pytest.mark.timeout(180)
 def test_a_listing_that_hangs_fails_alone(tmp_path: Path) -> None:
     """The mount's root is known from a cache, so the lookup goes well; the builder then hangs in the folder."""
     data = random.Random(5).randbytes(EXTENT)
@@ -118,7 +116,7 @@ def test_a_listing_that_hangs_fails_alone(tmp_path: Path) -> None:
         mount.lookups_hang = True
         began = time.monotonic()
         hangs = pool.submit(opened, daemon, f"{tmp_path}/nfs/")
-        assert mount.hung.wait(20)
+        assert mount.hung.wait(WAIT_S)
         assert extent(daemon, f"{tmp_path}/disk/", timeout_s=10) == data
         assert "hangs" in hangs.result(2 * HUNG_S)
         assert time.monotonic() - began < HUNG_S + AT_ONCE_S

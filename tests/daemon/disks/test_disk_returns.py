@@ -31,7 +31,6 @@ while True:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_disk_that_hangs_and_answers_again_is_used_again(tmp_path: Path) -> None:
     data = sample(tmp_path)
     with (
@@ -78,7 +77,6 @@ def busy(directory: Path) -> Iterator[None]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_disk_that_others_keep_busy_is_never_left_alone(tmp_path: Path) -> None:
     """On the disk of the temporary directory; where that is memory, it proves little."""
     data = sample(tmp_path)

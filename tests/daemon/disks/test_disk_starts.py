@@ -223,7 +223,6 @@ def test_a_daemon_starts_beside_a_read_only_disk(tmp_path: Path, data: bytes, le
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize("fault", ["eio", "hang"])
 def test_a_disk_that_works_later_is_taken_in_with_what_it_held(
     tmp_path: Path, data: bytes, fault: str
@@ -271,7 +270,6 @@ def reading(found: Node) -> Iterator[list[float]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("fault", ["eio", "hang"])
 def test_a_lost_tier_is_handed_over_as_lost(tmp_path: Path, data: bytes, fault: str) -> None:
     ports = free_ports(2)
@@ -292,7 +290,6 @@ def test_a_lost_tier_is_handed_over_as_lost(tmp_path: Path, data: bytes, fault: 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_a_takeover_while_a_directory_made_anew_is_about_to_be_taken_up(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "nvme"
     path.mkdir()

@@ -78,9 +78,9 @@ def test_the_scrub_finds_every_flipped_bit_before_anybody_reads_it(tmp_path: Pat
         for path in chance.sample(stored(nvme), 5):
             flip(path, chance.randrange(EXTENT))
         found.daemon.start()  # a round begins
-        wait_until(lambda: found.tier().corrupt_extents == 5, 30.0)  # type: ignore[attr-defined]
+        wait_until(lambda: found.tier().corrupt_extents == 5)  # type: ignore[attr-defined]
         found.fill()
-        wait_until(lambda: {p: hashlib.sha256(p.read_bytes()).digest() for p in stored(nvme)} == whole, 10.0)
+        wait_until(lambda: {p: hashlib.sha256(p.read_bytes()).digest() for p in stored(nvme)} == whole)
         assert found.read() == EXTENTS
         assert found.tier().scrubbed_bytes > 0  # type: ignore[attr-defined]
 
@@ -124,7 +124,7 @@ def test_a_directory_that_comes_back_is_used_again_with_what_it_held(tmp_path: P
         wait_until(lambda: found.tier().lost, LOST_S)  # type: ignore[attr-defined]
         assert found.read() == 0
         (tmp_path / "gone").rename(nvme)
-        wait_until(lambda: not found.tier().lost, 40.0)  # type: ignore[attr-defined]
+        wait_until(lambda: not found.tier().lost)  # type: ignore[attr-defined]
         assert found.read() == EXTENTS
 
 
@@ -387,4 +387,4 @@ def test_other_peoples_files_are_given_room_and_the_budget_comes_back(tmp_path: 
         assert room.f_bavail >= SHARE_SPARE * room.f_blocks
         assert (disk / "others").read_bytes() == theirs
         (disk / "others").unlink()
-        wait_until(lambda: found.tier().budget_bytes >= before * 0.95, 20.0)  # type: ignore[attr-defined]
+        wait_until(lambda: found.tier().budget_bytes >= before * 0.95)  # type: ignore[attr-defined]

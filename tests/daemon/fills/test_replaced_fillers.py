@@ -12,6 +12,7 @@ from cachesvc.core.errors import SourceUnavailable
 from cachesvc.core.model import RAM, TierName
 from cachesvc.daemon.fills import pool
 from cachesvc.daemon.processes import jobs
+from testbed import WAIT_S
 from tests.support.faults.faulty_disk import FaultyDisk
 from tests.support.fillers import BYTES, a_pool, opened
 
@@ -125,7 +126,7 @@ def test_fillers_that_cannot_be_killed_are_bounded(tmp_path: Path, disks: int) -
             found.verify("refused", memory, RAM)
             assert "hang in the kernel" in found.of("refused").message
             disk.behave("")
-            deadline = time.monotonic() + 10.0
+            deadline = time.monotonic() + WAIT_S
             while any(each.code is None for each in found.fillers._dying) and time.monotonic() < deadline:
                 found.fillers._forks.wait(found.fillers._dying[0], 0.05)
             found.verify("again", memory, RAM)
