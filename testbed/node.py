@@ -16,7 +16,7 @@ from types import TracebackType
 from cachesvc.config import CONTROL_SOCKET, GRANTS_SOCKET
 from testbed import WAIT_S
 
-READY_S = 30.0
+READY_S = WAIT_S
 
 
 def open_files(pid: int) -> list[str]:

@@ -49,7 +49,7 @@ def test_a_disk_that_hangs_and_answers_again_is_used_again(tmp_path: Path) -> No
         wait_until(lambda: lost(found), LOST_S)
         began = time.monotonic()
         assert found.read() > 0, "what was on the disk is read elsewhere"
-        assert time.monotonic() - began < 10.0
+        assert time.monotonic() - began < LOST_S
         disk.behave("")
         wait_until(lambda: not lost(found), BACK_S)
         assert found.read() == EXTENTS, "what it held is granted again, verified"

@@ -20,7 +20,7 @@ from testbed.servers import free_ports
 from tests.support import datasets
 from tests.support.training.loader_fakes import MemoryLink, compiled, in_memory
 
-SAMPLES, SOON_S = 96, 20.0
+SAMPLES, SOON_S = 96, WAIT_S
 Said = tuple[int, str, float]
 Moves = Callable[[int, "DataLoader"], object]
 
