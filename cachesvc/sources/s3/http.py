@@ -26,7 +26,7 @@ CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
 RECEIVE_S = 5.0
 """The timeout of one receive without TLS. A receive that waits for a whole body returns the bytes that came, however long
-ago the last of them did; so a server that stops in mid-body is given up after `READ_TIMEOUT_S` and at most this."""
+ago the last of them did. So a server that stops in mid-body is given up at most this long after `READ_TIMEOUT_S`."""
 BODY_TIMEOUT_S = 120.0
 """The limit of a whole head or body. 8 MiB take this at 70 KB/s; a slower read is tried on another connection."""
 MAX_HEAD_BYTES = 64 << 10
@@ -58,7 +58,7 @@ class Response:
 
 
 class HttpConnection:
-    """One socket. After `ask` the caller must read the body or close the connection."""
+    """One socket. After `request` the caller must read the body or close the connection."""
 
     def __init__(self, sock: socket.socket, name: str) -> None:
         self._sock = sock
@@ -101,9 +101,7 @@ class HttpConnection:
                 self._read(into[done : done + size])
                 done += size
         except (ValueError, ConnectionClosed) as error:
-            raise SourceUnavailable(
-                f"{self._name} cut the response, or sent chunks that make no sense"
-            ) from error
+            raise SourceUnavailable(f"{self._name} cut the response, or sent malformed chunks") from error
         except CacheError:
             raise
         except OSError as error:
@@ -201,20 +199,20 @@ class HttpConnection:
 
     def _receive_until(self, mark: bytes) -> bytes:
         """Receive up to a mark in a head or between chunks; return the bytes before the mark."""
-        ahead, until = self._buffered, time.monotonic() + BODY_TIMEOUT_S
-        while (end := ahead.find(mark)) < 0:
-            if len(ahead) > MAX_HEAD_BYTES:
+        received, until = self._buffered, time.monotonic() + BODY_TIMEOUT_S
+        while (end := received.find(mark)) < 0:
+            if len(received) > MAX_HEAD_BYTES:
                 raise SourceUnavailable(f"{self._name} sent a response head above {MAX_HEAD_BYTES} bytes")
-            if ahead and time.monotonic() > until:
+            if received and time.monotonic() > until:
                 raise SourceUnavailable(
                     f"{self._name} sent no whole head in {BODY_TIMEOUT_S:.0f} s: too slow"
                 )
             got = _retried(partial(self._sock.recv, _RECV_BYTES))
             if not got:
                 raise ConnectionClosed(f"{self._name} closed the connection")
-            ahead += got
-        self._buffered = ahead[end + len(mark) :]
-        return ahead[:end]
+            received += got
+        self._buffered = received[end + len(mark) :]
+        return received[:end]
 
     def _parse(self, head: bytes) -> Response:
         lines = head.decode("latin-1").split("\r\n")

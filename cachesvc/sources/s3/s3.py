@@ -138,9 +138,8 @@ class S3Source:
             try:
                 return getattr(self._identity.client, operation)(**arguments)
             except botocore.exceptions.ClientError as error:
-                code = error.response.get("Error", {}).get(
-                    "Code", ""
-                )  # a HEAD has no body that states a code
+                code = error.response.get("Error", {}).get("Code", "")
+                # A HEAD has no body that would state a code.
                 expired = code in EXPIRED or (operation == "head_object" and code in ("400", "403"))
                 if used is None or not expired or not self._identity.renew(used):
                     raise self._translated(error, uri) from error
