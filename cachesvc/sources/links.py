@@ -1,7 +1,6 @@
 """Resolves the links of a path one step at a time, so that a caller knows before each step which path it will touch.
 
-`os.path.realpath` is a single call: when it hangs, nobody can tell in which mount, and it raises when a link is removed
-meanwhile.
+`os.path.realpath` is a single call: when it hangs, the mount is unknown, and it raises when a link is removed meanwhile.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def test_an_epoch_through_every_fault_at_once_holds_no_wrong_sample(
         read = [sample if isinstance(sample, bytes) else sample[0] for batch in batches for sample in batch]
         found.close()
     assert sorted(map(digest, read)) == sorted(map(digest, bodies.values()))
-    assert not any(fault.times for fault in faults), "faults that nobody met"
+    assert not any(fault.times for fault in faults), "faults that were not met"
 
 
 def digest(body: bytes) -> bytes:

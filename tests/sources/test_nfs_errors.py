@@ -258,7 +258,9 @@ def test_an_ignored_folder_is_not_opened(tmp_path: Path, name: str) -> None:
     found = [each.uri for each in FilesSource(heartbeat=lambda: steps.append(None)).list(str(tmp_path))]
     assert found == [f"file://{tmp_path}/d/a"]
     assert len(steps) < 10
-    assert len(list(FilesSource().list(f"{tmp_path}/{name}"))) == 50, "the folder that is asked for is"
+    assert len(list(FilesSource().list(f"{tmp_path}/{name}"))) == 50, (
+        "the ignored name is the root of this listing"
+    )
 
 
 @as_root

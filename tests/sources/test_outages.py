@@ -147,7 +147,7 @@ def test_an_outage_of_the_source_is_waited_out(
         got: list[bytes] = []
         reading = threading.Thread(target=lambda: got.append(extent(daemon, f"s3://{bucket}/r/")))
         reading.start()
-        reading.join(WAIT_S)  # the length of the outage: three times what the tries of one read take
+        reading.join(20)  # the length of the outage: three times what the tries of one read take
         assert reading.is_alive()
         with Proxy(target, port=port):
             reading.join(WAIT_S)

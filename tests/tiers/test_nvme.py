@@ -98,7 +98,7 @@ def test_an_extent_in_another_ones_folder_is_garbage(tmp_path: Path) -> None:
     strange = "ff" + extent(1).hex()[2:]
     (final(tmp_path, 1).parent / f"{strange}.5").write_bytes(b"hello")
     tier, found = reopened(tmp_path)
-    assert found == {extent(1): 5}, "it would be room that nobody can use, at each start"
+    assert found == {extent(1): 5}, "a start must not count space that cannot be used"
     assert files(tmp_path) == [extent(1).hex()]
     tier.close()
 
@@ -140,9 +140,9 @@ def test_folders_that_somebody_removed_are_made_again(tmp_path: Path, removed: s
     tier.close()
 
 
-@pytest.mark.parametrize("mend", [NvmeTier.abort, NvmeTier.evict])
+@pytest.mark.parametrize("clean_up", [NvmeTier.abort, NvmeTier.evict])
 def test_a_commit_that_failed_leaves_nothing_behind(
-    tmp_path: Path, mend: Callable[[NvmeTier, ExtentId], None]
+    tmp_path: Path, clean_up: Callable[[NvmeTier, ExtentId], None]
 ) -> None:
     tier = open_nvme(NAME, tmp_path)
     shelf = final(tmp_path, 1).parent
@@ -152,7 +152,7 @@ def test_a_commit_that_failed_leaves_nothing_behind(
     with pytest.raises(TierFailed, match="commit"):
         put(tier, 1)
     reader, _ = tier.open(extent(1))
-    mend(tier, extent(1))
+    clean_up(tier, extent(1))
     assert os.pread(reader, 5, 0) == b"bytes"
     os.close(reader)
     shelf.unlink()

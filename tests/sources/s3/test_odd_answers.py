@@ -152,17 +152,19 @@ def test_keys_that_expired_and_are_gone_are_refused_by_name(
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "mend"),
+    ("status", "code", "remedy"),
     [
         (403, "InvalidObjectState", "it is archived: restore it"),
         (403, "RequestTimeTooSkewed", "this machine's clock is wrong"),
         (400, "InvalidToken", "check the credentials"),
     ],
 )
-def test_a_refusal_says_what_to_do(fake: FakeS3, source: S3Source, status: int, code: str, mend: str) -> None:
+def test_a_refusal_says_what_to_do(
+    fake: FakeS3, source: S3Source, status: int, code: str, remedy: str
+) -> None:
     version = put(fake, DATA)
     fake.refuse = lambda handler: (status, code)
-    with pytest.raises(NotAllowed, match=f"{code}.*{mend}"):
+    with pytest.raises(NotAllowed, match=f"{code}.*{remedy}"):
         read(source, version)
 
 

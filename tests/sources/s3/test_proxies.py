@@ -114,9 +114,9 @@ def test_objects_are_read_through_the_proxy_or_not_at_all(
         assert "wrong" not in str(refused.value)
         with pytest.raises(NotAllowed, match=rf"407.*{name.upper()}"):
             list(open_s3(S3Settings()).list(f"s3://{bucket}/a/"))
-        (nobody,) = free_ports(1)
-        environment(endpoint, **trusted, **{name: f"127.0.0.1:{nobody}"})
-        with pytest.raises(SourceUnavailable, match=f"through the proxy 127.0.0.1:{nobody}"):
+        (closed_port,) = free_ports(1)
+        environment(endpoint, **trusted, **{name: f"127.0.0.1:{closed_port}"})
+        with pytest.raises(SourceUnavailable, match=f"through the proxy 127.0.0.1:{closed_port}"):
             open_s3(S3Settings()).read_into(version, 0, memoryview(bytearray(10)))
 
 
