@@ -193,18 +193,18 @@ class Footer:
 
 def decode(piece: Piece, stored: memoryview) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Decode the rows of a piece. `stored` has its object's size and contains the piece's ranges. Raises CorruptData."""
-    known, end = _known.get(piece.object), piece.offset + piece.stored
+    known, end = _row_groups_of.get(piece.object), piece.offset + piece.stored
     footer = Footer(piece.object.uri, stored)
     if known is None:
-        if len(_known) >= _KNOWN:
-            _known.clear()
-        known = _known[piece.object] = footer.row_groups()
+        if len(_row_groups_of) >= _MAX_REMEMBERED:
+            _row_groups_of.clear()
+        known = _row_groups_of[piece.object] = footer.row_groups()
     groups = [each for each in known if piece.offset <= each.begin and each.end <= end]
     return footer.rows(groups, piece.length)
 
 
-_KNOWN = 8
-_known: dict[ObjectVersion, list[RowGroup]] = {}
+_MAX_REMEMBERED = 8
+_row_groups_of: dict[ObjectVersion, list[RowGroup]] = {}
 """Row groups of files that were decoded from lately, since the next extent is often of the same file. Reading them takes
 4 us for each column and row group."""
 
