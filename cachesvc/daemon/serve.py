@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import gc
 import logging
 import os
@@ -12,15 +11,13 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 from cachesvc.config import (
-    CONTROL_SOCKET,
     GRANTS_SOCKET,
-    NAMED_TWICE,
     STATE_BYTES,
     Settings,
     check_open_files,
@@ -34,11 +31,10 @@ from cachesvc.config import (
     validate,
 )
 from cachesvc.core import events
-from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed, OutOfSpace
+from cachesvc.core.errors import CacheError, NotAllowed, OutOfSpace
 from cachesvc.core.model import RAM, TierName
 from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import Settings as NodeSettings
-from cachesvc.core.tiering.policy import TierSpec
 from cachesvc.daemon.access.path_lookups import Lookups
 from cachesvc.daemon.access.quotas import Quotas
 from cachesvc.daemon.access.tenants import Tenants
@@ -48,12 +44,18 @@ from cachesvc.daemon.control.pins import Pins
 from cachesvc.daemon.control.server import NO_THREAD, control_path, control_server
 from cachesvc.daemon.control.service import Service
 from cachesvc.daemon.datasets import Datasets, in_use, is_claimed
-from cachesvc.daemon.disks.budgets import Budgets, checked_budget
-from cachesvc.daemon.disks.opening import SILENT_S, STANDSTILL_SILENT_S, Opening, awaited
+from cachesvc.daemon.disks.budgets import Budgets
+from cachesvc.daemon.disks.opening import (
+    SILENT_S,
+    STANDSTILL_SILENT_S,
+    DirectoryOpening,
+    tiers_at_start,
+    wait_until_open,
+)
 from cachesvc.daemon.disks.renewal import Disk
 from cachesvc.daemon.fills.pool import Fillers
 from cachesvc.daemon.grants.deferred_close import Disposal
-from cachesvc.daemon.grants.listening import check_addresses, check_free, identity, remove
+from cachesvc.daemon.grants.listening import check_addresses, identity, remove
 from cachesvc.daemon.grants.server import GrantsServer
 from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.daemon.loop.loop import Loop
@@ -62,10 +64,11 @@ from cachesvc.daemon.metrics.metrics import Metrics
 from cachesvc.daemon.peers.sharing import Sharing
 from cachesvc.daemon.processes.logs import configure_logging
 from cachesvc.daemon.processes.threads import Threads
+from cachesvc.daemon.reader_requests import ReaderRequests
 from cachesvc.daemon.runner import Runner
+from cachesvc.daemon.socket_lock import only_daemon
 from cachesvc.daemon.takeover.adoption import END_S, Adopted, Predecessor, fill_ram, meet, restore
 from cachesvc.daemon.takeover.takeover import Takeover
-from cachesvc.daemon.takeover.wire import SOCKET as TAKEOVER_SOCKET
 from cachesvc.sources.uri import Allowlist
 from cachesvc.system.footprint import FILLS, largest_ram_bytes
 from cachesvc.system.memory import allowed_bytes
@@ -76,7 +79,6 @@ GC_THRESHOLDS = (1000, 2, 5000)
 """A full collection walks every extent's record: 30 ms for 20,000 extents, in the middle of a grant. What the
 core drops is no cycle, so one in millions of allocations is enough."""
 STOP_GRACE_S = 2.0
-END_POLL_S = 0.1
 SWITCH_INTERVAL_S = 0.0002
 """Python's own 5 ms is how long a gRPC thread may keep the event loop, and so a grant, waiting."""
 
@@ -110,7 +112,7 @@ def serve(settings: Settings) -> int:
         _end_when_told(loop)
     with (
         _threads_start(),
-        _only_one(settings.socket_dir, before, END_S if settings.takeover else 0.0) as lock,
+        only_daemon(settings.socket_dir, before, END_S if settings.takeover else 0.0) as lock,
         _filling(settings, allowed.roots, loop) as fillers,
         ExitStack() as ending,
     ):
@@ -158,48 +160,6 @@ def raise_open_files(wanted: int) -> int:
     if soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return max(soft, wanted)
-
-
-@contextmanager
-def _only_one(directory: str, before: Predecessor | None, wait_s: float) -> Iterator[int]:
-    """Hold the socket directory's lock: the socket file alone cannot tell a live daemon from a dead one
-    without a race. A daemon that is taken over from shares its own; one that is ending, and cannot be met any more,
-    has `wait_s` for it. Raises InvalidInput where something else is in a socket's place."""
-    lock = _locked(directory, time.monotonic() + wait_s) if before is None else before.lock
-    try:
-        if before is None:
-            for name in (CONTROL_SOCKET, GRANTS_SOCKET, TAKEOVER_SOCKET):
-                check_free(f"{directory}/{name}")
-        else:
-            check_free(f"{directory}/{CONTROL_SOCKET}", before.pid)  # it hands the others over
-        yield lock
-    finally:
-        os.close(lock)
-
-
-def _locked(directory: str, deadline: float) -> int:
-    try:
-        Path(directory).mkdir(parents=True, exist_ok=True)
-        lock = os.open(f"{directory}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise NotAllowed(
-            f"{directory} cannot hold the daemon's sockets ({error.strerror}); give --socket a directory of yours"
-        ) from None
-    told = False
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return lock
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                os.close(lock)
-                raise InvalidInput(
-                    f"a daemon already serves {directory}; stop it, give --takeover, or give --socket another directory"
-                ) from None
-        if not told:
-            log.info("a daemon that is ending is waited for", extra={"socket": directory})
-        told = True
-        time.sleep(END_POLL_S)
 
 
 def _make_state_dir(directory: str) -> None:
@@ -258,8 +218,8 @@ def _built(
     ram = RamTier(RAM, most_in_ram(open_files))
     openings = _openings(settings, adopted, loop)
     in_ram = fill_ram(ram, settings.ram_bytes, adopted)  # while they go on
-    lost = awaited(openings, SILENT_S if before is None else STANDSTILL_SILENT_S)
-    specs, recovered = _taken(settings, openings, lost, in_ram)
+    lost = wait_until_open(openings, SILENT_S if before is None else STANDSTILL_SILENT_S)
+    specs, recovered = tiers_at_start(settings, openings, lost, in_ram)
     if before is not None:
         _end_when_told(loop)
         before.adopted()
@@ -275,10 +235,9 @@ def _built(
     nvme = {TierName(f"nvme{number}"): spec for number, spec in enumerate(settings.nvme)}
     together_bytes = largest_ram_bytes(allowed_bytes(), settings.own_bytes) + settings.work_bytes
     budgets = Budgets(nvme, settings.extent_bytes, settings.work_bytes, together_bytes)
-    runner = Runner(node, ram, openings, datasets, fillers, loop, time.monotonic, budgets)
+    runner = Runner(node, ram, openings, datasets, fillers, loop, time.monotonic, budgets, quotas)
     ending.callback(runner.close)
     ending.callback(fillers.stop)
-    runner.quotas = quotas
     runner.count_from(max(1, adopted.state.next_id))
     pins = Pins(f"{settings.state_dir}/pins.json", runner)
     _recover(recovered, runner, pins)
@@ -326,7 +285,7 @@ def _grants(settings: Settings, runner: Runner, open_files: int, adopted: Adopte
     return GrantsServer(
         f"{settings.socket_dir}/{GRANTS_SOCKET}",
         settings.socket_mode,
-        runner,
+        ReaderRequests(runner),
         runner.plans,
         runner.disposal,
         runner.loop.watch,
@@ -357,49 +316,15 @@ def _let_go(strangers: Container[int]) -> None:
                 os.close(int(name))
 
 
-def _openings(settings: Settings, adopted: Adopted, loop: Loop) -> list[Opening]:
+def _openings(settings: Settings, adopted: Adopted, loop: Loop) -> list[DirectoryOpening]:
     """Begin to open all cache directories, but those that are handed over as lost."""
     openings = []
     for number, spec in enumerate(settings.nvme):
         name, path = TierName(f"nvme{number}"), Path(spec.path).absolute()
         disk = Disk(name, path, adopted.locks_of(str(path)), adopted.mounted(str(path)))
-        opening = Opening(disk, Lane(f"probe-{name}", loop.post, time.monotonic))
+        opening = DirectoryOpening(disk, Lane(f"probe-{name}", loop.post, time.monotonic))
         openings.append(opening)
         opening.skip() if adopted.lost(str(path)) else opening.begin()
     for fd in adopted.locks:
         os.close(fd)
     return openings
-
-
-def _taken(
-    settings: Settings, openings: Sequence[Opening], lost: Mapping[TierName, str], in_ram: events.Recovered
-) -> tuple[list[TierSpec], list[events.Recovered]]:
-    """The tiers, and what those that are open hold. Raises OutOfSpace where a budget makes no sense."""
-    specs = [TierSpec(RAM, settings.ram_bytes)] if settings.ram_bytes else []
-    recovered = [in_ram] if settings.ram_bytes else []
-    for opening, spec in zip(openings, settings.nvme, strict=True):
-        disk = opening.disk
-        found = disk.take() if disk.name not in lost else None
-        if found is None:
-            specs.append(TierSpec(disk.name, 0))  # nobody knows its room yet
-            continue
-        budget = checked_budget(spec, found.room, sum(found.extents.values()), settings.extent_bytes)
-        log.info(
-            "cache directory", extra={"dir": spec.path, "extents": len(found.extents), "budget_bytes": budget}
-        )
-        specs.append(TierSpec(disk.name, budget))
-        recovered.append(events.Recovered(disk.name, found.extents))
-    _check_each_once([opening.disk for opening in openings])
-    return specs, recovered
-
-
-def _check_each_once(disks: Sequence[Disk]) -> None:
-    """Raises InvalidInput where two of them are one directory: an old daemon's lock of it is shared by both. Also where one
-    failed: each removes what the other is just writing."""
-    seen: set[tuple[int, int]] = set()
-    for disk in disks:
-        if disk.place is None:
-            continue
-        if disk.place in seen:
-            raise InvalidInput(NAMED_TWICE.format(disk.path))
-        seen.add(disk.place)

@@ -32,13 +32,13 @@ def close_tier(tier: Tier, calls: Sequence[Lane], deadline: float) -> bool:
     return all(lane.close(_left_s(deadline)) for lane in calls) and _in_time(close, _left_s(deadline))
 
 
-def leave(disk: Disk) -> bool:
+def abandon(disk: Disk) -> bool:
     """Let another daemon have a disk's directory; False when even that takes too long."""
     log.warning("a tier that does not answer is left as it is", extra={"tier": disk.name})
     return _in_time(disk.unlock, ENDS_S)
 
 
-def ended(lanes: Iterable[Lane]) -> bool:
+def all_ended(lanes: Iterable[Lane]) -> bool:
     """Whether all threads end, which were told to."""
     return all([lane.close(ENDS_S) for lane in lanes])
 

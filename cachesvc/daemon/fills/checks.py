@@ -210,6 +210,14 @@ class Checks:
             if copy is not None and copy.usable:
                 self.unverified[tier].add(extent)
 
+    def scrub(self, command: events.Verify) -> None:
+        """Execute `Verify`: check a copy, which the core chose; `Verified` follows."""
+
+        def checked(good: Good) -> None:
+            self._handle(events.Verified(command.extent, command.tier, good is not None))
+
+        self.verify(command.extent, command.tier, checked)
+
     def renewed(self, tier: TierName) -> None:
         """A tier has another directory: what is being checked in the old one says nothing about this one."""
         self._lines[tier] = _Line()
