@@ -137,7 +137,7 @@ def test_a_daemon_starts_beside_a_disk_in_trouble(
             assert restarted(found) < most_s
             assert tiers_lost(found) == [False, False, True]
             assert found.read() == EXTENTS, "RAM and the other directory take them"
-            said = [line for line in found.daemon.log.splitlines() if "a tier is left alone" in line]
+            said = [line for line in found.daemon.log.splitlines() if "a tier is lost" in line]
             assert len(said) == 1
             assert str(disk.path) in said[0]
         finally:

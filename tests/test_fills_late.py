@@ -90,7 +90,7 @@ def test_the_answer_is_counted_and_nothing_else_happens(tmp_path: Path) -> None:
         datasets.admit(dataset(2 + number))
     assert datasets.known(known.id) is None
     (late,) = answers
-    late(jobs.Done(1, 0, "", source_bytes=10))
+    late(jobs.JobDone(1, 0, "", source_bytes=10))
     assert fills.source_bytes(known.id) == 10
     assert node.where(known.extent_ids[0]) is None
     datasets.close()

@@ -128,7 +128,7 @@ def test_an_opening_survives_three_deaths_of_the_builder(
     fillers.start()
     options: dict[str, str | int] = {"format": "records", "record_bytes": 4096}
     uris, catalogs = [f"{tmp_path}/data/"], str(tmp_path / "catalogs")
-    build = partial(jobs.Build, uris=uris, options=options, catalogs=catalogs, refresh=False)
+    build = partial(jobs.BuildJob, uris=uris, options=options, catalogs=catalogs, refresh=False)
     try:
         fillers.build(build, answers.append)
         for _ in range(deaths):
@@ -137,9 +137,9 @@ def test_an_opening_survives_three_deaths_of_the_builder(
             os.kill(victim, signal.SIGKILL)
             loop.run_until(lambda gone=victim: gone not in builders())
         held.unlink()
-        loop.run_until(lambda: any(isinstance(answer, jobs.Done) for answer in answers))
+        loop.run_until(lambda: any(isinstance(answer, jobs.JobDone) for answer in answers))
         done = answers[-1]
-        assert isinstance(done, jobs.Done)
+        assert isinstance(done, jobs.JobDone)
         assert (done.code, done.lost) == (code, code != 0), done
     finally:
         fillers.stop()

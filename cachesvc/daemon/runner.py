@@ -16,11 +16,11 @@ from cachesvc.daemon.access.tenants import NOBODY
 from cachesvc.daemon.datasets import Dataset, Datasets
 from cachesvc.daemon.disks.budgets import Budgets
 from cachesvc.daemon.disks.closing import ENDS_S
-from cachesvc.daemon.disks.memory_pressure import Pressure
+from cachesvc.daemon.disks.memory_pressure import MemoryPressure
 from cachesvc.daemon.disks.opening import DirectoryOpening
 from cachesvc.daemon.disks.reactions import DiskReactions
 from cachesvc.daemon.disks.tier_threads import TierThreads
-from cachesvc.daemon.disks.watch import Watch
+from cachesvc.daemon.disks.watch import DiskWatch
 from cachesvc.daemon.fills.build_queue import Builds
 from cachesvc.daemon.fills.checks import Checks
 from cachesvc.daemon.fills.commits import Commits
@@ -32,9 +32,9 @@ from cachesvc.daemon.grants.deferred_close import Disposal
 from cachesvc.daemon.grants.granting import Granting
 from cachesvc.daemon.grants.plans import Plans
 from cachesvc.daemon.grants.server import GrantsServer
+from cachesvc.daemon.loop.deferred import DeferredCallbacks
 from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.daemon.loop.loop import Loop
-from cachesvc.daemon.loop.settling import Settling
 from cachesvc.sources.resilient import SourceCounters
 from cachesvc.tiers.ram import RamTier
 
@@ -69,15 +69,15 @@ class Runner:
         self._fillers = fillers
         self._clock = clock
         self._ids = itertools.count(1)
-        self._settling = Settling()
+        self._deferred = DeferredCallbacks()
         self._threads = threads = TierThreads(list(node.policy.tiers), self.disks, self._lane)
         tiers = threads.open_tiers
         tiers |= {name: disk.tier for name, disk in self.disks.items() if disk.tier is not None}
         ram = node.policy.tiers.get(RAM)
         if ram is not None:
             tiers[RAM] = ram_tier
-        work = budgets.of_fills(ram)
-        self._pressure = Pressure(ram, budgets, work, self._lane("memory"), clock, self._ram_resized)
+        work = budgets.fill_memory(ram)
+        self._pressure = MemoryPressure(ram, budgets, work, self._lane("memory"), clock, self._ram_resized)
         commits = Commits(threads.committers, threads.calls)
         self.checks = Checks(node, tiers, threads.openers, fillers, self.handle, self._suspect)
         self.lacking = lacking = Lacking(clock)
@@ -100,7 +100,7 @@ class Runner:
             lacking,
             self.handle,
         )
-        self.watch = Watch(reactions.lost, reactions.back, reactions.measured, reactions.stalled, clock)
+        self.watch = DiskWatch(reactions.lost, reactions.back, reactions.measured, reactions.stalled, clock)
         for each in disks:
             name = each.disk.name
             self.watch.add(each.disk, each.probes, threads.of(name), partial(fillers.busy_s, name))
@@ -148,7 +148,7 @@ class Runner:
         self._pressure.tick(now)
         if self.node.next_deadline() <= now:
             self.handle(events.Tick())
-            self._settling.tell()
+            self._deferred.run_due()
 
     def next_deadline(self) -> float:
         """When the core or a watch wants to be called, in seconds of the clock; inf where none does."""
@@ -172,7 +172,7 @@ class Runner:
         of_dataset, of_user = self.quotas.of_dataset(dataset.catalog.uri_prefix), self.quotas.of_user(user)
         claim = events.DatasetDeclared(job, dataset.id, dataset.extents, user, of_dataset, of_user, gradual)
         self.handle(claim)
-        self._settling.tell()  # who waits for a gradual one that this one finished
+        self._deferred.run_due()  # who waits for a gradual one that this one finished
 
     def ask_again(self, dataset: Dataset) -> None:
         """Somebody opens a dataset anew: what its copies lack may be there by now."""
@@ -182,7 +182,7 @@ class Runner:
     def after(self, done: Callable[[DatasetId], bool], dataset: DatasetId, then: Callable[[], None]) -> None:
         """Call `then` on the loop's thread when `done` (`claimed`, `settled` or `evicted` of `node.claims`) says that
         nothing of its kind is under way for a dataset."""
-        self._settling.add(partial(done, dataset), then)
+        self._deferred.add(partial(done, dataset), then)
 
     def after_tiers(self, then: Callable[[], None]) -> None:
         """Call `then` on the loop's thread when the tiers have finished their earlier commits and evictions, those of

@@ -63,7 +63,7 @@ from cachesvc.daemon.metrics.http import Scrapes
 from cachesvc.daemon.metrics.metrics import Metrics
 from cachesvc.daemon.peers.sharing import Sharing
 from cachesvc.daemon.processes.logs import configure_logging
-from cachesvc.daemon.processes.threads import Threads
+from cachesvc.daemon.processes.threads import ThreadPool
 from cachesvc.daemon.reader_requests import ReaderRequests
 from cachesvc.daemon.runner import Runner
 from cachesvc.daemon.socket_lock import only_daemon
@@ -207,7 +207,7 @@ def _built(
     `ending`'s."""
     quotas = Quotas(settings.quota, lambda prefix: lookups.place(prefix, "--quota"))
     check_addresses(settings, before.addresses if before else ())
-    loader = Threads(2, "catalogs")
+    loader = ThreadPool(2, "catalogs")
     control_file: tuple[int, int] | None = None
     ending.callback(lambda: remove(control_path(settings), control_file))
     tenants = Tenants(allowed, settings.rules)

@@ -19,7 +19,7 @@ from cachesvc.daemon.access.tls import server_credentials
 from cachesvc.daemon.control.call_quota import PLACES, Doorman
 from cachesvc.daemon.control.connection_quota import crowd_limits
 from cachesvc.daemon.control.service import Service
-from cachesvc.daemon.processes.threads import Threads
+from cachesvc.daemon.processes.threads import ThreadPool
 from cachesvc.v1 import services
 from cachesvc.v1.descriptors import service_descriptor
 
@@ -48,7 +48,7 @@ def control_server(
         *crowd_limits(callers),
     ]
     server = grpc.server(
-        Threads(CONTROL_THREADS, "control"),
+        ThreadPool(CONTROL_THREADS, "control"),
         options=limits,
         interceptors=[Doorman(caller)],
     )

@@ -25,7 +25,7 @@ from cachesvc.daemon.control.statuses import statuses
 from cachesvc.daemon.datasets import Dataset, check_share, unknown
 from cachesvc.daemon.fills.build_queue import Opening
 from cachesvc.daemon.fills.checks import Good
-from cachesvc.daemon.loop.waiting import Waiting
+from cachesvc.daemon.loop.waiting import CallWaits
 from cachesvc.daemon.processes import jobs
 from cachesvc.daemon.runner import Runner
 from cachesvc.v1 import cachesvc_pb2 as pb
@@ -59,7 +59,7 @@ class Service:
         self._runner = runner
         self._pins = pins
         self._loop = runner.loop
-        self._waiting = Waiting(runner.loop)
+        self._waiting = CallWaits(runner.loop)
         self._reports = Reports(runner, pins, started)
         self._settings = settings
         self._tenants = tenants
@@ -74,7 +74,7 @@ class Service:
             answers: queue.Queue[jobs.Answer] = queue.Queue()
             opening = self._open(uris, options, request.refresh, self._uid(context), answers)
             try:
-                while isinstance(answer := self._waiting.next(answers, context), jobs.Progress):
+                while isinstance(answer := self._waiting.next(answers, context), jobs.JobProgress):
                     yield pb.OpenDatasetReply(indexed_bytes=answer.done_bytes, total_bytes=answer.total_bytes)
             finally:
                 self._loop.post(lambda: self._runner.builds.leave(opening, answers.put))
@@ -194,7 +194,7 @@ class Service:
     ) -> Opening:
         plain = {field.name: getattr(options, field.name) for field in fields(options)}
         job = partial(
-            jobs.Build, uris=uris, options=plain, catalogs=self._runner.datasets.directory, refresh=refresh
+            jobs.BuildJob, uris=uris, options=plain, catalogs=self._runner.datasets.directory, refresh=refresh
         )
         asked = (tuple(uris), options, refresh)
         return self._loop.call(lambda: self._runner.builds.open(user, asked, job, answers.put))

@@ -130,8 +130,8 @@ def _check_each_once(disks: Sequence[Disk]) -> None:
     """
     seen: set[tuple[int, int]] = set()
     for disk in disks:
-        if disk.place is None:
+        if disk.directory_id is None:
             continue
-        if disk.place in seen:
+        if disk.directory_id in seen:
             raise InvalidInput(NAMED_TWICE.format(disk.path))
-        seen.add(disk.place)
+        seen.add(disk.directory_id)

@@ -58,7 +58,7 @@ class DiskReactions:
 
     def lost(self, name: TierName, why: str) -> None:
         """Answer everything that waits for the tier; what its threads finish later is undone."""
-        log.error("a tier is left alone", extra={"tier": name, "why": why})
+        log.error("a tier is lost", extra={"tier": name, "why": why})
         self._handle(events.TierLost(name))
         self._fills.tier_lost(name, why)
         self._granting.tier_lost(name)

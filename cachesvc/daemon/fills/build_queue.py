@@ -15,7 +15,7 @@ from functools import partial
 from cachesvc.daemon.fills.pool import Answered
 from cachesvc.daemon.processes import jobs
 
-Make = Callable[[int], jobs.Build]
+Make = Callable[[int], jobs.BuildJob]
 
 
 @dataclass(slots=True, eq=False)
@@ -67,7 +67,7 @@ class Builds:
         self._feeding = False
 
     def _next(self) -> Opening | None:
-        free = jobs.SIDE_BY_SIDE - self._held.total()
+        free = jobs.JOBS_AT_ONCE - self._held.total()
         for user, line in self._lines.items():
             if self._held[user] < 2 * free:
                 for asked, opening in line.items():
@@ -84,7 +84,7 @@ class Builds:
     def _answered(self, opening: Opening, answer: jobs.Answer) -> None:
         for heard in opening.heard:
             heard(answer)
-        if isinstance(answer, jobs.Done):
+        if isinstance(answer, jobs.JobDone):
             self._at_work.remove((opening.user, opening.asked))
             self._held[opening.user] -= 1
             if not self._held[opening.user]:

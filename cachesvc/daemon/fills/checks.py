@@ -133,7 +133,7 @@ class Checks:
             return
         if checksums is not None:
             digests = jobs.pack_digests(checksums.digests)
-            job = partial(jobs.Verify, size_bytes=checksums.size_bytes, digests=digests)
+            job = partial(jobs.VerifyJob, size_bytes=checksums.size_bytes, digests=digests)
             self._fillers.submit(job, (fd,), partial(self._answered, check, tries), (check.tier,))
             os.close(fd)
             return
@@ -156,7 +156,7 @@ class Checks:
         self._done(check, gone)
 
     def _answered(self, check: _Check, tries: int, answer: jobs.Answer) -> None:
-        assert isinstance(answer, jobs.Done)
+        assert isinstance(answer, jobs.JobDone)
         if self._ended(check):
             self._over(check)
         elif answer.code and self._lost(check.tier):  # it is the tier that cannot be read

@@ -38,7 +38,7 @@ from cachesvc.daemon.processes.fork_server import serve_forks
 from cachesvc.daemon.processes.logs import configure_logging
 from cachesvc.daemon.processes.malloc import release_free_memory
 from cachesvc.daemon.processes.nice import run_in_background
-from cachesvc.daemon.processes.threads import Threads
+from cachesvc.daemon.processes.threads import ThreadPool
 from cachesvc.sources.fetch import Fetcher, written
 from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.sources.resilient import SourceCounters
@@ -89,7 +89,7 @@ class Filler:
 
     def run(self) -> None:
         """Serve until the daemon closes the channel."""
-        threads = Threads(jobs.SIDE_BY_SIDE, "job")  # of this thread's priority
+        threads = ThreadPool(jobs.JOBS_AT_ONCE, "job")  # of this thread's priority
         with suppress(ConnectionResetError):  # the same, while answers were under way
             while (received := jobs.receive(self._channel)) is not None:
                 job, descriptors = received
@@ -106,31 +106,31 @@ class Filler:
                 self._sources(uri)
 
     def _answer(self, job: jobs.Job, descriptors: list[int]) -> None:
-        work: dict[type, Callable[..., jobs.Done]] = {
-            jobs.Fill: self._fill,
-            jobs.Copy: self._copy,
-            jobs.Verify: self._verify,
-            jobs.Build: self._build,
+        work: dict[type, Callable[..., jobs.JobDone]] = {
+            jobs.FillJob: self._fill,
+            jobs.CopyJob: self._copy,
+            jobs.VerifyJob: self._verify,
+            jobs.BuildJob: self._build,
         }
         # Every job is answered, also one that ends in an error of ours: its readers must not wait for ever.
-        done = jobs.Done(job.number, CacheError.code, "a job failed unexpectedly; see the daemon's log")
+        done = jobs.JobDone(job.number, CacheError.code, "a job failed unexpectedly; see the daemon's log")
         try:
             if len(descriptors) < job.descriptors:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             done = work[type(job)](job, *descriptors)
         except SourceUnavailable as error:
-            done = jobs.Done(job.number, error.code, str(error)[:MOST_SAID], retry=True)
+            done = jobs.JobDone(job.number, error.code, str(error)[:MOST_SAID], retry=True)
         except CacheError as error:
-            done = jobs.Done(job.number, error.code, str(error)[:MOST_SAID])
+            done = jobs.JobDone(job.number, error.code, str(error)[:MOST_SAID])
         except (OSError, MemoryError) as error:
             failure = _failure(error)
-            done = jobs.Done(job.number, failure.code, str(failure)[:MOST_SAID], retry=True)
+            done = jobs.JobDone(job.number, failure.code, str(failure)[:MOST_SAID], retry=True)
         finally:
             for fd in descriptors:
                 os.close(fd)
             self._send(done)
 
-    def _send(self, done: jobs.Done) -> None:
+    def _send(self, done: jobs.JobDone) -> None:
         """One answer a job: the watch may have given it."""
         with self._unanswered_lock:
             if done.number in self._unanswered:
@@ -139,7 +139,7 @@ class Filler:
 
     def _left_alone(self, peer: str) -> None:
         with suppress(OSError):  # the daemon's end, and ours
-            jobs.send(self._channel, jobs.LeftAlone(peer))
+            jobs.send(self._channel, jobs.PeerPaused(peer))
 
     def _watch(self) -> None:
         told, idle_s = SourceCounters(), 0.0
@@ -149,24 +149,24 @@ class Filler:
                 release_free_memory()
             if (asked := self._sources.asked()) != told:
                 with suppress(OSError):  # the daemon's end, and ours
-                    jobs.send(self._channel, jobs.Asked(**asdict(asked - told)))
+                    jobs.send(self._channel, jobs.SourceRequests(**asdict(asked - told)))
                 told = asked
         message = f"{uri} hangs: it has not answered for {HUNG_S:.0f} s; look at its mount"
         log.error("a source hangs; this process ends", extra={"uri": uri})
         for number, job in tuple(self._unanswered.items()):
-            if not isinstance(job, jobs.Build) or _reads(job, uri):  # other builds begin anew elsewhere
-                self._send(jobs.Done(number, SourceUnavailable.code, message, retry=True))
+            if not isinstance(job, jobs.BuildJob) or _reads(job, uri):  # other builds begin anew elsewhere
+                self._send(jobs.JobDone(number, SourceUnavailable.code, message, retry=True))
         # The thread that hangs keeps every descriptor open, and this process half alive: tell the daemon.
         self._channel.shutdown(socket.SHUT_RDWR)
         os._exit(1)
 
-    def _fill(self, job: jobs.Fill, target: int, catalog: int) -> jobs.Done:
+    def _fill(self, job: jobs.FillJob, target: int, catalog: int) -> jobs.JobDone:
         dataset = self._catalog(job.dataset, catalog)
         extent = dataset.extent(job.index)
         if in_memory(target):
             in_huge_pages(target, extent.size_bytes)
         if had := self._peers.fill(extent.id, extent.size_bytes, target):
-            return jobs.Done(job.number, digests=jobs.pack_digests(had), peer_bytes=extent.size_bytes)
+            return jobs.JobDone(job.number, digests=jobs.pack_digests(had), peer_bytes=extent.size_bytes)
         passing = Passing(extent.size_bytes)
         missing = self._fetcher.fetch(extent, target, passing.add)
         if isinstance(dataset.layout, Indirect):  # what is compressed could not be asked before
@@ -174,7 +174,7 @@ class Filler:
                 head = os.pread(target, 4, 0)
             dataset.check_shard(job.index, head)
         digests = passing.checksums(target).digests
-        done = jobs.Done(job.number, digests=jobs.pack_digests(digests), source_bytes=extent.stored_bytes)
+        done = jobs.JobDone(job.number, digests=jobs.pack_digests(digests), source_bytes=extent.stored_bytes)
         if not missing:
             return done
         first = next(iter(missing.values()))
@@ -183,7 +183,7 @@ class Filler:
         )
         return replace(done, holes=written(missing), message=message[:MOST_SAID], hole_code=first.code)
 
-    def _copy(self, job: jobs.Copy, target: int, origin: int) -> jobs.Done:
+    def _copy(self, job: jobs.CopyJob, target: int, origin: int) -> jobs.JobDone:
         if in_memory(target):
             in_huge_pages(target, job.size_bytes)
         offset = 0
@@ -194,15 +194,15 @@ class Filler:
                 raise CorruptData(f"a cached extent ends after {offset:,} of {job.size_bytes:,} bytes")
             offset += copied
         verify(target, Checksums(job.size_bytes, jobs.unpack_digests(job.digests)))
-        return jobs.Done(job.number, digests=job.digests)
+        return jobs.JobDone(job.number, digests=job.digests)
 
-    def _verify(self, job: jobs.Verify, extent: int) -> jobs.Done:
+    def _verify(self, job: jobs.VerifyJob, extent: int) -> jobs.JobDone:
         with translated("tier", "read an extent"):
             os.posix_fadvise(extent, 0, 0, os.POSIX_FADV_DONTNEED)  # what the disk holds, not the page cache
         verify(extent, Checksums(job.size_bytes, jobs.unpack_digests(job.digests)))
-        return jobs.Done(job.number)
+        return jobs.JobDone(job.number)
 
-    def _build(self, job: jobs.Build) -> jobs.Done:
+    def _build(self, job: jobs.BuildJob) -> jobs.JobDone:
         if job.refresh:
             for uri in job.uris:
                 self._sources.forget(uri)
@@ -219,7 +219,7 @@ class Filler:
                     notes = build(found, path, self._sources, data, self._progress(job.number))
                 for note in notes:
                     log.warning("%s", note)
-        return jobs.Done(job.number, dataset=found.id)
+        return jobs.JobDone(job.number, dataset=found.id)
 
     @contextmanager
     def _one_build(self, dataset: str) -> Iterator[None]:
@@ -247,7 +247,7 @@ class Filler:
                 due = now + PROGRESS_S
                 with self._unanswered_lock:
                     if number in self._unanswered:
-                        jobs.send(self._channel, jobs.Progress(number, done, total))
+                        jobs.send(self._channel, jobs.JobProgress(number, done, total))
 
         return progress
 
@@ -281,7 +281,7 @@ def _failure(error: OSError | MemoryError) -> CacheError:
     )
 
 
-def _reads(job: jobs.Build, uri: str) -> bool:
+def _reads(job: jobs.BuildJob, uri: str) -> bool:
     """Whether a build may have asked for a URI: below what it was given, up to the first wildcard."""
     return any(uri.startswith(re.split(r"[*?\[{]", each)[0].rstrip("/")) for each in job.uris)
 

@@ -129,7 +129,7 @@ class Fills:
     def _not_reserved(self, command: events.StartFill, error: CacheError) -> None:
         self._checks.suspect(command.tier, error)
         if _ended(self._filling, command, command):
-            log.error("a tier takes no more for a while", extra={"tier": command.tier, "error": str(error)})
+            log.error("a tier refuses a fill", extra={"tier": command.tier, "error": str(error)})
             self._failed(command, error.code, str(error), retry=False)
 
     def _send_fill(self, command: events.StartFill, dataset: Dataset, index: int, target: int) -> None:
@@ -149,14 +149,14 @@ class Fills:
             assert checksums is not None
             if self._filling.get((command.extent, command.tier)) is command:  # no tier was lost
                 digests = jobs.pack_digests(checksums.digests)
-                copy = partial(jobs.Copy, size_bytes=checksums.size_bytes, digests=digests)
+                copy = partial(jobs.CopyJob, size_bytes=checksums.size_bytes, digests=digests)
                 self._fillers.submit(copy, (target, origin), filled, tiers)
             os.close(origin)
             os.close(target)
 
         def failed(error: CacheError) -> None:
             os.close(target)
-            filled(jobs.Done(0, error.code, str(error), retry=True))
+            filled(jobs.JobDone(0, error.code, str(error), retry=True))
 
         self._checks.open(command.extent, command.from_tier, opened, failed)
 
@@ -168,7 +168,7 @@ class Fills:
             self._filled(command, dataset.id, size_bytes, answer)
 
         if self._filling.get((command.extent, command.tier)) is command:
-            job = partial(jobs.Fill, dataset=dataset.id, index=index)
+            job = partial(jobs.FillJob, dataset=dataset.id, index=index)
             self._fillers.submit(job, (target, dataset.catalog_fd), filled, (command.tier,))
         else:  # aborted while it waited: its tier was lost
             self._work.end(cost)
@@ -177,7 +177,7 @@ class Fills:
     def _filled(
         self, command: events.StartFill, dataset: DatasetId, size_bytes: int, answer: jobs.Answer
     ) -> None:
-        assert isinstance(answer, jobs.Done)
+        assert isinstance(answer, jobs.JobDone)
         if command.from_tier is None:
             self._source_bytes[dataset] = self._source_bytes.get(dataset, 0) + answer.source_bytes
             self._peer_bytes[dataset] = self._peer_bytes.get(dataset, 0) + answer.peer_bytes
@@ -194,7 +194,7 @@ class Fills:
             self._lanes[command.tier].submit(
                 lambda: tier.commit(command.extent, checksums),
                 lambda _: self._ready(command, answer, lack),
-                lambda error: self._abort(command, jobs.Done(0, error.code, str(error))),
+                lambda error: self._abort(command, jobs.JobDone(0, error.code, str(error))),
             )
             return
         # NVMe: readers wait for verified bytes, not for durability.
@@ -209,7 +209,7 @@ class Fills:
             lambda error: self._not_committed(command, checksums, error),
         )
 
-    def _lack(self, command: events.StartFill, answer: jobs.Done) -> Lack:
+    def _lack(self, command: events.StartFill, answer: jobs.JobDone) -> Lack:
         """The holes of a copy: those that its fill reports, or those of the copy that it was filled from."""
         if command.from_tier is not None:
             return self._lacking.of(command.extent, command.from_tier)
@@ -218,7 +218,7 @@ class Fills:
             log.warning("an extent was filled without some of its objects", extra=told)
         return Lack(answer.holes, answer.hole_code, answer.message)
 
-    def _ready(self, command: events.StartFill, answer: jobs.Done, lack: Lack) -> None:
+    def _ready(self, command: events.StartFill, answer: jobs.JobDone, lack: Lack) -> None:
         if _ended(self._filling, command, command):
             filled = events.Filled(
                 command.extent, command.tier, answer.peer_bytes > 0, lack.code, lack.message
@@ -236,7 +236,7 @@ class Fills:
             self.failures[type(error).__name__] += 1
             self._handle(events.CommitFailed(command.extent, command.tier, str(error), error.code))
 
-    def _fill_ended_badly(self, command: events.StartFill, answer: jobs.Done) -> None:
+    def _fill_ended_badly(self, command: events.StartFill, answer: jobs.JobDone) -> None:
         origin = command.from_tier
         if origin is None:
             if answer.code == TierFailed.code:
@@ -244,10 +244,10 @@ class Fills:
         elif answer.code in (CorruptData.code, TierFailed.code):
             # It is the copy that was read: the tier that was to take it did nothing wrong.
             self._checks.failed(command.extent, origin, answer.code)
-            answer = jobs.Done(answer.number, SourceUnavailable.code, answer.message, retry=True)
+            answer = jobs.JobDone(answer.number, SourceUnavailable.code, answer.message, retry=True)
         self._abort(command, answer)
 
-    def _abort(self, command: events.StartFill, answer: jobs.Done) -> None:
+    def _abort(self, command: events.StartFill, answer: jobs.JobDone) -> None:
         def failed(_: object) -> None:
             if _ended(self._filling, command, command):
                 self._failed(command, answer.code, answer.message, answer.retry)

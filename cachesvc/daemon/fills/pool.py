@@ -123,12 +123,12 @@ class Fillers:
         self._number += 1
         job = make(self._number)
         try:
-            filler = self._least_busy(builds=isinstance(job, jobs.Build))
+            filler = self._least_busy(builds=isinstance(job, jobs.BuildJob))
         except OSError as error:
             message = (
                 f"no process can be started for it ({error.strerror}); try again, and see the daemon's log"
             )
-            answered(jobs.Done(job.number, SourceUnavailable.code, message, retry=True))
+            answered(jobs.JobDone(job.number, SourceUnavailable.code, message, retry=True))
             return
         filler.waiting[job.number] = _Waiting(answered, tiers, self._clock())
         try:
@@ -136,11 +136,13 @@ class Fillers:
         except OSError:
             self._gone(filler)  # before the loop heard of it; answers this job too
 
-    def build(self, make: Callable[[int], jobs.Build], answered: Answered, tries: int = BUILD_TRIES) -> None:
+    def build(
+        self, make: Callable[[int], jobs.BuildJob], answered: Answered, tries: int = BUILD_TRIES
+    ) -> None:
         """Send a job to the builder, and to the next one when that ends in mid-job."""
 
         def heard(answer: jobs.Answer) -> None:
-            if isinstance(answer, jobs.Done) and answer.lost and tries > 1:
+            if isinstance(answer, jobs.JobDone) and answer.lost and tries > 1:
                 self.build(make, answered, tries - 1)
             else:
                 answered(answer)
@@ -165,7 +167,7 @@ class Fillers:
                     others.append((number, waiting))
                     filler.waiting[number] = _Waiting(_nobody_waits, (), waiting.since)
         for number, waiting in others:
-            waiting.answered(jobs.Done(number, SourceUnavailable.code, message, retry=True))
+            waiting.answered(jobs.JobDone(number, SourceUnavailable.code, message, retry=True))
 
     def tier_lost(self, tier: TierName) -> None:
         """Replace every filler that works in a tier: its threads may wait for the disk as long as that hangs, and other
@@ -181,7 +183,7 @@ class Fillers:
         message = f"the process that was to do it worked in {tier} too, which is lost; try again"
         for filler in hung:
             for number, waiting in filler.waiting.items():
-                waiting.answered(jobs.Done(number, SourceUnavailable.code, message, retry=True))
+                waiting.answered(jobs.JobDone(number, SourceUnavailable.code, message, retry=True))
 
     def stop(self, wait: bool = True) -> None:
         """End every filler, and wait until it has; without `wait`, whoever inherits them sees their end."""
@@ -221,27 +223,31 @@ class Fillers:
     def _read(self, filler: _Filler) -> None:
         try:
             received = jobs.receive(filler.channel)
-        except jobs.NONSENSE:
+        except jobs.RECEIVE_ERRORS:
             received = None
         answer, descriptors = received or (None, [])
         for fd in descriptors:  # none is expected, and none may pile up
             os.close(fd)
-        if isinstance(answer, jobs.Asked) and jobs.typed(answer):
+        if isinstance(answer, jobs.SourceRequests) and jobs.is_well_typed(answer):
             self.asked += answer
-        elif isinstance(answer, jobs.LeftAlone) and jobs.typed(answer) and answer.peer in self.left_alone:
+        elif (
+            isinstance(answer, jobs.PeerPaused)
+            and jobs.is_well_typed(answer)
+            and answer.peer in self.left_alone
+        ):
             self.left_alone[answer.peer] += 1
         elif (
-            not isinstance(answer, (jobs.Done, jobs.Progress))
-            or not jobs.typed(answer)
+            not isinstance(answer, (jobs.JobDone, jobs.JobProgress))
+            or not jobs.is_well_typed(answer)
             or answer.number not in filler.waiting
         ):
             self._gone(filler)
-        elif isinstance(answer, jobs.Done):
+        elif isinstance(answer, jobs.JobDone):
             filler.waiting.pop(answer.number).answered(answer)
             if filler.left and not filler.waiting and filler in self._living:
                 self._part_with(filler)
                 self._reap(filler, DEATH_S)
-        elif isinstance(answer, jobs.Progress):
+        elif isinstance(answer, jobs.JobProgress):
             filler.waiting[answer.number].answered(answer)
 
     def _gone(self, filler: _Filler) -> None:
@@ -275,13 +281,13 @@ class Fillers:
         return code
 
 
-def _lost(number: int, code: int | None, killed: str) -> jobs.Done:
+def _lost(number: int, code: int | None, killed: str) -> jobs.JobDone:
     """The answer of a process that ended without one; `killed`: for memory, and what mends it."""
     if killed:
-        return jobs.Done(number, SourceUnavailable.code, killed, retry=True, lost=True)
+        return jobs.JobDone(number, SourceUnavailable.code, killed, retry=True, lost=True)
     if code == CANNOT_FORK:
         message = "no process can be started for it; allow more processes or memory, and try again"
-        return jobs.Done(number, SourceUnavailable.code, message, retry=True)
+        return jobs.JobDone(number, SourceUnavailable.code, message, retry=True)
     why = "how is not known yet" if code is None else f"exit code {code}"
     message = f"the process that was to do it ended ({why}); try again, and see the daemon's log"
-    return jobs.Done(number, SourceUnavailable.code, message, retry=True, lost=True)
+    return jobs.JobDone(number, SourceUnavailable.code, message, retry=True, lost=True)

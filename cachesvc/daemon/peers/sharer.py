@@ -26,7 +26,7 @@ from cachesvc.daemon.control.statuses import statuses
 from cachesvc.daemon.processes import jobs
 from cachesvc.daemon.processes.logs import configure_logging
 from cachesvc.daemon.processes.nice import run_in_background
-from cachesvc.daemon.processes.threads import Threads
+from cachesvc.daemon.processes.threads import ThreadPool
 from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import services
 
@@ -41,7 +41,7 @@ asks for nothing, gives its place up. Others connect again by themselves."""
 BIND_S = 0.2
 """Between two tries: a daemon that is taken over from has the address until it ends."""
 EXTENT_ID_BYTES = 16
-_Borrowed = Future[tuple[jobs.Lent, int]]
+_Borrowed = Future[tuple[jobs.LentExtent, int]]
 
 
 class Sharer:
@@ -57,7 +57,7 @@ class Sharer:
         try:
             while (received := jobs.receive(self._channel)) is not None:
                 answer, descriptors = received
-                assert isinstance(answer, jobs.Lent)
+                assert isinstance(answer, jobs.LentExtent)
                 waiting = self._asked.pop(answer.number, None)
                 if waiting is not None and waiting.set_running_or_notify_cancel():
                     waiting.set_result((answer, descriptors[0] if descriptors else -1))
@@ -72,7 +72,7 @@ class Sharer:
         with statuses(context), self._borrowed(request.extent) as (lent, fd):
             yield from self._sent(request, lent, fd)
 
-    def _sent(self, request: pb.ReadRequest, lent: jobs.Lent, fd: int) -> Iterator[pb.ReadReply]:
+    def _sent(self, request: pb.ReadRequest, lent: jobs.LentExtent, fd: int) -> Iterator[pb.ReadReply]:
         offset = begin = request.offset
         end = min(lent.size_bytes, begin + request.length) if request.length else lent.size_bytes
         reply = pb.ReadReply(digests=jobs.unpack_digests(lent.digests), size_bytes=lent.size_bytes)
@@ -85,15 +85,15 @@ class Sharer:
                 yield reply
                 reply = pb.ReadReply()
         finally:
-            jobs.send(self._channel, jobs.Sent(lent.number, offset - begin))
+            jobs.send(self._channel, jobs.BytesSent(lent.number, offset - begin))
 
     @contextmanager
-    def _borrowed(self, extent: bytes) -> Iterator[tuple[jobs.Lent, int]]:
+    def _borrowed(self, extent: bytes) -> Iterator[tuple[jobs.LentExtent, int]]:
         if len(extent) != EXTENT_ID_BYTES:
             raise InvalidInput(f"an extent's id has {EXTENT_ID_BYTES} bytes, not {len(extent):,}")
         number, waiting = next(self._numbers), _Borrowed()
         self._asked[number] = waiting
-        jobs.send(self._channel, jobs.Borrow(number, extent.hex()))
+        jobs.send(self._channel, jobs.BorrowExtent(number, extent.hex()))
         try:
             lent, fd = waiting.result(OPEN_S)
         except Late:
@@ -113,7 +113,7 @@ class Sharer:
 def serve(sharer: Sharer, address: str, tls: Tls | None) -> None:
     """Answer peers at `address`, as soon as nobody else does."""
     server = grpc.server(
-        Threads(AT_ONCE, "peer"),
+        ThreadPool(AT_ONCE, "peer"),
         options=[
             ("grpc.so_reuseport", 0),
             ("grpc.max_connection_age_ms", int(CONNECTION_S * 1000)),

@@ -91,23 +91,23 @@ class Sharing:
                 received = jobs.receive(channel)
             except TimeoutError:
                 continue
-            except jobs.NONSENSE:
+            except jobs.RECEIVE_ERRORS:
                 return
             message = received[0] if received else None
             for fd in received[1] if received else ():  # none is expected, and none may pile up
                 os.close(fd)
-            if message is None or not jobs.typed(message):
+            if message is None or not jobs.is_well_typed(message):
                 return
-            if isinstance(message, jobs.Borrow) and _ID.fullmatch(message.extent):
+            if isinstance(message, jobs.BorrowExtent) and _ID.fullmatch(message.extent):
                 if not self._asked.acquire(blocking=False):
                     return
                 self._runner.loop.post(partial(self._lend, channel, message))
-            elif isinstance(message, jobs.Sent):
+            elif isinstance(message, jobs.BytesSent):
                 self.sent_bytes += message.size_bytes
             else:
                 return
 
-    def _lend(self, channel: socket.socket, asked: jobs.Borrow) -> None:
+    def _lend(self, channel: socket.socket, asked: jobs.BorrowExtent) -> None:
         """Answer with a resident extent of an open dataset: what a wider allowlist once brought here is nobody's. On
         the loop's thread."""
         node, checks, datasets = self._runner.node, self._runner.checks, self._runner.datasets
@@ -123,11 +123,11 @@ class Sharing:
                 absent()
             else:
                 digests = jobs.pack_digests(checksums.digests)
-                self._answer(channel, jobs.Lent(asked.number, checksums.size_bytes, digests), fd)
+                self._answer(channel, jobs.LentExtent(asked.number, checksums.size_bytes, digests), fd)
             os.close(fd)
 
         def absent() -> None:
-            self._answer(channel, jobs.Lent(asked.number))
+            self._answer(channel, jobs.LentExtent(asked.number))
 
         def failed(error: CacheError) -> None:
             if tier is not None and not short_of_descriptors(error):
@@ -145,7 +145,7 @@ class Sharing:
         else:
             checked(True)
 
-    def _answer(self, channel: socket.socket, answer: jobs.Lent, *descriptors: int) -> None:
+    def _answer(self, channel: socket.socket, answer: jobs.LentExtent, *descriptors: int) -> None:
         self._asked.release()
         with suppress(OSError):  # it ended; another will be asked
             jobs.send(channel, answer, descriptors)
