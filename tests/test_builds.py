@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
 from cachesvc.client.control import Control
-from cachesvc.daemon.fills.build_queue import Builds, Make, Opening
-from cachesvc.daemon.fills.pool import Answered
+from cachesvc.daemon.fills.build_queue import BuildQueue, BuildRequest, MakeJob
+from cachesvc.daemon.fills.pool import OnAnswer
 from cachesvc.daemon.processes import jobs
 from tests.fake_s3 import FakeS3, Object, fake_s3
 from tests.test_daemon import wait_until
@@ -29,15 +29,15 @@ class Builder:
     """What is under way, in the order of its beginning; `end` ends the first."""
 
     def __init__(self) -> None:
-        self.under_way: list[tuple[jobs.BuildJob, Answered]] = []
-        self.builds = Builds(self._build)
+        self.under_way: list[tuple[jobs.BuildJob, OnAnswer]] = []
+        self.builds = BuildQueue(self._build)
 
-    def _build(self, make: Make, answered: Answered) -> None:
+    def _build(self, make: MakeJob, answered: OnAnswer) -> None:
         self.under_way.append((make(0), answered))
 
-    def open(self, user: int, what: str, answered: Answered) -> Opening:
+    def open(self, user: int, what: str, answered: OnAnswer) -> BuildRequest:
         make = partial(jobs.BuildJob, uris=[what], options={}, catalogs="", refresh=False)
-        return self.builds.open(user, what, make, answered)
+        return self.builds.submit(user, what, make, answered)
 
     def end(self, at: int = 0) -> None:
         build, answered = self.under_way.pop(at)
@@ -75,7 +75,7 @@ def test_what_nobody_waits_for_any_more_is_not_asked_and_what_is_at_work_is_a_sh
         raise AssertionError("whoever is gone hears nothing")
 
     for number in range(HOARDED):
-        builder.builds.leave(builder.open(1, f"{number}", unheard), unheard)
+        builder.builds.cancel(builder.open(1, f"{number}", unheard), unheard)
     share = len(builder.names)
     assert share < jobs.JOBS_AT_ONCE
     builder.open(2, "theirs", lambda _: None)
@@ -89,7 +89,7 @@ def test_what_nobody_waits_for_any_more_is_not_asked_and_what_is_at_work_is_a_sh
 @given(st.lists(st.tuples(st.sampled_from(["open", "end", "leave"]), st.integers(1, 5), st.integers(0, 20))))
 def test_every_opening_is_answered_once_and_users_take_turns(said: list[tuple[str, int, int]]) -> None:
     builder, answered = Builder(), Counter[int]()
-    waiting: dict[int, tuple[Opening, Answered]] = {}
+    waiting: dict[int, tuple[BuildRequest, OnAnswer]] = {}
     for number, (verb, user, what) in enumerate(said):
         if verb == "open":
 
@@ -104,7 +104,7 @@ def test_every_opening_is_answered_once_and_users_take_turns(said: list[tuple[st
         elif verb == "end" and builder.names:
             builder.end(what % len(builder.names))
         elif verb == "leave" and waiting:
-            builder.builds.leave(*waiting.pop(list(waiting)[what % len(waiting)]))
+            builder.builds.cancel(*waiting.pop(list(waiting)[what % len(waiting)]))
         assert len(builder.names) <= jobs.JOBS_AT_ONCE
         assert len(set(builder.names)) == len(builder.names)
     while builder.names:

@@ -13,7 +13,7 @@ from cachesvc.core.events import Corrupt, Event, Recovered
 from cachesvc.core.model import ExtentId, TierName
 from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import TierSpec
-from cachesvc.daemon.fills.checks import AT_ONCE, VERIFY_TRIES, Checks, Good
+from cachesvc.daemon.fills.checks import CHECKS_AT_ONCE, VERIFY_TRIES, CheckResult, Checks
 from cachesvc.daemon.processes import jobs
 from cachesvc.tiers.failures import translated
 from cachesvc.tiers.tier import Checksums
@@ -33,7 +33,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.jobs: list[Callable[[jobs.Answer], None]] = []
-        self.over: list[tuple[int, Good]] = []
+        self.over: list[tuple[int, CheckResult]] = []
         self.short = self.late = False
         self.node = Node([TierSpec(SLOW, 1 << 20), TierSpec(QUICK, 1 << 20)])
         for tier, first in ((SLOW, 0), (QUICK, COPIES)):
@@ -64,7 +64,7 @@ class Bench:
         assert isinstance(event, Corrupt)
         self.corrupt.append(event.extent)
 
-    def _over(self, number: int, good: Good) -> None:
+    def _over(self, number: int, good: CheckResult) -> None:
         self.over.append((number, good))
 
 
@@ -125,10 +125,10 @@ def test_a_user_who_asks_for_many_stands_before_another_by_one() -> None:
     bench = Bench()
     for number in range(COPIES - 1):
         bench.verify(number, HOARDER)
-    assert len(bench.jobs) == AT_ONCE
+    assert len(bench.jobs) == CHECKS_AT_ONCE
     bench.verify(COPIES - 1, VISITOR)
     bench.verify(COPIES - 2, VISITOR)  # the hoarder waits for it too: one check, in the visitor's turn
-    while len(bench.over) < AT_ONCE + 4:
+    while len(bench.over) < CHECKS_AT_ONCE + 4:
         bench.end()
     assert {COPIES - 1, COPIES - 2} <= {number for number, _ in bench.over}
     while bench.jobs:

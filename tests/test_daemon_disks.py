@@ -424,7 +424,7 @@ def test_a_file_that_is_gone_is_not_called_corrupt_alone(
         stored(tmp_path / "nvme")[0].unlink()
         assert run(["verify", found.dataset, "--socket", found.daemon.socket_dir]) == 5
         assert "corrupt or not to be read" in capsys.readouterr().err
-        assert "an extent that cannot be read is dropped" in found.daemon.log
+        assert "an unreadable extent is dropped" in found.daemon.log
 
 
 def test_two_daemons_over_one_state_directory_lose_no_pin(tmp_path: Path, data: bytes) -> None:

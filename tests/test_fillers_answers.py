@@ -18,7 +18,7 @@ import pytest
 
 from cachesvc.config import Settings
 from cachesvc.core.errors import SourceUnavailable
-from cachesvc.daemon.fills.pool import Fillers
+from cachesvc.daemon.fills.pool import FillerPool
 from cachesvc.daemon.processes import jobs
 from cachesvc.daemon.processes.logs import FLOOD_LINES, FLOOD_S, MESSAGES, OURS, Flood
 from cachesvc.daemon.serve import configure_logging
@@ -130,7 +130,7 @@ def test_a_flood_of_one_warning_is_cut_and_counted() -> None:
 
 def test_a_job_for_which_no_process_can_be_started_ended_none(tmp_path: Path) -> None:
     settings = Settings(0, (), (), str(tmp_path), str(tmp_path), fillers=1)
-    fillers, answers = Fillers(settings, (), lambda *_: None, lambda _: None), list[jobs.Answer]()
+    fillers, answers = FillerPool(settings, (), lambda *_: None, lambda _: None), list[jobs.Answer]()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
     try:

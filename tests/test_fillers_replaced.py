@@ -15,7 +15,7 @@ from cachesvc.config import NvmeSpec, Settings
 from cachesvc.core.errors import SourceUnavailable
 from cachesvc.core.model import RAM, TierName
 from cachesvc.daemon.fills import pool
-from cachesvc.daemon.fills.pool import Fillers
+from cachesvc.daemon.fills.pool import FillerPool
 from cachesvc.daemon.processes import jobs
 from cachesvc.tiers.checksum import Passing
 from tests.faulty_disk import FaultyDisk
@@ -28,7 +28,7 @@ BYTES = os.urandom(1 << 16)
 class Pool:
     """Fillers, their loop, and the answers of each job."""
 
-    def __init__(self, root: Path, loop: Loop, fillers: Fillers) -> None:
+    def __init__(self, root: Path, loop: Loop, fillers: FillerPool) -> None:
         self.loop, self.fillers = loop, fillers
         self.answers: dict[object, list[jobs.JobDone]] = {}
         self.inside = root / "memory"
@@ -68,7 +68,7 @@ class Pool:
 def a_pool(root: Path, count: int, nvme: tuple[NvmeSpec, ...] = ()) -> Iterator[Pool]:
     loop = Loop()
     settings = Settings(0, nvme, (), str(root), str(root), fillers=count)
-    fillers = Fillers(settings, (), loop.watch, loop.unwatch)
+    fillers = FillerPool(settings, (), loop.watch, loop.unwatch)
     fillers.start()
     try:
         yield Pool(root, loop, fillers)

@@ -27,9 +27,9 @@ from cachesvc.daemon.datasets import (
 )
 from cachesvc.daemon.fills.checks import Checks
 from cachesvc.daemon.fills.commits import Commits
+from cachesvc.daemon.fills.fill_memory import FillMemory
 from cachesvc.daemon.fills.fills import Fills
-from cachesvc.daemon.fills.memory_admission import Work
-from cachesvc.daemon.fills.missing_objects import Lacking
+from cachesvc.daemon.fills.holes import HoleRecords
 from cachesvc.daemon.processes import jobs
 
 NVME = TierName("nvme0")
@@ -67,7 +67,7 @@ def test_the_answer_is_counted_and_nothing_else_happens(tmp_path: Path) -> None:
             if isinstance(command, events.StartFill):
                 fills.start(command)
 
-    checks = Checks(node, {NVME: tier}, lanes, fillers, handle, failing=lambda _: None)
+    checks = Checks(node, {NVME: tier}, lanes, fillers, handle, suspect_tier=lambda _: None)
     fills = Fills(
         {NVME: tier},
         lanes,
@@ -75,9 +75,9 @@ def test_the_answer_is_counted_and_nothing_else_happens(tmp_path: Path) -> None:
         datasets,
         fillers,
         checks,
-        Lacking(lambda: 0.0),
+        HoleRecords(lambda: 0.0),
         handle,
-        Work(1 << 40, 1 << 40, None),
+        FillMemory(1 << 40, 1 << 40, None),
     )
     known = datasets.admit(dataset(1))
     handle(events.DatasetDeclared(7, known.id, known.extents))

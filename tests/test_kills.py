@@ -25,7 +25,7 @@ from cachesvc.client import plan_memory as plans
 from cachesvc.config import Settings
 from cachesvc.core.errors import DaemonUnavailable, SourceUnavailable
 from cachesvc.core.order.epoch_order import Plan
-from cachesvc.daemon.fills.pool import Fillers
+from cachesvc.daemon.fills.pool import FillerPool
 from cachesvc.daemon.processes import jobs
 from loader import DataLoader, open_dataset
 from tests.processes import slow_fillers
@@ -116,7 +116,7 @@ def test_an_opening_survives_three_deaths_of_the_builder(
     settings = Settings(0, (), (f"{tmp_path}/",), str(tmp_path), str(tmp_path), fillers=1)
     held, path = slow_fillers(tmp_path)
     monkeypatch.setenv("PYTHONPATH", path)
-    fillers = Fillers(settings, (str(tmp_path),), loop.watch, loop.unwatch)
+    fillers = FillerPool(settings, (str(tmp_path),), loop.watch, loop.unwatch)
 
     def builders() -> list[int]:
         return [filler.process.pid for filler in fillers._living if filler.builds]

@@ -76,7 +76,7 @@ class ReaderRequests:
 
     def suspected(self, extent: ExtentId) -> None:
         """Handle SUSPECT: a reader found wrong bytes in a copy on a disk."""
-        self._runner.checks.doubt(extent)
+        self._runner.checks.mark_unverified(extent)
 
     def passed_or_gone(self, reader: ReaderId, step: int | None) -> None:
         """Handle PASSED, or with None the reader's end, which ends its leases, its plan and its claim in this order."""

@@ -21,13 +21,13 @@ from cachesvc.daemon.disks.opening import DirectoryOpening
 from cachesvc.daemon.disks.reactions import DiskReactions
 from cachesvc.daemon.disks.tier_threads import TierThreads
 from cachesvc.daemon.disks.watch import DiskWatch
-from cachesvc.daemon.fills.build_queue import Builds
+from cachesvc.daemon.fills.build_queue import BuildQueue
 from cachesvc.daemon.fills.checks import Checks
 from cachesvc.daemon.fills.commits import Commits
 from cachesvc.daemon.fills.evictions import Evictions
 from cachesvc.daemon.fills.fills import Fills
-from cachesvc.daemon.fills.missing_objects import Lacking
-from cachesvc.daemon.fills.pool import Fillers
+from cachesvc.daemon.fills.holes import HoleRecords
+from cachesvc.daemon.fills.pool import FillerPool
 from cachesvc.daemon.grants.deferred_close import Disposal
 from cachesvc.daemon.grants.granting import Granting
 from cachesvc.daemon.grants.plans import Plans
@@ -52,7 +52,7 @@ class Runner:
         ram_tier: RamTier,
         disks: Sequence[DirectoryOpening],
         datasets: Datasets,
-        fillers: Fillers,
+        fillers: FillerPool,
         loop: Loop,
         clock: Callable[[], float],
         budgets: Budgets,
@@ -76,16 +76,26 @@ class Runner:
         ram = node.policy.tiers.get(RAM)
         if ram is not None:
             tiers[RAM] = ram_tier
-        work = budgets.fill_memory(ram)
-        self._pressure = MemoryPressure(ram, budgets, work, self._lane("memory"), clock, self._ram_resized)
+        fill_memory = budgets.fill_memory(ram)
+        self._pressure = MemoryPressure(
+            ram, budgets, fill_memory, self._lane("memory"), clock, self._ram_resized
+        )
         commits = Commits(threads.committers, threads.calls)
         self.checks = Checks(node, tiers, threads.openers, fillers, self.handle, self._suspect)
-        self.lacking = lacking = Lacking(clock)
+        self.hole_records = hole_records = HoleRecords(clock)
         self.fills = Fills(
-            tiers, threads.calls, commits, datasets, fillers, self.checks, lacking, self.handle, work
+            tiers,
+            threads.calls,
+            commits,
+            datasets,
+            fillers,
+            self.checks,
+            hole_records,
+            self.handle,
+            fill_memory,
         )
-        self.granting = Granting(tiers, self.checks, lacking, self.handle, self.next_id)
-        self.builds = Builds(fillers.build)
+        self.granting = Granting(tiers, self.checks, hole_records, self.handle, self.next_id)
+        self.builds = BuildQueue(fillers.build)
         self.plans = Plans(self._lane("plans"))
         self.disposal = Disposal()
         reactions = DiskReactions(
@@ -97,14 +107,14 @@ class Runner:
             self.fills,
             self.checks,
             self.granting,
-            lacking,
+            hole_records,
             self.handle,
         )
         self.watch = DiskWatch(reactions.lost, reactions.back, reactions.measured, reactions.stalled, clock)
         for each in disks:
             name = each.disk.name
             self.watch.add(each.disk, each.probes, threads.of(name), partial(fillers.busy_s, name))
-        evictions = Evictions(tiers, commits, self.checks, lacking, self.handle)
+        evictions = Evictions(tiers, commits, self.checks, hole_records, self.handle)
         self._execute: dict[type[Command], Callable[..., None]] = {
             events.StartFill: self.fills.start,
             events.Grant: self.granting.grant,
@@ -174,9 +184,9 @@ class Runner:
         self.handle(claim)
         self._deferred.run_due()  # who waits for a gradual one that this one finished
 
-    def ask_again(self, dataset: Dataset) -> None:
+    def refill_holes(self, dataset: Dataset) -> None:
         """Somebody opens a dataset anew: what its copies lack may be there by now."""
-        for extent, tier in self.lacking.due(dataset.index_of):
+        for extent, tier in self.hole_records.due(dataset.index_of):
             self.handle(events.FillAgain(extent, tier))
 
     def after(self, done: Callable[[DatasetId], bool], dataset: DatasetId, then: Callable[[], None]) -> None:
@@ -189,13 +199,13 @@ class Runner:
         lost tiers excepted."""
         self._threads.after_all([n for n, tier in self.node.policy.tiers.items() if not tier.lost], then)
 
-    def asked(self) -> SourceCounters:
+    def source_requests(self) -> SourceCounters:
         """What was asked of the sources since this daemon started."""
-        return self._fillers.asked
+        return self._fillers.source_requests
 
-    def left_alone(self) -> dict[str, int]:
+    def peer_pauses(self) -> dict[str, int]:
         """How often each peer was left alone for a while, since it did not answer or sent nonsense."""
-        return self._fillers.left_alone
+        return self._fillers.peer_pauses
 
     def listed(self) -> list[Dataset]:
         """The datasets to tell of: without those that are only read to be indexed, once that is over. On the loop's

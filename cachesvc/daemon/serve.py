@@ -53,7 +53,7 @@ from cachesvc.daemon.disks.opening import (
     wait_until_open,
 )
 from cachesvc.daemon.disks.renewal import Disk
-from cachesvc.daemon.fills.pool import Fillers
+from cachesvc.daemon.fills.pool import FillerPool
 from cachesvc.daemon.grants.deferred_close import Disposal
 from cachesvc.daemon.grants.listening import check_addresses, identity, remove
 from cachesvc.daemon.grants.server import GrantsServer
@@ -181,10 +181,10 @@ def _make_state_dir(directory: str) -> None:
 
 
 @contextmanager
-def _filling(settings: Settings, roots: tuple[str, ...], loop: Loop) -> Iterator[Fillers]:
+def _filling(settings: Settings, roots: tuple[str, ...], loop: Loop) -> Iterator[FillerPool]:
     """Fillers, which end with the daemon, and with one that cannot start."""
     _make_state_dir(settings.state_dir)
-    fillers = Fillers(settings, roots, loop.watch, loop.unwatch)
+    fillers = FillerPool(settings, roots, loop.watch, loop.unwatch)
     fillers.start()  # before any thread
     try:
         yield fillers
@@ -197,7 +197,7 @@ def _built(
     settings: Settings,
     allowed: Allowlist,
     lookups: Lookups,
-    fillers: Fillers,
+    fillers: FillerPool,
     loop: Loop,
     lock: int,
     before: Predecessor | None,
@@ -297,7 +297,7 @@ def _grants(settings: Settings, runner: Runner, open_files: int, adopted: Adopte
     )
 
 
-def _leave_all(fillers: Fillers, disposal: Disposal) -> None:
+def _leave_all(fillers: FillerPool, disposal: Disposal) -> None:
     """End this process at once: gRPC would remove the socket file, and tiers and connections are another's."""
     fillers.stop(wait=False)
     logging.shutdown()

@@ -66,7 +66,7 @@ class Reports:
             tiers=tiers,
             readers=self._runner.grants.readers().total(),
             fills_running=status.fills,
-            sources=pb.SourceStatus(**asdict(self._runner.asked())),
+            sources=pb.SourceStatus(**asdict(self._runner.source_requests())),
         )
 
     def _counted(self, dataset: Dataset) -> pb.DatasetStatus:

@@ -23,8 +23,8 @@ from cachesvc.daemon.control.progress import progress_of
 from cachesvc.daemon.control.reports import Reports
 from cachesvc.daemon.control.statuses import statuses
 from cachesvc.daemon.datasets import Dataset, check_share, unknown
-from cachesvc.daemon.fills.build_queue import Opening
-from cachesvc.daemon.fills.checks import Good
+from cachesvc.daemon.fills.build_queue import BuildRequest
+from cachesvc.daemon.fills.checks import CheckResult
 from cachesvc.daemon.loop.waiting import CallWaits
 from cachesvc.daemon.processes import jobs
 from cachesvc.daemon.runner import Runner
@@ -77,7 +77,7 @@ class Service:
                 while isinstance(answer := self._waiting.next(answers, context), jobs.JobProgress):
                     yield pb.OpenDatasetReply(indexed_bytes=answer.done_bytes, total_bytes=answer.total_bytes)
             finally:
-                self._loop.post(lambda: self._runner.builds.leave(opening, answers.put))
+                self._loop.post(lambda: self._runner.builds.cancel(opening, answers.put))
             self._runner.datasets.tidy(self._pins.stored)  # also where no room was left for another one
             if answer.code:
                 raise errors.from_code(answer.code, answer.message)
@@ -92,7 +92,7 @@ class Service:
                     "without version= to go on with what is there"
                 )
             dataset = self._dataset(answer.dataset, context)
-            self._loop.call(lambda: self._runner.ask_again(dataset))
+            self._loop.call(lambda: self._runner.refill_holes(dataset))
             yield pb.OpenDatasetReply(dataset=described(dataset), notes=dataset.catalog.notes[:NOTES_TOLD])
 
     def Prefetch(
@@ -106,7 +106,7 @@ class Service:
                 self._loop.call(lambda: self._runner.declare(job, dataset, user, gradual=True))
                 self._after(self._runner.node.claims.claimed, dataset, context)
                 if not request.dry_run:
-                    self._loop.call(lambda: self._runner.ask_again(dataset))
+                    self._loop.call(lambda: self._runner.refill_holes(dataset))
                     self._loop.call(lambda: self._runner.handle(events.Prefetched(job, dataset.id)))
                 yield from self._progressing(job, dataset, request.dry_run, context)
             finally:
@@ -191,13 +191,13 @@ class Service:
 
     def _open(
         self, uris: list[str], options: Options, refresh: bool, user: int, answers: queue.Queue[jobs.Answer]
-    ) -> Opening:
+    ) -> BuildRequest:
         plain = {field.name: getattr(options, field.name) for field in fields(options)}
         job = partial(
             jobs.BuildJob, uris=uris, options=plain, catalogs=self._runner.datasets.directory, refresh=refresh
         )
         asked = (tuple(uris), options, refresh)
-        return self._loop.call(lambda: self._runner.builds.open(user, asked, job, answers.put))
+        return self._loop.call(lambda: self._runner.builds.submit(user, asked, job, answers.put))
 
     def _progressing(
         self, job: int, dataset: Dataset, dry_run: bool, context: grpc.ServicerContext
@@ -213,7 +213,7 @@ class Service:
             time.sleep(PROGRESS_S)
 
     def _verify(self, extent: ExtentId, tier: TierName, context: grpc.ServicerContext) -> bool:
-        answers: queue.Queue[Good] = queue.Queue()
+        answers: queue.Queue[CheckResult] = queue.Queue()
         user = self._uid(context)
 
         def ask() -> None:

@@ -9,7 +9,7 @@ from cachesvc.config import NvmeSpec
 from cachesvc.core.errors import OutOfSpace
 from cachesvc.core.model import TierName
 from cachesvc.core.records.state import Tier
-from cachesvc.daemon.fills.memory_admission import Work
+from cachesvc.daemon.fills.fill_memory import FillMemory
 from cachesvc.system.memory import Memory
 from cachesvc.tiers.probe import Room
 
@@ -56,9 +56,9 @@ class Budgets:
         """The RAM tier's budget, at most `given_bytes`."""
         return RamBudget(given_bytes, LEAST_EXTENTS * self._extent_bytes)
 
-    def fill_memory(self, ram: Tier | None) -> Work:
+    def fill_memory(self, ram: Tier | None) -> FillMemory:
         """The memory budget of fills beside the RAM tier."""
-        return Work(self._work_bytes, self._room_bytes, ram)
+        return FillMemory(self._work_bytes, self._room_bytes, ram)
 
     def renewed(self, tier: TierName) -> None:
         """Drop the measurements of a tier, which has another directory now."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from cachesvc.core.errors import CacheError
 from cachesvc.core.records.state import Tier
 from cachesvc.daemon.disks.budgets import CALM_S, MEASURE_EVERY_S, Budgets
-from cachesvc.daemon.fills.memory_admission import Work
+from cachesvc.daemon.fills.fill_memory import FillMemory
 from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.system.memory import Memory, memories
 
@@ -26,14 +26,14 @@ class MemoryPressure:
         self,
         ram: Tier | None,
         budgets: Budgets,
-        work: Work,
+        fill_memory: FillMemory,
         lane: Lane,
         clock: Callable[[], float],
         resized: Callable[[int], None],
     ) -> None:
         """`resized` is called with the new budget in bytes. Without a RAM tier nothing is measured."""
         self._ram, self._lane, self._clock, self._resized = ram, lane, clock, resized
-        self._work = work
+        self._fill_memory = fill_memory
         self._budget = budgets.ram_budget(ram.given_bytes if ram else 0)
         self._due_at = clock() if ram else math.inf
 
@@ -55,11 +55,11 @@ class MemoryPressure:
         assert self._ram is not None, "a measurement without a RAM tier"
         now, before = self._clock(), self._ram.given_bytes
         self._due_at = now + MEASURE_EVERY_S
-        ours_bytes, work_bytes = self._ram.used_bytes + self._ram.held_bytes, self._work.to_come_bytes
+        ours_bytes, work_bytes = self._ram.used_bytes + self._ram.held_bytes, self._fill_memory.to_come_bytes
         budget_bytes = self._budget.measured(found, ours_bytes, work_bytes, now)
         if budget_bytes != before:
             self._resize(before, budget_bytes)
-        self._work.look()
+        self._fill_memory.memory_measured()
 
     def _resize(self, before: int, budget_bytes: int) -> None:
         if budget_bytes < before:

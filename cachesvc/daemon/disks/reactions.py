@@ -13,8 +13,8 @@ from cachesvc.daemon.disks.renewal import Disk, Successor
 from cachesvc.daemon.disks.tier_threads import TierThreads
 from cachesvc.daemon.fills.checks import Checks
 from cachesvc.daemon.fills.fills import Fills
-from cachesvc.daemon.fills.missing_objects import Lacking
-from cachesvc.daemon.fills.pool import Fillers
+from cachesvc.daemon.fills.holes import HoleRecords
+from cachesvc.daemon.fills.pool import FillerPool
 from cachesvc.daemon.grants.granting import Granting
 from cachesvc.tiers.probe import Room
 
@@ -30,11 +30,11 @@ class DiskReactions:
         disks: Mapping[TierName, Disk],
         threads: TierThreads,
         budgets: Budgets,
-        fillers: Fillers,
+        fillers: FillerPool,
         fills: Fills,
         checks: Checks,
         granting: Granting,
-        lacking: Lacking,
+        hole_records: HoleRecords,
         handle: Callable[[events.Event], None],
     ) -> None:
         self._node = node
@@ -45,7 +45,7 @@ class DiskReactions:
         self._fills = fills
         self._checks = checks
         self._granting = granting
-        self._lacking = lacking
+        self._hole_records = hole_records
         self._handle = handle
 
     def stalled(self, name: TierName, stalled: bool) -> None:
@@ -53,8 +53,8 @@ class DiskReactions:
         log.warning("a disk %s", "does not answer" if stalled else "answers again", extra={"tier": name})
         self._handle(events.Stalled(name, stalled))
         if stalled:
-            self._fillers.leave(name)
-            self._fills.leave(name, "it does not answer")
+            self._fillers.retire(name)
+            self._fills.fail_tier(name, "it does not answer")
 
     def lost(self, name: TierName, why: str) -> None:
         """Answer everything that waits for the tier; what its threads finish later is undone."""
@@ -70,7 +70,7 @@ class DiskReactions:
         if successor is not None:
             self._renew(name, successor)
         log.info("a tier works again", extra={"tier": name})
-        self._checks.came_back(name)
+        self._checks.tier_back(name)
         self._handle(events.TierBack(name))
 
     def measured(self, name: TierName, room: Room) -> None:
@@ -86,7 +86,7 @@ class DiskReactions:
         self._threads.replace(name, successor.tier)
         log.warning("another cache directory", extra={"tier": name, "extents": len(successor.extents)})
         self._checks.renewed(name)
-        self._lacking.renewed(name)
+        self._hole_records.renewed(name)
         self._budgets.renewed(name)
         self._handle(events.Renewed(name, successor.extents))
         self.measured(name, successor.room)

@@ -10,7 +10,7 @@ from cachesvc.core.errors import CacheError
 from cachesvc.core.model import TierName
 from cachesvc.daemon.fills.checks import Checks
 from cachesvc.daemon.fills.commits import Commits
-from cachesvc.daemon.fills.missing_objects import Lacking
+from cachesvc.daemon.fills.holes import HoleRecords
 from cachesvc.tiers.tier import Tier
 
 log = logging.getLogger(__name__)
@@ -24,13 +24,13 @@ class Evictions:
         tiers: Mapping[TierName, Tier],
         commits: Commits,
         checks: Checks,
-        lacking: Lacking,
+        hole_records: HoleRecords,
         handle: Callable[[events.Event], None],
     ) -> None:
         self._tiers = tiers
         self._commits = commits
         self._checks = checks
-        self._lacking = lacking
+        self._hole_records = hole_records
         self._handle = handle
 
     def evict(self, command: events.Evict) -> None:
@@ -41,7 +41,7 @@ class Evictions:
             if self._tiers[command.tier] is not tier:
                 return
             self._checks.unverified[command.tier].discard(command.extent)
-            self._lacking.evicted(command.extent, command.tier)
+            self._hole_records.evicted(command.extent, command.tier)
             self._handle(events.Evicted(command.extent, command.tier))
 
         def failed(error: CacheError) -> None:  # the copy is forgotten; the next start finds its file
@@ -49,5 +49,5 @@ class Evictions:
             self._checks.suspect(command.tier, error)
             evicted(None)
 
-        lane = self._commits.after(command.extent, command.tier)
+        lane = self._commits.lane_after(command.extent, command.tier)
         lane.submit(lambda: tier.evict(command.extent), evicted, failed)

@@ -76,7 +76,7 @@ class Metrics:
             "cachesvc_peer_sent_bytes", "Read by other nodes.", value=self._sharing.sent_bytes
         )
         alone = CounterMetricFamily("cachesvc_peer_failures", "Times a node did not answer.", labels=["peer"])
-        for peer, times in self._runner.left_alone().items():
+        for peer, times in self._runner.peer_pauses().items():
             alone.add_metric([peer], times)
         failed = CounterMetricFamily("cachesvc_failed_fills", "Fills that failed.", labels=["error"])
         for error in kinds():  # those that never came, too: the first could not be told from a restart
@@ -88,7 +88,7 @@ class Metrics:
 
     def _sources(self) -> list[Metric]:
         """What was asked of the sources: of all together, since a source's name may be a tenant's."""
-        asked = self._runner.asked()
+        asked = self._runner.source_requests()
         told = {
             "requests": ("Reads asked of sources, each try.", asked.requests),
             "retries": ("Tries after the first.", asked.retries),

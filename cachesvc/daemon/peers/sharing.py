@@ -18,7 +18,7 @@ from functools import partial
 from cachesvc.config import Settings
 from cachesvc.core.errors import CacheError
 from cachesvc.core.model import ExtentId
-from cachesvc.daemon.fills.checks import Good, short_of_descriptors
+from cachesvc.daemon.fills.checks import CheckResult, is_own_limit
 from cachesvc.daemon.processes import jobs
 from cachesvc.daemon.processes.spawn import spawn
 from cachesvc.daemon.runner import Runner
@@ -115,7 +115,7 @@ class Sharing:
         home = datasets.home(extent)
         shared = home is not None and not home[0].rules
         tier = node.where(extent) if shared else None
-        if tier is not None and self._runner.lacking.of(extent, tier).holes:
+        if tier is not None and self._runner.hole_records.of(extent, tier).ranges:
             tier = None  # the peer may be able to read what is missing here
 
         def found(fd: int, checksums: Checksums | None) -> None:
@@ -130,11 +130,11 @@ class Sharing:
             self._answer(channel, jobs.LentExtent(asked.number))
 
         def failed(error: CacheError) -> None:
-            if tier is not None and not short_of_descriptors(error):
+            if tier is not None and not is_own_limit(error):
                 checks.failed(extent, tier, error.code)
             absent()
 
-        def checked(good: Good) -> None:
+        def checked(good: CheckResult) -> None:
             if tier is not None and good and node.where(extent) == tier:
                 checks.open(extent, tier, found, failed)
             else:

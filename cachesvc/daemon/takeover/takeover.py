@@ -193,7 +193,7 @@ class Takeover:
                 state.mounted.append(str(disk.path))
         if RAM in node.policy.tiers:
             for extent, size_bytes in replay.best_first(node, RAM):
-                if self._runner.lacking.of(extent, RAM).holes:
+                if self._runner.hole_records.of(extent, RAM).ranges:
                     continue  # the new daemon asks the source for it
                 digests = self._ram.checksums(extent).digests
                 state.extents.add(extent=extent, size_bytes=size_bytes, digests=digests)
