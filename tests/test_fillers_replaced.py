@@ -140,8 +140,8 @@ def test_a_filler_that_waits_for_a_disk_gets_no_more_jobs_and_ends_when_it_answe
             for number in range(jobs.JOBS_AT_ONCE):
                 found.verify(number, hanging, DISK)
             (left,) = found.pids()
-            found.fillers.leave(DISK)
-            found.fillers.leave(OTHER)  # in which it does nothing
+            found.fillers.retire(DISK)
+            found.fillers.retire(OTHER)  # in which it does nothing
             others = [f"goes on {number}" for number in range(jobs.JOBS_AT_ONCE + 1)]
             for each in others:
                 found.verify(each, memory, RAM)
@@ -162,10 +162,10 @@ def test_jobs_of_other_tiers_do_not_wait_for_a_disk_that_may_answer_again(tmp_pa
             for number in range(jobs.JOBS_AT_ONCE):
                 found.verify(number, hanging, DISK)
             found.verify("behind", memory, RAM)
-            found.fillers.leave(DISK)
+            found.fillers.retire(DISK)
             done = found.of("behind")
             assert (done.code, done.retry) == (SourceUnavailable.code, True)
-            found.fillers.leave(DISK)  # again: nobody waits for it any more
+            found.fillers.retire(DISK)  # again: nobody waits for it any more
             disk.behave("")
             for number in range(jobs.JOBS_AT_ONCE):
                 assert found.of(number).code == 0
