@@ -28,19 +28,19 @@ log = logging.getLogger(__name__)
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 
-UNUSED = 16
+MAX_UNUSED = 16
 """Catalogs that are loaded, though nobody uses them, for whoever comes next: each is two open files and a map."""
-UNUSED_EXTENTS = MAX_EXTENTS
+MAX_UNUSED_EXTENTS = MAX_EXTENTS
 """Of all those catalogs."""
-CACHED_EXTENTS = 4 * MAX_EXTENTS
+MAX_CACHED_EXTENTS = 4 * MAX_EXTENTS
 """Of all catalogs that nobody claims, those of what is in part cached included: 1 GB."""
-CLAIMED_EXTENTS = 9_000_000
+MAX_CLAIMED_EXTENTS = 9_000_000
 """Of all datasets that others than the daemon's user claim: 3 GB of records."""
 TIDY_S = 60.0
 """Catalogs that go from the disk are looked for no more often."""
 
 
-class Sealed:
+class SealedCatalog:
     """A sealed catalog's descriptor, closed when the last who uses it lets go."""
 
     __slots__ = ("fd",)
@@ -53,12 +53,12 @@ class Sealed:
 
 
 @dataclass(frozen=True, slots=True)
-class Dataset:
+class ServedDataset:
     """One version: `sizes[i]` is the size in bytes of `extent_ids[i]`."""
 
     id: DatasetId
     catalog: Catalog
-    sealed: Sealed
+    sealed: SealedCatalog
     extent_ids: tuple[ExtentId, ...]
     sizes: tuple[int, ...]
     extents: tuple[tuple[ExtentId, int], ...]
@@ -97,30 +97,30 @@ class Datasets:
         tenants: Tenants,
         lookups: Lookups,
         executor: Executor,
-        alone: bool = True,
+        exclusive: bool = True,
     ) -> None:
-        """Tidies the directory, unless another daemon is known to work there (not `alone`)."""
+        """Tidies the directory, unless another daemon is known to work there (not `exclusive`)."""
         self.directory = directory
         self._allowlist = allowlist
         self._tenants = tenants
         self._lookups = lookups
         self._executor = executor
-        self._loaded: dict[DatasetId, Dataset] = {}
-        self._loading: dict[DatasetId, Future[Dataset]] = {}
+        self._loaded: dict[DatasetId, ServedDataset] = {}
+        self._loading: dict[DatasetId, Future[ServedDataset]] = {}
         self._lock = threading.Lock()
-        self.claimed: Callable[[Dataset], bool] = lambda _: True
-        self.used: Callable[[Dataset], bool] = lambda _: True
+        self.claimed: Callable[[ServedDataset], bool] = lambda _: True
+        self.used: Callable[[ServedDataset], bool] = lambda _: True
         Path(directory).mkdir(parents=True, exist_ok=True)
-        self._claim = tidied(directory, alone)
+        self._claim = claim_directory(directory, exclusive)
         self._tidy_at = 0.0
 
-    def load(self, wanted: DatasetId) -> Future[Dataset]:
+    def load(self, wanted: DatasetId) -> Future[ServedDataset]:
         """The dataset with that id, read once for all who ask meanwhile. Raises NotFound when no catalog is here or its
         source is no longer on the allowlist, CorruptData when the file is damaged, SourceUnavailable while it cannot
         be told what is allowed."""
         with self._lock:
             if wanted in self._loaded:
-                ready: Future[Dataset] = Future()
+                ready: Future[ServedDataset] = Future()
                 ready.set_result(self._loaded[wanted])
                 return ready
             found = self._loading.get(wanted)
@@ -135,7 +135,7 @@ class Datasets:
         """Whether a catalog is here, also one that is not allowed now."""
         return re.fullmatch("[0-9a-f]{32}", wanted) is not None and os.path.exists(self._path(wanted))
 
-    def admit(self, dataset: Dataset) -> Dataset:
+    def admit(self, dataset: ServedDataset) -> ServedDataset:
         """Make a loaded dataset known, and forget those that nobody has used for longest; what `declare` and grants
         work with. On the event loop's thread."""
         with self._lock:
@@ -144,30 +144,32 @@ class Datasets:
             if known is not None:
                 return known
         unclaimed = [each for each in self._loaded.values() if each is not dataset and not self.claimed(each)]
-        for each in oldest(unclaimed, UNUSED, UNUSED_EXTENTS):  # to look at all would take long
+        for each in oldest_beyond(
+            unclaimed, MAX_UNUSED, MAX_UNUSED_EXTENTS
+        ):  # to look at all would take long
             if not self.used(each):
                 self._forget(each)
         unclaimed = [each for each in unclaimed if each.id in self._loaded]
-        for each in oldest(unclaimed, len(unclaimed), CACHED_EXTENTS):
+        for each in oldest_beyond(unclaimed, len(unclaimed), MAX_CACHED_EXTENTS):
             self._forget(each)
         return dataset
 
-    def _forget(self, dataset: Dataset) -> None:
+    def _forget(self, dataset: ServedDataset) -> None:
         with self._lock:
             del self._loaded[dataset.id]  # who still has it can use it, and admit it again
 
-    def home(self, extent: ExtentId) -> tuple[Dataset, int] | None:
+    def dataset_with(self, extent: ExtentId) -> tuple[ServedDataset, int] | None:
         """A loaded dataset that has the extent, and its index there: of those that are indexed one that is claimed, if
         there is one, since fills count for it. O(datasets). On the event loop's thread."""
         having = [each for each in self._loaded.values() if extent in each.index_of]
         found = min(having, key=lambda each: (each.provisional, not self.claimed(each)), default=None)
         return (found, found.index_of[extent]) if found else None
 
-    def known(self, wanted: DatasetId) -> Dataset | None:
+    def known(self, wanted: DatasetId) -> ServedDataset | None:
         """The dataset if it is loaded."""
         return self._loaded.get(wanted)
 
-    def all(self) -> list[Dataset]:
+    def all(self) -> list[ServedDataset]:
         """Every loaded dataset, in the order of loading."""
         return list(self._loaded.values())
 
@@ -200,10 +202,10 @@ class Datasets:
         if removed:
             log.info("catalogs that nobody used for long are removed", extra={"files": len(removed)})
 
-    def _read(self, wanted: DatasetId) -> Dataset:
+    def _read(self, wanted: DatasetId) -> ServedDataset:
         if not self.stored(wanted) or not used(self._path(wanted)):
             raise unknown(wanted)
-        sealed = Sealed(sealed_copy(self._path(wanted)))
+        sealed = SealedCatalog(sealed_copy(self._path(wanted)))
         catalog = Catalog.open(f"/proc/self/fd/{sealed.fd}")
         self._lookups.run(lambda: self._check_allowed(wanted, catalog), catalog.uri)
         ids = tuple(catalog.extents())
@@ -216,7 +218,7 @@ class Datasets:
         # Step by step: one call about a million would keep the interpreter, and so the loop, from all else.
         pairs = enumerate(zip(ids, sizes))
         extents = tuple([pair for index, pair in pairs if index_of[pair[0]] == index])
-        return Dataset(wanted, catalog, sealed, ids, sizes, extents, index_of, rules)
+        return ServedDataset(wanted, catalog, sealed, ids, sizes, extents, index_of, rules)
 
     def _check_allowed(self, wanted: DatasetId, catalog: Catalog) -> None:
         """The allowlist may have become narrower since the catalog was built: then whoever has its id is not told
@@ -229,7 +231,9 @@ class Datasets:
                 raise unknown(wanted) from NotAllowed(f"{uri} is not below an allowed prefix")
 
 
-def oldest(unclaimed: Sequence[Dataset], most: int, most_extents: int) -> Iterator[Dataset]:
+def oldest_beyond(
+    unclaimed: Sequence[ServedDataset], most: int, most_extents: int
+) -> Iterator[ServedDataset]:
     """The first of them, until no more than so many, with so many extents together, are left."""
     extents = sum(len(each.sizes) for each in unclaimed)
     for count, each in zip(range(len(unclaimed), 0, -1), unclaimed, strict=True):
@@ -239,12 +243,12 @@ def oldest(unclaimed: Sequence[Dataset], most: int, most_extents: int) -> Iterat
         yield each
 
 
-def is_claimed(node: Node, dataset: Dataset) -> bool:
+def is_claimed(node: Node, dataset: ServedDataset) -> bool:
     """Whether a job or pin claims it."""
     return dataset.id in node.policy.shares.datasets
 
 
-def check_share(node: Node, dataset: Dataset, user: int) -> None:
+def check_share(node: Node, dataset: ServedDataset, user: int) -> None:
     """Raise OutOfSpace where a user would claim datasets of more extents than twice what that leaves free (see
     `daemon/control/call_quota.py`). The daemon's own claims what it wants; what somebody claims already costs no more."""
     claimed, own = node.policy.shares.datasets, os.geteuid()
@@ -254,14 +258,14 @@ def check_share(node: Node, dataset: Dataset, user: int) -> None:
     for each in claimed.values():
         extents[each.user] += len(each.extents)
     held, more = extents[user], len(dataset.sizes)
-    if held + more > 2 * (CLAIMED_EXTENTS - extents.total() + extents[own] - more):
+    if held + more > 2 * (MAX_CLAIMED_EXTENTS - extents.total() + extents[own] - more):
         raise OutOfSpace(
             f"user {user} reads datasets of {held:,} extents, and has no room for {more:,} more: close or unpin some,"
             " or open them with larger extents (extent_bytes=)"
         )
 
 
-def in_use(node: Node, dataset: Dataset) -> bool:
+def in_use(node: Node, dataset: ServedDataset) -> bool:
     """Whether the node has any of its extents: resident, filling or asked for. O(the fewer of them)."""
     wanted = dataset.index_of.keys()
     found = (tier.found.keys() for tier in node.policy.tiers.values())
@@ -277,17 +281,17 @@ def _folder(catalog: Catalog) -> str:
     return catalog.uri_prefix.rpartition("/")[0] + "/"
 
 
-def tidied(directory: str, alone: bool) -> int:
+def claim_directory(directory: str, exclusive: bool) -> int:
     """Remove what a daemon that was killed left among the catalogs, unless another daemon works there (known to
-    where not `alone`): unfinished files, catalogs without samples (of datasets being indexed), damaged
+    where not `exclusive`): unfinished files, catalogs without samples (of datasets being indexed), damaged
     ones and those of other releases; folders stay, as somebody else's.
     Returns a descriptor that claims the directory while it is open."""
     claim = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        if alone:
+        if exclusive:
             fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for found in list(os.scandir(directory)) if alone else ():
-            if not found.is_dir(follow_symlinks=False) and (wrong := _wrong(found)):
+        for found in list(os.scandir(directory)) if exclusive else ():
+            if not found.is_dir(follow_symlinks=False) and (wrong := _defect(found)):
                 log.info(
                     "a catalog that cannot be used is removed", extra={"file": found.name, "error": wrong}
                 )
@@ -298,7 +302,7 @@ def tidied(directory: str, alone: bool) -> int:
     return claim
 
 
-def _wrong(found: os.DirEntry[str]) -> str:
+def _defect(found: os.DirEntry[str]) -> str:
     """What is wrong with a file among catalogs; "" for a good one."""
     if not found.name.endswith(".lmdb") or not found.is_file(follow_symlinks=False):
         return "unfinished"

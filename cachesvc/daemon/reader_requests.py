@@ -13,7 +13,7 @@ from cachesvc.core.model import DatasetId, ExtentId, ReaderId
 from cachesvc.core.stalls import StallReport, Stalls
 from cachesvc.core.tiering.budgets import working
 from cachesvc.daemon.access.tenants import NOBODY, Peer, admits
-from cachesvc.daemon.datasets import Dataset, check_share, unknown
+from cachesvc.daemon.datasets import ServedDataset, check_share, unknown
 from cachesvc.daemon.grants.holds import Holds
 from cachesvc.daemon.grants.plans import Entries
 from cachesvc.daemon.grants.readers import Known
@@ -39,11 +39,11 @@ class ReaderRequests:
         """Load a dataset on another thread and declare it for the reader; `then` gets the dataset or the error."""
         runner = self._runner
 
-        def declared(known: Dataset) -> None:
+        def declared(known: ServedDataset) -> None:
             if runner.grants is not None and runner.grants.here(reader):
                 then(known)
 
-        def loaded(future: Future[Dataset]) -> None:
+        def loaded(future: Future[ServedDataset]) -> None:
             if runner.grants is None or not runner.grants.here(reader):
                 return  # a claim for a reader that has left would never end
             error = future.exception() or self._refusal(future.result(), runner.grants.peer(reader))
@@ -59,7 +59,7 @@ class ReaderRequests:
 
         runner.datasets.load(dataset).add_done_callback(lambda f: runner.loop.post(lambda: loaded(f)))
 
-    def _refusal(self, dataset: Dataset, peer: Peer) -> CacheError | None:
+    def _refusal(self, dataset: ServedDataset, peer: Peer) -> CacheError | None:
         """The reason why a user may not have a dataset; None where the user may."""
         if not admits(dataset.rules, peer):
             return unknown(dataset.id)

@@ -13,7 +13,7 @@ from cachesvc.core.node.node import Node
 from cachesvc.core.stalls import Stalls
 from cachesvc.daemon.access.quotas import Quotas
 from cachesvc.daemon.access.tenants import NOBODY
-from cachesvc.daemon.datasets import Dataset, Datasets
+from cachesvc.daemon.datasets import Datasets, ServedDataset
 from cachesvc.daemon.disks.budgets import Budgets
 from cachesvc.daemon.disks.closing import ENDS_S
 from cachesvc.daemon.disks.memory_pressure import MemoryPressure
@@ -167,7 +167,7 @@ class Runner:
     def declare(
         self,
         job: int,
-        dataset: Dataset,
+        dataset: ServedDataset,
         user: int | None = None,
         gradual: bool = False,
     ) -> None:
@@ -184,7 +184,7 @@ class Runner:
         self.handle(claim)
         self._deferred.run_due()  # who waits for a gradual one that this one finished
 
-    def refill_holes(self, dataset: Dataset) -> None:
+    def refill_holes(self, dataset: ServedDataset) -> None:
         """Somebody opens a dataset anew: what its copies lack may be there by now."""
         for extent, tier in self.hole_records.due(dataset.index_of):
             self.handle(events.FillAgain(extent, tier))
@@ -207,7 +207,7 @@ class Runner:
         """How often each peer was left alone for a while, since it did not answer or sent nonsense."""
         return self._fillers.peer_pauses
 
-    def listed(self) -> list[Dataset]:
+    def listed(self) -> list[ServedDataset]:
         """The datasets to tell of: without those that are only read to be indexed, once that is over. On the loop's
         thread."""
         return [
@@ -216,16 +216,16 @@ class Runner:
             if not each.provisional or (self.grants is not None and self.grants.readers_of(each.id))
         ]
 
-    def resident(self, dataset: Dataset) -> list[tuple[ExtentId, TierName]]:
+    def resident(self, dataset: ServedDataset) -> list[tuple[ExtentId, TierName]]:
         """A dataset's extents that could be granted now, and from which tier."""
         found = ((extent, self.node.where(extent)) for extent in dataset.extent_ids)
         return [(extent, tier) for extent, tier in found if tier is not None]
 
-    def resident_bytes(self, dataset: Dataset) -> int:
+    def resident_bytes(self, dataset: ServedDataset) -> int:
         """Their bytes."""
         return dataset.bytes_of(extent for extent, _ in self.resident(dataset))
 
-    def out_of_reach(self, dataset: Dataset) -> list[ExtentId]:
+    def out_of_reach(self, dataset: ServedDataset) -> list[ExtentId]:
         """A dataset's extents in lost tiers, where no eviction reaches them."""
         lost = [tier for tier in self.node.policy.tiers.values() if tier.lost]
         entries = self.node.copies.entries

@@ -61,14 +61,14 @@ from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.daemon.loop.loop import Loop
 from cachesvc.daemon.metrics.http import Scrapes
 from cachesvc.daemon.metrics.metrics import Metrics
-from cachesvc.daemon.peers.sharing import Sharing
+from cachesvc.daemon.peers.sharer_process import SharerProcess
 from cachesvc.daemon.processes.logs import configure_logging
 from cachesvc.daemon.processes.threads import ThreadPool
 from cachesvc.daemon.reader_requests import ReaderRequests
 from cachesvc.daemon.runner import Runner
 from cachesvc.daemon.socket_lock import only_daemon
-from cachesvc.daemon.takeover.adoption import END_S, Adopted, Predecessor, fill_ram, meet, restore
-from cachesvc.daemon.takeover.takeover import Takeover
+from cachesvc.daemon.takeover.new_daemon import END_S, Handover, OldDaemon, fill_ram, find_old_daemon, restore
+from cachesvc.daemon.takeover.old_daemon import TakeoverListener
 from cachesvc.sources.uri import Allowlist
 from cachesvc.system.footprint import FILLS, largest_ram_bytes
 from cachesvc.system.memory import allowed_bytes
@@ -107,7 +107,7 @@ def serve(settings: Settings) -> int:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     loop = Loop()
-    before = meet(settings.socket_dir, settings.state_dir) if settings.takeover else None
+    before = find_old_daemon(settings.socket_dir, settings.state_dir) if settings.takeover else None
     if before is None:
         _end_when_told(loop)
     with (
@@ -200,7 +200,7 @@ def _built(
     fillers: FillerPool,
     loop: Loop,
     lock: int,
-    before: Predecessor | None,
+    before: OldDaemon | None,
     open_files: int,
 ) -> Runner:
     """Build everything and bind the sockets. What has to be undone at the end, also of a start that failed, is
@@ -247,10 +247,10 @@ def _built(
     ending.callback(grants.close)
     pins.restore()
     restore(adopted, runner)
-    takeover = Takeover(settings, lock, ram, runner, partial(_leave_all, fillers, runner.disposal))
+    takeover = TakeoverListener(settings, lock, ram, runner, partial(_leave_all, fillers, runner.disposal))
     ending.callback(takeover.close)
     service = Service(runner, pins, settings, tenants, lookups, time.monotonic())
-    sharing = Sharing(settings, runner)
+    sharing = SharerProcess(settings, runner)
     ending.callback(sharing.close)
     if settings.share:
         sharing.start()
@@ -266,10 +266,10 @@ def _built(
     return runner
 
 
-def _adopted(before: Predecessor | None, datasets: Datasets) -> Adopted:
+def _adopted(before: OldDaemon | None, datasets: Datasets) -> Handover:
     """What comes from the daemon that served before us; readers wait from here until the loop runs."""
     if before is None:
-        return Adopted()
+        return Handover()
     before.prepare(datasets)
     return before.hand_over()
 
@@ -281,7 +281,7 @@ def _recover(recovered: list[events.Recovered], runner: Runner, pins: Pins) -> N
         runner.recovered(event if sum(event.extents.values()) <= budget_bytes else pins.spared(event))
 
 
-def _grants(settings: Settings, runner: Runner, open_files: int, adopted: Adopted) -> GrantsServer:
+def _grants(settings: Settings, runner: Runner, open_files: int, adopted: Handover) -> GrantsServer:
     return GrantsServer(
         f"{settings.socket_dir}/{GRANTS_SOCKET}",
         settings.socket_mode,
@@ -316,7 +316,7 @@ def _let_go(strangers: Container[int]) -> None:
                 os.close(int(name))
 
 
-def _openings(settings: Settings, adopted: Adopted, loop: Loop) -> list[DirectoryOpening]:
+def _openings(settings: Settings, adopted: Handover, loop: Loop) -> list[DirectoryOpening]:
     """Begin to open all cache directories, but those that are handed over as lost."""
     openings = []
     for number, spec in enumerate(settings.nvme):

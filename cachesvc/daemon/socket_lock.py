@@ -16,7 +16,7 @@ from pathlib import Path
 from cachesvc.config import CONTROL_SOCKET, GRANTS_SOCKET
 from cachesvc.core.errors import InvalidInput, NotAllowed
 from cachesvc.daemon.grants.listening import check_free
-from cachesvc.daemon.takeover.adoption import Predecessor
+from cachesvc.daemon.takeover.new_daemon import OldDaemon
 from cachesvc.daemon.takeover.wire import SOCKET as TAKEOVER_SOCKET
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ RETRY_S = 0.1
 
 
 @contextmanager
-def only_daemon(directory: str, before: Predecessor | None, wait_s: float) -> Iterator[int]:
+def only_daemon(directory: str, before: OldDaemon | None, wait_s: float) -> Iterator[int]:
     """Hold the lock while the daemon runs. `before`, a daemon that is taken over from, shares its own lock; one that
     is ending gets `wait_s` to release it. Raises InvalidInput where another daemon serves the directory, or where a
     socket's path is in use, NotAllowed where the directory cannot hold sockets."""

@@ -8,7 +8,7 @@ from functools import partial
 
 from cachesvc.catalog.build import Options
 from cachesvc.config import Settings
-from cachesvc.daemon.datasets import Dataset
+from cachesvc.daemon.datasets import ServedDataset
 from cachesvc.v1 import cachesvc_pb2 as pb
 
 
@@ -20,7 +20,7 @@ def options_of(given: pb.DatasetOptions, settings: Settings) -> Options:
     return Options(**plain)  # type: ignore[arg-type]
 
 
-def described(dataset: Dataset) -> pb.Dataset:
+def described(dataset: ServedDataset) -> pb.Dataset:
     """What a caller is told of a dataset that it may see."""
     catalog = dataset.catalog
     return pb.Dataset(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cachesvc.core.model import DatasetId
-from cachesvc.daemon.datasets import Dataset
+from cachesvc.daemon.datasets import ServedDataset
 from cachesvc.daemon.runner import Runner
 from cachesvc.v1 import cachesvc_pb2 as pb
 
@@ -11,7 +11,7 @@ MAX_FAILURES = 100
 """Named in one progress message; the rest is counted."""
 
 
-def progress_of(runner: Runner, job: int, dataset: Dataset, planned: bool) -> pb.PrefetchReply:
+def progress_of(runner: Runner, job: int, dataset: ServedDataset, planned: bool) -> pb.PrefetchReply:
     """How far a job's prefetch is; of one that is only `planned`, what there is now. On the loop's thread."""
     progress = runner.node.progress(job)
     failures = [

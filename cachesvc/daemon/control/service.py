@@ -22,7 +22,7 @@ from cachesvc.daemon.control.pins import Pins
 from cachesvc.daemon.control.progress import progress_of
 from cachesvc.daemon.control.reports import Reports
 from cachesvc.daemon.control.statuses import statuses
-from cachesvc.daemon.datasets import Dataset, check_share, unknown
+from cachesvc.daemon.datasets import ServedDataset, check_share, unknown
 from cachesvc.daemon.fills.build_queue import BuildRequest
 from cachesvc.daemon.fills.checks import CheckResult
 from cachesvc.daemon.loop.waiting import CallWaits
@@ -170,7 +170,7 @@ class Service:
         assert self._runner.grants is not None
         return None if token is None else self._runner.grants.caller(token)
 
-    def _check_share(self, dataset: Dataset, user: int) -> None:
+    def _check_share(self, dataset: ServedDataset, user: int) -> None:
         """Raises OutOfSpace."""
         self._loop.call(lambda: check_share(self._runner.node, dataset, user))
 
@@ -183,7 +183,7 @@ class Service:
             raise errors.InvalidInput(f"{len(uris)} URIs; give 1 to {MAX_URIS:,}")
         return self._lookups.run(lambda: [self._tenants.check(uri, caller) for uri in uris], uris[0])
 
-    def _dataset(self, wanted: str, context: grpc.ServicerContext) -> Dataset:
+    def _dataset(self, wanted: str, context: grpc.ServicerContext) -> ServedDataset:
         loaded = self._runner.datasets.load(DatasetId(wanted)).result()
         if not admits(loaded.rules, self._caller(context)):
             raise unknown(DatasetId(wanted))
@@ -200,7 +200,7 @@ class Service:
         return self._loop.call(lambda: self._runner.builds.submit(user, asked, job, answers.put))
 
     def _progressing(
-        self, job: int, dataset: Dataset, dry_run: bool, context: grpc.ServicerContext
+        self, job: int, dataset: ServedDataset, dry_run: bool, context: grpc.ServicerContext
     ) -> Iterator[pb.PrefetchReply]:
         """A prefetch until it is done; of a dry one what there is now. Raises CacheError when an eviction ends it."""
         while True:
@@ -229,7 +229,7 @@ class Service:
         return good
 
     def _after(
-        self, done: Callable[[DatasetId], bool], dataset: Dataset, context: grpc.ServicerContext
+        self, done: Callable[[DatasetId], bool], dataset: ServedDataset, context: grpc.ServicerContext
     ) -> None:
         self._waiting.until(lambda then: self._runner.after(done, dataset.id, then), context)
 

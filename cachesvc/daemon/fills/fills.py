@@ -16,7 +16,7 @@ from cachesvc.catalog.build import provisional_id
 from cachesvc.core import events
 from cachesvc.core.errors import CacheError, CorruptData, SourceUnavailable, TierFailed, from_code
 from cachesvc.core.model import DatasetId, ExtentId, TierName
-from cachesvc.daemon.datasets import Dataset, Datasets
+from cachesvc.daemon.datasets import Datasets, ServedDataset
 from cachesvc.daemon.fills.checks import Checks
 from cachesvc.daemon.fills.commits import Commits
 from cachesvc.daemon.fills.fill_memory import FillMemory, memory_needed
@@ -117,7 +117,7 @@ class Fills:
     def _reserve(self, command: events.StartFill) -> None:
         if self._filling.get((command.extent, command.tier)) is not command:
             return  # already answered: its tier was lost
-        home = self._datasets.home(command.extent)
+        home = self._datasets.dataset_with(command.extent)
         assert home is not None, "a fill of an unclaimed extent"
         dataset, index = home
         size, tier = dataset.sizes[index], self._tiers[command.tier]
@@ -133,7 +133,7 @@ class Fills:
             log.error("a tier refuses a fill", extra={"tier": command.tier, "error": str(error)})
             self._failed(command, error.code, str(error), retry=False)
 
-    def _send_fill(self, command: events.StartFill, dataset: Dataset, index: int, target: int) -> None:
+    def _send_fill(self, command: events.StartFill, dataset: ServedDataset, index: int, target: int) -> None:
         if self._filling.get((command.extent, command.tier)) is not command:
             os.close(target)  # already answered: its tier was lost
             return
@@ -163,7 +163,7 @@ class Fills:
         self._checks.open(command.extent, command.from_tier, opened, failed)
 
     def _fetch(
-        self, command: events.StartFill, dataset: Dataset, index: int, target: int, needed_bytes: int
+        self, command: events.StartFill, dataset: ServedDataset, index: int, target: int, needed_bytes: int
     ) -> None:
         size_bytes = dataset.sizes[index]
 

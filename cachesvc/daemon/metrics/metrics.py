@@ -11,7 +11,7 @@ import cachesvc
 from cachesvc.core.errors import kinds
 from cachesvc.core.model import DatasetId
 from cachesvc.core.stalls import CAUSES, QUANTILES
-from cachesvc.daemon.peers.sharing import Sharing
+from cachesvc.daemon.peers.sharer_process import SharerProcess
 from cachesvc.daemon.runner import Runner
 
 PRIVATE = "private"
@@ -22,7 +22,7 @@ WAIT_QUANTILES = "cachesvc_loader_wait_quantile_seconds"
 class Metrics:
     """A Prometheus collector over a runner."""
 
-    def __init__(self, runner: Runner, sharing: Sharing) -> None:
+    def __init__(self, runner: Runner, sharing: SharerProcess) -> None:
         self._runner = runner
         self._sharing = sharing
         self._labels: dict[DatasetId, str] = {}

@@ -21,7 +21,7 @@ UserOf = Callable[[ReaderId], int]
 """The uid at its other end."""
 
 
-def put(state: Any, events: Iterable[Event], known_of: KnownOf) -> None:
+def write_events(state: Any, events: Iterable[Event], known_of: KnownOf) -> None:
     """Write events into a TakeoverState. A plan whose reader has no dataset is left out: its reader is gone."""
     for event in events:
         if isinstance(event, Planned):
@@ -32,7 +32,7 @@ def put(state: Any, events: Iterable[Event], known_of: KnownOf) -> None:
             state.leases.append(_lease(event))
 
 
-def taken(state: Any, known_of: KnownOf, job_of: JobOf, user_of: UserOf) -> Iterator[Event]:
+def read_events(state: Any, known_of: KnownOf, job_of: JobOf, user_of: UserOf) -> Iterator[Event]:
     """The events of a TakeoverState, in the order in which the core is to be told: what protects copies first.
     Raises InvalidInput for a plan that does not fit its dataset."""
     pb = takeover_pb2.TakeoverLease

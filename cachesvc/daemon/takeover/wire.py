@@ -35,7 +35,7 @@ MAX_MESSAGE_BYTES = 64 << 10
 MAX_DATASETS = 1000
 
 
-class Word(IntEnum):
+class MessageKind(IntEnum):
     """The first byte."""
 
     HELLO = 1
@@ -47,13 +47,15 @@ class Word(IntEnum):
     ADOPTED = 7
 
 
-def send(channel: socket.socket, word: Word, message: Any = None, descriptors: Sequence[int] = ()) -> None:
+def send(
+    channel: socket.socket, kind: MessageKind, message: Any = None, descriptors: Sequence[int] = ()
+) -> None:
     """One datagram; the descriptors stay the caller's. Raises OSError."""
     body = message.SerializeToString() if message is not None else b""
-    socket.send_fds(channel, [bytes([word]) + body], list(descriptors))
+    socket.send_fds(channel, [bytes([kind]) + body], list(descriptors))
 
 
-def receive(channel: socket.socket, expected: Word, into: Any = None) -> list[int]:
+def receive(channel: socket.socket, expected: MessageKind, into: Any = None) -> list[int]:
     """Parse the next datagram into a message; its descriptors are the caller's. Raises ConnectionError at the other
     side's end, TimeoutError, ValueError for anything but what was expected."""
     room = socket.CMSG_SPACE(BATCH * array.array("i").itemsize)
@@ -80,30 +82,30 @@ def send_state(channel: socket.socket, state: Any, descriptors: Iterator[int]) -
     with os.fdopen(os.memfd_create("cachesvc-takeover", os.MFD_CLOEXEC), "r+b") as body:
         body.write(state.SerializeToString())
         body.flush()
-        send(channel, Word.STATE, None, [body.fileno()])
-    receive(channel, Word.GOT)
+        send(channel, MessageKind.STATE, None, [body.fileno()])
+    receive(channel, MessageKind.GOT)
     while batch := [fd for _, fd in zip(range(BATCH), descriptors)]:
         try:
-            send(channel, Word.MORE, None, batch)
+            send(channel, MessageKind.MORE, None, batch)
         finally:
             for fd in batch:
                 os.close(fd)
-        receive(channel, Word.GOT)
+        receive(channel, MessageKind.GOT)
 
 
 def receive_state(channel: socket.socket, state: Any) -> list[int]:
     """The inverse of `send_state`: every descriptor, the caller's. Raises as `receive`; then none is left open."""
-    (body_fd,) = receive(channel, Word.STATE)
+    (body_fd,) = receive(channel, MessageKind.STATE)
     with os.fdopen(body_fd, "rb") as body:
         body.seek(0)
         _parse(state, body.read())
-    send(channel, Word.GOT)
+    send(channel, MessageKind.GOT)
     expected = 1 + len(state.extents) + len(state.readers) + state.locks
     found: list[int] = []
     try:
         while len(found) < expected:
-            found += receive(channel, Word.MORE)
-            send(channel, Word.GOT)
+            found += receive(channel, MessageKind.MORE)
+            send(channel, MessageKind.GOT)
     except (OSError, ValueError):
         for fd in found:
             os.close(fd)

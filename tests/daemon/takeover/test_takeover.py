@@ -27,9 +27,9 @@ from cachesvc.client.protocol import Granted
 from cachesvc.config import CONTROL_SOCKET, GRANTS_SOCKET
 from cachesvc.core.model import DatasetId
 from cachesvc.core.order.epoch_order import Plan
-from cachesvc.daemon.takeover.adoption import Predecessor
-from cachesvc.daemon.takeover.takeover import Process
-from cachesvc.daemon.takeover.wire import PROTOCOL, SOCKET, Word, receive, receive_state, send
+from cachesvc.daemon.takeover.new_daemon import OldDaemon
+from cachesvc.daemon.takeover.process_handle import ProcessHandle
+from cachesvc.daemon.takeover.wire import PROTOCOL, SOCKET, MessageKind, receive, receive_state, send
 from cachesvc.v1 import takeover_pb2 as pb
 from testbed import WAIT_S
 from testbed.node import Daemon
@@ -428,9 +428,9 @@ def greeting(node: Node, protocol: int = PROTOCOL) -> tuple[socket.socket, Any]:
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     channel.settimeout(WAIT_S)
     channel.connect(f"{node.daemon.socket_dir}/{SOCKET}")
-    send(channel, Word.HELLO, pb.TakeoverHello(protocol=protocol, version="a later one"))
+    send(channel, MessageKind.HELLO, pb.TakeoverHello(protocol=protocol, version="a later one"))
     offer = pb.TakeoverOffer()
-    for fd in receive(channel, Word.OFFER, offer):
+    for fd in receive(channel, MessageKind.OFFER, offer):
         os.close(fd)
     return channel, offer
 
@@ -440,16 +440,16 @@ def leave_at_once(channel: socket.socket) -> None:
 
 
 def leave_in_the_middle(channel: socket.socket) -> None:
-    send(channel, Word.READY)
-    (body,) = receive(channel, Word.STATE)
+    send(channel, MessageKind.READY)
+    (body,) = receive(channel, MessageKind.STATE)
     os.close(body)
-    send(channel, Word.GOT)
-    for fd in receive(channel, Word.MORE):
+    send(channel, MessageKind.GOT)
+    for fd in receive(channel, MessageKind.MORE):
         os.close(fd)
 
 
 def leave_with_everything(channel: socket.socket) -> None:
-    send(channel, Word.READY)
+    send(channel, MessageKind.READY)
     for fd in receive_state(channel, pb.TakeoverState()):
         os.close(fd)
 
@@ -487,7 +487,7 @@ def test_another_user_is_not_answered(node: Node) -> None:
             channel.settimeout(WAIT_S)
             channel.connect(str(path))
             with contextlib.suppress(BrokenPipeError):
-                send(channel, Word.HELLO, pb.TakeoverHello(protocol=PROTOCOL))
+                send(channel, MessageKind.HELLO, pb.TakeoverHello(protocol=PROTOCOL))
             with contextlib.suppress(ConnectionResetError):  # its end, with our greeting unread
                 return channel.recv(1) == b""
             return True
@@ -555,7 +555,7 @@ def test_a_new_daemon_that_is_told_to_end_leaves_the_old_one_as_it_was(
 def test_nobody_says_that_what_a_dead_daemon_held_is_here(caplog: pytest.LogCaptureFixture) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with subprocess.Popen(["sleep", "60"]) as old:
-        before = Predecessor(ours, Process(old.pid), pb.TakeoverOffer(), lock=-1)
+        before = OldDaemon(ours, ProcessHandle(old.pid), pb.TakeoverOffer(), lock=-1)
         theirs.close()
         old.kill()
         assert before.hand_over().listener is None

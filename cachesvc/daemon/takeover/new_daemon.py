@@ -14,13 +14,13 @@ from cachesvc.core import events
 from cachesvc.core.errors import CacheError, CorruptData, DaemonUnavailable, InvalidInput, NotAllowed
 from cachesvc.core.model import DatasetId, ExtentId, ReaderId
 from cachesvc.core.node.snapshot import protecting_first
-from cachesvc.daemon.datasets import Dataset, Datasets
+from cachesvc.daemon.datasets import Datasets, ServedDataset
 from cachesvc.daemon.grants.listening import peer_process
 from cachesvc.daemon.grants.readers import Connection
 from cachesvc.daemon.runner import Runner
 from cachesvc.daemon.takeover import state as takeover_state
-from cachesvc.daemon.takeover.takeover import Process
-from cachesvc.daemon.takeover.wire import PROTOCOL, SOCKET, Word, receive, receive_state, send
+from cachesvc.daemon.takeover.process_handle import ProcessHandle
+from cachesvc.daemon.takeover.wire import PROTOCOL, SOCKET, MessageKind, receive, receive_state, send
 from cachesvc.tiers.ram import RamTier
 from cachesvc.tiers.tier import Checksums
 from cachesvc.v1 import takeover_pb2 as pb
@@ -35,7 +35,7 @@ LINGER_S = 1.0
 
 
 @dataclass(slots=True)
-class Adopted:
+class Handover:
     """What came from the old daemon; nothing, where it died first. Descriptors belong to whoever takes them."""
 
     state: Any = field(default_factory=pb.TakeoverState)
@@ -61,10 +61,10 @@ class Adopted:
         return [os.dup(fd) for fd in of.get(path, others)]
 
 
-class Predecessor:
+class OldDaemon:
     """A daemon that serves where we are to serve. Until `adopted` it goes on when we end."""
 
-    def __init__(self, channel: socket.socket, process: Process, offer: Any, lock: int) -> None:
+    def __init__(self, channel: socket.socket, process: ProcessHandle, offer: Any, lock: int) -> None:
         self._channel = channel
         self._process = process
         self._offer = offer
@@ -93,12 +93,12 @@ class Predecessor:
                 if isinstance(error, CorruptData):  # of another release, perhaps
                     self._unreadable[wanted] = error
 
-    def hand_over(self) -> Adopted:
+    def hand_over(self) -> Handover:
         """Bring it to a standstill and receive everything. Raises DaemonUnavailable when it lives and does not,
         InvalidInput where its readers would end in errors."""
         state = pb.TakeoverState()
         try:
-            send(self._channel, Word.READY)
+            send(self._channel, MessageKind.READY)
             descriptors = receive_state(self._channel, state)
         except (OSError, ValueError) as error:
             self._channel.close()
@@ -107,10 +107,10 @@ class Predecessor:
                     f"the daemon did not hand over ({error}); it goes on, and its log says more"
                 ) from None
             log.warning("the old daemon died before it handed over; starting without what it held")
-            return Adopted()
+            return Handover()
         self._check_readable(state)
         first, last = 1 + len(state.extents), 1 + len(state.extents) + len(state.readers)
-        return Adopted(
+        return Handover(
             state,
             socket.socket(fileno=descriptors[0]),
             descriptors[1:first],
@@ -134,7 +134,7 @@ class Predecessor:
             self._process.close()
             return
         try:
-            send(self._channel, Word.ADOPTED)
+            send(self._channel, MessageKind.ADOPTED)
         except OSError:
             log.warning("the old daemon died while it handed over; all that it held is here")
         left = self._left()
@@ -158,7 +158,7 @@ class Predecessor:
             return True
 
 
-def meet(directory: str, state_dir: str) -> Predecessor | None:
+def find_old_daemon(directory: str, state_dir: str) -> OldDaemon | None:
     """The daemon that serves a directory, if one does. Raises InvalidInput, NotAllowed when it cannot be taken over
     from, DaemonUnavailable when it does not answer."""
     path = f"{directory}/{SOCKET}"
@@ -166,7 +166,7 @@ def meet(directory: str, state_dir: str) -> Predecessor | None:
     channel.settimeout(ANSWER_S)
     try:
         channel.connect(path)
-        process = Process(peer_process(channel)[0])
+        process = ProcessHandle(peer_process(channel)[0])
     except (FileNotFoundError, ConnectionRefusedError, ProcessLookupError):
         channel.close()
         log.info("there is no daemon to take over from", extra={"socket": directory})
@@ -195,19 +195,19 @@ def meet(directory: str, state_dir: str) -> Predecessor | None:
         return None
 
 
-def _greeted(channel: socket.socket, process: Process, directory: str, state_dir: str) -> Predecessor:
+def _greeted(channel: socket.socket, process: ProcessHandle, directory: str, state_dir: str) -> OldDaemon:
     """Raises ConnectionError where it died, or ended the connection."""
     offer = pb.TakeoverOffer()
     try:
-        send(channel, Word.HELLO, pb.TakeoverHello(protocol=PROTOCOL, version=cachesvc.__version__))
+        send(channel, MessageKind.HELLO, pb.TakeoverHello(protocol=PROTOCOL, version=cachesvc.__version__))
         log.info("asked the daemon that serves here to hand over", extra={"pid": process.pid})
-        (lock,) = receive(channel, Word.OFFER, offer)
+        (lock,) = receive(channel, MessageKind.OFFER, offer)
     except (TimeoutError, ValueError) as error:
         raise DaemonUnavailable(
             f"the daemon in {directory} does not let itself be taken over ({error}); stop it, or see its log"
         ) from None
     if not offer.refused and offer.state_dir == os.path.realpath(state_dir):
-        return Predecessor(channel, process, offer, lock)
+        return OldDaemon(channel, process, offer, lock)
     os.close(lock)
     if offer.refused:
         raise InvalidInput(f"the daemon in {directory} cannot be taken over: {offer.refused}; stop it first")
@@ -216,7 +216,7 @@ def _greeted(channel: socket.socket, process: Process, directory: str, state_dir
     )
 
 
-def fill_ram(tier: RamTier, budget_bytes: int, adopted: Adopted) -> events.Recovered:
+def fill_ram(tier: RamTier, budget_bytes: int, adopted: Handover) -> events.Recovered:
     """Take what the budget holds, of the most useful first; the rest is given up."""
     fitting: list[tuple[ExtentId, int]] = []
     for extent, fd in zip(adopted.state.extents, adopted.extents, strict=True):
@@ -234,11 +234,11 @@ def fill_ram(tier: RamTier, budget_bytes: int, adopted: Adopted) -> events.Recov
     return events.Recovered(tier.name, dict(reversed(fitting)))  # the core wants the oldest first
 
 
-def restore(adopted: Adopted, runner: Runner) -> None:
+def restore(adopted: Handover, runner: Runner) -> None:
     """Go on with the readers: their connections, claims, leases, plans, and what they wait for. Before the loop
     runs."""
     assert runner.grants is not None
-    known: dict[int, Dataset] = {}
+    known: dict[int, ServedDataset] = {}
     for reader, fd in zip(adopted.state.readers, adopted.readers, strict=True):
         dataset = _dataset(reader.dataset, runner.datasets) if reader.welcomed else None
         given = Connection(
@@ -255,7 +255,7 @@ def restore(adopted: Adopted, runner: Runner) -> None:
             known[reader.id] = dataset
             runner.declare(reader.id, dataset)
     grants = runner.grants
-    told = takeover_state.taken(adopted.state, known.get, grants.job_of, grants.user_of)
+    told = takeover_state.read_events(adopted.state, known.get, grants.job_of, grants.user_of)
     for event in protecting_first(runner.node, told):
         if isinstance(event, events.Planned):
             grants.adopt_plan(event)
@@ -265,7 +265,7 @@ def restore(adopted: Adopted, runner: Runner) -> None:
         log.info("took over", extra={"extents": extents, "readers": readers})
 
 
-def _dataset(wanted: str, datasets: Datasets) -> Dataset | None:
+def _dataset(wanted: str, datasets: Datasets) -> ServedDataset | None:
     try:
         return datasets.admit(datasets.load(DatasetId(wanted)).result())
     except CacheError as error:

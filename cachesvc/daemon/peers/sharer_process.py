@@ -36,7 +36,7 @@ AGAIN_S = 1.0
 """Before a process that died is replaced."""
 
 
-class Sharing:
+class SharerProcess:
     """Lends what anybody may read: peers are nobody's users."""
 
     def __init__(self, settings: Settings, runner: Runner) -> None:
@@ -112,7 +112,7 @@ class Sharing:
         the loop's thread."""
         node, checks, datasets = self._runner.node, self._runner.checks, self._runner.datasets
         extent = ExtentId(bytes.fromhex(asked.extent))
-        home = datasets.home(extent)
+        home = datasets.dataset_with(extent)
         shared = home is not None and not home[0].rules
         tier = node.where(extent) if shared else None
         if tier is not None and self._runner.hole_records.of(extent, tier).ranges:

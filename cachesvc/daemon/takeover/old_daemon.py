@@ -17,13 +17,10 @@ from __future__ import annotations
 
 import logging
 import os
-import select
-import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import chain
 from typing import Any
 
@@ -36,11 +33,12 @@ from cachesvc.daemon.grants.listening import addresses, bind, identity, peer_pro
 from cachesvc.daemon.grants.readers import Connection
 from cachesvc.daemon.runner import Runner
 from cachesvc.daemon.takeover import state as takeover_state
+from cachesvc.daemon.takeover.process_handle import ProcessHandle
 from cachesvc.daemon.takeover.wire import (
     MAX_DATASETS,
     PROTOCOL,
     SOCKET,
-    Word,
+    MessageKind,
     receive,
     send,
     send_state,
@@ -60,7 +58,7 @@ ADOPT_S = 60.0
 KILLED_S = 10.0
 
 
-class Takeover:
+class TakeoverListener:
     """Listens for a new daemon of the same user; at most one at a time is spoken with, on a thread of its own."""
 
     def __init__(
@@ -109,7 +107,7 @@ class Takeover:
     def _converse(self, channel: socket.socket, pid: int) -> None:
         """On a thread of its own, but for what is done at a standstill."""
         try:
-            with channel, Process(pid) as other:
+            with channel, ProcessHandle(pid) as other:
                 self._offer(channel, pid)
                 self._loop.call(self._runner.fills.pause)
                 self._drain()
@@ -127,7 +125,7 @@ class Takeover:
     def _offer(self, channel: socket.socket, pid: int) -> None:
         """Raises InvalidInput, which the new daemon is told as well, for one of another protocol."""
         hello = pb.TakeoverHello()
-        receive(channel, Word.HELLO, hello)
+        receive(channel, MessageKind.HELLO, hello)
         offer = pb.TakeoverOffer(version=cachesvc.__version__, state_dir=self._state_dir)
         offer.addresses.extend(self._addresses)
         if hello.protocol != PROTOCOL:
@@ -136,12 +134,12 @@ class Takeover:
             )
         known = self._loop.call(self._runner.listed)
         offer.datasets.extend(dataset.id for dataset in known[-MAX_DATASETS:])
-        send(channel, Word.OFFER, offer, [self._lock])
+        send(channel, MessageKind.OFFER, offer, [self._lock])
         if offer.refused:
             raise InvalidInput(offer.refused)
         log.info("a new daemon prepares to take over", extra={"by": pid, "version": hello.version})
         channel.settimeout(PREPARE_S)
-        receive(channel, Word.READY)
+        receive(channel, MessageKind.READY)
 
     def _drain(self) -> None:
         deadline = time.monotonic() + DRAIN_S
@@ -153,7 +151,7 @@ class Takeover:
         busy = self._runner.fills.under_way or self._runner.plans.under_way
         return not busy and not any(tier.evicting_bytes for tier in tiers if not tier.lost)
 
-    def _hand_over(self, channel: socket.socket, other: Process) -> None:
+    def _hand_over(self, channel: socket.socket, other: ProcessHandle) -> None:
         """On the loop's thread, where nothing else runs meanwhile. Raises OSError, ValueError or CacheError when the
         new daemon did not take what it was given and never will."""
         channel.settimeout(ADOPT_S)
@@ -171,7 +169,7 @@ class Takeover:
 
         try:
             send_state(channel, state, descriptors())
-            receive(channel, Word.ADOPTED)
+            receive(channel, MessageKind.ADOPTED)
         except (ConnectionError, CacheError):
             raise  # it gave up, or cannot have everything
         except (OSError, ValueError):
@@ -208,40 +206,9 @@ class Takeover:
                 knows_holes=each.knows_holes,
             )
         known = {each.id: datasets.known(each.wanted) for each in connections if each.welcomed}
-        takeover_state.put(
+        takeover_state.write_events(
             state,
             replay.replay(node, self._runner.granting.unsent()),
             lambda reader: known.get(ReaderId(reader)),
         )
         return state
-
-
-class Process:
-    """A living process of this machine, held by a descriptor, so that its number cannot come to mean another.
-    Raises OSError where there is none, or where it is in another PID namespace."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._fd = os.pidfd_open(pid)
-
-    def __enter__(self) -> Process:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Let go of it."""
-        os.close(self._fd)
-
-    def ended(self, timeout_s: float) -> bool:
-        """Whether it ends within that time."""
-        end = select.poll()
-        end.register(self._fd, select.POLLIN)
-        return bool(end.poll(timeout_s * 1000))
-
-    def kill(self, timeout_s: float) -> None:
-        """SIGKILL, and wait for it; one that hangs in the kernel comes back to nothing but its end."""
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._fd, signal.SIGKILL)
-        self.ended(timeout_s)
