@@ -1,16 +1,16 @@
-"""The old daemon's end of a takeover: end the fills, stop, tell everything, and end when it has been adopted.
+"""The old daemon's side of a takeover: end the fills, stop the loop, hand over everything, and end.
 
-The order of events, and what is left when either daemon dies after each:
-  1. the new daemon knocks, loads what takes long          either one dies: the other serves, or starts, as always
-  2. fills under way end; none begins                      new dies: they begin. Old dies: as a crash
-  3. the loop stops here; what readers say waits in their sockets, which stay open
-  4. everything is told, descriptors with it               new dies: the loop goes on where it was. Old dies: as a crash
-  5. the new one says that it has all, its disks too       new dies: as a crash. Old dies: nobody notices
-  6. this process closes its sockets, so that what of it hangs in a disk is in nobody's way, and ends
+The order of events, and the effect when a daemon dies after each:
+  1. the new daemon connects and loads the datasets      either dies: the other serves or starts as usual
+  2. fills under way end; none begins                    new dies: fills begin again. Old dies: as a crash
+  3. the loop stops; messages of readers wait in their sockets, which stay open
+  4. the state and the descriptors are handed over       new dies: the loop goes on. Old dies: as a crash
+  5. the new daemon confirms that it has everything      new dies: as a crash. Old dies: no effect
+  6. this process closes its sockets, so that a thread that hangs in a disk blocks nothing, and ends
 
-No decision hangs on a clock: in 4, a new daemon that does not go on is killed before the old one does, so there are
-never two. Each cache directory stays locked throughout, because a lock's descriptor is handed over with its lock. What is
-lost is handed over as lost: nobody waits for a disk that hangs.
+No decision depends on a timeout alone: in 4, a new daemon that does not go on is killed before the old one goes on, so
+two daemons never serve. Each cache directory stays locked throughout, since the lock's descriptor is handed over. A lost
+tier is handed over as lost, so no step waits for a disk that hangs.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ from cachesvc.v1 import takeover_pb2 as pb
 log = logging.getLogger(__name__)
 HELLO_S = 10.0
 PREPARE_S = 120.0
-"""The new daemon loads catalogs meanwhile; readers notice nothing."""
+"""The new daemon loads catalogs meanwhile, without effect on readers."""
 DRAIN_S = 10.0
-"""Fills that are not done by then are begun anew by the new daemon: readers wait for no longer."""
+"""The longest wait of readers for fills to end; the new daemon starts the unfinished ones again."""
 DRAIN_POLL_S = 0.01
 ADOPT_S = 60.0
-"""Readers wait meanwhile: a million extents in a cache directory take 8 s."""
+"""Readers wait meanwhile. Listing a million extents in a cache directory takes 8 s."""
 KILLED_S = 10.0
 
 
 class TakeoverListener:
-    """Listens for a new daemon of the same user; at most one at a time is spoken with, on a thread of its own."""
+    """Listens for a new daemon of the same user, and hands over to at most one at a time, on a thread of its own."""
 
     def __init__(
         self, settings: Settings, lock: int, ram: RamTier, runner: Runner, end: Callable[[], None]
     ) -> None:
-        """`end` ends this process without an orderly close: sockets, locks and memory are another's by then."""
+        """`end` ends this process without an orderly close, since the new daemon has the sockets, locks and memory."""
         self._path = f"{settings.socket_dir}/{SOCKET}"
         self._state_dir = os.path.realpath(settings.state_dir)
         self._addresses = list(addresses(settings).values())
@@ -79,7 +79,7 @@ class TakeoverListener:
         self._loop.watch(self._listener.fileno(), self._accept)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._loop.unwatch(self._listener.fileno())
         self._listener.close()
         remove(self._path, self._file)
@@ -97,15 +97,15 @@ class TakeoverListener:
             channel.close()
             return
         try:
-            threading.Thread(target=self._converse, args=(channel, pid), name="takeover", daemon=True).start()
+            threading.Thread(target=self._run, args=(channel, pid), name="takeover", daemon=True).start()
         except RuntimeError as error:
             log.warning("a takeover is refused", extra={"peer_uid": uid, "error": str(error)})
             channel.close()
         else:
-            self._busy = True  # until `_go_on`, which runs on this thread
+            self._busy = True  # until `_resume`, which runs on this thread
 
-    def _converse(self, channel: socket.socket, pid: int) -> None:
-        """On a thread of its own, but for what is done at a standstill."""
+    def _run(self, channel: socket.socket, pid: int) -> None:
+        """Run the protocol on the takeover thread; the loop's thread does the hand-over itself."""
         try:
             with channel, ProcessHandle(pid) as other:
                 self._offer(channel, pid)
@@ -116,14 +116,14 @@ class TakeoverListener:
             log.warning(
                 "a takeover was given up; this daemon goes on", extra={"by": pid, "error": str(error)}
             )
-        self._loop.post(self._go_on)
+        self._loop.post(self._resume)
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         self._runner.fills.resume()
         self._busy = False
 
     def _offer(self, channel: socket.socket, pid: int) -> None:
-        """Raises InvalidInput, which the new daemon is told as well, for one of another protocol."""
+        """Exchange HELLO, OFFER and READY. Raises InvalidInput for another protocol; the OFFER tells the new daemon."""
         hello = pb.TakeoverHello()
         receive(channel, MessageKind.HELLO, hello)
         offer = pb.TakeoverOffer(version=cachesvc.__version__, state_dir=self._state_dir)
@@ -143,17 +143,19 @@ class TakeoverListener:
 
     def _drain(self) -> None:
         deadline = time.monotonic() + DRAIN_S
-        while not self._loop.call(self._quiet) and time.monotonic() < deadline:
-            time.sleep(DRAIN_POLL_S)  # paces the asking; grants go on
+        while not self._loop.call(self._is_quiet) and time.monotonic() < deadline:
+            time.sleep(DRAIN_POLL_S)  # the loop serves grants meanwhile
 
-    def _quiet(self) -> bool:
+    def _is_quiet(self) -> bool:
         tiers = self._runner.node.policy.tiers.values()
         busy = self._runner.fills.under_way or self._runner.plans.under_way
         return not busy and not any(tier.evicting_bytes for tier in tiers if not tier.lost)
 
     def _hand_over(self, channel: socket.socket, other: ProcessHandle) -> None:
-        """On the loop's thread, where nothing else runs meanwhile. Raises OSError, ValueError or CacheError when the
-        new daemon did not take what it was given and never will."""
+        """Hand over on the loop's thread, where nothing else runs meanwhile.
+
+        Raises OSError, ValueError or CacheError where the new daemon gave up or was killed; this daemon goes on then.
+        """
         channel.settimeout(ADOPT_S)
         assert self._runner.grants is not None
         listener, connections = self._runner.grants.handed()
@@ -171,7 +173,7 @@ class TakeoverListener:
             send_state(channel, state, descriptors())
             receive(channel, MessageKind.ADOPTED)
         except (ConnectionError, CacheError):
-            raise  # it gave up, or cannot have everything
+            raise  # the new daemon gave up, or an extent cannot be handed over
         except (OSError, ValueError):
             other.kill(KILLED_S)
             raise
@@ -192,7 +194,7 @@ class TakeoverListener:
         if RAM in node.policy.tiers:
             for extent, size_bytes in replay.best_first(node, RAM):
                 if self._runner.hole_records.of(extent, RAM).ranges:
-                    continue  # the new daemon asks the source for it
+                    continue  # the new daemon fetches it from the source
                 digests = self._ram.checksums(extent).digests
                 state.extents.add(extent=extent, size_bytes=size_bytes, digests=digests)
         for each in connections:
