@@ -28,7 +28,7 @@ from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import ExtentId
 from cachesvc.daemon.access.tls import Certificates, server_credentials
 from cachesvc.daemon.fills.peer_client import PeerClient
-from cachesvc.daemon.peers.sharer import AT_ONCE
+from cachesvc.daemon.peers.sharer import MAX_CALLS
 from cachesvc.tiers.checksum import Passing
 from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import services
@@ -231,7 +231,7 @@ def test_few_peers_are_served_at_once(tmp_path: Path) -> None:
         os.close(fd)
         grants.close()
         stub = services.Stub(channel, "Peers")
-        streams = [stub.Read(pb.ReadRequest(extent=extent), timeout=60) for _ in range(AT_ONCE)]
+        streams = [stub.Read(pb.ReadRequest(extent=extent), timeout=60) for _ in range(MAX_CALLS)]
         for stream in streams:
             next(stream)  # the rest waits for room in the connection
         with pytest.raises(grpc.RpcError) as refused:
