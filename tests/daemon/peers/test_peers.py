@@ -561,7 +561,7 @@ def test_a_peer_elsewhere_needs_certificates(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path / "node", ["--ram", "64MiB", "--peer", "10.1.2.3:7000"])
     with (
         ExitStack() as stack,
-        pytest.raises(RuntimeError, match="another machine, whose bytes would be trusted"),
+        pytest.raises(RuntimeError, match="another machine, and its bytes are trusted"),
     ):
         stack.enter_context(daemon)
     (tmp_path / "no.pem").write_text("none")
