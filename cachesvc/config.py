@@ -113,8 +113,8 @@ class Settings:
     scrub_rate: int = 32 << 20
     """Bytes per second that the scrub reads: 1 % of one NVMe disk, a terabyte in nine hours. 0: no scrub."""
     unplanned_share: float = 0.0
-    """The part of each tier, evicted in LRU order, that claims and plans leave to readers without a plan. 0 by default, since
-    it lowers the hit rate of shuffled epochs."""
+    """The part of each tier, evicted in LRU order, that claims and plans leave to readers without a plan. It lowers the
+    hit rate of shuffled epochs."""
     metadata_expiry_s: float = 30.0
     """The age at which a listing is repeated; short, so that changed data is seen."""
     log_format: str = "text"
@@ -247,7 +247,7 @@ def check_socket_dir(directory: str) -> None:
 
 
 def check_ram(ram_bytes: int, allowed: int) -> None:
-    """Raise InvalidInput for a budget above the `allowed` bytes of this machine and cgroup, which would end in OOM kills."""
+    """Raise InvalidInput for a budget above the `allowed` bytes of this machine and cgroup, since it ends in OOM kills."""
     if ram_bytes > allowed:
         raise InvalidInput(
             f"a RAM budget of {ram_bytes:,} bytes is more than the {allowed:,} that this machine or cgroup allows;"

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def generate(into: Path) -> None:
-    """Write the descriptors and type stubs below `into`, in the package's layout. Raises RuntimeError where protoc fails."""
+    """Write the descriptors and type stubs below `into`, in the package's layout. Raises RuntimeError if protoc fails."""
     from grpc_tools import protoc  # a development dependency
 
     folder = into / "cachesvc" / "v1"
