@@ -64,7 +64,7 @@ from cachesvc.daemon.metrics.metrics import Metrics
 from cachesvc.daemon.peers.sharer_process import SharerProcess
 from cachesvc.daemon.processes.logs import configure_logging
 from cachesvc.daemon.processes.threads import ThreadPool
-from cachesvc.daemon.reader_requests import ReaderRequests
+from cachesvc.daemon.reader_events import ReaderEvents
 from cachesvc.daemon.runner import Runner
 from cachesvc.daemon.socket_lock import only_daemon
 from cachesvc.daemon.takeover.new_daemon import END_S, Handover, OldDaemon, fill_ram, find_old_daemon, restore
@@ -285,7 +285,7 @@ def _grants(settings: Settings, runner: Runner, open_files: int, adopted: Handov
     return GrantsServer(
         f"{settings.socket_dir}/{GRANTS_SOCKET}",
         settings.socket_mode,
-        ReaderRequests(runner),
+        ReaderEvents(runner),
         runner.plans,
         runner.disposal,
         runner.loop.watch,

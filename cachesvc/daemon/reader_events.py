@@ -22,7 +22,7 @@ from cachesvc.daemon.runner import Runner
 log = logging.getLogger(__name__)
 
 
-class ReaderRequests:
+class ReaderEvents:
     """Implements `grants.readers.Answers`. Runs on the loop's thread."""
 
     def __init__(self, runner: Runner) -> None:
