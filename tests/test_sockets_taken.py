@@ -11,7 +11,7 @@ import pytest
 
 from bench.node import Daemon
 from cachesvc.core.errors import InvalidInput
-from cachesvc.daemon.grants.listening import check_free, make_room
+from cachesvc.daemon.grants.unix_sockets import check_free, make_room
 from tests.test_wrong_input import complaint, serve
 
 SOCKETS = ("cachesvc.sock", "grants.sock", "takeover.sock")

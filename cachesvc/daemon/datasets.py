@@ -245,8 +245,8 @@ def is_claimed(node: Node, dataset: Dataset) -> bool:
 
 
 def check_share(node: Node, dataset: Dataset, user: int) -> None:
-    """Raise OutOfSpace where a user would claim datasets of more extents than twice what that leaves free (see
-    `daemon/control/call_quota.py`). The daemon's own claims what it wants; what somebody claims already costs no more."""
+    """Raise OutOfSpace where a user would claim datasets of more extents than twice what that leaves free.
+    The daemon's own claims what it wants; what somebody claims already costs no more."""
     claimed, own = node.policy.shares.datasets, os.geteuid()
     if user == own or dataset.id in claimed:
         return

@@ -31,11 +31,10 @@ from cachesvc.daemon.fills.commits import Commits
 from cachesvc.daemon.fills.fills import Fills
 from cachesvc.daemon.fills.missing_objects import Lacking
 from cachesvc.daemon.fills.pool import Fillers
-from cachesvc.daemon.grants.deferred_close import Disposal
+from cachesvc.daemon.grants.connected_readers import GrantableDataset
 from cachesvc.daemon.grants.granting import Granting
-from cachesvc.daemon.grants.holds import Holds
-from cachesvc.daemon.grants.plans import Entries, Plans
-from cachesvc.daemon.grants.readers import Known
+from cachesvc.daemon.grants.hold_claims import HoldClaims
+from cachesvc.daemon.grants.plan_intake import PlanEntries, PlanIntake
 from cachesvc.daemon.grants.server import GrantsServer
 from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.daemon.loop.loop import Loop
@@ -107,9 +106,8 @@ class Runner:
             work,
         )
         self.granting = Granting(self._tiers, self.checks, self.lacking, self.handle, self.next_id)
-        self.plans = Plans(self._lane("plans", clock))
-        self.disposal = Disposal()
-        self._holds = Holds(node, self.handle)
+        self.plans = PlanIntake(self._lane("plans", clock))
+        self._holds = HoldClaims(node, self.handle)
         self._settling = Settling()
         self.builds = Builds(fillers.build)
         self._fillers = fillers
@@ -277,10 +275,10 @@ class Runner:
             return True
         return name in self.disks and leave(self.disks[name]) and lost
 
-    # What readers say (readers.Answers).
+    # What readers say (connected_readers.ReaderRequests).
 
     def connected(
-        self, reader: ReaderId, dataset: DatasetId, then: Callable[[Known | CacheError], None]
+        self, reader: ReaderId, dataset: DatasetId, then: Callable[[GrantableDataset | CacheError], None]
     ) -> None:
         """Load a dataset off the loop, declare it in the reader's name, and say so."""
 
@@ -336,7 +334,7 @@ class Runner:
         """Of the tiers that work."""
         return [tier.budget_bytes for tier in working(self.node.policy.tiers)]
 
-    def planned(self, reader: ReaderId, plan: Entries) -> None:
+    def planned(self, reader: ReaderId, plan: PlanEntries) -> None:
         """PLAN, read."""
         launch = self.grants.job_of(reader) if self.grants else 0
         user = self.grants.user_of(reader) if self.grants else NOBODY

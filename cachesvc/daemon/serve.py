@@ -12,7 +12,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -43,7 +43,6 @@ from cachesvc.daemon.access.path_lookups import Lookups
 from cachesvc.daemon.access.quotas import Quotas
 from cachesvc.daemon.access.tenants import Tenants
 from cachesvc.daemon.access.tls import read_tls
-from cachesvc.daemon.control.connection_quota import Crowds
 from cachesvc.daemon.control.pins import Pins
 from cachesvc.daemon.control.server import NO_THREAD, control_path, control_server
 from cachesvc.daemon.control.service import Service
@@ -52,14 +51,14 @@ from cachesvc.daemon.disks.budgets import Budgets, checked_budget
 from cachesvc.daemon.disks.opening import SILENT_S, STANDSTILL_SILENT_S, Opening, awaited
 from cachesvc.daemon.disks.renewal import Disk
 from cachesvc.daemon.fills.pool import Fillers
-from cachesvc.daemon.grants.deferred_close import Disposal
-from cachesvc.daemon.grants.listening import check_addresses, check_free, identity, remove
 from cachesvc.daemon.grants.server import GrantsServer
+from cachesvc.daemon.grants.unix_sockets import check_free, identity, remove
 from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.daemon.loop.loop import Loop
-from cachesvc.daemon.metrics.http import Scrapes
-from cachesvc.daemon.metrics.metrics import Metrics
+from cachesvc.daemon.metrics.collector import MetricsCollector
+from cachesvc.daemon.metrics.scrape_server import ScrapeServer
 from cachesvc.daemon.peers.sharing import Sharing
+from cachesvc.daemon.ports import check_addresses
 from cachesvc.daemon.processes.logs import configure_logging
 from cachesvc.daemon.processes.threads import Threads
 from cachesvc.daemon.runner import Runner
@@ -123,11 +122,9 @@ def serve(settings: Settings) -> int:
         )
         loop.run(runner.next_deadline, runner.tick, time.monotonic)
         log.info("stopping")
-    if runner.hangs or runner.disposal.count():
-        log.warning(
-            "this process ends when the disks that it waits for answer, or what clients sent; nothing else waits for that"
-        )
-        _leave_all(fillers, runner.disposal)
+    if runner.hangs:
+        log.warning("this process ends when the disks that it waits for answer; nothing else waits for that")
+        _leave_all(fillers)
     return 0
 
 
@@ -288,22 +285,19 @@ def _built(
     ending.callback(grants.close)
     pins.restore()
     restore(adopted, runner)
-    takeover = Takeover(settings, lock, ram, runner, partial(_leave_all, fillers, runner.disposal))
+    takeover = Takeover(settings, lock, ram, runner, partial(_leave_all, fillers))
     ending.callback(takeover.close)
     service = Service(runner, pins, settings, tenants, lookups, time.monotonic())
     sharing = Sharing(settings, runner)
     ending.callback(sharing.close)
     if settings.share:
         sharing.start()
-    callers = most_callers(open_files)
-    server = control_server(settings, service, grants.caller, callers)
+    server = control_server(settings, service, grants.caller, most_callers(open_files))
     control_file = identity(control_path(settings))
     ending.callback(server.stop, STOP_GRACE_S)
-    crowds = Crowds(control_path(settings), callers)
-    ending.callback(crowds.close)
     if settings.metrics:
-        Metrics(runner, sharing).register()
-        Scrapes(settings.metrics)
+        MetricsCollector(runner, sharing).register()
+        ScrapeServer(settings.metrics)
     return runner
 
 
@@ -328,30 +322,26 @@ def _grants(settings: Settings, runner: Runner, open_files: int, adopted: Adopte
         settings.socket_mode,
         runner,
         runner.plans,
-        runner.disposal,
         runner.loop.watch,
         runner.loop.unwatch,
         runner.next_id,
         most_readers(open_files),
-        open_files,
         adopted.listener,
     )
 
 
-def _leave_all(fillers: Fillers, disposal: Disposal) -> None:
+def _leave_all(fillers: Fillers) -> None:
     """End this process at once: gRPC would remove the socket file, and tiers and connections are another's."""
     fillers.stop(wait=False)
     logging.shutdown()
-    _let_go(disposal.left())
+    _let_go()
     os._exit(0)
 
 
-def _let_go(strangers: Container[int]) -> None:
+def _let_go() -> None:
     """Close every socket and give back the RAM tier: a process that hangs in a disk ends when that answers, and would
-    keep ports and memory until then. What strangers sent may hang as it is closed, and goes with the process."""
+    keep ports and memory until then."""
     for name in os.listdir("/proc/self/fd"):
-        if int(name) in strangers:
-            continue
         with suppress(OSError):
             if os.readlink(f"/proc/self/fd/{name}").startswith(("socket:", "/memfd:cachesvc:")):
                 os.close(int(name))

@@ -16,19 +16,30 @@ from cachesvc.config import CONTROL_SOCKET, Settings, control_address
 from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.daemon.access.tenants import Peer
 from cachesvc.daemon.access.tls import server_credentials
-from cachesvc.daemon.control.call_quota import PLACES, Doorman
-from cachesvc.daemon.control.connection_quota import crowd_limits
+from cachesvc.daemon.control.call_cap import CALLS, CallCap
 from cachesvc.daemon.control.service import Service
 from cachesvc.daemon.processes.threads import Threads
 from cachesvc.v1 import services
 from cachesvc.v1.descriptors import service_descriptor
 
-CONTROL_THREADS = PLACES + 8
-"""One for each place, and some for calls that are refused. Started only when needed."""
+CONTROL_THREADS = CALLS + 8
+"""One for each call, and some to refuse others. Started only when needed."""
 NO_THREAD = "no thread can be started; allow more processes or memory (TasksMax=, ulimit -u, ulimit -v)"
 STREAMS_EACH = 64
-"""Calls at once on one connection: a process has a few. With `PLACES` calls being received, this bounds what callers make
-the daemon hold: no more than a message a thread, 6 GiB, if all of them are hostile and slow."""
+"""Calls at once on one connection: a process has a few."""
+IDLE_S = 60.0
+"""A connection without a call for so long, or twice that, is closed. The client's next call connects again."""
+HANDSHAKE_S = 5.0
+"""How long a connection may take to become one of gRPC's."""
+
+
+def connection_limits(connections: int) -> list[tuple[str, int]]:
+    """Return gRPC's options for at most so many connections to each address."""
+    return [
+        ("grpc.max_allowed_incoming_connections", connections),
+        ("grpc.max_connection_idle_ms", int(IDLE_S * 1000)),
+        ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
+    ]
 
 
 def control_path(settings: Settings) -> str:
@@ -45,12 +56,12 @@ def control_server(
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_concurrent_streams", STREAMS_EACH),
         ("grpc.so_reuseport", 0),
-        *crowd_limits(callers),
+        *connection_limits(callers),
     ]
     server = grpc.server(
         Threads(CONTROL_THREADS, "control"),
         options=limits,
-        interceptors=[Doorman(caller)],
+        interceptors=[CallCap(caller)],
     )
     services.add_to_server(server, "Cache", service)
     checks = health.HealthServicer()

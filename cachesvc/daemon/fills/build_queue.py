@@ -1,6 +1,6 @@
 """Openings on their way to the builder, shared out by user: it works at few side by side, and one of them may take hours.
 
-As with places at the control API (`daemon/control/call_quota.py`) a user takes no more than twice what is left free.
+A user takes no more than twice what is left free.
 The rest waits here, users in turn. The same opening once more waits for the first to end, for all that it would do
 meanwhile is wait there; it is asked then, since the data may have changed after the first had listed it. Those that
 wait are asked as one, and what nobody waits for any more is not asked."""

@@ -57,17 +57,19 @@ class Granting:
     def recall(self, command: events.Recall) -> None:
         """Ask for what was granted."""
         assert self.server is not None
-        self.server.recall(command.reader, command.extent, command.wrong)
+        self.server.replies.recall(command.reader, command.extent, command.wrong)
 
     def refuse(self, command: events.Refuse) -> None:
         """Have the reader read it elsewhere."""
         assert self.server is not None
-        self.server.refuse(command.reader, command.request, command.extent)
+        self.server.replies.refuse(command.reader, command.request, command.extent)
 
     def fail(self, command: events.Fail) -> None:
         """Say why it cannot be had."""
         assert self.server is not None
-        self.server.fail(command.reader, command.request, command.extent, command.code, command.message)
+        self.server.replies.fail(
+            command.reader, command.request, command.extent, command.code, command.message
+        )
 
     def tier_lost(self, name: TierName) -> None:
         """Answer whoever waits for a file of a tier that does not answer."""
@@ -115,7 +117,7 @@ class Granting:
     def _send(self, command: events.Grant, fd: int) -> None:
         """Give the reader the descriptor, which ends here."""
         assert self.server is not None
-        sent = self.server.grant(command, fd, self._lacking.of(command.extent, command.tier).holes)
+        sent = self.server.replies.grant(command, fd, self._lacking.of(command.extent, command.tier).holes)
         os.close(fd)
         if not sent:
             self._elsewhere(command)

@@ -9,11 +9,11 @@ from typing import Any
 from cachesvc.client.plan_memory import Columns
 from cachesvc.core.events import Demanded, Event, Held, Leased, Planned
 from cachesvc.core.model import ExtentId, ReaderId, TierName
-from cachesvc.daemon.grants.plans import entries_of
-from cachesvc.daemon.grants.readers import Known
+from cachesvc.daemon.grants.connected_readers import GrantableDataset
+from cachesvc.daemon.grants.plan_intake import entries_of
 from cachesvc.v1 import takeover_pb2
 
-KnownOf = Callable[[int], Known | None]
+KnownOf = Callable[[int], GrantableDataset | None]
 """The dataset that a reader has been welcomed to."""
 JobOf = Callable[[ReaderId], int]
 """What a reader has in common with others of its job: its connection says so, which is handed over too."""
@@ -77,7 +77,7 @@ def _lease(event: Event) -> Any:
     )
 
 
-def _plan(event: Planned, known: Known) -> Any:
+def _plan(event: Planned, known: GrantableDataset) -> Any:
     index_of = known.index_of
     return takeover_pb2.TakeoverPlan(
         reader=event.job,

@@ -13,7 +13,7 @@ from cachesvc.core.node.node import Node
 log = logging.getLogger(__name__)
 
 
-class Holds:
+class HoldClaims:
     """Believes the daemon's own user; of any other no more than its quota, or half of the RAM budget where it has none,
     as with connections: saying so costs no lease."""
 

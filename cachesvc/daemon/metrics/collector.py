@@ -19,7 +19,7 @@ PRIVATE = "private"
 WAIT_QUANTILES = "cachesvc_loader_wait_quantile_seconds"
 
 
-class Metrics:
+class MetricsCollector:
     """A Prometheus collector over a runner."""
 
     def __init__(self, runner: Runner, sharing: Sharing) -> None:
