@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from contextlib import suppress
 
 _DESCRIPTOR = struct.Struct("i")
 _ROOM_FOR_ONE = socket.CMSG_LEN(_DESCRIPTOR.size)
@@ -22,3 +23,13 @@ def receive(channel: socket.socket, size_bytes: int) -> tuple[bytes, int | None]
     the kernel. Raises OSError."""
     data, rights, _, _ = channel.recvmsg(size_bytes, _ROOM_FOR_ONE, socket.MSG_CMSG_CLOEXEC)
     return data, _DESCRIPTOR.unpack(rights[0][2])[0] if rights else None
+
+
+def close(channel: socket.socket) -> None:
+    """Read what is left and close a connection: with datagrams unread, the kernel would tell the peer of a reset before
+    it gives out what was sent to it."""
+    with suppress(OSError):
+        channel.shutdown(socket.SHUT_RDWR)  # no more can come
+        while channel.recv(1, socket.MSG_DONTWAIT):
+            pass
+    channel.close()

@@ -14,6 +14,7 @@ from cachesvc.core.wire import Op
 from cachesvc.daemon.access.tenants import Peer, peer_of
 from cachesvc.daemon.access.user_cap import UserCap
 from cachesvc.daemon.grants.unix_sockets import bind, identity, remove
+from cachesvc.system import datagrams
 
 log = logging.getLogger(__name__)
 SEND_BUFFER_BYTES = 1 << 18
@@ -95,9 +96,10 @@ class Acceptor:
 def _refuse(channel: socket.socket, reason: str) -> None:
     """Close a new connection; its client raises the error that is sent."""
     text = f"{reason}; close readers, or raise the limit (LimitNOFILE=, ulimit -Hn)"
-    with channel, suppress(OSError):
-        channel.setblocking(False)
+    channel.setblocking(False)
+    with suppress(OSError):
         channel.send(wire.encode(Op.FAILED, 0, 0, DaemonUnavailable.code, text=text))
+    datagrams.close(channel)
 
 
 def _spare_descriptor() -> int:

@@ -92,7 +92,7 @@ class GrantsServer:
         channel = socket.socket(fileno=given.descriptor)
         peer = peer_of(channel)
         if given.welcomed and (dataset is None or not admits(dataset.rules, peer)):
-            channel.close()
+            datagrams.close(channel)
             return False
         channel.setblocking(False)
         reader = ConnectedReader(given.id, channel, peer, given.token, given.greeted, given.wanted, dataset)
@@ -160,7 +160,7 @@ class GrantsServer:
             self._unwatch(reader.channel.fileno())
         else:
             self._plans.forget(reader.plan)
-        reader.channel.close()
+        datagrams.close(reader.channel)
         self._acceptor.left(reader.peer)
         self._requests.passed_or_gone(reader.id, None)
 
