@@ -315,7 +315,7 @@ class Runner:
     def held(self, reader: ReaderId, extent: ExtentId, size_bytes: int) -> None:
         """HOLD."""
         user = self.grants.user_of(reader) if self.grants else NOBODY
-        self._holds.said(reader, user, self.quotas.of_user(user), extent, size_bytes)
+        self._holds.claim(reader, user, self.quotas.of_user(user), extent, size_bytes)
 
     def suspected(self, extent: ExtentId) -> None:
         """SUSPECT."""

@@ -242,7 +242,7 @@ def _built(
 ) -> Runner:
     """Build everything and bind the sockets. What has to be undone at the end, also of a start that failed, is
     `ending`'s."""
-    quotas = Quotas(settings.quota, lambda prefix: lookups.place(prefix, "--quota"))
+    quotas = Quotas(settings.quota, lambda prefix: lookups.resolve(prefix, "--quota"))
     check_addresses(settings, before.addresses if before else ())
     loader = Threads(2, "catalogs")
     control_file: tuple[int, int] | None = None
@@ -313,7 +313,7 @@ def _recover(recovered: list[events.Recovered], runner: Runner, pins: Pins) -> N
     """Tell the core what its tiers hold. Where that exceeds a budget, what is pinned is to stay."""
     for event in recovered:
         budget_bytes = runner.node.policy.tiers[event.tier].budget_bytes
-        runner.recovered(event if sum(event.extents.values()) <= budget_bytes else pins.spared(event))
+        runner.recovered(event if sum(event.extents.values()) <= budget_bytes else pins.pinned_last(event))
 
 
 def _grants(settings: Settings, runner: Runner, open_files: int, adopted: Adopted) -> GrantsServer:

@@ -9,7 +9,7 @@ from collections import Counter
 
 
 class UserCap:
-    """Counts by uid. The daemon's own user is exempt from `per_user`, not from `total`. Safe from any thread."""
+    """Counts by uid. The daemon's own user is exempt from `per_user`, but not from `total`. Safe from any thread."""
 
     def __init__(self, per_user: int, total: float = math.inf) -> None:
         self._per_user, self._total = per_user, total
@@ -19,11 +19,11 @@ class UserCap:
 
     @property
     def count(self) -> int:
-        """What all users hold together."""
+        """Return what all users hold together."""
         return self._held.total()
 
     def take(self, uid: int, count: int = 1) -> bool:
-        """Count so many more for a user; False, and none are, where they exceed a limit."""
+        """Count `count` more for a user. Return False, and count nothing, where that exceeds a limit."""
         with self._lock:
             within = uid == self._own or self._held[uid] + count <= self._per_user
             admitted = within and self._held.total() + count <= self._total
@@ -32,12 +32,12 @@ class UserCap:
             return admitted
 
     def add(self, uid: int, count: int = 1) -> None:
-        """Count so many more without a check: another daemon admitted them."""
+        """Count `count` more without a check: another daemon admitted them."""
         with self._lock:
             self._held[uid] += count
 
     def give_back(self, uid: int, count: int = 1) -> None:
-        """Count so many less."""
+        """Count `count` less."""
         with self._lock:
             self._held[uid] -= count
             if not self._held[uid]:

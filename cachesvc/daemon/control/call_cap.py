@@ -1,8 +1,8 @@
-"""Bounds the control calls of each user. A call beyond the limit is refused at once, and its client retries; so no call
+"""Bounds the control calls of each user. A call beyond the limit is refused at once and its client retries, so no call
 waits for a thread behind calls that never end.
 
-gRPC runs a method when its request has come, and holds a thread until then. A caller that never sends its request would
-hold a thread uncounted, so the server treats every request as a stream, and a method takes its request from it.
+gRPC assigns a thread to a unary call before its request arrives, and runs the method afterwards. A caller that sends no
+request would hold a thread uncounted. So the server treats every request as a stream, and counts a call from its start.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from cachesvc.daemon.access.user_cap import UserCap
 from cachesvc.daemon.control.statuses import abort
 
 CALLS = 256
-"""A prefetch, verify or opening streams and holds a thread for as long: all ranks of a node open at once."""
+"""A prefetch, verify or opening holds a thread while it streams, and all ranks of a node open at once."""
 CALLS_PER_USER = 96
-"""One user can call with its token and without: together less than all."""
+"""Less than half: one user can call both with its token and without."""
 
 
 class CallCap(grpc.ServerInterceptor):  # type: ignore[misc,type-arg]
@@ -38,7 +38,7 @@ class CallCap(grpc.ServerInterceptor):  # type: ignore[misc,type-arg]
         continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Return the method, which ends the count that its call begins here, or a refusal."""
+        """Count a call and return its method, which stops counting it at its end; or return a refusal."""
         method = continuation(handler_call_details)
         if method is None:
             return None
@@ -58,7 +58,7 @@ def _refuse(uid: int, _requests: Iterator[bytes], context: grpc.ServicerContext)
 
 
 def _counted(method: Any, ended: Callable[[], None]) -> grpc.RpcMethodHandler[Any, Any]:
-    """Return the same method with its request as a stream; `ended` is called after it."""
+    """Return the same method with its request as a stream. `ended` is called when a call is over."""
     behave = method.unary_unary or method.unary_stream or method.stream_unary or method.stream_stream
 
     def run(requests: Iterator[Any], context: grpc.ServicerContext) -> Any:

@@ -1,4 +1,5 @@
-"""The server of the control API: gRPC on its socket, and on TCP when asked, with health and reflection."""
+"""Builds the gRPC server of the control API: on its Unix socket, and on TCP with `--listen`; with health and
+reflection."""
 
 from __future__ import annotations
 
@@ -23,18 +24,18 @@ from cachesvc.v1 import services
 from cachesvc.v1.descriptors import service_descriptor
 
 CONTROL_THREADS = CALLS + 8
-"""One for each call, and some to refuse others. Started only when needed."""
+"""One for each admitted call, and some to refuse others. Threads start only when needed."""
 NO_THREAD = "no thread can be started; allow more processes or memory (TasksMax=, ulimit -u, ulimit -v)"
 STREAMS_EACH = 64
-"""Calls at once on one connection: a process has a few."""
+"""Concurrent calls on one connection: a process has a few."""
 IDLE_S = 60.0
-"""A connection without a call for so long, or twice that, is closed. The client's next call connects again."""
+"""A connection without calls is closed after one to two times this timeout. The client's next call connects again."""
 HANDSHAKE_S = 5.0
-"""How long a connection may take to become one of gRPC's."""
+"""The timeout of a connection's HTTP/2 handshake."""
 
 
 def connection_limits(connections: int) -> list[tuple[str, int]]:
-    """Return gRPC's options for at most so many connections to each address."""
+    """Return gRPC's options that admit so many connections to each address and close idle ones."""
     return [
         ("grpc.max_allowed_incoming_connections", connections),
         ("grpc.max_connection_idle_ms", int(IDLE_S * 1000)),
@@ -43,20 +44,20 @@ def connection_limits(connections: int) -> list[tuple[str, int]]:
 
 
 def control_path(settings: Settings) -> str:
-    """Of its socket."""
+    """Return the path of the control socket."""
     return f"{os.path.abspath(settings.socket_dir)}/{CONTROL_SOCKET}"
 
 
 def control_server(
-    settings: Settings, service: Service, caller: Callable[[int], Peer | None], callers: int
+    settings: Settings, service: Service, caller: Callable[[int], Peer | None], connections: int
 ) -> grpc.Server:
-    """Started. `caller` tells who has a token; `callers`: connections to each address. Raises InvalidInput for an address
-    that cannot be bound, CacheError where no thread can be started."""
+    """Start and return the server. `caller` returns the user of a token; `connections` limits those to each address.
+    Raises InvalidInput for an address that cannot be bound, CacheError where no thread can be started."""
     limits = [
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_concurrent_streams", STREAMS_EACH),
         ("grpc.so_reuseport", 0),
-        *connection_limits(callers),
+        *connection_limits(connections),
     ]
     server = grpc.server(
         Threads(CONTROL_THREADS, "control"),
@@ -71,7 +72,7 @@ def control_server(
         checks.set(each, health_pb2.HealthCheckResponse.SERVING)
     reflection.enable_server_reflection((name, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     path = control_path(settings)
-    Path(path).unlink(missing_ok=True)  # a dead daemon's, or our predecessor's: we hold the lock
+    Path(path).unlink(missing_ok=True)  # of a dead daemon or our predecessor: we hold the lock
     before = os.umask(0o177)
     try:
         server.add_insecure_port(control_address(settings.socket_dir))
@@ -94,10 +95,10 @@ def control_server(
 
 
 def _check_threads() -> None:
-    """Raises CacheError where no thread can be started: a server that starts and finds so can never be ended."""
+    """Raise CacheError where no thread can be started: a gRPC server that fails to start one can never be stopped."""
     try:
-        one = threading.Thread(target=int, name="first")
-        one.start()
+        probe = threading.Thread(target=int, name="probe")
+        probe.start()
     except RuntimeError:
         raise CacheError(NO_THREAD) from None
-    one.join()
+    probe.join()

@@ -88,7 +88,7 @@ class ConnectedReader:
     job: int = 0
     """The fair queue's key for its demands: its user and launch. 0: the reader alone."""
 
-    def belongs(self, launch: int) -> None:
+    def join_job(self, launch: int) -> None:
         """Join the readers of one job, which send the same `launch`."""
         self.launch = launch
         self.job = (self.peer.uid + 1) << 64 | launch if launch else 0

@@ -1,4 +1,4 @@
-"""What readers say they hold from before the start: how much of it is believed, by whose word it is."""
+"""Bounds how much memory readers may claim to hold from before the daemon's start."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ log = logging.getLogger(__name__)
 
 
 class HoldClaims:
-    """Believes the daemon's own user; of any other no more than its quota, or half of the RAM budget where it has none,
-    as with connections: saying so costs no lease."""
+    """Accepts claims up to a limit for each user: its quota, or half of the RAM budget without one. The daemon's own user
+    may claim all of the budget. Without a limit a user could take the RAM tier by claims alone."""
 
     def __init__(self, node: Node, handle: Callable[[events.Event], None]) -> None:
         self._node = node
         self._handle = handle
-        self._doubted: set[int] = set()
-        """Users of whom the log says that they claim more."""
+        self._reported: set[int] = set()
+        """Users whose excess claims were logged."""
 
-    def said(
+    def claim(
         self, reader: ReaderId, user: int, quota_bytes: int | None, extent: ExtentId, size_bytes: int
     ) -> None:
-        """HOLD, of so many bytes of memory; a file is none."""
+        """Handle HOLD: a reader claims `size_bytes` of memory for an extent; 0 for a file."""
         ram = self._node.policy.tiers.get(RAM)
-        most_bytes = ram.budget_bytes if ram else 0
+        limit_bytes = ram.budget_bytes if ram else 0
         if user != os.geteuid():
-            most_bytes = most_bytes // 2 if quota_bytes is None else quota_bytes
-        self._handle(events.Held(reader, extent, size_bytes, user, most_bytes))
-        if self._node.readers.held_bytes(reader, extent) < size_bytes and user not in self._doubted:
-            self._doubted.add(user)
+            limit_bytes = limit_bytes // 2 if quota_bytes is None else quota_bytes
+        self._handle(events.Held(reader, extent, size_bytes, user, limit_bytes))
+        if self._node.readers.held_bytes(reader, extent) < size_bytes and user not in self._reported:
+            self._reported.add(user)
             log.warning(
-                "what a reader says it holds from before the start is not counted",
-                extra={"peer_uid": user, "most_bytes": most_bytes},
+                "memory that a reader claims to hold from before the start is not counted",
+                extra={"peer_uid": user, "most_bytes": limit_bytes},
             )

@@ -88,7 +88,7 @@ class PlanIntake:
 
     @property
     def under_way(self) -> bool:
-        """Whether a plan is being read or waits for that."""
+        """True while a plan is being read or waits for that."""
         return self._busy
 
     def admit(self, reader: ReaderId, uid: int, plan: ReceivedPlan) -> bool:

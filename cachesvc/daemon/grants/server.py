@@ -1,7 +1,7 @@
 """Serves the grants socket: readers ask for extents and get read-only descriptors. Wire format: core/wire.py.
 
-A reader lives as long as its connection. When it dies the kernel closes the connection, and that ends its leases,
-its plan and its claim on the dataset; there is no heartbeat.
+A reader lives as long as its connection. When its process dies the kernel closes the connection, which ends the reader's
+leases, its plan and its claim on the dataset. There is no heartbeat.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class GrantsServer:
-    """Keeps the connected readers and hands their requests to the runner; decides nothing."""
+    """Keeps the connected readers and passes their requests to the runner. Decides nothing."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class GrantsServer:
             return False
         channel.setblocking(False)
         reader = ConnectedReader(given.id, channel, peer, given.token, given.greeted, given.wanted, dataset)
-        reader.belongs(given.launch)
+        reader.join_job(given.launch)
         reader.knows_holes = given.knows_holes
         self._acceptor.adopt(peer)
         self._enter(reader)
@@ -110,7 +110,7 @@ class GrantsServer:
         self._plans.adopt(reader, self.user_of(reader), rows)
 
     def here(self, reader: ReaderId) -> bool:
-        """Whether the reader is still connected."""
+        """Tell whether the reader is still connected."""
         return reader in self._readers
 
     def peer(self, reader: ReaderId) -> Peer:
@@ -232,7 +232,7 @@ class GrantsServer:
             raise InvalidInput("a second greeting")
         reader.greeted = True
         reader.knows_holes = message.size >= wire.KNOWS_HOLES
-        reader.belongs(message.value)
+        reader.join_job(message.value)
         if message.op is Op.IDENTIFY:
             self.replies.send(reader, wire.encode(Op.WELCOME, size=reader.token))
             return

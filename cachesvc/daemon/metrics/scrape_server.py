@@ -16,11 +16,11 @@ from cachesvc.core.errors import InvalidInput
 
 log = logging.getLogger(__name__)
 TIMEOUT_S = 5.0
-"""How long one receive, or the sending of the answer, may take: each connection has a thread."""
+"""The timeout of one receive and of sending the answer. An idle connection is closed then, and its thread ends."""
 
 
 class ScrapeServer(ThreadingHTTPServer):
-    """Answers on threads of its own until the process ends."""
+    """Answers each connection on a thread of its own, until the process ends."""
 
     daemon_threads = True
 
@@ -39,7 +39,7 @@ class ScrapeServer(ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, name="metrics", daemon=True).start()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log what ended a connection; a scraper that breaks off is no error."""
+        """Log what broke a connection: a scraper that disconnects at debug level, anything else as an error."""
         error = sys.exc_info()[1]
         log.log(logging.DEBUG if isinstance(error, OSError) else logging.ERROR, "a scrape failed: %s", error)
 
