@@ -14,27 +14,27 @@ from cachesvc.core.stalls import StallReport, Stalls
 from cachesvc.core.tiering.budgets import working
 from cachesvc.daemon.access.tenants import NOBODY, Peer, admits
 from cachesvc.daemon.datasets import ServedDataset, check_share, unknown
-from cachesvc.daemon.grants.holds import Holds
-from cachesvc.daemon.grants.plans import Entries
-from cachesvc.daemon.grants.readers import Known
+from cachesvc.daemon.grants.connected_readers import GrantableDataset
+from cachesvc.daemon.grants.hold_claims import HoldClaims
+from cachesvc.daemon.grants.plan_intake import PlanEntries
 from cachesvc.daemon.runner import Runner
 
 log = logging.getLogger(__name__)
 
 
 class ReaderEvents:
-    """Implements `grants.readers.Answers`. Runs on the loop's thread."""
+    """Implements `grants.connected_readers.ReaderRequests`. Runs on the loop's thread."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._holds = Holds(runner.node, runner.handle)
+        self._hold_claims = HoldClaims(runner.node, runner.handle)
 
     def handle(self, event: events.Event) -> None:
         """Give an event to the core."""
         self._runner.handle(event)
 
     def connected(
-        self, reader: ReaderId, dataset: DatasetId, then: Callable[[Known | CacheError], None]
+        self, reader: ReaderId, dataset: DatasetId, then: Callable[[GrantableDataset | CacheError], None]
     ) -> None:
         """Load a dataset on another thread and declare it for the reader; `then` gets the dataset or the error."""
         runner = self._runner
@@ -72,7 +72,7 @@ class ReaderEvents:
     def held(self, reader: ReaderId, extent: ExtentId, size_bytes: int) -> None:
         """Handle HOLD: the reader holds an extent since before this daemon's start."""
         user = self._user_of(reader)
-        self._holds.said(reader, user, self._runner.quotas.of_user(user), extent, size_bytes)
+        self._hold_claims.claim(reader, user, self._runner.quotas.of_user(user), extent, size_bytes)
 
     def suspected(self, extent: ExtentId) -> None:
         """Handle SUSPECT: a reader found wrong bytes in a copy on a disk."""
@@ -92,7 +92,7 @@ class ReaderEvents:
         """Budgets in bytes of the tiers that are not lost."""
         return [tier.budget_bytes for tier in working(self._runner.node.policy.tiers)]
 
-    def planned(self, reader: ReaderId, plan: Entries) -> None:
+    def planned(self, reader: ReaderId, plan: PlanEntries) -> None:
         """Handle a PLAN that has been read."""
         grants = self._runner.grants
         launch, user = grants.job_of(reader) if grants else 0, self._user_of(reader)

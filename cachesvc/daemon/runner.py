@@ -28,9 +28,8 @@ from cachesvc.daemon.fills.evictions import Evictions
 from cachesvc.daemon.fills.fills import Fills
 from cachesvc.daemon.fills.holes import HoleRecords
 from cachesvc.daemon.fills.pool import FillerPool
-from cachesvc.daemon.grants.deferred_close import Disposal
 from cachesvc.daemon.grants.granting import Granting
-from cachesvc.daemon.grants.plans import Plans
+from cachesvc.daemon.grants.plan_intake import PlanIntake
 from cachesvc.daemon.grants.server import GrantsServer
 from cachesvc.daemon.loop.deferred import DeferredCallbacks
 from cachesvc.daemon.loop.lanes import Lane
@@ -96,8 +95,7 @@ class Runner:
         )
         self.granting = Granting(tiers, self.checks, hole_records, self.handle, self.next_id)
         self.builds = BuildQueue(fillers.build)
-        self.plans = Plans(self._lane("plans"))
-        self.disposal = Disposal()
+        self.plans = PlanIntake(self._lane("plans"))
         reactions = DiskReactions(
             node,
             self.disks,
@@ -127,31 +125,31 @@ class Runner:
 
     @property
     def grants(self) -> GrantsServer | None:
-        """Where readers speak; None before it is there."""
+        """The grants socket; None before it is open."""
         return self.granting.server
 
     def next_id(self) -> int:
-        """A number for a job, reader or plan, never used before."""
+        """Return a new number for a job, reader or plan."""
         return next(self._ids)
 
     def count_from(self, first: int) -> None:
-        """Never give a number below `first`: another daemon used them."""
+        """Start `next_id` at `first`, since the old daemon used the numbers below."""
         self._ids = itertools.count(first)
 
     def handle(self, event: Event) -> None:
-        """Give an event to the core and carry out its commands."""
+        """Give an event to the core and execute its commands."""
         for command in self.node.handle(event, self._clock()):
             self._execute[type(command)](command)
 
     def recovered(self, event: events.Recovered) -> None:
-        """What a tier held at start; what is on a disk is verified before its first grant. Nobody can have changed
-        sealed memory."""
+        """Tell the core what a tier holds at the start. Copies on disks are verified before their first grant; sealed
+        memory cannot have changed."""
         if event.tier != RAM:
             self.checks.unverified[event.tier].update(event.extents)
         self.handle(event)
 
     def tick(self) -> None:
-        """What the loop calls at `next_deadline`."""
+        """Run the work that is due; the loop calls this at `next_deadline`."""
         now = self._clock()
         if self.watch.next_deadline() <= now:
             self.watch.tick()
@@ -161,7 +159,7 @@ class Runner:
             self._deferred.run_due()
 
     def next_deadline(self) -> float:
-        """When the core or a watch wants to be called, in seconds of the clock; inf where none does."""
+        """The time at which `tick` is due, in seconds of the clock; inf without a deadline."""
         return min(self.node.next_deadline(), self.watch.next_deadline(), self._pressure.next_deadline())
 
     def declare(
@@ -171,27 +169,27 @@ class Runner:
         user: int | None = None,
         gradual: bool = False,
     ) -> None:
-        """A job claims a dataset: a reader for the user at its connection, others for the one that is given.
+        """Claim a dataset for a job, on behalf of `user` or else of the user of the reader with the job's number.
 
-        `gradual`: a large one is taken up between other events. Until that is done (`after`, `Claims.claimed`) the job
-        must not name its extents.
+        `gradual`: the core takes up a large dataset between other events. Until `Claims.claimed` (see `after`) the job must
+        not name its extents.
         """
-        dataset = self.datasets.admit(dataset)  # it may have been forgotten since it was loaded
+        dataset = self.datasets.admit(dataset)  # it may have been unloaded again
         if user is None:
             user = self.grants.user_of(ReaderId(job)) if self.grants else NOBODY
         of_dataset, of_user = self.quotas.of_dataset(dataset.catalog.uri_prefix), self.quotas.of_user(user)
         claim = events.DatasetDeclared(job, dataset.id, dataset.extents, user, of_dataset, of_user, gradual)
         self.handle(claim)
-        self._deferred.run_due()  # who waits for a gradual one that this one finished
+        self._deferred.run_due()  # this claim may have completed a gradual one of the same dataset
 
     def refill_holes(self, dataset: ServedDataset) -> None:
-        """Somebody opens a dataset anew: what its copies lack may be there by now."""
+        """Fill a dataset's copies with holes again, since missing objects may be there by now."""
         for extent, tier in self.hole_records.due(dataset.index_of):
             self.handle(events.FillAgain(extent, tier))
 
     def after(self, done: Callable[[DatasetId], bool], dataset: DatasetId, then: Callable[[], None]) -> None:
-        """Call `then` on the loop's thread when `done` (`claimed`, `settled` or `evicted` of `node.claims`) says that
-        nothing of its kind is under way for a dataset."""
+        """Call `then` on the loop's thread as soon as `done(dataset)` is true. `done` is `claimed`, `settled` or `evicted`
+        of `node.claims`."""
         self._deferred.add(partial(done, dataset), then)
 
     def after_tiers(self, then: Callable[[], None]) -> None:
@@ -200,16 +198,15 @@ class Runner:
         self._threads.after_all([n for n, tier in self.node.policy.tiers.items() if not tier.lost], then)
 
     def source_requests(self) -> SourceCounters:
-        """What was asked of the sources since this daemon started."""
+        """Counts of the requests to sources since this daemon started."""
         return self._fillers.source_requests
 
     def peer_pauses(self) -> dict[str, int]:
-        """How often each peer was left alone for a while, since it did not answer or sent nonsense."""
+        """How often each peer was paused, since it did not answer or sent wrong data."""
         return self._fillers.peer_pauses
 
     def listed(self) -> list[ServedDataset]:
-        """The datasets to tell of: without those that are only read to be indexed, once that is over. On the loop's
-        thread."""
+        """The datasets to list: all loaded ones except provisional ones without readers. Runs on the loop's thread."""
         return [
             each
             for each in self.datasets.all()
@@ -217,16 +214,16 @@ class Runner:
         ]
 
     def resident(self, dataset: ServedDataset) -> list[tuple[ExtentId, TierName]]:
-        """A dataset's extents that could be granted now, and from which tier."""
+        """A dataset's extents that can be granted now, each with its tier."""
         found = ((extent, self.node.where(extent)) for extent in dataset.extent_ids)
         return [(extent, tier) for extent, tier in found if tier is not None]
 
     def resident_bytes(self, dataset: ServedDataset) -> int:
-        """Their bytes."""
+        """Bytes of a dataset's extents that can be granted now."""
         return dataset.bytes_of(extent for extent, _ in self.resident(dataset))
 
     def out_of_reach(self, dataset: ServedDataset) -> list[ExtentId]:
-        """A dataset's extents in lost tiers, where no eviction reaches them."""
+        """A dataset's extents in lost tiers, from which they cannot be evicted."""
         lost = [tier for tier in self.node.policy.tiers.values() if tier.lost]
         entries = self.node.copies.entries
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cachesvc.config import CONTROL_SOCKET, GRANTS_SOCKET
 from cachesvc.core.errors import InvalidInput, NotAllowed
-from cachesvc.daemon.grants.listening import check_free
+from cachesvc.daemon.grants.unix_sockets import check_free
 from cachesvc.daemon.takeover.new_daemon import OldDaemon
 from cachesvc.daemon.takeover.wire import SOCKET as TAKEOVER_SOCKET
 

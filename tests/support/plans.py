@@ -9,7 +9,7 @@ from typing import Any
 
 from cachesvc.config import Rule
 from cachesvc.core.model import DatasetId, ExtentId, ReaderId
-from cachesvc.daemon.grants.plans import Entries
+from cachesvc.daemon.grants.plan_intake import PlanEntries
 
 EXTENT, EXTENTS = 4096, 16
 IDS = tuple(ExtentId(bytes([number])) for number in range(EXTENTS))
@@ -53,7 +53,7 @@ class Listed:
     def __init__(self) -> None:
         self.told: list[object] = []
 
-    def planned(self, reader: ReaderId, plan: Entries) -> None:
+    def planned(self, reader: ReaderId, plan: PlanEntries) -> None:
         self.told.append((reader, len(plan.entries)))
 
     def handle(self, event: object) -> None:

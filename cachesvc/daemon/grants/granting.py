@@ -1,5 +1,5 @@
-"""What the core grants is opened and sent. Memory is at hand; a file is opened, and checked where need be, on its disk's
-own thread."""
+"""Opens what the core grants and sends it to readers. Memory is opened at once; a file is opened, and verified where
+needed, on its disk's thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Granting:
-    """Carries out `Grant`, `Recall`, `Refuse` and `Fail`. Runs on the loop's thread."""
+    """Executes the commands `Grant`, `Recall`, `Refuse` and `Fail`. Runs on the loop's thread."""
 
     def __init__(
         self,
@@ -39,15 +39,15 @@ class Granting:
         self._opening: dict[int, events.Grant] = {}
 
     def unsent(self) -> list[events.Grant]:
-        """Grants whose files are being opened."""
+        """Return the grants whose files are being opened."""
         return list(self._opening.values())
 
     def grant(self, command: events.Grant) -> None:
-        """Send a descriptor of the copy, or have the reader read elsewhere what cannot be opened."""
+        """Send a descriptor of the copy. Where it cannot be opened, the reader reads elsewhere."""
         if command.tier != RAM:
             self._grant_file(command)
             return
-        try:  # at once, and without a look at its bytes: nobody can have changed what is sealed
+        try:  # without verification: sealed memory cannot change
             fd, _ = self._tiers[RAM].open(command.extent)
         except CacheError as error:
             self._not_opened(command, error)
@@ -55,24 +55,26 @@ class Granting:
             self._send(command, fd)
 
     def recall(self, command: events.Recall) -> None:
-        """Ask for what was granted."""
+        """Ask a reader to release an extent."""
         assert self.server is not None
-        self.server.recall(command.reader, command.extent, command.wrong)
+        self.server.replies.recall(command.reader, command.extent, command.wrong)
 
     def refuse(self, command: events.Refuse) -> None:
-        """Have the reader read it elsewhere."""
+        """Tell a reader to read an extent elsewhere."""
         assert self.server is not None
-        self.server.refuse(command.reader, command.request, command.extent)
+        self.server.replies.refuse(command.reader, command.request, command.extent)
 
     def fail(self, command: events.Fail) -> None:
-        """Say why it cannot be had."""
+        """Tell a reader why it cannot have an extent."""
         assert self.server is not None
-        self.server.fail(command.reader, command.request, command.extent, command.code, command.message)
+        self.server.replies.fail(
+            command.reader, command.request, command.extent, command.code, command.message
+        )
 
     def tier_lost(self, name: TierName) -> None:
-        """Answer whoever waits for a file of a tier that does not answer."""
+        """Answer the readers that wait for files of a lost tier: they read elsewhere."""
         for number in [number for number, grant in self._opening.items() if grant.tier == name]:
-            self._elsewhere(self._opening.pop(number))
+            self._not_granted(self._opening.pop(number))
 
     def _grant_file(self, command: events.Grant) -> None:
         number = self._next_id()
@@ -86,12 +88,12 @@ class Granting:
                 self._open(number)
             elif not self._opening.pop(number, None):
                 return  # refused meanwhile: its tier was lost
-            elif good is None:  # to ask again at once would keep the loop from all else
-                self._elsewhere(command)
+            elif good is None:  # not verified now; a retry at once would occupy the loop
+                self._not_granted(command)
             else:
                 self._handle(events.NotGranted(command, again=True))
 
-        # After a restart or its trouble the disk may have changed what it holds: check before the first grant.
+        # The disk may have changed its files before a restart or during a failure: verify before the first grant.
         user = self.server.user_of(command.reader) if self.server else NOBODY
         self._checks.verify(command.extent, command.tier, checked, user)
 
@@ -113,18 +115,20 @@ class Granting:
         self._checks.open(command.extent, command.tier, opened, failed)
 
     def _send(self, command: events.Grant, fd: int) -> None:
-        """Give the reader the descriptor, which ends here."""
+        """Send the descriptor to the reader and close it."""
         assert self.server is not None
-        sent = self.server.grant(command, fd, self._hole_records.of(command.extent, command.tier).ranges)
+        sent = self.server.replies.grant(
+            command, fd, self._hole_records.of(command.extent, command.tier).ranges
+        )
         os.close(fd)
         if not sent:
-            self._elsewhere(command)
+            self._not_granted(command)
 
     def _not_opened(self, command: events.Grant, error: CacheError) -> None:
         log.error("a resident extent cannot be opened", extra={"error": str(error), "tier": command.tier})
         if not is_own_limit(error):
             self._checks.failed(command.extent, command.tier, error.code)
-        self._elsewhere(command)
+        self._not_granted(command)
 
-    def _elsewhere(self, command: events.Grant) -> None:
+    def _not_granted(self, command: events.Grant) -> None:
         self._handle(events.NotGranted(command))

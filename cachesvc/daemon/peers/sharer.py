@@ -24,7 +24,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from cachesvc.config import Tls
 from cachesvc.core.errors import InvalidInput, NotFound, TierFailed
 from cachesvc.daemon.access.tls import server_credentials
-from cachesvc.daemon.control.statuses import statuses
+from cachesvc.daemon.control.statuses import errors_as_statuses
 from cachesvc.daemon.processes import jobs
 from cachesvc.daemon.processes.logs import configure_logging
 from cachesvc.daemon.processes.nice import run_in_background
@@ -71,7 +71,7 @@ class PeersServicer:
             os._exit(0)
 
     def Read(self, request: pb.ReadRequest, context: grpc.ServicerContext) -> Iterator[pb.ReadReply]:
-        with statuses(context), self._borrowed(request.extent) as (lent, fd):
+        with errors_as_statuses(context), self._borrowed(request.extent) as (lent, fd):
             yield from self._replies(request, lent, fd)
 
     def _replies(self, request: pb.ReadRequest, lent: jobs.LentExtent, fd: int) -> Iterator[pb.ReadReply]:

@@ -15,8 +15,8 @@ from cachesvc.core.errors import CacheError, CorruptData, DaemonUnavailable, Inv
 from cachesvc.core.model import DatasetId, ExtentId, ReaderId
 from cachesvc.core.node.snapshot import protecting_first
 from cachesvc.daemon.datasets import Datasets, ServedDataset
-from cachesvc.daemon.grants.listening import peer_process
-from cachesvc.daemon.grants.readers import Connection
+from cachesvc.daemon.grants.connected_readers import HandedOverConnection
+from cachesvc.daemon.grants.unix_sockets import peer_process
 from cachesvc.daemon.runner import Runner
 from cachesvc.daemon.takeover import state as takeover_state
 from cachesvc.daemon.takeover.process_handle import ProcessHandle
@@ -251,7 +251,7 @@ def restore(adopted: Handover, runner: Runner) -> None:
     known: dict[int, ServedDataset] = {}
     for reader, fd in zip(adopted.state.readers, adopted.readers, strict=True):
         dataset = _dataset(reader.dataset, runner.datasets) if reader.welcomed else None
-        given = Connection(
+        given = HandedOverConnection(
             ReaderId(reader.id),
             reader.token,
             fd,

@@ -29,8 +29,9 @@ from cachesvc.config import Settings
 from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.model import RAM, ExtentId, ReaderId, TierName
 from cachesvc.core.node import snapshot as replay
-from cachesvc.daemon.grants.listening import addresses, bind, identity, peer_process, remove
-from cachesvc.daemon.grants.readers import Connection
+from cachesvc.daemon.grants.connected_readers import HandedOverConnection
+from cachesvc.daemon.grants.unix_sockets import bind, identity, peer_process, remove
+from cachesvc.daemon.ports import addresses
 from cachesvc.daemon.runner import Runner
 from cachesvc.daemon.takeover import state as takeover_state
 from cachesvc.daemon.takeover.process_handle import ProcessHandle
@@ -158,7 +159,7 @@ class TakeoverListener:
         """
         channel.settimeout(ADOPT_S)
         assert self._runner.grants is not None
-        listener, connections = self._runner.grants.handed()
+        listener, connections = self._runner.grants.handed_over()
         locks = {name: disk.locks() for name, disk in self._runner.disks.items()}
         state = self._state(connections, locks)
 
@@ -183,7 +184,9 @@ class TakeoverListener:
         log.info("taken over", extra={"extents": len(state.extents), "readers": len(connections)})
         self._end()
 
-    def _state(self, connections: Sequence[Connection], locks: Mapping[TierName, Sequence[int]]) -> Any:
+    def _state(
+        self, connections: Sequence[HandedOverConnection], locks: Mapping[TierName, Sequence[int]]
+    ) -> Any:
         node, datasets = self._runner.node, self._runner.datasets
         state = pb.TakeoverState(locks=sum(map(len, locks.values())), next_id=self._runner.next_id())
         for name, disk in self._runner.disks.items():

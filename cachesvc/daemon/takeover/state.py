@@ -9,11 +9,11 @@ from typing import Any
 from cachesvc.client.plan_memory import Columns
 from cachesvc.core.events import Demanded, Event, Held, Leased, Planned
 from cachesvc.core.model import ExtentId, ReaderId, TierName
-from cachesvc.daemon.grants.plans import entries_of
-from cachesvc.daemon.grants.readers import Known
+from cachesvc.daemon.grants.connected_readers import GrantableDataset
+from cachesvc.daemon.grants.plan_intake import entries_of
 from cachesvc.v1 import takeover_pb2
 
-KnownOf = Callable[[int], Known | None]
+KnownOf = Callable[[int], GrantableDataset | None]
 """Returns the dataset of a reader, or None."""
 JobOf = Callable[[ReaderId], int]
 """Returns the job of a reader, which its connection told and which is handed over with the connection."""
@@ -79,7 +79,7 @@ def _lease(event: Event) -> Any:
     )
 
 
-def _plan(event: Planned, known: Known) -> Any:
+def _plan(event: Planned, known: GrantableDataset) -> Any:
     index_of = known.index_of
     return takeover_pb2.TakeoverPlan(
         reader=event.job,

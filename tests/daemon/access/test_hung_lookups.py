@@ -14,7 +14,7 @@ from cachesvc.cli.checks import Level, settings
 from cachesvc.client.control import Control
 from cachesvc.config import Settings
 from cachesvc.core.errors import SourceUnavailable
-from cachesvc.daemon.access.path_lookups import INSIDE
+from cachesvc.daemon.access.path_lookups import THREADS_PER_MOUNT
 from testbed import WAIT_S
 from testbed.node import Daemon
 from tests.support.faults.fuse import FaultyMount, File
@@ -64,7 +64,7 @@ def test_a_mount_that_hangs_in_lookups_stops_only_what_is_about_it(tmp_path: Pat
         assert all("hangs" in answer and answer.startswith(str(tmp_path)) for answer in answers), answers
         before = waiting(pid)
         assert "hangs" in opened(daemon, nfs)
-        assert 0 < waiting(pid) <= before <= INSIDE, "it is known to hang"
+        assert 0 < waiting(pid) <= before <= THREADS_PER_MOUNT, "it is known to hang"
         found = settings(Settings(64 << 20, (), (nfs,), str(tmp_path), str(tmp_path)))
         assert (found.level, "hangs" in found.text) == (Level.FAIL, True), "and doctor tells"
         assert extent(daemon, f"{tmp_path}/disk0/", timeout_s=WAIT_S) == data[0]

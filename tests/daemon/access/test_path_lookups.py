@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachesvc.core.errors import InvalidInput, NotAllowed, SourceUnavailable
-from cachesvc.daemon.access.path_lookups import INSIDE, LOOKUP_S, Lookups, mount_points
+from cachesvc.daemon.access.path_lookups import LOOKUP_S, THREADS_PER_MOUNT, Lookups, mount_points
 from cachesvc.daemon.fills.filler import _reads
 from cachesvc.daemon.processes.jobs import BuildJob
 from cachesvc.sources import links
@@ -111,9 +111,9 @@ def test_a_mount_that_hangs_keeps_few_threads_and_nobody_else() -> None:
     def ask(path: str) -> str:
         return lookups.run(lambda: links.real(path, lookups.follow), path)
 
-    with ThreadPoolExecutor(INSIDE) as pool:
-        first = [pool.submit(ask, "/proc/1") for _ in range(INSIDE)]
-        wait_until(lambda: mount.inside == INSIDE)
+    with ThreadPoolExecutor(THREADS_PER_MOUNT) as pool:
+        first = [pool.submit(ask, "/proc/1") for _ in range(THREADS_PER_MOUNT)]
+        wait_until(lambda: mount.inside == THREADS_PER_MOUNT)
         assert ask("/sys/kernel") == "/sys/kernel"
         now[0] += LOOKUP_S + 1
         for _ in range(CALLERS):
@@ -123,7 +123,7 @@ def test_a_mount_that_hangs_keeps_few_threads_and_nobody_else() -> None:
             with pytest.raises(SourceUnavailable, match="look at the node"):
                 each.result()
     assert ask("/sys/kernel") == "/sys/kernel"
-    assert mount.inside == INSIDE
+    assert mount.inside == THREADS_PER_MOUNT
     mount.go_on()
     wait_until(lambda: threading.active_count() <= before)
     assert ask("/proc/1") == "/proc/1"

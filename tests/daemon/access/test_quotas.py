@@ -185,7 +185,7 @@ def test_a_quota_counts_below_its_prefix_and_not_beside_it() -> None:
 def test_a_quota_of_a_link_counts_for_where_it_leads(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
-    quotas = Quotas([parse_quota(f"{tmp_path}/link/=1GiB")], lambda each: Lookups().place(each, "--quota"))
+    quotas = Quotas([parse_quota(f"{tmp_path}/link/=1GiB")], lambda each: Lookups().resolve(each, "--quota"))
     assert quotas.of_dataset(f"file://{tmp_path.resolve()}/real/train/") == 1 << 30
 
 

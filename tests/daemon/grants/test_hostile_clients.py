@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import struct
 import threading
@@ -28,8 +27,6 @@ from cachesvc.core.model import DatasetId
 from cachesvc.core.wire import Message, Op
 from cachesvc.daemon.control.server import CONTROL_THREADS
 from cachesvc.daemon.control.statuses import STATUSES
-from cachesvc.daemon.grants import deferred_close as disposal
-from cachesvc.daemon.grants.deferred_close import A_USER, IN_ALL, THREADS, Disposal
 from cachesvc.v1 import cachesvc_pb2 as pb
 from testbed import WAIT_S
 from testbed.node import Daemon
@@ -125,126 +122,14 @@ def test_any_messages_with_any_descriptors(
             socket.send_fds(channel, [data], [channel.fileno()] * descriptors)
 
 
-def test_memory_that_a_client_sends_is_closed_at_once(
+def test_descriptors_that_belong_to_no_message_are_closed_at_once(
     daemon: Daemon, dataset: DatasetId, lives: DaemonGrants
 ) -> None:
     with connected(daemon, dataset) as channel:
-        memory = os.memfd_create("unasked")
         for _ in range(200):
-            socket.send_fds(channel, [wire.encode(Op.PASSED, 0, 1)], [memory] * 100)
-        os.close(memory)
+            socket.send_fds(channel, [wire.encode(Op.PASSED, 0, 1)], [channel.fileno()] * 100)
         channel.send(wire.encode(Op.CATALOG))
         assert wire.decode(channel.recv(4096)).op is Op.CATALOG  # all before it has been taken
-
-
-def test_memory_that_takes_long_to_free_is_closed_like_anything_else(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(disposal, "MEMORY_BYTES", 1 << 20)
-    memory = os.memfd_create("plan")
-    os.truncate(memory, 1 << 30)
-    os.pwrite(memory, bytes(1 << 20), 0)
-    assert disposal.harmless(memory), "what counts is what there is to free"
-    os.pwrite(memory, b"x", 1 << 29)
-    assert not disposal.harmless(memory)
-    os.close(memory)
-
-
-def test_who_sends_anything_else_is_dropped_and_it_is_closed(
-    daemon: Daemon, dataset: DatasetId, lives: DaemonGrants
-) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, connected(daemon, dataset) as channel:
-        with theirs, contextlib.suppress(OSError):
-            for _ in range(200):
-                socket.send_fds(channel, [wire.encode(Op.PASSED, 0, 1)], [theirs.fileno()] * 100)
-        with contextlib.suppress(ConnectionResetError):
-            assert channel.recv(4096) == b""
-        ours.settimeout(WAIT_S)
-        assert ours.recv(1) == b""  # nobody else has the other end
-
-
-def lingering() -> tuple[socket.socket, socket.socket]:
-    """A socket whose last close waits until the other one is closed."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        ours = socket.create_connection(listener.getsockname())
-        other, _ = listener.accept()
-    ours.setblocking(False)
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            ours.send(bytes(1 << 16))
-    ours.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 600))
-    return ours, other
-
-
-def test_what_never_closes_keeps_nobody_waiting_nor_the_end(tmp_path: Path) -> None:
-    passed, garbage, memory = wire.encode(Op.PASSED, 0, 1), b"garbage", os.memfd_create("plan")
-    options = ["--ram", "1MiB", "--extent-bytes", "4096", "--allow", str(tmp_path)]
-    (tmp_path / "0.bin").write_bytes(bytes(8 * 4096))
-    with contextlib.ExitStack() as stack, Daemon(tmp_path / "node", options) as daemon:
-        with Control(daemon.socket_dir) as control:
-            uris = [str(tmp_path / "0.bin")]
-            dataset = control.open_dataset(uris, Options(format="records", record_bytes=1024)).id
-
-        assert daemon.process is not None
-        stop = daemon.process.send_signal
-
-        def send(greeted: bool, *said: tuple[bytes, list[int]]) -> None:
-            """The last descriptor is a lingering one. Others are served afterwards."""
-            ours, other = lingering()
-            stack.enter_context(other)
-            with connected(daemon, dataset if greeted else None) as channel, ours:
-                stop(signal.SIGSTOP)  # all of it is there when the first is read
-                for data, descriptors in said[:-1]:
-                    socket.send_fds(channel, [data], descriptors)
-                data, descriptors = said[-1]
-                socket.send_fds(channel, [data], [*descriptors, ours.fileno()])
-                stop(signal.SIGCONT)
-            with connected(daemon, dataset):
-                pass
-
-        send(True, (passed, []))
-        send(True, (wire.encode(Op.PLAN, 1), []))
-        send(True, (wire.encode(Op.PLAN, 1000), []))
-        send(True, (passed, [memory]))  # beside one that is closed at once
-        send(True, (b"", []))
-        send(True, (garbage, []), (b"", []), (passed, []))  # unread when the connection is dropped
-        send(False, (passed, []))
-        os.close(memory)
-        daemon.process.terminate()
-        assert daemon.process.wait(WAIT_S) == 0, daemon.log
-        assert "or what clients sent" in daemon.log, "it holds nothing else, however long that takes"
-
-
-def test_what_never_closes_takes_a_bounded_number_of_threads_and_no_other_users() -> None:
-    threads, others = Disposal(), []
-    before = threading.active_count()
-    for user in range(THREADS - 1):
-        for _ in range(3):
-            ours, other = lingering()
-            others.append(other)
-            threads.take(user, [ours.detach()])
-    wait_until(lambda: threads.count() == 3 * (THREADS - 1))
-    ours, theirs = socket.socketpair()
-    threads.take(THREADS, [theirs.detach()])
-    ours.settimeout(WAIT_S)
-    assert ours.recv(1) == b""
-    wait_until(lambda: threading.active_count() == before + THREADS - 1)
-    for user in (THREADS + 1, THREADS + 2):
-        lasting, other = lingering()
-        others.append(other)
-        threads.take(user, [lasting.detach()])
-    assert threading.active_count() == before + THREADS
-    assert not threads.full(0)
-    threads.take(0, [os.open("/dev/null", os.O_RDONLY) for _ in range(A_USER - 3)])
-    assert threads.full(0)
-    assert not threads.full(1)
-    threads.take(1, [os.open("/dev/null", os.O_RDONLY) for _ in range(IN_ALL)])
-    assert threads.full(THREADS)
-    for other in others:
-        other.close()
-    wait_until(lambda: not threads.count() and threading.active_count() == before)
-    ours.close()
 
 
 @pytest.mark.parametrize("op", [Op.GET, Op.HOLD, Op.RELEASE, Op.PASSED, Op.CATALOG])

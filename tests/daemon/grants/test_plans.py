@@ -25,10 +25,8 @@ from cachesvc.core.events import PlanEnded, Planned
 from cachesvc.core.model import DatasetId, ReaderId
 from cachesvc.core.order.epoch_order import Plan
 from cachesvc.core.wire import Message, Op
-from cachesvc.daemon.grants.deferred_close import Disposal
-from cachesvc.daemon.grants.plan_quota import Rows
-from cachesvc.daemon.grants.plans import SHORT_ROWS, Entries, Handed, Plans
-from cachesvc.daemon.grants.readers import Connection
+from cachesvc.daemon.grants.connected_readers import HandedOverConnection
+from cachesvc.daemon.grants.plan_intake import SHORT_ROWS, PlanEntries, PlanIntake, ReceivedPlan
 from cachesvc.daemon.grants.server import GrantsServer
 from testbed import WAIT_S
 from testbed.node import Daemon
@@ -253,17 +251,17 @@ def test_a_plan_that_is_no_reader_s_any_more_is_told_to_the_next_daemon(tmp_path
 # ---- in turn
 
 
-def handed(*extents: int) -> Handed:
+def handed(*extents: int) -> ReceivedPlan:
     rows = list(extents)
-    return Handed(memory(columns(rows, [0] * len(rows), [0] * len(rows), [])), len(rows), 0, IDS)
+    return ReceivedPlan(memory(columns(rows, [0] * len(rows), [0] * len(rows), [])), len(rows), 0, IDS)
 
 
 def test_users_take_turns_and_short_plans_wait_for_none() -> None:
     lane, read = Held(), list[str]()
-    turns = Plans(lane)  # type: ignore[arg-type]
+    turns = PlanIntake(lane)  # type: ignore[arg-type]
 
-    def take(name: str, user: int, plan: Handed) -> Handed:
-        turns.take(plan, user, lambda found: read.append(name if isinstance(found, Entries) else "wrong"))
+    def take(name: str, user: int, plan: ReceivedPlan) -> ReceivedPlan:
+        turns.read(plan, user, lambda found: read.append(name if isinstance(found, PlanEntries) else "wrong"))
         return plan
 
     for number in range(4):
@@ -282,37 +280,19 @@ def test_users_take_turns_and_short_plans_wait_for_none() -> None:
 
 
 def test_memory_is_closed_by_whoever_read_or_forgot_it() -> None:
-    lane, found = Held(), list[Entries | CacheError]()
-    turns = Plans(lane)  # type: ignore[arg-type]
+    lane, found = Held(), list[PlanEntries | CacheError]()
+    turns = PlanIntake(lane)  # type: ignore[arg-type]
     before = len(os.listdir("/proc/self/fd"))
     for each in (handed(1), handed(EXTENTS), handed(*[1] * LONG), handed(*[2] * LONG)):
-        turns.take(each, 1, found.append)
+        turns.read(each, 1, found.append)
     turns.forget(each)
     while lane.calls:
         lane.run()
     assert len(os.listdir("/proc/self/fd")) == before
-    assert [isinstance(one, Entries) for one in found] == [True, False, True]
+    assert [isinstance(one, PlanEntries) for one in found] == [True, False, True]
 
 
 # ---- and no more than there is room for
-
-
-def test_a_user_has_no_more_rows_than_twice_what_it_leaves_free_and_the_daemons_own_all_it_wants() -> None:
-    rows = Rows(own=0, most=120)
-    assert [rows.take(ReaderId(number), 1, 10) for number in range(10)] == [True] * 8 + [False] * 2
-    assert rows.take(ReaderId(7), 1, 10), "in place of its last"
-    assert not rows.take(ReaderId(7), 1, 11)
-    assert rows.take(ReaderId(9), 1, 10), "what was not taken has replaced its reader's last one all the same"
-    assert [rows.take(ReaderId(number), 2, 13) for number in (20, 21, 22)] == [True, True, False]
-    assert not rows.take(ReaderId(9), 1, 10), "less is left free"
-    assert rows.take(ReaderId(30), 0, 1000)
-    rows.adopt(ReaderId(31), 0, 1000)
-    rows.leave(ReaderId(99))  # has none
-    rows.adopt(ReaderId(50), 3, 1000)
-    assert not rows.take(ReaderId(51), 4, 1)
-    for number in (*range(10), 20, 21, 50):
-        rows.leave(ReaderId(number))
-    assert rows.take(ReaderId(1), 1, 80), "the daemon's own take none of these"
 
 
 @as_root
@@ -321,18 +301,16 @@ def test_a_reader_whose_plan_is_not_taken_stays_connected_and_has_none(
 ) -> None:
     watched: dict[int, Callable[[], object]] = {}
     before, lane = len(os.listdir("/proc/self/fd")), Held()
-    answers, turns = Listed(), Plans(lane, most_rows=12)  # type: ignore[arg-type]
+    answers, turns = Listed(), PlanIntake(lane, rows_per_user=8)  # type: ignore[arg-type]
     server = GrantsServer(
         str(tmp_path / "grants.sock"),
         0o600,
         answers,  # type: ignore[arg-type]
         turns,
-        Disposal(),
         watched.__setitem__,
         watched.__delitem__,
         lambda: 1,
         9,
-        99,
         None,
     )
     channels: dict[int, socket.socket] = {}
@@ -349,7 +327,9 @@ def test_a_reader_whose_plan_is_not_taken_stays_connected_and_has_none(
         channels[number], other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         os.seteuid(0)
         theirs[number] = other.detach()
-        given = Connection(ReaderId(number), number, theirs[number], True, DatasetId("0a"), True, 0, True)
+        given = HandedOverConnection(
+            ReaderId(number), number, theirs[number], True, DatasetId("0a"), True, 0, True
+        )
         assert server.adopt(given, Known(given.wanted))
     server.adopt_plan(Planned(3, 3, ((IDS[0], 0, 0),), (IDS[0],)))
     hand_over(1, 6)
