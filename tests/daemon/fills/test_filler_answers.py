@@ -140,4 +140,4 @@ def test_a_job_for_which_no_process_can_be_started_ended_none(tmp_path: Path) ->
     (done,) = answers
     assert isinstance(done, jobs.JobDone)
     assert (done.code, done.retry, done.lost) == (SourceUnavailable.code, True, False)
-    assert "no process can be started" in done.message
+    assert "no filler process can be started" in done.message

@@ -495,10 +495,10 @@ def test_a_peer_that_says_nothing_costs_seconds_ever_more_rarely(monkeypatch: py
         peers = PeerClient([address])
         for _ in range(7):
             assert peers.fill(extent, len(GOOD), target) is None
-            assert peers._of(extent) == []
+            assert peers._ranked(extent) == []
             found.append(peers._paused_until[address] - now_s)
             now_s = peers._paused_until[address]
-            assert peers._of(extent) == [address]
+            assert peers._ranked(extent) == [address]
     assert found == [1, 2, 4, 8, 16, 30, 30]
 
 
@@ -515,7 +515,7 @@ def test_a_peer_that_stood_still_for_once_is_asked_again_soon(monkeypatch: pytes
         peers = PeerClient([address])
         for _ in range(2):
             assert peers.fill(ExtentId(bytes(16)), len(GOOD), target) is None
-            wait_until(lambda: peers._of(ExtentId(bytes(16))) == [address])
+            wait_until(lambda: peers._ranked(ExtentId(bytes(16))) == [address])
             assert peers.fill(ExtentId(bytes(16)), len(GOOD), target) == digests_of(GOOD)
             assert not peers._last_pause_s
 
@@ -523,8 +523,8 @@ def test_a_peer_that_stood_still_for_once_is_asked_again_soon(monkeypatch: pytes
 def test_all_nodes_ask_the_same_peers_in_the_same_order() -> None:
     addresses = [f"10.0.0.{number}:7000" for number in range(16)]
     one, other = PeerClient(addresses), PeerClient(addresses[::-1])
-    asked = [one._of(ExtentId(number.to_bytes(16, "big"))) for number in range(4096)]
-    assert asked == [other._of(ExtentId(number.to_bytes(16, "big"))) for number in range(4096)]
+    asked = [one._ranked(ExtentId(number.to_bytes(16, "big"))) for number in range(4096)]
+    assert asked == [other._ranked(ExtentId(number.to_bytes(16, "big"))) for number in range(4096)]
     firsts = np.unique([each[0] for each in asked], return_counts=True)[1]
     assert len(firsts) == len(addresses)
     # 4,096 throws into 16: 256 each, and five standard deviations of a binomial are 78.
