@@ -20,7 +20,7 @@ from cachesvc.config import Settings
 from cachesvc.core.errors import SourceUnavailable
 from cachesvc.daemon.fills.pool import FillerPool
 from cachesvc.daemon.processes import jobs
-from cachesvc.daemon.processes.logs import FLOOD_LINES, FLOOD_S, MESSAGES, OURS, Flood
+from cachesvc.daemon.processes.logs import FLOOD_LINES, FLOOD_S, MESSAGES, PRODUCT_LOGGERS, Flood
 from cachesvc.daemon.serve import configure_logging
 
 DONE = jobs.JobDone(1, message="m", dataset="0" * 32)
@@ -70,7 +70,7 @@ def own_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     root.handlers[:] = before
     root.setLevel(level)
-    for name in OURS:
+    for name in PRODUCT_LOGGERS:
         logging.getLogger(name).setLevel(logging.NOTSET)
 
 

@@ -273,5 +273,5 @@ def test_a_daemon_that_is_ending_is_waited_for(own: Node) -> None:
     with open(f"{own.daemon.socket_dir}/lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         own.daemon.process = own.daemon.spawn("--takeover")
-        wait_until(lambda: "a daemon that is ending is waited for" in own.daemon.log)
+        wait_until(lambda: "waiting for a daemon that is ending" in own.daemon.log)
     wait_until(own.daemon.ready)
