@@ -188,7 +188,7 @@ def _grandchildren(cage: Cage, daemon: int) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_filler_that_the_kernel_kills_for_memory_is_said_to_be_that(tmp_path: Path) -> None:
+def test_a_filler_killed_for_memory_is_logged_as_such(tmp_path: Path) -> None:
     with caged(300 * MIB) as cage:
         options = ["--ram", "16MiB", "--extent-bytes", "4MiB", "--fillers", "2", "--allow", f"{tmp_path}/"]
         with Caged(cage, tmp_path / "node", options) as daemon:
@@ -206,7 +206,7 @@ def test_a_filler_that_the_kernel_kills_for_memory_is_said_to_be_that(tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_a_prefetch_takes_to_nvme_what_ram_gives_up_meanwhile(
+def test_a_prefetch_fills_into_nvme_what_ram_gives_up(
     tmp_path: Path,
     s3_server: SeaweedFS,
     s3_env: dict[str, str],

@@ -27,7 +27,7 @@ def options(tmp_path: Path, *more: str) -> list[str]:
     return ["--extent-bytes", str(EXTENT), "--allow", f"{tmp_path}/", *more]
 
 
-def test_what_no_tier_has_room_for_is_indexed_from_the_source(tmp_path: Path) -> None:
+def test_extents_without_room_in_any_tier_are_indexed_from_the_source(tmp_path: Path) -> None:
     datasets.tar_shards(tmp_path / "tar", 4, 4, MEMBER_BYTES)
     (tmp_path / "other").mkdir()
     (tmp_path / "other/0.bin").write_bytes(os.urandom(EXTENT))
@@ -45,7 +45,7 @@ def test_what_no_tier_has_room_for_is_indexed_from_the_source(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_copy_on_a_disk_that_hangs_holds_an_opening_up_for_half_a_minute(tmp_path: Path) -> None:
+def test_a_copy_on_a_disk_that_hangs_delays_an_opening_by_half_a_minute(tmp_path: Path) -> None:
     datasets.tar_shards(tmp_path / "tar", 1, MEMBERS, MEMBER_BYTES)
     with (
         FaultyDisk(tmp_path) as disk,

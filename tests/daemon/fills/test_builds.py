@@ -50,7 +50,7 @@ class Builder:
         return [build.uris[0] for build, _ in self.under_way]
 
 
-def test_the_same_opening_is_at_work_once_and_asked_once_more_for_all_who_came_meanwhile() -> None:
+def test_equal_builds_run_one_at_a_time_and_once_more_for_all_later_callers() -> None:
     builder, answers = Builder(), Counter[str]()
 
     def heard(who: str, answer: jobs.Answer) -> None:
@@ -69,7 +69,7 @@ def test_the_same_opening_is_at_work_once_and_asked_once_more_for_all_who_came_m
     assert builder.names == ["y"]
 
 
-def test_what_nobody_waits_for_any_more_is_not_asked_and_what_is_at_work_is_a_share_to_its_end() -> None:
+def test_a_cancelled_build_never_runs_and_a_running_one_counts_to_its_end() -> None:
     builder = Builder()
 
     def unheard(_: jobs.Answer) -> None:
@@ -88,7 +88,7 @@ def test_what_nobody_waits_for_any_more_is_not_asked_and_what_is_at_work_is_a_sh
 
 
 @given(st.lists(st.tuples(st.sampled_from(["open", "end", "leave"]), st.integers(1, 5), st.integers(0, 20))))
-def test_every_opening_is_answered_once_and_users_take_turns(said: list[tuple[str, int, int]]) -> None:
+def test_every_build_is_answered_once_and_users_take_turns(said: list[tuple[str, int, int]]) -> None:
     builder, answered = Builder(), Counter[int]()
     waiting: dict[int, tuple[BuildRequest, OnAnswer]] = {}
     for number, (verb, user, what) in enumerate(said):
@@ -131,7 +131,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FakeS3, threading.Ev
 
 
 @as_root
-def test_openings_of_one_user_that_take_long_keep_nobody_else_s_waiting(
+def test_long_builds_of_one_user_do_not_delay_other_users(
     slow: tuple[FakeS3, threading.Event], tmp_path: Path
 ) -> None:
     server, go = slow

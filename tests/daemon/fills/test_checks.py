@@ -68,7 +68,7 @@ class Bench:
         self.over.append((number, good))
 
 
-def test_what_cannot_be_opened_for_want_of_descriptors_is_neither_good_nor_corrupt() -> None:
+def test_a_copy_that_cannot_be_opened_for_lack_of_descriptors_is_neither_good_nor_corrupt() -> None:
     bench = Bench()
     bench.short = True
     bench.verify(0, HOARDER)
@@ -78,7 +78,7 @@ def test_what_cannot_be_opened_for_want_of_descriptors_is_neither_good_nor_corru
     assert bench.over == [(0, None), (0, True)]
 
 
-def test_what_no_process_could_look_at_is_neither_good_nor_corrupt() -> None:
+def test_a_copy_that_no_process_could_check_is_neither_good_nor_corrupt() -> None:
     """Another mount hangs, no process can be started, memory is short: no witness against what a disk holds."""
     bench = Bench()
     bench.verify(0, HOARDER)
@@ -96,7 +96,7 @@ def test_what_no_process_could_look_at_is_neither_good_nor_corrupt() -> None:
     assert bench.corrupt == [extent(0)]
 
 
-def test_what_is_being_committed_is_checked_too() -> None:
+def test_a_copy_with_a_pending_commit_is_checked_too() -> None:
     bench = Bench()
     bench.late = True
     bench.checks.committing[extent(0), SLOW] = Checksums(1, bytes(8))
@@ -121,7 +121,7 @@ def test_a_commit_that_ends_while_its_copy_is_opened_is_checked_as_committed() -
     assert bench.over == [(0, True)]
 
 
-def test_a_user_who_asks_for_many_stands_before_another_by_one() -> None:
+def test_a_user_with_many_checks_delays_another_user_by_one() -> None:
     bench = Bench()
     for number in range(COPIES - 1):
         bench.verify(number, HOARDER)
@@ -136,7 +136,7 @@ def test_a_user_who_asks_for_many_stands_before_another_by_one() -> None:
     assert sorted(bench.over) == sorted([*((number, True) for number in range(COPIES)), (COPIES - 2, True)])
 
 
-def test_a_disk_that_hangs_holds_up_no_other_and_another_one_in_its_place_starts_anew() -> None:
+def test_a_disk_that_hangs_delays_no_other_disk_and_its_replacement_starts_anew() -> None:
     bench = Bench()
     for number in range(COPIES):
         bench.verify(number, HOARDER)

@@ -55,7 +55,7 @@ class Bench:
         )
 
 
-def test_what_follows_a_commit_waits_for_it_alone() -> None:
+def test_a_call_after_a_commit_waits_only_for_that_commit() -> None:
     bench = Bench()
     bench.commit(1)
     bench.commit(2)
@@ -67,7 +67,7 @@ def test_what_follows_a_commit_waits_for_it_alone() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_fills_wait_while_too_many_commits_are_not_done(fails: bool) -> None:
+def test_fills_wait_while_too_many_commits_are_pending(fails: bool) -> None:
     def work() -> None:
         if fails:
             raise TierFailed("it broke")

@@ -31,7 +31,7 @@ class Begun:
         self.work.begin(cost_bytes, lambda: self.names.append(name))
 
 
-def test_fills_begin_in_order_as_far_as_there_is_memory() -> None:
+def test_fills_begin_in_order_while_there_is_memory() -> None:
     begun = Begun(FillMemory(least_bytes=10, room_bytes=0, ram=None))
     for name, cost_bytes in [("a", 6), ("b", 4), ("large", 60), ("c", 1)]:
         begun.begin(name, cost_bytes)
@@ -44,7 +44,7 @@ def test_fills_begin_in_order_as_far_as_there_is_memory() -> None:
     assert begun.names == ["a", "b", "large", "c"]
 
 
-def test_what_the_ram_tier_does_not_take_is_for_fills() -> None:
+def test_fills_use_memory_that_the_ram_tier_does_not() -> None:
     ram = Tier(RAM, 100, 100)
     begun = Begun(FillMemory(least_bytes=10, room_bytes=110, ram=ram))
     begun.begin("a", 60)
@@ -57,7 +57,7 @@ def test_what_the_ram_tier_does_not_take_is_for_fills() -> None:
 
 
 @pytest.mark.parametrize("shrinks", [True, False])
-def test_a_fill_that_takes_more_than_is_left_waits_for_the_ram_tier_but_not_for_ever(shrinks: bool) -> None:
+def test_a_large_fill_waits_for_the_ram_tier_but_not_forever(shrinks: bool) -> None:
     ram = Tier(RAM, 100, 100, used_bytes=100)
     begun = Begun(FillMemory(least_bytes=10, room_bytes=110, ram=ram))
     begun.begin("large", 60)
@@ -72,7 +72,7 @@ def test_a_fill_that_takes_more_than_is_left_waits_for_the_ram_tier_but_not_for_
     assert begun.names == ["large"]
 
 
-def test_what_fills_took_lately_counts_as_theirs_for_some_time() -> None:
+def test_recent_peaks_of_fills_count_as_used_for_some_time() -> None:
     work = FillMemory(least_bytes=10, room_bytes=0, ram=None)
     assert work.to_come_bytes == 10
     work.begin(8, lambda: None)
@@ -85,7 +85,7 @@ def test_what_fills_took_lately_counts_as_theirs_for_some_time() -> None:
     assert work.to_come_bytes == 10
 
 
-def test_buffers_are_used_again_and_one_that_does_not_fit_waits() -> None:
+def test_buffers_are_reused_and_a_request_that_does_not_fit_waits() -> None:
     buffers, got = Buffers(4 * MIB), threading.Event()
     with buffers.taken(3 * MIB) as first:
         first[:1] = b"x"

@@ -26,7 +26,7 @@ from cachesvc.daemon.serve import configure_logging
 DONE = jobs.JobDone(1, message="m", dataset="0" * 32)
 
 
-def test_sound_answers_hold_what_their_types_say() -> None:
+def test_valid_answers_have_their_declared_types() -> None:
     assert jobs.is_well_typed(DONE)
     assert jobs.is_well_typed(jobs.JobProgress(1, 2, 3))
 
@@ -39,7 +39,7 @@ def test_sound_answers_hold_what_their_types_say() -> None:
         jobs.JobProgress(1, "a", 2), jobs.PeerPaused(["x"]),  # type: ignore[arg-type]
     ],
 )  # fmt: skip
-def test_answers_of_other_types_do_not(wrong: jobs.Answer | jobs.PeerPaused) -> None:
+def test_answers_with_other_types_are_rejected(wrong: jobs.Answer | jobs.PeerPaused) -> None:
     assert not jobs.is_well_typed(wrong)
 
 
@@ -52,7 +52,7 @@ def test_answers_of_other_types_do_not(wrong: jobs.Answer | jobs.PeerPaused) -> 
         json.dumps({"kind": ["done"], **asdict(DONE)}).encode(),
     ],
 )  # fmt: skip
-def test_what_does_not_parse_is_one_of_the_errors_that_end_the_child(said: bytes) -> None:
+def test_a_message_that_cannot_be_parsed_raises_a_receive_error(said: bytes) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         theirs.send(said)
@@ -74,7 +74,7 @@ def own_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         logging.getLogger(name).setLevel(logging.NOTSET)
 
 
-def test_a_log_record_is_one_line_whatever_an_object_is_called(
+def test_a_log_record_is_one_line_for_any_object_name(
     own_log: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     configure_logging("text")
@@ -106,7 +106,7 @@ def test_a_record_of_the_json_log_is_json_without_secrets(
     assert datetime.fromisoformat(found["asctime"]).tzinfo is not None
 
 
-def test_a_flood_of_one_warning_is_cut_and_counted() -> None:
+def test_repeated_warnings_are_limited_and_counted() -> None:
     now = 0.0
     flood = Flood(lambda: now)
 
@@ -128,7 +128,7 @@ def test_a_flood_of_one_warning_is_cut_and_counted() -> None:
     assert len(flood._windows) <= MESSAGES
 
 
-def test_a_job_for_which_no_process_can_be_started_ended_none(tmp_path: Path) -> None:
+def test_a_job_without_a_process_fails_without_being_lost(tmp_path: Path) -> None:
     settings = Settings(0, (), (), str(tmp_path), str(tmp_path), fillers=1)
     fillers, answers = FillerPool(settings, (), lambda *_: None, lambda _: None), list[jobs.Answer]()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -50,7 +50,7 @@ def dataset(number: int) -> ServedDataset:
     return ServedDataset(name, catalog, sealed, (extent,), (10,), ((extent, 10),), {extent: 0}, frozenset())
 
 
-def test_the_answer_is_counted_and_nothing_else_happens(tmp_path: Path) -> None:
+def test_a_late_answer_is_counted_and_has_no_other_effect(tmp_path: Path) -> None:
     node = Node([TierSpec(NVME, 1000)], Settings())
     anything: Any = None
     datasets = Datasets(str(tmp_path), anything, anything, anything, anything)
@@ -96,7 +96,7 @@ def test_the_answer_is_counted_and_nothing_else_happens(tmp_path: Path) -> None:
     datasets.close()
 
 
-def test_what_was_read_for_somebody_who_went_away_is_let_go_of(tmp_path: Path) -> None:
+def test_catalogs_loaded_for_callers_that_left_are_released(tmp_path: Path) -> None:
     anything: Any = None
     sealed: list[int] = []
 
@@ -114,7 +114,7 @@ def test_what_was_read_for_somebody_who_went_away_is_let_go_of(tmp_path: Path) -
     datasets.close()
 
 
-def test_what_was_forgotten_since_a_dataset_was_read_is_at_home_with_it(tmp_path: Path) -> None:
+def test_an_extent_of_an_unloaded_dataset_is_found_in_a_later_one(tmp_path: Path) -> None:
     anything: Any = None
     datasets = Datasets(str(tmp_path), anything, anything, anything, anything)
     datasets.claimed, datasets.used = lambda _: False, lambda _: False
@@ -128,7 +128,7 @@ def test_what_was_forgotten_since_a_dataset_was_read_is_at_home_with_it(tmp_path
     datasets.close()
 
 
-def test_large_datasets_that_nobody_uses_are_forgotten_before_many_are(tmp_path: Path) -> None:
+def test_large_unused_datasets_are_unloaded_before_the_limit_of_datasets(tmp_path: Path) -> None:
     anything: Any = None
     datasets = Datasets(str(tmp_path), anything, anything, anything, anything)
     datasets.claimed, datasets.used = lambda _: False, lambda _: False
@@ -139,7 +139,7 @@ def test_large_datasets_that_nobody_uses_are_forgotten_before_many_are(tmp_path:
     datasets.close()
 
 
-def test_so_are_those_of_which_something_is_cached_where_they_are_too_many(tmp_path: Path) -> None:
+def test_datasets_with_cached_extents_are_unloaded_beyond_their_own_limit(tmp_path: Path) -> None:
     anything: Any = None
     datasets = Datasets(str(tmp_path), anything, anything, anything, anything)
     large = [replace(dataset(number), sizes=(1,) * (MAX_CACHED_EXTENTS // 4)) for number in range(1, 8)]
@@ -152,7 +152,7 @@ def test_so_are_those_of_which_something_is_cached_where_they_are_too_many(tmp_p
     datasets.close()
 
 
-def test_an_extent_is_at_home_where_somebody_claims_it(tmp_path: Path) -> None:
+def test_an_extent_is_found_in_a_claimed_dataset_first(tmp_path: Path) -> None:
     anything: Any = None
     datasets = Datasets(str(tmp_path), anything, anything, anything, anything)
     opened, read = dataset(1), replace(dataset(1), id=DatasetId("f" * 32))
@@ -163,7 +163,7 @@ def test_an_extent_is_at_home_where_somebody_claims_it(tmp_path: Path) -> None:
     datasets.close()
 
 
-def test_an_extent_is_at_home_in_a_dataset_that_is_indexed(tmp_path: Path) -> None:
+def test_an_extent_is_found_in_an_indexed_dataset_first(tmp_path: Path) -> None:
     anything: Any = None
     datasets = Datasets(str(tmp_path), anything, anything, anything, anything)
     unindexed: Any = SimpleNamespace(samples=0)

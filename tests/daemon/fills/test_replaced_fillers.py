@@ -19,7 +19,7 @@ from tests.support.fillers import BYTES, a_pool, opened
 DISK, OTHER = TierName("nvme0"), TierName("nvme1")
 
 
-def test_jobs_of_other_tiers_behind_a_disk_that_hangs_are_tried_again_once(tmp_path: Path) -> None:
+def test_jobs_of_other_tiers_behind_a_disk_that_hangs_are_retried_once(tmp_path: Path) -> None:
     with FaultyDisk(tmp_path) as disk, a_pool(tmp_path, 1) as found:
         (disk.path / "extent").write_bytes(BYTES)
         with opened(disk.path / "extent") as hanging, opened(found.inside) as memory:
@@ -49,7 +49,7 @@ def test_jobs_of_other_tiers_behind_a_disk_that_hangs_are_tried_again_once(tmp_p
         assert all(len(answers) == 1 for answers in found.answers.values())
 
 
-def test_fillers_that_do_not_work_in_a_lost_tier_stay(tmp_path: Path) -> None:
+def test_fillers_that_do_not_work_in_a_lost_tier_are_kept(tmp_path: Path) -> None:
     with FaultyDisk(tmp_path) as disk, a_pool(tmp_path, 2) as found:
         (disk.path / "extent").write_bytes(BYTES)
         with opened(disk.path / "extent") as hanging, opened(found.inside) as memory:

@@ -39,7 +39,7 @@ def lane(posted: queue.Queue[Callable[[], None]]) -> Iterator[Lane]:
         (MemoryError(), TierFailed),
     ],
 )
-def test_whatever_a_call_raises_is_answered_and_the_next_one_is_run(
+def test_any_error_of_a_call_is_answered_and_the_next_call_runs(
     lane: Lane,
     posted: queue.Queue[Callable[[], None]],
     caplog: pytest.LogCaptureFixture,
@@ -88,7 +88,7 @@ class SilentProbe:
 
 
 @pytest.mark.parametrize("busy_s", [0.0, 4.0])
-def test_a_tier_stalls_that_answers_neither_a_probe_nor_a_call(
+def test_a_tier_that_answers_neither_probe_nor_call_stalls(
     posted: queue.Queue[Callable[[], None]], busy_s: float
 ) -> None:
     now, heard = [0.0], []
@@ -108,7 +108,7 @@ def test_a_tier_stalls_that_answers_neither_a_probe_nor_a_call(
     assert heard == ([("nvme0", True), ("nvme0", False)] if busy_s else [])
 
 
-def test_a_probe_that_fails_unexpectedly_is_an_answer_of_a_broken_disk(
+def test_an_unexpected_error_of_a_probe_counts_as_a_failed_probe(
     posted: queue.Queue[Callable[[], None]],
 ) -> None:
     now = [0.0]

@@ -104,7 +104,9 @@ def flip(path: Path) -> None:
         file.write(bytes([byte ^ 4]))
 
 
-def test_what_a_peer_holds_costs_the_source_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extents_of_a_peer_are_not_read_from_the_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data, (port,) = tmp_path / "data", free_ports(1)
     contents = data_in(data)
     other, address = start(tmp_path / "other", data, "--metrics", f"127.0.0.1:{port}")
@@ -128,7 +130,7 @@ def test_what_a_peer_holds_costs_the_source_nothing(tmp_path: Path, monkeypatch:
     assert waited["source"] == 0
 
 
-def test_a_rotten_copy_is_repaired_from_a_peer_where_the_source_is_gone(
+def test_a_corrupt_copy_is_repaired_from_a_peer_where_the_source_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = tmp_path / "data"
@@ -155,7 +157,7 @@ def test_a_rotten_copy_is_repaired_from_a_peer_where_the_source_is_gone(
     assert status.resident_bytes == len(contents)
 
 
-def test_a_peer_checks_what_lay_on_its_disk_before_it_gives_it(
+def test_a_peer_checks_copies_from_before_its_start_before_it_lends_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, nvme = tmp_path / "data", tmp_path / "other" / "nvme"
@@ -181,7 +183,7 @@ def test_a_peer_checks_what_lay_on_its_disk_before_it_gives_it(
     assert corrupt == 1
 
 
-def test_another_tenants_dataset_is_given_to_no_peer(tmp_path: Path) -> None:
+def test_a_dataset_of_some_users_is_given_to_no_peer(tmp_path: Path) -> None:
     data = tmp_path / "data"
     contents = data_in(data)
     other, address = start(tmp_path / "other", tmp_path / "nothing", "--allow", f"{data}/=uid:64001")
@@ -193,7 +195,7 @@ def test_another_tenants_dataset_is_given_to_no_peer(tmp_path: Path) -> None:
     assert (here.peer_bytes, here.source_bytes) == (0, len(contents))
 
 
-def test_a_peer_that_dies_costs_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_dies_loses_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = tmp_path / "data"
     contents = data_in(data)
     other, address = start(tmp_path / "other", data)
@@ -251,7 +253,7 @@ def certified(folder: Path, name: str, signed_by: trustme.CA) -> list[str]:
     return [word for option, file in files.items() for word in (option, str(folder / file))]
 
 
-def test_nodes_know_one_another_by_their_certificates(tmp_path: Path) -> None:
+def test_nodes_authenticate_by_certificates(tmp_path: Path) -> None:
     data = tmp_path / "data"
     contents = data_in(data)
     ca, strangers = authority(tmp_path), trustme.CA()
@@ -275,7 +277,7 @@ def authority(folder: Path) -> trustme.CA:
     return ca
 
 
-def test_a_node_that_gives_uses_certificates_that_are_renewed(tmp_path: Path) -> None:
+def test_a_serving_node_uses_renewed_certificates(tmp_path: Path) -> None:
     data = tmp_path / "data"
     contents = data_in(data)
     other, address = start(tmp_path / "other", data, tls=certified(tmp_path, "other", authority(tmp_path)))
@@ -290,7 +292,7 @@ def test_a_node_that_gives_uses_certificates_that_are_renewed(tmp_path: Path) ->
     assert (here.peer_bytes, here.source_bytes) == (len(contents), 0)
 
 
-def test_a_node_that_asks_uses_certificates_that_are_renewed(tmp_path: Path) -> None:
+def test_a_reading_node_uses_renewed_certificates(tmp_path: Path) -> None:
     files = Tls(str(tmp_path / "node.pem"), str(tmp_path / "node.key"), str(tmp_path / "ca.pem"))
     honest = Liar(lambda: iter([pb.ReadReply(data=GOOD, digests=digests_of(GOOD), size_bytes=len(GOOD))]))
     certified(tmp_path, "node", authority(tmp_path))
@@ -302,7 +304,7 @@ def test_a_node_that_asks_uses_certificates_that_are_renewed(tmp_path: Path) -> 
         assert peers.fill(ExtentId(bytes(16)), len(GOOD), target) == digests_of(GOOD)
 
 
-def test_certificates_are_those_of_before_while_the_new_ones_do_not_fit(tmp_path: Path) -> None:
+def test_old_certificates_are_used_while_the_new_ones_do_not_match(tmp_path: Path) -> None:
     ca = authority(tmp_path)
     certified(tmp_path, "node", ca)
     key, certificate = tmp_path / "node.key", tmp_path / "node.pem"
@@ -364,7 +366,7 @@ def sharing(tmp_path: Path) -> Iterator[tuple[Daemon, str]]:
         yield daemon, address
 
 
-def test_what_serves_peers_has_no_credentials_keeps_nothing_and_is_replaced(
+def test_the_sharer_has_no_credentials_keeps_no_descriptors_and_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = tmp_path / "data"
@@ -401,7 +403,7 @@ def test_what_serves_peers_has_no_credentials_keeps_nothing_and_is_replaced(
         (b"x" * 16, grpc.StatusCode.NOT_FOUND),
     ],
 )
-def test_an_id_of_no_extent_is_a_typed_error(
+def test_an_invalid_extent_id_is_a_typed_error(
     sharing: tuple[Daemon, str], extent: bytes, code: grpc.StatusCode
 ) -> None:
     with grpc.insecure_channel(sharing[1]) as channel, pytest.raises(grpc.RpcError) as refused:
@@ -463,7 +465,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_peer_that_lies_is_not_believed_and_left_alone(lie: str) -> None:
+def test_wrong_data_is_rejected_and_its_peer_paused(lie: str) -> None:
     data, digests = LIES[lie]
     liar = Liar(lambda: iter([pb.ReadReply(data=data, digests=digests, size_bytes=len(GOOD))]))
     with serving(liar) as address, memory(len(GOOD)) as target:
@@ -473,7 +475,7 @@ def test_a_peer_that_lies_is_not_believed_and_left_alone(lie: str) -> None:
     assert liar.asked == 1
 
 
-def test_the_next_peer_is_asked_where_the_first_lies() -> None:
+def test_the_next_peer_is_asked_after_wrong_data() -> None:
     honest = Liar(lambda: iter([pb.ReadReply(data=GOOD, digests=digests_of(GOOD), size_bytes=len(GOOD))]))
     liar = Liar(lambda: iter([pb.ReadReply(data=bytes(len(GOOD)), digests=digests_of(GOOD))]))
     with serving(honest) as first, serving(liar) as second, memory(len(GOOD)) as target:
@@ -485,7 +487,7 @@ def test_the_next_peer_is_asked_where_the_first_lies() -> None:
     assert honest.asked == 8
 
 
-def test_a_peer_that_says_nothing_costs_seconds_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pauses_of_a_silent_peer_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cachesvc.daemon.fills.peer_client.FIRST_S", 0.1)
     now_s = 0.0
     monkeypatch.setattr("cachesvc.daemon.fills.peer_client.time", SimpleNamespace(monotonic=lambda: now_s))
@@ -502,7 +504,7 @@ def test_a_peer_that_says_nothing_costs_seconds_ever_more_rarely(monkeypatch: py
     assert found == [1, 2, 4, 8, 16, 30, 30]
 
 
-def test_a_peer_that_stood_still_for_once_is_asked_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_was_silent_once_is_asked_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cachesvc.daemon.fills.peer_client.SHORT_PAUSE_S", 0.1)
     answers = iter([False, True, False, True])
 
@@ -549,7 +551,7 @@ def test_a_takeover_and_a_restart_go_on_sharing(tmp_path: Path) -> None:
     assert (here.peer_bytes, here.source_bytes) == (len(contents), 0)
 
 
-def test_an_address_in_use_is_said_at_the_start(tmp_path: Path) -> None:
+def test_an_address_in_use_ends_the_start(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, ExitStack() as stack:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         daemon = Daemon(tmp_path / "node", ["--ram", "64MiB", "--share", address])
@@ -557,7 +559,7 @@ def test_an_address_in_use_is_said_at_the_start(tmp_path: Path) -> None:
             stack.enter_context(daemon)
 
 
-def test_a_peer_elsewhere_needs_certificates(tmp_path: Path) -> None:
+def test_a_peer_on_another_machine_needs_certificates(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path / "node", ["--ram", "64MiB", "--peer", "10.1.2.3:7000"])
     with (
         ExitStack() as stack,

@@ -38,7 +38,7 @@ def server(pool: Pool) -> psutil.Process:
     return psutil.Process(pool.pids()[0]).parent()
 
 
-def test_fillers_are_replaced_when_what_they_are_forked_from_dies(pool: Pool) -> None:
+def test_fillers_are_replaced_when_the_fork_server_dies(pool: Pool) -> None:
     before, first = pool.pids(), server(pool)
     assert first.pid in [each.pid for each in psutil.Process().children()]
     with opened(pool.inside) as memory:
@@ -69,7 +69,7 @@ def test_a_server_found_dead_is_replaced_at_once(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_the_end_of_a_filler_is_told_with_its_code(pool: Pool, number: signal.Signals) -> None:
+def test_the_exit_code_of_a_filler_is_reported(pool: Pool, number: signal.Signals) -> None:
     with opened(pool.inside) as memory:
         for pid in pool.pids():
             os.kill(pid, signal.SIGSTOP)
@@ -84,7 +84,7 @@ def test_the_end_of_a_filler_is_told_with_its_code(pool: Pool, number: signal.Si
         assert f"(exit code -{int(number)})" in pool.of("under way").message
 
 
-def test_a_filler_that_is_not_needed_before_it_has_begun_ends_all_the_same(pool: Pool) -> None:
+def test_a_filler_that_is_killed_before_its_start_ends(pool: Pool) -> None:
     forks = pool.fillers._forks
     os.kill(server(pool).pid, signal.SIGSTOP)
     child, channel = forks.fork()
@@ -119,7 +119,7 @@ def held(pid: int, kind: str) -> set[str]:
     return {link for number, link in links.items() if link.startswith(kind) and int(number) > 2}
 
 
-def test_descriptors_of_one_filler_are_no_others(pool: Pool) -> None:
+def test_fillers_share_no_descriptors(pool: Pool) -> None:
     """Each hears of the daemon's end by its own channel alone, and holds nothing of the server's."""
     first, second = (held(pid, "socket:") for pid in pool.pids())
     assert first != second
@@ -128,7 +128,7 @@ def test_descriptors_of_one_filler_are_no_others(pool: Pool) -> None:
     assert not any(held(pid, "pipe:") & pipes for pid in pool.pids())
 
 
-def test_who_hears_of_a_death_twice_waits_for_nothing(pool: Pool) -> None:
+def test_a_death_that_is_read_twice_does_not_block(pool: Pool) -> None:
     """The loop sees a filler's end and what the server says of it at once; the first takes what the second would read."""
     first, forks = server(pool), pool.fillers._forks
     filler = next(each for each in pool.fillers._living if not each.builds)
@@ -144,7 +144,7 @@ def test_who_hears_of_a_death_twice_waits_for_nothing(pool: Pool) -> None:
     assert pool.pids() == [each.pid for each in first.children() if each.pid in pool.pids()]
 
 
-def test_while_none_can_be_forked_those_that_live_go_on(pool: Pool) -> None:
+def test_living_fillers_go_on_while_none_can_be_forked(pool: Pool) -> None:
     first = server(pool)
     before = first.rlimit(psutil.RLIMIT_NOFILE)
     first.rlimit(psutil.RLIMIT_NOFILE, (0, before[1]))  # it can take no channel
@@ -168,7 +168,7 @@ def test_while_none_can_be_forked_those_that_live_go_on(pool: Pool) -> None:
     assert server(pool) == first
 
 
-def test_a_starter_that_ignores_the_death_of_children_changes_nothing(tmp_path: Path) -> None:
+def test_an_inherited_ignored_sigchld_has_no_effect(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # it outlives exec
     try:
         with a_pool(tmp_path, 1) as pool, opened(pool.inside) as memory:
@@ -183,7 +183,7 @@ def test_a_starter_that_ignores_the_death_of_children_changes_nothing(tmp_path: 
         signal.signal(signal.SIGCHLD, before)
 
 
-def test_a_daemon_that_adopts_orphans_reaps_its_own(pool: Pool) -> None:
+def test_a_daemon_that_adopts_orphans_reaps_them(pool: Pool) -> None:
     """As the first process of a container is."""
     adopt = partial(ctypes.CDLL(None).prctl, PR_SET_CHILD_SUBREAPER)
     before = pool.pids()
@@ -201,7 +201,7 @@ def test_a_daemon_that_adopts_orphans_reaps_its_own(pool: Pool) -> None:
         adopt(0)
 
 
-def test_a_filler_that_is_done_for_leaves_no_descriptor(pool: Pool) -> None:
+def test_a_dead_filler_leaves_no_descriptor(pool: Pool) -> None:
     with opened(pool.inside) as memory:
 
         def life(number: int) -> None:

@@ -75,7 +75,7 @@ def test_jobs_notice_nothing_of_takeovers_from_the_first_cold_epoch_on(
     assert fetched(node) == records.rows.nbytes
 
 
-def test_leases_connections_and_memory_are_the_new_daemons(node: Node, records: Records) -> None:
+def test_leases_connections_and_memory_pass_to_the_new_daemon(node: Node, records: Records) -> None:
     dataset = opened(node, records)
     grants = DaemonGrants(node.daemon.socket_dir, dataset)
     read(grants, records.rows)
@@ -184,7 +184,7 @@ def test_a_smaller_budget_gives_up_what_it_cannot_hold(own: Node) -> None:
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_below_a_disk_that_was_unmounted_no_new_daemon_keeps_anything(
+def test_a_new_daemon_keeps_nothing_below_an_unmounted_disk(
     tmp_path: Path, s3_server: SeaweedFS, proxy: Proxy, known: bool
 ) -> None:
     """It does not start; but where the old one has found the tier lost, that is handed over as lost."""
@@ -256,7 +256,7 @@ def test_both_sockets_have_the_mode_of_the_new_daemon(own: Node) -> None:
     assert modes() == {0o600}
 
 
-def test_without_a_daemon_it_starts_as_always(own: Node) -> None:
+def test_without_an_old_daemon_a_new_one_starts_as_usual(own: Node) -> None:
     node, records = own, stored(own)
     node.daemon.stop()
     node.daemon.process = node.daemon.spawn("--takeover")

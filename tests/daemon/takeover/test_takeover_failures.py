@@ -138,7 +138,7 @@ def test_the_old_daemon_goes_on_when_the_new_one_leaves(
     grants.close()
 
 
-def test_another_protocol_is_refused_in_words(node: Node, records: Records) -> None:
+def test_another_protocol_is_refused_with_a_reason(node: Node, records: Records) -> None:
     channel, offer = greeting(node, PROTOCOL + 1)
     channel.close()
     assert f"protocol {PROTOCOL}" in offer.refused
@@ -221,7 +221,7 @@ def test_a_new_daemon_that_is_told_to_end_leaves_the_old_one_as_it_was(
     grants.close()
 
 
-def test_nobody_says_that_what_a_dead_daemon_held_is_here(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_does_not_claim_what_a_dead_daemon_held(caplog: pytest.LogCaptureFixture) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with subprocess.Popen(["sleep", "60"]) as old:
         before = OldDaemon(ours, ProcessHandle(old.pid), pb.TakeoverOffer(), lock=-1)
