@@ -1,4 +1,4 @@
-"""Openings share the builder: none that take long keep it from other users. As root: users are real."""
+"""Builds of several users share the builder fairly. Some tests need root, for real users."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HOARDED = 2 * jobs.JOBS_AT_ONCE
 
 
 class Builder:
-    """What is under way, in the order of its beginning; `end` ends the first."""
+    """A builder whose running builds are in the order of their starts; `end` ends one of them."""
 
     def __init__(self) -> None:
         self.under_way: list[tuple[jobs.BuildJob, OnAnswer]] = []
@@ -73,7 +73,7 @@ def test_a_cancelled_build_never_runs_and_a_running_one_counts_to_its_end() -> N
     builder = Builder()
 
     def unheard(_: jobs.Answer) -> None:
-        raise AssertionError("whoever is gone hears nothing")
+        raise AssertionError("a caller that left gets no answer")
 
     for number in range(HOARDED):
         builder.builds.cancel(builder.open(1, f"{number}", unheard), unheard)
@@ -116,7 +116,7 @@ def test_every_build_is_answered_once_and_users_take_turns(said: list[tuple[str,
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FakeS3, threading.Event]]:
-    """A storage that answers nobody until it is let."""
+    """An S3 server that answers no request until the event is set."""
     for name, value in {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}.items():
         monkeypatch.setenv(name, value)
     with fake_s3() as found:

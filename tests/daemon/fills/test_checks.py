@@ -1,4 +1,4 @@
-"""Checks of copies are few at a time in each tier, and users take turns: who doubts a whole disk stops nobody."""
+"""Checks of copies: few at a time in each tier, with users in turn."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def extent(number: int) -> ExtentId:
 
 
 class Bench:
-    """Checks over two disks, and the jobs that fillers were given: answered when a test says so."""
+    """Checks over two disks, with fillers that answer a job when the test calls `end`."""
 
     def __init__(self) -> None:
         self.jobs: list[Callable[[jobs.Answer], None]] = []
@@ -79,7 +79,7 @@ def test_a_copy_that_cannot_be_opened_for_lack_of_descriptors_is_neither_good_no
 
 
 def test_a_copy_that_no_process_could_check_is_neither_good_nor_corrupt() -> None:
-    """Another mount hangs, no process can be started, memory is short: no witness against what a disk holds."""
+    """A hung mount, no process, or too little memory prove nothing against a copy."""
     bench = Bench()
     bench.verify(0, HOARDER)
     for _ in range(VERIFY_TRIES):
@@ -127,7 +127,7 @@ def test_a_user_with_many_checks_delays_another_user_by_one() -> None:
         bench.verify(number, HOARDER)
     assert len(bench.jobs) == CHECKS_AT_ONCE
     bench.verify(COPIES - 1, VISITOR)
-    bench.verify(COPIES - 2, VISITOR)  # the hoarder waits for it too: one check, in the visitor's turn
+    bench.verify(COPIES - 2, VISITOR)  # both users wait for this check, which runs in the visitor's turn
     while len(bench.over) < CHECKS_AT_ONCE + 4:
         bench.end()
     assert {COPIES - 1, COPIES - 2} <= {number for number, _ in bench.over}

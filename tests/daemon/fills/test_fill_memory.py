@@ -1,4 +1,4 @@
-"""What fills take of the memory: bounded, shared, and given back."""
+"""The memory of fills: bounded, shared, and given back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 
 class Begun:
-    """Which fills have begun."""
+    """Records the names of the fills that have begun."""
 
     def __init__(self, work: FillMemory) -> None:
         self.work, self.names = work, list[str]()
@@ -37,9 +37,9 @@ def test_fills_begin_in_order_while_there_is_memory() -> None:
         begun.begin(name, cost_bytes)
     assert begun.names == ["a", "b"]
     begun.work.end(6)
-    assert begun.names == ["a", "b"], "c does not pass by the one before it"
+    assert begun.names == ["a", "b"], "c does not overtake the fill before it"
     begun.work.end(4)
-    assert begun.names == ["a", "b", "large"], "alone it may take what it needs"
+    assert begun.names == ["a", "b", "large"], "a fill that runs alone may exceed the limit"
     begun.work.end(60)
     assert begun.names == ["a", "b", "large", "c"]
 
@@ -61,7 +61,7 @@ def test_a_large_fill_waits_for_the_ram_tier_but_not_forever(shrinks: bool) -> N
     ram = Tier(RAM, 100, 100, used_bytes=100)
     begun = Begun(FillMemory(least_bytes=10, room_bytes=110, ram=ram))
     begun.begin("large", 60)
-    assert begun.work.to_come_bytes == 60, "the RAM tier is to leave it"
+    assert begun.work.to_come_bytes == 60, "the RAM tier leaves it free"
     begun.work.memory_measured()
     assert not begun.names
     ram.used_bytes -= 50 * shrinks
@@ -134,7 +134,7 @@ def _fetch(folder: Path, codec: str) -> None:
 
 @pytest.mark.parametrize("codec", ["", "zstd"])
 def test_a_fetch_leaves_no_memory_behind(tmp_path: Path, codec: str, no_collection: None) -> None:
-    """Without a garbage collection: a filler's next one may be minutes away."""
+    """Measured without a garbage collection, since a filler's next one may be minutes away."""
     before = _anonymous_bytes()
     _fetch(tmp_path, codec)
     assert int((tmp_path / "rss").read_text()) < before + 16 * MIB

@@ -1,4 +1,4 @@
-"""Of an extent of many small files only those are bad that cannot be read; the rest is filled, kept and served."""
+"""Extents of many small files: only unreadable files are bad samples; the rest is filled, kept and served."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def name(number: int) -> str:
     return f"{number:04}.bin"
 
 
-# ---- what a grant says
+# ---- the encoding in grants
 
 
 def test_holes_fit_in_one_datagram_and_are_read_back() -> None:
@@ -77,7 +77,7 @@ def test_only_a_range_that_touches_a_hole_raises_the_error_of_its_object() -> No
 
 
 class Store:
-    """A source of objects by URI; some raise, all of them once `gone`."""
+    """A source of objects by URI. Those in `errors` raise; with `gone` a probe of one byte raises for all."""
 
     def __init__(self, errors: dict[str, CacheError], gone: bool = False) -> None:
         self.errors, self.gone, self.reads = errors, gone, 0
@@ -152,14 +152,14 @@ def test_an_extent_with_more_holes_than_a_grant_can_name_fails(tmp_path: Path, b
     assert store.reads < 1_000
 
 
-def test_a_mount_that_goes_in_mid_fill_is_not_the_fault_of_the_rest(tmp_path: Path) -> None:
+def test_a_mount_that_disappears_during_a_fill_makes_no_holes(tmp_path: Path) -> None:
     pieces = small(50)
     store = Store({piece.object.uri: NotFound("no") for piece in pieces[40:]}, gone=True)
     with pytest.raises(NotFound, match="the mount is gone"):
         filled(store, pieces, tmp_path / "x")
 
 
-def test_parts_of_one_object_are_no_extent_of_their_own_objects(tmp_path: Path) -> None:
+def test_an_extent_within_one_object_has_no_holes(tmp_path: Path) -> None:
     version = ObjectVersion("s/shard", 400, "e")
     pieces = [Piece(version, 0, 100), Piece(version, 200, 100)]
     with pytest.raises(SourceChanged):
@@ -202,7 +202,7 @@ def test_a_copy_with_holes_is_filled_again_and_is_not_corrupt() -> None:
     assert node.policy.tiers[RAM].corrupt_count == 0
 
 
-def test_a_reader_is_asked_for_what_is_filled_again() -> None:
+def test_readers_are_recalled_from_a_copy_that_is_filled_again() -> None:
     node = Node([TierSpec(RAM, 10)])
     tell(node, ev.DatasetDeclared(1, DATASET, ((A, 10),)), ev.Demanded(ONE, 1, A))
     tell(node, ev.Filled(A, RAM, code=4, message="a is gone"))
@@ -215,7 +215,7 @@ def test_a_reader_is_asked_for_what_is_filled_again() -> None:
 
 @contextmanager
 def spoilt(root: Path) -> Iterator[None]:
-    """Files as they were listed, but for some."""
+    """Spoil some of the files after they were listed."""
     (root / name(GONE)).unlink()
     (root / name(CHANGED)).write_bytes(datum(CHANGED)[::-1])
     os.rename(root / name(REFUSED), root / "aside")
@@ -227,7 +227,7 @@ def spoilt(root: Path) -> Iterator[None]:
 
 
 def ledger(data: Any, **settings: Any) -> tuple[list[int], set[int]]:
-    """The samples that came, each with its own bytes, and the bad ones."""
+    """Numbers of the samples that came, whose bytes are checked, and of the bad ones."""
     loader = DataLoader(data, 16, shuffle=True, on_error="skip", collate_fn=list, **settings)
     came = []
     for batch in loader:
@@ -315,7 +315,7 @@ def spoil(store: FakeS3) -> None:
 
 
 MOST = COUNT + 6 * len(BAD) + 1
-"""Requests of one fill: each object once, a few to be sure of the bad ones, and one to know who is to blame."""
+"""Requests of one fill: each object once, a few retries of the bad ones, and one probe of the source."""
 
 
 @pytest.mark.parametrize("tier", ["ram", "nvme"])
@@ -340,7 +340,7 @@ def test_only_unreadable_objects_are_bad_samples_through_a_daemon(
         expect(checked)
         with pytest.raises(CacheError, match=r"\.bin .*: .*open the dataset again"):
             list(DataLoader(data, 16, collate_fn=list))
-        # Of a copy with holes nothing outlives the daemon; what may be read again then is.
+        # A copy with holes does not survive the daemon; the next one fills it with the objects readable by then.
         daemon.kill()
         store.asked, store.refuse = [], lambda handler: None
         daemon.start()
@@ -370,7 +370,7 @@ def test_copies_with_holes_are_neither_handed_over_nor_lent(
             beside.close()
         old = daemon.take_over()
         old.wait(WAIT_S)
-        expect(data)  # which it still holds, and knows the holes of
+        expect(data)  # this reader still holds the copy with its holes
         expect(later, BAD - {REFUSED})
         data.close()
         later.close()
