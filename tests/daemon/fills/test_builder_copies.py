@@ -1,4 +1,4 @@
-"""Data without an index is read from the cache as it is opened, and from the source where the cache does not give it."""
+"""Indexing reads data through the cache, and from the source where the cache has no room or cannot read."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_copy_on_a_disk_that_hangs_delays_an_opening_by_half_a_minute(tmp_path
         found = pool.submit(control.open_dataset, [f"{tmp_path}/tar/"], Options())
         wait_until(lambda: control.status().tiers[0].used_bytes > 0)
         wait_until(lambda: not control.status().fills_running)
-        time.sleep(2.0)  # a member each 0.3 s: the builder is in the middle of the copy
+        time.sleep(2.0)  # a member takes 0.3 s, so the builder is in the middle of the copy
         disk.behave("hang")
         began = time.monotonic()
         try:

@@ -1,4 +1,4 @@
-"""A tier's thread answers whoever waits for it, whatever its calls raise."""
+"""Lanes answer every call, whatever it raises; probes and stalls of tiers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_any_error_of_a_call_is_answered_and_the_next_call_runs(
 
 
 class BrokenProbe:
-    """A tier whose probe fails as no tier should."""
+    """A tier whose probe raises an unexpected error."""
 
     name = TierName("nvme0")
 
@@ -73,7 +73,7 @@ class BrokenProbe:
 
 
 class SilentProbe:
-    """A tier that does not answer until it is told to."""
+    """A tier that answers no probe until the test says so."""
 
     name = TierName("nvme0")
 
@@ -96,7 +96,7 @@ def test_a_tier_that_answers_neither_probe_nor_call_stalls(
         lambda *_: None, lambda *_: None, lambda *_: None, lambda *said: heard.append(said), lambda: now[0]
     )
     tier = SilentProbe()
-    jobs_s = lambda: 0.0 if heard else busy_s  # noqa: E731 - its jobs are given up when it is said
+    jobs_s = lambda: 0.0 if heard else busy_s  # noqa: E731 - its jobs end when the stall is reported
     watch.add(tier, Lane("probe", posted.put, lambda: now[0]), (), jobs_s)  # type: ignore[arg-type]
     for _ in range(5):
         watch.tick()

@@ -1,4 +1,4 @@
-"""The daemon's loop as other threads see it."""
+"""The event loop, called from other threads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cachesvc.daemon.loop.loop import Loop
 
 
 class Request:
-    """Something that a call holds."""
+    """An object that a call refers to."""
 
 
 def fail() -> None:

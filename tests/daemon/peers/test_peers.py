@@ -1,4 +1,4 @@
-"""Nodes give one another what they hold: before the source is asked, and when a copy turns out to be wrong."""
+"""Nodes read extents from each other: before they ask the source, and to repair corrupt copies."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def data_in(folder: Path) -> bytes:
 
 
 def listening(address: str) -> None:
-    """Wait until the process that serves peers does."""
+    """Wait until the sharer listens."""
     host, port = address.split(":")
 
     def connects() -> bool:
@@ -79,7 +79,7 @@ def fill(daemon: Daemon, data: Path) -> tuple[str, pb.PrefetchReply]:
 
 
 def read(daemon: Daemon, data: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[bytes, dict[str, float]]:
-    """Every record in order, through the loader, and what its steps waited for."""
+    """Read every record in order through the loader; return the bytes and the waiting times of its steps."""
     monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
     dataset = open_dataset(f"{data}/", format="records", record_bytes=RECORD)
     batches = DataLoader(dataset, batch_size=16)
@@ -90,12 +90,12 @@ def read(daemon: Daemon, data: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[b
 
 
 def copies(node: Path) -> list[Path]:
-    """The extents on a node's disk."""
+    """Files of the extents on a node's disk."""
     return sorted(path for path in (node / "nvme").rglob("?" * 32 + ".*"))
 
 
 def flip(path: Path) -> None:
-    """One bit of what an extent's file holds."""
+    """Flip one bit of an extent's file."""
     path.chmod(0o600)
     with open(path, "r+b") as file:
         file.seek(1000)
@@ -151,7 +151,7 @@ def test_a_corrupt_copy_is_repaired_from_a_peer_where_the_source_is_gone(
             assert report.corrupt_extents == 1
             list(control.prefetch(dataset))
             (status,) = control.status().datasets
-        (tmp_path / "away").rename(data / "0.bin")  # the loader looks at what it opens
+        (tmp_path / "away").rename(data / "0.bin")  # the loader stats the files that it opens
         found, _ = read(node, data, monkeypatch)
     assert found == contents
     assert status.resident_bytes == len(contents)
@@ -235,7 +235,7 @@ def test_few_peers_are_served_at_once(tmp_path: Path) -> None:
         stub = services.Stub(channel, "Peers")
         streams = [stub.Read(pb.ReadRequest(extent=extent), timeout=60) for _ in range(MAX_CALLS)]
         for stream in streams:
-            next(stream)  # the rest waits for room in the connection
+            next(stream)  # the other replies wait for room in the connection
         with pytest.raises(grpc.RpcError) as refused:
             list(stub.Read(pb.ReadRequest(extent=extent), timeout=60))
         for stream in streams:
@@ -245,7 +245,7 @@ def test_few_peers_are_served_at_once(tmp_path: Path) -> None:
 
 
 def certified(folder: Path, name: str, signed_by: trustme.CA) -> list[str]:
-    """Options for a node with a certificate that it finds in a folder, beside the `ca.pem` that it believes."""
+    """Options for a node with a certificate in a folder, beside the `ca.pem` that it trusts."""
     issued = signed_by.issue_cert("127.0.0.1")
     issued.private_key_pem.write_to_path(str(folder / f"{name}.key"))
     issued.cert_chain_pems[0].write_to_path(str(folder / f"{name}.pem"))
@@ -271,7 +271,7 @@ def test_nodes_authenticate_by_certificates(tmp_path: Path) -> None:
 
 
 def authority(folder: Path) -> trustme.CA:
-    """Another one in the place of that which was believed."""
+    """Replace the trusted authority by another one."""
     ca = trustme.CA()
     ca.cert_pem.write_to_path(str(folder / "ca.pem"))
     return ca
@@ -320,35 +320,35 @@ def test_old_certificates_are_used_while_the_new_ones_do_not_match(tmp_path: Pat
 
 
 def cmdline(pid: int) -> bytes:
-    """Nothing for a process that has ended."""
+    """The command line of a process, empty for one that has ended."""
     with suppress(FileNotFoundError, ProcessLookupError):
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     return b""
 
 
 def sharer_of(daemon: Daemon) -> int:
-    """The process id."""
+    """The process id of the sharer."""
     assert daemon.process is not None
     pid = daemon.process.pid
     children: list[int] = []
     for thread in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # ended since it was listed
+        with suppress(FileNotFoundError, ProcessLookupError):  # the process has ended
             children += map(int, (thread / "children").read_text().split())
     (found,) = [each for each in children if b"sharer" in cmdline(each)]
     return found
 
 
 def listens(pid: int, address: str) -> bool:
-    """Whether it is this process that does: another may still be about to end."""
+    """Tell whether this process listens; a predecessor may still be ending."""
     ports = [each.laddr.port for each in psutil.Process(pid).net_connections() if each.status == "LISTEN"]
     return int(address.rpartition(":")[2]) in ports
 
 
 def wait_for_another(daemon: Daemon, than: int) -> None:
-    """Until another process serves peers."""
+    """Wait until another process serves peers."""
 
     def replaced() -> bool:
-        with suppress(ValueError):  # none yet, or just gone
+        with suppress(ValueError):  # no sharer at the moment
             return sharer_of(daemon) != than
         return False
 
@@ -357,7 +357,7 @@ def wait_for_another(daemon: Daemon, than: int) -> None:
 
 @pytest.fixture
 def sharing(tmp_path: Path) -> Iterator[tuple[Daemon, str]]:
-    """A daemon that shares."""
+    """A daemon with `--share`, and its address."""
     data = tmp_path / "data"
     data_in(data)
     daemon, address = start(tmp_path / "node", data)
@@ -372,7 +372,7 @@ def test_the_sharer_has_no_credentials_keeps_no_descriptors_and_is_replaced(
     data = tmp_path / "data"
     contents = data_in(data)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush-hush")
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # for the source's sake; peers are asked directly
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # must not apply to peers
     other, address = start(tmp_path / "other", data)
     node, _ = start(tmp_path / "node", data, "--peer", address)
     with other, node:
@@ -383,7 +383,7 @@ def test_the_sharer_has_no_credentials_keeps_no_descriptors_and_is_replaced(
         files = len(os.listdir(f"/proc/{first}/fd"))
         dataset, here = fill(node, data)
         assert here.peer_bytes == len(contents)
-        wait_until(lambda: len(os.listdir(f"/proc/{first}/fd")) <= files + 1)  # the connection stays
+        wait_until(lambda: len(os.listdir(f"/proc/{first}/fd")) <= files + 1)  # only the connection is left
         os.kill(first, signal.SIGKILL)
         wait_for_another(other, first)
         listening(address)
@@ -412,7 +412,7 @@ def test_an_invalid_extent_id_is_a_typed_error(
 
 
 class Liar:
-    """A peer that answers what a test tells it to."""
+    """A peer whose answers the test gives."""
 
     def __init__(self, replies: Callable[[], Iterator[pb.ReadReply]]) -> None:
         self._replies = replies
@@ -546,7 +546,7 @@ def test_a_takeover_and_a_restart_go_on_sharing(tmp_path: Path) -> None:
         wait_until(lambda: listens(sharer_of(other), address))
         _, here = fill(node, data)
         other.kill()
-        other.start()  # at once, while the one that was killed may still have its address
+        other.start()  # at once, while the killed one's sharer may still have the address
         listening(address)
     assert (here.peer_bytes, here.source_bytes) == (len(contents), 0)
 

@@ -1,4 +1,4 @@
-"""Fillers give way to whoever wakes up; and what they and the daemon have for standard descriptors."""
+"""Background priority of fillers, and the standard descriptors of the daemon and its fillers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_c_library_without_the_call_sets_only_the_niceness(monkeypatch: pytest
 
 
 def test_numbers_of_closed_standard_descriptors_are_not_reused_for_extents(tmp_path: Path) -> None:
-    """A library that writes to standard error would write into it."""
+    """Otherwise a library that writes to standard error would write into an extent."""
 
     class Closing(Daemon):
         def spawn(self, *more: str) -> subprocess.Popen[bytes]:
