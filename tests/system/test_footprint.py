@@ -214,7 +214,7 @@ def test_a_prefetch_fills_into_nvme_what_ram_gives_up(
     proxy: Proxy,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """192 MiB fit into RAM at first. The source answers for the last extent only when the RAM tier has shrunk to 128 MiB."""
+    """192 MiB fit into RAM at first; the source answers for the last extent once the RAM tier has shrunk to 128 MiB."""
     client, body = s3_server.client(), os.urandom(MIB) * 4
     for number in range(48):
         client.put_object(Bucket=bucket, Key=f"data/{number:02d}.bin", Body=body)
