@@ -128,7 +128,9 @@ def serve(settings: Settings) -> int:
         loop.run(runner.next_deadline, runner.tick, time.monotonic)
         log.info("stopping")
     if runner.hangs:
-        log.warning("this process ends when the disks that it waits for answer; the sockets are free already")
+        log.warning(
+            "this process ends when the disks that it waits for answer; it releases its sockets and memory now"
+        )
         _exit_at_once(fillers)
     return 0
 

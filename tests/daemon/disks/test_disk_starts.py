@@ -159,7 +159,7 @@ def test_a_daemon_that_hangs_in_a_disk_as_it_ends_does_not_block_the_next_one(
             wait_until(lambda: not given_up or found.tier("nvme1").lost, LOST_S)  # type: ignore[attr-defined]
             wait_until(lambda: waits_for_a_disk(old.pid), LOST_S)
             old.terminate()
-            wait_until(lambda: found.daemon.log.endswith(" are free already\n"), CLOSE_S + STOP_S + 5.0)
+            wait_until(lambda: found.daemon.log.endswith(" sockets and memory now\n"), CLOSE_S + STOP_S + 5.0)
             restarted(found)
             assert tiers_lost(found) == [False, False, True]
             assert old.poll() is None, "it waits for the disk, without sockets and locks"
