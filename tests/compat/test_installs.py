@@ -18,10 +18,25 @@ from testbed.node import Daemon
 PIP = ["-m", "pip", "--disable-pip-version-check", "--quiet"]
 
 
+def ran(
+    cwd: Path, *command: str | Path, env: dict[str, str] | None = None, timeout_s: float = 120.0
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in `cwd`, without the packages on this process's own path."""
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(
+        command, cwd=cwd, env=inherited | (env or {}), timeout=timeout_s, capture_output=True, text=True
+    )
+
+
+def installed(cwd: Path, *command: str | Path) -> None:
+    done = ran(cwd, *command, timeout_s=600.0)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    subprocess.run([sys.executable, *PIP, "wheel", "--no-deps", "-w", folder, ROOT], check=True, timeout=300)
+    installed(folder, sys.executable, *PIP, "wheel", "--no-deps", "-w", folder, ROOT)
     (built,) = folder.glob("cachesvc-*.whl")
     return built
 
@@ -30,20 +45,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def python(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of an environment with nothing but the wheel, what it needs, and these versions."""
     folder = tmp_path_factory.mktemp("environment")
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=120)
+    installed(folder, sys.executable, "-m", "venv", folder)
     found = folder / "bin" / "python"
-    subprocess.run([found, *PIP, "install", wheel, *request.param.split()], check=True, timeout=600)
+    installed(folder, found, *PIP, "install", wheel, *request.param.split())
     return found
-
-
-def ran(
-    cwd: Path, *command: str | Path, env: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run a command in `cwd`, without the packages on this process's own path."""
-    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return subprocess.run(
-        command, cwd=cwd, env=inherited | (env or {}), timeout=120, capture_output=True, text=True
-    )
 
 
 def test_a_client_prefetches_and_sees_what_is_resident(python: Path, tmp_path: Path) -> None:
