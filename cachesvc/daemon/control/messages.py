@@ -8,7 +8,7 @@ from functools import partial
 
 from cachesvc.catalog.build import Options
 from cachesvc.config import Settings
-from cachesvc.daemon.datasets import Dataset
+from cachesvc.daemon.datasets import ServedDataset
 from cachesvc.v1 import cachesvc_pb2 as pb
 
 
@@ -20,7 +20,7 @@ def options_of(given: pb.DatasetOptions, settings: Settings) -> Options:
     return Options(**plain)  # type: ignore[arg-type]
 
 
-def dataset_message(dataset: Dataset) -> pb.Dataset:
+def dataset_message(dataset: ServedDataset) -> pb.Dataset:
     """Return a dataset's message for a caller who may see it."""
     catalog = dataset.catalog
     return pb.Dataset(

@@ -17,7 +17,7 @@ from cachesvc.core import events
 from cachesvc.core.errors import NotFound, OutOfSpace
 from cachesvc.core.model import DatasetId
 from cachesvc.daemon.access.tenants import NOBODY
-from cachesvc.daemon.datasets import Dataset
+from cachesvc.daemon.datasets import ServedDataset
 from cachesvc.daemon.runner import Runner
 from cachesvc.tiers.directory import sync_directory
 
@@ -62,7 +62,7 @@ class Pins:
                 continue
             self._runner.datasets.load(wanted).add_done_callback(partial(self._restored, wanted, user))
 
-    def pin(self, dataset: Dataset, pinned: bool, user: int, then: Callable[[], None]) -> None:
+    def pin(self, dataset: ServedDataset, pinned: bool, user: int, then: Callable[[], None]) -> None:
         """Pin or unpin for a user. The file is written first, so that a pin survives a crash. A dataset that is pinned
         already stays its first user's, unless the daemon's own user pins it. `then` is called on the loop's thread when the
         pin is done. Raises OutOfSpace where the file cannot be written."""
@@ -79,7 +79,7 @@ class Pins:
 
         self._runner.loop.call(claim)
 
-    def _restored(self, wanted: DatasetId, user: int, done: Future[Dataset]) -> None:
+    def _restored(self, wanted: DatasetId, user: int, done: Future[ServedDataset]) -> None:
         error = done.exception()
         if error is None:
             dataset = done.result()
@@ -92,7 +92,7 @@ class Pins:
         if isinstance(error, NotFound) and not self._runner.datasets.stored(wanted):
             self._store(wanted, None)
 
-    def _claim(self, dataset: Dataset, pinned: bool, user: int, gradual: bool = True) -> None:
+    def _claim(self, dataset: ServedDataset, pinned: bool, user: int, gradual: bool = True) -> None:
         """Declare or end the job of a pin. The job is not a reader's, since a pin must outlive readers."""
         if pinned:
             if dataset.id not in self._claims:
@@ -103,7 +103,7 @@ class Pins:
             self._runner.handle(events.Unpinned(dataset.id))
             self._runner.handle(events.JobEnded(self._claims.pop(dataset.id)))
 
-    def _pinned(self, dataset: Dataset, user: int, gradual: bool) -> events.Pinned:
+    def _pinned(self, dataset: ServedDataset, user: int, gradual: bool) -> events.Pinned:
         """Return the event of a pin, with the quotas of its user and data. The daemon's own user pins without quota."""
         if user == os.geteuid():
             return events.Pinned(dataset.id, gradual)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cachesvc.core.model import DatasetId
-from cachesvc.daemon.datasets import Dataset
+from cachesvc.daemon.datasets import ServedDataset
 from cachesvc.daemon.runner import Runner
 from cachesvc.v1 import cachesvc_pb2 as pb
 
@@ -11,7 +11,7 @@ MAX_FAILURES = 100
 """The most failures that one progress message names."""
 
 
-def progress_of(runner: Runner, job: int, dataset: Dataset, planned: bool) -> pb.PrefetchReply:
+def progress_of(runner: Runner, job: int, dataset: ServedDataset, planned: bool) -> pb.PrefetchReply:
     """Return the progress of a job's prefetch. `planned`: nothing is filled, and the reply tells what is resident and what
     would not fit. Runs on the loop's thread."""
     progress = runner.node.progress(job)

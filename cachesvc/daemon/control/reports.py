@@ -10,7 +10,7 @@ import cachesvc
 from cachesvc.daemon.access.tenants import Peer, admits
 from cachesvc.daemon.control.messages import dataset_message
 from cachesvc.daemon.control.pins import Pins
-from cachesvc.daemon.datasets import Dataset
+from cachesvc.daemon.datasets import ServedDataset
 from cachesvc.daemon.runner import Runner
 from cachesvc.v1 import cachesvc_pb2 as pb
 
@@ -34,7 +34,7 @@ class Reports:
         visible = (each for each in self._loop.call(self._runner.listed) if admits(each.rules, caller))
         return [self._dataset_status(dataset) for dataset in visible]
 
-    def _dataset_status(self, dataset: Dataset) -> pb.DatasetStatus:
+    def _dataset_status(self, dataset: ServedDataset) -> pb.DatasetStatus:
         resident = self._runner.resident(dataset)
         found = self._loop.call(lambda: self._counted(dataset))
         found.dataset.CopyFrom(dataset_message(dataset))
@@ -66,10 +66,10 @@ class Reports:
             tiers=tiers,
             readers=self._runner.grants.readers().total(),
             fills_running=status.fills,
-            sources=pb.SourceStatus(**asdict(self._runner.asked())),
+            sources=pb.SourceStatus(**asdict(self._runner.source_requests())),
         )
 
-    def _counted(self, dataset: Dataset) -> pb.DatasetStatus:
+    def _counted(self, dataset: ServedDataset) -> pb.DatasetStatus:
         assert self._runner.grants is not None
         counters = self._runner.node.counters(dataset.id)
         return pb.DatasetStatus(

@@ -19,7 +19,7 @@ from cachesvc.daemon.access.tenants import Peer
 from cachesvc.daemon.access.tls import server_credentials
 from cachesvc.daemon.control.call_cap import CALLS, CallCap
 from cachesvc.daemon.control.service import Service
-from cachesvc.daemon.processes.threads import Threads
+from cachesvc.daemon.processes.threads import ThreadPool
 from cachesvc.v1 import services
 from cachesvc.v1.descriptors import service_descriptor
 
@@ -60,7 +60,7 @@ def control_server(
         *connection_limits(connections),
     ]
     server = grpc.server(
-        Threads(CONTROL_THREADS, "control"),
+        ThreadPool(CONTROL_THREADS, "control"),
         options=limits,
         interceptors=[CallCap(caller)],
     )

@@ -22,10 +22,10 @@ from cachesvc.daemon.control.pins import Pins
 from cachesvc.daemon.control.progress import progress_of
 from cachesvc.daemon.control.reports import Reports
 from cachesvc.daemon.control.statuses import errors_as_statuses
-from cachesvc.daemon.datasets import Dataset, check_share, unknown
-from cachesvc.daemon.fills.build_queue import Opening
-from cachesvc.daemon.fills.checks import Good
-from cachesvc.daemon.loop.waiting import Waiting
+from cachesvc.daemon.datasets import ServedDataset, check_share, unknown
+from cachesvc.daemon.fills.build_queue import BuildRequest
+from cachesvc.daemon.fills.checks import CheckResult
+from cachesvc.daemon.loop.waiting import CallWaits
 from cachesvc.daemon.processes import jobs
 from cachesvc.daemon.runner import Runner
 from cachesvc.v1 import cachesvc_pb2 as pb
@@ -59,7 +59,7 @@ class Service:
         self._runner = runner
         self._pins = pins
         self._loop = runner.loop
-        self._waiting = Waiting(runner.loop)
+        self._waiting = CallWaits(runner.loop)
         self._reports = Reports(runner, pins, started)
         self._settings = settings
         self._tenants = tenants
@@ -74,10 +74,10 @@ class Service:
             answers: queue.Queue[jobs.Answer] = queue.Queue()
             opening = self._open(uris, options, request.refresh, self._uid(context), answers)
             try:
-                while isinstance(answer := self._waiting.next(answers, context), jobs.Progress):
+                while isinstance(answer := self._waiting.next(answers, context), jobs.JobProgress):
                     yield pb.OpenDatasetReply(indexed_bytes=answer.done_bytes, total_bytes=answer.total_bytes)
             finally:
-                self._loop.post(lambda: self._runner.builds.leave(opening, answers.put))
+                self._loop.post(lambda: self._runner.builds.cancel(opening, answers.put))
             self._runner.datasets.tidy(self._pins.stored)  # also after a build that found no room
             if answer.code:
                 raise errors.from_code(answer.code, answer.message)
@@ -92,7 +92,7 @@ class Service:
                     "without version= to go on with what is there"
                 )
             dataset = self._dataset(answer.dataset, context)
-            self._loop.call(lambda: self._runner.ask_again(dataset))
+            self._loop.call(lambda: self._runner.refill_holes(dataset))
             yield pb.OpenDatasetReply(
                 dataset=dataset_message(dataset), notes=dataset.catalog.notes[:MAX_NOTES]
             )
@@ -108,7 +108,7 @@ class Service:
                 self._loop.call(lambda: self._runner.declare(job, dataset, user, gradual=True))
                 self._after(self._runner.node.claims.claimed, dataset, context)
                 if not request.dry_run:
-                    self._loop.call(lambda: self._runner.ask_again(dataset))
+                    self._loop.call(lambda: self._runner.refill_holes(dataset))
                     self._loop.call(lambda: self._runner.handle(events.Prefetched(job, dataset.id)))
                 yield from self._progressing(job, dataset, request.dry_run, context)
             finally:
@@ -172,7 +172,7 @@ class Service:
         assert self._runner.grants is not None
         return None if token is None else self._runner.grants.caller(token)
 
-    def _check_share(self, dataset: Dataset, user: int) -> None:
+    def _check_share(self, dataset: ServedDataset, user: int) -> None:
         """Raise OutOfSpace where the user claims too many extents."""
         self._loop.call(lambda: check_share(self._runner.node, dataset, user))
 
@@ -185,7 +185,7 @@ class Service:
             raise errors.InvalidInput(f"{len(uris)} URIs; give 1 to {MAX_URIS:,}")
         return self._lookups.run(lambda: [self._tenants.check(uri, caller) for uri in uris], uris[0])
 
-    def _dataset(self, wanted: str, context: grpc.ServicerContext) -> Dataset:
+    def _dataset(self, wanted: str, context: grpc.ServicerContext) -> ServedDataset:
         loaded = self._runner.datasets.load(DatasetId(wanted)).result()
         if not admits(loaded.rules, self._caller(context)):
             raise unknown(DatasetId(wanted))
@@ -193,16 +193,16 @@ class Service:
 
     def _open(
         self, uris: list[str], options: Options, refresh: bool, user: int, answers: queue.Queue[jobs.Answer]
-    ) -> Opening:
+    ) -> BuildRequest:
         plain = {field.name: getattr(options, field.name) for field in fields(options)}
         job = partial(
-            jobs.Build, uris=uris, options=plain, catalogs=self._runner.datasets.directory, refresh=refresh
+            jobs.BuildJob, uris=uris, options=plain, catalogs=self._runner.datasets.directory, refresh=refresh
         )
         asked = (tuple(uris), options, refresh)
-        return self._loop.call(lambda: self._runner.builds.open(user, asked, job, answers.put))
+        return self._loop.call(lambda: self._runner.builds.submit(user, asked, job, answers.put))
 
     def _progressing(
-        self, job: int, dataset: Dataset, dry_run: bool, context: grpc.ServicerContext
+        self, job: int, dataset: ServedDataset, dry_run: bool, context: grpc.ServicerContext
     ) -> Iterator[pb.PrefetchReply]:
         """Yield the progress of a prefetch until it is done, or once for a dry run. Raises CacheError when an eviction ends
         it."""
@@ -216,7 +216,7 @@ class Service:
             time.sleep(PROGRESS_S)
 
     def _verify(self, extent: ExtentId, tier: TierName, context: grpc.ServicerContext) -> bool:
-        answers: queue.Queue[Good] = queue.Queue()
+        answers: queue.Queue[CheckResult] = queue.Queue()
         user = self._uid(context)
 
         def ask() -> None:
@@ -232,7 +232,7 @@ class Service:
         return good
 
     def _after(
-        self, done: Callable[[DatasetId], bool], dataset: Dataset, context: grpc.ServicerContext
+        self, done: Callable[[DatasetId], bool], dataset: ServedDataset, context: grpc.ServicerContext
     ) -> None:
         self._waiting.until(lambda then: self._runner.after(done, dataset.id, then), context)
 

@@ -41,7 +41,7 @@ class GrantableDataset(Protocol):
 
 
 class ReaderRequests(Protocol):
-    """Does what readers request. The runner implements it."""
+    """Does what readers request. `daemon/reader_events.py` implements it."""
 
     def connected(
         self, reader: ReaderId, dataset: DatasetId, then: Callable[[GrantableDataset | CacheError], None]

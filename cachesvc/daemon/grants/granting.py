@@ -11,8 +11,8 @@ from cachesvc.core import events
 from cachesvc.core.errors import CacheError
 from cachesvc.core.model import RAM, TierName
 from cachesvc.daemon.access.tenants import NOBODY
-from cachesvc.daemon.fills.checks import Checks, Good, short_of_descriptors
-from cachesvc.daemon.fills.missing_objects import Lacking
+from cachesvc.daemon.fills.checks import CheckResult, Checks, is_own_limit
+from cachesvc.daemon.fills.holes import HoleRecords
 from cachesvc.daemon.grants.server import GrantsServer
 from cachesvc.tiers.tier import Checksums, Tier
 
@@ -26,14 +26,14 @@ class Granting:
         self,
         tiers: Mapping[TierName, Tier],
         checks: Checks,
-        lacking: Lacking,
+        hole_records: HoleRecords,
         handle: Callable[[events.Event], None],
         next_id: Callable[[], int],
     ) -> None:
         self.server: GrantsServer | None = None
         self._tiers = tiers
         self._checks = checks
-        self._lacking = lacking
+        self._hole_records = hole_records
         self._handle = handle
         self._next_id = next_id
         self._opening: dict[int, events.Grant] = {}
@@ -83,7 +83,7 @@ class Granting:
             self._open(number)
             return
 
-        def checked(good: Good) -> None:
+        def checked(good: CheckResult) -> None:
             if good:
                 self._open(number)
             elif not self._opening.pop(number, None):
@@ -117,14 +117,16 @@ class Granting:
     def _send(self, command: events.Grant, fd: int) -> None:
         """Send the descriptor to the reader and close it."""
         assert self.server is not None
-        sent = self.server.replies.grant(command, fd, self._lacking.of(command.extent, command.tier).holes)
+        sent = self.server.replies.grant(
+            command, fd, self._hole_records.of(command.extent, command.tier).ranges
+        )
         os.close(fd)
         if not sent:
             self._not_granted(command)
 
     def _not_opened(self, command: events.Grant, error: CacheError) -> None:
         log.error("a resident extent cannot be opened", extra={"error": str(error), "tier": command.tier})
-        if not short_of_descriptors(error):
+        if not is_own_limit(error):
             self._checks.failed(command.extent, command.tier, error.code)
         self._not_granted(command)
 

@@ -11,7 +11,7 @@ import cachesvc
 from cachesvc.core.errors import kinds
 from cachesvc.core.model import DatasetId
 from cachesvc.core.stalls import CAUSES, QUANTILES
-from cachesvc.daemon.peers.sharing import Sharing
+from cachesvc.daemon.peers.sharer_process import SharerProcess
 from cachesvc.daemon.runner import Runner
 
 PRIVATE = "private"
@@ -22,7 +22,7 @@ WAIT_QUANTILES = "cachesvc_loader_wait_quantile_seconds"
 class MetricsCollector:
     """A Prometheus collector of a runner's metrics."""
 
-    def __init__(self, runner: Runner, sharing: Sharing) -> None:
+    def __init__(self, runner: Runner, sharing: SharerProcess) -> None:
         self._runner = runner
         self._sharing = sharing
         self._labels: dict[DatasetId, str] = {}
@@ -80,7 +80,7 @@ class MetricsCollector:
         peer_failures = CounterMetricFamily(
             "cachesvc_peer_failures", "Times another node did not answer.", labels=["peer"]
         )
-        for peer, times in self._runner.left_alone().items():
+        for peer, times in self._runner.peer_pauses().items():
             peer_failures.add_metric([peer], times)
         failed = CounterMetricFamily("cachesvc_failed_fills", "Fills that failed.", labels=["error"])
         for error in kinds():  # also kinds that never occurred, else the first one would look like a restart
@@ -92,7 +92,7 @@ class MetricsCollector:
 
     def _sources(self) -> list[Metric]:
         """Read the counters of all sources together, since a source's name may belong to a tenant."""
-        asked = self._runner.asked()
+        asked = self._runner.source_requests()
         counters = {
             "requests": ("Read requests to sources, retries included.", asked.requests),
             "retries": ("Retried requests.", asked.retries),

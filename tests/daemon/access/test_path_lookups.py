@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from cachesvc.core.errors import InvalidInput, NotAllowed, SourceUnavailable
 from cachesvc.daemon.access.path_lookups import LOOKUP_S, THREADS_PER_MOUNT, Lookups, mount_points
 from cachesvc.daemon.fills.filler import _reads
-from cachesvc.daemon.processes.jobs import Build
+from cachesvc.daemon.processes.jobs import BuildJob
 from cachesvc.sources import links
 from cachesvc.sources.uri import allowlist
 from testbed import WAIT_S
@@ -165,8 +165,8 @@ def test_mount_points_are_found_without_a_lookup() -> None:
 
 
 def test_only_builds_that_read_a_hung_path_fail() -> None:
-    def build(*uris: str) -> Build:
-        return Build(1, list(uris), {}, "", False)
+    def build(*uris: str) -> BuildJob:
+        return BuildJob(1, list(uris), {}, "", False)
 
     hung = "file:///mnt/nfs/set/0.bin"
     assert _reads(build("s3://b/", "file:///mnt/nfs/"), hung)

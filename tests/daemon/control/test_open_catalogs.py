@@ -11,7 +11,7 @@ from cachesvc.client.control import Control
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.protocol import Granted
 from cachesvc.core.model import DatasetId
-from cachesvc.daemon.datasets import UNUSED
+from cachesvc.daemon.datasets import MAX_UNUSED
 from testbed.node import Daemon, open_files
 from tests.support.waiting import wait_until
 
@@ -57,7 +57,7 @@ def test_openings_of_other_options_keep_few_files_open(tmp_path: Path) -> None:
         for number in range(OPENED, 2 * OPENED):
             opened(number)
         wait_until(lambda: len(open_files(pid)) <= before + 2)  # an answered call closes its socket later
-        assert sum("lmdb" in name for name in open_files(pid)) <= 2 * (UNUSED + 8)
+        assert sum("lmdb" in name for name in open_files(pid)) <= 2 * (MAX_UNUSED + 8)
         reads(ids[0], extent_bytes(3))  # its catalog was closed
         (answer,) = kept.acquire([2], 20.0)
         assert isinstance(answer, Granted), "a reader's dataset stays"

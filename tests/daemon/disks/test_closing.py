@@ -12,7 +12,7 @@ import pytest
 from cachesvc.core.errors import TierFailed
 from cachesvc.core.model import TierName
 from cachesvc.daemon.disks import closing
-from cachesvc.daemon.disks.closing import close_tier, ended, leave
+from cachesvc.daemon.disks.closing import abandon, all_ended, close_tier
 from cachesvc.daemon.loop.lanes import Lane
 from testbed import WAIT_S
 
@@ -103,9 +103,9 @@ def test_locks_are_given_back_unless_even_that_hangs(answers: threading.Event) -
     disk: Any = Disk(lambda: done.append("unlock"))
     hung: Any = Disk(lambda: answers.wait(SOON_S))
     began = time.monotonic()
-    assert not leave(hung)
+    assert not abandon(hung)
     assert time.monotonic() - began < SOON_S / 2
-    assert leave(disk)
+    assert abandon(disk)
     assert done == ["unlock"]
 
 
@@ -114,6 +114,6 @@ def test_all_threads_are_told_to_end_though_one_does_not(
 ) -> None:
     monkeypatch.setattr(closing, "ENDS_S", 0.05)
     other, after = lane(), threading.Event()
-    assert not ended([hanging(answers), other])
+    assert not all_ended([hanging(answers), other])
     other.submit(after.set, lambda _: None, lambda _: None)
     assert not after.wait(0.2)

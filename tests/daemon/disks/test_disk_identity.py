@@ -18,7 +18,7 @@ from cachesvc.core.model import DatasetId, ExtentId, ReaderId
 from cachesvc.core.node.node import Node as Core
 from cachesvc.core.tiering.policy import TierSpec
 from cachesvc.daemon.disks.renewal import Disk
-from cachesvc.daemon.disks.watch import Watch
+from cachesvc.daemon.disks.watch import DiskWatch
 from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.tiers.nvme import open_nvme
 from cachesvc.tiers.probe import Room
@@ -197,7 +197,7 @@ def test_the_watch_finds_it_and_says_why_it_stays_out(
         call()
 
     disk = opened(directory)
-    watch = Watch(
+    watch = DiskWatch(
         lambda name, why: heard.append(why),
         lambda name: heard.append("back"),
         lambda name, room: None,
@@ -218,7 +218,7 @@ def test_the_watch_finds_it_and_says_why_it_stays_out(
     assert "not the directory that this daemon locked" in heard[0]
     for _ in range(3):
         probe()
-    said = [record.why for record in caplog.records if record.message == "a tier stays out"]
+    said = [record.why for record in caplog.records if record.message == "a tier stays lost"]
     assert len(said) == 1, "said once"
     assert "another cachesvc daemon" in said[0]
     other.close()

@@ -92,4 +92,4 @@ def test_a_disk_that_others_keep_busy_is_never_left_alone(tmp_path: Path) -> Non
             assert not lost(found)
             rounds += 1
         assert rounds > 0
-        assert "a tier is left alone" not in found.daemon.log
+        assert "a tier is lost" not in found.daemon.log

@@ -19,7 +19,7 @@ from cachesvc.client.protocol import Granted
 from cachesvc.core.errors import InvalidInput, TierFailed
 from cachesvc.core.model import TierName
 from cachesvc.daemon.disks.closing import CLOSE_S
-from cachesvc.daemon.disks.opening import SILENT_S, Opening, awaited
+from cachesvc.daemon.disks.opening import SILENT_S, DirectoryOpening, wait_until_open
 from cachesvc.daemon.disks.renewal import Disk
 from cachesvc.daemon.fills.pool import STOP_S
 from cachesvc.daemon.loop.lanes import Lane
@@ -47,8 +47,8 @@ class Fake(Disk):
         self.open = open  # type: ignore[method-assign]
 
 
-def begun(disk: Disk) -> Opening:
-    opening = Opening(disk, Lane(f"probe-{disk.name}", lambda _: None, time.monotonic))
+def begun(disk: Disk) -> DirectoryOpening:
+    opening = DirectoryOpening(disk, Lane(f"probe-{disk.name}", lambda _: None, time.monotonic))
     opening.begin()
     return opening
 
@@ -57,7 +57,7 @@ def test_disks_that_hang_are_waited_for_side_by_side(tmp_path: Path) -> None:
     answered = threading.Event()
     openings = [begun(Fake(f"nvme{n}", tmp_path, lambda heard: answered.wait())) for n in range(8)]
     began = time.monotonic()
-    lost = awaited(openings, SILENT)
+    lost = wait_until_open(openings, SILENT)
     assert time.monotonic() - began < 7 * SILENT
     assert list(lost) == [f"nvme{n}" for n in range(8)]
     assert "has not answered" in lost["nvme0"]  # type: ignore[index]
@@ -70,7 +70,7 @@ def test_a_disk_of_which_something_is_heard_is_waited_for(tmp_path: Path) -> Non
             time.sleep(SILENT / 8)
             heard()
 
-    assert awaited([begun(Fake("nvme0", tmp_path, slow))], 4 * SILENT) == {}
+    assert wait_until_open([begun(Fake("nvme0", tmp_path, slow))], 4 * SILENT) == {}
 
 
 def test_what_the_operator_has_to_mend_is_no_lost_tier(tmp_path: Path) -> None:
@@ -78,9 +78,9 @@ def test_what_the_operator_has_to_mend_is_no_lost_tier(tmp_path: Path) -> None:
         raise TierFailed("it is broken")
 
     broken = begun(Fake("nvme0", tmp_path, fails))
-    assert awaited([broken], SILENT) == {"nvme0": "it is broken"}
+    assert wait_until_open([broken], SILENT) == {"nvme0": "it is broken"}
     with pytest.raises(InvalidInput, match="is no directory"):
-        awaited([broken, begun(Disk(TierName("nvme1"), tmp_path / "absent"))], SILENT)
+        wait_until_open([broken, begun(Disk(TierName("nvme1"), tmp_path / "absent"))], SILENT)
 
 
 def test_locks_are_those_of_the_directory_and_of_the_next_one(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_daemon_starts_beside_a_disk_in_trouble(
             assert restarted(found) < most_s
             assert tiers_lost(found) == [False, False, True]
             assert found.read() == EXTENTS, "RAM and the other directory take them"
-            said = [line for line in found.daemon.log.splitlines() if "a tier is left alone" in line]
+            said = [line for line in found.daemon.log.splitlines() if "a tier is lost" in line]
             assert len(said) == 1
             assert str(disk.path) in said[0]
         finally:

@@ -162,7 +162,7 @@ def test_a_disk_that_is_slow_in_writes_alone_is_left_alone_within_30_s(
             while not after:
                 assert found.read() == EXTENTS
                 found.control.evict(found.dataset)
-        assert "a tier is left alone" in found.daemon.log
+        assert "a tier is lost" in found.daemon.log
         assert after[0] < LOST_S
         began = time.monotonic()
         assert found.read() == EXTENTS
@@ -180,7 +180,7 @@ def test_a_disk_that_is_slow_to_sync_is_not_left_alone(tmp_path: Path, data: byt
             assert not lost(found)
             assert found.read() == EXTENTS
         disk.behave("")
-        assert "a tier is left alone" not in found.daemon.log
+        assert "a tier is lost" not in found.daemon.log
 
 
 @pytest.mark.slow
@@ -341,7 +341,7 @@ def test_a_file_that_is_gone_is_not_called_corrupt_alone(
         stored(tmp_path / "nvme")[0].unlink()
         assert run(["verify", found.dataset, "--socket", found.daemon.socket_dir]) == 5
         assert "corrupt or not to be read" in capsys.readouterr().err
-        assert "an extent that cannot be read is dropped" in found.daemon.log
+        assert "an unreadable extent is dropped" in found.daemon.log
 
 
 def test_two_daemons_over_one_state_directory_lose_no_pin(tmp_path: Path, data: bytes) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from cachesvc.core.errors import CacheError, TierFailed
 from cachesvc.core.model import ExtentId, TierName
-from cachesvc.daemon.fills.commits import MOST, Commits
+from cachesvc.daemon.fills.commits import MAX_UNCOMMITTED, Commits
 from tests.support.faults.disks import EXTENTS, node, sample
 from tests.support.faults.faulty_disk import FaultyDisk
 
@@ -44,8 +44,8 @@ class Bench:
     def __init__(self) -> None:
         self.committer, self.other = Steps(), Steps()
         lanes: Any = {DISK: self.committer}
-        others: Any = {DISK: self.other}
-        self.commits = Commits(lanes, others)
+        calls: Any = {DISK: self.other}
+        self.commits = Commits(lanes, calls)
         self.said: list[str] = []
 
     def commit(self, number: int, work: Callable[[], None] = lambda: None) -> None:
@@ -59,11 +59,11 @@ def test_what_follows_a_commit_waits_for_it_alone() -> None:
     bench = Bench()
     bench.commit(1)
     bench.commit(2)
-    assert bench.commits.after(extent(1), DISK) is bench.committer
-    assert bench.commits.after(extent(3), DISK) is bench.other
+    assert bench.commits.lane_after(extent(1), DISK) is bench.committer
+    assert bench.commits.lane_after(extent(3), DISK) is bench.other
     bench.committer.step()
-    assert bench.commits.after(extent(1), DISK) is bench.other
-    assert bench.commits.after(extent(2), DISK) is bench.committer
+    assert bench.commits.lane_after(extent(1), DISK) is bench.other
+    assert bench.commits.lane_after(extent(2), DISK) is bench.committer
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -73,14 +73,14 @@ def test_fills_wait_while_too_many_commits_are_not_done(fails: bool) -> None:
             raise TierFailed("it broke")
 
     bench = Bench()
-    for number in range(MOST):
-        bench.commits.when_few(DISK, lambda: bench.said.append("begun"))
+    for number in range(MAX_UNCOMMITTED):
+        bench.commits.when_below_limit(DISK, lambda: bench.said.append("begun"))
         bench.commit(number, work)
-    assert bench.said == ["begun"] * MOST
+    assert bench.said == ["begun"] * MAX_UNCOMMITTED
     bench.said.clear()
-    bench.commit(MOST, work)  # of a fill that was under way
+    bench.commit(MAX_UNCOMMITTED, work)  # of a fill that was under way
     for _ in range(2):
-        bench.commits.when_few(DISK, lambda: bench.said.append("begun"))
+        bench.commits.when_below_limit(DISK, lambda: bench.said.append("begun"))
     assert bench.said == []
     bench.committer.step()
     assert bench.said == ["it broke" if fails else "0"], "as many as there may be are left"

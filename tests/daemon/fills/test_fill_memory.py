@@ -13,7 +13,7 @@ import zstandard
 
 from cachesvc.core.model import RAM, Piece, extent_of
 from cachesvc.core.records.state import Tier
-from cachesvc.daemon.fills.memory_admission import KEPT_LOOKS, MOST_LOOKS, Work
+from cachesvc.daemon.fills.fill_memory import KEPT_PEAKS, MAX_MEASUREMENTS, FillMemory
 from cachesvc.sources.buffers import Buffers
 from cachesvc.sources.fetch import Fetcher
 from cachesvc.sources.files import FilesSource
@@ -24,7 +24,7 @@ MIB = 1 << 20
 class Begun:
     """Which fills have begun."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: FillMemory) -> None:
         self.work, self.names = work, list[str]()
 
     def begin(self, name: str, cost_bytes: int) -> None:
@@ -32,7 +32,7 @@ class Begun:
 
 
 def test_fills_begin_in_order_as_far_as_there_is_memory() -> None:
-    begun = Begun(Work(least_bytes=10, room_bytes=0, ram=None))
+    begun = Begun(FillMemory(least_bytes=10, room_bytes=0, ram=None))
     for name, cost_bytes in [("a", 6), ("b", 4), ("large", 60), ("c", 1)]:
         begun.begin(name, cost_bytes)
     assert begun.names == ["a", "b"]
@@ -46,42 +46,42 @@ def test_fills_begin_in_order_as_far_as_there_is_memory() -> None:
 
 def test_what_the_ram_tier_does_not_take_is_for_fills() -> None:
     ram = Tier(RAM, 100, 100)
-    begun = Begun(Work(least_bytes=10, room_bytes=110, ram=ram))
+    begun = Begun(FillMemory(least_bytes=10, room_bytes=110, ram=ram))
     begun.begin("a", 60)
     ram.used_bytes, ram.held_bytes = 30, 10
     begun.begin("b", 11)
     assert begun.names == ["a"]
     ram.held_bytes = 9
-    begun.work.look()
+    begun.work.memory_measured()
     assert begun.names == ["a", "b"]
 
 
 @pytest.mark.parametrize("shrinks", [True, False])
 def test_a_fill_that_takes_more_than_is_left_waits_for_the_ram_tier_but_not_for_ever(shrinks: bool) -> None:
     ram = Tier(RAM, 100, 100, used_bytes=100)
-    begun = Begun(Work(least_bytes=10, room_bytes=110, ram=ram))
+    begun = Begun(FillMemory(least_bytes=10, room_bytes=110, ram=ram))
     begun.begin("large", 60)
     assert begun.work.to_come_bytes == 60, "the RAM tier is to leave it"
-    begun.work.look()
+    begun.work.memory_measured()
     assert not begun.names
     ram.used_bytes -= 50 * shrinks
-    begun.work.look()
+    begun.work.memory_measured()
     assert begun.names == ["large"] * shrinks
-    for _ in range(2, MOST_LOOKS):
-        begun.work.look()
+    for _ in range(2, MAX_MEASUREMENTS):
+        begun.work.memory_measured()
     assert begun.names == ["large"]
 
 
 def test_what_fills_took_lately_counts_as_theirs_for_some_time() -> None:
-    work = Work(least_bytes=10, room_bytes=0, ram=None)
+    work = FillMemory(least_bytes=10, room_bytes=0, ram=None)
     assert work.to_come_bytes == 10
     work.begin(8, lambda: None)
     assert work.to_come_bytes == 2
     work.end(8)
-    for _ in range(KEPT_LOOKS):
-        work.look()
+    for _ in range(KEPT_PEAKS):
+        work.memory_measured()
         assert work.to_come_bytes == 2
-    work.look()
+    work.memory_measured()
     assert work.to_come_bytes == 10
 
 

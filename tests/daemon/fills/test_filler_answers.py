@@ -18,17 +18,17 @@ import pytest
 
 from cachesvc.config import Settings
 from cachesvc.core.errors import SourceUnavailable
-from cachesvc.daemon.fills.pool import Fillers
+from cachesvc.daemon.fills.pool import FillerPool
 from cachesvc.daemon.processes import jobs
 from cachesvc.daemon.processes.logs import FLOOD_LINES, FLOOD_S, MESSAGES, OURS, Flood
 from cachesvc.daemon.serve import configure_logging
 
-DONE = jobs.Done(1, message="m", dataset="0" * 32)
+DONE = jobs.JobDone(1, message="m", dataset="0" * 32)
 
 
 def test_sound_answers_hold_what_their_types_say() -> None:
-    assert jobs.typed(DONE)
-    assert jobs.typed(jobs.Progress(1, 2, 3))
+    assert jobs.is_well_typed(DONE)
+    assert jobs.is_well_typed(jobs.JobProgress(1, 2, 3))
 
 
 @pytest.mark.parametrize(
@@ -36,17 +36,18 @@ def test_sound_answers_hold_what_their_types_say() -> None:
     [
         replace(DONE, number="1"), replace(DONE, code=None), replace(DONE, code=True), replace(DONE, digests=7),  # type: ignore[arg-type]
         replace(DONE, retry="yes"), replace(DONE, source_bytes=1.5), replace(DONE, dataset=["x"]),  # type: ignore[arg-type]
-        jobs.Progress(1, "a", 2), jobs.LeftAlone(["x"]),  # type: ignore[arg-type]
+        jobs.JobProgress(1, "a", 2), jobs.PeerPaused(["x"]),  # type: ignore[arg-type]
     ],
 )  # fmt: skip
-def test_answers_of_other_types_do_not(wrong: jobs.Answer | jobs.LeftAlone) -> None:
-    assert not jobs.typed(wrong)
+def test_answers_of_other_types_do_not(wrong: jobs.Answer | jobs.PeerPaused) -> None:
+    assert not jobs.is_well_typed(wrong)
 
 
 @pytest.mark.parametrize(
     "said",
     [
-        b"x", b"[]", b"{}", b'{"kind": "done"}', b'{"kind": "none", "number": 1}', b"\xff", b"1", b"null", jobs.IN_MEMFD,
+        b"x", b"[]", b"{}", b'{"kind": "done"}', b'{"kind": "none", "number": 1}', b"\xff", b"1", b"null",
+        jobs.BODY_IN_MEMFD,
         json.dumps({"kind": "done", "number": 1, "more": 2}).encode(),
         json.dumps({"kind": ["done"], **asdict(DONE)}).encode(),
     ],
@@ -129,14 +130,14 @@ def test_a_flood_of_one_warning_is_cut_and_counted() -> None:
 
 def test_a_job_for_which_no_process_can_be_started_ended_none(tmp_path: Path) -> None:
     settings = Settings(0, (), (), str(tmp_path), str(tmp_path), fillers=1)
-    fillers, answers = Fillers(settings, (), lambda *_: None, lambda _: None), list[jobs.Answer]()
+    fillers, answers = FillerPool(settings, (), lambda *_: None, lambda _: None), list[jobs.Answer]()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
     try:
-        fillers.submit(partial(jobs.Verify, size_bytes=1, digests=""), (), answers.append)
+        fillers.submit(partial(jobs.VerifyJob, size_bytes=1, digests=""), (), answers.append)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     (done,) = answers
-    assert isinstance(done, jobs.Done)
+    assert isinstance(done, jobs.JobDone)
     assert (done.code, done.retry, done.lost) == (SourceUnavailable.code, True, False)
-    assert "no process can be started" in done.message
+    assert "no filler process can be started" in done.message

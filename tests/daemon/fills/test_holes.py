@@ -28,7 +28,7 @@ from cachesvc.core.holes import Hole, Holes
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ObjectVersion, Piece, ReaderId, TierName, extent_of
 from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import TierSpec
-from cachesvc.daemon.fills.missing_objects import AGAIN_S, Lack, Lacking
+from cachesvc.daemon.fills.holes import REFILL_S, CopyHoles, HoleRecords
 from cachesvc.sources.fetch import Fetcher, written
 from cachesvc.tiers import footer
 from cachesvc.tiers.checksum import Passing
@@ -395,17 +395,17 @@ def test_a_prefetch_says_which_objects_are_missing_and_asks_again_later(
 
 def test_the_source_is_asked_again_by_whoever_opens_the_dataset_later_and_not_by_each_rank() -> None:
     now = 0.0
-    lacking, lack = Lacking(lambda: now), Lack("3:4", 4, "gone")
-    lacking.filled(A, RAM, lack)
-    assert lacking.of(A, RAM) == lack
-    assert lacking.due({A}) == []
-    now = AGAIN_S
-    assert lacking.due({A}) == [(A, RAM)]
-    assert lacking.due(set()) == []
-    lacking.filled(A, RAM, lack)
-    assert lacking.due({A}) == []
-    lacking.filled(A, RAM, Lack())
-    assert lacking.of(A, RAM) == Lack()
+    records, holes = HoleRecords(lambda: now), CopyHoles("3:4", 4, "gone")
+    records.filled(A, RAM, holes)
+    assert records.of(A, RAM) == holes
+    assert records.due({A}) == []
+    now = REFILL_S
+    assert records.due({A}) == [(A, RAM)]
+    assert records.due(set()) == []
+    records.filled(A, RAM, holes)
+    assert records.due({A}) == []
+    records.filled(A, RAM, CopyHoles())
+    assert records.of(A, RAM) == CopyHoles()
 
 
 def test_a_file_with_holes_is_kept_for_this_daemon_alone(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def test_jobs_of_other_tiers_behind_a_disk_that_hangs_are_tried_again_once(tmp_p
             found.verify("before", hanging, DISK)
             assert found.of("before").code == 0
             disk.behave("hang")
-            for number in range(jobs.SIDE_BY_SIDE):
+            for number in range(jobs.JOBS_AT_ONCE):
                 found.verify(number, hanging, DISK)
             found.verify("behind", memory, RAM)
             found.loop.run_until(lambda: found.fillers.busy_s(DISK) > 0.5)
@@ -38,7 +38,7 @@ def test_jobs_of_other_tiers_behind_a_disk_that_hangs_are_tried_again_once(tmp_p
             found.fillers.tier_lost(OTHER)
             assert found.pids() == before, "nobody works there"
             found.fillers.tier_lost(DISK)
-            for name in (*range(jobs.SIDE_BY_SIDE), "behind", "late"):
+            for name in (*range(jobs.JOBS_AT_ONCE), "behind", "late"):
                 done = found.of(name)
                 assert (done.code, done.retry, done.lost) == (SourceUnavailable.code, True, False)
             assert found.fillers.busy_s(DISK) == 0.0
@@ -69,18 +69,18 @@ def test_a_filler_that_waits_for_a_disk_gets_no_more_jobs_and_ends_when_it_answe
         (disk.path / "extent").write_bytes(BYTES)
         with opened(disk.path / "extent") as hanging, opened(found.inside) as memory:
             disk.behave("hang")
-            for number in range(jobs.SIDE_BY_SIDE):
+            for number in range(jobs.JOBS_AT_ONCE):
                 found.verify(number, hanging, DISK)
             (left,) = found.pids()
-            found.fillers.leave(DISK)
-            found.fillers.leave(OTHER)  # in which it does nothing
-            others = [f"goes on {number}" for number in range(jobs.SIDE_BY_SIDE + 1)]
+            found.fillers.retire(DISK)
+            found.fillers.retire(OTHER)  # in which it does nothing
+            others = [f"goes on {number}" for number in range(jobs.JOBS_AT_ONCE + 1)]
             for each in others:
                 found.verify(each, memory, RAM)
             assert [found.of(each).code for each in others] == [0] * len(others), "none waits for the disk"
             assert len(found.pids()) == 2
             disk.behave("")
-            for number in range(jobs.SIDE_BY_SIDE):
+            for number in range(jobs.JOBS_AT_ONCE):
                 assert found.of(number).code == 0, "nothing is lost"
             assert left not in found.pids()
             assert len(found.pids()) == 1
@@ -91,15 +91,15 @@ def test_jobs_of_other_tiers_do_not_wait_for_a_disk_that_may_answer_again(tmp_pa
         (disk.path / "extent").write_bytes(BYTES)
         with opened(disk.path / "extent") as hanging, opened(found.inside) as memory:
             disk.behave("hang")
-            for number in range(jobs.SIDE_BY_SIDE):
+            for number in range(jobs.JOBS_AT_ONCE):
                 found.verify(number, hanging, DISK)
             found.verify("behind", memory, RAM)
-            found.fillers.leave(DISK)
+            found.fillers.retire(DISK)
             done = found.of("behind")
             assert (done.code, done.retry) == (SourceUnavailable.code, True)
-            found.fillers.leave(DISK)  # again: nobody waits for it any more
+            found.fillers.retire(DISK)  # again: nobody waits for it any more
             disk.behave("")
-            for number in range(jobs.SIDE_BY_SIDE):
+            for number in range(jobs.JOBS_AT_ONCE):
                 assert found.of(number).code == 0
             found.loop.run_until(lambda: not found.pids())  # it was done behind them, which nobody hears of
         assert all(len(answers) == 1 for answers in found.answers.values())

@@ -22,7 +22,7 @@ _SERVE = f"""
 import sys
 import cachesvc.daemon.datasets as datasets
 from cachesvc.cli import cli
-datasets.CLAIMED_EXTENTS = {MOST}
+datasets.MAX_CLAIMED_EXTENTS = {MOST}
 sys.exit(cli())
 """
 

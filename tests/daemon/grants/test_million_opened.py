@@ -20,7 +20,7 @@ from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.protocol import Granted
 from cachesvc.core.model import DatasetId
 from cachesvc.core.order.epoch_order import Plan
-from cachesvc.daemon.datasets import UNUSED
+from cachesvc.daemon.datasets import MAX_UNUSED
 from testbed.node import Daemon
 from tests.support.waiting import wait_until
 
@@ -117,7 +117,7 @@ def test_a_dataset_of_a_million_extents_keeps_no_grant_waiting(
             wait_until(lambda: all(each.bound in (0, 1) for each in control.status().datasets))
         control.evict(dataset.id)
         with phase("forgotten"):
-            for number in range(UNUSED + 1):
+            for number in range(MAX_UNUSED + 1):
                 (tmp_path / f"{number}").mkdir()
                 (tmp_path / f"{number}" / "0.bin").write_bytes(bytes(EXTENT))
                 other = control.open_dataset([f"{tmp_path}/{number}/"], RECORDS)

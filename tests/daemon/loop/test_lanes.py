@@ -11,7 +11,7 @@ import pytest
 
 from cachesvc.core.errors import CacheError, OutOfSpace, TierFailed
 from cachesvc.core.model import TierName
-from cachesvc.daemon.disks.watch import Watch
+from cachesvc.daemon.disks.watch import DiskWatch
 from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.tiers.probe import Room
 from testbed import WAIT_S
@@ -92,7 +92,7 @@ def test_a_tier_stalls_that_answers_neither_a_probe_nor_a_call(
     posted: queue.Queue[Callable[[], None]], busy_s: float
 ) -> None:
     now, heard = [0.0], []
-    watch = Watch(
+    watch = DiskWatch(
         lambda *_: None, lambda *_: None, lambda *_: None, lambda *said: heard.append(said), lambda: now[0]
     )
     tier = SilentProbe()
@@ -113,7 +113,7 @@ def test_a_probe_that_fails_unexpectedly_is_an_answer_of_a_broken_disk(
 ) -> None:
     now = [0.0]
     lost: list[str] = []
-    watch = Watch(
+    watch = DiskWatch(
         lambda name, why: lost.append(why),
         lambda name: None,
         lambda *_: None,

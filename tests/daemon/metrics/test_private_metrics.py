@@ -12,7 +12,7 @@ from cachesvc.client.control import Control
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.core.model import DatasetId
 from cachesvc.core.stalls import CAUSES, QUANTILES, StallReport
-from cachesvc.daemon.datasets import UNUSED
+from cachesvc.daemon.datasets import MAX_UNUSED
 from testbed import WAIT_S
 from testbed.node import Daemon
 from testbed.servers import free_ports
@@ -96,7 +96,7 @@ def test_counters_of_forgotten_datasets_keep_their_value_and_label(tmp_path: Pat
         before = values(port)
         for reader in readers:
             reader.close()
-        for number in range(2, 2 + UNUSED + 2):
+        for number in range(2, 2 + MAX_UNUSED + 2):
             control.evict(used[-1])
             used.append(use(number))
             if number == 2:

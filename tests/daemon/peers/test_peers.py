@@ -27,8 +27,8 @@ from cachesvc.config import Tls
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import ExtentId
 from cachesvc.daemon.access.tls import Certificates, server_credentials
-from cachesvc.daemon.fills.peer_fetch import Peers
-from cachesvc.daemon.peers.sharer import AT_ONCE
+from cachesvc.daemon.fills.peer_client import PeerClient
+from cachesvc.daemon.peers.sharer import MAX_CALLS
 from cachesvc.tiers.checksum import Passing
 from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import services
@@ -231,7 +231,7 @@ def test_few_peers_are_served_at_once(tmp_path: Path) -> None:
         os.close(fd)
         grants.close()
         stub = services.Stub(channel, "Peers")
-        streams = [stub.Read(pb.ReadRequest(extent=extent), timeout=60) for _ in range(AT_ONCE)]
+        streams = [stub.Read(pb.ReadRequest(extent=extent), timeout=60) for _ in range(MAX_CALLS)]
         for stream in streams:
             next(stream)  # the rest waits for room in the connection
         with pytest.raises(grpc.RpcError) as refused:
@@ -296,7 +296,7 @@ def test_a_node_that_asks_uses_certificates_that_are_renewed(tmp_path: Path) -> 
     certified(tmp_path, "node", authority(tmp_path))
     with ExitStack() as stack:
         (port,), target = free_ports(1), stack.enter_context(memory(len(GOOD)))
-        peers = Peers([f"127.0.0.1:{port}"], files)
+        peers = PeerClient([f"127.0.0.1:{port}"], files)
         certified(tmp_path, "node", authority(tmp_path))
         stack.enter_context(serving(honest, port, server_credentials(files)))
         assert peers.fill(ExtentId(bytes(16)), len(GOOD), target) == digests_of(GOOD)
@@ -467,7 +467,7 @@ def test_a_peer_that_lies_is_not_believed_and_left_alone(lie: str) -> None:
     data, digests = LIES[lie]
     liar = Liar(lambda: iter([pb.ReadReply(data=data, digests=digests, size_bytes=len(GOOD))]))
     with serving(liar) as address, memory(len(GOOD)) as target:
-        peers = Peers([address])
+        peers = PeerClient([address])
         assert peers.fill(ExtentId(bytes(16)), len(GOOD), target) is None
         assert peers.fill(ExtentId(bytes(16)), len(GOOD), target) is None
     assert liar.asked == 1
@@ -477,7 +477,7 @@ def test_the_next_peer_is_asked_where_the_first_lies() -> None:
     honest = Liar(lambda: iter([pb.ReadReply(data=GOOD, digests=digests_of(GOOD), size_bytes=len(GOOD))]))
     liar = Liar(lambda: iter([pb.ReadReply(data=bytes(len(GOOD)), digests=digests_of(GOOD))]))
     with serving(honest) as first, serving(liar) as second, memory(len(GOOD)) as target:
-        peers = Peers([first, second])
+        peers = PeerClient([first, second])
         for number in range(8):
             assert peers.fill(ExtentId(number.to_bytes(16, "big")), len(GOOD), target) == digests_of(GOOD)
             assert os.pread(target, len(GOOD), 0) == GOOD
@@ -486,24 +486,24 @@ def test_the_next_peer_is_asked_where_the_first_lies() -> None:
 
 
 def test_a_peer_that_says_nothing_costs_seconds_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cachesvc.daemon.fills.peer_fetch.FIRST_S", 0.1)
+    monkeypatch.setattr("cachesvc.daemon.fills.peer_client.FIRST_S", 0.1)
     now_s = 0.0
-    monkeypatch.setattr("cachesvc.daemon.fills.peer_fetch.time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr("cachesvc.daemon.fills.peer_client.time", SimpleNamespace(monotonic=lambda: now_s))
     extent, found = ExtentId(bytes(16)), []
     with socket.create_server(("127.0.0.1", 0)) as silent, memory(len(GOOD)) as target:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        peers = Peers([address])
+        peers = PeerClient([address])
         for _ in range(7):
             assert peers.fill(extent, len(GOOD), target) is None
-            assert peers._of(extent) == []
-            found.append(peers._again_at[address] - now_s)
-            now_s = peers._again_at[address]
-            assert peers._of(extent) == [address]
+            assert peers._ranked(extent) == []
+            found.append(peers._paused_until[address] - now_s)
+            now_s = peers._paused_until[address]
+            assert peers._ranked(extent) == [address]
     assert found == [1, 2, 4, 8, 16, 30, 30]
 
 
 def test_a_peer_that_stood_still_for_once_is_asked_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cachesvc.daemon.fills.peer_fetch.BUSY_S", 0.1)
+    monkeypatch.setattr("cachesvc.daemon.fills.peer_client.SHORT_PAUSE_S", 0.1)
     answers = iter([False, True, False, True])
 
     def replies() -> Iterator[pb.ReadReply]:
@@ -512,19 +512,19 @@ def test_a_peer_that_stood_still_for_once_is_asked_again_soon(monkeypatch: pytes
         return iter([pb.ReadReply(data=GOOD, digests=digests_of(GOOD), size_bytes=len(GOOD))])
 
     with serving(Liar(replies)) as address, memory(len(GOOD)) as target:
-        peers = Peers([address])
+        peers = PeerClient([address])
         for _ in range(2):
             assert peers.fill(ExtentId(bytes(16)), len(GOOD), target) is None
-            wait_until(lambda: peers._of(ExtentId(bytes(16))) == [address])
+            wait_until(lambda: peers._ranked(ExtentId(bytes(16))) == [address])
             assert peers.fill(ExtentId(bytes(16)), len(GOOD), target) == digests_of(GOOD)
-            assert not peers._silent_s
+            assert not peers._last_pause_s
 
 
 def test_all_nodes_ask_the_same_peers_in_the_same_order() -> None:
     addresses = [f"10.0.0.{number}:7000" for number in range(16)]
-    one, other = Peers(addresses), Peers(addresses[::-1])
-    asked = [one._of(ExtentId(number.to_bytes(16, "big"))) for number in range(4096)]
-    assert asked == [other._of(ExtentId(number.to_bytes(16, "big"))) for number in range(4096)]
+    one, other = PeerClient(addresses), PeerClient(addresses[::-1])
+    asked = [one._ranked(ExtentId(number.to_bytes(16, "big"))) for number in range(4096)]
+    assert asked == [other._ranked(ExtentId(number.to_bytes(16, "big"))) for number in range(4096)]
     firsts = np.unique([each[0] for each in asked], return_counts=True)[1]
     assert len(firsts) == len(addresses)
     # 4,096 throws into 16: 256 each, and five standard deviations of a binomial are 78.
@@ -561,7 +561,7 @@ def test_a_peer_elsewhere_needs_certificates(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path / "node", ["--ram", "64MiB", "--peer", "10.1.2.3:7000"])
     with (
         ExitStack() as stack,
-        pytest.raises(RuntimeError, match="another machine, whose bytes would be trusted"),
+        pytest.raises(RuntimeError, match="another machine, and its bytes are trusted"),
     ):
         stack.enter_context(daemon)
     (tmp_path / "no.pem").write_text("none")
@@ -571,4 +571,4 @@ def test_a_peer_elsewhere_needs_certificates(tmp_path: Path) -> None:
     with ExitStack() as stack, pytest.raises(RuntimeError, match="is not what TLS needs"):
         stack.enter_context(daemon)
     with pytest.raises(InvalidInput, match="nowhere"):
-        Peers(["10.1.2.3:7000"], Tls("nowhere.pem", "nowhere.key", "nowhere.ca"))
+        PeerClient(["10.1.2.3:7000"], Tls("nowhere.pem", "nowhere.key", "nowhere.ca"))

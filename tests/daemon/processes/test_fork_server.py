@@ -106,11 +106,11 @@ def test_an_opening_survives_the_death_of_the_server(pool: Pool, tmp_path: Path)
     first.suspend()
     for pid in [each.pid for each in first.children()]:
         os.kill(pid, signal.SIGSTOP)
-    build = partial(jobs.Build, uris=uris, options=options, catalogs=catalogs, refresh=False)
+    build = partial(jobs.BuildJob, uris=uris, options=options, catalogs=catalogs, refresh=False)
     pool.fillers.build(build, answers.append)
     first.kill()
-    pool.loop.run_until(lambda: any(isinstance(answer, jobs.Done) for answer in answers))
-    assert [answer.code for answer in answers if isinstance(answer, jobs.Done)] == [0]
+    pool.loop.run_until(lambda: any(isinstance(answer, jobs.JobDone) for answer in answers))
+    assert [answer.code for answer in answers if isinstance(answer, jobs.JobDone)] == [0]
 
 
 def held(pid: int, kind: str) -> set[str]:
@@ -138,7 +138,7 @@ def test_who_hears_of_a_death_twice_waits_for_nothing(pool: Pool) -> None:
     began = time.monotonic()
     pool.fillers._read(filler)
     assert filler.process.code == -signal.SIGKILL
-    forks._heard()
+    forks._read_message()
     assert time.monotonic() - began < 0.5
     assert first.is_running()
     assert pool.pids() == [each.pid for each in first.children() if each.pid in pool.pids()]
