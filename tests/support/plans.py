@@ -59,5 +59,5 @@ class RecordedRequests:
     def handle(self, event: object) -> None:
         self.received.append(event)
 
-    def passed_or_gone(self, reader: ReaderId, step: int | None) -> None:
+    def gone(self, reader: ReaderId) -> None:
         pass

@@ -20,7 +20,7 @@ from cachesvc.core.errors import InvalidInput, OutOfSpace
 from cachesvc.core.model import DatasetId
 from cachesvc.daemon.access.path_lookups import Lookups
 from cachesvc.daemon.access.quotas import Quotas
-from cachesvc.daemon.access.tenants import STRANGER
+from cachesvc.daemon.access.tenants import ANONYMOUS
 from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import services
 from loader import open_dataset
@@ -46,7 +46,7 @@ def test_callers_without_a_token_share_the_smallest_quota_of_a_user() -> None:
         ["user:7=3GiB", "user:8=1GiB"],
     ]
     quotas = [Quotas([parse_quota(text) for text in each]) for each in texts]
-    assert [each.of_user(STRANGER) for each in quotas] == [None, None, 2 << 30, 1 << 30]
+    assert [each.of_user(ANONYMOUS) for each in quotas] == [None, None, 2 << 30, 1 << 30]
 
 
 def test_a_prefetch_without_a_token_is_bound_by_the_user_quota(tmp_path: Path) -> None:
