@@ -202,7 +202,7 @@ class Runner:
         return self._fillers.source_requests
 
     def peer_pauses(self) -> dict[str, int]:
-        """How often each peer was paused, since it did not answer or sent wrong data."""
+        """Counts, by peer, of pauses after it did not answer or sent wrong data."""
         return self._fillers.peer_pauses
 
     def listed(self) -> list[ServedDataset]:

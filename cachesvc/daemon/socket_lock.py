@@ -24,17 +24,19 @@ RETRY_S = 0.1
 
 
 @contextmanager
-def only_daemon(directory: str, before: OldDaemon | None, wait_s: float) -> Iterator[int]:
-    """Hold the lock while the daemon runs. `before`, a daemon that is taken over from, shares its own lock; one that
-    is ending gets `wait_s` to release it. Raises InvalidInput where another daemon serves the directory, or where a
-    socket's path is in use, NotAllowed where the directory cannot hold sockets."""
-    lock = _locked(directory, time.monotonic() + wait_s) if before is None else before.lock
+def only_daemon(directory: str, old: OldDaemon | None, wait_s: float) -> Iterator[int]:
+    """Hold the lock while the daemon runs, and yield its descriptor.
+
+    A daemon that is taken over, `old`, shares its lock; any other daemon has `wait_s` seconds to end. Raises InvalidInput
+    where another daemon serves the directory or a socket's path is in use, NotAllowed where it cannot hold sockets.
+    """
+    lock = _locked(directory, time.monotonic() + wait_s) if old is None else old.lock
     try:
-        if before is None:
+        if old is None:
             for name in (CONTROL_SOCKET, GRANTS_SOCKET, TAKEOVER_SOCKET):
                 check_free(f"{directory}/{name}")
         else:
-            check_free(f"{directory}/{CONTROL_SOCKET}", before.pid)  # it hands the others over
+            check_free(f"{directory}/{CONTROL_SOCKET}", old.pid)  # the other sockets are handed over
         yield lock
     finally:
         os.close(lock)
@@ -48,7 +50,7 @@ def _locked(directory: str, deadline: float) -> int:
         raise NotAllowed(
             f"{directory} cannot hold the daemon's sockets ({error.strerror}); give --socket a directory of yours"
         ) from None
-    told = False
+    logged = False
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -59,7 +61,7 @@ def _locked(directory: str, deadline: float) -> int:
                 raise InvalidInput(
                     f"a daemon already serves {directory}; stop it, give --takeover, or give --socket another directory"
                 ) from None
-        if not told:
-            log.info("a daemon that is ending is waited for", extra={"socket": directory})
-        told = True
+        if not logged:
+            log.info("waiting for a daemon that is ending", extra={"socket": directory})
+        logged = True
         time.sleep(RETRY_S)

@@ -1,4 +1,4 @@
-"""Sends and receives SOCK_SEQPACKET datagrams with one descriptor or none."""
+"""SOCK_SEQPACKET datagrams with one descriptor or none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ROOM_FOR_ONE = socket.CMSG_LEN(_DESCRIPTOR.size)
 
 
 def send(channel: socket.socket, data: bytes, fd: int | None) -> None:
-    """The descriptor stays the caller's. Raises OSError."""
+    """Send a datagram; the descriptor stays the caller's. Raises OSError."""
     if fd is None:
         channel.send(data)
     else:
@@ -19,17 +19,21 @@ def send(channel: socket.socket, data: bytes, fd: int | None) -> None:
 
 
 def receive(channel: socket.socket, size_bytes: int) -> tuple[bytes, int | None]:
-    """At most so many bytes, none at the other side's end; the descriptor is the caller's. More than one are closed by
-    the kernel. Raises OSError."""
+    """Receive a datagram of at most `size_bytes`, b"" where the other side has closed; the descriptor is the caller's.
+
+    The kernel closes further descriptors. Raises OSError.
+    """
     data, rights, _, _ = channel.recvmsg(size_bytes, _ROOM_FOR_ONE, socket.MSG_CMSG_CLOEXEC)
     return data, _DESCRIPTOR.unpack(rights[0][2])[0] if rights else None
 
 
 def close(channel: socket.socket) -> None:
-    """Read what is left and close a connection: with datagrams unread, the kernel would tell the peer of a reset before
-    it gives out what was sent to it."""
+    """Read the remaining datagrams and close the connection.
+
+    After a close with unread datagrams the peer gets a connection reset before the datagrams that were sent to it.
+    """
     with suppress(OSError):
-        channel.shutdown(socket.SHUT_RDWR)  # no more can come
+        channel.shutdown(socket.SHUT_RDWR)  # no more datagrams arrive
         while channel.recv(1, socket.MSG_DONTWAIT):
             pass
     channel.close()

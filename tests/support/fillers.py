@@ -1,4 +1,4 @@
-"""A pool of fillers under a test."""
+"""A real pool of fillers with a minimal event loop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BYTES = os.urandom(1 << 16)
 
 
 class Loop:
-    """As much of the event loop as fillers need."""
+    """The part of the event loop that fillers need."""
 
     def __init__(self) -> None:
         self._callbacks: dict[int, Callable[[], None]] = {}
@@ -58,7 +58,7 @@ class Pool:
         self.fillers.submit(job, (target, origin), partial(self._answered, name), tiers)
 
     def of(self, name: object) -> jobs.JobDone:
-        """Its answer, once it is there."""
+        """Wait for a job's answer and return it."""
         self.loop.run_until(lambda: name in self.answers)
         (done,) = self.answers[name]
         return done
@@ -68,7 +68,7 @@ class Pool:
         self.answers.setdefault(name, []).append(answer)
 
     def pids(self) -> list[int]:
-        """Of those that there are, once they have begun."""
+        """Process ids of the fillers, without the builder, once all have started."""
         living = [each.process for each in self.fillers._living if not each.builds]
         self.loop.run_until(lambda: all(each.pid for each in living))
         return [each.pid for each in living]

@@ -58,7 +58,7 @@ def opened(node: Node, records: Records) -> DatasetId:
 
 
 def read(grants: DaemonGrants, rows: np.ndarray[Any, Any], *extents: int) -> set[str]:
-    """Lease, check every byte; answers where it came from."""
+    """Lease extents and check every byte; return the tiers that they came from."""
     answers = grants.acquire(extents or range(EXTENTS), WAIT_S)
     for answer in answers:
         assert isinstance(answer, Granted)
@@ -74,7 +74,7 @@ def taken_over(node: Node, *more: str) -> None:
 
 
 def epochs(trainer: Trainer, rows: np.ndarray[Any, Any], enough: threading.Event) -> int:
-    """Take epochs until it is enough and check each; how many."""
+    """Take and check whole epochs until `enough` is set; return their number."""
     count = 0
     while not enough.is_set():
         exactly_once(trainer.take(STEPS), rows)

@@ -57,7 +57,7 @@ class DiskReactions:
             self._fills.fail_tier(name, "it does not answer")
 
     def lost(self, name: TierName, why: str) -> None:
-        """Answer everything that waits for the tier; what its threads finish later is undone."""
+        """Answer all that wait for the tier; its threads abort calls that finish later."""
         log.error("a tier is lost", extra={"tier": name, "why": why})
         self._handle(events.TierLost(name))
         self._fills.tier_lost(name, why)

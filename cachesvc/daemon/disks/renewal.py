@@ -61,7 +61,7 @@ class Disk:
 
     @property
     def mounted(self) -> bool | None:
-        """Whether the directory is or was on a disk mounted there; None where that is not known yet."""
+        """True where a disk was mounted at the path when it was opened; None before that is known."""
         return self._inherited_mounted if self.tier is None else self.tier.directory.mounted
 
     def open(self, progressed: Callable[[], None] = lambda: None) -> Successor:

@@ -143,13 +143,13 @@ class FillerPool:
     ) -> None:
         """Send a job to the builder, and again to its replacement when it dies, `tries` times in all."""
 
-        def heard(answer: jobs.Answer) -> None:
+        def on_answer(answer: jobs.Answer) -> None:
             if isinstance(answer, jobs.JobDone) and answer.lost and tries > 1:
                 self.build(make, answered, tries - 1)
             else:
                 answered(answer)
 
-        self.submit(make, (), heard)
+        self.submit(make, (), on_answer)
 
     def busy_s(self, tier: TierName) -> float:
         """Age in seconds of the oldest job in a tier, including its wait for the source; 0 without one."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 
 class DeferredCallbacks:
-    """At most one callback for each reader and control call. Runs on the loop's thread."""
+    """The waiting callbacks, at most one for each reader and control call. Runs on the loop's thread."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[Callable[[], bool], Callable[[], None]]] = []

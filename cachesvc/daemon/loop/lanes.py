@@ -43,7 +43,7 @@ class Lane:
             except CacheError as error:
                 self._answer(otherwise, error)
             except OSError as error:
-                self._answer(otherwise, tier_error(error, self._name, "do what it was asked"))
+                self._answer(otherwise, tier_error(error, self._name, "run a call"))
             except Exception as error:
                 # A programming error: log it, and answer the caller all the same.
                 log.exception("a call failed unexpectedly", extra={"lane": self._name})

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 FLOOD_LINES = 20
 FLOOD_S = 60.0
 """Lines of one message that are logged within `FLOOD_S` seconds; metrics count every event."""
-OURS = ("cachesvc", "__main__")
+PRODUCT_LOGGERS = ("cachesvc", "__main__")
 """Loggers whose level CACHESVC_LOG sets; fillers and sharer are `__main__`."""
 MESSAGES = 1000
 """Distinct messages whose lines are counted. The product has about a hundred; this bounds those of libraries."""
@@ -43,7 +43,7 @@ def configure_logging(kind: str) -> None:
     handler.setFormatter(as_json if kind == "json" else _TextFormatter())
     # Libraries log only warnings: at DEBUG those of the sources log keys, signatures and whole requests.
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    for name in OURS:
+    for name in PRODUCT_LOGGERS:
         logging.getLogger(name).setLevel(level)
     logging.getLogger("grpc._common").disabled = True  # it logs a traceback for each malformed request
     sys.excepthook = _uncaught

@@ -1,4 +1,4 @@
-"""Openings share the builder: none that take long keep it from other users. As root: users are real."""
+"""Builds of several users share the builder fairly. Some tests need root, for real users."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HOARDED = 2 * jobs.JOBS_AT_ONCE
 
 
 class Builder:
-    """What is under way, in the order of its beginning; `end` ends the first."""
+    """A builder whose running builds are in the order of their starts; `end` ends one of them."""
 
     def __init__(self) -> None:
         self.under_way: list[tuple[jobs.BuildJob, OnAnswer]] = []
@@ -50,7 +50,7 @@ class Builder:
         return [build.uris[0] for build, _ in self.under_way]
 
 
-def test_the_same_opening_is_at_work_once_and_asked_once_more_for_all_who_came_meanwhile() -> None:
+def test_equal_builds_run_one_at_a_time_and_once_more_for_all_later_callers() -> None:
     builder, answers = Builder(), Counter[str]()
 
     def heard(who: str, answer: jobs.Answer) -> None:
@@ -69,11 +69,11 @@ def test_the_same_opening_is_at_work_once_and_asked_once_more_for_all_who_came_m
     assert builder.names == ["y"]
 
 
-def test_what_nobody_waits_for_any_more_is_not_asked_and_what_is_at_work_is_a_share_to_its_end() -> None:
+def test_a_cancelled_build_never_runs_and_a_running_one_counts_to_its_end() -> None:
     builder = Builder()
 
     def unheard(_: jobs.Answer) -> None:
-        raise AssertionError("whoever is gone hears nothing")
+        raise AssertionError("a caller that left gets no answer")
 
     for number in range(HOARDED):
         builder.builds.cancel(builder.open(1, f"{number}", unheard), unheard)
@@ -88,7 +88,7 @@ def test_what_nobody_waits_for_any_more_is_not_asked_and_what_is_at_work_is_a_sh
 
 
 @given(st.lists(st.tuples(st.sampled_from(["open", "end", "leave"]), st.integers(1, 5), st.integers(0, 20))))
-def test_every_opening_is_answered_once_and_users_take_turns(said: list[tuple[str, int, int]]) -> None:
+def test_every_build_is_answered_once_and_users_take_turns(said: list[tuple[str, int, int]]) -> None:
     builder, answered = Builder(), Counter[int]()
     waiting: dict[int, tuple[BuildRequest, OnAnswer]] = {}
     for number, (verb, user, what) in enumerate(said):
@@ -116,7 +116,7 @@ def test_every_opening_is_answered_once_and_users_take_turns(said: list[tuple[st
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FakeS3, threading.Event]]:
-    """A storage that answers nobody until it is let."""
+    """An S3 server that answers no request until the event is set."""
     for name, value in {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}.items():
         monkeypatch.setenv(name, value)
     with fake_s3() as found:
@@ -131,7 +131,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FakeS3, threading.Ev
 
 
 @as_root
-def test_openings_of_one_user_that_take_long_keep_nobody_else_s_waiting(
+def test_long_builds_of_one_user_do_not_delay_other_users(
     slow: tuple[FakeS3, threading.Event], tmp_path: Path
 ) -> None:
     server, go = slow

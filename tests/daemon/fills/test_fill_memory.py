@@ -1,4 +1,4 @@
-"""What fills take of the memory: bounded, shared, and given back."""
+"""The memory of fills: bounded, shared, and given back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 
 class Begun:
-    """Which fills have begun."""
+    """Records the names of the fills that have begun."""
 
     def __init__(self, work: FillMemory) -> None:
         self.work, self.names = work, list[str]()
@@ -31,20 +31,20 @@ class Begun:
         self.work.begin(cost_bytes, lambda: self.names.append(name))
 
 
-def test_fills_begin_in_order_as_far_as_there_is_memory() -> None:
+def test_fills_begin_in_order_while_there_is_memory() -> None:
     begun = Begun(FillMemory(least_bytes=10, room_bytes=0, ram=None))
     for name, cost_bytes in [("a", 6), ("b", 4), ("large", 60), ("c", 1)]:
         begun.begin(name, cost_bytes)
     assert begun.names == ["a", "b"]
     begun.work.end(6)
-    assert begun.names == ["a", "b"], "c does not pass by the one before it"
+    assert begun.names == ["a", "b"], "c does not overtake the fill before it"
     begun.work.end(4)
-    assert begun.names == ["a", "b", "large"], "alone it may take what it needs"
+    assert begun.names == ["a", "b", "large"], "a fill that runs alone may exceed the limit"
     begun.work.end(60)
     assert begun.names == ["a", "b", "large", "c"]
 
 
-def test_what_the_ram_tier_does_not_take_is_for_fills() -> None:
+def test_fills_use_memory_that_the_ram_tier_does_not() -> None:
     ram = Tier(RAM, 100, 100)
     begun = Begun(FillMemory(least_bytes=10, room_bytes=110, ram=ram))
     begun.begin("a", 60)
@@ -57,11 +57,11 @@ def test_what_the_ram_tier_does_not_take_is_for_fills() -> None:
 
 
 @pytest.mark.parametrize("shrinks", [True, False])
-def test_a_fill_that_takes_more_than_is_left_waits_for_the_ram_tier_but_not_for_ever(shrinks: bool) -> None:
+def test_a_large_fill_waits_for_the_ram_tier_but_not_forever(shrinks: bool) -> None:
     ram = Tier(RAM, 100, 100, used_bytes=100)
     begun = Begun(FillMemory(least_bytes=10, room_bytes=110, ram=ram))
     begun.begin("large", 60)
-    assert begun.work.to_come_bytes == 60, "the RAM tier is to leave it"
+    assert begun.work.to_come_bytes == 60, "the RAM tier leaves it free"
     begun.work.memory_measured()
     assert not begun.names
     ram.used_bytes -= 50 * shrinks
@@ -72,7 +72,7 @@ def test_a_fill_that_takes_more_than_is_left_waits_for_the_ram_tier_but_not_for_
     assert begun.names == ["large"]
 
 
-def test_what_fills_took_lately_counts_as_theirs_for_some_time() -> None:
+def test_recent_peaks_of_fills_count_as_used_for_some_time() -> None:
     work = FillMemory(least_bytes=10, room_bytes=0, ram=None)
     assert work.to_come_bytes == 10
     work.begin(8, lambda: None)
@@ -85,7 +85,7 @@ def test_what_fills_took_lately_counts_as_theirs_for_some_time() -> None:
     assert work.to_come_bytes == 10
 
 
-def test_buffers_are_used_again_and_one_that_does_not_fit_waits() -> None:
+def test_buffers_are_reused_and_a_request_that_does_not_fit_waits() -> None:
     buffers, got = Buffers(4 * MIB), threading.Event()
     with buffers.taken(3 * MIB) as first:
         first[:1] = b"x"
@@ -134,7 +134,7 @@ def _fetch(folder: Path, codec: str) -> None:
 
 @pytest.mark.parametrize("codec", ["", "zstd"])
 def test_a_fetch_leaves_no_memory_behind(tmp_path: Path, codec: str, no_collection: None) -> None:
-    """Without a garbage collection: a filler's next one may be minutes away."""
+    """Measured without a garbage collection, since a filler's next one may be minutes away."""
     before = _anonymous_bytes()
     _fetch(tmp_path, codec)
     assert int((tmp_path / "rss").read_text()) < before + 16 * MIB

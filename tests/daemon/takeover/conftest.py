@@ -18,7 +18,7 @@ from tests.support.training.jobs import Node, Records
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory, s3_server: SeaweedFS) -> Iterator[Node]:
-    """A line of daemons, each taking over from the one before, that ends well."""
+    """A node that several tests share, whose daemons take over from each other."""
     with Proxy(s3_server.endpoint.removeprefix("http://")) as proxy:
         found = serving(tmp_path_factory.mktemp("line"), s3_server, proxy)
         yield from ending_well(found)
@@ -26,13 +26,13 @@ def shared(tmp_path_factory: pytest.TempPathFactory, s3_server: SeaweedFS) -> It
 
 @pytest.fixture
 def own(tmp_path: Path, s3_server: SeaweedFS, proxy: Proxy) -> Iterator[Node]:
-    """One of a test's own."""
+    """A node for a single test."""
     yield from ending_well(serving(tmp_path, s3_server, proxy))
 
 
 @pytest.fixture
 def node(shared: Node) -> Node:
-    """The shared one."""
+    """The shared node, without faults and with counters at 0."""
     shared.proxy.faults.clear()
     shared.proxy.reset()
     return shared

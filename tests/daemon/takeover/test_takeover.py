@@ -42,7 +42,7 @@ TAKEOVERS = 2
 
 
 def asks(directory: str, enough: threading.Event) -> int:
-    """Ask for the status until it is enough; how many daemons answered."""
+    """Ask for the status until `enough` is set; return the number of daemons that answered."""
     seen = set()
     with Control(directory) as control:
         while not enough.is_set():
@@ -75,14 +75,16 @@ def test_jobs_notice_nothing_of_takeovers_from_the_first_cold_epoch_on(
     assert fetched(node) == records.rows.nbytes
 
 
-def test_leases_connections_and_memory_are_the_new_daemons(node: Node, records: Records) -> None:
+def test_leases_connections_and_memory_pass_to_the_new_daemon(node: Node, records: Records) -> None:
     dataset = opened(node, records)
     grants = DaemonGrants(node.daemon.socket_dir, dataset)
     read(grants, records.rows)
     token, memory, used_bytes = grants.token, memory_of(node), node.ram().used_bytes
     taken_over(node)
     assert set(memory_of(node)) == set(memory)
-    wait_until(lambda: len(memory_of(node)) == len(set(memory)))  # each once, but for grants on their way
+    wait_until(
+        lambda: len(memory_of(node)) == len(set(memory))
+    )  # one descriptor each, once no grant is in flight
     assert (node.ram().used_bytes, node.ram().held_bytes) == (used_bytes, 0)
     with Control(node.daemon.socket_dir) as control:
         assert control.evict(dataset).evicted_bytes == 0  # all of it is leased
@@ -108,11 +110,11 @@ def test_ranks_of_one_job_have_one_epoch_across_a_takeover(node: Node, records: 
     ranks[0].passed(2)
     wait_until(lambda: touched() == [2])
     taken_over(node)
-    for rank in ranks[1:]:  # one of the same job, and one of another
+    for rank in ranks[1:]:  # a rank of the same job, and one of another
         rank.submit(Plan(steps, steps, steps))
         rank.passed(EXTENTS)
     ranks[0].passed(EXTENTS)
-    wait_until(lambda: touched() == [2 * EXTENTS - 2, EXTENTS])  # what came before is not this daemon's
+    wait_until(lambda: touched() == [2 * EXTENTS - 2, EXTENTS])  # the new daemon counts from its start
     for rank in ranks:
         rank.close()
     wait_until(lambda: node.readers() == 0)
@@ -172,7 +174,7 @@ def test_a_smaller_budget_gives_up_what_it_cannot_hold(own: Node) -> None:
     grants = DaemonGrants(node.daemon.socket_dir, opened(node, records))
     read(grants, records.rows)
     grants.release(range(2, EXTENTS))
-    os.close(grants.catalog())  # its answer: what was released has been heard
+    os.close(grants.catalog())  # once it is answered, the daemon has handled the releases
     taken_over(node, "--ram", "4MiB")
     ram = node.ram()
     assert ram.used_bytes == 4 * EXTENT == ram.budget_bytes
@@ -184,10 +186,10 @@ def test_a_smaller_budget_gives_up_what_it_cannot_hold(own: Node) -> None:
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_below_a_disk_that_was_unmounted_no_new_daemon_keeps_anything(
+def test_a_new_daemon_keeps_nothing_below_an_unmounted_disk(
     tmp_path: Path, s3_server: SeaweedFS, proxy: Proxy, known: bool
 ) -> None:
-    """It does not start; but where the old one has found the tier lost, that is handed over as lost."""
+    """The new daemon does not start, unless the old one has lost the tier; then it is handed over as lost."""
 
     def lost() -> bool:
         with Control(node.daemon.socket_dir) as control:
@@ -256,7 +258,7 @@ def test_both_sockets_have_the_mode_of_the_new_daemon(own: Node) -> None:
     assert modes() == {0o600}
 
 
-def test_without_a_daemon_it_starts_as_always(own: Node) -> None:
+def test_without_an_old_daemon_a_new_one_starts_as_usual(own: Node) -> None:
     node, records = own, stored(own)
     node.daemon.stop()
     node.daemon.process = node.daemon.spawn("--takeover")
@@ -268,10 +270,10 @@ def test_without_a_daemon_it_starts_as_always(own: Node) -> None:
 
 
 def test_a_daemon_that_is_ending_is_waited_for(own: Node) -> None:
-    """It has no sockets any more, and ends its fills and commits: here, a lock that somebody holds."""
+    """An ending daemon has closed its sockets and still holds the lock, which this test holds in its place."""
     own.daemon.stop()
     with open(f"{own.daemon.socket_dir}/lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         own.daemon.process = own.daemon.spawn("--takeover")
-        wait_until(lambda: "a daemon that is ending is waited for" in own.daemon.log)
+        wait_until(lambda: "waiting for a daemon that is ending" in own.daemon.log)
     wait_until(own.daemon.ready)

@@ -41,7 +41,7 @@ NO_USER = 65534
 
 
 def refused(node: Node, *more: str) -> str:
-    """What a daemon that cannot take over says."""
+    """Start a daemon that cannot take over; return its log."""
     before = len(node.daemon.log)
     assert node.daemon.spawn("--takeover", *more).wait(WAIT_S) == 2
     return node.daemon.log[before:]
@@ -55,7 +55,7 @@ def test_a_new_daemon_that_cannot_start_leaves_the_old_one_as_it_was(tmp_path: P
     assert "give --state-dir" in refused(node, "--state-dir", str(tmp_path / "other"))
     assert "is no directory" in refused(
         node, "--nvme", f"{tmp_path / 'none'}=50%"
-    )  # found out after the standstill
+    )  # detected after the old daemon's loop has stopped
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         for option in ("--metrics", "--listen", "--share"):
@@ -83,7 +83,7 @@ def test_a_new_daemon_that_cannot_read_what_jobs_read_leaves_the_old_one_as_it_w
     wait_until(lambda: not readers(node))
     taken_over(node)
     of_another_release.unlink()
-    assert opened(node, records) == dataset  # from what the daemon held in RAM
+    assert opened(node, records) == dataset  # indexed again from the extents in RAM
     assert fetched(node) == records.rows.nbytes
 
 
@@ -93,7 +93,7 @@ def readers(node: Node) -> int:
 
 
 def greeting(node: Node, protocol: int = PROTOCOL) -> tuple[socket.socket, Any]:
-    """A new daemon of our own, as far as the old one's offer."""
+    """Play the new daemon up to the old one's offer."""
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     channel.settimeout(WAIT_S)
     channel.connect(f"{node.daemon.socket_dir}/{SOCKET}")
@@ -105,7 +105,7 @@ def greeting(node: Node, protocol: int = PROTOCOL) -> tuple[socket.socket, Any]:
 
 
 def leave_at_once(channel: socket.socket) -> None:
-    """Give up before the standstill."""
+    """Give up before the old daemon's loop stops."""
 
 
 def leave_in_the_middle(channel: socket.socket) -> None:
@@ -132,13 +132,13 @@ def test_the_old_daemon_goes_on_when_the_new_one_leaves(
     channel, _ = greeting(node)
     with channel:
         leave(channel)
-    read(grants, records.rows)  # what was there, and what must be filled
+    read(grants, records.rows)  # cached extents, and others that must be filled
     assert not grants.connect()
     assert fetched(node) == records.rows.nbytes
     grants.close()
 
 
-def test_another_protocol_is_refused_in_words(node: Node, records: Records) -> None:
+def test_another_protocol_is_refused_with_a_reason(node: Node, records: Records) -> None:
     channel, offer = greeting(node, PROTOCOL + 1)
     channel.close()
     assert f"protocol {PROTOCOL}" in offer.refused
@@ -157,7 +157,7 @@ def test_another_user_is_not_answered(node: Node) -> None:
             channel.connect(str(path))
             with contextlib.suppress(BrokenPipeError):
                 send(channel, MessageKind.HELLO, pb.TakeoverHello(protocol=PROTOCOL))
-            with contextlib.suppress(ConnectionResetError):  # its end, with our greeting unread
+            with contextlib.suppress(ConnectionResetError):  # closed with the greeting unread
                 return channel.recv(1) == b""
             return True
 
@@ -221,7 +221,7 @@ def test_a_new_daemon_that_is_told_to_end_leaves_the_old_one_as_it_was(
     grants.close()
 
 
-def test_nobody_says_that_what_a_dead_daemon_held_is_here(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_does_not_claim_what_a_dead_daemon_held(caplog: pytest.LogCaptureFixture) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with subprocess.Popen(["sleep", "60"]) as old:
         before = OldDaemon(ours, ProcessHandle(old.pid), pb.TakeoverOffer(), lock=-1)
@@ -234,7 +234,7 @@ def test_nobody_says_that_what_a_dead_daemon_held_is_here(caplog: pytest.LogCapt
 
 
 def waits_for_an_answer(node: Node) -> bool:
-    """A connection stands in the old daemon's takeover socket."""
+    """Tell whether a connection waits at the old daemon's takeover socket."""
     listed = Path("/proc/net/unix").read_text().splitlines()
     return sum(line.endswith(f"{node.daemon.socket_dir}/{SOCKET}") for line in listed) > 1
 
@@ -266,13 +266,13 @@ def test_either_daemon_killed_at_a_random_moment(tmp_path: Path, own: Node, vict
 
 
 def kill_one(node: Node, victim: str, after_s: float) -> None:
-    """Whoever is left serves, or is started again."""
+    """Kill one of the two daemons during a takeover; the other one serves, or a new one is started."""
     old = node.daemon.process
     new = node.daemon.spawn("--takeover")
     assert old is not None
     hit, other = (old, new) if victim == "old" else (new, old)
     try:
-        hit.wait(after_s)  # a moment chosen by chance, not a wait for something
+        hit.wait(after_s)  # a random moment, not a wait for an event
     except subprocess.TimeoutExpired:
         hit.kill()
     hit.wait()
@@ -283,7 +283,7 @@ def kill_one(node: Node, victim: str, after_s: float) -> None:
 
 
 def not_serving(process: subprocess.Popen[bytes]) -> bool:
-    """It had told everything, and ended."""
+    """Tell whether the old daemon had handed over everything and ended."""
     try:
         return process.wait(2.0) == 0
     except subprocess.TimeoutExpired:
