@@ -12,7 +12,7 @@ from cachesvc.core.errors import CacheError, OutOfSpace
 from cachesvc.core.model import DatasetId, ExtentId, ReaderId
 from cachesvc.core.stalls import StallReport, Stalls
 from cachesvc.core.tiering.budgets import working
-from cachesvc.daemon.access.tenants import NOBODY, Peer, admits
+from cachesvc.daemon.access.tenants import NO_USER, Peer, admits
 from cachesvc.daemon.datasets import ServedDataset, check_share, unknown
 from cachesvc.daemon.grants.connected_readers import GrantableDataset
 from cachesvc.daemon.grants.hold_claims import HoldClaims
@@ -40,11 +40,11 @@ class ReaderEvents:
         runner = self._runner
 
         def declared(known: ServedDataset) -> None:
-            if runner.grants is not None and runner.grants.here(reader):
+            if runner.grants is not None and runner.grants.is_connected(reader):
                 then(known)
 
         def loaded(future: Future[ServedDataset]) -> None:
-            if runner.grants is None or not runner.grants.here(reader):
+            if runner.grants is None or not runner.grants.is_connected(reader):
                 return  # a claim for a reader that has left would never end
             error = future.exception() or self._refusal(future.result(), runner.grants.peer(reader))
             if error is None:
@@ -78,17 +78,14 @@ class ReaderEvents:
         """Handle SUSPECT: a reader found wrong bytes in a copy on a disk."""
         self._runner.checks.mark_unverified(extent)
 
-    def passed_or_gone(self, reader: ReaderId, step: int | None) -> None:
-        """Handle PASSED, or with None the reader's end, which ends its leases, its plan and its claim in this order."""
+    def gone(self, reader: ReaderId) -> None:
+        """Handle the reader's end, which ends its leases, its plan and its claim in this order."""
         handle = self._runner.handle
-        if step is not None:
-            handle(events.Passed(reader, step))
-            return
         handle(events.ReaderGone(reader))
         handle(events.PlanEnded(reader))
         handle(events.JobEnded(reader))
 
-    def rooms(self) -> list[int]:
+    def tier_budgets(self) -> list[int]:
         """Budgets in bytes of the tiers that are not lost."""
         return [tier.budget_bytes for tier in working(self._runner.node.policy.tiers)]
 
@@ -105,4 +102,4 @@ class ReaderEvents:
 
     def _user_of(self, reader: ReaderId) -> int:
         grants = self._runner.grants
-        return grants.user_of(reader) if grants else NOBODY
+        return grants.user_of(reader) if grants else NO_USER

@@ -12,7 +12,7 @@ from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.node.node import Node
 from cachesvc.core.stalls import Stalls
 from cachesvc.daemon.access.quotas import Quotas
-from cachesvc.daemon.access.tenants import NOBODY
+from cachesvc.daemon.access.tenants import NO_USER
 from cachesvc.daemon.datasets import Datasets, ServedDataset
 from cachesvc.daemon.disks.budgets import Budgets
 from cachesvc.daemon.disks.closing import ENDS_S
@@ -176,7 +176,7 @@ class Runner:
         """
         dataset = self.datasets.admit(dataset)  # it may have been unloaded again
         if user is None:
-            user = self.grants.user_of(ReaderId(job)) if self.grants else NOBODY
+            user = self.grants.user_of(ReaderId(job)) if self.grants else NO_USER
         of_dataset, of_user = self.quotas.of_dataset(dataset.catalog.uri_prefix), self.quotas.of_user(user)
         claim = events.DatasetDeclared(job, dataset.id, dataset.extents, user, of_dataset, of_user, gradual)
         self.handle(claim)

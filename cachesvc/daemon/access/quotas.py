@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from cachesvc.config import USER, QuotaSpec
 from cachesvc.core.errors import InvalidInput
-from cachesvc.daemon.access.tenants import STRANGER
+from cachesvc.daemon.access.tenants import ANONYMOUS
 from cachesvc.sources.files import under
 from cachesvc.sources.uri import canonical
 
@@ -35,7 +35,7 @@ class Quotas:
     def of_user(self, uid: int) -> int | None:
         """Return the bytes that the datasets of one user may keep together; None: no quota, or no user. Callers without a
         token may be any user: all of them together get the smallest quota of a user."""
-        if uid == STRANGER:
+        if uid == ANONYMOUS:
             return min(self._users.values(), default=None)
         if uid < 0:
             return None

@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 _SO_PEERGROUPS = 59  # not named by Python; Linux 4.13
 _GROUPS_BYTES = 1024  # as much as Python asks for: 256 groups
 _PATTERN = re.compile(r"[*?\[{]")
-NOBODY, STRANGER = -1, -2
-"""Stand for a uid. NOBODY: no user, for what a restart found and what the daemon itself asks for. STRANGER: all callers
+NO_USER, ANONYMOUS = -1, -2
+"""Stand for a uid. NO_USER: no user, for what a restart found and what the daemon itself asks for. ANONYMOUS: all callers
 without a token together."""
 MAX_TOKEN_DIGITS = 20
 """The digits of a 64-bit number."""

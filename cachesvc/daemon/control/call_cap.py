@@ -15,7 +15,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from cachesvc.core.errors import Busy, InvalidInput
-from cachesvc.daemon.access.tenants import STRANGER, Peer, token_of
+from cachesvc.daemon.access.tenants import ANONYMOUS, Peer, token_of
 from cachesvc.daemon.access.user_cap import UserCap
 from cachesvc.daemon.control.statuses import abort
 
@@ -44,14 +44,14 @@ class CallCap(grpc.ServerInterceptor):  # type: ignore[misc,type-arg]
             return None
         token = token_of(handler_call_details.invocation_metadata)
         peer = None if token is None else self._caller(token)
-        uid = STRANGER if peer is None else peer.uid
+        uid = ANONYMOUS if peer is None else peer.uid
         if not self._cap.take(uid):
             return grpc.stream_stream_rpc_method_handler(partial(_refuse, uid))
         return _counted(method, partial(self._cap.give_back, uid))
 
 
 def _refuse(uid: int, _requests: Iterator[bytes], context: grpc.ServicerContext) -> None:
-    callers = "callers without a token hold" if uid == STRANGER else f"user {uid} holds"
+    callers = "callers without a token hold" if uid == ANONYMOUS else f"user {uid} holds"
     abort(
         context, Busy(f"{callers} a full share of the daemon's control calls; try again when some have ended")
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 from cachesvc.core import events
 from cachesvc.core.errors import NotFound, OutOfSpace
 from cachesvc.core.model import DatasetId
-from cachesvc.daemon.access.tenants import NOBODY
+from cachesvc.daemon.access.tenants import NO_USER
 from cachesvc.daemon.datasets import ServedDataset
 from cachesvc.daemon.runner import Runner
 from cachesvc.tiers.directory import sync_directory
@@ -123,7 +123,7 @@ class Pins:
             log.warning("the pins cannot be read; pin again", extra={"file": self._path, "error": str(error)})
             return {}
         if isinstance(found, list):  # the format until 2026-11, without users
-            found = {each: NOBODY for each in found if isinstance(each, str)}
+            found = {each: NO_USER for each in found if isinstance(each, str)}
         rows = found.items() if isinstance(found, dict) else ()
         return {DatasetId(each): user for each, user in rows if isinstance(user, int)}
 
@@ -131,9 +131,9 @@ class Pins:
         """Add a dataset as the last one of the file, or remove it where `user` is None. Return the user of the pin."""
         with self._file_lock, _locked(os.path.dirname(self._path)):
             stored = self.stored()
-            before = stored.pop(dataset, NOBODY)
+            before = stored.pop(dataset, NO_USER)
             if user is not None:
-                user = user if before == NOBODY or user == os.geteuid() else before
+                user = user if before == NO_USER or user == os.geteuid() else before
                 stored[dataset] = user
             with open(f"{self._path}.new", "w", encoding="utf-8") as file:
                 json.dump(stored, file)
@@ -141,7 +141,7 @@ class Pins:
                 os.fsync(file.fileno())
             os.replace(f"{self._path}.new", self._path)
             sync_directory(Path(self._path).parent, os.fsync)
-        return NOBODY if user is None else user
+        return NO_USER if user is None else user
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from cachesvc.config import Settings
 from cachesvc.core import errors, events
 from cachesvc.core.model import DatasetId, ExtentId, TierName
 from cachesvc.daemon.access.path_lookups import Lookups
-from cachesvc.daemon.access.tenants import STRANGER, Peer, Tenants, admits, token_of
+from cachesvc.daemon.access.tenants import ANONYMOUS, Peer, Tenants, admits, token_of
 from cachesvc.daemon.control.messages import dataset_message, options_of
 from cachesvc.daemon.control.pins import Pins
 from cachesvc.daemon.control.progress import progress_of
@@ -178,7 +178,7 @@ class Service:
 
     def _uid(self, context: grpc.ServicerContext) -> int:
         caller = self._caller(context)
-        return caller.uid if caller else STRANGER
+        return caller.uid if caller else ANONYMOUS
 
     def _canonical(self, uris: Sequence[str], caller: Peer | None) -> list[str]:
         if not uris or len(uris) > MAX_URIS:

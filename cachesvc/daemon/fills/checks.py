@@ -14,7 +14,7 @@ from cachesvc.core.errors import CacheError, CorruptData, OutOfSpace, SourceUnav
 from cachesvc.core.model import ExtentId, TierName
 from cachesvc.core.node.node import Node
 from cachesvc.core.records.fair_queue import Turns
-from cachesvc.daemon.access.tenants import NOBODY
+from cachesvc.daemon.access.tenants import NO_USER
 from cachesvc.daemon.fills.pool import FillerPool
 from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.daemon.processes import jobs
@@ -91,7 +91,7 @@ class Checks:
         then(*found)
 
     def verify(
-        self, extent: ExtentId, tier: TierName, done: Callable[[CheckResult], None], user: int = NOBODY
+        self, extent: ExtentId, tier: TierName, done: Callable[[CheckResult], None], user: int = NO_USER
     ) -> None:
         """Check a resident copy against its checksums, once for all callers meanwhile; `done` gets the result.
 

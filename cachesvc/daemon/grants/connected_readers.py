@@ -49,8 +49,8 @@ class ReaderRequests(Protocol):
         """Load and declare a dataset for a reader."""
         ...
 
-    def rooms(self) -> list[int]:
-        """Return the bytes that each tier may hold."""
+    def tier_budgets(self) -> list[int]:
+        """Return the bytes that each working tier may hold."""
         ...
 
     def handle(self, event: events.Event) -> None: ...
@@ -63,8 +63,8 @@ class ReaderRequests(Protocol):
 
     def planned(self, reader: ReaderId, plan: PlanEntries) -> None: ...
 
-    def passed_or_gone(self, reader: ReaderId, step: int | None) -> None:
-        """Move the reader's plan on to `step`; None: the reader is gone."""
+    def gone(self, reader: ReaderId) -> None:
+        """End the leases, plan and claim of a reader whose connection has ended."""
         ...
 
 

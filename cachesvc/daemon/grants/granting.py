@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from cachesvc.core import events
 from cachesvc.core.errors import CacheError
 from cachesvc.core.model import RAM, TierName
-from cachesvc.daemon.access.tenants import NOBODY
+from cachesvc.daemon.access.tenants import NO_USER
 from cachesvc.daemon.fills.checks import CheckResult, Checks, is_own_limit
 from cachesvc.daemon.fills.holes import HoleRecords
 from cachesvc.daemon.grants.server import GrantsServer
@@ -94,7 +94,7 @@ class Granting:
                 self._handle(events.NotGranted(command, again=True))
 
         # The disk may have changed its files before a restart or during a failure: verify before the first grant.
-        user = self.server.user_of(command.reader) if self.server else NOBODY
+        user = self.server.user_of(command.reader) if self.server else NO_USER
         self._checks.verify(command.extent, command.tier, checked, user)
 
     def _open(self, number: int) -> None:

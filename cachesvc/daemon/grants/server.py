@@ -20,7 +20,7 @@ from cachesvc.core.errors import CacheError, DaemonUnavailable, InvalidInput
 from cachesvc.core.model import RAM, DatasetId, ReaderId
 from cachesvc.core.stalls import StallReport
 from cachesvc.core.wire import Message, Op
-from cachesvc.daemon.access.tenants import NOBODY, Peer, admits, peer_of
+from cachesvc.daemon.access.tenants import NO_USER, Peer, admits, peer_of
 from cachesvc.daemon.grants.acceptor import Acceptor
 from cachesvc.daemon.grants.connected_readers import (
     ConnectedReader,
@@ -109,7 +109,7 @@ class GrantsServer:
         reader, rows = ReaderId(event.plan), len(event.entries) + len(event.following)
         self._plans.adopt(reader, self.user_of(reader), rows)
 
-    def here(self, reader: ReaderId) -> bool:
+    def is_connected(self, reader: ReaderId) -> bool:
         """Tell whether the reader is still connected."""
         return reader in self._readers
 
@@ -118,10 +118,10 @@ class GrantsServer:
         return self._readers[reader].peer
 
     def user_of(self, reader: ReaderId) -> int:
-        """Return the uid at the other end of a live reader's connection, as the kernel states it; NOBODY for a reader
+        """Return the uid at the other end of a live reader's connection, as the kernel states it; NO_USER for a reader
         that is gone."""
         found = self._readers.get(reader)
-        return found.peer.uid if found else NOBODY
+        return found.peer.uid if found else NO_USER
 
     def job_of(self, reader: ReaderId) -> int:
         """Return the number that a live reader shares with the readers of its job and user only; 0: none."""
@@ -162,7 +162,7 @@ class GrantsServer:
             self._plans.forget(reader.plan)
         datagrams.close(reader.channel)
         self._acceptor.left(reader.peer)
-        self._requests.passed_or_gone(reader.id, None)
+        self._requests.gone(reader.id)
 
     def _broken(self, reader: ConnectedReader, error: Exception) -> None:
         log.warning("a reader broke the protocol", extra={"reader": reader.id, "error": str(error)})
@@ -206,7 +206,7 @@ class GrantsServer:
         elif op is Op.RELEASE:
             self._requests.handle(events.Released(reader.id, dataset.extent_ids[message.value]))
         elif op is Op.PASSED:
-            self._requests.passed_or_gone(reader.id, message.value)
+            self._requests.handle(events.Passed(reader.id, message.value))
         elif op is Op.WAITED:
             self._requests.waited(dataset.id, StallReport.decode(message.text))
         elif op is Op.CATALOG:
@@ -247,8 +247,8 @@ class GrantsServer:
                 self.replies.send(reader, wire.encode(Op.FAILED, 0, 0, found.code, text=str(found)))
                 return
             reader.dataset = found
-            rooms = " ".join(map(str, self._requests.rooms()))
-            message = wire.encode(Op.WELCOME, 0, len(found.extent_ids), reader.token, text=rooms)
+            budgets = " ".join(map(str, self._requests.tier_budgets()))
+            message = wire.encode(Op.WELCOME, 0, len(found.extent_ids), reader.token, text=budgets)
             self.replies.send(reader, message)
 
         self._requests.connected(reader.id, reader.wanted, welcome)

@@ -98,7 +98,7 @@ def test_endless_calls_of_one_user_leave_room_for_others(daemon: Daemon, method:
 
 
 def answered(daemon: Daemon, who: Identity) -> bool:
-    """Whether as many calls as one user can have at once are answered."""
+    """Tell whether as many calls at once as one user may have are answered."""
 
     def ask(_: int) -> bool:
         call = channel.unary_unary("/cachesvc.v1.Cache/Status")

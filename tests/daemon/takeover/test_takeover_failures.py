@@ -37,7 +37,7 @@ from tests.support.users import as_user
 from tests.support.waiting import wait_until
 
 KILLS = 12
-NOBODY = 65534
+NO_USER = 65534
 
 
 def refused(node: Node, *more: str) -> str:
@@ -164,7 +164,7 @@ def test_another_user_is_not_answered(node: Node) -> None:
     os.chmod(here, 0o711)
     os.chmod(path, 0o666)
     try:
-        assert as_user(NOBODY, knock)
+        assert as_user(NO_USER, knock)
     finally:
         os.chmod(path, 0o600)
         os.chmod(here, 0o700)
