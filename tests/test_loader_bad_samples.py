@@ -23,7 +23,7 @@ from cachesvc.client.protocol import Granted, Refused
 from cachesvc.core.errors import CorruptData, DaemonUnavailable, NotFound
 from cachesvc.core.order.substitutes import FAR, NEAR, substitutes
 from loader import DataLoader, mix, open_dataset
-from loader.batches.bad_samples import KEPT, LOGGED, BadSample, Found, Repair
+from loader.batches.bad_samples import MAX_KEPT, MAX_LOGGED, BadSample, BadSampleLog, BatchRepair
 from loader.reading.direct_access import Access
 from tests import datasets
 from tests.loader_fakes import MemoryGrants, MemoryLink, compiled, in_memory
@@ -231,12 +231,12 @@ def test_a_bad_sample_has_its_key_wherever_its_dataset_lies(tmp_path: Path) -> N
 
 
 def test_the_list_and_the_log_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
-    found = Found()
+    found = BadSampleLog()
     with caplog.at_level(logging.WARNING, "cachesvc"):
-        for n in range(KEPT + 5):
+        for n in range(MAX_KEPT + 5):
             bad = BadSample(0, n, "k", "ValueError: x")
-            found.note(Repair(0, n, np.empty(0, np.int64), 0, (bad,)))
-    assert (found.count, len(found.kept), len(caplog.records)) == (KEPT + 5, KEPT, LOGGED + 1)
+            found.record(BatchRepair(0, n, np.empty(0, np.int64), 0, (bad,)))
+    assert (found.count, len(found.kept), len(caplog.records)) == (MAX_KEPT + 5, MAX_KEPT, MAX_LOGGED + 1)
 
 
 @given(

@@ -17,10 +17,10 @@ import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from loader import DataLoader
-from loader.batches.feed import Turn
-from loader.batches.maker import Maker
+from loader.batches.feed import BatchKey
+from loader.batches.maker import BatchMaker
 from loader.batches.to_device import each_tensor
-from loader.workers.torch_processes import Engine
+from loader.workers.torch_processes import ProcessEngine
 from tests import datasets
 from tests.loader_fakes import MemoryLink, compiled, in_memory
 
@@ -84,10 +84,10 @@ def test_a_thread_that_waits_in_an_abandoned_iteration_moves_nothing_of_the_next
         return sample
 
     loader = DataLoader(in_memory(link, transform=gated), batch_size=4)
-    engine = Engine(Maker(loader._prepared().feed, "raise"), {"num_workers": 1})
+    engine = ProcessEngine(BatchMaker(loader._prepared().feed, "raise"), {"num_workers": 1})
 
     def numbers(turn: int) -> list[int]:
-        found: list[int] = engine.fetch(Turn(0, turn)).batch.flatten().tolist()
+        found: list[int] = engine.fetch(BatchKey(0, turn)).batch.flatten().tolist()
         return found
 
     engine.start(0, 0, 10)
@@ -105,5 +105,5 @@ def test_a_thread_that_waits_in_an_abandoned_iteration_moves_nothing_of_the_next
     go.set()
     late.join(20)
     after = [numbers(turn) for turn in range(4, 10)]
-    engine.rest()
+    engine.stop()
     assert [n for batch in before + after for n in batch] == list(range(40))

@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 
 from bench.node import open_files
 from loader import DataLoader
-from loader.workers.index_pipe import Asks
-from loader.workers.shared_batches import FREE, MORE_SLOTS, SLOT_BYTES, Arena, Handed, packed
+from loader.workers.index_pipe import IndexPipe
+from loader.workers.shared_batches import EXTRA_SLOTS, FREE, SLOT_BYTES, Arena, SharedBatch, pack_into_slot
 from tests import datasets
 from tests.loader_fakes import MemoryLink, compiled, in_memory
 
@@ -119,7 +119,7 @@ def test_any_batch_comes_out_as_it_went_in_and_gives_its_slot_back(batch: Any) -
     arena = ARENA
     slot = arena.free_slot(0)
     assert slot is not None
-    found = arena.send(slot, packed(batch, slot)).open()
+    found = arena.send(slot, pack_into_slot(batch, slot)).open()
     assert same(found, batch)
     del found
     assert (arena._states == FREE).all()
@@ -130,7 +130,7 @@ def test_a_batch_larger_than_a_slot_goes_as_it_is() -> None:
     slot = arena.free_slot(0)
     assert slot is not None
     large = torch.empty(SLOT_BYTES + 1, dtype=torch.uint8)
-    assert packed(large, slot) is large
+    assert pack_into_slot(large, slot) is large
     assert slot.used == 0
 
 
@@ -139,7 +139,7 @@ def test_a_nested_tensor_goes_as_it_is() -> None:
     assert slot is not None
     for layout in (torch.strided, torch.jagged):
         nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
-        assert packed([nested], slot)[0] is nested
+        assert pack_into_slot([nested], slot)[0] is nested
 
 
 @pytest.mark.parametrize("out", [None, "int64"])
@@ -163,7 +163,7 @@ def test_what_crosses_the_pipe_is_only_where_the_batch_lies(link: MemoryLink, co
     batches = loader(link, multiprocessing_context=context, num_workers=1)
     reading = iter(batches)
     first = next(reading)
-    arena = batches._supply._engine._made_by.arena  # type: ignore[union-attr]
+    arena = batches._supply._engine._dataset.arena  # type: ignore[union-attr]
     assert not first.is_shared(), "torch would have shared it by its own means"
     assert (arena._states != FREE).any()
     assert [rows(batch) for batch in (first, *reading)] == alone(link)
@@ -184,14 +184,14 @@ def test_a_batch_that_is_kept_is_never_overwritten(link: MemoryLink, persistent:
 
 def test_slots_come_back_when_iterations_are_abandoned(link: MemoryLink) -> None:
     batches = loader(link, persistent_workers=True)
-    for _ in range(4 * (2 + MORE_SLOTS)):
+    for _ in range(4 * (2 + EXTRA_SLOTS)):
         for _ in batches:
             break
     whole = [rows(batch) for batch in batches]
     assert whole == alone(link)
     reading = iter(batches)
     handed = [next(reading) for _ in range(2)]
-    arena = batches._supply._engine._made_by.arena  # type: ignore[union-attr]
+    arena = batches._supply._engine._dataset.arena  # type: ignore[union-attr]
     at_home = [slot for slot in range(len(arena._states)) if arena._states[slot] == FREE]
     assert len(handed) == 2
     assert at_home, "every slot was lost to the abandoned iterations"
@@ -201,7 +201,7 @@ def test_a_forked_child_gives_nothing_back() -> None:
     arena = Arena(1, 1)
     slot = arena.free_slot(0)
     assert slot is not None
-    batch = arena.send(slot, packed(torch.arange(9), slot)).open()
+    batch = arena.send(slot, pack_into_slot(torch.arange(9), slot)).open()
     child = os.fork()
     if child == 0:
         del batch
@@ -216,8 +216,8 @@ def test_an_arena_leaves_no_descriptor_and_no_memory() -> None:
     arena = Arena(2, 2)
     slot = arena.free_slot(1)
     assert slot is not None
-    handed = arena.send(slot, packed(torch.ones(1000), slot))
-    assert isinstance(handed, Handed)
+    handed = arena.send(slot, pack_into_slot(torch.ones(1000), slot))
+    assert isinstance(handed, SharedBatch)
     batch = handed.open()
     del arena, slot
     assert batch.sum() == 1000
@@ -251,9 +251,9 @@ def once_asked(
 ) -> threading.Event:
     """Have `act` called where a worker is asked for a batch the next time, by code below that function: after the message
     is out, or before. Set once it was."""
-    send, done = Asks.send, threading.Event()
+    send, done = IndexPipe.send, threading.Event()
 
-    def sent(asks: Asks) -> None:
+    def sent(asks: IndexPipe) -> None:
         frame, names = sys._getframe(1), []
         while frame.f_back is not None:
             names.append(frame.f_code.co_name)
@@ -265,12 +265,12 @@ def once_asked(
             done.set()
             act()
 
-    patch.setattr(Asks, "send", sent)
+    patch.setattr(IndexPipe, "send", sent)
     return done
 
 
 def test_what_a_full_pipe_does_not_take_is_sent_later_and_in_order() -> None:
-    asks, got = Asks(multiprocessing.get_context()), []
+    asks, got = IndexPipe(multiprocessing.get_context()), []
     for number in range(5_000):
         asks.put((number, None))
     while len(got) < 5_000:
@@ -465,7 +465,7 @@ from tests.loader_fakes import MemoryLink, in_memory
 link = MemoryLink(sys.argv[1], sys.argv[2])
 reading = iter(DataLoader(in_memory(link), batch_size=8, num_workers=2, multiprocessing_context="fork"))
 kept = next(reading)
-print(*[worker.pid for worker in reading._batches.gi_frame.f_locals["self"]._supply._engine._batches._workers], flush=True)
+print(*[worker.pid for worker in reading._batches.gi_frame.f_locals["self"]._source._engine._batches._workers], flush=True)
 sys.stdin.read()
 """
 

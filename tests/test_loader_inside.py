@@ -23,7 +23,7 @@ from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order.epoch_order import Plan
 from loader import DataLoader, Dataset, mix, pack
-from loader.datasets.extent_layout import laid
+from loader.datasets.extent_layout import extent_layout
 from loader.reading.direct_access import Access
 from tests import datasets
 from tests.loader_fakes import MemoryGrants, MemoryLink, compiled, in_memory
@@ -426,7 +426,7 @@ def test_a_stack_is_ordered_by_the_part_of_most_extents(tmp_path: Path, links: l
     path = tmp_path / "images.bin"
     datasets.array_file(path, np.zeros((COUNT, 128), "<i8"))
     images = in_memory(compiled(path, tmp_path, format="records", dtype="(128,)i8", extent_bytes=4096))
-    found = laid(StackDataset(in_memory(links[0]), images), shuffle=True)
+    found = extent_layout(StackDataset(in_memory(links[0]), images), shuffle=True)
     assert found.extent_first.tolist() == [*range(0, COUNT + 1, 4)]
     assert [len(piece.first) for piece in found.pieces] == [2, COUNT // 4 + 1]
 

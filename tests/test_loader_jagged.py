@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 from cachesvc.core.errors import InvalidInput
 from loader import DataLoader, Jagged, jagged, mix
-from loader.datasets.samples import Form, Samples
+from loader.datasets.samples import SampleReader, SampleSpec
 from loader.reading.opened_dataset import Opened
 from loader.reading.reader import Reader
 from tests import datasets
@@ -57,7 +57,7 @@ def test_ranges_are_joined_however_their_extents_are_held(
     catalog = opened.catalog
     grants = MemoryGrants(catalog.extent, origin, room)
     reader = Reader(catalog, grants, limit)
-    samples = Samples(catalog, Form(decode=None))
+    samples = SampleReader(catalog, SampleSpec(decode=None))
     memory = np.full(1 << 21, 7, np.uint8)
     rng = np.random.default_rng(3)
     read = 0

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loader.batches.buffer_pool import MAX_WASTE, Recycled
+from loader.batches.buffer_pool import MAX_WASTE, BufferPool
 
 
 def test_a_batch_that_died_gives_its_block_to_the_next() -> None:
-    memory = Recycled(4)
+    memory = BufferPool(4)
     first = memory.empty(1000)
     home = first.ctypes.data
     del first
@@ -24,7 +24,7 @@ def test_a_batch_that_died_gives_its_block_to_the_next() -> None:
 
 
 def test_a_view_alone_keeps_the_block() -> None:
-    memory = Recycled(4)
+    memory = BufferPool(4)
     tensor = torch.from_numpy(memory.empty(800).view(np.int64).reshape(10, 10)[3:4])
     tensor.fill_(7)
     for _ in range(10):
@@ -39,7 +39,7 @@ def test_a_view_alone_keeps_the_block() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 9)), max_size=60), st.integers(0, 3))
 def test_living_batches_never_share_memory(steps: list[tuple[int, int]], spare: int) -> None:
-    memory, alive = Recycled(spare), {}
+    memory, alive = BufferPool(spare), {}
     for number, (size, drop) in enumerate(steps):
         found = memory.empty(size)
         assert found.size == size
@@ -51,14 +51,14 @@ def test_living_batches_never_share_memory(steps: list[tuple[int, int]], spare: 
 
 
 def test_a_large_block_is_not_spent_on_a_small_batch() -> None:
-    memory = Recycled(2)
+    memory = BufferPool(2)
     home = memory.empty(1 << 20).ctypes.data
     assert memory.empty((1 << 20) // MAX_WASTE // 2).ctypes.data != home
     assert memory.empty(1 << 20).ctypes.data == home
 
 
 def test_threads_share_it() -> None:
-    memory, wrong = Recycled(8), []
+    memory, wrong = BufferPool(8), []
 
     def work(mine: int) -> None:
         held = []

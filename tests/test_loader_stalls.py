@@ -24,7 +24,7 @@ from cachesvc.client.protocol import Granted, Refused
 from cachesvc.core.errors import NotFound
 from cachesvc.core.stalls import CAUSES, StallReport
 from loader import DataLoader, open_dataset
-from loader.batches.maker import Ledger, Made, Report, moved
+from loader.batches.maker import BatchReport, MadeBatch, ReportTotals, move_batch
 from loader.batches.stats import Stats
 from loader.reading.direct_access import Access
 from loader.reading.reader import ORIGINS
@@ -192,14 +192,16 @@ def test_sending_a_batch_to_the_device_is_the_transfer() -> None:
 
     asked = time.perf_counter()
     none = (0.0, 0.0, 0.0)
-    made = moved(Made("batch", Report(asked, time.perf_counter(), none, (0,) * len(ORIGINS))), send)
-    ledger = Ledger()
-    ledger.enter(made.report, asked)
+    made = move_batch(
+        MadeBatch("batch", BatchReport(asked, time.perf_counter(), none, (0,) * len(ORIGINS))), send
+    )
+    ledger = ReportTotals()
+    ledger.add(made.report, asked)
     waited = dict(zip(CAUSES, ledger.waited_s, strict=True))
     assert waited["transfer"] >= SLOW_S
     assert min(waited.values()) >= 0
     assert SLOW_S <= sum(waited.values()) <= time.perf_counter() - asked
-    ledger.enter(made.report, time.perf_counter())  # a step that came later did not wait for it
+    ledger.add(made.report, time.perf_counter())  # a step that came later did not wait for it
     assert ledger.waited_s[TRANSFER] == waited["transfer"]
 
 

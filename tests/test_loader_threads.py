@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset, get_worker_info
 from cachesvc.client.protocol import Granted, Refused
 from cachesvc.core.errors import InvalidInput, TierFailed
 from loader import DataLoader
-from loader.batches.feed import Turn
+from loader.batches.feed import BatchKey
 from loader.reading.reader import Reader
 from loader.workers.threads import ThreadEngine
 from tests import datasets
@@ -121,7 +121,7 @@ class Asked:
         self.turns: list[int] = []
         self.changed = threading.Condition()
 
-    def make(self, turn: Turn) -> int:
+    def make(self, turn: BatchKey) -> int:
         with self.changed:
             self.turns.append(turn.turn)
             self.changed.notify_all()
@@ -139,7 +139,7 @@ def test_no_more_is_made_ahead_than_asked_for() -> None:
     asked.wait(4)
     assert engine.fetch((0, 10)) == 10
     asked.wait(5)
-    engine.rest()  # joins: what is counted now is all there will be
+    engine.stop()  # joins: what is counted now is all there will be
     assert sorted(asked.turns) == [10, 11, 12, 13, 14]
 
 

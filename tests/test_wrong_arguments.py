@@ -15,7 +15,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from bench.node import Daemon
 from cachesvc.core.errors import InvalidInput, SourceChanged
 from loader import DataLoader, Dataset, mix, open_dataset, pack
-from loader.datasets.dataset import NOTES_SAID
+from loader.datasets.dataset import NOTES_LOGGED
 from tests import datasets
 from tests.loader_fakes import compiled, in_memory
 
@@ -136,14 +136,16 @@ def test_what_nobody_can_call_is_refused_at_opening(
 def test_what_is_left_out_is_said_at_each_opening_and_briefly(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for number in range(NOTES_SAID + 2):
+    for number in range(NOTES_LOGGED + 2):
         datasets.write_files(tmp_path / "tails", {f"{number:02d}.bin": bytes(4097)})
     for _ in range(2):
         caplog.clear()
-        assert len(open_dataset(tmp_path / "tails", **RECORD)) == NOTES_SAID + 2
+        assert len(open_dataset(tmp_path / "tails", **RECORD)) == NOTES_LOGGED + 2
         said = [record.getMessage() for record in caplog.records if record.name == "cachesvc"]
-        assert [f"{number:02d}.bin" in said[number] for number in range(NOTES_SAID)] == [True] * NOTES_SAID
-        assert said[NOTES_SAID:] == ["and 2 notes more, in ds.catalog.notes"]
+        assert [f"{number:02d}.bin" in said[number] for number in range(NOTES_LOGGED)] == [
+            True
+        ] * NOTES_LOGGED
+        assert said[NOTES_LOGGED:] == ["and 2 notes more, in ds.catalog.notes"]
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from loader.reading.reader import Ints
 OnError = Literal["raise", "skip", "substitute"]
 _PERMANENT = (NotFound, CorruptData, SourceChanged)
 _CAUSE_CHARS = 500
-KEPT, LOGGED = 1000, 20
+MAX_KEPT, MAX_LOGGED = 1000, 20
 """Bad samples of an epoch that are kept and logged; all are counted."""
 _log = logging.getLogger("cachesvc")
 
@@ -41,7 +41,7 @@ class BadSample(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Repair:
+class BatchRepair:
     """A batch of `turn` that was mended: the indices in it, how many of them (the first) are real."""
 
     epoch: int
@@ -59,13 +59,13 @@ def is_bad_sample(error: Exception) -> bool:
     return not isinstance(error, MemoryError)
 
 
-class Mender:
+class RepairingFeed:
     """Batches of a feed under an `on_error`. Picklable; threads may share one."""
 
     def __init__(self, feed: Feed, on_error: OnError) -> None:
         self._feed, self._on_error = feed, on_error
 
-    def make(self, key: tuple[int, int]) -> tuple[Any, Repair | None]:
+    def make(self, key: tuple[int, int]) -> tuple[Any, BatchRepair | None]:
         """The batch of a turn, and what was mended in it. Raises what is no bad sample's."""
         try:
             return self._feed[key], None
@@ -73,13 +73,13 @@ class Mender:
             if self._on_error == "raise" or not is_bad_sample(error):
                 raise
             found = error
-        return self._mended(*key, found)
+        return self._repaired(*key, found)
 
-    def _mended(self, epoch: int, turn: int, error: Exception) -> tuple[Any, Repair]:
+    def _repaired(self, epoch: int, turn: int, error: Exception) -> tuple[Any, BatchRepair]:
         indices, valid = self._feed.indices(epoch, turn)
         good: dict[int, Any] = {}
         bad: dict[int, Exception] = {}
-        self._sort(epoch, indices, list(range(len(indices))), good, bad)
+        self._try_by_halves(epoch, indices, list(range(len(indices))), good, bad)
         kept = sorted(good)
         real = sum(at < valid for at in kept)
         rows = indices.copy()
@@ -92,8 +92,8 @@ class Mender:
         else:
             rows[0], good[0] = self._substitute(epoch, turn, len(indices), 0, error)
             rows = rows[:1]
-        told = tuple(self._told(epoch, int(indices[at]), bad[at]) for at in sorted(bad) if at < valid)
-        repair = Repair(epoch, turn, rows, real, told)
+        told = tuple(self._bad_sample(epoch, int(indices[at]), bad[at]) for at in sorted(bad) if at < valid)
+        repair = BatchRepair(epoch, turn, rows, real, told)
         try:
             return self._feed.fetch(epoch, rows), repair
         except Exception as again:  # of a transform that fails by chance, what it made before will do
@@ -101,21 +101,21 @@ class Mender:
                 raise
             return self._feed.collated([good[at] for at in sorted(good)]), repair
 
-    def _sort(
+    def _try_by_halves(
         self, epoch: int, indices: Ints, places: list[int], good: dict[int, Any], bad: dict[int, Exception]
     ) -> None:
         """Make the samples at `places`, by halves where one of them fails, and find out which fail alone."""
-        found = self._taken(epoch, indices[places])
+        found = self._samples_or_error(epoch, indices[places])
         if not isinstance(found, Exception):
             good.update(zip(places, found, strict=True))
         elif len(places) == 1:
             bad[places[0]] = found
         else:
             half = len(places) // 2
-            self._sort(epoch, indices, places[:half], good, bad)
-            self._sort(epoch, indices, places[half:], good, bad)
+            self._try_by_halves(epoch, indices, places[:half], good, bad)
+            self._try_by_halves(epoch, indices, places[half:], good, bad)
 
-    def _taken(self, epoch: int, indices: Ints) -> list[Any] | Exception:
+    def _samples_or_error(self, epoch: int, indices: Ints) -> list[Any] | Exception:
         try:
             return self._feed.take(epoch, indices)  # without collation: what fails there is no sample's fault
         except Exception as error:
@@ -133,31 +133,31 @@ class Mender:
         positions = order.full_steps * spec.global_batch or order.tail_samples
         for candidate in substitutes(spec.seed, epoch, position, spec.global_batch, positions):
             index = feed.index_at(epoch, candidate)
-            found = self._taken(epoch, np.asarray([index], np.int64))
+            found = self._samples_or_error(epoch, np.asarray([index], np.int64))
             if not isinstance(found, Exception):
                 return index, found[0]
         raise CorruptData(
             f"no good sample was found to stand in for a bad one ({error}); mend the data, or use on_error='raise'"
         ) from error
 
-    def _told(self, epoch: int, index: int, error: Exception) -> BadSample:
+    def _bad_sample(self, epoch: int, index: int, error: Exception) -> BadSample:
         cause = f"{type(error).__name__}: {error}".partition("\n")[0][:_CAUSE_CHARS]
         return BadSample(epoch, index, self._feed.key_of(index), cause)
 
 
-class Found:
+class BadSampleLog:
     """The bad samples of the latest epoch: counted, the latest of them kept, the first of them logged."""
 
     def __init__(self) -> None:
         self.count = 0
-        self.kept: deque[BadSample] = deque(maxlen=KEPT)
+        self.kept: deque[BadSample] = deque(maxlen=MAX_KEPT)
 
-    def note(self, repair: Repair) -> None:
+    def record(self, repair: BatchRepair) -> None:
         """A mended batch was handed over."""
         for bad in repair.bad:
             self.count += 1
             self.kept.append(bad)
-            if self.count <= LOGGED:
+            if self.count <= MAX_LOGGED:
                 _log.warning(
                     "sample %d%s of epoch %d is bad: %s",
                     bad.sample,
@@ -165,5 +165,5 @@ class Found:
                     bad.epoch,
                     bad.cause,
                 )
-            elif self.count == LOGGED + 1:
+            elif self.count == MAX_LOGGED + 1:
                 _log.warning("more bad samples in epoch %d: see bad_samples and stats()", bad.epoch)

@@ -9,54 +9,54 @@ from time import perf_counter
 from typing import Any
 
 from cachesvc.core.stalls import CAUSES, StallReport
-from loader.batches.bad_samples import Found, Repair
+from loader.batches.bad_samples import BadSampleLog, BatchRepair
 from loader.batches.feed import Feed
-from loader.batches.maker import Ledger, Made, raise_failure
+from loader.batches.maker import MadeBatch, ReportTotals, raise_failure
 from loader.batches.stats import StallClock, Stats
 from loader.reading.reader import ORIGINS
 from loader.reading.wait_clock import DECODE, HAND_OVER
 
 _log = logging.getLogger("cachesvc")
-TELL_EVERY_S = 5.0
+REPORT_EVERY_S = 5.0
 """A scrape comes every 15 s or so."""
 
 
-class Account:
+class EpochReport:
     """Of one loader. Batches that this thread makes itself cost a step two clock reads; those that others make
     are entered in `ledger` with their reports."""
 
-    def __init__(self, others: bool, workers: bool) -> None:
+    def __init__(self, has_reports: bool, workers: bool) -> None:
         """`others`: batches come with reports, from `workers` or from torch's own machinery in this process."""
-        self._others, self._rest = others, HAND_OVER if workers else DECODE
-        self.ledger = Ledger()
-        self.found = Found()
+        self._has_reports, self._remainder = has_reports, HAND_OVER if workers else DECODE
+        self.totals = ReportTotals()
+        self.bad_samples = BadSampleLog()
         self._feed: Feed | None = None
         self._size = 0
-        self._repair: Repair | None = None
-        self._clock = StallClock({}, [0.0] * len(CAUSES), self._rest)
-        self._told, self._tell_at = self.stats(), 0.0
+        self._repair: BatchRepair | None = None
+        self._clock = StallClock({}, [0.0] * len(CAUSES), self._remainder)
+        self._reported, self._report_at = self.stats(), 0.0
 
     def begin(self, feed: Feed) -> None:
         """An epoch begins."""
         self._feed, self._size = feed, feed.share.batch_size
-        self.found, self._repair = Found(), None
-        self._clock = StallClock(self._bytes_read(), self._waited_s(), self._rest)
-        self._told = self.stats()
+        self.bad_samples, self._repair = BadSampleLog(), None
+        self._clock = StallClock(self._bytes_read(), self._waited_s(), self._remainder)
+        self._reported = self.stats()
 
-    def noted(self, batch: Any, repair: Repair | None) -> Any:
+    def note_repair(self, batch: Any, repair: BatchRepair | None) -> Any:
         """The batch, after what was mended in it is noted."""
         if repair is not None:
             self._repair = repair
-            self.found.note(repair)
+            self.bad_samples.record(repair)
         return batch
 
-    def handed(self, fetch: Callable[[tuple[int, int]], Made], key: tuple[int, int]) -> Any:
+    def fetch_reported(self, fetch: Callable[[tuple[int, int]], MadeBatch], key: tuple[int, int]) -> Any:
         """A batch that others made. Raises the typed error that they met."""
         asked = perf_counter()
         made = fetch(key)
-        self.ledger.enter(made.report, asked)
+        self.totals.add(made.report, asked)
         raise_failure(made.report)
-        return self.noted(made.batch, made.report.repair)
+        return self.note_repair(made.batch, made.report.repair)
 
     def record(self, asked: float, key: tuple[int, int], full: int) -> None:
         """The batch of turn `key` is handed over to a step that asked at `asked`; turns below `full` are whole."""
@@ -66,7 +66,7 @@ class Account:
             assert self._feed is not None, "an epoch has begun"
             self._clock.record(asked, self.valid(self._feed, key))
 
-    def repair(self, key: tuple[int, int]) -> Repair | None:
+    def repair(self, key: tuple[int, int]) -> BatchRepair | None:
         """What was mended in the batch of a turn, if that was the latest such."""
         found = self._repair
         return found if found is not None and (found.epoch, found.turn) == key else None
@@ -78,22 +78,22 @@ class Account:
 
     def stats(self) -> Stats:
         """The latest epoch so far."""
-        return self._clock.stats(self._bytes_read(), self._waited_s(), self.found.count)
+        return self._clock.stats(self._bytes_read(), self._waited_s(), self.bad_samples.count)
 
     def end(self, rank: int, epoch: int, log: bool) -> None:
         """An epoch ended."""
-        self.tell(math.inf)
-        self._tell_at = 0.0
+        self.report_to_daemon(math.inf)
+        self._report_at = 0.0
         if log:
             _log.info("rank %d, epoch %d: %s", rank, epoch, self.stats().line())
 
-    def tell(self, now: float) -> None:
+    def report_to_daemon(self, now: float) -> None:
         """Let the daemon's metrics know of what came since the last time, every few seconds (`now`: perf_counter)."""
-        if self._feed is None or now < self._tell_at:
+        if self._feed is None or now < self._report_at:
             return
-        self._tell_at = now + TELL_EVERY_S
-        stats, before = self.stats(), self._told
-        self._told = stats
+        self._report_at = now + REPORT_EVERY_S
+        stats, before = self.stats(), self._reported
+        self._reported = stats
         self._feed.report(
             StallReport(
                 stats.steps - before.steps,
@@ -105,13 +105,13 @@ class Account:
     def _bytes_read(self) -> dict[str, int]:
         """By this process and by its workers."""
         here = self._feed.origin_bytes() if self._feed is not None else {}
-        there = self.ledger.origin_bytes
+        there = self.totals.origin_bytes
         return {origin: here.get(origin, 0) + there[origin] for origin in ORIGINS}
 
     def _waited_s(self) -> list[float]:
         """By `CAUSES`, since this loader was made: as batches report, or this thread's own reads."""
-        if self._others or self._feed is None:
-            return list(self.ledger.waited_s)
+        if self._has_reports or self._feed is None:
+            return list(self.totals.waited_s)
         return [*self._feed.reading_s(), 0.0, 0.0, 0.0]
 
 

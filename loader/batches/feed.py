@@ -21,14 +21,14 @@ from torch.utils.data import default_collate
 from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec, Plan, merged
 from cachesvc.core.order.run import RunOrder
 from cachesvc.core.stalls import StallReport
-from loader.batches.fetch_samples import drawn_from
-from loader.batches.gather import Located, whole
+from loader.batches.fetch_samples import sample_fetcher
+from loader.batches.gather import LocatedBatches, gather_method
 from loader.datasets.collate import default_collate_into
-from loader.datasets.extent_layout import laid, plans_for
+from loader.datasets.extent_layout import extent_layout, plans_for
 from loader.datasets.mixture import Mixture
 from loader.datasets.packing import Packed
-from loader.datasets.shape_mismatch import unlike
-from loader.datasets.wrapped import Inside, flattened, key_at, ours
+from loader.datasets.shape_mismatch import describe_mismatch
+from loader.datasets.wrapped import WrappedDataset, as_view, cache_dataset_in, key_at
 from loader.reading.address_range import Bytes
 from loader.reading.opened_dataset import Opened
 from loader.reading.reader import Ints, Reader
@@ -40,7 +40,7 @@ process; in slabs of 64 it is 5 us."""
 NOT_READ = (0.0,) * len(READING)
 
 
-class Turn(NamedTuple):
+class BatchKey(NamedTuple):
     """The key of a batch."""
 
     epoch: int
@@ -48,7 +48,7 @@ class Turn(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class RankShare:
     """A rank's part of every global batch: the slots [low, high), in `accumulate` micro-batches."""
 
     low: int
@@ -69,7 +69,7 @@ class _Slab:
     def __init__(self, first: int, rows: Ints, valid: Ints | None) -> None:
         self.first, self.last = first, first + len(rows)
         self.rows, self.valid = rows, valid
-        self.located: Located | None = None
+        self.located: LocatedBatches | None = None
 
 
 class Feed(TorchDataset[Any]):
@@ -79,37 +79,39 @@ class Feed(TorchDataset[Any]):
         self,
         dataset: TorchDataset[Any],
         spec: OrderSpec,
-        share: Share,
+        share: RankShare,
         collate: Callable[[list[Any]], Any],
-        ready: bool,
+        default_collation: bool,
     ) -> None:
         """`ready`: a batch of records goes out as it was gathered, without `collate`."""
         self.dataset, self.spec, self.share, self.collate = dataset, spec, share, collate
-        self._wants_ready = ready
-        self.apart = 1
+        self._default_collation = default_collation
+        self.turn_stride = 1
         """How many turns after one batch the next is made here: as many as there are workers."""
         self._prepare()
 
     def _prepare(self) -> None:
-        self._view = flattened(self.dataset)
-        core = ours(self.dataset)
-        self._composed = core if isinstance(core, (Mixture, Packed)) else None
-        self._inner = core.leaves if isinstance(core, Inside) else ()
+        self._view = as_view(self.dataset)
+        core = cache_dataset_in(self.dataset)
+        self._composite = core if isinstance(core, (Mixture, Packed)) else None
+        self._wrapped = core.leaves if isinstance(core, WrappedDataset) else ()
         self._opened: list[Opened] = [] if core is None else [leaf.opened for leaf in core.leaves]
         self._samples = self._view.samples if self._view is not None else None
-        self._whole = whole(self._samples, self.collate, self._wants_ready) if self._samples else None
-        self._samples_of = drawn_from(self.dataset)
-        self._laid = laid(self.dataset, self.spec.shuffle)
+        self._gather = (
+            gather_method(self._samples, self.collate, self._default_collation) if self._samples else None
+        )
+        self._samples_of = sample_fetcher(self.dataset)
+        self._layout = extent_layout(self.dataset, self.spec.shuffle)
         self.empty: Callable[[int], Bytes] | None = None
         """Where gathered batches are built: bytes for a size; new memory when None."""
         self._order: EpochOrder | RunOrder | None = None
         self._slab = _Slab(0, np.empty((0, self.share.batch_size), np.int64), None)
 
     def __getstate__(self) -> tuple[Any, ...]:
-        return self.dataset, self.spec, self.share, self.collate, self._wants_ready, self.apart
+        return self.dataset, self.spec, self.share, self.collate, self._default_collation, self.turn_stride
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.dataset, self.spec, self.share, self.collate, self._wants_ready, self.apart = state
+        self.dataset, self.spec, self.share, self.collate, self._default_collation, self.turn_stride = state
         self._prepare()
 
     def order(self, epoch: int) -> EpochOrder | RunOrder:
@@ -123,48 +125,52 @@ class Feed(TorchDataset[Any]):
         """The same, and batches go on to be made from another."""
         if self._order is not None and self._order.epoch == epoch:
             return self._order
-        if self._composed is not None:
-            return RunOrder(self.spec, self._composed.run(self.spec, epoch), epoch)
-        return EpochOrder(self.spec, self._laid.extent_first, epoch)
+        if self._composite is not None:
+            return RunOrder(self.spec, self._composite.run(self.spec, epoch), epoch)
+        return EpochOrder(self.spec, self._layout.extent_first, epoch)
 
     def samples(self, epoch: int) -> int:
         """Samples of an epoch, those that are dropped included."""
-        return self._as_long_as(epoch).samples
+        return self._order_of_length(epoch).samples
 
     def steps(self, epoch: int) -> int:
         """Steps of an epoch."""
-        return self._as_long_as(epoch).steps
+        return self._order_of_length(epoch).steps
 
     def turns(self, epoch: int) -> int:
         """Batches of this rank in an epoch."""
         return self.steps(epoch) * self.share.accumulate
 
     @property
-    def changes(self) -> tuple[int, ...]:
+    def weight_changes(self) -> tuple[int, ...]:
         """The epochs from which on others may be longer or shorter, ascending."""
-        return self._composed.changes if isinstance(self._composed, Mixture) else ()
+        return self._composite.weight_changes if isinstance(self._composite, Mixture) else ()
 
     def turns_of(self, epoch: int, epochs: int) -> int:
         """Batches of this rank in so many epochs, which differ where a mixture gets other weights; no more than `len` can
         say."""
-        return self._over(epoch, epochs, self.turns)
+        return self._sum_over(epoch, epochs, self.turns)
 
     def rows_of(self, epoch: int, epochs: int) -> int:
         """Samples in those batches, repeated ones included."""
-        return self._over(epoch, epochs, self._rows)
+        return self._sum_over(epoch, epochs, self._rows)
 
-    def _over(self, epoch: int, epochs: int, count: Callable[[int], int]) -> int:
-        bounds = [epoch, *(each for each in self.changes if epoch < each < epoch + epochs), epoch + epochs]
+    def _sum_over(self, epoch: int, epochs: int, count: Callable[[int], int]) -> int:
+        bounds = [
+            epoch,
+            *(each for each in self.weight_changes if epoch < each < epoch + epochs),
+            epoch + epochs,
+        ]
         return min(sys.maxsize, sum(count(first) * (end - first) for first, end in pairwise(bounds)))
 
     def _rows(self, epoch: int) -> int:
-        full, turns = self._as_long_as(epoch).full_steps * self.share.accumulate, self.turns(epoch)
+        full, turns = self._order_of_length(epoch).full_steps * self.share.accumulate, self.turns(epoch)
         rest = (len(self.indices(epoch, turn)[0]) for turn in range(full, turns))
         return full * self.share.batch_size + sum(rest)
 
-    def _as_long_as(self, epoch: int) -> EpochOrder | RunOrder:
+    def _order_of_length(self, epoch: int) -> EpochOrder | RunOrder:
         """An order of an epoch's length: any, but that a mixture may have other weights in each."""
-        return self._order if self._composed is None and self._order is not None else self._order_of(epoch)
+        return self._order if self._composite is None and self._order is not None else self._order_of(epoch)
 
     def submit(self, epoch: int) -> frozenset[int]:
         """Say which extents this rank touches in which steps, to each dataset's holder; nothing where the indices
@@ -174,7 +180,7 @@ class Feed(TorchDataset[Any]):
         if isinstance(order, RunOrder):
             plans = [*zip(self._opened, order.plans(*cut), strict=True)]
         else:
-            plans = plans_for(self._laid, order, *cut)
+            plans = plans_for(self._layout, order, *cut)
         shared: dict[int, list[Plan]] = {}  # one plan a connection; parts of a dataset share theirs
         for opened, plan in plans:
             shared.setdefault(id(opened), []).append(plan)
@@ -192,12 +198,12 @@ class Feed(TorchDataset[Any]):
         if self._view is not None:
             reader = self._view.opened.reader()
             if reader.on_disk:
-                self._expect(reader, slab, row + self.apart)
+                self._read_ahead(reader, slab, row + self.turn_stride)
             if slab.located is not None:
                 return slab.located.batch(reader, row, self.empty)
         return self.fetch(epoch, slab.rows[row])
 
-    def _expect(self, reader: Reader, slab: _Slab, row: int) -> None:
+    def _read_ahead(self, reader: Reader, slab: _Slab, row: int) -> None:
         """Have the disk work on a later batch while this one is copied; at the end of a slab it rests once."""
         if self._view is not None and self._samples is not None and row < len(slab.rows):
             self._samples.expect(reader, self._view.ids_of(slab.rows[row]))
@@ -247,8 +253,8 @@ class Feed(TorchDataset[Any]):
         """The dataset's index at a position of the epoch's full batches; of its partial one where that is all."""
         order, (step, slot) = self.order(epoch), divmod(position, self.spec.global_batch)
         if order.full_steps:
-            return int(self._arranged(order.slots(step, step + 1, slot, slot + 1))[0, 0])
-        return int(self._arranged(order.tail(0, self.spec.global_batch).samples)[0, slot])
+            return int(self._indices_of(order.slots(step, step + 1, slot, slot + 1))[0, 0])
+        return int(self._indices_of(order.tail(0, self.spec.global_batch).samples)[0, slot])
 
     def key_of(self, index: int) -> str:
         """A sample's key in the source; "" where it has none, or who wrote the dataset alone knows."""
@@ -262,21 +268,21 @@ class Feed(TorchDataset[Any]):
     def fetch(self, epoch: int, indices: Ints) -> Any:
         """A batch of these indices."""
         name = partial(self._name_in, indices)
-        if self._composed is not None and self._wants_ready:
-            return self._composed.whole(indices, self.spec, epoch, name)
-        if self._whole is not None and self._view is not None:
+        if self._composite is not None and self._default_collation:
+            return self._composite.default_batch(indices, self.spec, epoch, name)
+        if self._gather is not None and self._view is not None:
             reader = self._view.opened.reader()
-            return self._whole.make(
-                reader, self._whole.locate(reader, self._view.ids_of(indices)), self.empty
+            return self._gather.make(
+                reader, self._gather.locate(reader, self._view.ids_of(indices)), self.empty
             )
-        samples = self._drawn(epoch, indices)
+        samples = self._iter_samples(epoch, indices)
         if self.collate is default_collate:
             return default_collate_into(self.empty, samples, len(indices), name)
         made = list(samples)
         try:
             return self.collate(made)
         except Exception as error:
-            found = unlike(made, name)
+            found = describe_mismatch(made, name)
             if found and hasattr(error, "add_note"):
                 error.add_note(f"samples of the batch differ: {found}")
             raise
@@ -288,22 +294,22 @@ class Feed(TorchDataset[Any]):
 
     def collated(self, samples: list[Any]) -> Any:
         """A batch of samples that were taken."""
-        if self._composed is not None and self._wants_ready:
-            return self._composed.collate(samples)
+        if self._composite is not None and self._default_collation:
+            return self._composite.collate(samples)
         return self.collate(samples)
 
     def take(self, epoch: int, indices: Ints) -> list[Any]:
         """The samples of these indices, before they are made a batch."""
-        return list(self._drawn(epoch, indices))
+        return list(self._iter_samples(epoch, indices))
 
-    def _drawn(self, epoch: int, indices: Ints) -> Iterable[Any]:
+    def _iter_samples(self, epoch: int, indices: Ints) -> Iterable[Any]:
         """One after the other, so that what made one is free for the next."""
-        if self._composed is not None:
-            return self._composed.read(indices, self.spec, epoch)
-        draw = (self.spec.seed, epoch)
-        for inner in self._inner:
-            inner.draw = draw  # for threads that the outer dataset reads in
-        return self._samples_of(indices, draw)
+        if self._composite is not None:
+            return self._composite.read(indices, self.spec, epoch)
+        rng_key = (self.spec.seed, epoch)
+        for inner in self._wrapped:
+            inner.rng_key = rng_key  # for threads that the outer dataset reads in
+        return self._samples_of(indices, rng_key)
 
     def _load(self, epoch: int, turn: int) -> _Slab:
         order, share = self.order(epoch), self.share
@@ -314,17 +320,19 @@ class Feed(TorchDataset[Any]):
             width = share.high - share.low
             last = min(order.full_steps, step + max(1, SLAB // width))
             found = order.slots(step, last, share.low, share.high)
-            slab = _Slab(step * share.accumulate, self._arranged(found.reshape(-1, share.batch_size)), None)
-            if self._whole is not None and self._view is not None:
-                slab.located = Located(self._whole, self._view.opened.reader(), self._view.ids_of(slab.rows))
+            slab = _Slab(step * share.accumulate, self._indices_of(found.reshape(-1, share.batch_size)), None)
+            if self._gather is not None and self._view is not None:
+                slab.located = LocatedBatches(
+                    self._gather, self._view.opened.reader(), self._view.ids_of(slab.rows)
+                )
         self._slab = slab
         return slab
 
     def _tail(self, order: EpochOrder | RunOrder) -> _Slab:
         share = self.share
         samples, valid = order.tail(share.low, share.high, share.accumulate)
-        return _Slab(order.full_steps * share.accumulate, self._arranged(samples), valid)
+        return _Slab(order.full_steps * share.accumulate, self._indices_of(samples), valid)
 
-    def _arranged(self, ordinals: Ints) -> Ints:
-        arrange = self._laid.arrange
-        return ordinals if arrange is None else arrange[ordinals]
+    def _indices_of(self, ordinals: Ints) -> Ints:
+        index_of = self._layout.index_of
+        return ordinals if index_of is None else index_of[ordinals]

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from loader.datasets.jagged import jagged
-from loader.datasets.samples import Samples
+from loader.datasets.samples import SampleReader
 from loader.reading.address_range import Bytes
 from loader.reading.reader import Ints, Reader
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class GatherMethod:
     """`locate` says where samples lie: arrays by sample, the last two of them the first and the last extent.
     `make` copies what is located to a batch, in new memory or in what its last argument gives for a size in bytes."""
 
@@ -24,19 +24,21 @@ class Whole:
     make: Callable[[Reader, Any, Callable[[int], Bytes] | None], Any]
 
 
-def whole(samples: Samples, collate: Callable[..., Any], as_gathered: bool) -> Whole | None:
+def gather_method(
+    samples: SampleReader, collate: Callable[..., Any], as_gathered: bool
+) -> GatherMethod | None:
     """How such batches of these samples are made, where they can be. `as_gathered`: nobody collates records."""
-    if as_gathered and samples.ready:
-        return Whole(samples.locate, samples.whole)
+    if as_gathered and samples.gathers_batches:
+        return GatherMethod(samples.locate, samples.gather_batch)
     if collate is jagged and samples.stays_bytes:
-        return Whole(samples.ranges, samples.jagged)
+        return GatherMethod(samples.ranges, samples.jagged)
     return None
 
 
-class Located:
+class LocatedBatches:
     """The batches of consecutive turns, located."""
 
-    def __init__(self, kind: Whole, reader: Reader, ids: Ints) -> None:
+    def __init__(self, kind: GatherMethod, reader: Reader, ids: Ints) -> None:
         """`ids`: of samples, [turns, batch size]."""
         *places, first, last = kind.locate(reader, ids.reshape(-1))
         self._make = kind.make

@@ -13,7 +13,7 @@ from cachesvc.core.stalls import CAUSES
 
 WAITS_KEPT = 65_536
 """Percentiles are over the last so many steps: 2 MiB at most."""
-SHOWN_S = 0.05
+MIN_SHOWN_S = 0.05
 """Less of a cause than this reads 0.0 s and is left out of the line."""
 
 
@@ -44,7 +44,7 @@ class Stats:
     def line(self) -> str:
         """For people: `120 steps, 9.1 s, waited 3.2 s (source 2.9 s, decode 0.3 s), p50 1.2 ms, ...`."""
         causes = sorted(self.wait_by_cause_s.items(), key=lambda each: -each[1])
-        shown = ", ".join(f"{cause} {spent:.1f} s" for cause, spent in causes if spent >= SHOWN_S)
+        shown = ", ".join(f"{cause} {spent:.1f} s" for cause, spent in causes if spent >= MIN_SHOWN_S)
         waits = zip(("p50", "p95", "p99"), (self.wait_p50_s, self.wait_p95_s, self.wait_p99_s), strict=True)
         found = f", {self.bad_samples:,} bad samples" if self.bad_samples else ""
         return (
@@ -59,10 +59,10 @@ class StallClock:
     """Started when a step asks for data, stopped when it has it: two clock reads a step. What happens inside is
     counted where it waits."""
 
-    def __init__(self, bytes_before: dict[str, int], waited_before: Sequence[float], rest: int) -> None:
+    def __init__(self, bytes_before: dict[str, int], waited_before: Sequence[float], remainder: int) -> None:
         """`waited_before`: seconds by `CAUSES` before this epoch. `rest`: the cause of what nothing
         measured."""
-        self._bytes_before, self._waited_before, self._rest = bytes_before, waited_before, rest
+        self._bytes_before, self._waited_before, self._remainder = bytes_before, waited_before, remainder
         self._begun = perf_counter()
         self._ended = self._begun
         self._waits: deque[float] = deque(maxlen=WAITS_KEPT)
@@ -98,16 +98,16 @@ class StallClock:
             wait_by_cause_s=by_cause(
                 [now - before for now, before in zip(waited_now, self._waited_before, strict=True)],
                 self._wait_s,
-                self._rest,
+                self._remainder,
             ),
             bad_samples=bad_samples,
         )
 
 
-def by_cause(seconds: Sequence[float], wait_s: float, rest: int) -> dict[str, float]:
+def by_cause(seconds: Sequence[float], wait_s: float, remainder: int) -> dict[str, float]:
     """Measured seconds by cause, made to sum to `wait_s`: what nothing measured goes to the cause `rest`."""
     measured = sum(seconds)
     scale = min(1.0, wait_s / measured) if measured else 0.0
     found = [each * scale for each in seconds]
-    found[rest] += wait_s - sum(found)
+    found[remainder] += wait_s - sum(found)
     return dict(zip(CAUSES, found, strict=True))

@@ -22,20 +22,20 @@ from loader.reading.address_range import Bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class DeviceBatch:
     """A batch on its way: what lies on the device once `event` has come."""
 
     batch: Any
     event: torch.cuda.Event
 
 
-class Mover:
+class DeviceMover:
     """Sends batches to one device. `send` may be called from several threads, `arrived` from the trainer's."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)
-        self._leaving: deque[tuple[torch.cuda.Event, Any]] = deque()
+        self._in_flight: deque[tuple[torch.cuda.Event, Any]] = deque()
         self._lock = threading.Lock()
 
     def empty(self, size_bytes: int) -> Bytes:
@@ -43,19 +43,19 @@ class Mover:
         found: Bytes = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True).numpy()
         return found
 
-    def send(self, batch: Any) -> Sent:
+    def send(self, batch: Any) -> DeviceBatch:
         """Queue the copy of every tensor in a batch."""
         pinned = each_tensor(batch, lambda tensor: tensor if tensor.is_pinned() else pin_memory(tensor))
         with self._lock, torch.cuda.stream(self._stream):
             moved = each_tensor(pinned, lambda tensor: tensor.to(self._device, non_blocking=True))
             event = torch.cuda.Event()
             event.record(self._stream)
-            while self._leaving and self._leaving[0][0].query():
-                self._leaving.popleft()
-            self._leaving.append((event, pinned))
-        return Sent(moved, event)
+            while self._in_flight and self._in_flight[0][0].query():
+                self._in_flight.popleft()
+            self._in_flight.append((event, pinned))
+        return DeviceBatch(moved, event)
 
-    def arrived(self, sent: Sent) -> Any:
+    def receive(self, sent: DeviceBatch) -> Any:
         """The batch, for use on the current stream."""
         current = torch.cuda.current_stream(self._device)
         current.wait_event(sent.event)
@@ -81,11 +81,11 @@ def each_tensor(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
         return type(batch)(each_tensor(each, change) for each in batch)
     if isinstance(batch, Mapping):
         changed = {name: each_tensor(each, change) for name, each in batch.items()}
-        return changed if type(batch) is dict else _like(batch, changed)
+        return changed if type(batch) is dict else _updated_copy(batch, changed)
     return batch
 
 
-def _like(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
+def _updated_copy(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
     """A mapping of a user's own type (a tokenizer's batch, say) with these values, as torch does it when it pins; a dict
     where that type does not let itself be changed."""
     if not isinstance(mapping, MutableMapping):

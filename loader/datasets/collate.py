@@ -24,7 +24,7 @@ from torch.utils.data._utils.collate import (
 )
 
 from cachesvc.core.errors import InvalidInput
-from loader.datasets.shape_mismatch import Name, unlike, unnamed
+from loader.datasets.shape_mismatch import SampleName, describe_mismatch, name_by_place
 from loader.reading.address_range import Bytes
 
 Empty = Callable[[int], Bytes]
@@ -35,7 +35,7 @@ LARGE_BYTES = 16 << 10
 
 
 def default_collate_into(
-    empty: Empty | None, samples: Iterable[Any], count: int, name: Name = unnamed
+    empty: Empty | None, samples: Iterable[Any], count: int, name: SampleName = name_by_place
 ) -> Any:
     """What `torch.utils.data.default_collate` makes of `count` samples, in memory that `empty` gives for a size in
     bytes; in new memory where that is None. `name`: of a sample, by its place. Raises InvalidInput where samples differ in
@@ -54,7 +54,7 @@ def default_collate_into(
     try:
         return collate(placed, collate_fn_map={**default_collate_fn_map, **mine})
     except RuntimeError as error:
-        found = unlike(placed, name)
+        found = describe_mismatch(placed, name)
         if not found:
             raise
         raise InvalidInput(

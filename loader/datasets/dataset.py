@@ -21,16 +21,16 @@ from cachesvc.core.arguments import flag, place_of, places_of, shares, text, who
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.permute import permute
 from cachesvc.sources.uri import canonical
-from loader.datasets.samples import Form, Samples
+from loader.datasets.samples import SampleReader, SampleSpec
 from loader.datasets.targets import Targets
 from loader.job.topology import foreseen
 from loader.reading.connect import connect
 from loader.reading.opened_dataset import Opened
 from loader.reading.reader import Ints
 
-NOTES_SAID = 8
+NOTES_LOGGED = 8
 """Of what was left out or found odd, at each opening: a thousand files may have a thousand tails."""
-drawing: ContextVar[tuple[int, int]] = ContextVar("drawing")
+current_rng_key: ContextVar[tuple[int, int]] = ContextVar("current_rng_key")
 """What the loader that asks in this thread draws from, instead of a dataset's own `draw`: others may read it too."""
 _log = logging.getLogger("cachesvc")
 
@@ -86,22 +86,24 @@ def open_dataset(
     version = text("version", "" if version is None else version)
     if fields is not None and not isinstance(fields, Iterable):
         raise InvalidInput(f"fields={fields!r}: give a name, or several")
-    checked = flag("verify", verify)
+    verify = flag("verify", verify)
     rank, processes = foreseen()
     link = connect(_uris(uri), options, version, processes)
     if isinstance(fields, str):
         fields = (fields,)
-    form = Form(tuple(fields) if fields is not None else None, decode, transform, out, image_mode, targets)
-    dataset = Dataset(Opened(link, checked), form)
+    spec = SampleSpec(
+        tuple(fields) if fields is not None else None, decode, transform, out, image_mode, targets
+    )
+    dataset = Dataset(Opened(link, verify), spec)
     if rank == 0:
-        _say(dataset.catalog.notes)
+        _log_notes(dataset.catalog.notes)
     return dataset
 
 
 def key_transforms(datasets: Iterable[Dataset], seed: int, epoch: int) -> None:
     """Have the `rng` of transforms draw by these, where no loader of ours has an order of its own."""
     for dataset in datasets:
-        dataset.draw = seed, epoch
+        dataset.rng_key = seed, epoch
 
 
 def _uris(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
@@ -114,11 +116,11 @@ def _uris(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> l
     return [canonical(os.path.expanduser(os.fsdecode(one))) for one in uris]
 
 
-def _say(notes: Sequence[str]) -> None:
-    for note in notes[:NOTES_SAID]:
+def _log_notes(notes: Sequence[str]) -> None:
+    for note in notes[:NOTES_LOGGED]:
         _log.warning("%s", note)
-    if len(notes) > NOTES_SAID:
-        _log.warning("and %d notes more, in ds.catalog.notes", len(notes) - NOTES_SAID)
+    if len(notes) > NOTES_LOGGED:
+        _log.warning("and %d notes more, in ds.catalog.notes", len(notes) - NOTES_LOGGED)
 
 
 class Dataset(TorchDataset[Any]):
@@ -127,10 +129,10 @@ class Dataset(TorchDataset[Any]):
     Picklable for spawned workers, which open the same version again; a forked worker connects by itself.
     """
 
-    def __init__(self, opened: Opened, form: Form, ids: Ints | None = None) -> None:
-        self.opened, self._form, self._ids = opened, form, ids
+    def __init__(self, opened: Opened, sample_spec: SampleSpec, ids: Ints | None = None) -> None:
+        self.opened, self._sample_spec, self._ids = opened, sample_spec, ids
         self._catalog = opened.catalog
-        self.samples = Samples(opened.catalog, form)
+        self.samples = SampleReader(opened.catalog, sample_spec)
         self._seed = 0
         self._epoch: list[int] | torch.Tensor = [0]
         self._identity = ""
@@ -149,11 +151,11 @@ class Dataset(TorchDataset[Any]):
         return self.take_ids(self.ids_of(places_of(indices, len(self), "sample")))
 
     def __getstate__(self) -> tuple[Any, ...]:
-        return self.opened, self._form, self._ids, self._seed, self._epoch
+        return self.opened, self._sample_spec, self._ids, self._seed, self._epoch
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        opened, form, ids, seed, epoch = state
-        self.__init__(opened, form, ids)  # type: ignore[misc]
+        opened, sample_spec, ids, seed, epoch = state
+        self.__init__(opened, sample_spec, ids)  # type: ignore[misc]
         self._seed, self._epoch = seed, [*epoch] if isinstance(epoch, list) else epoch
 
     def __repr__(self) -> str:
@@ -188,13 +190,13 @@ class Dataset(TorchDataset[Any]):
         return "daemon" if self.opened.link.daemon else "direct reads"
 
     @property
-    def draw(self) -> tuple[int, int]:
+    def rng_key(self) -> tuple[int, int]:
         """The (seed, epoch) that `rng` of transforms is keyed by, where no loader of ours has an order of its own."""
         return self._seed, int(self._epoch[0])
 
-    @draw.setter
-    def draw(self, draw: tuple[int, int]) -> None:
-        self._seed, self._epoch[0] = draw
+    @rng_key.setter
+    def rng_key(self, rng_key: tuple[int, int]) -> None:
+        self._seed, self._epoch[0] = rng_key
 
     def set_epoch(self, epoch: int) -> None:
         """Key the `rng` of transforms by this epoch, under a loader that is not ours."""
@@ -301,29 +303,29 @@ class Dataset(TorchDataset[Any]):
         return (self,)
 
     @property
-    def looks(self) -> str:
+    def sample_kind(self) -> str:
         """What a sample looks like, in words; "" where only the user's callables know."""
-        callables = self._form.transform is not None or callable(self._form.decode)
-        return "" if callables else self.samples.looks
+        callables = self._sample_spec.transform is not None or callable(self._sample_spec.decode)
+        return "" if callables else self.samples.sample_kind
 
     @property
-    def form(self) -> Form:
+    def sample_spec(self) -> SampleSpec:
         """What the user asked a sample to look like."""
-        return self._form
+        return self._sample_spec
 
     def take_ids(self, ids: Ints) -> list[Any]:
         """Samples of the catalog by id."""
-        return list(self.drawn(ids))
+        return list(self.iter_samples(ids))
 
-    def drawn(self, ids: Ints) -> Iterator[Any]:
+    def iter_samples(self, ids: Ints) -> Iterator[Any]:
         """The same one by one; see `Samples.drawn`."""
-        return self.samples.drawn(self.opened.reader(), ids, drawing.get(self.draw))
+        return self.samples.iter_samples(self.opened.reader(), ids, current_rng_key.get(self.rng_key))
 
     def close(self) -> None:
         """Give back leases, mappings and the connection; the next use connects again."""
         self.opened.close()
 
     def _subset(self, ids: Ints) -> Dataset:
-        found = Dataset(self.opened, self._form, ids)
-        found.draw = self.draw
+        found = Dataset(self.opened, self._sample_spec, ids)
+        found.rng_key = self.rng_key
         return found

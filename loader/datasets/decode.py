@@ -47,11 +47,11 @@ def decoder(name: str, encoding: str, image_mode: ImageMode = "RGB") -> Decoder:
     if kind in IMAGES:
         return _image(name, image_mode)
     if kind in _MDS_IMAGES:
-        return _pixels(name, image_mode) if kind == "pil" else _several(_image(name, image_mode))
+        return _raw_image(name, image_mode) if kind == "pil" else _image_list(_image(name, image_mode))
     if kind in _SCALARS:
         return _scalar(_SCALARS[kind])
     if kind.startswith("list[") and kind.endswith("]"):
-        return _several(decoder(name, kind[5:-1], image_mode), 4)
+        return _image_list(decoder(name, kind[5:-1], image_mode), 4)
     if kind == "ndarray" or kind.startswith("ndarray:"):
         return _ndarray(kind)
     if kind.startswith("array:"):
@@ -85,7 +85,7 @@ def _image(name: str, mode: ImageMode) -> Decoder:
     return decode
 
 
-def _pixels(name: str, mode: ImageMode) -> Decoder:
+def _raw_image(name: str, mode: ImageMode) -> Decoder:
     """MDS `pil`: width, height and the length of the mode's name, the name, the pixels as they are."""
     image = _pillow(name)
 
@@ -99,7 +99,7 @@ def _pixels(name: str, mode: ImageMode) -> Decoder:
     return decode
 
 
-def _several(decode: Decoder, skipped_bytes: int = 0) -> Decoder:
+def _image_list(decode: Decoder, skipped_bytes: int = 0) -> Decoder:
     """MDS `jpeg_array`: how many images, the size of each, then one behind the other. A `list[...]` has 4 bytes more in
     front."""
 
@@ -157,7 +157,7 @@ def _text(raw: bytes) -> str:
     return raw.decode()
 
 
-def _whole(raw: bytes) -> int:
+def _integer(raw: bytes) -> int:
     return int(raw)
 
 
@@ -189,17 +189,17 @@ _PLAIN: dict[str, Decoder] = {
     "text": _text,
     "str": _text,
     "cls": _number,
-    "cls2": _whole,
-    "index": _whole,
+    "cls2": _integer,
+    "index": _integer,
     "id": _text,
-    "str_int": _whole,
+    "str_int": _integer,
     "str_float": float,
     "str_decimal": _decimal,
     "npy": _npy,
 }
 
 
-def decoded(decode: Decoder, raw: bytes | None, where: Callable[[], str]) -> Any:
+def decode_field(decode: Decoder, raw: bytes | None, where: Callable[[], str]) -> Any:
     """One field's value; None for an absent field. Raises CorruptData naming the sample (`where`), and MemoryError."""
     if raw is None:
         return None

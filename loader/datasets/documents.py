@@ -32,7 +32,7 @@ class Documents:
         """Of all documents."""
         return int(self.extent_tokens.sum())
 
-    def arranged(self, arrange: Ints) -> Documents:
+    def reordered(self, arrange: Ints) -> Documents:
         """The same in another sequence, as one extent."""
         bounds, tokens = np.asarray([0, len(arrange)], np.int64), np.asarray([self.tokens], np.int64)
         return Documents(
@@ -53,7 +53,7 @@ def documents_of(dataset: Dataset, dtype: str | None) -> Documents:
             f"{catalog.uri}: lengths of {catalog.format} rows are not in the catalog; pack token files or raw files"
         )
     if not isinstance(catalog.layout, Fixed):
-        return _of_rows(dataset, asked)
+        return _of_fields(dataset, asked)
     found = np.dtype(catalog.layout.dtype)
     if found.kind not in "iu" or len(catalog.layout.shape) != 1 or asked not in (None, found):
         shape = catalog.layout.shape
@@ -88,10 +88,10 @@ def _type(dtype: str) -> np.dtype[Any]:
         raise InvalidInput(f"dtype={dtype!r} is no type of numpy: give 'uint16', say") from None
 
 
-def _of_rows(dataset: Dataset, dtype: np.dtype[Any] | None) -> Documents:
+def _of_fields(dataset: Dataset, dtype: np.dtype[Any] | None) -> Documents:
     catalog = dataset.catalog
     names = [field.name for field in catalog.fields]
-    wanted = [name for name in dataset.form.fields or names if name in names]
+    wanted = [name for name in dataset.sample_spec.fields or names if name in names]
     if len(wanted) != 1 or dtype is None or dtype.kind not in "iu":
         raise InvalidInput(
             f"{catalog.uri} has fields {', '.join(names)}: to pack one of them as raw integers, open it with "
@@ -107,7 +107,7 @@ def _of_rows(dataset: Dataset, dtype: np.dtype[Any] | None) -> Documents:
         raise InvalidInput(
             f"{catalog.key(sample)} in {catalog.uri} holds {lengths[odd[0]]} bytes, no whole {dtype}"
         )
-    return _laid_out(dtype, _first(catalog, ids), addresses, lengths // width)
+    return _documents_at(dtype, _first(catalog, ids), addresses, lengths // width)
 
 
 def _of_megatron(dataset: Dataset, bounds: Ints, dtype: np.dtype[Any]) -> Documents:
@@ -124,7 +124,7 @@ def _of_megatron(dataset: Dataset, bounds: Ints, dtype: np.dtype[Any]) -> Docume
     begin, length, file = begin[held], length[held], file[held]
     addresses = address[file] + (begin - token[file]) * dtype.itemsize
     first = np.searchsorted(addresses, catalog.extent_starts)
-    return _laid_out(dtype, np.append(first, len(addresses)), addresses, length)
+    return _documents_at(dtype, np.append(first, len(addresses)), addresses, length)
 
 
 def _files(catalog: Catalog, width: int) -> tuple[Ints, Ints, Ints]:
@@ -150,7 +150,7 @@ def _files(catalog: Catalog, width: int) -> tuple[Ints, Ints, Ints]:
     return columns[:, 0], columns[:, 1], columns[:, 2]
 
 
-def _laid_out(dtype: np.dtype[Any], first: Ints, addresses: Ints, lengths: Ints) -> Documents:
+def _documents_at(dtype: np.dtype[Any], first: Ints, addresses: Ints, lengths: Ints) -> Documents:
     totals = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
     return Documents(
         dtype,

@@ -42,13 +42,13 @@ def jagged(samples: Sequence[Any]) -> Jagged:
     Raises InvalidInput for samples of another kind.
     """
     if all(type(sample) is tuple and len(sample) == 1 for sample in samples):
-        samples = _filled([sample[0] for sample in samples])
+        samples = _fill_missing([sample[0] for sample in samples])
     kinds = {type(sample) for sample in samples}
     if kinds <= {bytes, bytearray, memoryview}:
         values = torch.from_numpy(np.frombuffer(bytearray().join(samples), np.uint8))
-    elif kinds == {torch.Tensor} and _alike(samples):
+    elif kinds == {torch.Tensor} and _concatenable(samples):
         values = torch.cat(tuple(samples))
-    elif kinds == {np.ndarray} and _alike(samples) and samples[0].dtype.kind in _NUMBERS:
+    elif kinds == {np.ndarray} and _concatenable(samples) and samples[0].dtype.kind in _NUMBERS:
         values = torch.from_numpy(np.concatenate(samples))
     else:
         raise InvalidInput(
@@ -67,7 +67,7 @@ def offsets_of(sizes: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, np
     return offsets
 
 
-def _filled(values: list[Any]) -> list[Any]:
+def _fill_missing(values: list[Any]) -> list[Any]:
     """What is missing, as nothing of the kind that the others are."""
     first = next((value for value in values if value is not None), b"")
     rows = isinstance(first, (np.ndarray, torch.Tensor)) and first.ndim > 0
@@ -75,6 +75,6 @@ def _filled(values: list[Any]) -> list[Any]:
     return [nothing if value is None else value for value in values]
 
 
-def _alike(samples: Sequence[Any]) -> bool:
+def _concatenable(samples: Sequence[Any]) -> bool:
     """Of one type, with a first dimension, and of one shape behind it."""
     return all(sample.ndim for sample in samples) and len({(s.dtype, s.shape[1:]) for s in samples}) == 1

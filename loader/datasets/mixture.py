@@ -22,15 +22,15 @@ from cachesvc.core.order.mixture import (
     integer_shares,
     unspotted,
 )
-from cachesvc.core.order.permute import mix as keyed
-from loader.datasets.composite import Component, Plain, without_parts
+from cachesvc.core.order.permute import mix as mix_seed
+from loader.datasets.components import Component, DatasetComponent, refuse_subsets
 from loader.datasets.dataset import Dataset
 from loader.datasets.packing import Packed
-from loader.datasets.shape_mismatch import Name, unnamed
+from loader.datasets.shape_mismatch import SampleName, name_by_place
 from loader.reading.reader import Ints
 
 By = Literal["proportion", "repeat", "choose"]
-MAX_TOLD = 4096
+MAX_IDENTITY_CHARS = 4096
 """Characters that an identity may spend on weights, in a state."""
 IN_ORDER = OrderSpec(seed=0, global_batch=1, shuffle=False)
 """The order in which a composed dataset is indexed."""
@@ -64,7 +64,9 @@ def mix(weights: Mapping[Dataset | Packed, float], *, by: By = "proportion", siz
     for number, part in enumerate(parts):
         if not len(part):
             raise InvalidInput(f"component {number} of the mixture, {components[number]!r}, is empty")
-    looks = {look: number for number, one in reversed(list(enumerate(components))) if (look := one.looks)}
+    looks = {
+        look: number for number, one in reversed(list(enumerate(components))) if (look := one.sample_kind)
+    }
     if len(looks) > 1:
         (one, first), (other, second) = sorted(looks.items(), key=lambda item: item[1])[:2]
         raise InvalidInput(
@@ -120,7 +122,7 @@ class Mixture(TorchDataset[Any]):
         they are what it takes of each."""
         parts = [self._by, str(self._size), *(one.identity for one in self.components)]
         digest = hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
-        return f"{digest}@{';'.join(map(self._said, self._phases))}"
+        return f"{digest}@{';'.join(map(self._phase_text, self._phases))}"
 
     def reweighed(self, weights: Mapping[Dataset | Packed, float], epoch: int) -> Mixture:
         """The same mixture with other weights from the beginning of `epoch` on. A state saved before that continues
@@ -145,25 +147,25 @@ class Mixture(TorchDataset[Any]):
         index) comes once in a job."""
         return unspotted(self._sizes, np.asarray(indices, np.int64))
 
-    where = select = take = split = without_parts("mix")
+    where = select = take = split = refuse_subsets("mix")
 
     # ---- for the loader
 
     @property
-    def changes(self) -> tuple[int, ...]:
+    def weight_changes(self) -> tuple[int, ...]:
         """The epochs from which on other weights hold, ascending."""
         return tuple(phase.first for phase in self._phases)
 
     def run(self, spec: OrderSpec, epoch: int) -> MixtureRun:
         """The slots of an epoch."""
-        phase, drawn = self._phases[0], [0] * len(self._parts)
+        phase, taken = self._phases[0], [0] * len(self._parts)
         for following in self._phases[1:]:
             if following.first > epoch:
                 break
-            self._draw(drawn, phase, following.first - phase.first)
+            self._add_taken(taken, phase, following.first - phase.first)
             phase = following
-        self._draw(drawn, phase, epoch - phase.first)
-        return MixtureRun(phase.pattern, phase.slots, self._sizes, drawn, self._run_of(spec))
+        self._add_taken(taken, phase, epoch - phase.first)
+        return MixtureRun(phase.pattern, phase.slots, self._sizes, taken, self._run_of(spec))
 
     def read(self, spots: Ints, spec: OrderSpec, epoch: int) -> list[Any]:
         """Samples, read component by component."""
@@ -173,9 +175,13 @@ class Mixture(TorchDataset[Any]):
                 out[row] = sample
         return out
 
-    def whole(self, spots: Ints, spec: OrderSpec, epoch: int, name: Name = unnamed) -> Any:
+    def default_batch(
+        self, spots: Ints, spec: OrderSpec, epoch: int, name: SampleName = name_by_place
+    ) -> Any:
         """A batch as it goes out when nobody collates: records of one size without Python for each."""
-        if not all(isinstance(part, Plain) and part.leaf.samples.ready for part in self._parts):
+        if not all(
+            isinstance(part, DatasetComponent) and part.leaf.samples.gathers_batches for part in self._parts
+        ):
             return self.collate(self.read(spots, spec, epoch), name)
         batch = None
         for rows, part, _, _, inner in self._groups(spots, spec):
@@ -185,9 +191,9 @@ class Mixture(TorchDataset[Any]):
                 batch = np.empty((len(spots), *records.shape[1:]), records.dtype)
             batch[rows] = records  # numpy's is 30 times as fast as torch's
         assert batch is not None, "no batch is empty"
-        return self.leaves[0].samples.batched(batch)
+        return self.leaves[0].samples.batch_of_rows(batch)
 
-    def collate(self, samples: Sequence[Any], name: Name = unnamed) -> Any:
+    def collate(self, samples: Sequence[Any], name: SampleName = name_by_place) -> Any:
         """A batch of samples, when nobody else collates."""
         return self._parts[0].collate(samples, name)
 
@@ -199,19 +205,19 @@ class Mixture(TorchDataset[Any]):
             mine = component == index
             for epoch in np.unique(own_epoch[mine]).tolist():
                 rows = np.flatnonzero(mine & (own_epoch == epoch))
-                found.append((rows, self._parts[index], _own(spec, index), epoch, inner[rows]))
+                found.append((rows, self._parts[index], _seeded_spec(spec, index), epoch, inner[rows]))
         return found
 
     def _run_of(self, spec: OrderSpec) -> Callable[[int, int], Any]:
-        return lambda index, own_epoch: self._parts[index].run(_own(spec, index), own_epoch)
+        return lambda index, own_epoch: self._parts[index].run(_seeded_spec(spec, index), own_epoch)
 
-    def _said(self, phase: _Phase) -> str:
+    def _phase_text(self, phase: _Phase) -> str:
         times = 1 if self._by == "proportion" else phase.slots // phase.pattern.period
         return f"{phase.first}:{','.join(str(share * times) for share in phase.pattern.shares)}"
 
-    def _draw(self, drawn: list[int], phase: _Phase, epochs: int) -> None:
-        for index in range(len(drawn)):
-            drawn[index] += epochs * phase.pattern.count(index, phase.slots)
+    def _add_taken(self, taken: list[int], phase: _Phase, epochs: int) -> None:
+        for index in range(len(taken)):
+            taken[index] += epochs * phase.pattern.count(index, phase.slots)
 
     def _phase(self, first: int, weights: Sequence[float]) -> _Phase:
         shares = integer_shares(weights)
@@ -241,13 +247,13 @@ class Mixture(TorchDataset[Any]):
         return _Phase(first, pattern, slots)
 
 
-def begun(identity: str, epoch: int, inside: bool) -> str:
+def identity_until(identity: str, epoch: int, inside: bool) -> str:
     """An identity without the weights of phases that have not begun: at the start of `epoch`, or inside it. Of many
     weights their digest, in the place of the first phase, so that the identity of one that was made so is itself."""
     data, _, phases = identity.partition("@")
     held = [one for one in phases.split(";") if one and int(one.partition(":")[0]) < epoch + inside]
     told = ";".join(held)
-    if len(told) > MAX_TOLD:
+    if len(told) > MAX_IDENTITY_CHARS:
         told = f"{held[0].partition(':')[0]}:{hashlib.blake2b(told.encode(), digest_size=16).hexdigest()}"
     return f"{data}@{told}"
 
@@ -256,12 +262,12 @@ def _component(given: object) -> Component:
     if isinstance(given, Packed):
         return given
     if isinstance(given, Dataset):
-        return Plain(given)
+        return DatasetComponent(given)
     raise InvalidInput(
         f"{type(given).__name__} cannot be mixed: give datasets of open_dataset, parts or packs of them"
     )
 
 
-def _own(spec: OrderSpec, index: int) -> OrderSpec:
+def _seeded_spec(spec: OrderSpec, index: int) -> OrderSpec:
     """A component has a seed of its own: equal datasets would otherwise run in step."""
-    return replace(spec, seed=keyed(spec.seed, index))
+    return replace(spec, seed=mix_seed(spec.seed, index))

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-Name = Callable[[int], str]
+SampleName = Callable[[int], str]
 """Names the sample at a place of a batch."""
-unnamed: Name = "sample {}".format
+name_by_place: SampleName = "sample {}".format
 
 
-def unlike(samples: Sequence[Any], name: Name) -> str:
+def describe_mismatch(samples: Sequence[Any], name: SampleName) -> str:
     """The first sample and the first one that differs from it in the shape of a value, by name; "" where none does."""
     shapes = [dict(_shapes(sample, "")) for sample in samples]
     for at, found in enumerate(shapes):

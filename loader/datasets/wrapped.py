@@ -26,7 +26,7 @@ MAX_PARTS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Inside:
+class WrappedDataset:
     """Plain datasets of ours in `outer`, which indexes them its own way."""
 
     outer: object
@@ -39,16 +39,16 @@ class Inside:
         return _identity(self.outer, MAX_DEPTH)
 
 
-Core = Dataset | Mixture | Packed | Inside
+CacheDataset = Dataset | Mixture | Packed | WrappedDataset
 
 
-def ours(dataset: object) -> Core | None:
+def cache_dataset_in(dataset: object) -> CacheDataset | None:
     """What is ours of a dataset: itself, or what is inside; None for nothing. Raises InvalidInput for a mixture or
     packs inside another dataset: their samples are drawn anew each epoch, so no index from outside names one."""
     if isinstance(dataset, (Dataset, Mixture, Packed)):
         return dataset
     leaves: dict[Dataset, None] = {}
-    for found in _inside(dataset, MAX_DEPTH):
+    for found in _cache_datasets_in(dataset, MAX_DEPTH):
         if not isinstance(found, Dataset):
             made = "mix" if isinstance(found, Mixture) else "pack"
             raise InvalidInput(
@@ -56,37 +56,37 @@ def ours(dataset: object) -> Core | None:
                 f"take() or where() the datasets first, then {made}() the parts"
             )
         leaves[found] = None
-    return Inside(dataset, tuple(leaves)) if leaves else None
+    return WrappedDataset(dataset, tuple(leaves)) if leaves else None
 
 
 def leaves_in(dataset: object) -> Iterator[Dataset]:
     """The plain datasets of ours, whatever is around them."""
-    for found in _inside(dataset, MAX_DEPTH):
+    for found in _cache_datasets_in(dataset, MAX_DEPTH):
         yield from found.leaves
 
 
-def hidden_in(dataset: object, depth: int = MAX_DEPTH) -> Iterator[Dataset]:
+def hidden_leaves_in(dataset: object, depth: int = MAX_DEPTH) -> Iterator[Dataset]:
     """The plain datasets of ours in any attribute of what users wrote, or in a list or dict there, where `leaves_in` finds
     none."""
-    for part in _kept(dataset) if depth else ():
+    for part in _attribute_values(dataset) if depth else ():
         if isinstance(part, (Dataset, Mixture, Packed)):
             yield from part.leaves
         elif isinstance(part, TorchDataset):
-            yield from hidden_in(part, depth - 1)
+            yield from hidden_leaves_in(part, depth - 1)
 
 
-def _kept(dataset: object) -> Iterator[object]:
+def _attribute_values(dataset: object) -> Iterator[object]:
     for value in getattr(dataset, "__dict__", {}).values():
         several = [*value.values()] if isinstance(value, dict) else value
         yield from several[:MAX_PARTS] if isinstance(several, (list, tuple)) else (value,)
 
 
-def flattened(dataset: object) -> Dataset | None:
+def as_view(dataset: object) -> Dataset | None:
     """The dataset as a view of ours, where it is one: ours, or torch's own Subset of it. Raises IndexError."""
     if isinstance(dataset, Dataset):
         return dataset
     if type(dataset) is Subset:
-        inner = flattened(dataset.dataset)
+        inner = as_view(dataset.dataset)
         return inner.select(places_of(dataset.indices, len(inner), "sample")) if inner is not None else None
     return None
 
@@ -113,13 +113,13 @@ def key_at(dataset: object, index: int) -> str:
     return ""
 
 
-def _inside(dataset: object, depth: int) -> Iterator[Dataset | Mixture | Packed]:
+def _cache_datasets_in(dataset: object, depth: int) -> Iterator[Dataset | Mixture | Packed]:
     if isinstance(dataset, (Dataset, Mixture, Packed)):
         yield dataset
     elif dataset is not None and depth:
         parts = parts_of(dataset)
         for part in [getattr(dataset, "dataset", None)] if parts is None else parts:
-            yield from _inside(part, depth - 1)
+            yield from _cache_datasets_in(part, depth - 1)
 
 
 def parts_of(dataset: object) -> Iterable[Any] | None:
@@ -131,7 +131,7 @@ def parts_of(dataset: object) -> Iterable[Any] | None:
 
 def _identity(dataset: object, depth: int) -> str:
     """Of a view its own; of parts or of chosen indices a digest; of what only holds a dataset, that dataset's."""
-    view = flattened(dataset)
+    view = as_view(dataset)
     if view is not None:
         return view.identity
     if dataset is None or not depth:
@@ -142,11 +142,11 @@ def _identity(dataset: object, depth: int) -> str:
         how = "beside" if isinstance(dataset, StackDataset) else "behind"
         return _digest("\n".join((how, *told)).encode())
     inner = _identity(getattr(dataset, "dataset", None), depth - 1)
-    chosen = _chosen(dataset)
+    chosen = _chosen_indices(dataset)
     return inner if chosen is None else f"{inner}:{_digest(chosen.tobytes())}"
 
 
-def _chosen(dataset: object) -> np.ndarray[Any, Any] | None:
+def _chosen_indices(dataset: object) -> np.ndarray[Any, Any] | None:
     """The indices that say which samples these are: of a Subset (names, say, of what is not ours), and of what a user
     wrote like it."""
     try:

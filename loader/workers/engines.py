@@ -12,13 +12,13 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from cachesvc.core.errors import InvalidInput
 from loader.batches.bad_samples import OnError
-from loader.batches.buffer_pool import Recycled
+from loader.batches.buffer_pool import BufferPool
 from loader.batches.feed import Feed
-from loader.batches.maker import Made, Maker, moved
-from loader.batches.to_device import Mover
+from loader.batches.maker import BatchMaker, MadeBatch, move_batch
+from loader.batches.to_device import DeviceMover
 from loader.process.parent_watch import EndsWithTrainer
 from loader.workers.threads import Make, ThreadEngine
-from loader.workers.torch_processes import Engine
+from loader.workers.torch_processes import ProcessEngine
 
 WorkerType = Literal["process", "thread"]
 WORKER_TYPES = get_args(WorkerType)
@@ -26,7 +26,7 @@ MOVED_AHEAD = 2
 """Batches on their way to a device beside the one in use: one that travels, one that waits."""
 
 
-class Given(NamedTuple):
+class WorkerSettings(NamedTuple):
     """The arguments of how batches come to be made, as they are when an iteration begins: until then torch lets them
     be set."""
 
@@ -57,16 +57,16 @@ class Given(NamedTuple):
         """Whether batches come with reports, from workers or from torch's own machinery in this process."""
         return self.num_workers > 0 or self.pin_memory or self.device is not None
 
-    def set_since(self, before: Given) -> bool:
+    def differs_from(self, before: WorkerSettings) -> bool:
         """Whether any of it is another object than it was."""
         return any(map(is_not, self, before))
 
 
-def given_to(
+def worker_settings(
     loader: torch.utils.data.DataLoader[Any], worker_type: str, device: torch.device | None
-) -> Given:
+) -> WorkerSettings:
     """What a loader has of torch's arguments, with ours."""
-    return Given(
+    return WorkerSettings(
         collate_fn=loader.collate_fn,
         num_workers=loader.num_workers,
         prefetch_factor=loader.prefetch_factor,
@@ -82,48 +82,48 @@ def given_to(
     )
 
 
-class Fetches(Protocol):
+class BatchEngine(Protocol):
     """Makes the batches of one iteration after the other, in order."""
 
     def start(self, epoch: int, first: int, last: int) -> None:
         """Begin to fetch the turns [first, last) of an epoch."""
         ...
 
-    def fetch(self, key: tuple[int, int]) -> Made:
+    def fetch(self, key: tuple[int, int]) -> MadeBatch:
         """The batch of a turn with its report; raises what making it raised, typed errors excepted."""
         ...
 
-    def rest(self) -> None:
+    def stop(self) -> None:
         """The iteration has ended, or was abandoned."""
         ...
 
 
-class Moved:
+class DeviceEngine:
     """Batches that `thread` sends to a device ahead of their use; `inner` makes them where it is given."""
 
-    def __init__(self, thread: ThreadEngine, mover: Mover, inner: Engine | None = None) -> None:
+    def __init__(self, thread: ThreadEngine, mover: DeviceMover, inner: ProcessEngine | None = None) -> None:
         self._thread, self._mover, self._inner = thread, mover, inner
 
     def start(self, epoch: int, first: int, last: int) -> None:
         """See Fetches."""
-        self._thread.rest()
+        self._thread.stop()
         if self._inner is not None:
             self._inner.start(epoch, first, last)
         self._thread.start(epoch, first, last)
 
-    def fetch(self, key: tuple[int, int]) -> Made:
+    def fetch(self, key: tuple[int, int]) -> MadeBatch:
         """See Fetches."""
-        made: Made = self._thread.fetch(key)
-        return made if made.report.failure else made._replace(batch=self._mover.arrived(made.batch))
+        made: MadeBatch = self._thread.fetch(key)
+        return made if made.report.failure else made._replace(batch=self._mover.receive(made.batch))
 
-    def rest(self) -> None:
+    def stop(self) -> None:
         """See Fetches."""
-        self._thread.rest()
+        self._thread.stop()
         if self._inner is not None:
-            self._inner.rest()
+            self._inner.stop()
 
 
-def checked(worker_type: str, device: Any) -> torch.device | None:
+def check_device(worker_type: str, device: Any) -> torch.device | None:
     """The device that batches go to, None for none. Raises InvalidInput for what cannot be."""
     if worker_type not in WORKER_TYPES:
         raise InvalidInput(f"worker_type={worker_type!r} is neither 'process' nor 'thread'")
@@ -142,70 +142,70 @@ def checked(worker_type: str, device: Any) -> torch.device | None:
     return found
 
 
-def engine_for(feed: Feed, given: Given, on_error: OnError) -> Fetches | None:
+def engine_for(feed: Feed, settings: WorkerSettings, on_error: OnError) -> BatchEngine | None:
     """What fetches the batches of a feed; None when this process makes each as it is asked."""
-    workers, device = given.num_workers, given.device
-    mover = Mover(device) if device is not None else None
-    feed.apart = max(1, workers)
-    if workers and given.worker_type == "thread":
-        ahead = workers * (given.prefetch_factor or 1)
+    workers, device = settings.num_workers, settings.device
+    mover = DeviceMover(device) if device is not None else None
+    feed.turn_stride = max(1, workers)
+    if workers and settings.worker_type == "thread":
+        ahead = workers * (settings.prefetch_factor or 1)
         threads = ThreadEngine(
-            _maker(feed, mover, given.pin_memory, on_error, Recycled(ahead + workers)),
+            _maker(feed, mover, settings.pin_memory, on_error, BufferPool(ahead + workers)),
             workers,
             ahead,
-            given.timeout,
-            given.persistent_workers,
-            given.worker_init_fn,
+            settings.timeout,
+            settings.persistent_workers,
+            settings.worker_init_fn,
         )
-        return threads if mover is None else Moved(threads, mover)
+        return threads if mover is None else DeviceEngine(threads, mover)
     if workers == 0 and mover is not None:
-        return Moved(ThreadEngine(_maker(feed, mover, False, on_error), 1, MOVED_AHEAD), mover)
-    if workers == 0 and not given.pin_memory:
+        return DeviceEngine(ThreadEngine(_maker(feed, mover, False, on_error), 1, MOVED_AHEAD), mover)
+    if workers == 0 and not settings.pin_memory:
         return None
-    engine = Engine(Maker(feed, on_error), _settings(given))
+    engine = ProcessEngine(BatchMaker(feed, on_error), _torch_arguments(settings))
     if mover is None:
         return engine
     sender = mover.send
-    return Moved(
-        ThreadEngine(lambda: lambda turn: moved(engine.fetch(turn), sender), 1, MOVED_AHEAD),
+    return DeviceEngine(
+        ThreadEngine(lambda: lambda turn: move_batch(engine.fetch(turn), sender), 1, MOVED_AHEAD),
         mover,
         engine,
     )
 
 
 def _maker(
-    feed: Feed, mover: Mover | None, pinned: bool, on_error: OnError, recycled: Recycled | None = None
+    feed: Feed, mover: DeviceMover | None, pinned: bool, on_error: OnError, recycled: BufferPool | None = None
 ) -> Callable[[], Make]:
     """What gives each thread a place of its own in the order; dataset and reader are shared."""
 
     def maker() -> Make:
         own = copy.copy(feed)
-        make = Maker(own, on_error).make
+        make = BatchMaker(own, on_error).make
         if mover is not None:
             send, own.empty = mover.send, mover.empty
-            return lambda turn: moved(make(turn), send)
+            return lambda turn: move_batch(make(turn), send)
         own.empty = recycled.empty if recycled is not None else None
         if pinned and torch.cuda.is_available():
-            return lambda turn: moved(make(turn), pin_memory)
+            return lambda turn: move_batch(make(turn), pin_memory)
         return make
 
     return maker
 
 
-def _settings(given: Given) -> dict[str, Any]:
+def _torch_arguments(settings: WorkerSettings) -> dict[str, Any]:
     """Arguments of torch's own loader for the engine inside."""
-    settings: dict[str, Any] = {
-        "num_workers": given.num_workers,
-        "pin_memory": given.pin_memory,
-        "timeout": given.timeout,
-        "worker_init_fn": given.worker_init_fn,
-        "persistent_workers": given.persistent_workers,
-        "generator": given.generator,
+    arguments: dict[str, Any] = {
+        "num_workers": settings.num_workers,
+        "pin_memory": settings.pin_memory,
+        "timeout": settings.timeout,
+        "worker_init_fn": settings.worker_init_fn,
+        "persistent_workers": settings.persistent_workers,
+        "generator": settings.generator,
     }
-    if given.num_workers:
-        settings["prefetch_factor"] = given.prefetch_factor
-        settings["worker_init_fn"] = EndsWithTrainer(given.worker_init_fn)
-        settings["multiprocessing_context"] = given.multiprocessing_context
-    if given.pin_memory_device:
-        settings["pin_memory_device"] = given.pin_memory_device
-    return settings
+    if settings.num_workers:
+        arguments["prefetch_factor"] = settings.prefetch_factor
+        arguments["worker_init_fn"] = EndsWithTrainer(settings.worker_init_fn)
+        arguments["multiprocessing_context"] = settings.multiprocessing_context
+    if settings.pin_memory_device:
+        arguments["pin_memory_device"] = settings.pin_memory_device
+    return arguments

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from time import perf_counter
 from typing import Any, Protocol
 
 from cachesvc.core.errors import InvalidInput
-from loader.batches.bad_samples import OnError
+from loader.batches.bad_samples import OnError, RepairingFeed
+from loader.batches.epoch_report import EpochReport
+from loader.batches.feed import Feed
 from loader.job.checkpoint import Progress
 from loader.job.rank_failures import PeerWatch, watched
-from loader.workers.batch_source import Supply
-from loader.workers.iteration import Raised, of_the_data
+from loader.workers.engines import BatchEngine, WorkerSettings, engine_for
+from loader.workers.iteration import BatchError, is_batch_error
 
 PASSED_EVERY_S = 0.05
 """How often the daemon hears where this rank stands besides the ends of extents: a message costs 5 us."""
@@ -21,7 +24,7 @@ NEWER_ITERATION = (
 )
 
 
-class Wishes(Protocol):
+class LoopSettings(Protocol):
     """Of a loader's user, who may change them while an iteration runs."""
 
     epochs: int | None
@@ -29,13 +32,46 @@ class Wishes(Protocol):
     log_stats: bool
 
 
-class Epochs:
+class BatchSource:
+    """The batches of a feed, made as is `given`; what was mended in them, and what others' took, enters `account`."""
+
+    def __init__(self, feed: Feed, settings: WorkerSettings, report: EpochReport) -> None:
+        self.feed, self.report = feed, report
+        self.in_process = settings.num_workers == 0
+        """By no worker."""
+        self._settings = settings
+        self._engine: BatchEngine | None = None
+        self._on_error: OnError | None = None
+
+    def start(self, epoch: int, first: int, last: int, on_error: OnError) -> Callable[[tuple[int, int]], Any]:
+        """Begin to make the turns [first, last) of an epoch. Returns what gives a batch by its (epoch, turn): the feed
+        itself where there is nothing to enter."""
+        if on_error != self._on_error:
+            self.stop()
+            self._engine, self._on_error = engine_for(self.feed, self._settings, on_error), on_error
+        if self._engine is not None:
+            self._engine.start(epoch, first, last)
+            return partial(self.report.fetch_reported, self._engine.fetch)
+        if on_error == "raise":
+            return self.feed.__getitem__
+        note_repair, make = self.report.note_repair, RepairingFeed(self.feed, on_error).make
+        return lambda key: note_repair(*make(key))
+
+    def stop(self) -> None:
+        """Nothing more is asked for until the next start."""
+        if self._engine is not None:
+            self._engine.stop()
+
+
+class EpochLoop:
     """Takes a loader's progress further, batch by batch. An epoch ends where its place is moved; the next one begins at
     the new place, with what `prepared` gives then: a state that was loaded brings an order of its own."""
 
-    def __init__(self, wishes: Wishes, progress: Progress, prepared: Callable[[], Supply], rank: int) -> None:
-        self._wishes, self._progress, self._prepared, self._rank = wishes, progress, prepared, rank
-        self._supply = prepared()
+    def __init__(
+        self, settings: LoopSettings, progress: Progress, prepared: Callable[[], BatchSource], rank: int
+    ) -> None:
+        self._settings, self._progress, self._prepared, self._rank = settings, progress, prepared, rank
+        self._source = prepared()
         self._mine = progress.take_over()
 
     def batches(self, listen: Callable[[], PeerWatch | None]) -> Generator[Any, None, None]:
@@ -44,28 +80,28 @@ class Epochs:
         done, watch = 0, listen()
         with watched(watch, self._place):
             try:
-                while self._wishes.epochs is None or done < self._wishes.epochs:
+                while self._settings.epochs is None or done < self._settings.epochs:
                     if self._progress.iteration is not self._mine:
                         raise InvalidInput(NEWER_ITERATION)
-                    self._supply = self._prepared()
-                    yield from self._epoch(self._supply, watch)
+                    self._source = self._prepared()
+                    yield from self._epoch(self._source, watch)
                     done += 1
             finally:  # at its end, and when it is abandoned; unless another has taken over
                 if self._progress.iteration is self._mine:
-                    self._supply.feed.given_up()
-                    self._supply.rest()
+                    self._source.feed.given_up()
+                    self._source.stop()
 
     def _place(self) -> str:
-        return self._progress.place.told(self._supply.feed.share.accumulate)
+        return self._progress.place.told(self._source.feed.share.accumulate)
 
-    def _epoch(self, supply: Supply, watch: PeerWatch | None) -> Iterator[Any]:
-        feed, account, accumulate = supply.feed, supply.account, supply.feed.share.accumulate
+    def _epoch(self, source: BatchSource, watch: PeerWatch | None) -> Iterator[Any]:
+        feed, report, accumulate = source.feed, source.report, source.feed.share.accumulate
         progress, mine, place = self._progress, self._mine, self._progress.place
-        if self._wishes.epochs is None and not place.reach(feed):
+        if self._settings.epochs is None and not place.reach(feed):
             raise InvalidInput("the data is less than one batch, and epochs=None never ends")
         epoch, turns = place.epoch, feed.turns(place.epoch)
-        account.begin(feed)
-        began, tell_at = perf_counter(), 0.0
+        report.begin(feed)
+        began, report_at = perf_counter(), 0.0
         consumed, fetch = feed.submit(epoch), None
         full = feed.order(epoch).full_steps * accumulate
         before = 0 if watch is None else feed.turns_of(0, epoch)
@@ -78,33 +114,33 @@ class Epochs:
                 asked = began or perf_counter()  # the first waits for the plan and the workers' start too
                 began = 0.0
                 step = turn // accumulate
-                if step in consumed or asked >= tell_at:
+                if step in consumed or asked >= report_at:
                     feed.passed_step(step)
-                    account.tell(asked)
-                    tell_at = asked + PASSED_EVERY_S
+                    report.report_to_daemon(asked)
+                    report_at = asked + PASSED_EVERY_S
                 if watch is not None and watch.failure is not None:
                     watch.raise_failure()
-                fetch = fetch or supply.start(epoch, turn, turns, self._wishes.on_error)
+                fetch = fetch or source.start(epoch, turn, turns, self._settings.on_error)
                 key = epoch, turn
                 try:
                     batch = fetch(key)
                 except Exception as error:
-                    if watch is not None or not of_the_data(error, supply.made_here):
+                    if watch is not None or not is_batch_error(error, source.in_process):
                         raise
-                    batch = Raised(error)
-                if isinstance(batch, Raised):
-                    supply.rest()
+                    batch = BatchError(error)
+                if isinstance(batch, BatchError):
+                    source.stop()
                     yield batch
                     fetch = None
                     if (
-                        not batch.again and progress.iteration is mine
+                        not batch.retry and progress.iteration is mine
                     ):  # else it is the newer one's to pass over
                         place.pass_over(turn)
                     continue
                 place.hand(key)
                 if watch is not None:
                     watch.handed = epoch, turn + 1, before + turn + 1
-                account.record(asked, key, full)
+                report.record(asked, key, full)
                 yield batch
         finally:  # also for who has taken the last batch and never asks again
             if watch is not None and place.turn < turns:
@@ -112,4 +148,4 @@ class Epochs:
             if place.turn >= turns and progress.place is place and progress.iteration is mine:
                 feed.passed(turns + accumulate)
                 place.finish(turns)
-                account.end(self._rank, epoch, self._wishes.log_stats)
+                report.end(self._rank, epoch, self._settings.log_stats)

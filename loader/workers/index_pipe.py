@@ -24,7 +24,7 @@ _HEAD = struct.Struct("!i")
 """Before each message, as `Connection.recv` has it."""
 
 
-class Asks:
+class IndexPipe:
     """The part of a queue that torch's iterator and its worker use. A spawned worker unpickles the end that reads.
 
     What a full pipe does not take waits here until the next `send`: a worker has hundreds of batches to make by then.
@@ -74,11 +74,11 @@ class Asks:
         self._writer.close()
 
 
-def asking(context: Any) -> Any:
+def index_pipe_context(context: Any) -> Any:
     """A `multiprocessing` context (None: the default) for one iterator of torch's, whose first queue brings what all
     workers answer, and whose others each lead to one worker."""
     real: Any = context or multiprocessing.get_context()
-    queues = chain((real.Queue,), repeat(partial(Asks, real)))
+    queues = chain((real.Queue,), repeat(partial(IndexPipe, real)))
     found = copy.copy(real)
     found.Queue = lambda: next(queues)()
     return found

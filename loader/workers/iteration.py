@@ -9,19 +9,19 @@ from typing import Any
 from cachesvc.core.errors import CacheError, DaemonUnavailable, DeadlineExceeded, SourceUnavailable
 from loader.process.fork_hooks import abandon_in_children
 
-_AWAY = (DaemonUnavailable, DeadlineExceeded, SourceUnavailable)
+_TRANSIENT = (DaemonUnavailable, DeadlineExceeded, SourceUnavailable)
 """What asking once more may mend."""
 ENDED = "this iteration has ended with an error: begin another, after load_state_dict to go on where it stood"
 
 
-class Raised:
+class BatchError:
     """Handed on in a batch's place; `again`: the same batch is to be tried again."""
 
     def __init__(self, error: Exception) -> None:
         self._errors = [error]
-        self.again = isinstance(error, _AWAY)
+        self.retry = isinstance(error, _TRANSIENT)
 
-    def taken(self) -> Exception:
+    def take(self) -> Exception:
         """The error, which nothing here keeps: it would keep its frames, and they this iteration."""
         return self._errors.pop()
 
@@ -50,10 +50,10 @@ class Iteration:
 
     def __next__(self) -> Any:
         with self._lock:
-            batch = self._taken()
-        if not isinstance(batch, Raised):
+            batch = self._next_batch()
+        if not isinstance(batch, BatchError):
             return batch
-        error = batch.taken()
+        error = batch.take()
         try:
             if isinstance(error, StopIteration):  # which would end the iteration, and nobody would hear why
                 raise RuntimeError("what makes batches (a collate_fn, say) raised StopIteration") from error
@@ -61,7 +61,7 @@ class Iteration:
         finally:
             del error, self
 
-    def _taken(self) -> Any:
+    def _next_batch(self) -> Any:
         if self._failed:
             raise CacheError(ENDED)
         try:
@@ -77,8 +77,8 @@ class Iteration:
         self._batches.close()
 
 
-def of_the_data(error: Exception, made_here: bool) -> bool:
+def is_batch_error(error: Exception, in_process: bool) -> bool:
     """Whether an exception is of a batch, and the next one may be asked for: not one of workers that hang or died, after
     which nobody knows which batch comes. `made_here`: by no worker."""
     said = str(error.args[0]) if error.args else ""  # not `str(error)`: an exception may show something else
-    return made_here or isinstance(error, CacheError) or "Caught " in said
+    return in_process or isinstance(error, CacheError) or "Caught " in said

@@ -30,7 +30,7 @@ from loader.reading.address_range import Bytes
 
 SLOT_BYTES = 1 << 30
 """Of address space and of a file with holes: memory is taken as far as batches reach. Larger ones go torch's way."""
-MORE_SLOTS = 3
+EXTRA_SLOTS = 3
 """Beside those prefetched: the batch in use, the one before it, and the one being built."""
 ALIGNED = 64
 FREE, SENT, HELD = 0, 1, 2
@@ -43,7 +43,7 @@ class Arena:
     """The slots of all workers of one loader. Made by the trainer; a worker inherits it or gets it pickled."""
 
     def __init__(self, workers: int, prefetch_factor: int) -> None:
-        self._each = prefetch_factor + MORE_SLOTS
+        self._each = prefetch_factor + EXTRA_SLOTS
         self._slots = workers * self._each
         self.token = next(_tokens)
         self._open(os.memfd_create("cachesvc-batches", os.MFD_CLOEXEC))
@@ -82,20 +82,20 @@ class Arena:
                 return Slot(slot, np.frombuffer(self._memory, np.uint8, SLOT_BYTES, start))
         return None
 
-    def send(self, slot: Slot, tree: Any) -> Handed:
+    def send(self, slot: Slot, tree: Any) -> SharedBatch:
         """In a worker: the slot is the trainer's from now on."""
         self._states[slot.number] = SENT
-        return Handed(self.token, slot.number, slot.used, tree)
+        return SharedBatch(self.token, slot.number, slot.used, tree)
 
     def lease(self, slot: int, size_bytes: int) -> Bytes:
         """In the trainer: what lies in a slot, which is given back when the last view of it has died."""
         self._states[slot] = HELD
         found = np.frombuffer(self._memory, np.uint8, size_bytes, self._first + slot * SLOT_BYTES)
-        weakref.finalize(found, _give_back, self._states, slot, os.getpid()).atexit = False
+        weakref.finalize(found, _free, self._states, slot, os.getpid()).atexit = False
         return found
 
 
-def _give_back(states: Bytes, slot: int, process: int) -> None:
+def _free(states: Bytes, slot: int, process: int) -> None:
     if os.getpid() == process:  # a forked child has the same views: its parent may still look at them
         states[slot] = FREE
 
@@ -123,7 +123,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Handed:
+class SharedBatch:
     """What crosses the pipe: where a batch lies, and its shape."""
 
     token: int
@@ -133,7 +133,7 @@ class Handed:
 
     def open(self) -> Any:
         """In the trainer, once: the batch. Its tensors are views of the slot."""
-        return _opened(self.tree, _arenas[self.token].lease(self.slot, self.size_bytes))
+        return _unpacked(self.tree, _arenas[self.token].lease(self.slot, self.size_bytes))
 
     def pin_memory(self) -> Any:
         """The batch in pinned memory; the slot is free again. torch calls this in its pinning thread."""
@@ -182,7 +182,7 @@ class _BytesAt:
             at += size
 
 
-def packed(value: Any, slot: Slot) -> Any:
+def pack_into_slot(value: Any, slot: Slot) -> Any:
     """A batch with its tensors, arrays and lists of bytes in the slot; whatever else it holds stays as it is."""
     kind = type(value)
     if kind is torch.Tensor:
@@ -192,25 +192,25 @@ def packed(value: Any, slot: Slot) -> Any:
     if kind in (list, tuple) and value and all(type(each) is bytes for each in value):
         return _bytes_in(value, slot)
     if kind is dict:
-        return {name: packed(each, slot) for name, each in value.items()}
+        return {name: pack_into_slot(each, slot) for name, each in value.items()}
     if kind is list or kind is tuple:
-        return kind(packed(each, slot) for each in value)
+        return kind(pack_into_slot(each, slot) for each in value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return kind(*(packed(each, slot) for each in value))
+        return kind(*(pack_into_slot(each, slot) for each in value))
     return value
 
 
-def _opened(tree: Any, memory: Bytes) -> Any:
+def _unpacked(tree: Any, memory: Bytes) -> Any:
     """The reverse of `packed`."""
     kind = type(tree)
     if kind in (_TensorAt, _ArrayAt, _BytesAt):
         return tree.open(memory)
     if kind is dict:
-        return {name: _opened(each, memory) for name, each in tree.items()}
+        return {name: _unpacked(each, memory) for name, each in tree.items()}
     if kind is list or kind is tuple:
-        return kind(_opened(each, memory) for each in tree)
+        return kind(_unpacked(each, memory) for each in tree)
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return kind(*(_opened(each, memory) for each in tree))
+        return kind(*(_unpacked(each, memory) for each in tree))
     return tree
 
 

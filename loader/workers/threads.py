@@ -14,17 +14,17 @@ from typing import Any
 from torch._utils import ExceptionWrapper
 
 from cachesvc.core.errors import CacheError, InvalidInput
-from loader.batches.feed import Turn
+from loader.batches.feed import BatchKey
 from loader.process.fork_hooks import CHILD_SAYS
 
-Make = Callable[[Turn], Any]
+Make = Callable[[BatchKey], Any]
 
 JOIN_S = 5.0
 """How long an abandoned iteration waits for the batches in the making, as torch waits for its workers. A thread
 that waits longer for its extents ends by itself after that batch."""
 
 
-class _Line:
+class _TurnQueue:
     """The turns of one iteration: threads take them in order, at most `ahead` before the one asked for."""
 
     def __init__(self, epoch: int, first: int, last: int, ahead: int) -> None:
@@ -36,14 +36,14 @@ class _Line:
         self._changed = threading.Condition(self._lock)
         self._over = False
 
-    def take(self) -> Turn | None:
+    def take(self) -> BatchKey | None:
         """The next turn to make, when its time has come; None when the line has ended."""
         with self._lock:
             self._changed.wait_for(lambda: self._over or self._taken < self._asked + self._ahead)
             if self._over or self._taken >= self._last:
                 return None
             self._taken += 1
-            return Turn(self._epoch, self._taken - 1)
+            return BatchKey(self._epoch, self._taken - 1)
 
     def put(self, turn: int, batch: Any) -> None:
         """A turn's batch, or what was raised instead."""
@@ -75,7 +75,7 @@ class _Line:
             self._changed.notify_all()
 
 
-class _Crew:
+class _ThreadPool:
     """The threads, and the line that they work on. They know nothing of the engine, so that it can be dropped."""
 
     def __init__(
@@ -89,31 +89,31 @@ class _Crew:
         self._process = os.getpid()
         self._threads: list[threading.Thread] = []
         self._lock = threading.RLock()
-        self._lines = threading.Condition(self._lock)
-        self._line: _Line | None = None
+        self._queue_changed = threading.Condition(self._lock)
+        self._queue: _TurnQueue | None = None
         self._closed = False
 
-    def work(self, line: _Line) -> None:
+    def run(self, queue: _TurnQueue) -> None:
         """Begin a line; the one before has ended."""
         with self._lock:
-            self._line = line
-            self._lines.notify_all()
+            self._queue = queue
+            self._queue_changed.notify_all()
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         if not self._threads:
             self._threads = [
-                threading.Thread(target=self._run, args=(n,), daemon=True, name=f"cachesvc-worker-{n}")
+                threading.Thread(target=self._run_thread, args=(n,), daemon=True, name=f"cachesvc-worker-{n}")
                 for n in range(self._count)
             ]
             for thread in self._threads:
                 thread.start()
 
-    def rest(self) -> None:
+    def stop(self) -> None:
         """End the line, and the threads with it unless they persist."""
         with self._lock:
-            if self._line is not None:
-                self._line.end()
-                self._line = None
-            self._lines.notify_all()
+            if self._queue is not None:
+                self._queue.end()
+                self._queue = None
+            self._queue_changed.notify_all()
         if not self._persistent:
             self._join()
 
@@ -123,7 +123,7 @@ class _Crew:
             return
         with self._lock:
             self._closed = True
-        self.rest()
+        self.stop()
         self._join()
 
     def _join(self) -> None:
@@ -133,30 +133,30 @@ class _Crew:
                 thread.join(max(0.0, deadline - time.monotonic()))
         self._threads = []
 
-    def _run(self, number: int) -> None:
+    def _run_thread(self, number: int) -> None:
         make = self._maker()
-        failed = self._begun(number)
-        done: _Line | None = None
-        while (line := self._next(done)) is not None:
-            while (turn := line.take()) is not None:
-                line.put(turn.turn, failed or _made(make, turn, number))
-            done = line
+        failed = self._run_init(number)
+        done: _TurnQueue | None = None
+        while (queue := self._next_queue(done)) is not None:
+            while (turn := queue.take()) is not None:
+                queue.put(turn.turn, failed or _make_or_wrap(make, turn, number))
+            done = queue
             if not self._persistent:
                 return
 
-    def _next(self, done: _Line | None) -> _Line | None:
+    def _next_queue(self, done: _TurnQueue | None) -> _TurnQueue | None:
         """The line after `done`, waited for; None when there will be none."""
         with self._lock:
-            self._lines.wait_for(
+            self._queue_changed.wait_for(
                 lambda: (
                     self._closed
-                    or (self._line is not None and self._line is not done)
-                    or (self._line is None and not self._persistent)
+                    or (self._queue is not None and self._queue is not done)
+                    or (self._queue is None and not self._persistent)
                 )
             )
-            return None if self._closed else self._line
+            return None if self._closed else self._queue
 
-    def _begun(self, number: int) -> ExceptionWrapper | None:
+    def _run_init(self, number: int) -> ExceptionWrapper | None:
         try:
             if self._init is not None:
                 self._init(number)
@@ -165,7 +165,7 @@ class _Crew:
         return None
 
 
-def _made(make: Make, turn: Turn, number: int) -> Any:
+def _make_or_wrap(make: Make, turn: BatchKey, number: int) -> Any:
     try:
         return make(turn)
     except BaseException:  # noqa: BLE001  raised again by `fetch`, in the trainer's thread
@@ -187,40 +187,40 @@ class ThreadEngine:
     ) -> None:
         """`maker()` gives each thread what makes its batches; `init(number)` runs first in each. `timeout_s`: how
         long a batch is waited for, 0 for ever, as in torch."""
-        self._crew_of: Callable[[], _Crew] = lambda: _Crew(maker, workers, persistent, init)
+        self._new_pool: Callable[[], _ThreadPool] = lambda: _ThreadPool(maker, workers, persistent, init)
         self._ahead, self._timeout_s = ahead, timeout_s
-        self._line: _Line | None = None
-        self._begin()
+        self._queue: _TurnQueue | None = None
+        self._reset()
 
     def start(self, epoch: int, first: int, last: int) -> None:
         """Begin to fetch the turns [first, last) of an epoch."""
         if self._process != os.getpid():
-            self._begin()
-        self._crew.rest()
-        self._line = _Line(epoch, first, last, self._ahead)
-        self._crew.work(self._line)
+            self._reset()
+        self._pool.stop()
+        self._queue = _TurnQueue(epoch, first, last, self._ahead)
+        self._pool.run(self._queue)
 
     def fetch(self, key: tuple[int, int]) -> Any:
         """The batch of a turn. Raises what making it raised, as torch does it; RuntimeError after the timeout."""
         if self._process != os.getpid():
             raise InvalidInput(CHILD_SAYS)
-        assert self._line is not None, "start comes first"
+        assert self._queue is not None, "start comes first"
         try:
-            batch = self._line.fetch(key[1], self._timeout_s or None)
+            batch = self._queue.fetch(key[1], self._timeout_s or None)
         except TimeoutError:
             raise RuntimeError(f"DataLoader timed out after {self._timeout_s} seconds") from None
         if isinstance(batch, ExceptionWrapper):
             batch.reraise()
         return batch
 
-    def rest(self) -> None:
+    def stop(self) -> None:
         """The iteration has ended, or was abandoned."""
         if (
             self._process == os.getpid()
         ):  # a forked child has no threads, and perhaps locks that one of them held
-            self._line = None
-            self._crew.rest()
+            self._queue = None
+            self._pool.stop()
 
-    def _begin(self) -> None:
-        self._process, self._crew, self._line = os.getpid(), self._crew_of(), None
-        weakref.finalize(self, self._crew.close)
+    def _reset(self) -> None:
+        self._process, self._pool, self._queue = os.getpid(), self._new_pool(), None
+        weakref.finalize(self, self._pool.close)

@@ -26,40 +26,40 @@ from cachesvc.core.arguments import places_of
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.epoch_order import Plan
 from loader.datasets.dataset import Dataset, key_transforms
-from loader.datasets.wrapped import flattened, hidden_in, leaves_in
+from loader.datasets.wrapped import as_view, hidden_leaves_in, leaves_in
 from loader.job.topology import foreseen
 from loader.process.fork_hooks import forks_workers
 from loader.samplers import RankBatchSampler
-from loader.workers.engines import Given
+from loader.workers.engines import WorkerSettings
 
-_DRAW_AT_ONCE = (
+_PLANNABLE = (
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
     DistributedSampler,
 )
-MOST = 1_000_000
+MAX_PLANNED = 1_000_000
 """Samples of an epoch that are drawn ahead: 0.35 s, and 95 MB for that moment. What draws more is asked as torch
 asks it."""
 
 
-class Foretold:
+class PlannedBatches:
     """The batches of `sampler`, all drawn when an epoch begins and then handed on, as it would have given them."""
 
-    def __init__(self, sampler: BatchSampler, dataset: TorchDataset[Any], behind: int) -> None:
+    def __init__(self, sampler: BatchSampler, dataset: TorchDataset[Any], lag: int) -> None:
         """`behind`: batches that may be asked for before one has been consumed."""
-        self._sampler, self._dataset, self._behind = sampler, dataset, behind
+        self._sampler, self._dataset, self._lag = sampler, dataset, lag
 
     def __len__(self) -> int:
         return len(self._sampler)
 
     def __iter__(self) -> Iterator[list[int]]:
-        view = flattened(self._dataset)
-        if view is None or len(self._sampler) * self._sampler.batch_size > MOST:
+        view = as_view(self._dataset)
+        if view is None or len(self._sampler) * self._sampler.batch_size > MAX_PLANNED:
             yield from self._sampler
             return
-        batches, plan = self._drawn(view)
+        batches, plan = self._draw(view)
         if plan is None:
             yield from batches
             return
@@ -67,13 +67,13 @@ class Foretold:
         opened.submit(plan, self)
         try:
             for step, batch in enumerate(batches):
-                opened.passed(max(0, step - self._behind), self)
+                opened.passed(max(0, step - self._lag), self)
                 yield batch
             opened.passed(len(self._sampler), self)
         finally:
             opened.given_up(self)
 
-    def _drawn(self, view: Dataset) -> tuple[Iterable[list[int]], Plan | None]:
+    def _draw(self, view: Dataset) -> tuple[Iterable[list[int]], Plan | None]:
         """The batches, and their plan; none where there are no such samples, which whoever reads them is told."""
         generator: torch.Generator | None = getattr(self._sampler.sampler, "generator", None)
         batches: Iterable[list[int]]
@@ -89,13 +89,13 @@ class Foretold:
             return batches, None
 
 
-def foretold(sampler: Any, dataset: TorchDataset[Any], behind: int) -> Any:
+def planned_batches(sampler: Any, dataset: TorchDataset[Any], lag: int) -> Any:
     """The sampler, or what stands for it where its batches are known ahead."""
-    known = type(sampler) in (BatchSampler, RankBatchSampler) and type(sampler.sampler) in _DRAW_AT_ONCE
-    return Foretold(sampler, dataset, behind) if known else sampler
+    known = type(sampler) in (BatchSampler, RankBatchSampler) and type(sampler.sampler) in _PLANNABLE
+    return PlannedBatches(sampler, dataset, lag) if known else sampler
 
 
-class Foreign(Protocol):
+class TorchLoader(Protocol):
     """What matters of a loader that torch alone runs, besides how batches come to be made."""
 
     seed: int
@@ -106,7 +106,7 @@ class Foreign(Protocol):
     batch_sampler: Sampler[Any] | Iterable[Any] | None
 
 
-def stateless(dataset: TorchDataset[Any]) -> str:
+def why_stateless(dataset: TorchDataset[Any]) -> str:
     """Why a loader over this dataset that torch alone runs has no state."""
     if not isinstance(dataset, IterableDataset) and any(True for _ in leaves_in(dataset)):
         cause, way_out = "it was given a sampler", "; leave the sampler out"
@@ -119,7 +119,7 @@ def stateless(dataset: TorchDataset[Any]) -> str:
 
 
 def begin_as_torch(
-    loader: Foreign, given: Given, epoch: int, begin: Callable[[], Iterator[Any]]
+    loader: TorchLoader, given: WorkerSettings, epoch: int, begin: Callable[[], Iterator[Any]]
 ) -> Iterator[Any]:
     """An iteration that torch's own loader begins; transforms draw from the loader's seed and this epoch. Raises
     InvalidInput for what torch's own does not do."""
@@ -129,7 +129,7 @@ def begin_as_torch(
         )
     leaves = [*leaves_in(loader.dataset)]
     if not leaves:
-        leaves = [*hidden_in(loader.dataset)]
+        leaves = [*hidden_leaves_in(loader.dataset)]
         if leaves:
             _warn_unshared(loader)
     if given.persistent_workers:
@@ -140,7 +140,7 @@ def begin_as_torch(
         return begin()
 
 
-def _warn_unshared(loader: Foreign) -> None:
+def _warn_unshared(loader: TorchLoader) -> None:
     """Of a map-style dataset of the user's own that holds one of ours where no loader looks for it."""
     own = type(loader.sampler) not in (RandomSampler, SequentialSampler) or (
         loader.batch_size is None and loader.batch_sampler is not None
@@ -154,7 +154,7 @@ def _warn_unshared(loader: Foreign) -> None:
         )
 
 
-def tell_epoch(loader: torch.utils.data.DataLoader[Any], epoch: int) -> None:
+def set_sampler_epoch(loader: torch.utils.data.DataLoader[Any], epoch: int) -> None:
     """Tell a user's samplers of an epoch: those that want to hear it, as torch's DistributedSampler does, also inside
     a batch sampler."""
     batches = loader.batch_sampler

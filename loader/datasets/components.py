@@ -13,7 +13,7 @@ from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec, Touches, subs
 from cachesvc.core.order.run import Run
 from loader.datasets.collate import default_collate_into
 from loader.datasets.dataset import Dataset
-from loader.datasets.shape_mismatch import Name, unnamed
+from loader.datasets.shape_mismatch import SampleName, name_by_place
 from loader.reading.reader import Ints
 
 
@@ -30,32 +30,32 @@ class Component(Protocol):
 
     def read(self, spots: Ints, spec: OrderSpec, epoch: int) -> list[Any]: ...
 
-    def collate(self, samples: Sequence[Any], name: Name = unnamed) -> Any: ...
+    def collate(self, samples: Sequence[Any], name: SampleName = name_by_place) -> Any: ...
 
 
-class Spread(NamedTuple):
+class ViewLayout(NamedTuple):
     """How a dataset's samples lie in extents: the first ordinal of each extent, and the index of each ordinal
     (None: the same). `planned`: the extents are the catalog's."""
 
     extent_first: Ints
-    arrange: Ints | None
-    planned: bool
+    index_of: Ints | None
+    extents_known: bool
 
 
-def spread_of(dataset: Dataset, shuffle: bool) -> Spread:
+def view_layout(dataset: Dataset, shuffle: bool) -> ViewLayout:
     """Where the samples of a view lie. Unshuffled indices in an order of their own count as one extent."""
     first, ids = dataset.catalog.extent_first, dataset.ids
     if ids is None:
-        return Spread(first, None, True)
+        return ViewLayout(first, None, True)
     if len(ids) < 2 or (ids[1:] >= ids[:-1]).all():
-        return Spread(subset_first(first, ids), None, True)
+        return ViewLayout(subset_first(first, ids), None, True)
     if not shuffle:
-        return Spread(np.asarray([0, len(ids)], np.int64), None, False)
-    arrange = np.argsort(ids, kind="stable")
-    return Spread(subset_first(first, ids[arrange]), arrange, True)
+        return ViewLayout(np.asarray([0, len(ids)], np.int64), None, False)
+    index_of = np.argsort(ids, kind="stable")
+    return ViewLayout(subset_first(first, ids[index_of]), index_of, True)
 
 
-def without_parts(made: str) -> Callable[..., NoReturn]:
+def refuse_subsets(made: str) -> Callable[..., NoReturn]:
     """In place of a method that makes part of a dataset, for what `made` makes of datasets. Raises InvalidInput."""
 
     def refuse(*_: object, **__: object) -> NoReturn:
@@ -67,17 +67,17 @@ def without_parts(made: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-def alone(spec: OrderSpec) -> OrderSpec:
+def component_spec(spec: OrderSpec) -> OrderSpec:
     """The spec of one dataset's own run, dealt to nobody."""
     return replace(spec, global_batch=1, canonical_nodes=1, last="drop")
 
 
-class _ViewRun:
+class _DatasetRun:
     """One epoch of a plain dataset; spots are its indices."""
 
-    def __init__(self, spread: Spread, spec: OrderSpec, epoch: int) -> None:
-        self._spread = spread
-        self._order = EpochOrder(alone(spec), spread.extent_first, epoch)
+    def __init__(self, layout: ViewLayout, spec: OrderSpec, epoch: int) -> None:
+        self._layout = layout
+        self._order = EpochOrder(component_spec(spec), layout.extent_first, epoch)
 
     @property
     def size(self) -> int:
@@ -85,35 +85,35 @@ class _ViewRun:
 
     def at(self, positions: Ints) -> Ints:
         found = self._order.at(positions)
-        return found if self._spread.arrange is None else self._spread.arrange[found]
+        return found if self._layout.index_of is None else self._layout.index_of[found]
 
     def touches(self) -> list[Touches]:
-        if self._spread.planned:
+        if self._layout.extents_known:
             return [self._order.touches()]
         return [Touches(*(np.empty(0, np.int64) for _ in range(3)))]
 
 
-class Plain:
+class DatasetComponent:
     """A plain dataset as a component."""
 
     def __init__(self, dataset: Dataset) -> None:
         self.leaf = dataset
-        self._spreads: dict[bool, Spread] = {}
+        self._layouts: dict[bool, ViewLayout] = {}
 
     def __len__(self) -> int:
         return len(self.leaf)
 
     def run(self, spec: OrderSpec, epoch: int) -> Run:
         """The dataset's own epoch."""
-        if spec.shuffle not in self._spreads:
-            self._spreads[spec.shuffle] = spread_of(self.leaf, spec.shuffle)
-        return _ViewRun(self._spreads[spec.shuffle], spec, epoch)
+        if spec.shuffle not in self._layouts:
+            self._layouts[spec.shuffle] = view_layout(self.leaf, spec.shuffle)
+        return _DatasetRun(self._layouts[spec.shuffle], spec, epoch)
 
     def read(self, spots: Ints, spec: OrderSpec, epoch: int) -> list[Any]:
         """Samples; their generators are keyed by (seed, own epoch, sample)."""
         leaf = self.leaf
         return leaf.samples.take(leaf.opened.reader(), leaf.ids_of(spots), (spec.seed, epoch))
 
-    def collate(self, samples: Sequence[Any], name: Name = unnamed) -> Any:
+    def collate(self, samples: Sequence[Any], name: SampleName = name_by_place) -> Any:
         """torch's own."""
         return default_collate_into(None, samples, len(samples), name)
