@@ -130,7 +130,7 @@ def measure(bucket: str, folder: Path) -> list[Figure]:
 
 def unclocked(timed: Figure) -> Figure:
     """The same runs, against what they would have reached without the stall clock."""
-    account = EpochReport(has_reports=False, workers=False)
+    account = EpochReport(has_reports=False, has_workers=False)
 
     def step() -> None:
         account.record(time.perf_counter(), (0, 0), 1)

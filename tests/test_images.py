@@ -4,6 +4,8 @@ differ names the files."""
 from __future__ import annotations
 
 import io
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -172,3 +174,11 @@ def test_what_no_shape_would_mend_is_refused_in_torchs_words(tmp_path: Path) -> 
     _files(tmp_path / "d", {name: stored("RGB", (8, 6 + int(name))) for name in "01"})
     with pytest.raises(TypeError, match="found <class 'PIL"):
         list(DataLoader(open_dataset(tmp_path / "d"), batch_size=2))
+
+
+def test_images_without_pillow_say_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_files(tmp_path, {"a.png": stored("RGB")})
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(InvalidInput, match=re.escape("pip install 'cachesvc[images]', or give decode=None")):
+        open_dataset(tmp_path)
+    assert open_dataset(tmp_path, decode=None)[0] == stored("RGB")

@@ -72,8 +72,8 @@ class RepairingFeed:
         except Exception as error:
             if self._on_error == "raise" or not is_bad_sample(error):
                 raise
-            found = error
-        return self._repaired(*key, found)
+            failure = error
+        return self._repaired(*key, failure)
 
     def _repaired(self, epoch: int, turn: int, error: Exception) -> tuple[Any, BatchRepair]:
         indices, valid = self._feed.indices(epoch, turn)
@@ -81,39 +81,41 @@ class RepairingFeed:
         bad: dict[int, Exception] = {}
         self._try_by_halves(epoch, indices, list(range(len(indices))), good, bad)
         kept = sorted(good)
-        real = sum(at < valid for at in kept)
-        rows = indices.copy()
+        real = sum(row < valid for row in kept)
+        repaired = indices.copy()
         if self._on_error == "substitute":
-            for at in sorted(bad):
-                rows[at], good[at] = self._substitute(epoch, turn, len(indices), at, bad[at])
+            for row in sorted(bad):
+                repaired[row], good[row] = self._substitute(epoch, turn, len(indices), row, bad[row])
             real = valid
         elif kept:
-            rows = rows[kept]
+            repaired = repaired[kept]
         else:
-            rows[0], good[0] = self._substitute(epoch, turn, len(indices), 0, error)
-            rows = rows[:1]
-        told = tuple(self._bad_sample(epoch, int(indices[at]), bad[at]) for at in sorted(bad) if at < valid)
-        repair = BatchRepair(epoch, turn, rows, real, told)
+            repaired[0], good[0] = self._substitute(epoch, turn, len(indices), 0, error)
+            repaired = repaired[:1]
+        reported = tuple(
+            self._bad_sample(epoch, int(indices[row]), bad[row]) for row in sorted(bad) if row < valid
+        )
+        repair = BatchRepair(epoch, turn, repaired, real, reported)
         try:
-            return self._feed.fetch(epoch, rows), repair
-        except Exception as again:  # of a transform that fails by chance, what it made before will do
-            if not is_bad_sample(again):
+            return self._feed.fetch(epoch, repaired), repair
+        except Exception as retry_error:  # of a transform that fails by chance, what it made before will do
+            if not is_bad_sample(retry_error):
                 raise
-            return self._feed.collated([good[at] for at in sorted(good)]), repair
+            return self._feed.collated([good[row] for row in sorted(good)]), repair
 
     def _try_by_halves(
-        self, epoch: int, indices: Ints, places: list[int], good: dict[int, Any], bad: dict[int, Exception]
+        self, epoch: int, indices: Ints, rows: list[int], good: dict[int, Any], bad: dict[int, Exception]
     ) -> None:
         """Make the samples at `places`, by halves where one of them fails, and find out which fail alone."""
-        found = self._samples_or_error(epoch, indices[places])
+        found = self._samples_or_error(epoch, indices[rows])
         if not isinstance(found, Exception):
-            good.update(zip(places, found, strict=True))
-        elif len(places) == 1:
-            bad[places[0]] = found
+            good.update(zip(rows, found, strict=True))
+        elif len(rows) == 1:
+            bad[rows[0]] = found
         else:
-            half = len(places) // 2
-            self._try_by_halves(epoch, indices, places[:half], good, bad)
-            self._try_by_halves(epoch, indices, places[half:], good, bad)
+            half = len(rows) // 2
+            self._try_by_halves(epoch, indices, rows[:half], good, bad)
+            self._try_by_halves(epoch, indices, rows[half:], good, bad)
 
     def _samples_or_error(self, epoch: int, indices: Ints) -> list[Any] | Exception:
         try:
@@ -123,12 +125,14 @@ class RepairingFeed:
                 raise
             return error
 
-    def _substitute(self, epoch: int, turn: int, rows: int, at: int, error: Exception) -> tuple[int, Any]:
+    def _substitute(
+        self, epoch: int, turn: int, batch_size: int, row: int, error: Exception
+    ) -> tuple[int, Any]:
         """The index that stands in for the sample at `at` of a batch of so many rows, and that sample. Raises CorruptData
         when all tried are bad."""
         feed, spec, order = self._feed, self._feed.spec, self._feed.order(epoch)
         step, micro = divmod(turn, feed.share.accumulate)
-        nth = (feed.share.low // feed.share.batch_size + micro) * rows + at
+        nth = (feed.share.low // feed.share.batch_size + micro) * batch_size + row
         position = step * spec.global_batch + nth  # behind all others for a repeat in the last batch
         positions = order.full_steps * spec.global_batch or order.tail_samples
         for candidate in substitutes(spec.seed, epoch, position, spec.global_batch, positions):

@@ -24,9 +24,9 @@ MAX_WASTE = 4
 class BufferPool:
     """Blocks of memory. A batch holds its block as long as any view of it lives. Safe to share between threads."""
 
-    def __init__(self, spare: int) -> None:
+    def __init__(self, max_free: int) -> None:
         """Keeps at most `spare` blocks that nobody uses."""
-        self._spare = spare
+        self._max_free = max_free
         self._free: list[memoryview] = []
         self._released: deque[memoryview] = deque()
         self._lock = threading.Lock()
@@ -45,7 +45,7 @@ class BufferPool:
         with self._lock:
             while self._released:
                 insort(self._free, self._released.popleft(), key=len)
-            del self._free[: max(0, len(self._free) - self._spare)]
+            del self._free[: max(0, len(self._free) - self._max_free)]
             at = bisect_left(self._free, size_bytes, key=len)
             if at == len(self._free) or len(self._free[at]) > MAX_WASTE * max(1, size_bytes):
                 return None

@@ -25,9 +25,9 @@ class EpochReport:
     """Of one loader. Batches that this thread makes itself cost a step two clock reads; those that others make
     are entered in `ledger` with their reports."""
 
-    def __init__(self, has_reports: bool, workers: bool) -> None:
+    def __init__(self, has_reports: bool, has_workers: bool) -> None:
         """`others`: batches come with reports, from `workers` or from torch's own machinery in this process."""
-        self._has_reports, self._remainder = has_reports, HAND_OVER if workers else DECODE
+        self._has_reports, self._remainder = has_reports, HAND_OVER if has_workers else DECODE
         self.totals = ReportTotals()
         self.bad_samples = BadSampleLog()
         self._feed: Feed | None = None

@@ -165,8 +165,8 @@ class Feed(TorchDataset[Any]):
 
     def _rows(self, epoch: int) -> int:
         full, turns = self._order_of_length(epoch).full_steps * self.share.accumulate, self.turns(epoch)
-        rest = (len(self.indices(epoch, turn)[0]) for turn in range(full, turns))
-        return full * self.share.batch_size + sum(rest)
+        tail = (len(self.indices(epoch, turn)[0]) for turn in range(full, turns))
+        return full * self.share.batch_size + sum(tail)
 
     def _order_of_length(self, epoch: int) -> EpochOrder | RunOrder:
         """An order of an epoch's length: any, but that a mixture may have other weights in each."""

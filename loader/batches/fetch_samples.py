@@ -42,18 +42,18 @@ def sample_fetcher(dataset: Any, depth: int = MAX_DEPTH) -> FetchSamples:
         inner = sample_fetcher(dataset.dataset, depth - 1)
         places = places_of(dataset.indices, len(dataset.dataset), "sample")
         return lambda indices, rng_key: inner(places[indices], rng_key)
-    return lambda indices, rng_key: _as_torch(dataset, indices.tolist(), rng_key)
+    return lambda indices, rng_key: _fetch_as_torch(dataset, indices.tolist(), rng_key)
 
 
 def _concatenated(parts: list[FetchSamples], ends: Ints) -> FetchSamples:
     def fetch(indices: Ints, rng_key: tuple[int, int]) -> Iterator[Any]:
         part_of = np.searchsorted(ends, indices, side="right")
         begins = np.concatenate([np.zeros(1, np.int64), ends])[part_of]
-        of_part = {
+        samples_of = {
             part: parts[part]((indices - begins)[part_of == part], rng_key)
             for part in np.unique(part_of).tolist()
         }
-        return (next(of_part[part]) for part in part_of.tolist())
+        return (next(samples_of[part]) for part in part_of.tolist())
 
     return fetch
 
@@ -62,16 +62,16 @@ def _stacked(parts: list[FetchSamples]) -> FetchSamples:
     return lambda indices, rng_key: zip(*(part(indices, rng_key) for part in parts), strict=True)
 
 
-def _as_torch(dataset: Any, indices: list[int], rng_key: tuple[int, int]) -> Iterator[Any]:
+def _fetch_as_torch(dataset: Any, indices: list[int], rng_key: tuple[int, int]) -> Iterator[Any]:
     if getattr(dataset, "__getitems__", None):  # None is how a class takes it away, as torch has it
         return iter(_call_keyed(dataset.__getitems__, indices, rng_key))
     return (_call_keyed(lambda at: dataset[at], index, rng_key) for index in indices)
 
 
-def _call_keyed(ask: Callable[[Any], Any], what: Any, rng_key: tuple[int, int]) -> Any:
+def _call_keyed(call: Callable[[Any], Any], argument: Any, rng_key: tuple[int, int]) -> Any:
     """What `ask` answers while this thread draws from `draw`."""
     token = current_rng_key.set(rng_key)
     try:
-        return ask(what)
+        return call(argument)
     finally:
         current_rng_key.reset(token)

@@ -25,10 +25,10 @@ class GatherMethod:
 
 
 def gather_method(
-    samples: SampleReader, collate: Callable[..., Any], as_gathered: bool
+    samples: SampleReader, collate: Callable[..., Any], default_collation: bool
 ) -> GatherMethod | None:
     """How such batches of these samples are made, where they can be. `as_gathered`: nobody collates records."""
-    if as_gathered and samples.gathers_batches:
+    if default_collation and samples.gathers_batches:
         return GatherMethod(samples.locate, samples.gather_batch)
     if collate is jagged and samples.stays_bytes:
         return GatherMethod(samples.ranges, samples.jagged)
@@ -38,18 +38,18 @@ def gather_method(
 class LocatedBatches:
     """The batches of consecutive turns, located."""
 
-    def __init__(self, kind: GatherMethod, reader: Reader, ids: Ints) -> None:
+    def __init__(self, method: GatherMethod, reader: Reader, ids: Ints) -> None:
         """`ids`: of samples, [turns, batch size]."""
-        *places, first, last = kind.locate(reader, ids.reshape(-1))
-        self._make = kind.make
-        self._in_one = last is first
+        *columns, first, last = method.locate(reader, ids.reshape(-1))
+        self._make = method.make
+        self._one_extent = last is first
         """Each sample lies in one extent."""
-        arrays = [*places, first] if self._in_one else [*places, first, last]
+        arrays = [*columns, first] if self._one_extent else [*columns, first, last]
         self._arrays = [each.reshape(ids.shape) for each in arrays]
 
     def batch(self, reader: Reader, row: int, empty: Callable[[int], Bytes] | None) -> Any:
         """The batch of a row."""
         located = [each[row] for each in self._arrays]
-        if self._in_one:
+        if self._one_extent:
             located.append(located[-1])
         return self._make(reader, located, empty)

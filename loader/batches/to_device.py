@@ -22,7 +22,7 @@ from loader.reading.address_range import Bytes
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceBatch:
+class DeviceTransfer:
     """A batch on its way: what lies on the device once `event` has come."""
 
     batch: Any
@@ -43,7 +43,7 @@ class DeviceMover:
         found: Bytes = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True).numpy()
         return found
 
-    def send(self, batch: Any) -> DeviceBatch:
+    def send(self, batch: Any) -> DeviceTransfer:
         """Queue the copy of every tensor in a batch."""
         pinned = each_tensor(batch, lambda tensor: tensor if tensor.is_pinned() else pin_memory(tensor))
         with self._lock, torch.cuda.stream(self._stream):
@@ -53,18 +53,18 @@ class DeviceMover:
             while self._in_flight and self._in_flight[0][0].query():
                 self._in_flight.popleft()
             self._in_flight.append((event, pinned))
-        return DeviceBatch(moved, event)
+        return DeviceTransfer(moved, event)
 
-    def receive(self, sent: DeviceBatch) -> Any:
+    def receive(self, transfer: DeviceTransfer) -> Any:
         """The batch, for use on the current stream."""
         current = torch.cuda.current_stream(self._device)
-        current.wait_event(sent.event)
+        current.wait_event(transfer.event)
 
         def used(tensor: torch.Tensor) -> torch.Tensor:
             tensor.record_stream(current)
             return tensor
 
-        return each_tensor(sent.batch, used)
+        return each_tensor(transfer.batch, used)
 
 
 def each_tensor(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
