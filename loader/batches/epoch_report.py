@@ -1,4 +1,4 @@
-"""What one rank was handed in its latest epoch: how long it waited and why, which bytes, which bad samples."""
+"""The report of one rank's latest epoch: wait times by cause, bytes by origin, and bad samples."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from loader.reading.wait_clock import DECODE, HAND_OVER
 
 _log = logging.getLogger("cachesvc")
 REPORT_EVERY_S = 5.0
-"""A scrape comes every 15 s or so."""
+"""Metrics are scraped about every 15 s."""
 
 
 class EpochReport:
-    """Of one loader. Batches that this thread makes itself cost a step two clock reads; those that others make
-    are entered in `ledger` with their reports."""
+    """The report of one loader's latest epoch. A batch that the training thread makes itself costs two clock reads;
+    batches made elsewhere arrive with their own reports, which are summed in `totals`."""
 
     def __init__(self, has_reports: bool, has_workers: bool) -> None:
-        """`others`: batches come with reports, from `workers` or from torch's own machinery in this process."""
+        """`has_reports`: batches come with reports, from workers (`has_workers`) or from torch's own iterator in
+        this process."""
         self._has_reports, self._remainder = has_reports, HAND_OVER if has_workers else DECODE
         self.totals = ReportTotals()
         self.bad_samples = BadSampleLog()
@@ -37,21 +38,21 @@ class EpochReport:
         self._reported, self._report_at = self.stats(), 0.0
 
     def begin(self, feed: Feed) -> None:
-        """An epoch begins."""
+        """Begin an epoch."""
         self._feed, self._size = feed, feed.share.batch_size
         self.bad_samples, self._repair = BadSampleLog(), None
         self._clock = StallClock(self._bytes_read(), self._waited_s(), self._remainder)
         self._reported = self.stats()
 
     def note_repair(self, batch: Any, repair: BatchRepair | None) -> Any:
-        """The batch, after what was mended in it is noted."""
+        """Record the repair of a batch, if any, and return the batch."""
         if repair is not None:
             self._repair = repair
             self.bad_samples.record(repair)
         return batch
 
     def fetch_reported(self, fetch: Callable[[tuple[int, int]], MadeBatch], key: tuple[int, int]) -> Any:
-        """A batch that others made. Raises the typed error that they met."""
+        """Fetch a batch that was made elsewhere and add up its report. Raises the typed error that making it met."""
         asked = perf_counter()
         made = fetch(key)
         self.totals.add(made.report, asked)
@@ -59,7 +60,8 @@ class EpochReport:
         return self.note_repair(made.batch, made.report.repair)
 
     def record(self, asked: float, key: tuple[int, int], full: int) -> None:
-        """The batch of turn `key` is handed over to a step that asked at `asked`; turns below `full` are whole."""
+        """Record that batch `key` was handed to a step that asked for it at `asked`. Turns below `full` are full
+        batches."""
         if key[1] < full and self._repair is None:
             self._clock.record(asked, self._size)
         else:
@@ -67,28 +69,29 @@ class EpochReport:
             self._clock.record(asked, self.valid(self._feed, key))
 
     def repair(self, key: tuple[int, int]) -> BatchRepair | None:
-        """What was mended in the batch of a turn, if that was the latest such."""
+        """Return the repair of a turn's batch, if that is the latest repair."""
         found = self._repair
         return found if found is not None and (found.epoch, found.turn) == key else None
 
     def valid(self, feed: Feed, key: tuple[int, int]) -> int:
-        """How many samples of a batch are real."""
+        """Return how many samples of a batch are real."""
         repair = self.repair(key)
         return repair.valid if repair is not None else feed.valid(*key)
 
     def stats(self) -> Stats:
-        """The latest epoch so far."""
+        """Return the statistics of the latest epoch so far."""
         return self._clock.stats(self._bytes_read(), self._waited_s(), self.bad_samples.count)
 
     def end(self, rank: int, epoch: int, log: bool) -> None:
-        """An epoch ended."""
+        """End an epoch."""
         self.report_to_daemon(math.inf)
         self._report_at = 0.0
         if log:
             _log.info("rank %d, epoch %d: %s", rank, epoch, self.stats().line())
 
     def report_to_daemon(self, now: float) -> None:
-        """Let the daemon's metrics know of what came since the last time, every few seconds (`now`: perf_counter)."""
+        """Send what happened since the last report to the daemon's metrics, at most once in `REPORT_EVERY_S`. `now`
+        is a perf_counter time."""
         if self._feed is None or now < self._report_at:
             return
         self._report_at = now + REPORT_EVERY_S
@@ -103,18 +106,18 @@ class EpochReport:
         )
 
     def _bytes_read(self) -> dict[str, int]:
-        """By this process and by its workers."""
+        """Bytes read by this process and by its workers."""
         here = self._feed.origin_bytes() if self._feed is not None else {}
         there = self.totals.origin_bytes
         return {origin: here.get(origin, 0) + there[origin] for origin in ORIGINS}
 
     def _waited_s(self) -> list[float]:
-        """By `CAUSES`, since this loader was made: as batches report, or this thread's own reads."""
+        """Seconds by `CAUSES` since this loader was made, from batch reports or from this thread's own reads."""
         if self._has_reports or self._feed is None:
             return list(self.totals.waited_s)
         return [*self._feed.reading_s(), 0.0, 0.0, 0.0]
 
 
 def _us(seconds: float) -> int:
-    """Microseconds; a cause's sum may shrink by a rounding."""
+    """Convert to microseconds. Rounding may make the difference of two sums slightly negative."""
     return max(0, round(seconds * 1e6))

@@ -1,7 +1,7 @@
-"""(epoch, turn) -> batch. What runs in a worker, and in the trainer itself without workers.
+"""Makes the batch of an (epoch, turn), in a worker or, without workers, in the trainer.
 
-A turn is one batch of one rank: step * accumulate + micro-batch. Workers receive two numbers a batch and find
-the samples themselves: the order is a function.
+A turn is one batch of one rank: step * accumulate + micro-batch. A worker receives two numbers per batch and
+computes the samples from them, since the order is a function.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from loader.reading.reader import Ints, Reader
 from loader.reading.wait_clock import READING
 
 SLAB = 16_384
-"""Positions of the order computed at once: 60 to 70 ns each, as in slabs of 65,536, which take 1.4 MiB more in each
-process; in slabs of 64 it is 5 us."""
+"""Positions of the order computed at once: 60 to 70 ns each. Slabs of 65,536 are no faster and take 1.4 MiB more
+per process; in slabs of 64 a position costs 5 us."""
 NOT_READ = (0.0,) * len(READING)
 
 
 class BatchKey(NamedTuple):
-    """The key of a batch."""
+    """The epoch and turn of a batch."""
 
     epoch: int
     turn: int
@@ -57,12 +57,12 @@ class RankShare:
 
     @property
     def accumulate(self) -> int:
-        """Batches that this rank sees in one step."""
+        """Batches of this rank per step."""
         return (self.high - self.low) // self.batch_size
 
 
 class _Slab:
-    """Consecutive turns, located. Rows are turns."""
+    """Consecutive turns, one per row, with the places of their samples."""
 
     __slots__ = ("first", "last", "located", "rows", "valid")
 
@@ -73,7 +73,7 @@ class _Slab:
 
 
 class Feed(TorchDataset[Any]):
-    """Batches of one rank by (epoch, turn). Picklable; each process keeps the order of the epoch it is in."""
+    """The batches of one rank by (epoch, turn). Picklable; each process keeps the order of its current epoch."""
 
     def __init__(
         self,
@@ -83,11 +83,11 @@ class Feed(TorchDataset[Any]):
         collate: Callable[[list[Any]], Any],
         default_collation: bool,
     ) -> None:
-        """`ready`: a batch of records goes out as it was gathered, without `collate`."""
+        """`default_collation`: records go out as they were gathered, without a call of `collate`."""
         self.dataset, self.spec, self.share, self.collate = dataset, spec, share, collate
         self._default_collation = default_collation
         self.turn_stride = 1
-        """How many turns after one batch the next is made here: as many as there are workers."""
+        """Distance between consecutive turns made in this process: the number of workers."""
         self._prepare()
 
     def _prepare(self) -> None:
@@ -103,7 +103,7 @@ class Feed(TorchDataset[Any]):
         self._samples_of = sample_fetcher(self.dataset)
         self._layout = extent_layout(self.dataset, self.spec.shuffle)
         self.empty: Callable[[int], Bytes] | None = None
-        """Where gathered batches are built: bytes for a size; new memory when None."""
+        """Returns memory of a size in bytes to build a gathered batch in; None means new memory."""
         self._order: EpochOrder | RunOrder | None = None
         self._slab = _Slab(0, np.empty((0, self.share.batch_size), np.int64), None)
 
@@ -115,14 +115,14 @@ class Feed(TorchDataset[Any]):
         self._prepare()
 
     def order(self, epoch: int) -> EpochOrder | RunOrder:
-        """The order of an epoch, from which batches are made next."""
+        """Return the order of an epoch, and make it the current one."""
         if self._order is None or self._order.epoch != epoch:
             self._order = self._order_of(epoch)
             self._slab = _Slab(0, np.empty((0, self.share.batch_size), np.int64), None)
         return self._order
 
     def _order_of(self, epoch: int) -> EpochOrder | RunOrder:
-        """The same, and batches go on to be made from another."""
+        """Return the order of an epoch, and leave the current one in place."""
         if self._order is not None and self._order.epoch == epoch:
             return self._order
         if self._composite is not None:
@@ -130,29 +130,28 @@ class Feed(TorchDataset[Any]):
         return EpochOrder(self.spec, self._layout.extent_first, epoch)
 
     def samples(self, epoch: int) -> int:
-        """Samples of an epoch, those that are dropped included."""
+        """Return the number of samples of an epoch, dropped ones included."""
         return self._order_of_length(epoch).samples
 
     def steps(self, epoch: int) -> int:
-        """Steps of an epoch."""
+        """Return the number of steps of an epoch."""
         return self._order_of_length(epoch).steps
 
     def turns(self, epoch: int) -> int:
-        """Batches of this rank in an epoch."""
+        """Return the number of batches of this rank in an epoch."""
         return self.steps(epoch) * self.share.accumulate
 
     @property
     def weight_changes(self) -> tuple[int, ...]:
-        """The epochs from which on others may be longer or shorter, ascending."""
+        """The epochs, ascending, from which a mixture has other weights, so that epochs may have another length."""
         return self._composite.weight_changes if isinstance(self._composite, Mixture) else ()
 
     def turns_of(self, epoch: int, epochs: int) -> int:
-        """Batches of this rank in so many epochs, which differ where a mixture gets other weights; no more than `len` can
-        say."""
+        """Return the number of batches of this rank in `epochs` epochs from `epoch` on, at most `sys.maxsize`."""
         return self._sum_over(epoch, epochs, self.turns)
 
     def rows_of(self, epoch: int, epochs: int) -> int:
-        """Samples in those batches, repeated ones included."""
+        """Return the number of samples in those batches, repeats included."""
         return self._sum_over(epoch, epochs, self._rows)
 
     def _sum_over(self, epoch: int, epochs: int, count: Callable[[int], int]) -> int:
@@ -169,19 +168,19 @@ class Feed(TorchDataset[Any]):
         return full * self.share.batch_size + sum(tail)
 
     def _order_of_length(self, epoch: int) -> EpochOrder | RunOrder:
-        """An order of an epoch's length: any, but that a mixture may have other weights in each."""
+        """Return an order that is as long as the epoch's. Only mixtures have epochs of different lengths."""
         return self._order if self._composite is None and self._order is not None else self._order_of(epoch)
 
     def submit(self, epoch: int) -> frozenset[int]:
-        """Say which extents this rank touches in which steps, to each dataset's holder; nothing where the indices
-        say nothing of extents. Returns the steps at which an extent is done with."""
+        """Tell each dataset's plan holder which extents this rank reads in which steps. Nothing is told where
+        indices do not map to extents. Returns the steps at which an extent is no longer needed."""
         order, share = self.order(epoch), self.share
         cut = share.low, share.high, share.accumulate
         if isinstance(order, RunOrder):
             plans = [*zip(self._opened, order.plans(*cut), strict=True)]
         else:
             plans = plans_for(self._layout, order, *cut)
-        shared: dict[int, list[Plan]] = {}  # one plan a connection; parts of a dataset share theirs
+        shared: dict[int, list[Plan]] = {}  # one plan per connection: parts of one dataset share it
         for opened, plan in plans:
             shared.setdefault(id(opened), []).append(plan)
         for opened in self._opened:
@@ -204,12 +203,12 @@ class Feed(TorchDataset[Any]):
         return self.fetch(epoch, slab.rows[row])
 
     def _read_ahead(self, reader: Reader, slab: _Slab, row: int) -> None:
-        """Have the disk work on a later batch while this one is copied; at the end of a slab it rests once."""
+        """Start the disk reads of a later batch while this one is copied. The last batches of a slab start none."""
         if self._view is not None and self._samples is not None and row < len(slab.rows):
             self._samples.expect(reader, self._view.ids_of(slab.rows[row]))
 
     def indices(self, epoch: int, turn: int) -> tuple[Ints, int]:
-        """A batch's indices in the dataset, and how many of them are real (the first ones)."""
+        """Return a batch's indices in the dataset, and how many of them, the first ones, are real."""
         self.order(epoch)
         slab = self._slab
         if not slab.first <= turn < slab.last:
@@ -218,55 +217,56 @@ class Feed(TorchDataset[Any]):
         return slab.rows[row], self.share.batch_size if slab.valid is None else int(slab.valid[row])
 
     def origin_bytes(self) -> dict[str, int]:
-        """Bytes that this process read so far, by where they lay."""
+        """Return the bytes that this process has read, by origin."""
         total: Counter[str] = Counter()
         for opened in {id(one): one for one in self._opened}.values():
             total.update(opened.origin_bytes())
         return dict(total)
 
     def passed(self, turn: int) -> None:
-        """Everything before this turn has been consumed."""
+        """Report that every batch before this turn is consumed."""
         self.passed_step(turn // self.share.accumulate)
 
     def passed_step(self, step: int) -> None:
-        """Everything before this step has been consumed."""
+        """Report that every batch before this step is consumed."""
         for opened in self._opened:
             opened.passed(step, self)
 
     def given_up(self) -> None:
-        """The iteration ended, in mid-epoch perhaps."""
+        """Withdraw the plan: the iteration ended, perhaps in mid-epoch."""
         for opened in self._opened:
             opened.given_up(self)
 
     def report(self, report: StallReport) -> None:
-        """Say what steps waited for, to a daemon's metrics."""
+        """Send the wait times of steps to the daemon's metrics."""
         if self._opened:
             self._opened[0].report(report)
 
     def valid(self, epoch: int, turn: int) -> int:
-        """How many samples of a batch are real; full batches cost a comparison."""
+        """Return how many samples of a batch are real. Full batches cost one comparison."""
         if turn < self.order(epoch).full_steps * self.share.accumulate:
             return self.share.batch_size
         return self.indices(epoch, turn)[1]
 
     def index_at(self, epoch: int, position: int) -> int:
-        """The dataset's index at a position of the epoch's full batches; of its partial one where that is all."""
+        """Return the dataset's index at a position among the epoch's full batches, or in its partial batch if it
+        has no full one."""
         order, (step, slot) = self.order(epoch), divmod(position, self.spec.global_batch)
         if order.full_steps:
             return int(self._indices_of(order.slots(step, step + 1, slot, slot + 1))[0, 0])
         return int(self._indices_of(order.tail(0, self.spec.global_batch).samples)[0, slot])
 
     def key_of(self, index: int) -> str:
-        """A sample's key in the source; "" where it has none, or who wrote the dataset alone knows."""
+        """Return a sample's key in the source, "" if it has none or a user's own dataset hides it."""
         return key_at(self.dataset if self._view is None else self._view, index)
 
     def reading_s(self) -> tuple[float, ...]:
-        """Seconds that this thread waited for bytes so far, by `stages.READING`."""
+        """Return the seconds that this thread has waited for bytes, by `READING` of `wait_clock`."""
         each = {id(one): one.reading_s() for one in self._opened}.values()
         return tuple(map(sum, zip(*each, strict=True))) or NOT_READ
 
     def fetch(self, epoch: int, indices: Ints) -> Any:
-        """A batch of these indices."""
+        """Make a batch of these indices."""
         name = partial(self._name_in, indices)
         if self._composite is not None and self._default_collation:
             return self._composite.default_batch(indices, self.spec, epoch, name)
@@ -288,27 +288,27 @@ class Feed(TorchDataset[Any]):
             raise
 
     def _name_in(self, indices: Ints, place: int) -> str:
-        """The name of the sample at a place of a batch."""
+        """Name the sample in one row of a batch, for errors."""
         index = int(indices[place])
         return self.key_of(index) or f"sample {index}"
 
     def collated(self, samples: list[Any]) -> Any:
-        """A batch of samples that were taken."""
+        """Collate samples that `take` returned."""
         if self._composite is not None and self._default_collation:
             return self._composite.collate(samples)
         return self.collate(samples)
 
     def take(self, epoch: int, indices: Ints) -> list[Any]:
-        """The samples of these indices, before they are made a batch."""
+        """Return the samples of these indices, not collated."""
         return list(self._iter_samples(epoch, indices))
 
     def _iter_samples(self, epoch: int, indices: Ints) -> Iterable[Any]:
-        """One after the other, so that what made one is free for the next."""
+        """Make samples one at a time, so that the memory of one is free for the next."""
         if self._composite is not None:
             return self._composite.read(indices, self.spec, epoch)
         rng_key = (self.spec.seed, epoch)
         for inner in self._wrapped:
-            inner.rng_key = rng_key  # for threads that the outer dataset reads in
+            inner.rng_key = rng_key  # for threads in which the user's dataset reads
         return self._samples_of(indices, rng_key)
 
     def _load(self, epoch: int, turn: int) -> _Slab:

@@ -1,5 +1,7 @@
-"""A batch's samples, one after the other, so that what made one is free for the next: of views of ours read at once, also
-inside ConcatDataset, StackDataset and Subset, whose own code asks for them one by one; all else is asked as torch does.
+"""Fetches a batch's samples one at a time, so that the memory of one is free for the next.
+
+Views of `open_dataset` are read in one pass, also inside ConcatDataset, StackDataset and Subset, whose own code
+would ask for samples one by one. Any other dataset is indexed as torch does it.
 """
 
 from __future__ import annotations
@@ -16,11 +18,12 @@ from loader.datasets.wrapped import MAX_DEPTH, as_view
 from loader.reading.reader import Ints
 
 FetchSamples = Callable[[Ints, tuple[int, int]], Iterator[Any]]
-"""Samples of these indices, whose transforms draw from (seed, epoch)."""
+"""Takes indices and the (seed, epoch) that transforms draw from; returns the samples."""
 
 
 def sample_fetcher(dataset: Any, depth: int = MAX_DEPTH) -> FetchSamples:
-    """What gives samples of a dataset as it is now. Raises IndexError for a Subset of samples that are not there."""
+    """Return the function that fetches samples of a dataset in its present state. Raises IndexError for a Subset
+    with an index out of range."""
     view = as_view(dataset)
     if view is not None:
         return lambda indices, rng_key: view.samples.iter_samples(
@@ -63,13 +66,13 @@ def _stacked(parts: list[FetchSamples]) -> FetchSamples:
 
 
 def _fetch_as_torch(dataset: Any, indices: list[int], rng_key: tuple[int, int]) -> Iterator[Any]:
-    if getattr(dataset, "__getitems__", None):  # None is how a class takes it away, as torch has it
+    if getattr(dataset, "__getitems__", None):  # a class may set it to None, as torch allows
         return iter(_call_keyed(dataset.__getitems__, indices, rng_key))
     return (_call_keyed(lambda at: dataset[at], index, rng_key) for index in indices)
 
 
 def _call_keyed(call: Callable[[Any], Any], argument: Any, rng_key: tuple[int, int]) -> Any:
-    """What `ask` answers while this thread draws from `draw`."""
+    """Call with `rng_key` as this thread's key for transforms."""
     token = current_rng_key.set(rng_key)
     try:
         return call(argument)

@@ -1,4 +1,4 @@
-"""A batch as it was made, in a worker or in the trainer, and what making it took."""
+"""Makes batches with reports of what making them took, in a worker or in the trainer."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ from loader.reading.wait_clock import DECODE, HAND_OVER, READING, TRANSFER
 
 @dataclass(frozen=True, slots=True)
 class BatchReport:
-    """Travels with a batch. `began`, `ended`: perf_counter, the same clock in all processes of a node; `moved`: when it
-    began and ended to be on its way to the device. `reading_s` by `READING`, `origin_bytes` by `ORIGINS`. `failure`: code
-    and message instead of a batch."""
+    """What making a batch took; travels with the batch.
+
+    `began` and `ended` are perf_counter times, which all processes of a node share. `transfer` is when the copy to
+    the device began and was queued. `reading_s` is by `READING`, `origin_bytes` by `ORIGINS`. `failure` is the code
+    and message of an error that came instead of a batch.
+    """
 
     began: float
     ended: float
@@ -40,21 +43,21 @@ class MadeBatch(NamedTuple):
 
 
 class BatchMaker:
-    """Makes batches and reports. Picklable; threads may share one."""
+    """Makes batches and their reports. Picklable; threads may share one."""
 
     def __init__(self, feed: Feed, on_error: OnError) -> None:
         self.feed, self.repairing = feed, RepairingFeed(feed, on_error)
 
     def make(self, key: tuple[int, int]) -> MadeBatch:
-        """The batch of a turn. A typed error comes back in the report: raised in a worker, it would reach the
-        trainer as a traceback; others are raised, and torch hands them over."""
+        """Make the batch of a turn. A typed error is returned in the report: torch would pass it to the trainer as
+        a traceback. Other errors are raised, and torch passes them on."""
         began, waited, read = time.perf_counter(), self.feed.reading_s(), self.feed.origin_bytes()
         batch, repair, failure = None, None, None
         try:
             batch, repair = self.repairing.make(key)
         except CacheError as error:
             failure = error.code, str(error)
-        except StopIteration as error:  # which would end the iteration, and nobody would hear why
+        except StopIteration as error:  # it would end the iteration silently
             raise RuntimeError("what makes batches (a collate_fn, say) raised StopIteration") from error
         now_waited, now_read = self.feed.reading_s(), self.feed.origin_bytes()
         reading = tuple(now - before for now, before in zip(now_waited, waited, strict=True))
@@ -63,16 +66,16 @@ class BatchMaker:
 
 
 class ReportTotals:
-    """Sums of the reports of the batches that were handed over; `origin_bytes` of other processes' reads."""
+    """Sums over the reports of batches that were handed over. `origin_bytes` counts reads of other processes only."""
 
     def __init__(self) -> None:
         self.origin_bytes = dict.fromkeys(ORIGINS, 0)
         self.waited_s = [0.0] * len(CAUSES)
 
     def add(self, report: BatchReport, asked: float) -> None:
-        """A step that asked at `asked` has this batch. What it waited before the batch was whole counts by the
-        causes that making it had, in proportion; what it waited after that is the transfer and, else, the hand-over."""
-        if report.pid != os.getpid():  # else they are in this process's own count
+        """Add the report of a batch that a step asked for at `asked`. The wait until the batch was made is split
+        among causes in proportion to what making it took. The wait after that is transfer and hand-over."""
+        if report.pid != os.getpid():  # this process counts its own reads itself
             for origin, count in zip(ORIGINS, report.origin_bytes, strict=True):
                 self.origin_bytes[origin] += count
         now = time.perf_counter()
@@ -87,8 +90,8 @@ class ReportTotals:
 
 
 def move_batch(made: MadeBatch, move: Callable[[Any], Any]) -> MadeBatch:
-    """With its batch on the way to the device, and how long it took to send it there: to pin it and to queue the copy. For
-    the copy itself the device waits, not this process."""
+    """Return the batch on its way to the device, with the time that pinning it and queuing the copy took. The
+    device waits for the copy, this process does not."""
     if made.report.failure is not None:
         return made
     began = time.perf_counter()
@@ -97,6 +100,6 @@ def move_batch(made: MadeBatch, move: Callable[[Any], Any]) -> MadeBatch:
 
 
 def raise_failure(report: BatchReport) -> None:
-    """Raises the typed error that a worker reported."""
+    """Raise the typed error in a report, if any."""
     if report.failure is not None:
         raise from_code(*report.failure)

@@ -64,7 +64,8 @@ def _pillow(name: str) -> Any:
         from PIL import Image
     except ImportError:
         raise InvalidInput(
-            f"field {name!r} is an image and Pillow is not installed: pip install 'cachesvc[images]', or give decode=None for bytes"
+            f"field {name!r} is an image and Pillow is not installed: pip install 'cachesvc[images]', "
+            "or give decode=None for bytes"
         ) from None
     return Image
 
