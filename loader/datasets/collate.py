@@ -46,13 +46,13 @@ def default_collate_into(
         stacks[torch.Tensor] = _tensors(empty)
     kinds = frozenset(kind for kind in stacks if default_collate_fn_map.get(kind) is _TORCHS[kind])
     columns = _Columns(kinds, empty or _new, count)
-    mine: dict[type | tuple[type, ...], Callable[..., Any]] = {
+    stackers: dict[type | tuple[type, ...], Callable[..., Any]] = {
         kind: columns.or_else(stacks[kind]) for kind in kinds
     }
     placed = [columns.placed(each) for each in samples]
     _check_fields(placed)
     try:
-        return collate(placed, collate_fn_map={**default_collate_fn_map, **mine})
+        return collate(placed, collate_fn_map={**default_collate_fn_map, **stackers})
     except RuntimeError as error:
         found = describe_mismatch(placed, name)
         if not found:
@@ -63,14 +63,14 @@ def default_collate_into(
 
 
 def _check_fields(samples: Sequence[Any]) -> None:
-    theirs = default_collate_fn_map.keys() & {dict, tuple, type(None)}  # what the user registered
-    if theirs or not samples or type(samples[0]) not in (dict, tuple):
+    registered = default_collate_fn_map.keys() & {dict, tuple, type(None)}  # what the user registered
+    if registered or not samples or type(samples[0]) not in (dict, tuple):
         return
     found = [_fields(each) for each in samples]
     if found.count(found[0]) < len(found):
-        some = sorted(map(str, frozenset().union(*found).difference(frozenset.intersection(*found))))
+        partial = sorted(map(str, frozenset().union(*found).difference(frozenset.intersection(*found))))
         raise InvalidInput(
-            f"only some samples of a batch have {', '.join(some)}: name fields= that all have, set what is absent in a"
+            f"only some samples of a batch have {', '.join(partial)}: name fields= that all have, set what is absent in a"
             " transform, or give a collate_fn"
         )
 
@@ -92,8 +92,8 @@ def _tensors(empty: Empty) -> Callable[..., Any]:
         first = batch[0]
         if {type(each) for each in batch} == {torch.Tensor} and len({each.dtype for each in batch}) == 1:
             try:
-                room = torch.from_numpy(empty(len(batch) * first.numel() * first.element_size()))
-                return torch.stack(tuple(batch), out=room.view(first.dtype).view(len(batch), *first.shape))
+                memory = torch.from_numpy(empty(len(batch) * first.numel() * first.element_size()))
+                return torch.stack(tuple(batch), out=memory.view(first.dtype).view(len(batch), *first.shape))
             except (RuntimeError, TypeError):  # of several shapes, sparse, with gradients, not on this device
                 pass
         return collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
@@ -106,9 +106,9 @@ def _arrays(empty: Empty) -> Callable[..., Any]:
         first = batch[0]
         one = len({each.dtype for each in batch}) == len({each.shape for each in batch}) == 1
         if one and first.dtype.kind in _NUMBERS and first.dtype.isnative:
-            room = empty(len(batch) * first.nbytes)
+            memory = empty(len(batch) * first.nbytes)
             return torch.from_numpy(
-                np.stack(batch, out=room.view(first.dtype).reshape(len(batch), *first.shape))
+                np.stack(batch, out=memory.view(first.dtype).reshape(len(batch), *first.shape))
             )
         return collate_numpy_array_fn(batch, collate_fn_map=collate_fn_map)
 
@@ -138,8 +138,8 @@ class _Columns:
 
     def _row(self, value: Any, number: int) -> Any:
         if number == len(self._columns):
-            room = self._empty(self._count * value.nbytes)
-            self._columns.append(_Column(value, room, self._count))
+            memory = self._empty(self._count * value.nbytes)
+            self._columns.append(_Column(value, memory, self._count))
         return self._columns[number].row(value)
 
     def or_else(self, stack: Callable[..., Any]) -> Callable[..., Any]:
@@ -148,7 +148,7 @@ class _Columns:
         def stacked(batch: Sequence[Any], *, collate_fn_map: Any = None) -> Any:
             for column in self._columns:
                 if len(batch) == len(column.rows) and all(map(is_, batch, column.rows)):
-                    return torch.as_tensor(column.room[: len(batch)])
+                    return torch.as_tensor(column.stacked[: len(batch)])
             return stack(batch, collate_fn_map=collate_fn_map)
 
         return stacked
@@ -157,18 +157,18 @@ class _Columns:
 class _Column:
     """Room for values of one kind, type and shape, those of the first, and the rows of it that are taken."""
 
-    def __init__(self, first: Any, room: Bytes, count: int) -> None:
-        memory = room if isinstance(first, np.ndarray) else torch.from_numpy(room)
-        self.room = memory.view(first.dtype).reshape(count, *first.shape)
+    def __init__(self, first: Any, memory: Bytes, count: int) -> None:
+        like_first = memory if isinstance(first, np.ndarray) else torch.from_numpy(memory)
+        self.stacked = like_first.view(first.dtype).reshape(count, *first.shape)
         self.rows: list[Any] = []
 
     def row(self, value: Any) -> Any:
         """The next row, with the value in it; the value itself where it is unlike the first."""
         at = len(self.rows)
-        like = type(value) is type(self.room) and value.dtype == self.room.dtype
-        if not like or at == len(self.room) or value.shape != self.room.shape[1:]:
+        like = type(value) is type(self.stacked) and value.dtype == self.stacked.dtype
+        if not like or at == len(self.stacked) or value.shape != self.stacked.shape[1:]:
             return value
-        self.rows.append(self.room[at])
+        self.rows.append(self.stacked[at])
         self.rows[at][...] = value
         return self.rows[at]
 

@@ -32,37 +32,41 @@ class Documents:
         """Of all documents."""
         return int(self.extent_tokens.sum())
 
-    def reordered(self, arrange: Ints) -> Documents:
+    def reordered(self, order: Ints) -> Documents:
         """The same in another sequence, as one extent."""
-        bounds, tokens = np.asarray([0, len(arrange)], np.int64), np.asarray([self.tokens], np.int64)
+        bounds, tokens = np.asarray([0, len(order)], np.int64), np.asarray([self.tokens], np.int64)
         return Documents(
             self.dtype,
             bounds,
             tokens,
-            lambda documents: self.address_of(arrange[documents]),
-            lambda documents: self.length_of(arrange[documents]),
+            lambda documents: self.address_of(order[documents]),
+            lambda documents: self.length_of(order[documents]),
         )
 
 
 def documents_of(dataset: Dataset, dtype: str | None) -> Documents:
     """Megatron's documents; else records of integers; else the one chosen field of a sample as raw `dtype`. Raises
     InvalidInput where lengths are not known without reading, or samples are no integers."""
-    catalog, asked = dataset.catalog, None if dtype is None else _type(dtype)
+    catalog, wanted_dtype = dataset.catalog, None if dtype is None else _type(dtype)
     if isinstance(catalog.layout, (Indirect, Table)):
         raise InvalidInput(
             f"{catalog.uri}: lengths of {catalog.format} rows are not in the catalog; pack token files or raw files"
         )
     if not isinstance(catalog.layout, Fixed):
-        return _of_fields(dataset, asked)
-    found = np.dtype(catalog.layout.dtype)
-    if found.kind not in "iu" or len(catalog.layout.shape) != 1 or asked not in (None, found):
+        return _of_fields(dataset, wanted_dtype)
+    stored_dtype = np.dtype(catalog.layout.dtype)
+    if (
+        stored_dtype.kind not in "iu"
+        or len(catalog.layout.shape) != 1
+        or wanted_dtype not in (None, stored_dtype)
+    ):
         shape = catalog.layout.shape
         raise InvalidInput(
-            f"{catalog.uri} holds {found} of shape {shape}, not documents of {asked or 'integers'}"
+            f"{catalog.uri} holds {stored_dtype} of shape {shape}, not documents of {wanted_dtype or 'integers'}"
         )
     if catalog.documents is not None:
-        return _of_megatron(dataset, catalog.documents, found)
-    return _of_records(dataset, catalog.layout, found)
+        return _of_megatron(dataset, catalog.documents, stored_dtype)
+    return _of_records(dataset, catalog.layout, stored_dtype)
 
 
 def _of_records(dataset: Dataset, layout: Fixed, dtype: np.dtype[Any]) -> Documents:
@@ -101,11 +105,11 @@ def _of_fields(dataset: Dataset, dtype: np.dtype[Any] | None) -> Documents:
     addresses, lengths = (
         array[:, column] for array in catalog.locate(np.arange(catalog.samples) if ids is None else ids)
     )
-    odd = np.flatnonzero((lengths < 0) | (lengths % width != 0))
-    if len(odd):
-        sample = int(odd[0] if ids is None else ids[odd[0]])
+    misfits = np.flatnonzero((lengths < 0) | (lengths % width != 0))
+    if len(misfits):
+        sample = int(misfits[0] if ids is None else ids[misfits[0]])
         raise InvalidInput(
-            f"{catalog.key(sample)} in {catalog.uri} holds {lengths[odd[0]]} bytes, no whole {dtype}"
+            f"{catalog.key(sample)} in {catalog.uri} holds {lengths[misfits[0]]} bytes, no whole {dtype}"
         )
     return _documents_at(dtype, _first(catalog, ids), addresses, lengths // width)
 
@@ -120,8 +124,8 @@ def _of_megatron(dataset: Dataset, bounds: Ints, dtype: np.dtype[Any]) -> Docume
     edges = np.union1d(bounds, np.concatenate((token, token + size)))
     begin, length = edges[:-1], np.diff(edges)
     file = np.searchsorted(token, begin, "right") - 1
-    held = (file >= 0) & (begin < (token + size)[file])  # not in a file too short to be in the catalog
-    begin, length, file = begin[held], length[held], file[held]
+    in_catalog = (file >= 0) & (begin < (token + size)[file])  # not in a file too short to be in the catalog
+    begin, length, file = begin[in_catalog], length[in_catalog], file[in_catalog]
     addresses = address[file] + (begin - token[file]) * dtype.itemsize
     first = np.searchsorted(addresses, catalog.extent_starts)
     return _documents_at(dtype, np.append(first, len(addresses)), addresses, length)
@@ -139,14 +143,14 @@ def _files(catalog: Catalog, width: int) -> tuple[Ints, Ints, Ints]:
         at = number[uri]
         address.setdefault(at, start)
         size_bytes[at] = size_bytes.get(at, 0) + size
-    found, token = [], 0
+    rows, token = [], 0
     for at in range(catalog.objects):
         stored = catalog.object(at)
         tokens = size_bytes.get(at, 0 if stored.uri.endswith(".idx") else stored.size_bytes) // width
         if at in address:
-            found.append((token, address[at], tokens))
+            rows.append((token, address[at], tokens))
         token += tokens
-    columns = np.asarray(found, np.int64).reshape(-1, 3)
+    columns = np.asarray(rows, np.int64).reshape(-1, 3)
     return columns[:, 0], columns[:, 1], columns[:, 2]
 
 

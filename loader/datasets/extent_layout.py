@@ -54,44 +54,44 @@ def _layout_of_outer(dataset: Any, shuffle: bool, depth: int) -> ExtentLayout | 
     inner = getattr(dataset, "dataset", None)
     if not hasattr(inner, "__len__"):
         return None
-    held = extent_layout(inner, shuffle, depth)
-    if not held.parts:  # perhaps no dataset of ours, and indices of any kind
+    inner_layout = extent_layout(inner, shuffle, depth)
+    if not inner_layout.parts:  # perhaps no dataset of ours, and indices of any kind
         return None
-    return _subset(held, dataset.indices, shuffle) if type(dataset) is Subset else held
+    return _subset(inner_layout, dataset.indices, shuffle) if type(dataset) is Subset else inner_layout
 
 
 def _concatenated(parts: list[ExtentLayout]) -> ExtentLayout:
     starts = np.cumsum([0, *(part.extent_first[-1] for part in parts)]).tolist()
-    moved = [
+    shifted = [
         (part, start, tuple(LayoutPart(each.opened, each.first + start) for each in part.parts))
         for part, start in zip(parts, starts, strict=False)
     ]
-    firsts = [part.extent_first[1:] + start for part, start, _ in moved]
+    firsts = [part.extent_first[1:] + start for part, start, _ in shifted]
     index_of = None
     if any(part.index_of is not None for part in parts):
-        index_of = np.concatenate([_indices(part) + start for part, start, _ in moved])
-    every_part = tuple(piece for _, _, each in moved for piece in each)
-    return ExtentLayout(np.concatenate([np.zeros(1, np.int64), *firsts]), index_of, every_part)
+        index_of = np.concatenate([_indices(part) + start for part, start, _ in shifted])
+    parts_of_all = tuple(piece for _, _, each in shifted for piece in each)
+    return ExtentLayout(np.concatenate([np.zeros(1, np.int64), *firsts]), index_of, parts_of_all)
 
 
 def _stacked(parts: list[ExtentLayout]) -> ExtentLayout:
     """Those parts that the leading one's order takes through their own are looked ahead for."""
-    known = [part for part in parts if part.parts]
-    leading = max(known or parts, key=lambda part: len(part.extent_first))
-    alike = [part for part in parts if part is leading or _same_order(part.index_of, leading.index_of)]
-    return leading._replace(parts=tuple(piece for part in alike for piece in part.parts))
+    with_parts = [part for part in parts if part.parts]
+    leading = max(with_parts or parts, key=lambda part: len(part.extent_first))
+    in_order = [part for part in parts if part is leading or _same_order(part.index_of, leading.index_of)]
+    return leading._replace(parts=tuple(piece for part in in_order for piece in part.parts))
 
 
 def _same_order(one: Ints | None, other: Ints | None) -> bool:
     return one is other or (one is not None and other is not None and np.array_equal(one, other))
 
 
-def _subset(held: ExtentLayout, indices: Any, shuffle: bool) -> ExtentLayout | None:
+def _subset(inner_layout: ExtentLayout, indices: Any, shuffle: bool) -> ExtentLayout | None:
     """Those of a Subset, as they lie in what it is of."""
-    places = places_of(indices, int(held.extent_first[-1]), "sample")
-    if held.index_of is not None:
-        ordinal = np.empty_like(held.index_of)
-        ordinal[held.index_of] = np.arange(len(ordinal))
+    places = places_of(indices, int(inner_layout.extent_first[-1]), "sample")
+    if inner_layout.index_of is not None:
+        ordinal = np.empty_like(inner_layout.index_of)
+        ordinal[inner_layout.index_of] = np.arange(len(ordinal))
         places = ordinal[places]
     index_of = None
     if (places[1:] < places[:-1]).any():
@@ -101,9 +101,9 @@ def _subset(held: ExtentLayout, indices: Any, shuffle: bool) -> ExtentLayout | N
         places = places[index_of]
     first, *others = (
         np.searchsorted(places, each).astype(np.int64)
-        for each in (held.extent_first, *(piece.first for piece in held.parts))
+        for each in (inner_layout.extent_first, *(piece.first for piece in inner_layout.parts))
     )
-    parts = zip((piece.opened for piece in held.parts), others, strict=True)
+    parts = zip((piece.opened for piece in inner_layout.parts), others, strict=True)
     return ExtentLayout(first, index_of, tuple(LayoutPart(*each) for each in parts))
 
 
@@ -112,29 +112,29 @@ def _indices(part: ExtentLayout) -> Ints:
 
 
 def plans_for(
-    found: ExtentLayout, order: EpochOrder, low: int, high: int, batches: int
+    layout: ExtentLayout, order: EpochOrder, low: int, high: int, batches: int
 ) -> list[tuple[Opened, Plan]]:
-    """When a rank with the slots [low, high) in `batches` micro-batches reads the extents of each piece, and those of the
+    """When a rank with the slots [low, high) in `batches` micro-batches reads the extents of each part, and those of the
     epoch after this one."""
-    after = EpochOrder(order.spec, found.extent_first, order.epoch + 1).plan(low, high, batches)
+    after = EpochOrder(order.spec, layout.extent_first, order.epoch + 1).plan(low, high, batches)
     now = order.plan(low, high, batches)
     return [
         (
-            piece.opened,
-            _plan_of_part(piece, found, now)._replace(following=_plan_of_part(piece, found, after).extent),
+            part.opened,
+            _plan_of_part(part, layout, now)._replace(following=_plan_of_part(part, layout, after).extent),
         )
-        for piece in found.parts
+        for part in layout.parts
     ]
 
 
-def _plan_of_part(piece: LayoutPart, found: ExtentLayout, plan: Plan) -> Plan:
-    """The plan over a piece's own extents: those that hold the same ordinals."""
-    if piece.first is found.extent_first:
+def _plan_of_part(part: LayoutPart, layout: ExtentLayout, plan: Plan) -> Plan:
+    """The plan over a part's own extents: those that hold the same ordinals."""
+    if part.first is layout.extent_first:
         return plan
-    begin, end = found.extent_first[plan.extent], found.extent_first[plan.extent + 1]
-    begin, end = np.maximum(begin, piece.first[0]), np.minimum(end, piece.first[-1])
-    low = np.searchsorted(piece.first, begin, side="right") - 1
-    counts = np.where(begin < end, np.searchsorted(piece.first, end, side="left") - low, 0)
+    begin, end = layout.extent_first[plan.extent], layout.extent_first[plan.extent + 1]
+    begin, end = np.maximum(begin, part.first[0]), np.minimum(end, part.first[-1])
+    low = np.searchsorted(part.first, begin, side="right") - 1
+    counts = np.where(begin < end, np.searchsorted(part.first, end, side="left") - low, 0)
     rows = np.repeat(np.arange(len(counts)), counts)
     extent = low[rows] + np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]
     return _without_duplicates(Plan(extent, plan.first_step[rows], plan.last_step[rows]))

@@ -259,7 +259,7 @@ class SampleReader:
 
     def _call_user(
         self,
-        ask: Callable[..., Any],
+        function: Callable[..., Any],
         rng_parameter: RngParameter,
         row: Any,
         sample: int,
@@ -269,9 +269,9 @@ class SampleReader:
         (from Python 3.11 on)."""
         try:
             if rng_parameter == "nothing":
-                return ask(row)
-            rng = _generator(rng_key, sample)
-            return ask(row, rng=rng) if rng_parameter == "named" else ask(row, rng)
+                return function(row)
+            rng = _rng_of(rng_key, sample)
+            return function(row, rng=rng) if rng_parameter == "named" else function(row, rng)
         except Exception as error:
             if hasattr(error, "add_note"):
                 error.add_note(f"over {self._catalog.key(sample)} in {self._catalog.uri}")
@@ -392,5 +392,5 @@ def _rng_parameter(function: object) -> RngParameter:
     return "second" if len([p for p in positional if p.default is p.empty]) == 2 else "nothing"
 
 
-def _generator(rng_key: tuple[int, int], sample: int) -> np.random.Generator:
+def _rng_of(rng_key: tuple[int, int], sample: int) -> np.random.Generator:
     return np.random.default_rng(sample_key(*rng_key, sample))

@@ -138,9 +138,9 @@ def _identity(dataset: object, depth: int) -> str:
         return ""
     parts = parts_of(dataset)
     if parts is not None:
-        told = [f"{len(part)}:{_identity(part, depth - 1)}" for part in parts]
+        identities = [f"{len(part)}:{_identity(part, depth - 1)}" for part in parts]
         how = "beside" if isinstance(dataset, StackDataset) else "behind"
-        return _digest("\n".join((how, *told)).encode())
+        return _digest("\n".join((how, *identities)).encode())
     inner = _identity(getattr(dataset, "dataset", None), depth - 1)
     chosen = _chosen_indices(dataset)
     return inner if chosen is None else f"{inner}:{_digest(chosen.tobytes())}"
