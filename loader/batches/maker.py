@@ -18,7 +18,7 @@ from loader.reading.wait_clock import DECODE, HAND_OVER, READING, TRANSFER
 
 @dataclass(frozen=True, slots=True)
 class BatchReport:
-    """What making a batch took; travels with the batch.
+    """The time and bytes that making a batch took; travels with the batch.
 
     `began` and `ended` are perf_counter times, which all processes of a node share. `transfer` is when the copy to
     the device began and was queued. `reading_s` is by `READING`, `origin_bytes` by `ORIGINS`. `failure` is the code

@@ -1,10 +1,11 @@
-"""torch's default collation, with tensors and arrays stacked straight into the memory that a batch is handed over in.
+"""torch's default collation, stacking tensors and arrays directly into the memory in which a batch is handed over.
 
-torch stacks into new memory, in a worker into a new shared file for each batch, and makes a tensor of each array
-first. What is not plain numbers of one shape and type goes torch's way, and so do types that the user registered.
+torch stacks into new memory (in a worker, a new shared file per batch) and first makes a tensor of each array.
+Values that are not plain numbers of one shape and type go through torch's functions, as do types that the user
+registered.
 
-Large values are copied as their samples come, so that what a picture was decoded into is free for the next one and
-still in a core's cache: 32 pictures of 500 x 375 that wait until the batch is whole are 18 MB.
+Large values are copied as soon as their sample is made. The memory of a decoded picture is then free for the next
+one and still in the processor's cache; 32 pictures of 500 x 375 that wait for the whole batch are 18 MB.
 """
 
 from __future__ import annotations
@@ -31,16 +32,18 @@ Empty = Callable[[int], Bytes]
 _TORCHS = {torch.Tensor: collate_tensor_fn, np.ndarray: collate_numpy_array_fn}
 _NUMBERS = "biufc"
 LARGE_BYTES = 16 << 10
-"""Smaller values wait for the others: one stack costs less than a copy each."""
+"""Smaller values are stacked at the end: one stack costs less than a copy each."""
 
 
 def default_collate_into(
     empty: Empty | None, samples: Iterable[Any], count: int, name: SampleName = name_by_place
 ) -> Any:
-    """What `torch.utils.data.default_collate` makes of `count` samples, in memory that `empty` gives for a size in
-    bytes; in new memory where that is None. `name`: of a sample, by its place. Raises InvalidInput where samples differ in
-    shape, and where only some of them have a field: torch would leave it out of a whole batch, or raise, by which sample
-    comes first."""
+    """Collate `count` samples as `torch.utils.data.default_collate` does.
+
+    `empty` returns memory of a size in bytes for the batch; None means new memory. `name` names the sample in a
+    row, for errors. Raises InvalidInput when samples differ in shape, and when only some of them have a field:
+    torch would drop the field or raise, depending on which sample comes first.
+    """
     stacks: dict[type, Callable[..., Any]] = {np.ndarray: _arrays(empty or _new)}
     if empty is not None:
         stacks[torch.Tensor] = _tensors(empty)
@@ -63,7 +66,8 @@ def default_collate_into(
 
 
 def _check_fields(samples: Sequence[Any]) -> None:
-    registered = default_collate_fn_map.keys() & {dict, tuple, type(None)}  # what the user registered
+    # types for which the user registered a collate function
+    registered = default_collate_fn_map.keys() & {dict, tuple, type(None)}
     if registered or not samples or type(samples[0]) not in (dict, tuple):
         return
     found = [_fields(each) for each in samples]
@@ -76,7 +80,7 @@ def _check_fields(samples: Sequence[Any]) -> None:
 
 
 def _fields(sample: Any) -> frozenset[Any]:
-    """Names in a dict; places in a tuple, of values that are not absent."""
+    """Return the keys of a dict, or the places in a tuple whose value is not None."""
     if type(sample) is dict:
         return frozenset(sample)
     places = enumerate(sample) if type(sample) is tuple else ()
@@ -94,7 +98,7 @@ def _tensors(empty: Empty) -> Callable[..., Any]:
             try:
                 memory = torch.from_numpy(empty(len(batch) * first.numel() * first.element_size()))
                 return torch.stack(tuple(batch), out=memory.view(first.dtype).view(len(batch), *first.shape))
-            except (RuntimeError, TypeError):  # of several shapes, sparse, with gradients, not on this device
+            except (RuntimeError, TypeError):  # different shapes, sparse, with gradients, or on a device
                 pass
         return collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
 
@@ -116,14 +120,14 @@ def _arrays(empty: Empty) -> Callable[..., Any]:
 
 
 class _Columns:
-    """Large values of the samples of one batch, each in its row of the batch's memory as soon as it comes."""
+    """The large values of one batch, each copied to its row of the batch's memory as soon as its sample is made."""
 
     def __init__(self, kinds: frozenset[type], empty: Empty, count: int) -> None:
         self._kinds, self._empty, self._count = kinds, empty, count
         self._columns: list[_Column] = []
 
     def placed(self, sample: Any) -> Any:
-        """The sample, with rows for its large values. The n-th of a sample goes to the n-th column."""
+        """Return the sample with its large values replaced by rows. The n-th large value goes to the n-th column."""
         return self._placed(sample, itertools.count())
 
     def _placed(self, value: Any, numbers: Iterator[int]) -> Any:
@@ -143,7 +147,7 @@ class _Columns:
         return self._columns[number].row(value)
 
     def or_else(self, stack: Callable[..., Any]) -> Callable[..., Any]:
-        """Stacks values: those of a whole column lie stacked, `stack` does the rest."""
+        """Return a function that stacks values: a whole column is stacked already, `stack` does the rest."""
 
         def stacked(batch: Sequence[Any], *, collate_fn_map: Any = None) -> Any:
             for column in self._columns:
@@ -155,7 +159,7 @@ class _Columns:
 
 
 class _Column:
-    """Room for values of one kind, type and shape, those of the first, and the rows of it that are taken."""
+    """Memory for the values of one column, all like the first one, and the rows in use."""
 
     def __init__(self, first: Any, memory: Bytes, count: int) -> None:
         like_first = memory if isinstance(first, np.ndarray) else torch.from_numpy(memory)
@@ -163,7 +167,8 @@ class _Column:
         self.rows: list[Any] = []
 
     def row(self, value: Any) -> Any:
-        """The next row, with the value in it; the value itself where it is unlike the first."""
+        """Copy a value to the next row and return the row. Returns the value itself if it differs from the first in
+        type or shape, or if no row is left."""
         at = len(self.rows)
         like = type(value) is type(self.stacked) and value.dtype == self.stacked.dtype
         if not like or at == len(self.stacked) or value.shape != self.stacked.shape[1:]:
@@ -174,7 +179,7 @@ class _Column:
 
 
 def _is_large(value: Any) -> bool:
-    """And plain numbers in this machine's memory."""
+    """Return whether a value is large and consists of plain numbers in CPU memory."""
     if isinstance(value, np.ndarray):
         return value.nbytes >= LARGE_BYTES and value.dtype.kind in _NUMBERS and value.dtype.isnative
     plain = value.layout == torch.strided and value.device.type == "cpu"

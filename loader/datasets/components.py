@@ -1,4 +1,4 @@
-"""What a mixture needs of its components, and what the feed needs of a mixture or of packs: a run, and samples."""
+"""The components of a mixture: the interface that a mixture needs, and a plain dataset behind it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from loader.reading.reader import Ints
 
 
 class Component(Protocol):
-    """A dataset as a run of spots for each epoch; `spec` gives seed, window and shuffle, the batches are not its
-    matter."""
+    """A dataset that is one run of spots per epoch. A spot is a number that names one sample of the component. `spec`
+    gives seed, window and shuffle; how batches are cut does not matter here."""
 
     @property
     def leaf(self) -> Dataset: ...
@@ -34,8 +34,11 @@ class Component(Protocol):
 
 
 class ViewLayout(NamedTuple):
-    """How a dataset's samples lie in extents: the first ordinal of each extent, and the index of each ordinal
-    (None: the same). `planned`: the extents are the catalog's."""
+    """The places of a view's samples in extents.
+
+    `extent_first`: the first ordinal of each extent. `index_of`: the index of each ordinal, None where they are
+    equal. `extents_known`: the extents are those of the catalog.
+    """
 
     extent_first: Ints
     index_of: Ints | None
@@ -43,7 +46,7 @@ class ViewLayout(NamedTuple):
 
 
 def view_layout(dataset: Dataset, shuffle: bool) -> ViewLayout:
-    """Where the samples of a view lie. Unshuffled indices in an order of their own count as one extent."""
+    """Return where the samples of a view lie. Without shuffle, indices that do not ascend count as one extent."""
     first, ids = dataset.catalog.extent_first, dataset.ids
     if ids is None:
         return ViewLayout(first, None, True)
@@ -56,7 +59,8 @@ def view_layout(dataset: Dataset, shuffle: bool) -> ViewLayout:
 
 
 def refuse_subsets(made: str) -> Callable[..., NoReturn]:
-    """In place of a method that makes part of a dataset, for what `made` makes of datasets. Raises InvalidInput."""
+    """Return the replacement for a method that makes a subset, for datasets that `made` makes. It raises
+    InvalidInput."""
 
     def refuse(*_: object, **__: object) -> NoReturn:
         raise InvalidInput(
@@ -68,12 +72,12 @@ def refuse_subsets(made: str) -> Callable[..., NoReturn]:
 
 
 def component_spec(spec: OrderSpec) -> OrderSpec:
-    """The spec of one dataset's own run, dealt to nobody."""
+    """Return the spec of a component's own run, which is not dealt to ranks."""
     return replace(spec, global_batch=1, canonical_nodes=1, last="drop")
 
 
 class _DatasetRun:
-    """One epoch of a plain dataset; spots are its indices."""
+    """One epoch of a plain dataset. Its spots are indices."""
 
     def __init__(self, layout: ViewLayout, spec: OrderSpec, epoch: int) -> None:
         self._layout = layout
@@ -104,16 +108,16 @@ class DatasetComponent:
         return len(self.leaf)
 
     def run(self, spec: OrderSpec, epoch: int) -> Run:
-        """The dataset's own epoch."""
+        """Return the order of one epoch of the dataset."""
         if spec.shuffle not in self._layouts:
             self._layouts[spec.shuffle] = view_layout(self.leaf, spec.shuffle)
         return _DatasetRun(self._layouts[spec.shuffle], spec, epoch)
 
     def read(self, spots: Ints, spec: OrderSpec, epoch: int) -> list[Any]:
-        """Samples; their generators are keyed by (seed, own epoch, sample)."""
+        """Return samples. Their generators are keyed by (seed, epoch of the component, sample)."""
         leaf = self.leaf
         return leaf.samples.take(leaf.opened.reader(), leaf.ids_of(spots), (spec.seed, epoch))
 
     def collate(self, samples: Sequence[Any], name: SampleName = name_by_place) -> Any:
-        """torch's own."""
+        """Collate as torch does by default."""
         return default_collate_into(None, samples, len(samples), name)

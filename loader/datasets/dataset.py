@@ -1,4 +1,4 @@
-"""A torch map-style Dataset over a catalog: any format, random access, exact length, search."""
+"""A torch map-style dataset over a catalog: any format, random access, exact length, search."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ from loader.reading.opened_dataset import Opened
 from loader.reading.reader import Ints
 
 NOTES_LOGGED = 8
-"""Of what was left out or found odd, at each opening: a thousand files may have a thousand tails."""
+"""Notes on the data logged per opening. A thousand files may have a thousand trailing parts."""
 current_rng_key: ContextVar[tuple[int, int]] = ContextVar("current_rng_key")
-"""What the loader that asks in this thread draws from, instead of a dataset's own `draw`: others may read it too."""
+"""The (seed, epoch) for transforms, set by the loader that reads in this thread. It takes precedence over
+`Dataset.rng_key`, which other loaders share."""
 _log = logging.getLogger("cachesvc")
 
 
@@ -57,21 +58,25 @@ def open_dataset(
 ) -> Dataset:
     """Open a prefix, file, glob, brace range, or a list of them, as one pinned dataset version.
 
-    `format`: "files" | "webdataset" | "mds" | "parquet" | "records" | "tokens"; None: found out from the data. `fields`:
-    names of the fields that make a sample, a tuple of their values (also of one). None: (value, label) for a folder
-    with labels, the value where there is a single field, else a dict by field. `decode`: "auto" (by extension or column),
-    None (bytes), or callable(sample[, rng]). `image_mode`: what decoded images are converted to, "RGB", "L" (grey) or
-    None (as they are in the file). `transform`: callable(sample[, rng]), called after that; `rng` is a numpy
-    Generator keyed by (seed, epoch, sample). `version`: the `ds.version` of an earlier opening, which the data must still
-    have. `verify`: check every read of a cached file against its checksums. `dtype`, `seq_len` and `overlap` (in tokens),
-    `out` (the dtype to convert to), `record_bytes`, `header_bytes`, `labels`: see docs/data.md. `extent_bytes`: about how
-    much is cached as one; 0: what the daemon was told, 64 MiB unless it was. Rank 0 logs what was left out of the data
-    and what has no label. `targets`, of tokens: "shifted" makes a sample (inputs, targets), each target the token after its
-    input; "unshifted" makes it {"input_ids", "labels"} with equal values, as Hugging Face's models take it. Both are
-    contiguous and int64 unless `out` says otherwise.
+    - `format`: "files" | "webdataset" | "mds" | "parquet" | "records" | "tokens"; None detects it from the data.
+    - `fields`: names of the fields that make a sample, which is then a tuple of their values, also for one field.
+      None: (value, label) for a folder with labels, the value of a single field, otherwise a dict by field.
+    - `decode`: "auto" (by extension or column), None (bytes), or callable(sample[, rng]).
+    - `image_mode`: the mode that decoded images are converted to: "RGB", "L" (grey), or None (the mode of the
+      file).
+    - `transform`: callable(sample[, rng]), called after decoding. `rng` is a numpy Generator keyed by (seed, epoch,
+      sample).
+    - `version`: the `ds.version` of an earlier opening, which the data must still have.
+    - `verify`: check every read of a cached file against its checksums.
+    - `dtype`, `seq_len` and `overlap` (in tokens), `out` (the dtype to convert to), `record_bytes`, `header_bytes`,
+      `labels`: see docs/data.md.
+    - `targets`, for tokens: "shifted" makes samples (inputs, targets), where each target is the token after its
+      input. "unshifted" makes {"input_ids", "labels"} with equal values, as Hugging Face's models take them. Both
+      are contiguous, and int64 unless `out` is given.
+    - `extent_bytes`: approximate size of the pieces that are cached; 0 is the daemon's setting, 64 MiB by default.
 
-    Raises InvalidInput, NotFound, NotAllowed, CorruptData, SourceUnavailable, SourceChanged, and
-    DaemonUnavailable where CACHESVC requires a daemon.
+    Rank 0 logs which data was left out or has no label. Raises InvalidInput, NotFound, NotAllowed, CorruptData,
+    SourceUnavailable, SourceChanged, and DaemonUnavailable where CACHESVC requires a daemon.
     """
     options = Options(
         format=format or "",
@@ -101,13 +106,14 @@ def open_dataset(
 
 
 def key_transforms(datasets: Iterable[Dataset], seed: int, epoch: int) -> None:
-    """Have the `rng` of transforms draw by these, where no loader of ours has an order of its own."""
+    """Set the (seed, epoch) that the `rng` of transforms is keyed by, for loaders of other kinds."""
     for dataset in datasets:
         dataset.rng_key = seed, epoch
 
 
 def _uris(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
-    """One URI or several, canonical, `~` expanded as the commands do. Raises InvalidInput for what is none."""
+    """Return canonical URIs of one or several, with `~` expanded as in the CLI. Raises InvalidInput for other
+    types."""
     several = isinstance(given, Iterable) and not isinstance(given, (str, bytes, os.PathLike))
     uris: list[Any] = list(given) if several else [given]  # type: ignore[arg-type]
     for one in uris:
@@ -124,9 +130,10 @@ def _log_notes(notes: Sequence[str]) -> None:
 
 
 class Dataset(TorchDataset[Any]):
-    """Made by `open_dataset`. Works under any torch DataLoader; under ours it also orders and shards.
+    """A dataset made by `open_dataset`. It works under any torch DataLoader; cachesvc's own also orders and shards
+    it.
 
-    Picklable for spawned workers, which open the same version again; a forked worker connects by itself.
+    Picklable for spawned workers, which open the same version again. A forked worker makes a connection of its own.
     """
 
     def __init__(self, opened: Opened, sample_spec: SampleSpec, ids: Ints | None = None) -> None:
@@ -141,13 +148,13 @@ class Dataset(TorchDataset[Any]):
         return self._catalog.samples if self._ids is None else len(self._ids)
 
     def __getitem__(self, index: int) -> Any:
-        """One sample. Raises IndexError, TypeError for what is no whole number (a slice would be samples, or a
-        dataset: `select` and `take` say which), and what reading raises."""
+        """Return one sample. Raises IndexError, TypeError for anything but an integer (for several samples use
+        `select` or `take`), and the errors of reading."""
         place = place_of(index, len(self), "sample")
         return self.take_ids(self.ids_of(np.asarray([place], np.int64)))[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Samples in the order asked, read in one pass. Raises as `[]` does."""
+        """Return samples in the order given, read in one pass. Raises as `[]` does."""
         return self.take_ids(self.ids_of(places_of(indices, len(self), "sample")))
 
     def __getstate__(self) -> tuple[Any, ...]:
@@ -163,12 +170,12 @@ class Dataset(TorchDataset[Any]):
 
     @property
     def version(self) -> str:
-        """The dataset version that is pinned."""
+        """The pinned dataset version."""
         return str(self.opened.link.id)
 
     @property
     def identity(self) -> str:
-        """The version, and of a subset also a digest of its indices: what a saved run belongs to."""
+        """The version, with a digest of the indices for a subset. A saved run belongs to one identity."""
         if self._ids is not None and not self._identity:
             digest = hashlib.blake2b(np.ascontiguousarray(self._ids).data, digest_size=8).hexdigest()
             self._identity = f"{self.version}:{digest}"
@@ -176,7 +183,7 @@ class Dataset(TorchDataset[Any]):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Class names, () where labels are numbers or there are none."""
+        """Class names; () if labels are numbers or absent."""
         return self._catalog.classes
 
     @property
@@ -186,12 +193,12 @@ class Dataset(TorchDataset[Any]):
 
     @property
     def via(self) -> str:
-        """How the data comes, in words."""
+        """The way in which data is read, in words."""
         return "daemon" if self.opened.link.daemon else "direct reads"
 
     @property
     def rng_key(self) -> tuple[int, int]:
-        """The (seed, epoch) that `rng` of transforms is keyed by, where no loader of ours has an order of its own."""
+        """The (seed, epoch) that the `rng` of transforms is keyed by, unless the reading loader sets its own."""
         return self._seed, int(self._epoch[0])
 
     @rng_key.setter
@@ -199,16 +206,17 @@ class Dataset(TorchDataset[Any]):
         self._seed, self._epoch[0] = rng_key
 
     def set_epoch(self, epoch: int) -> None:
-        """Key the `rng` of transforms by this epoch, under a loader that is not ours."""
+        """Key the `rng` of transforms by this epoch, under a loader of another kind."""
         self._epoch[0] = epoch
 
     def share_epoch(self) -> None:
-        """Have processes that are started from now on hear of epochs that come later."""
+        """Let processes that start from now on see later changes of the epoch."""
         if isinstance(self._epoch, list):
             self._epoch = torch.tensor(self._epoch).share_memory_()
 
     def where(self, expression: str) -> Dataset:
-        """Samples that an expression over key, label and tags selects, e.g. "label == 'cat'"; costs no rewrite.
+        """Return the samples that an expression over key, label and tags selects, e.g. "label == 'cat'". No data is
+        rewritten.
 
         Raises InvalidInput for a bad expression or one that selects nothing.
         """
@@ -221,7 +229,7 @@ class Dataset(TorchDataset[Any]):
         return self._subset(ids)
 
     def select(self, ids: Sequence[int] | Ints) -> Dataset:
-        """The samples of these indices, in that order. Raises InvalidInput for one that does not exist."""
+        """Return the samples of these indices, in that order. Raises InvalidInput for an index out of range."""
         try:
             given = np.asarray(ids).reshape(-1)
         except ValueError as error:
@@ -236,13 +244,13 @@ class Dataset(TorchDataset[Any]):
         return self._subset(self.ids_of(given.astype(np.int64)))
 
     def take(self, count: int) -> Dataset:
-        """The first `count` samples, or all where there are fewer."""
+        """Return the first `count` samples, or all if there are fewer."""
         return self.select(np.arange(min(whole_number("take", count, 0, 2**63 - 1), len(self))))
 
     def split(self, fractions: Mapping[str, float], seed: int = 0) -> dict[str, Dataset]:
-        """Disjoint random parts; fractions of at most 1 in total. The same for every process and run. Warns of a part that
-        too few samples leave empty, as torch's random_split does. Raises InvalidInput, also for a seed outside 0 to
-        2^64 - 1."""
+        """Return disjoint random parts by fractions of at most 1 in total. The parts are the same in every process
+        and run. Warns of a part that is empty because there are too few samples, as torch's random_split does.
+        Raises InvalidInput, also for a seed outside 0 to 2^64 - 1."""
         given, seed = shares("fractions", fractions), whole_number("seed", seed, 0, 2**64 - 1)
         if not given or sum(given) > 1 + 1e-9:
             raise InvalidInput(f"fractions {dict(fractions)} are not shares of 1")
@@ -263,11 +271,12 @@ class Dataset(TorchDataset[Any]):
         return parts
 
     def array(self) -> np.ndarray[Any, Any]:
-        """Records of one size as one read-only array [len, *shape] of the stored dtype, in their order: the swap for
-        np.memmap. It is the cache's own memory where the records lie there without a gap. It is a copy for a subset, for
-        records of several files, and where their size does not divide 2 MiB.
+        """Return records of one size as one read-only array [len, *shape] of the stored dtype, in their order: a
+        replacement for np.memmap. It is the cache's own memory if the records lie there without gaps. It is a copy
+        for a subset, for records of several files, and for a record size that does not divide 2 MiB.
 
-        Raises InvalidInput for samples of other formats, OutOfSpace when the dataset is not all in memory.
+        Raises InvalidInput for samples of other formats, and OutOfSpace when the dataset is not completely in
+        memory.
         """
         layout = self._catalog.layout
         if not isinstance(layout, Fixed):
@@ -286,15 +295,15 @@ class Dataset(TorchDataset[Any]):
         found.flags.writeable = False
         return found
 
-    # ---- for the loader
+    # ---- used by the loader
 
     def ids_of(self, indices: Ints) -> Ints:
-        """Indices of this view -> sample ids of the catalog."""
+        """Return the catalog's sample ids of indices of this view."""
         return indices if self._ids is None else self._ids[indices]
 
     @property
     def ids(self) -> Ints | None:
-        """The catalog's sample id of each index; None where they are the same."""
+        """The catalog's sample id of each index; None if they are equal."""
         return self._ids
 
     @property
@@ -304,25 +313,25 @@ class Dataset(TorchDataset[Any]):
 
     @property
     def sample_kind(self) -> str:
-        """What a sample looks like, in words; "" where only the user's callables know."""
+        """The kind of a sample, in words; "" if user callables decide it."""
         callables = self._sample_spec.transform is not None or callable(self._sample_spec.decode)
         return "" if callables else self.samples.sample_kind
 
     @property
     def sample_spec(self) -> SampleSpec:
-        """What the user asked a sample to look like."""
+        """The form of a sample that the user asked for."""
         return self._sample_spec
 
     def take_ids(self, ids: Ints) -> list[Any]:
-        """Samples of the catalog by id."""
+        """Return samples by catalog id."""
         return list(self.iter_samples(ids))
 
     def iter_samples(self, ids: Ints) -> Iterator[Any]:
-        """The same one by one; see `Samples.drawn`."""
+        """Make samples by catalog id one at a time; see `SampleReader.iter_samples`."""
         return self.samples.iter_samples(self.opened.reader(), ids, current_rng_key.get(self.rng_key))
 
     def close(self) -> None:
-        """Give back leases, mappings and the connection; the next use connects again."""
+        """Release leases, mappings and the connection. The next use connects again."""
         self.opened.close()
 
     def _subset(self, ids: Ints) -> Dataset:

@@ -1,4 +1,4 @@
-"""Where a dataset's documents lie and how many tokens each has, without reading any: what packing needs."""
+"""Finds where a dataset's documents lie and how many tokens each has, without reading them. Packing needs this."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from loader.reading.reader import Ints
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """One-dimensional integer arrays, in the order of their addresses. `extent_first[i]` is the first document of
-    extent i, `extent_tokens[i]` what those of extent i hold together."""
+    """One-dimensional integer arrays in the order of their addresses. `extent_first[i]` is the first document of
+    extent i, `extent_tokens[i]` the number of tokens in it."""
 
     dtype: np.dtype[Any]
     extent_first: Ints
@@ -29,11 +29,11 @@ class Documents:
 
     @property
     def tokens(self) -> int:
-        """Of all documents."""
+        """Number of tokens of all documents."""
         return int(self.extent_tokens.sum())
 
     def reordered(self, order: Ints) -> Documents:
-        """The same in another sequence, as one extent."""
+        """Return the documents in another order, as one extent."""
         bounds, tokens = np.asarray([0, len(order)], np.int64), np.asarray([self.tokens], np.int64)
         return Documents(
             self.dtype,
@@ -45,8 +45,8 @@ class Documents:
 
 
 def documents_of(dataset: Dataset, dtype: str | None) -> Documents:
-    """Megatron's documents; else records of integers; else the one chosen field of a sample as raw `dtype`. Raises
-    InvalidInput where lengths are not known without reading, or samples are no integers."""
+    """Return the documents of a dataset: Megatron's documents, or records of integers, or one field of each sample
+    as raw `dtype`. Raises InvalidInput when lengths are unknown without reading, or samples are not integers."""
     catalog, wanted_dtype = dataset.catalog, None if dtype is None else _type(dtype)
     if isinstance(catalog.layout, (Indirect, Table)):
         raise InvalidInput(
@@ -124,7 +124,8 @@ def _of_megatron(dataset: Dataset, bounds: Ints, dtype: np.dtype[Any]) -> Docume
     edges = np.union1d(bounds, np.concatenate((token, token + size)))
     begin, length = edges[:-1], np.diff(edges)
     file = np.searchsorted(token, begin, "right") - 1
-    in_catalog = (file >= 0) & (begin < (token + size)[file])  # not in a file too short to be in the catalog
+    # parts of files too short to be in the catalog are left out
+    in_catalog = (file >= 0) & (begin < (token + size)[file])
     begin, length, file = begin[in_catalog], length[in_catalog], file[in_catalog]
     addresses = address[file] + (begin - token[file]) * dtype.itemsize
     first = np.searchsorted(addresses, catalog.extent_starts)
@@ -132,7 +133,8 @@ def _of_megatron(dataset: Dataset, bounds: Ints, dtype: np.dtype[Any]) -> Docume
 
 
 def _files(catalog: Catalog, width: int) -> tuple[Ints, Ints, Ints]:
-    """Of each file with extents: its first token in the concatenation of all files, its address, its tokens."""
+    """Return, for each file with extents, its first token in the concatenation of all files, its address, and its
+    number of tokens."""
     size_bytes: dict[int, int] = {}
     address: dict[int, int] = {}
     pieces = [catalog.extent(index).pieces[0].object.uri for index in range(len(catalog.extent_sizes))]

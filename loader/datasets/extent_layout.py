@@ -1,4 +1,5 @@
-"""How the samples of a dataset lie in extents, whatever is around it: Subset, ConcatDataset, StackDataset, a user's own."""
+"""Maps the samples of a dataset to extents, also through Subset, ConcatDataset, StackDataset and users' own
+datasets."""
 
 from __future__ import annotations
 
@@ -16,16 +17,20 @@ from loader.reading.reader import Ints
 
 
 class LayoutPart(NamedTuple):
-    """A dataset that is read: the first ordinal of each extent of its catalog, ascending, int64[E+1]."""
+    """An opened dataset that is read. `first`: the first ordinal of each extent of its catalog, ascending,
+    int64[E+1]."""
 
     opened: Opened
     first: Ints
 
 
 class ExtentLayout(NamedTuple):
-    """What an order is made over, the first ordinal of each extent; the index of each ordinal (None: the same); and what
-    is read for it. An extent of a ConcatDataset is one of a part's; of a StackDataset, one of that part's which has the
-    most: of what is small beside it all may lie in one. `pieces`: none where nothing is known of extents."""
+    """The extents of a dataset, over which its order is made.
+
+    `extent_first`: the first ordinal of each extent. `index_of`: the index of each ordinal, None where they are
+    equal. `parts`: the opened datasets that are read, () where extents are unknown. The extents of a ConcatDataset
+    are those of its parts. The extents of a StackDataset are those of the part that has the most.
+    """
 
     extent_first: Ints
     index_of: Ints | None
@@ -33,7 +38,8 @@ class ExtentLayout(NamedTuple):
 
 
 def extent_layout(dataset: Any, shuffle: bool, depth: int = MAX_DEPTH) -> ExtentLayout:
-    """Raises IndexError for a Subset of samples that are not there. Where nothing is known, all counts as one extent."""
+    """Return the layout of a dataset. If nothing is known, all samples count as one extent. Raises IndexError for a
+    Subset with an index out of range."""
     view, count = as_view(dataset), len(dataset)
     if view is not None:
         layout = view_layout(view, shuffle)
@@ -46,7 +52,8 @@ def extent_layout(dataset: Any, shuffle: bool, depth: int = MAX_DEPTH) -> Extent
 
 
 def _layout_of_outer(dataset: Any, shuffle: bool, depth: int) -> ExtentLayout | None:
-    """Of what is around others. A user's own of as many samples as what it holds is taken to index that alike."""
+    """Return the layout of a dataset around others. A user's dataset with as many samples as the dataset it holds
+    is assumed to use the same indices."""
     parts = parts_of(dataset)
     if parts is not None:
         found = [extent_layout(part, shuffle, depth) for part in parts]
@@ -55,7 +62,7 @@ def _layout_of_outer(dataset: Any, shuffle: bool, depth: int) -> ExtentLayout | 
     if not hasattr(inner, "__len__"):
         return None
     inner_layout = extent_layout(inner, shuffle, depth)
-    if not inner_layout.parts:  # perhaps no dataset of ours, and indices of any kind
+    if not inner_layout.parts:  # perhaps another library's dataset, with indices of any kind
         return None
     return _subset(inner_layout, dataset.indices, shuffle) if type(dataset) is Subset else inner_layout
 
@@ -75,7 +82,7 @@ def _concatenated(parts: list[ExtentLayout]) -> ExtentLayout:
 
 
 def _stacked(parts: list[ExtentLayout]) -> ExtentLayout:
-    """Those parts that the leading one's order takes through their own are looked ahead for."""
+    """Take the order of the part with the most extents. Other parts are read ahead if their own order is the same."""
     with_parts = [part for part in parts if part.parts]
     leading = max(with_parts or parts, key=lambda part: len(part.extent_first))
     in_order = [part for part in parts if part is leading or _same_order(part.index_of, leading.index_of)]
@@ -87,7 +94,7 @@ def _same_order(one: Ints | None, other: Ints | None) -> bool:
 
 
 def _subset(inner_layout: ExtentLayout, indices: Any, shuffle: bool) -> ExtentLayout | None:
-    """Those of a Subset, as they lie in what it is of."""
+    """Return the layout of a Subset's samples within its inner dataset."""
     places = places_of(indices, int(inner_layout.extent_first[-1]), "sample")
     if inner_layout.index_of is not None:
         ordinal = np.empty_like(inner_layout.index_of)
@@ -114,8 +121,8 @@ def _indices(part: ExtentLayout) -> Ints:
 def plans_for(
     layout: ExtentLayout, order: EpochOrder, low: int, high: int, batches: int
 ) -> list[tuple[Opened, Plan]]:
-    """When a rank with the slots [low, high) in `batches` micro-batches reads the extents of each part, and those of the
-    epoch after this one."""
+    """Plan when a rank with the slots [low, high) in `batches` micro-batches reads the extents of each part, in
+    this epoch and the next."""
     after = EpochOrder(order.spec, layout.extent_first, order.epoch + 1).plan(low, high, batches)
     now = order.plan(low, high, batches)
     return [
@@ -128,7 +135,7 @@ def plans_for(
 
 
 def _plan_of_part(part: LayoutPart, layout: ExtentLayout, plan: Plan) -> Plan:
-    """The plan over a part's own extents: those that hold the same ordinals."""
+    """Convert the plan to a part's own extents: those with the same ordinals."""
     if part.first is layout.extent_first:
         return plan
     begin, end = layout.extent_first[plan.extent], layout.extent_first[plan.extent + 1]
@@ -141,7 +148,7 @@ def _plan_of_part(part: LayoutPart, layout: ExtentLayout, plan: Plan) -> Plan:
 
 
 def _without_duplicates(plan: Plan) -> Plan:
-    """Without what is said twice: an extent that lies beside several."""
+    """Drop duplicate rows, which occur when an extent lies beside several."""
     order = np.lexsort((plan.extent, plan.last_step, plan.first_step))
     extent, first_step, last_step = (column[order] for column in plan[:3])
     new = np.ones(len(order), np.bool_)

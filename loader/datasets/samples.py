@@ -1,4 +1,4 @@
-"""Sample numbers -> samples: bytes located, read in one pass, cut into fields, decoded, transformed."""
+"""Makes samples of sample ids: locates bytes, reads them in one pass, and cuts, decodes and transforms them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LABEL = "label"
 
 @dataclass(frozen=True, slots=True)
 class SampleSpec:
-    """What the user asked a sample to look like; see `open_dataset`. Raises InvalidInput for what nobody can call."""
+    """The form of a sample that the user asked for; see `open_dataset`. Raises InvalidInput for bad arguments."""
 
     fields: tuple[str, ...] | None = None
     decode: Literal["auto"] | Callable[..., Any] | None = "auto"
@@ -63,11 +63,11 @@ class SampleSpec:
 
 
 RngParameter = Literal["nothing", "named", "second"]
-"""How a callable of the user takes its generator."""
+"""How a user's callable takes its generator."""
 
 
 class SampleReader:
-    """Makes samples of one catalog through one reader. `draw` is the (seed, epoch) of generators."""
+    """Makes samples of one catalog. The `rng_key` arguments are the (seed, epoch) of the generators."""
 
     def __init__(self, catalog: Catalog, spec: SampleSpec) -> None:
         """Raises InvalidInput for fields that do not exist or cannot be decoded."""
@@ -88,11 +88,11 @@ class SampleReader:
         self.gathers_batches = (
             self.gathered and spec.transform is None and spec.fields is None and not self._with_label
         )
-        """A batch needs no Python per sample."""
+        """A batch needs no Python call per sample."""
         one = len(self._columns) == 1 and self._columns[0] >= 0 and not self._with_label
         plain = one and spec.decode is None and spec.transform is None
         self.stays_bytes = plain and not isinstance(self._layout, (Fixed, Indirect, Table))
-        """A sample is one range of bytes, and handed out as it is, alone or in a tuple of one."""
+        """A sample is one range of bytes, handed out unchanged, alone or in a tuple of one."""
         if isinstance(self._layout, Fixed):
             self._dtype = np.dtype(self._layout.dtype)
             self._shape = self._layout.shape
@@ -105,7 +105,7 @@ class SampleReader:
 
     @property
     def sample_kind(self) -> str:
-        """What a sample looks like, in words; the same for datasets whose samples can lie in one batch."""
+        """The kind of a sample, in words; equal for datasets whose samples fit into one batch."""
         names = [*self._names, *([LABEL] if self._with_label else [])]
         classes = self._describe_labels() if LABEL in names else ""
         if not isinstance(self._layout, Fixed):
@@ -128,7 +128,7 @@ class SampleReader:
         return " as a number" if is_number else _describe_classes(self._catalog.classes)
 
     def locate(self, reader: Reader, samples: Ints) -> tuple[Ints, Ints, Ints]:
-        """Slots of records and the extents they lie in: what `gather` takes."""
+        """Return the slots of records and the extents in which they lie, as `Reader.gather` takes them."""
         layout = self._layout
         assert isinstance(layout, Fixed), "only records of one size have slots"
         slots = layout.slots(samples)
@@ -138,7 +138,8 @@ class SampleReader:
     def tensor(
         self, reader: Reader, located: tuple[Ints, Ints, Ints], empty: Callable[[int], Bytes] | None = None
     ) -> torch.Tensor:
-        """Located records as one tensor [n, *shape], in new memory or in what `empty` gives for a size in bytes."""
+        """Return located records as one tensor [n, *shape], in new memory or in memory that `empty` returns for a
+        size in bytes."""
         rows = self._stored(reader, located, None if self._out is not None else empty)
         if self._out is not None and empty is not None:
             check_range(self._out, rows, self._catalog.uri)
@@ -158,7 +159,7 @@ class SampleReader:
     def gather_batch(
         self, reader: Reader, located: tuple[Ints, Ints, Ints], empty: Callable[[int], Bytes] | None = None
     ) -> Any:
-        """A batch of located records as it goes out when nobody collates, in new memory or in what `empty` gives."""
+        """Make a batch of located records under default collation, in new memory or in memory that `empty` returns."""
         if self._spec.targets is None:
             return self.tensor(reader, located, empty)
         rows = self._stored(reader, located, None)
@@ -167,7 +168,7 @@ class SampleReader:
         return self.batch_of_rows(rows, empty)
 
     def batch_of_rows(self, rows: np.ndarray[Any, Any], empty: Callable[[int], Bytes] | None = None) -> Any:
-        """Records [n, *shape] as a batch, a list where torch's collation makes a list of tuples."""
+        """Make a batch of records [n, *shape]; a list where torch's collation makes a list of tuples."""
         if self._spec.targets is None:
             return torch.from_numpy(rows)
         batch = target_sample(self._spec.targets, *self._columns_of(rows, empty))
@@ -183,20 +184,21 @@ class SampleReader:
     def _stored(
         self, reader: Reader, located: tuple[Ints, Ints, Ints], empty: Callable[[int], Bytes] | None
     ) -> np.ndarray[Any, Any]:
-        """Located records [n, *shape] of the stored dtype."""
+        """Return located records [n, *shape] of the stored dtype."""
         records = reader.gather(*located, empty)
         return records.view(self._dtype).reshape(len(records), *self._shape)
 
     @property
     def record_bytes(self) -> int:
-        """Of a sample, where all are of one size."""
+        """Size of a sample, where all have the same size."""
         assert isinstance(self._layout, Fixed), "only records of one size have it"
         return self._layout.record_bytes
 
     def ranges(self, reader: Reader, samples: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-        """Of samples that stay bytes: where they begin and end, and the extents they lie in. What `jagged` takes."""
+        """Return the begin and end of samples that stay bytes, and the extents in which they lie, as `jagged` takes
+        them."""
         addresses, lengths = (array[:, self._columns[0]] for array in self._catalog.locate(samples))
-        lengths = np.maximum(lengths, 0)  # absent: nothing
+        lengths = np.maximum(lengths, 0)  # absent fields are empty
         return addresses, addresses + lengths, *reader.spans(addresses, lengths)
 
     def jagged(
@@ -205,24 +207,25 @@ class SampleReader:
         ranges: tuple[Ints, Ints, Ints, Ints],
         empty: Callable[[int], Bytes] | None = None,
     ) -> Jagged:
-        """Samples that stay bytes, one behind the other, in new memory or in what `empty` gives."""
+        """Return samples that stay bytes, back to back, in new memory or in memory that `empty` returns."""
         values = torch.from_numpy(reader.join(*ranges, empty))
         return Jagged(values, torch.from_numpy(offsets_of(ranges[1] - ranges[0])))
 
     def expect(self, reader: Reader, samples: Ints) -> None:
-        """These samples will be taken next; see `Reader.expect`. Where a table in the extent says where samples
-        lie, nothing is known ahead."""
+        """Start reading samples that come next; see `Reader.expect`. Does nothing if a table in the extent says
+        where samples lie."""
         if not isinstance(self._layout, (Indirect, Table)):
             addresses, lengths = self._catalog.locate(samples)
             columns = [column for column in self._columns if column >= 0]
             reader.expect(addresses[:, columns].ravel(), lengths[:, columns].ravel())
 
     def take(self, reader: Reader, samples: Ints, rng_key: tuple[int, int]) -> list[Any]:
-        """Samples in the order asked."""
+        """Return samples in the order given."""
         return list(self.iter_samples(reader, samples, rng_key))
 
     def iter_samples(self, reader: Reader, samples: Ints, rng_key: tuple[int, int]) -> Iterator[Any]:
-        """The same one by one: all are read at once, and each is decoded and transformed when it is asked for."""
+        """Make samples one at a time: all bytes are read at once, and each sample is decoded and transformed on
+        demand."""
         rows = (
             self._gathered_rows(reader, samples)
             if self.gathered
@@ -265,8 +268,8 @@ class SampleReader:
         sample: int,
         rng_key: tuple[int, int],
     ) -> Any:
-        """What a callable of the user makes of a sample. What it raises stays what it is, and says over which sample
-        (from Python 3.11 on)."""
+        """Call a user's function with a sample. Its errors pass unchanged, with a note that names the sample
+        (Python 3.11 and later)."""
         try:
             if rng_parameter == "nothing":
                 return function(row)
@@ -285,7 +288,7 @@ class SampleReader:
         )
 
     def _read_fields(self, reader: Reader, samples: Ints) -> list[Sequence[Any]]:
-        """The chosen fields' bytes of each sample; the label's place is left out."""
+        """Read the chosen fields' bytes of each sample. The label is not among them."""
         columns = [column for column in self._columns if column >= 0]
         addresses, lengths = self._catalog.locate(samples)
         if isinstance(self._layout, Indirect):
@@ -308,8 +311,9 @@ class SampleReader:
         )
 
     def _shape_sample(self, values: Sequence[Any], sample: int, stored: Sequence[Any]) -> Any:
-        """A tuple where fields were named, (value, label) for one field with labels, the value for one field,
-        else a dict by field of what is `stored`: a value may be None, as JSON's null is."""
+        """Return a tuple if fields were named, (value, label) for one field with labels, the value for one field,
+        otherwise a dict by field. Fields that are not `stored` are left out of the dict; a stored value may be
+        None, as JSON's null."""
         labels = self._catalog.labels
         if self._spec.fields is not None:
             given = iter(values)
@@ -330,7 +334,7 @@ class SampleReader:
 
 
 def output_dtype(out: str | None) -> np.dtype[Any] | None:
-    """The dtype that `out` asks for, in this machine's byte order. Raises InvalidInput for one that no tensor has."""
+    """Return the dtype that `out` asks for, in native byte order. Raises InvalidInput if tensors do not have it."""
     if not out:
         return None
     if isinstance(out, torch.dtype):
@@ -346,12 +350,12 @@ def output_dtype(out: str | None) -> np.dtype[Any] | None:
 
 
 def check_range(out: np.dtype[Any], values: np.ndarray[Any, Any], uri: str) -> None:
-    """Raises InvalidInput for a number that an integer type does not hold: it would become another one."""
+    """Raise InvalidInput for a number that an integer type cannot hold and would change."""
     if out.kind not in "iu" or values.dtype.kind not in "iuf" or np.can_cast(values.dtype, out):
         return
     room = np.iinfo(out)
     for found in (values.min(initial=0).item(), values.max(initial=0).item()):
-        if not room.min <= found <= room.max:  # NaN, too
+        if not room.min <= found <= room.max:  # NaN fails this too
             raise InvalidInput(
                 f"{uri} holds {found} as {values.dtype}, and out={out.name!r} {room.min} to {room.max}: give a wider out"
             )
@@ -368,7 +372,7 @@ def _field_names(wanted: tuple[str, ...] | None, names: list[str], labelled: boo
 
 
 def _describe_classes(classes: Sequence[str]) -> str:
-    """Classes by which a label is a number: all of them count, a few are named."""
+    """Describe the classes of numeric labels: all are counted, some are named."""
     if not classes:
         return ""
     some = ", ".join(map(repr, classes[:3])) + (", ..." if len(classes) > 3 else "")
@@ -376,13 +380,13 @@ def _describe_classes(classes: Sequence[str]) -> str:
 
 
 def _rng_parameter(function: object) -> RngParameter:
-    """Whether a callable takes (sample, rng): a parameter named `rng`, or a second one without default."""
+    """Return how a callable takes `rng`: by a parameter of that name, or by a second one without a default."""
     if not callable(function):
         return "nothing"
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
-        return "nothing"  # a builtin without a signature takes the sample
+        return "nothing"  # a builtin without a signature takes only the sample
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if any(parameter.name == "rng" for parameter in positional[1:2]):
         return "second"
