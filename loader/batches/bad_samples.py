@@ -140,7 +140,7 @@ class RepairingFeed:
             if not isinstance(found, Exception):
                 return index, found[0]
         raise CorruptData(
-            f"no good sample was found to stand in for a bad one ({error}); mend the data, or use on_error='raise'"
+            f"no good sample was found to replace a bad one ({error}); repair the data, or use on_error='raise'"
         ) from error
 
     def _bad_sample(self, epoch: int, index: int, error: Exception) -> BadSample:

@@ -58,7 +58,7 @@ class BatchMaker:
         except CacheError as error:
             failure = error.code, str(error)
         except StopIteration as error:  # it would end the iteration silently
-            raise RuntimeError("what makes batches (a collate_fn, say) raised StopIteration") from error
+            raise RuntimeError("making a batch (a collate_fn, for example) raised StopIteration") from error
         now_waited, now_read = self.feed.reading_s(), self.feed.origin_bytes()
         reading = tuple(now - before for now, before in zip(now_waited, waited, strict=True))
         bytes_read = tuple(now_read.get(origin, 0) - read.get(origin, 0) for origin in ORIGINS)

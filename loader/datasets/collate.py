@@ -74,8 +74,8 @@ def _check_fields(samples: Sequence[Any]) -> None:
     if found.count(found[0]) < len(found):
         partial = sorted(map(str, frozenset().union(*found).difference(frozenset.intersection(*found))))
         raise InvalidInput(
-            f"only some samples of a batch have {', '.join(partial)}: name fields= that all have, set what is absent in a"
-            " transform, or give a collate_fn"
+            f"only some samples of a batch have {', '.join(partial)}: choose fields= that all have, fill absent"
+            " values in a transform, or give a collate_fn"
         )
 
 

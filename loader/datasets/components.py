@@ -64,8 +64,8 @@ def refuse_subsets(made: str) -> Callable[..., NoReturn]:
 
     def refuse(*_: object, **__: object) -> NoReturn:
         raise InvalidInput(
-            f"{made}() draws anew in each epoch, so it has no parts of its own: where(), select(), take() or split() "
-            f"the datasets first, then {made}() the parts"
+            f"{made}() draws its samples anew in each epoch, so it has no subsets of its own: apply where(), select(), "
+            f"take() or split() to the datasets first, then {made}() to the parts"
         )
 
     return refuse

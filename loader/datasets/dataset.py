@@ -118,7 +118,7 @@ def _uris(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> l
     uris: list[Any] = list(given) if several else [given]  # type: ignore[arg-type]
     for one in uris:
         if not isinstance(one, (str, os.PathLike)):
-            raise InvalidInput(f"{one!r} is no URI; give open_dataset a str, a path, or a list of them")
+            raise InvalidInput(f"{one!r} is not a URI; give open_dataset a str, a path, or a list of them")
     return [canonical(os.path.expanduser(os.fsdecode(one))) for one in uris]
 
 
@@ -236,7 +236,7 @@ class Dataset(TorchDataset[Any]):
             raise InvalidInput(f"select() takes one list of indices: {error}") from None
         if len(given) and given.dtype.kind not in "iu":
             raise InvalidInput(
-                f"select() takes indices, not {given.dtype}; np.flatnonzero(mask) makes them of a mask"
+                f"select() takes indices, not {given.dtype}; np.flatnonzero(mask) converts a mask"
             )
         wrong = given[(given < 0) | (given >= len(self))]
         if len(wrong):
@@ -253,7 +253,7 @@ class Dataset(TorchDataset[Any]):
         Raises InvalidInput, also for a seed outside 0 to 2^64 - 1."""
         given, seed = shares("fractions", fractions), whole_number("seed", seed, 0, 2**64 - 1)
         if not given or sum(given) > 1 + 1e-9:
-            raise InvalidInput(f"fractions {dict(fractions)} are not shares of 1")
+            raise InvalidInput(f"fractions {dict(fractions)}: give at least one, and at most 1 in total")
         shuffled = permute(np.arange(len(self)), max(1, len(self)), seed).astype(np.int64)
         bounds = [round(share * len(self)) for share in np.cumsum([0.0, *given]).tolist()]
         parts = {
@@ -265,7 +265,7 @@ class Dataset(TorchDataset[Any]):
         ]
         if empty and len(self):
             warnings.warn(
-                f"{len(self)} samples leave none for {', '.join(empty)} of {dict(fractions)}: give larger shares",
+                f"{len(self)} samples are too few for {', '.join(empty)} of {dict(fractions)}: give larger fractions",
                 stacklevel=2,
             )
         return parts
@@ -281,7 +281,7 @@ class Dataset(TorchDataset[Any]):
         layout = self._catalog.layout
         if not isinstance(layout, Fixed):
             raise InvalidInput(
-                "only records of one size make one array; ask for samples, by a DataLoader or dataset[i]"
+                "array() takes only records of one size; read samples with a DataLoader or dataset[i]"
             )
         item = np.empty(layout.shape, layout.dtype)
         flat, strides = self.opened.reader().array(), (layout.stride_bytes, *item.strides)

@@ -212,5 +212,5 @@ def decode_field(decode: Decoder, raw: bytes | None, where: Callable[[], str]) -
         raise
     except Exception as error:  # decoders of other libraries raise EOFError, TypeError or their own
         raise CorruptData(
-            f"{where()} does not decode: {error}; mend the file or leave the field out"
+            f"{where()} does not decode: {error}; repair the file, or leave the field out of fields="
         ) from error

@@ -89,7 +89,7 @@ def _type(dtype: str) -> np.dtype[Any]:
     try:
         return np.dtype(dtype)
     except (TypeError, ValueError):
-        raise InvalidInput(f"dtype={dtype!r} is no type of numpy: give 'uint16', say") from None
+        raise InvalidInput(f"dtype={dtype!r} is not a numpy type: give 'uint16', for example") from None
 
 
 def _of_fields(dataset: Dataset, dtype: np.dtype[Any] | None) -> Documents:
@@ -99,7 +99,7 @@ def _of_fields(dataset: Dataset, dtype: np.dtype[Any] | None) -> Documents:
     if len(wanted) != 1 or dtype is None or dtype.kind not in "iu":
         raise InvalidInput(
             f"{catalog.uri} has fields {', '.join(names)}: to pack one of them as raw integers, open it with "
-            "fields=(NAME,) and give pack(..., dtype='uint16'), say"
+            "fields=(NAME,) and give pack(..., dtype='uint16'), for example"
         )
     column, width, ids = names.index(wanted[0]), dtype.itemsize, _ascending(dataset)
     addresses, lengths = (
@@ -109,7 +109,7 @@ def _of_fields(dataset: Dataset, dtype: np.dtype[Any] | None) -> Documents:
     if len(misfits):
         sample = int(misfits[0] if ids is None else ids[misfits[0]])
         raise InvalidInput(
-            f"{catalog.key(sample)} in {catalog.uri} holds {lengths[misfits[0]]} bytes, no whole {dtype}"
+            f"{catalog.key(sample)} in {catalog.uri} holds {lengths[misfits[0]]} bytes, not a whole number of {dtype}"
         )
     return _documents_at(dtype, _first(catalog, ids), addresses, lengths // width)
 
@@ -118,7 +118,7 @@ def _of_megatron(dataset: Dataset, bounds: Ints, dtype: np.dtype[Any]) -> Docume
     catalog = dataset.catalog
     if dataset.ids is not None:
         raise InvalidInput(
-            f"{catalog.uri}: a subset of sequences is no subset of documents; pack the whole dataset"
+            f"{catalog.uri}: a subset of sequences is not a subset of documents; pack the whole dataset"
         )
     token, address, size = _files(catalog, dtype.itemsize)
     edges = np.union1d(bounds, np.concatenate((token, token + size)))

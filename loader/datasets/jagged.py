@@ -53,8 +53,8 @@ def jagged(samples: Sequence[Any]) -> Jagged:
         values = torch.from_numpy(np.concatenate(samples))
     else:
         raise InvalidInput(
-            "collate_fn=jagged takes bytes, or arrays or tensors of one type of numbers that differ in their first "
-            f"dimension alone, not {', '.join(sorted(kind.__name__ for kind in kinds))}; choose with fields= or "
+            "collate_fn=jagged takes bytes, or arrays or tensors of one numeric type that differ only in their first "
+            f"dimension, not {', '.join(sorted(kind.__name__ for kind in kinds))}; choose with fields= or "
             "decode=, or use another collate_fn"
         )
     sizes = np.asarray([len(sample) for sample in samples], np.int64)

@@ -64,7 +64,7 @@ def mix(weights: Mapping[Dataset | Packed, float], *, by: By = "proportion", siz
     components = tuple(weights)
     parts = [_component(one) for one in components]
     if not parts:
-        raise InvalidInput("a mixture of nothing: give at least one dataset")
+        raise InvalidInput("mix() needs at least one dataset")
     for number, part in enumerate(parts):
         if not len(part):
             raise InvalidInput(f"component {number} of the mixture, {components[number]!r}, is empty")
@@ -136,9 +136,7 @@ class Mixture(TorchDataset[Any]):
         epoch = whole_number("epoch", epoch, 0, 2**63 - 1)
         others = [repr(one) for one in weights if one not in self.components]
         if others:
-            raise InvalidInput(
-                f"{others[0]} is none of the {len(self.components)} mixed datasets: weigh those"
-            )
+            raise InvalidInput(f"{others[0]} is not among the {len(self.components)} mixed datasets")
         if len(weights) != len(self.components) or epoch <= self._phases[-1].first:
             raise InvalidInput(
                 f"weights for {len(weights)} datasets from epoch {epoch}: give one for each of the "

@@ -76,7 +76,7 @@ class Packed(TorchDataset[Any]):
             self._unshuffled = self._documents.reordered(np.argsort(np.argsort(ids, kind="stable")))
         if self._length > self._documents.tokens:
             raise InvalidInput(
-                f"packs of {self._length} tokens out of {self._documents.tokens}: give seq_len from 1 to what there is"
+                f"packs of {self._length} tokens out of {self._documents.tokens}: give a smaller seq_len"
             )
         self._out = output_dtype(
             dataset.sample_spec.out or (DEFAULT_DTYPE if targets else None)

@@ -50,7 +50,7 @@ class SampleSpec:
                 f"decode={self.decode!r} is neither 'auto', None (bytes) nor a function of the sample"
             )
         if not (self.transform is None or callable(self.transform)):
-            raise InvalidInput(f"transform={self.transform!r} is no function of the sample")
+            raise InvalidInput(f"transform={self.transform!r} is not a function of the sample")
         if self.image_mode not in IMAGE_MODES:
             choices = ", ".join(map(repr, IMAGE_MODES))
             raise InvalidInput(
@@ -153,7 +153,7 @@ class SampleReader:
             return torch.from_numpy(rows)
         except TypeError as error:
             raise InvalidInput(
-                f"{self._catalog.uri} holds {rows.dtype}, which no tensor does; out= converts, array() takes it as it is"
+                f"{self._catalog.uri} holds {rows.dtype}, which tensors do not have; give out= to convert, or use array()"
             ) from error
 
     def gather_batch(
@@ -277,7 +277,7 @@ class SampleReader:
             return function(row, rng=rng) if rng_parameter == "named" else function(row, rng)
         except Exception as error:
             if hasattr(error, "add_note"):
-                error.add_note(f"over {self._catalog.key(sample)} in {self._catalog.uri}")
+                error.add_note(f"in sample {self._catalog.key(sample)} of {self._catalog.uri}")
             raise
 
     def _decode_row(self, row: Sequence[Any], sample: int) -> tuple[Any, ...]:
@@ -345,7 +345,7 @@ def output_dtype(out: str | None) -> np.dtype[Any] | None:
     except (TypeError, ValueError, SyntaxError) as error:
         raise InvalidInput(f"out={out!r} is not a type that tensors have") from error
     if found.shape:
-        raise InvalidInput(f"out={out!r} has a shape; it is the type of one item")
+        raise InvalidInput(f"out={out!r} has a shape; give the type of one item")
     return found
 
 
@@ -357,7 +357,8 @@ def check_range(out: np.dtype[Any], values: np.ndarray[Any, Any], uri: str) -> N
     for found in (values.min(initial=0).item(), values.max(initial=0).item()):
         if not room.min <= found <= room.max:  # NaN fails this too
             raise InvalidInput(
-                f"{uri} holds {found} as {values.dtype}, and out={out.name!r} {room.min} to {room.max}: give a wider out"
+                f"{uri} holds {found} as {values.dtype}, and out={out.name!r} holds {room.min} to {room.max}: "
+                "give a wider out"
             )
 
 

@@ -30,7 +30,7 @@ def check_rows(targets: Targets, layout: object, gathered: bool, is_tokens: bool
     if not (gathered and isinstance(layout, Fixed)):
         raise InvalidInput(
             f"targets={targets!r} is for tokens as they are stored (format='tokens', or records), without fields= and"
-            f" decode=; {uri} is opened otherwise"
+            f" decode=; {uri} is opened differently"
         )
     dtype = np.dtype(layout.dtype)
     if dtype.kind not in "iu" or len(layout.shape) != 1:

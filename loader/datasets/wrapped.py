@@ -55,8 +55,8 @@ def cache_dataset_in(dataset: object) -> CacheDataset | None:
         if not isinstance(found, Dataset):
             made = "mix" if isinstance(found, Mixture) else "pack"
             raise InvalidInput(
-                f"a {type(found).__name__} inside a {type(dataset).__name__} has no order to share between ranks: split(), "
-                f"take() or where() the datasets first, then {made}() the parts"
+                f"a {type(found).__name__} inside a {type(dataset).__name__} cannot be divided among ranks: apply "
+                f"split(), take() or where() to the datasets first, then {made}() to the parts"
             )
         leaves[found] = None
     return WrappedDataset(dataset, tuple(leaves)) if leaves else None

@@ -49,7 +49,7 @@ class WorkerSettings(NamedTuple):
             raise InvalidInput("prefetch_factor=0: no worker would make a batch; give 1 or more")
         if self.timeout and not self.num_workers:
             raise InvalidInput(
-                f"timeout={self.timeout} is of batches that workers make, and num_workers is 0: give some, or no timeout"
+                f"timeout={self.timeout} is for workers, and num_workers is 0: give workers, or no timeout"
             )
 
     @property
@@ -132,7 +132,7 @@ def check_device(worker_type: str, device: Any) -> torch.device | None:
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError):
-        raise InvalidInput(f"device={device!r} is no device; give 'cuda', 'cuda:N' or 'cpu'") from None
+        raise InvalidInput(f"device={device!r} is not a device; give 'cuda', 'cuda:N' or 'cpu'") from None
     if found.type == "cpu":
         return None
     if found.type != "cuda":
@@ -150,7 +150,7 @@ def engine_for(feed: Feed, settings: WorkerSettings, on_error: OnError) -> Batch
     if workers and settings.worker_type == "thread":
         ahead = workers * (settings.prefetch_factor or 1)
         threads = ThreadEngine(
-            _maker(feed, mover, settings.pin_memory, on_error, BufferPool(ahead + workers)),
+            _maker_factory(feed, mover, settings.pin_memory, on_error, BufferPool(ahead + workers)),
             workers,
             ahead,
             settings.timeout,
@@ -159,7 +159,7 @@ def engine_for(feed: Feed, settings: WorkerSettings, on_error: OnError) -> Batch
         )
         return threads if mover is None else DeviceEngine(threads, mover)
     if workers == 0 and mover is not None:
-        return DeviceEngine(ThreadEngine(_maker(feed, mover, False, on_error), 1, MOVED_AHEAD), mover)
+        return DeviceEngine(ThreadEngine(_maker_factory(feed, mover, False, on_error), 1, MOVED_AHEAD), mover)
     if workers == 0 and not settings.pin_memory:
         return None
     engine = ProcessEngine(BatchMaker(feed, on_error), _torch_arguments(settings))
@@ -173,23 +173,23 @@ def engine_for(feed: Feed, settings: WorkerSettings, on_error: OnError) -> Batch
     )
 
 
-def _maker(
-    feed: Feed, mover: DeviceMover | None, pinned: bool, on_error: OnError, recycled: BufferPool | None = None
+def _maker_factory(
+    feed: Feed, mover: DeviceMover | None, pinned: bool, on_error: OnError, pool: BufferPool | None = None
 ) -> Callable[[], Make]:
     """What gives each thread a place of its own in the order; dataset and reader are shared."""
 
-    def maker() -> Make:
+    def new_maker() -> Make:
         own = copy.copy(feed)
         make = BatchMaker(own, on_error).make
         if mover is not None:
             send, own.empty = mover.send, mover.empty
             return lambda turn: move_batch(make(turn), send)
-        own.empty = recycled.empty if recycled is not None else None
+        own.empty = pool.empty if pool is not None else None
         if pinned and torch.cuda.is_available():
             return lambda turn: move_batch(make(turn), pin_memory)
         return make
 
-    return maker
+    return new_maker
 
 
 def _torch_arguments(settings: WorkerSettings) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from loader.workers.iteration import BatchError, is_batch_error
 PASSED_EVERY_S = 0.05
 """How often the daemon hears where this rank stands besides the ends of extents: a message costs 5 us."""
 NEWER_ITERATION = (
-    "a newer iteration of this DataLoader has begun, and it has one place in the data: make a DataLoader for each that "
-    "runs at the same time"
+    "a newer iteration of this DataLoader has begun, and a DataLoader has a single position: make one DataLoader for "
+    "each concurrent iteration"
 )
 
 
@@ -72,7 +72,7 @@ class EpochLoop:
     ) -> None:
         self._settings, self._progress, self._prepared, self._rank = settings, progress, prepared, rank
         self._source = prepared()
-        self._mine = progress.take_over()
+        self._iteration = progress.take_over()
 
     def batches(self, listen: Callable[[], PeerWatch | None]) -> Generator[Any, None, None]:
         """Batches, or what was Raised in place of one; `listen` gives the watch on other ranks, when the first is asked
@@ -81,13 +81,13 @@ class EpochLoop:
         with watched(watch, self._place):
             try:
                 while self._settings.epochs is None or done < self._settings.epochs:
-                    if self._progress.iteration is not self._mine:
+                    if self._progress.iteration is not self._iteration:
                         raise InvalidInput(NEWER_ITERATION)
                     self._source = self._prepared()
                     yield from self._epoch(self._source, watch)
                     done += 1
             finally:  # at its end, and when it is abandoned; unless another has taken over
-                if self._progress.iteration is self._mine:
+                if self._progress.iteration is self._iteration:
                     self._source.feed.given_up()
                     self._source.stop()
 
@@ -96,9 +96,9 @@ class EpochLoop:
 
     def _epoch(self, source: BatchSource, watch: PeerWatch | None) -> Iterator[Any]:
         feed, report, accumulate = source.feed, source.report, source.feed.share.accumulate
-        progress, mine, place = self._progress, self._mine, self._progress.place
+        progress, iteration, place = self._progress, self._iteration, self._progress.place
         if self._settings.epochs is None and not place.reach(feed):
-            raise InvalidInput("the data is less than one batch, and epochs=None never ends")
+            raise InvalidInput("the data is less than one batch, so epochs=None would never give one")
         epoch, turns = place.epoch, feed.turns(place.epoch)
         report.begin(feed)
         began, report_at = perf_counter(), 0.0
@@ -107,7 +107,7 @@ class EpochLoop:
         before = 0 if watch is None else feed.turns_of(0, epoch)
         try:
             while True:
-                if progress.iteration is not mine:
+                if progress.iteration is not iteration:
                     raise InvalidInput(NEWER_ITERATION)
                 if progress.place is not place or (turn := place.turn) >= turns:
                     return
@@ -132,9 +132,8 @@ class EpochLoop:
                     source.stop()
                     yield batch
                     fetch = None
-                    if (
-                        not batch.retry and progress.iteration is mine
-                    ):  # else it is the newer one's to pass over
+                    # a newer iteration passes over the turn itself
+                    if not batch.retry and progress.iteration is iteration:
                         place.pass_over(turn)
                     continue
                 place.hand(key)
@@ -145,7 +144,7 @@ class EpochLoop:
         finally:  # also for who has taken the last batch and never asks again
             if watch is not None and place.turn < turns:
                 watch.handed = None  # the epoch begins anew
-            if place.turn >= turns and progress.place is place and progress.iteration is mine:
+            if place.turn >= turns and progress.place is place and progress.iteration is iteration:
                 feed.passed(turns + accumulate)
                 place.finish(turns)
                 report.end(self._rank, epoch, self._settings.log_stats)

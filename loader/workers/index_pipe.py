@@ -35,7 +35,7 @@ class IndexPipe:
         self._writer: Connection
         self._reader, self._writer = context.Pipe(duplex=False)
         os.set_blocking(self._writer.fileno(), False)
-        self._waiting: deque[bytes] = deque()
+        self._unsent: deque[bytes] = deque()
 
     def __getstate__(self) -> Connection:
         return self._reader
@@ -43,21 +43,21 @@ class IndexPipe:
     def __setstate__(self, reader: Connection) -> None:
         self._reader = reader
 
-    def put(self, asked: Any) -> None:
+    def put(self, request: Any) -> None:
         """In the trainer: never waits."""
-        body = pickle.dumps(asked)
+        body = pickle.dumps(request)
         assert _HEAD.size + len(body) <= PIPE_BUF, "keys of batches are small"
-        self._waiting.append(_HEAD.pack(len(body)) + body)
+        self._unsent.append(_HEAD.pack(len(body)) + body)
         self.send()
 
     def send(self) -> None:
         """What the pipe takes of what was put."""
-        while self._waiting:
+        while self._unsent:
             try:
-                os.write(self._writer.fileno(), self._waiting[0])
+                os.write(self._writer.fileno(), self._unsent[0])
             except BlockingIOError:
                 return
-            self._waiting.popleft()
+            self._unsent.popleft()
 
     def get(self, timeout: float | None = None) -> Any:
         """In the worker. Raises `queue.Empty` after so many seconds."""
@@ -79,6 +79,6 @@ def index_pipe_context(context: Any) -> Any:
     workers answer, and whose others each lead to one worker."""
     real: Any = context or multiprocessing.get_context()
     queues = chain((real.Queue,), repeat(partial(IndexPipe, real)))
-    found = copy.copy(real)
-    found.Queue = lambda: next(queues)()
-    return found
+    copied = copy.copy(real)
+    copied.Queue = lambda: next(queues)()
+    return copied

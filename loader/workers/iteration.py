@@ -11,7 +11,7 @@ from loader.process.fork_hooks import abandon_in_children
 
 _TRANSIENT = (DaemonUnavailable, DeadlineExceeded, SourceUnavailable)
 """What asking once more may mend."""
-ENDED = "this iteration has ended with an error: begin another, after load_state_dict to go on where it stood"
+ENDED = "this iteration has ended with an error: begin another one, after load_state_dict() to continue from a saved state"
 
 
 class BatchError:
@@ -56,7 +56,9 @@ class Iteration:
         error = batch.take()
         try:
             if isinstance(error, StopIteration):  # which would end the iteration, and nobody would hear why
-                raise RuntimeError("what makes batches (a collate_fn, say) raised StopIteration") from error
+                raise RuntimeError(
+                    "making a batch (a collate_fn, for example) raised StopIteration"
+                ) from error
             raise error
         finally:
             del error, self

@@ -90,9 +90,9 @@ class Arena:
     def lease(self, slot: int, size_bytes: int) -> Bytes:
         """In the trainer: what lies in a slot, which is given back when the last view of it has died."""
         self._states[slot] = HELD
-        found = np.frombuffer(self._memory, np.uint8, size_bytes, self._first + slot * SLOT_BYTES)
-        weakref.finalize(found, _free, self._states, slot, os.getpid()).atexit = False
-        return found
+        view = np.frombuffer(self._memory, np.uint8, size_bytes, self._first + slot * SLOT_BYTES)
+        weakref.finalize(view, _free, self._states, slot, os.getpid()).atexit = False
+        return view
 
 
 def _free(states: Bytes, slot: int, process: int) -> None:
@@ -223,12 +223,12 @@ def _tensor_in(value: torch.Tensor, slot: Slot) -> Any:
     strides = _strides(value)
     at = slot.place(value.data_ptr(), size) if value.is_contiguous() else None
     if at is None:
-        room = slot.empty(size)
-        at = slot.place(room.ctypes.data, size)
+        memory = slot.empty(size)
+        at = slot.place(memory.ctypes.data, size)
         if at is None:
             return value
-        laid = torch.from_numpy(room).view(value.dtype).as_strided(value.shape, strides)
-        laid.copy_(value)
+        stored = torch.from_numpy(memory).view(value.dtype).as_strided(value.shape, strides)
+        stored.copy_(value)
     return _TensorAt(at, size, value.dtype, tuple(value.shape), strides)
 
 
@@ -244,22 +244,22 @@ def _strides(value: torch.Tensor) -> tuple[int, ...]:
 def _array_in(value: np.ndarray[Any, Any], slot: Slot) -> Any:
     if value.dtype.hasobject or not value.size:
         return value
-    room = slot.empty(value.nbytes)
-    at = slot.place(room.ctypes.data, value.nbytes)
+    memory = slot.empty(value.nbytes)
+    at = slot.place(memory.ctypes.data, value.nbytes)
     if at is None:
         return value
-    room.view(value.dtype).reshape(value.shape)[...] = value
+    memory.view(value.dtype).reshape(value.shape)[...] = value
     return _ArrayAt(at, value.nbytes, value.dtype, value.shape)
 
 
 def _bytes_in(values: list[bytes] | tuple[bytes, ...], slot: Slot) -> Any:
     sizes = tuple(map(len, values))
-    room = slot.empty(sum(sizes))
-    at = slot.place(room.ctypes.data, len(room))
+    memory = slot.empty(sum(sizes))
+    at = slot.place(memory.ctypes.data, len(memory))
     if at is None:
         return values
-    memory, end = room.data, 0
+    target, end = memory.data, 0
     for value, size in zip(values, sizes, strict=True):
-        memory[end : end + size] = value
+        target[end : end + size] = value
         end += size
     return _BytesAt(at, sizes, type(values))

@@ -29,18 +29,18 @@ class _TurnQueue:
 
     def __init__(self, epoch: int, first: int, last: int, ahead: int) -> None:
         self._epoch, self._taken, self._last, self._ahead = epoch, first, last, ahead
-        self._asked = first
+        self._requested = first
         self._batches: dict[int, Any] = {}
         # Locked by itself: a `with` on a Condition runs Python code, in which an interrupt would leave it locked.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._over = False
+        self._ended = False
 
     def take(self) -> BatchKey | None:
         """The next turn to make, when its time has come; None when the line has ended."""
         with self._lock:
-            self._changed.wait_for(lambda: self._over or self._taken < self._asked + self._ahead)
-            if self._over or self._taken >= self._last:
+            self._changed.wait_for(lambda: self._ended or self._taken < self._requested + self._ahead)
+            if self._ended or self._taken >= self._last:
                 return None
             self._taken += 1
             return BatchKey(self._epoch, self._taken - 1)
@@ -48,7 +48,7 @@ class _TurnQueue:
     def put(self, turn: int, batch: Any) -> None:
         """A turn's batch, or what was raised instead."""
         with self._lock:
-            if not self._over:
+            if not self._ended:
                 self._batches[turn] = batch
                 self._changed.notify_all()
 
@@ -57,20 +57,20 @@ class _TurnQueue:
         with self._lock:
             for skipped in [made for made in self._batches if made < turn]:
                 del self._batches[skipped]
-            self._asked, self._taken = turn, max(turn, self._taken)
+            self._requested, self._taken = turn, max(turn, self._taken)
             self._changed.notify_all()
-            if not self._changed.wait_for(lambda: self._over or turn in self._batches, timeout_s):
+            if not self._changed.wait_for(lambda: self._ended or turn in self._batches, timeout_s):
                 raise TimeoutError
-            if self._over:
-                raise CacheError(f"batch {turn} was asked of an iteration that has ended")
-            self._asked = turn + 1
+            if self._ended:
+                raise CacheError(f"batch {turn} was requested from an iteration that has ended")
+            self._requested = turn + 1
             self._changed.notify_all()
             return self._batches.pop(turn)
 
     def end(self) -> None:
         """Nobody asks any more."""
         with self._lock:
-            self._over = True
+            self._ended = True
             self._batches.clear()
             self._changed.notify_all()
 
@@ -215,9 +215,8 @@ class ThreadEngine:
 
     def stop(self) -> None:
         """The iteration has ended, or was abandoned."""
-        if (
-            self._process == os.getpid()
-        ):  # a forked child has no threads, and perhaps locks that one of them held
+        # a forked child has no threads, and perhaps locks that one of them held
+        if self._process == os.getpid():
             self._queue = None
             self._pool.stop()
 

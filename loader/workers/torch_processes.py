@@ -49,7 +49,7 @@ class _RequestQueue:
 
     def __init__(self, run: int, epoch: int, first: int, last: int) -> None:
         self._run, self._epoch, self._next, self._last = run, epoch, first, last
-        self._asked: deque[int] = deque()
+        self._requested: deque[int] = deque()
 
     def __iter__(self) -> Iterator[_Request]:
         return self
@@ -57,9 +57,9 @@ class _RequestQueue:
     def __next__(self) -> _Request:
         if self._next >= self._last:
             raise StopIteration
-        self._asked.append(self._next)
+        self._requested.append(self._next)
         self._next += 1
-        return _Request(self._run, self._epoch, self._asked[-1])
+        return _Request(self._run, self._epoch, self._requested[-1])
 
     def skip_to(self, turn: int) -> None:
         """No turn before this one is asked for any more; those that were asked for still come."""
@@ -67,7 +67,7 @@ class _RequestQueue:
 
     def next_arrived(self) -> int:
         """The turn whose batch has come, or what making it raised: workers answer in the order of asking."""
-        return self._asked.popleft()
+        return self._requested.popleft()
 
 
 class _RequestSampler(Sampler[_Request]):
@@ -194,10 +194,10 @@ class _WorkerIterator(_MultiProcessingDataLoaderIter):
 
     def _wait_for_result(self, wait_s: float) -> bool:
         """Wait for a worker's death, which is a RuntimeError, or for a batch; of those the pinning thread tells itself."""
-        heard = self._wakeups.poll(wait_s * 1000)
-        if not heard or (len(heard) == 1 and heard[0][0] == self._results_fd):
-            return bool(heard)
-        ended = {fd for fd, _ in heard}
+        events = self._wakeups.poll(wait_s * 1000)
+        if not events or (len(events) == 1 and events[0][0] == self._results_fd):
+            return bool(events)
+        ended = {fd for fd, _ in events}
         raise RuntimeError(_exit_message([worker for worker in self._workers if worker.sentinel in ended]))
 
 
@@ -206,15 +206,13 @@ class _Loader(torch.utils.data.DataLoader[Any]):
         if not self.num_workers:
             return super()._get_iterator()
         self.check_worker_number_rationality()
-        given, self.multiprocessing_context = (
-            self.multiprocessing_context,
-            index_pipe_context(self.multiprocessing_context),
-        )
+        original = self.multiprocessing_context
+        self.multiprocessing_context = index_pipe_context(original)
         try:
             with forks_workers():
                 return _WorkerIterator(self)
         finally:
-            self.multiprocessing_context = given
+            self.multiprocessing_context = original
 
 
 def _exit_message(dead: list[Any]) -> str:
@@ -286,7 +284,7 @@ class ProcessEngine:
                 made = made._replace(batch=made.batch.open())
             if requests.next_arrived() == key[1]:
                 return made
-        raise CacheError(f"the workers ended before batch {key[1]} of epoch {key[0]}; look at their log")
+        raise CacheError(f"the workers ended before batch {key[1]} of epoch {key[0]}; see their output")
 
     def _seed_of(self, epoch: int, first: int) -> int:
         feed = self._dataset.feed

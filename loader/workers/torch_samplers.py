@@ -78,13 +78,13 @@ class PlannedBatches:
         generator: torch.Generator | None = getattr(self._sampler.sampler, "generator", None)
         batches: Iterable[list[int]]
         if generator is None:
-            drawn = batches = list(self._sampler)
+            planned = batches = list(self._sampler)
         else:  # a user's: drawn again, so that at a break it stands where torch would have left it
             before = generator.get_state()
-            drawn, batches = list(self._sampler), self._sampler
+            planned, batches = list(self._sampler), self._sampler
             generator.set_state(before)
         try:
-            return batches, plan_of(view, drawn) if drawn else None
+            return batches, plan_of(view, planned) if planned else None
         except (IndexError, TypeError):
             return batches, None
 
@@ -109,21 +109,22 @@ class TorchLoader(Protocol):
 def why_stateless(dataset: TorchDataset[Any]) -> str:
     """Why a loader over this dataset that torch alone runs has no state."""
     if not isinstance(dataset, IterableDataset) and any(True for _ in leaves_in(dataset)):
-        cause, way_out = "it was given a sampler", "; leave the sampler out"
+        cause, advice = "it was given a sampler", "; leave the sampler out"
     else:
-        cause, way_out = (
-            f"{type(dataset).__name__} is no map-style dataset of open_dataset and holds none",
-            "",
-        )
-    return f"this DataLoader runs as torch's own, for {cause}: its state is empty, and a resumed epoch begins anew{way_out}"
+        cause = f"{type(dataset).__name__} is not a map-style dataset of open_dataset and holds none"
+        advice = ""
+    return (
+        f"this DataLoader runs as torch's own because {cause}: its state is empty, and a resumed epoch begins anew"
+        + advice
+    )
 
 
 def begin_as_torch(
-    loader: TorchLoader, given: WorkerSettings, epoch: int, begin: Callable[[], Iterator[Any]]
+    loader: TorchLoader, settings: WorkerSettings, epoch: int, begin: Callable[[], Iterator[Any]]
 ) -> Iterator[Any]:
     """An iteration that torch's own loader begins; transforms draw from the loader's seed and this epoch. Raises
     InvalidInput for what torch's own does not do."""
-    if given.worker_type != "process" or given.device is not None:
+    if settings.worker_type != "process" or settings.device is not None:
         raise InvalidInput(
             "worker_type='thread' and device= need a dataset of open_dataset without a sampler of your own"
         )
@@ -132,7 +133,7 @@ def begin_as_torch(
         leaves = [*hidden_leaves_in(loader.dataset)]
         if leaves:
             _warn_unshared(loader)
-    if given.persistent_workers:
+    if settings.persistent_workers:
         for leaf in leaves:
             leaf.share_epoch()
     key_transforms(leaves, loader.seed, epoch)
@@ -148,8 +149,8 @@ def _warn_unshared(loader: TorchLoader) -> None:
     processes = foreseen()[1]
     if processes > 1 and loader.shard and not own:
         warnings.warn(
-            f"each of {processes} processes sees all of {type(loader.dataset).__name__}: a dataset of open_dataset lies in"
-            " another attribute than `dataset`; rename that one, give a sampler, or shard=False",
+            f"each of {processes} processes sees all of {type(loader.dataset).__name__}: it holds a dataset of"
+            " open_dataset in an attribute other than `dataset`; rename the attribute, give a sampler, or shard=False",
             stacklevel=4,
         )
 
@@ -169,8 +170,8 @@ def plan_of(dataset: Dataset, batches: Sequence[Sequence[int]]) -> Plan:
     lengths = np.fromiter(map(len, batches), np.int64, len(batches))
     step = np.repeat(np.arange(len(batches)), lengths)
     indices = places_of([index for batch in batches for index in batch], len(dataset), "sample")
-    lies_in = np.searchsorted(dataset.catalog.extent_first, dataset.ids_of(indices), "right") - 1
-    extent, first = np.unique(lies_in, return_index=True)
-    _, last = np.unique(lies_in[::-1], return_index=True)
+    extent_of = np.searchsorted(dataset.catalog.extent_first, dataset.ids_of(indices), "right") - 1
+    extent, first = np.unique(extent_of, return_index=True)
+    _, last = np.unique(extent_of[::-1], return_index=True)
     order = np.argsort(first, kind="stable")
     return Plan(extent[order], step[first[order]], step[len(step) - 1 - last[order]])

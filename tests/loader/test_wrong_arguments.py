@@ -246,7 +246,7 @@ def test_a_selection_of_none_and_a_part_are_what_they_say(numbers: Dataset) -> N
 
 def test_a_part_that_too_few_samples_leave_empty_is_told_and_gives_nothing(numbers: Dataset) -> None:
     with pytest.warns(
-        UserWarning, match=r"^7 samples leave none for 'val' of \{'train': 0.98, 'val': 0.02\}: "
+        UserWarning, match=r"^7 samples are too few for 'val' of \{'train': 0.98, 'val': 0.02\}: "
     ):
         val = numbers.take(7).split({"train": 0.98, "val": 0.02})["val"]
     assert list(DataLoader(val, batch_size=2)) == []
@@ -265,7 +265,7 @@ WRONG: dict[str, Callable[[Dataset], object]] = {
     r"fractions['x']=None": lambda data: data.split({"x": None}),  # type: ignore[dict-item]
     r"fractions['x']=-0.5": lambda data: data.split({"x": -0.5}),
     r"fractions=[0.5, 0.5]": lambda data: data.split([0.5, 0.5]),  # type: ignore[arg-type]
-    "are not shares of 1": lambda data: data.split({"x": 0.7, "y": 0.7}),
+    "give at least one, and at most 1 in total": lambda data: data.split({"x": 0.7, "y": 0.7}),
     "seed='a'": lambda data: data.split({"x": 1}, seed="a"),  # type: ignore[arg-type]
     "seed=1.5": lambda data: data.split({"x": 1}, seed=1.5),  # type: ignore[arg-type]
     "seed=-1": lambda data: data.split({"x": 1}, seed=-1),
@@ -277,7 +277,7 @@ WRONG: dict[str, Callable[[Dataset], object]] = {
     "]=-1: give a number": lambda data: mix({data: -1}),
     "weights=[Dataset(": lambda data: mix([data, data]),  # type: ignore[arg-type]
     "weights=None": lambda data: mix({data: 1}).reweighed(None, 1),  # type: ignore[arg-type]
-    "is none of the 1 mixed datasets": lambda data: mix({data: 1}).reweighed({data.take(2): 1}, 1),
+    "is not among the 1 mixed datasets": lambda data: mix({data: 1}).reweighed({data.take(2): 1}, 1),
     "]='y': give a number": lambda data: mix({data: 1}).reweighed({data: "y"}, 1),  # type: ignore[dict-item]
     "epoch='3'": lambda data: mix({data: 1}).reweighed({data: 2}, "3"),  # type: ignore[arg-type]
     "epoch=1.5": lambda data: mix({data: 1}).reweighed({data: 2}, 1.5),  # type: ignore[arg-type]

@@ -177,8 +177,9 @@ def test_what_no_shape_would_mend_is_refused_in_torchs_words(tmp_path: Path) -> 
 
 
 def test_images_without_pillow_say_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_files(tmp_path, {"a.png": stored("RGB")})
+    data, body = tmp_path / "data", stored("RGB")
+    write_files(data, {"a.png": body})
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(InvalidInput, match=re.escape("pip install 'cachesvc[images]', or give decode=None")):
-        open_dataset(tmp_path)
-    assert open_dataset(tmp_path, decode=None)[0] == stored("RGB")
+        open_dataset(data)
+    assert open_dataset(data, decode=None)[0] == body
