@@ -1,4 +1,4 @@
-"""How batches come to be made beside the training step: by nobody, by torch's processes, or by threads."""
+"""Chooses what makes batches beside the training step: worker processes of torch, threads, or nothing."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from loader.workers.torch_processes import ProcessEngine
 WorkerType = Literal["process", "thread"]
 WORKER_TYPES = get_args(WorkerType)
 MOVED_AHEAD = 2
-"""Batches on their way to a device beside the one in use: one that travels, one that waits."""
+"""Batches under way to a device besides the one in use: one being copied, one waiting."""
 
 
 class WorkerSettings(NamedTuple):
-    """The arguments of how batches come to be made, as they are when an iteration begins: until then torch lets them
-    be set."""
+    """The loader arguments that say how batches are made, as they stand when an iteration begins. torch allows
+    changes until then."""
 
     collate_fn: Any
     num_workers: int
@@ -44,7 +44,7 @@ class WorkerSettings(NamedTuple):
     device: torch.device | None
 
     def check(self) -> None:
-        """As torch, when an iteration begins: all may be set until then. Raises InvalidInput."""
+        """Check what torch checks when an iteration begins. Raises InvalidInput."""
         if self.num_workers and self.prefetch_factor == 0:
             raise InvalidInput("prefetch_factor=0: no worker would make a batch; give 1 or more")
         if self.timeout and not self.num_workers:
@@ -54,18 +54,18 @@ class WorkerSettings(NamedTuple):
 
     @property
     def reported(self) -> bool:
-        """Whether batches come with reports, from workers or from torch's own machinery in this process."""
+        """True if batches come with reports: from workers, or from torch's own iterator in this process."""
         return self.num_workers > 0 or self.pin_memory or self.device is not None
 
     def differs_from(self, before: WorkerSettings) -> bool:
-        """Whether any of it is another object than it was."""
+        """Return whether any setting is another object than in `before`."""
         return any(map(is_not, self, before))
 
 
 def worker_settings(
     loader: torch.utils.data.DataLoader[Any], worker_type: str, device: torch.device | None
 ) -> WorkerSettings:
-    """What a loader has of torch's arguments, with ours."""
+    """Collect the settings of a loader: torch's arguments and cachesvc's own."""
     return WorkerSettings(
         collate_fn=loader.collate_fn,
         num_workers=loader.num_workers,
@@ -83,48 +83,50 @@ def worker_settings(
 
 
 class BatchEngine(Protocol):
-    """Makes the batches of one iteration after the other, in order."""
+    """Makes the batches of one iteration after another, in order."""
 
     def start(self, epoch: int, first: int, last: int) -> None:
-        """Begin to fetch the turns [first, last) of an epoch."""
+        """Begin to make the turns [first, last) of an epoch."""
         ...
 
     def fetch(self, key: tuple[int, int]) -> MadeBatch:
-        """The batch of a turn with its report; raises what making it raised, typed errors excepted."""
+        """Return the batch of a turn with its report. Raises the error of making it, unless that is a typed error,
+        which is in the report."""
         ...
 
     def stop(self) -> None:
-        """The iteration has ended, or was abandoned."""
+        """End the iteration, complete or not."""
         ...
 
 
 class DeviceEngine:
-    """Batches that `thread` sends to a device ahead of their use; `inner` makes them where it is given."""
+    """Copies batches to a device ahead of their use, in a thread. `inner`, if given, makes the batches in worker
+    processes."""
 
     def __init__(self, thread: ThreadEngine, mover: DeviceMover, inner: ProcessEngine | None = None) -> None:
         self._thread, self._mover, self._inner = thread, mover, inner
 
     def start(self, epoch: int, first: int, last: int) -> None:
-        """See Fetches."""
+        """See BatchEngine."""
         self._thread.stop()
         if self._inner is not None:
             self._inner.start(epoch, first, last)
         self._thread.start(epoch, first, last)
 
     def fetch(self, key: tuple[int, int]) -> MadeBatch:
-        """See Fetches."""
+        """See BatchEngine."""
         made: MadeBatch = self._thread.fetch(key)
         return made if made.report.failure else made._replace(batch=self._mover.receive(made.batch))
 
     def stop(self) -> None:
-        """See Fetches."""
+        """See BatchEngine."""
         self._thread.stop()
         if self._inner is not None:
             self._inner.stop()
 
 
 def check_device(worker_type: str, device: Any) -> torch.device | None:
-    """The device that batches go to, None for none. Raises InvalidInput for what cannot be."""
+    """Return the device that batches are copied to; None for the CPU. Raises InvalidInput."""
     if worker_type not in WORKER_TYPES:
         raise InvalidInput(f"worker_type={worker_type!r} is neither 'process' nor 'thread'")
     if device is None:
@@ -143,7 +145,7 @@ def check_device(worker_type: str, device: Any) -> torch.device | None:
 
 
 def engine_for(feed: Feed, settings: WorkerSettings, on_error: OnError) -> BatchEngine | None:
-    """What fetches the batches of a feed; None when this process makes each as it is asked."""
+    """Return the engine for the batches of a feed; None if this process makes each batch on demand."""
     workers, device = settings.num_workers, settings.device
     mover = DeviceMover(device) if device is not None else None
     feed.turn_stride = max(1, workers)
@@ -176,7 +178,7 @@ def engine_for(feed: Feed, settings: WorkerSettings, on_error: OnError) -> Batch
 def _maker_factory(
     feed: Feed, mover: DeviceMover | None, pinned: bool, on_error: OnError, pool: BufferPool | None = None
 ) -> Callable[[], Make]:
-    """What gives each thread a place of its own in the order; dataset and reader are shared."""
+    """Return a function that gives each thread its own copy of the feed. The threads share dataset and reader."""
 
     def new_maker() -> Make:
         own = copy.copy(feed)
@@ -193,7 +195,7 @@ def _maker_factory(
 
 
 def _torch_arguments(settings: WorkerSettings) -> dict[str, Any]:
-    """Arguments of torch's own loader for the engine inside."""
+    """Return the arguments of the torch DataLoader inside the process engine."""
     arguments: dict[str, Any] = {
         "num_workers": settings.num_workers,
         "pin_memory": settings.pin_memory,

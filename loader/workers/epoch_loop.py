@@ -1,4 +1,4 @@
-"""One `iter()` of a loader: the batches of one epoch after the other, until a newer iteration takes over."""
+"""Runs one `iter()` of a loader: the batches of one epoch after another, until a newer iteration takes over."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from loader.workers.engines import BatchEngine, WorkerSettings, engine_for
 from loader.workers.iteration import BatchError, is_batch_error
 
 PASSED_EVERY_S = 0.05
-"""How often the daemon hears where this rank stands besides the ends of extents: a message costs 5 us."""
+"""Interval at which the daemon hears this rank's position, besides the ends of extents. A message costs 5 us."""
 NEWER_ITERATION = (
     "a newer iteration of this DataLoader has begun, and a DataLoader has a single position: make one DataLoader for "
     "each concurrent iteration"
@@ -25,7 +25,7 @@ NEWER_ITERATION = (
 
 
 class LoopSettings(Protocol):
-    """Of a loader's user, who may change them while an iteration runs."""
+    """The settings that a loader's user may change while an iteration runs."""
 
     epochs: int | None
     on_error: OnError
@@ -33,19 +33,19 @@ class LoopSettings(Protocol):
 
 
 class BatchSource:
-    """The batches of a feed, made as is `given`; what was mended in them, and what others' took, enters `account`."""
+    """The batches of a feed, made as `settings` say. Repairs and the reports of workers are added to `report`."""
 
     def __init__(self, feed: Feed, settings: WorkerSettings, report: EpochReport) -> None:
         self.feed, self.report = feed, report
         self.in_process = settings.num_workers == 0
-        """By no worker."""
+        """Batches are made in this process."""
         self._settings = settings
         self._engine: BatchEngine | None = None
         self._on_error: OnError | None = None
 
     def start(self, epoch: int, first: int, last: int, on_error: OnError) -> Callable[[tuple[int, int]], Any]:
-        """Begin to make the turns [first, last) of an epoch. Returns what gives a batch by its (epoch, turn): the feed
-        itself where there is nothing to enter."""
+        """Begin to make the turns [first, last) of an epoch. Returns the function that gives the batch of an
+        (epoch, turn). That is the feed itself if there is nothing to report."""
         if on_error != self._on_error:
             self.stop()
             self._engine, self._on_error = engine_for(self.feed, self._settings, on_error), on_error
@@ -58,14 +58,14 @@ class BatchSource:
         return lambda key: note_repair(*make(key))
 
     def stop(self) -> None:
-        """Nothing more is asked for until the next start."""
+        """Stop making batches until the next start."""
         if self._engine is not None:
             self._engine.stop()
 
 
 class EpochLoop:
-    """Takes a loader's progress further, batch by batch. An epoch ends where its place is moved; the next one begins at
-    the new place, with what `prepared` gives then: a state that was loaded brings an order of its own."""
+    """Advances a loader's progress batch by batch. If the loader's position is moved, the epoch ends, and the next
+    one begins at the new position with a new `prepared()`: a loaded state may have another order."""
 
     def __init__(
         self, settings: LoopSettings, progress: Progress, prepared: Callable[[], BatchSource], rank: int
@@ -75,8 +75,9 @@ class EpochLoop:
         self._iteration = progress.take_over()
 
     def batches(self, listen: Callable[[], PeerWatch | None]) -> Generator[Any, None, None]:
-        """Batches, or what was Raised in place of one; `listen` gives the watch on other ranks, when the first is asked
-        for. Raises what no batch comes after: PeerRankFailed, among several ranks any error, workers that died."""
+        """Yield batches, or a BatchError in place of one. `listen` is called when the first batch is requested and
+        returns the watch on other ranks. Raises errors that end the iteration: PeerRankFailed, any error in a job
+        of several ranks, and the death of workers."""
         done, watch = 0, listen()
         with watched(watch, self._place):
             try:
@@ -86,7 +87,7 @@ class EpochLoop:
                     self._source = self._prepared()
                     yield from self._epoch(self._source, watch)
                     done += 1
-            finally:  # at its end, and when it is abandoned; unless another has taken over
+            finally:  # also when abandoned, unless a newer iteration took over
                 if self._progress.iteration is self._iteration:
                     self._source.feed.given_up()
                     self._source.stop()
@@ -111,7 +112,7 @@ class EpochLoop:
                     raise InvalidInput(NEWER_ITERATION)
                 if progress.place is not place or (turn := place.turn) >= turns:
                     return
-                asked = began or perf_counter()  # the first waits for the plan and the workers' start too
+                asked = began or perf_counter()  # the first wait includes the plan and the start of workers
                 began = 0.0
                 step = turn // accumulate
                 if step in consumed or asked >= report_at:
@@ -141,9 +142,9 @@ class EpochLoop:
                     watch.handed = epoch, turn + 1, before + turn + 1
                 report.record(asked, key, full)
                 yield batch
-        finally:  # also for who has taken the last batch and never asks again
+        finally:  # also if the caller takes the last batch and never asks again
             if watch is not None and place.turn < turns:
-                watch.handed = None  # the epoch begins anew
+                watch.handed = None  # the epoch will begin anew
             if place.turn >= turns and progress.place is place and progress.iteration is iteration:
                 feed.passed(turns + accumulate)
                 place.finish(turns)

@@ -1,5 +1,7 @@
-"""Workers as threads of the trainer's process: nothing crosses a pipe. Reads and gathers release the interpreter
-lock, so batches are made beside the training step; Python code of transforms does not, it takes turns with it.
+"""Worker threads in the trainer's process, so that nothing crosses a pipe.
+
+Reads and gathers release the interpreter lock and run beside the training step. Python code of transforms holds the
+lock and takes turns with the step.
 """
 
 from __future__ import annotations
@@ -20,24 +22,25 @@ from loader.process.fork_hooks import CHILD_SAYS
 Make = Callable[[BatchKey], Any]
 
 JOIN_S = 5.0
-"""How long an abandoned iteration waits for the batches in the making, as torch waits for its workers. A thread
-that waits longer for its extents ends by itself after that batch."""
+"""How long the end of an iteration waits for batches in progress, as torch waits for its workers. A thread that
+waits longer for its extents ends by itself after its batch."""
 
 
 class _TurnQueue:
-    """The turns of one iteration: threads take them in order, at most `ahead` before the one asked for."""
+    """The turns of one iteration. Threads take them in order, at most `ahead` turns from the requested one."""
 
     def __init__(self, epoch: int, first: int, last: int, ahead: int) -> None:
         self._epoch, self._taken, self._last, self._ahead = epoch, first, last, ahead
         self._requested = first
         self._batches: dict[int, Any] = {}
-        # Locked by itself: a `with` on a Condition runs Python code, in which an interrupt would leave it locked.
+        # The lock is taken by itself: entering a Condition runs Python code, where an interrupt would leave the
+        # lock taken.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._ended = False
 
     def take(self) -> BatchKey | None:
-        """The next turn to make, when its time has come; None when the line has ended."""
+        """Return the next turn as soon as it may be made; None when the queue has ended."""
         with self._lock:
             self._changed.wait_for(lambda: self._ended or self._taken < self._requested + self._ahead)
             if self._ended or self._taken >= self._last:
@@ -46,14 +49,14 @@ class _TurnQueue:
             return BatchKey(self._epoch, self._taken - 1)
 
     def put(self, turn: int, batch: Any) -> None:
-        """A turn's batch, or what was raised instead."""
+        """Store a turn's batch, or the error of making it."""
         with self._lock:
             if not self._ended:
                 self._batches[turn] = batch
                 self._changed.notify_all()
 
     def fetch(self, turn: int, timeout_s: float | None) -> Any:
-        """The batch of a turn; those before it are dropped. Raises TimeoutError."""
+        """Return the batch of a turn, and drop those before it. Raises TimeoutError."""
         with self._lock:
             for skipped in [made for made in self._batches if made < turn]:
                 del self._batches[skipped]
@@ -68,7 +71,7 @@ class _TurnQueue:
             return self._batches.pop(turn)
 
     def end(self) -> None:
-        """Nobody asks any more."""
+        """End the queue: no turn is requested any more."""
         with self._lock:
             self._ended = True
             self._batches.clear()
@@ -76,7 +79,7 @@ class _TurnQueue:
 
 
 class _ThreadPool:
-    """The threads, and the line that they work on. They know nothing of the engine, so that it can be dropped."""
+    """The threads and the queue they work on. They hold no reference to the engine, so that it can be dropped."""
 
     def __init__(
         self,
@@ -94,7 +97,7 @@ class _ThreadPool:
         self._closed = False
 
     def run(self, queue: _TurnQueue) -> None:
-        """Begin a line; the one before has ended."""
+        """Begin a queue, after the previous one has ended."""
         with self._lock:
             self._queue = queue
             self._queue_changed.notify_all()
@@ -108,7 +111,7 @@ class _ThreadPool:
                 thread.start()
 
     def stop(self) -> None:
-        """End the line, and the threads with it unless they persist."""
+        """End the queue, and the threads unless they persist."""
         with self._lock:
             if self._queue is not None:
                 self._queue.end()
@@ -118,7 +121,7 @@ class _ThreadPool:
             self._join()
 
     def close(self) -> None:
-        """End the line and the threads; in a forked child there are none."""
+        """End the queue and the threads. A forked child has none."""
         if os.getpid() != self._process:
             return
         with self._lock:
@@ -128,7 +131,7 @@ class _ThreadPool:
 
     def _join(self) -> None:
         deadline = time.monotonic() + JOIN_S
-        for thread in self._threads:  # an interrupt may have come before one was started
+        for thread in self._threads:  # after an interrupt a thread may not have been started
             if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
         self._threads = []
@@ -145,7 +148,7 @@ class _ThreadPool:
                 return
 
     def _next_queue(self, done: _TurnQueue | None) -> _TurnQueue | None:
-        """The line after `done`, waited for; None when there will be none."""
+        """Wait for the queue after `done`; None if there will be none."""
         with self._lock:
             self._queue_changed.wait_for(
                 lambda: (
@@ -173,8 +176,8 @@ def _make_or_wrap(make: Make, turn: BatchKey, number: int) -> Any:
 
 
 class ThreadEngine:
-    """Fetches turns in order; `workers` threads make at most `ahead` from the one that is asked for. What they
-    read is counted with what this process reads."""
+    """Makes turns in order in `workers` threads, at most `ahead` turns from the requested one. Their reads count as
+    reads of this process."""
 
     def __init__(
         self,
@@ -185,15 +188,15 @@ class ThreadEngine:
         persistent: bool = False,
         init: Callable[[int], None] | None = None,
     ) -> None:
-        """`maker()` gives each thread what makes its batches; `init(number)` runs first in each. `timeout_s`: how
-        long a batch is waited for, 0 for ever, as in torch."""
+        """`maker()` returns each thread's function that makes batches; `init(number)` runs first in each thread.
+        `timeout_s`: how long to wait for a batch, 0 for ever, as in torch."""
         self._new_pool: Callable[[], _ThreadPool] = lambda: _ThreadPool(maker, workers, persistent, init)
         self._ahead, self._timeout_s = ahead, timeout_s
         self._queue: _TurnQueue | None = None
         self._reset()
 
     def start(self, epoch: int, first: int, last: int) -> None:
-        """Begin to fetch the turns [first, last) of an epoch."""
+        """Begin to make the turns [first, last) of an epoch."""
         if self._process != os.getpid():
             self._reset()
         self._pool.stop()
@@ -201,7 +204,8 @@ class ThreadEngine:
         self._pool.run(self._queue)
 
     def fetch(self, key: tuple[int, int]) -> Any:
-        """The batch of a turn. Raises what making it raised, as torch does it; RuntimeError after the timeout."""
+        """Return the batch of a turn. Raises the error of making it, as torch does, and RuntimeError after the
+        timeout."""
         if self._process != os.getpid():
             raise InvalidInput(CHILD_SAYS)
         assert self._queue is not None, "start comes first"
@@ -214,8 +218,8 @@ class ThreadEngine:
         return batch
 
     def stop(self) -> None:
-        """The iteration has ended, or was abandoned."""
-        # a forked child has no threads, and perhaps locks that one of them held
+        """End the iteration, complete or not."""
+        # a forked child has no threads, and a thread of the parent may have held the locks
         if self._process == os.getpid():
             self._queue = None
             self._pool.stop()

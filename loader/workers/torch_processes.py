@@ -1,4 +1,4 @@
-"""torch's own worker machinery under a feed: whole batches, asked for by three numbers each."""
+"""Runs torch's worker processes under a feed: workers make whole batches, each requested by three numbers."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ from loader.workers.iteration import is_batch_error
 from loader.workers.shared_batches import Arena, SharedBatch, pack_into_slot
 
 PASSED_EVERY_S = 1.0
-"""A worker has no plan of its own; this is how a restarted daemon hears what it still holds."""
+"""Interval at which a worker reports its position. A worker has no plan of its own; a restarted daemon learns from
+the report what the worker still holds."""
 CHECK_S = 5.0
-"""How often a batch that is waited for looks whether the pinning thread lives, as torch does."""
+"""Interval of the check that the pinning thread is alive while a batch is waited for, as in torch."""
 REAP_S = 2.0
-"""For the kernel to tell how a worker that is gone has ended."""
+"""How long to wait for the exit status of a dead worker."""
 
 
 class _Request(NamedTuple):
-    """The key of a batch; `run` counts the iterations of the trainer."""
+    """The key of a batch. `run` counts the iterations of the trainer."""
 
     run: int
     epoch: int
@@ -45,7 +46,7 @@ class _Request(NamedTuple):
 
 
 class _RequestQueue:
-    """The keys of one iteration's turns, as torch asks for them: in order, and past those that were skipped."""
+    """The keys of one iteration's turns in the order in which torch requests them, without skipped ones."""
 
     def __init__(self, run: int, epoch: int, first: int, last: int) -> None:
         self._run, self._epoch, self._next, self._last = run, epoch, first, last
@@ -62,16 +63,16 @@ class _RequestQueue:
         return _Request(self._run, self._epoch, self._requested[-1])
 
     def skip_to(self, turn: int) -> None:
-        """No turn before this one is asked for any more; those that were asked for still come."""
+        """Request no turn before this one any more. Turns already requested still arrive."""
         self._next = max(self._next, turn)
 
     def next_arrived(self) -> int:
-        """The turn whose batch has come, or what making it raised: workers answer in the order of asking."""
+        """Return the turn of the batch or error that has just arrived: workers answer in the order of requests."""
         return self._requested.popleft()
 
 
 class _RequestSampler(Sampler[_Request]):
-    """The keys of the turns to come; set anew before each iteration, so that workers may persist."""
+    """The sampler that yields keys. Its queue is replaced before each iteration, so that workers may persist."""
 
     def __init__(self) -> None:
         self.requests = _RequestQueue(0, 0, 0, 0)
@@ -81,10 +82,10 @@ class _RequestSampler(Sampler[_Request]):
 
 
 class _BatchDataset(TorchDataset[Any]):
-    """A batch, handed over where it was built, and its report."""
+    """The dataset of the torch loader: an item is a whole batch in shared memory, with its report."""
 
     def __init__(self, maker: BatchMaker) -> None:
-        self.tied = TiedFirst()  # before all else: attributes are unpickled in this order
+        self.tied = TiedFirst()  # first, because attributes are unpickled in this order
         self.maker = maker
         self.feed = maker.feed
         self.dataset = self.feed.dataset
@@ -120,8 +121,8 @@ def _as_is(batch: Any) -> Any:
 
 
 class _DoneEvent:
-    """The trainer's side of the event that ends its workers, without its lock: a worker that was killed while it looked
-    at the event has left that taken for ever. torch terminates those that then do not hear."""
+    """The trainer's side of the event that ends its workers, without the event's lock: a worker that was killed
+    while it read the event has left the lock taken. torch terminates workers that do not see the event."""
 
     def __init__(self, event: Any) -> None:
         self._event, self._set = event, False
@@ -131,7 +132,7 @@ class _DoneEvent:
 
     def set(self) -> None:
         self._set = True
-        self._event._flag.release()  # a semaphore; workers only ever look whether it is above zero
+        self._event._flag.release()  # a semaphore; workers only check whether it is above zero
 
 
 def _poll_of(workers: list[Any], *others: int) -> select.poll:
@@ -142,17 +143,19 @@ def _poll_of(workers: list[Any], *others: int) -> select.poll:
 
 
 def _read(polled: select.poll, fd: int, size: int) -> bytes:
-    """os.read of a pipe that workers write to; the rest of a message whose writer died never comes, nor an end."""
+    """Read from the workers' result pipe. Raises EOFError if a worker dies: the rest of its message would never
+    come, and the pipe would not end."""
     if any(ready != fd for ready, _ in polled.poll()):
         raise EOFError("a worker died")
     return os.read(fd, size)
 
 
 class _WorkerIterator(_MultiProcessingDataLoaderIter):
-    """torch's iterator; it hears at once of a worker that died, and ends workers without locks."""
+    """torch's iterator, which here notices the death of a worker at once and ends workers without locks."""
 
     def __next__(self) -> Any:
-        """torch's marks each batch for its profiler, whether one runs or not: a tenth of what a small batch takes."""
+        """Return the next batch. torch marks each batch for its profiler even when none runs, which takes a tenth
+        of a small batch's time."""
         profiled: bool = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
         return super().__next__() if profiled else self._next_data()  # type: ignore[no-untyped-call]
 
@@ -162,7 +165,8 @@ class _WorkerIterator(_MultiProcessingDataLoaderIter):
         super()._reset(loader, first_iter)
 
     def _watch_workers(self) -> None:
-        """torch's SIGCHLD handler raises wherever the trainer is, in a `put` too; what waits for batches looks instead."""
+        """Watch for dead workers while waiting for batches. torch's SIGCHLD handler, removed here, raises anywhere
+        in the trainer, even within a `put`."""
         _remove_worker_pids(id(self))
         self._worker_pids_set = False
         self._workers_done_event: Any = _DoneEvent(self._workers_done_event)
@@ -174,7 +178,7 @@ class _WorkerIterator(_MultiProcessingDataLoaderIter):
         reader._recv = partial(type(reader)._recv, weakref.proxy(reader), read=read)
 
     def _try_get_data(self, timeout: float = CHECK_S) -> tuple[bool, Any]:
-        """torch's looks for the dead only when all of `timeout=` has passed."""
+        """Wait for a result, checking for dead workers all the time. torch checks only after the whole timeout."""
         deadline = time.monotonic() + timeout
         while True:
             pipe: Any
@@ -193,7 +197,8 @@ class _WorkerIterator(_MultiProcessingDataLoaderIter):
                 return found
 
     def _wait_for_result(self, wait_s: float) -> bool:
-        """Wait for a worker's death, which is a RuntimeError, or for a batch; of those the pinning thread tells itself."""
+        """Wait for a worker's death, which raises RuntimeError, or for a result in the pipe. With pinned memory
+        results come from the pinning thread instead."""
         events = self._wakeups.poll(wait_s * 1000)
         if not events or (len(events) == 1 and events[0][0] == self._results_fd):
             return bool(events)
@@ -216,7 +221,7 @@ class _Loader(torch.utils.data.DataLoader[Any]):
 
 
 def _exit_message(dead: list[Any]) -> str:
-    """In torch's words."""
+    """Describe dead workers in torch's words."""
     for worker in dead:
         worker.join(REAP_S)
     pids = ", ".join(str(worker.pid) for worker in dead)
@@ -229,18 +234,21 @@ def _exit_message(dead: list[Any]) -> str:
 
 
 _parent_iterators: list[object] = []
-"""In a forked child: iterators of torch's over its parent's workers. Dropping one would end them."""
+"""A forked child keeps its parent's torch iterators here: dropping one would end the parent's workers."""
 
 
 class ProcessEngine:
-    """Fetches turns in order through a torch DataLoader with `settings` (its keyword arguments). A forked child
-    leaves its parent's workers alone, and has its own from the next `start` on. Without a `generator` in `settings`,
-    workers' own generators are seeded by the seed, the rank's part, and the epoch and turn at which they begin."""
+    """Makes turns in order with a torch DataLoader; `settings` are its keyword arguments.
+
+    A forked child leaves its parent's workers alone and gets its own at the next `start`. Without a `generator` in
+    `settings`, the workers' own generators are seeded by the seed, the rank's share, and the epoch and turn at
+    which they begin.
+    """
 
     def __init__(self, maker: BatchMaker, settings: dict[str, Any]) -> None:
         self._sampler = _RequestSampler()
         self._dataset = _BatchDataset(maker)
-        # Without one, torch would draw its workers' seeds from the global generator.
+        # Without a generator torch would draw its workers' seeds from the global one.
         self._seeds = None if settings.get("generator") is not None else torch.Generator()
         self._settings = settings if self._seeds is None else {**settings, "generator": self._seeds}
         self._in_process = not settings["num_workers"]
@@ -248,16 +256,16 @@ class ProcessEngine:
         self._batches: Iterator[Any] = iter(())
         self._run = 0
         self._requests = self._sampler.requests
-        """Each iteration has its own: who still waits in an abandoned one moves nothing of the next."""
+        """One per iteration, so that a caller still waiting in an abandoned one does not advance the next."""
 
     def start(self, epoch: int, first: int, last: int) -> None:
-        """Begin to fetch the turns [first, last) of an epoch."""
+        """Begin to make the turns [first, last) of an epoch."""
         self.stop()
         if self._loader is None:
             self._loader, self._dataset.arena = self._new_loader(), None
         loader = self._loader
         if loader.num_workers and (self._dataset.arena is None or not loader.persistent_workers):
-            # New workers get new slots: nothing that is left of the old ones can write into these.
+            # New workers get new slots, into which no old worker can write.
             self._dataset.arena = Arena(loader.num_workers, loader.prefetch_factor or 1)
         if self._seeds is not None:
             self._seeds.manual_seed(self._seed_of(epoch, first))
@@ -266,7 +274,8 @@ class ProcessEngine:
         self._batches = self._guarded(lambda: iter(loader))
 
     def fetch(self, key: tuple[int, int]) -> MadeBatch:
-        """The batch of a turn; earlier ones are not asked for any more, and those that were prefetched are dropped."""
+        """Return the batch of a turn. Earlier turns are no longer requested, and their prefetched batches are
+        dropped."""
         if self._loader is None:
             raise InvalidInput(CHILD_SAYS)
         requests = self._requests
@@ -299,18 +308,19 @@ class ProcessEngine:
             return call()
         except BaseException as error:  # noqa: BLE001
             if not (isinstance(error, Exception) and is_batch_error(error, self._in_process)):
-                # The dead do not come back, and of who was interrupted nobody knows what is on its way: `start` has others.
+                # After a worker dies or is interrupted, its queue is in an unknown state: `start` makes new
+                # workers.
                 self._loader, self._batches = None, iter(())
-            # Without torch's frames: they would keep the workers for as long as anybody keeps the error.
+            # Drop torch's frames, which would keep the workers alive as long as the error is kept.
             error.__context__ = None
             raise error.with_traceback(None) from None
 
     def stop(self) -> None:
-        """The iteration has ended, or was abandoned: workers end, unless they persist."""
+        """End the iteration, complete or not. Workers end unless they persist."""
         self._batches = iter(())
 
     def abandon(self) -> None:
-        """In a forked child, also in a worker: see `_of_parents`."""
+        """Let go of the parent's workers, in a forked child or a worker: see `_parent_iterators`."""
         _parent_iterators.extend((self._loader, self._batches))
         self._loader, self._batches = None, iter(())
 

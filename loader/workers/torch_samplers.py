@@ -1,5 +1,7 @@
-"""A sampler of torch's own over a dataset of ours: what it draws for an epoch becomes the plan, so the daemon looks
-ahead for it too. Samplers of other kinds may draw by what the training does meanwhile: they are asked when torch asks.
+"""Runs a loader as torch alone does, with a sampler of the user's over a dataset of `open_dataset`.
+
+torch's own samplers draw a whole epoch at its beginning, so their draws become the plan and the daemon reads ahead.
+Other samplers may depend on what training does meanwhile: they are iterated batch by batch, as in torch.
 """
 
 from __future__ import annotations
@@ -40,15 +42,15 @@ _PLANNABLE = (
     DistributedSampler,
 )
 MAX_PLANNED = 1_000_000
-"""Samples of an epoch that are drawn ahead: 0.35 s, and 95 MB for that moment. What draws more is asked as torch
-asks it."""
+"""Samples per epoch that are drawn in advance; this many take 0.35 s and 95 MB for a moment. Longer epochs are
+drawn batch by batch."""
 
 
 class PlannedBatches:
-    """The batches of `sampler`, all drawn when an epoch begins and then handed on, as it would have given them."""
+    """The batches of `sampler`, drawn and planned when an epoch begins, then yielded unchanged."""
 
     def __init__(self, sampler: BatchSampler, dataset: TorchDataset[Any], lag: int) -> None:
-        """`behind`: batches that may be asked for before one has been consumed."""
+        """`lag`: batches that may be requested before one has been consumed."""
         self._sampler, self._dataset, self._lag = sampler, dataset, lag
 
     def __len__(self) -> int:
@@ -74,12 +76,13 @@ class PlannedBatches:
             opened.given_up(self)
 
     def _draw(self, view: Dataset) -> tuple[Iterable[list[int]], Plan | None]:
-        """The batches, and their plan; none where there are no such samples, which whoever reads them is told."""
+        """Return the batches and their plan. The plan is None if an index is out of range, which is raised when the
+        sample is read."""
         generator: torch.Generator | None = getattr(self._sampler.sampler, "generator", None)
         batches: Iterable[list[int]]
         if generator is None:
             planned = batches = list(self._sampler)
-        else:  # a user's: drawn again, so that at a break it stands where torch would have left it
+        else:  # a user's generator is drawn from again while yielding, so that after a break its state is as in torch
             before = generator.get_state()
             planned, batches = list(self._sampler), self._sampler
             generator.set_state(before)
@@ -90,13 +93,13 @@ class PlannedBatches:
 
 
 def planned_batches(sampler: Any, dataset: TorchDataset[Any], lag: int) -> Any:
-    """The sampler, or what stands for it where its batches are known ahead."""
+    """Return the sampler, wrapped in PlannedBatches if its batches are known in advance."""
     known = type(sampler) in (BatchSampler, RankBatchSampler) and type(sampler.sampler) in _PLANNABLE
     return PlannedBatches(sampler, dataset, lag) if known else sampler
 
 
 class TorchLoader(Protocol):
-    """What matters of a loader that torch alone runs, besides how batches come to be made."""
+    """The attributes of a loader that torch alone runs which matter here, besides the worker settings."""
 
     seed: int
     shard: bool
@@ -107,7 +110,7 @@ class TorchLoader(Protocol):
 
 
 def why_stateless(dataset: TorchDataset[Any]) -> str:
-    """Why a loader over this dataset that torch alone runs has no state."""
+    """Explain why a loader that torch alone runs over this dataset has no state."""
     if not isinstance(dataset, IterableDataset) and any(True for _ in leaves_in(dataset)):
         cause, advice = "it was given a sampler", "; leave the sampler out"
     else:
@@ -122,8 +125,8 @@ def why_stateless(dataset: TorchDataset[Any]) -> str:
 def begin_as_torch(
     loader: TorchLoader, settings: WorkerSettings, epoch: int, begin: Callable[[], Iterator[Any]]
 ) -> Iterator[Any]:
-    """An iteration that torch's own loader begins; transforms draw from the loader's seed and this epoch. Raises
-    InvalidInput for what torch's own does not do."""
+    """Begin an iteration of torch's own loader. Transforms draw from the loader's seed and this epoch. Raises
+    InvalidInput for settings that torch does not have."""
     if settings.worker_type != "process" or settings.device is not None:
         raise InvalidInput(
             "worker_type='thread' and device= need a dataset of open_dataset without a sampler of your own"
@@ -142,7 +145,7 @@ def begin_as_torch(
 
 
 def _warn_unshared(loader: TorchLoader) -> None:
-    """Of a map-style dataset of the user's own that holds one of ours where no loader looks for it."""
+    """Warn if a user's map-style dataset holds one of `open_dataset` where the loader does not look for it."""
     own = type(loader.sampler) not in (RandomSampler, SequentialSampler) or (
         loader.batch_size is None and loader.batch_sampler is not None
     )
@@ -156,8 +159,8 @@ def _warn_unshared(loader: TorchLoader) -> None:
 
 
 def set_sampler_epoch(loader: torch.utils.data.DataLoader[Any], epoch: int) -> None:
-    """Tell a user's samplers of an epoch: those that want to hear it, as torch's DistributedSampler does, also inside
-    a batch sampler."""
+    """Call `set_epoch` of a user's samplers that have it, as torch's DistributedSampler does, also inside a batch
+    sampler."""
     batches = loader.batch_sampler
     samplers: tuple[Any, ...] = (loader.sampler, batches, getattr(batches, "sampler", None))
     for sampler in samplers:
@@ -166,7 +169,7 @@ def set_sampler_epoch(loader: torch.utils.data.DataLoader[Any], epoch: int) -> N
 
 
 def plan_of(dataset: Dataset, batches: Sequence[Sequence[int]]) -> Plan:
-    """Which extents these batches of indices touch, and when."""
+    """Plan which extents these batches of indices read, and in which steps."""
     lengths = np.fromiter(map(len, batches), np.int64, len(batches))
     step = np.repeat(np.arange(len(batches)), lengths)
     indices = places_of([index for batch in batches for index in batch], len(dataset), "sample")
