@@ -22,11 +22,11 @@ from loader.reading.opened_dataset import Opened
 from tests.support.training.loader_fakes import MemoryGrants, MemoryLink, compiled
 from tests.support.training.mixtures import (
     SIZES,
+    dataset_in,
     draws,
     mixture_data,
     notes,
     numbers,
-    dataset_in,
     text,
     three_packed,
 )

@@ -16,9 +16,9 @@ import torch
 from loader import DataLoader, Mixture, pack
 from tests.support.training.mixtures import (
     SEQ,
+    dataset_in,
     mixture_data,
     notes,
-    dataset_in,
     text,
     three_packed,
 )
