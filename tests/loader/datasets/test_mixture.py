@@ -1,4 +1,5 @@
-"""Mixtures under the DataLoader: what an epoch takes of each dataset, and errors before the first batch."""
+"""Mixtures under the DataLoader: the samples that an epoch takes from each dataset, and errors before the first
+batch."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_each_component_is_gone_through_exactly_once_in_each_of_its_epochs(root: Path, shuffle: bool) -> None:
+def test_each_component_is_read_exactly_once_per_epoch_of_its_own(root: Path, shuffle: bool) -> None:
     mixture = mix(dict(zip(numbers(root), (0.5, 0.2, 0.3), strict=True)))
     loaders = [
         DataLoader(mixture, batch_size=5, shuffle=shuffle, rank=r, world_size=2, last="drop", window=8192)
@@ -71,7 +72,7 @@ def test_each_component_is_gone_through_exactly_once_in_each_of_its_epochs(root:
         ("proportion", (0, 1, 1), 20, (0, 10, 10)),
     ],
 )
-def test_an_epoch_takes_from_each_what_was_asked(
+def test_an_epoch_takes_the_requested_numbers_of_samples(
     root: Path, by: Any, weights: tuple[float, ...], size: Any, counts: tuple[int, ...]
 ) -> None:
     mixture = mix(dict(zip(numbers(root), weights, strict=True)), by=by, size=size)
@@ -84,7 +85,7 @@ def test_an_epoch_takes_from_each_what_was_asked(
     )
 
 
-def test_records_of_one_size_and_python_samples_are_the_same_batches(root: Path) -> None:
+def test_gathered_batches_equal_collated_ones(root: Path) -> None:
     mixture = mix(dict(zip(numbers(root), (1, 2, 3), strict=True)))
     fast = [batch.tolist() for batch in DataLoader(mixture, batch_size=7, shuffle=True)]
     slow = [
@@ -104,7 +105,7 @@ def augmented(sample: torch.Tensor, rng: np.random.Generator) -> tuple[int, floa
     return int(sample[0]), float(rng.random())
 
 
-def test_a_repeated_sample_is_augmented_anew_and_the_same_at_any_scale(root: Path) -> None:
+def test_a_repeated_sample_is_augmented_anew_and_equally_at_any_scale(root: Path) -> None:
     def seen(**more: Any) -> list[tuple[int, float]]:
         mixture = mix({numbers(root, transform=augmented)[2]: 3.0}, by="repeat")
         return [
@@ -155,7 +156,7 @@ def test_a_repeated_sample_is_augmented_anew_and_the_same_at_any_scale(root: Pat
         (lambda root: pack(text(root), 8).select([1]), "datasets first, then pack"),
     ],
 )
-def test_what_makes_no_sense_is_refused_before_the_first_batch(
+def test_invalid_mixtures_and_packs_are_refused_before_the_first_batch(
     root: Path, wrong: Callable[[Path], object], message: str
 ) -> None:
     with pytest.raises(CacheError, match=message) as caught:
@@ -164,7 +165,7 @@ def test_what_makes_no_sense_is_refused_before_the_first_batch(
     assert "\n" not in str(caught.value)
 
 
-def test_one_label_means_one_class_in_a_mixture(tmp_path: Path) -> None:
+def test_labels_of_different_classes_cannot_be_mixed(tmp_path: Path) -> None:
     def folders(name: str, *classes: str) -> Any:
         for one in classes:
             (tmp_path / name / one).mkdir(parents=True)
@@ -202,7 +203,7 @@ class PlannedLink:
         return Access(self.grants[-1], self.plans.append)
 
 
-def test_each_connection_gets_one_plan_on_the_clock_of_the_mixture(root: Path) -> None:
+def test_each_connection_gets_one_plan_in_steps_of_the_mixture(root: Path) -> None:
     links = [
         PlannedLink(compiled(root / f"n{n}.npy", root, extent_bytes=4096, format="records")) for n in (0, 1)
     ]
@@ -226,7 +227,7 @@ def test_each_connection_gets_one_plan_on_the_clock_of_the_mixture(root: Path) -
         assert extent in plan.extent[(plan.first_step <= step) & (step <= plan.last_step)]
 
 
-def test_packs_and_mixtures_say_what_they_are(root: Path) -> None:
+def test_repr_and_index_errors_of_packs_and_mixtures(root: Path) -> None:
     mixture = three_packed(root)
     assert "3 datasets" in repr(mixture)
     assert isinstance(mixture.components[0], Packed)

@@ -1,4 +1,4 @@
-"""Mixtures over epochs: weights that change, epochs without batches, and the states of both."""
+"""Mixtures over several epochs: changing weights, epochs without batches, and their states."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from cachesvc.core.errors import InvalidInput, StateMismatch
 from loader import DataLoader, Mixture, mix, pack
 from tests.support.training.mixtures import (
     SIZES,
-    draws,
     mixture_data,
     notes,
     numbers,
+    passes_of,
     text,
 )
 
@@ -34,13 +34,13 @@ def test_weights_change_at_the_beginning_of_an_epoch(root: Path) -> None:
     mixture = mix(dict(zip(parts, (1, 1, 0), strict=True)), size=20)
     later = mixture.reweighed(dict(zip(parts, (0, 0, 1), strict=True)), epoch=1)
     first = DataLoader(mixture, batch_size=5, shuffle=True)
-    before = draws(first, 1)
+    before = passes_of(first, 1)
     state = first.state_dict()
     second = DataLoader(later, batch_size=5, shuffle=True)
     second.load_state_dict(state)
-    after = draws(second, 1)
+    after = passes_of(second, 1)
     assert {c for c, _, _ in after} == {2}
-    assert before + after == draws(DataLoader(later, batch_size=5, shuffle=True), 2)
+    assert before + after == passes_of(DataLoader(later, batch_size=5, shuffle=True), 2)
     for _ in zip(second, range(2), strict=False):
         pass
     inside = second.state_dict()
@@ -51,7 +51,7 @@ def test_weights_change_at_the_beginning_of_an_epoch(root: Path) -> None:
         later.reweighed(dict(zip(parts, (1, 1, 1), strict=True)), epoch=1)
 
 
-def test_the_length_of_several_epochs_counts_each_by_its_own_weights(root: Path) -> None:
+def test_the_length_of_several_epochs_follows_the_weights_of_each(root: Path) -> None:
     parts = numbers(root)
     mixture = mix(dict(zip(parts, (10, 10, 0), strict=True)), by="choose")
     for epoch, third in ((2, 10), (3, 0)):
@@ -65,7 +65,8 @@ def test_the_length_of_several_epochs_counts_each_by_its_own_weights(root: Path)
 
 
 def with_empty_epochs(root: Path) -> Mixture:
-    """Four batches of 5 in epoch 0, less than one in those from 1 on, two in those from 10**12 on."""
+    """A mixture with four batches of 5 in epoch 0, less than one batch from epoch 1 on, and two batches from epoch
+    10**12 on."""
     parts = numbers(root)
     mixture = mix(dict(zip(parts, (10, 10, 0), strict=True)), by="choose")
     for epoch, each in ((1, 1), (10**12, 5)):
@@ -77,7 +78,7 @@ def take_batches(loader: DataLoader, batches: int) -> list[tuple[int, list[int]]
     return [(loader.epoch, loader.indices.tolist()) for _ in islice(loader, batches)]
 
 
-def test_an_endless_loader_goes_on_past_epochs_of_less_than_one_batch(root: Path) -> None:
+def test_an_endless_loader_passes_epochs_of_less_than_one_batch(root: Path) -> None:
     loader = DataLoader(with_empty_epochs(root), batch_size=5, shuffle=True, drop_last=True, epochs=None)
     straight = take_batches(loader, 9)
     later = 10**12
@@ -96,7 +97,7 @@ def test_epochs_of_less_than_one_batch_are_epochs_without_batches(root: Path) ->
     assert loader.epoch == 3
 
 
-def test_an_endless_loader_whose_later_epochs_are_all_less_than_one_batch_ends_with_an_error(
+def test_an_endless_loader_without_further_batches_raises_an_error(
     root: Path,
 ) -> None:
     parts = numbers(root)[:2]
@@ -129,7 +130,7 @@ def test_a_skip_counts_no_batches_of_epochs_that_have_none(root: Path, consumed:
 
 
 @pytest.mark.parametrize(("by", "one", "other"), [("choose", 10, 5), ("repeat", 1, 2)])
-def test_a_state_knows_how_much_an_epoch_takes(root: Path, by: Any, one: int, other: int) -> None:
+def test_a_state_includes_how_many_samples_an_epoch_takes(root: Path, by: Any, one: int, other: int) -> None:
     parts = numbers(root)[:2]
     first = mix(dict.fromkeys(parts, 3), by=by)
     loader = DataLoader(first.reweighed(dict.fromkeys(parts, one), epoch=1), batch_size=5, shuffle=True)
@@ -161,7 +162,7 @@ def test_a_state_of_another_filter_mixture_or_packing_is_refused(root: Path) -> 
             DataLoader(other, batch_size=4, shuffle=True, collate_fn=list).load_state_dict(state)
 
 
-def test_a_mismatch_of_long_mixtures_is_told_in_a_line_one_can_read(root: Path) -> None:
+def test_a_mismatch_of_long_mixtures_gives_a_short_error(root: Path) -> None:
     parts = numbers(root)
     one = mix({parts[0]: 1, parts[1]: 1}, size=40)
     for epoch in range(1, 60):
@@ -175,7 +176,7 @@ def test_a_mismatch_of_long_mixtures_is_told_in_a_line_one_can_read(root: Path) 
     assert len(str(caught.value)) < 800
 
 
-def test_a_state_of_many_datasets_and_weights_is_small_and_knows_them(root: Path) -> None:
+def test_a_state_of_many_datasets_and_weights_is_small_and_exact(root: Path) -> None:
     (first, *_) = numbers(root)
     parts = [first.take(count) for count in range(1, 41)]
 
@@ -206,12 +207,12 @@ def test_a_state_of_many_datasets_and_weights_is_small_and_knows_them(root: Path
         assert len(str(caught.value)) < 800
 
 
-def test_an_epoch_whose_draws_nobody_can_count_is_refused(root: Path) -> None:
-    """And in the last one that can be, each draw follows the one before it."""
+def test_an_epoch_with_too_many_draws_before_it_is_refused(root: Path) -> None:
+    """Draws still follow one another in the last epoch that is not refused."""
     parts = numbers(root)
     mixture = mix(dict(zip(parts, (0.5, 0.3, 0.2), strict=True)))
 
-    def draws(epoch: int) -> list[list[int]]:
+    def passes_of(epoch: int) -> list[list[int]]:
         loader = DataLoader(mixture, batch_size=5, shuffle=True)
         loader.set_epoch(epoch)
         passes: list[list[int]] = [[], [], []]
@@ -225,10 +226,10 @@ def test_an_epoch_whose_draws_nobody_can_count_is_refused(root: Path) -> None:
     while refused - counted > 1:
         middle = (counted + refused) // 2
         try:
-            found, counted = draws(middle), middle
+            found, counted = passes_of(middle), middle
         except InvalidInput:
             refused = middle
     with pytest.raises(InvalidInput, match="set a smaller epoch"):
-        draws(refused)
+        passes_of(refused)
     assert counted > 2**55
     assert all(passes == sorted(passes) and passes[0] > 2**55 for passes in found)

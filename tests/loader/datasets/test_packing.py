@@ -35,7 +35,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def digests(
     make: Callable[[], Any], world: int, state: object = None, stop: int = 10**9, **more: Any
 ) -> tuple[list[str], dict[str, Any]]:
-    """One digest a global batch, of every token and boundary in the order of the ranks, and the state after."""
+    """Return a digest per global batch, of every token and boundary in the order of the ranks, and the state after
+    it."""
     loaders = [
         DataLoader(
             make(),
@@ -70,7 +71,7 @@ def digests(
 
 
 def per_sample(batch: dict[str, Any], name: str) -> list[bytes]:
-    """A batch's packs one by one: ranks hold different numbers of them."""
+    """Return the packs of a batch one by one, since ranks hold different numbers of them."""
     if name == "tokens":
         return [row.numpy().tobytes() for row in batch["tokens"]]
     bounds = batch["cu_seqlens"].numpy()
@@ -111,7 +112,7 @@ def test_packs_hold_whole_documents_in_attention_boundaries(root: Path) -> None:
         ends += (batch["cu_seqlens"][1:] + len(tokens)).tolist()
         tokens += batch["tokens"].flatten().tolist()
     assert len(tokens) == len(stream) // SEQ * SEQ
-    # pieces that end at a pack's end go on in the next pack: joined, they are the documents, each as often as stored
+    # Pieces that end with a pack continue in the next one. Joined, they are the documents, each as often as stored.
     begin, whole = 0, 0
     for end in ends:
         while tuple(tokens[begin:end]) in documents:
@@ -124,7 +125,7 @@ def test_packs_hold_whole_documents_in_attention_boundaries(root: Path) -> None:
     assert len(unshuffled) == len(stream) // SEQ
 
 
-def test_the_documents_of_raw_fields_and_of_records_are_packed_too(root: Path) -> None:
+def test_documents_of_raw_fields_and_of_records_are_packed(root: Path) -> None:
     cats = pack(notes(root).where("label == 'cat'"), 10, dtype="uint16")
     raw = b"".join(path.read_bytes() for path in sorted((root / "notes" / "cat").iterdir()))
     expected = sorted(np.frombuffer(raw, "<u2").tolist())
@@ -138,10 +139,8 @@ def test_the_documents_of_raw_fields_and_of_records_are_packed_too(root: Path) -
 
 
 @pytest.mark.parametrize("chosen", [[17, 3, 40, 3, 0, 39], range(40, -1, -1)])
-def test_unshuffled_packs_are_the_documents_in_the_sequence_of_select(
-    root: Path, chosen: Sequence[int]
-) -> None:
-    """Also under a loader, at two ranks, and after a resume."""
+def test_unshuffled_packs_keep_the_order_of_select(root: Path, chosen: Sequence[int]) -> None:
+    """The order is kept under a loader, at two ranks, and after a resume."""
     documents = notes(root).select(chosen)
     tokens = np.concatenate([np.frombuffer(documents[n][0], "<u2") for n in range(len(chosen))])
     packed = pack(documents, 25, dtype="uint16")
