@@ -148,7 +148,7 @@ def _plan_of_part(part: LayoutPart, layout: ExtentLayout, plan: Plan) -> Plan:
 
 
 def _without_duplicates(plan: Plan) -> Plan:
-    """Drop duplicate rows, which occur when an extent lies beside several."""
+    """Drop duplicate rows, which occur where one extent overlaps several of the leading part."""
     order = np.lexsort((plan.extent, plan.last_step, plan.first_step))
     extent, first_step, last_step = (column[order] for column in plan[:3])
     new = np.ones(len(order), np.bool_)

@@ -134,9 +134,9 @@ class Mixture(TorchDataset[Any]):
         latest change."""
         given = dict(zip(weights, shares("weights", weights), strict=True))
         epoch = whole_number("epoch", epoch, 0, 2**63 - 1)
-        others = [repr(one) for one in weights if one not in self.components]
-        if others:
-            raise InvalidInput(f"{others[0]} is not among the {len(self.components)} mixed datasets")
+        unknown = [repr(one) for one in weights if one not in self.components]
+        if unknown:
+            raise InvalidInput(f"{unknown[0]} is not among the {len(self.components)} mixed datasets")
         if len(weights) != len(self.components) or epoch <= self._phases[-1].first:
             raise InvalidInput(
                 f"weights for {len(weights)} datasets from epoch {epoch}: give one for each of the "
@@ -257,11 +257,13 @@ def identity_until(identity: str, epoch: int, inside: bool) -> str:
     own result, the function returns the same.
     """
     data, _, phases = identity.partition("@")
-    held = [one for one in phases.split(";") if one and int(one.partition(":")[0]) < epoch + inside]
-    told = ";".join(held)
-    if len(told) > MAX_IDENTITY_CHARS:
-        told = f"{held[0].partition(':')[0]}:{hashlib.blake2b(told.encode(), digest_size=16).hexdigest()}"
-    return f"{data}@{told}"
+    begun = [one for one in phases.split(";") if one and int(one.partition(":")[0]) < epoch + inside]
+    weights = ";".join(begun)
+    if len(weights) > MAX_IDENTITY_CHARS:
+        weights = (
+            f"{begun[0].partition(':')[0]}:{hashlib.blake2b(weights.encode(), digest_size=16).hexdigest()}"
+        )
+    return f"{data}@{weights}"
 
 
 def _component(given: object) -> Component:

@@ -83,5 +83,5 @@ class Iteration:
 def is_batch_error(error: Exception, in_process: bool) -> bool:
     """Return whether an error belongs to one batch, so that the next batch can be requested. After a worker hangs
     or dies it is unknown which batch comes next. `in_process`: no worker made the batch."""
-    said = str(error.args[0]) if error.args else ""  # not `str(error)`, which an exception class may override
-    return in_process or isinstance(error, CacheError) or "Caught " in said
+    text = str(error.args[0]) if error.args else ""  # not `str(error)`, which an exception class may override
+    return in_process or isinstance(error, CacheError) or "Caught " in text
