@@ -153,5 +153,5 @@ def test_a_large_value_is_copied_before_the_next_sample_is_made() -> None:
     ],
 )
 def test_an_error_names_fields_that_only_some_samples_have(samples: list[Any], some: str) -> None:
-    with pytest.raises(InvalidInput, match=f"only some samples of a batch have {some}: name fields="):
+    with pytest.raises(InvalidInput, match=f"only some samples of a batch have {some}: choose fields="):
         default_collate_into(None, samples, len(samples))
