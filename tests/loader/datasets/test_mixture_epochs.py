@@ -15,10 +15,10 @@ from cachesvc.core.errors import InvalidInput, StateMismatch
 from loader import DataLoader, Mixture, mix, pack
 from tests.support.training.mixtures import (
     SIZES,
+    draws,
     mixture_data,
     notes,
     numbers,
-    passes_of,
     text,
 )
 
@@ -34,13 +34,13 @@ def test_weights_change_at_the_beginning_of_an_epoch(root: Path) -> None:
     mixture = mix(dict(zip(parts, (1, 1, 0), strict=True)), size=20)
     later = mixture.reweighed(dict(zip(parts, (0, 0, 1), strict=True)), epoch=1)
     first = DataLoader(mixture, batch_size=5, shuffle=True)
-    before = passes_of(first, 1)
+    before = draws(first, 1)
     state = first.state_dict()
     second = DataLoader(later, batch_size=5, shuffle=True)
     second.load_state_dict(state)
-    after = passes_of(second, 1)
+    after = draws(second, 1)
     assert {c for c, _, _ in after} == {2}
-    assert before + after == passes_of(DataLoader(later, batch_size=5, shuffle=True), 2)
+    assert before + after == draws(DataLoader(later, batch_size=5, shuffle=True), 2)
     for _ in zip(second, range(2), strict=False):
         pass
     inside = second.state_dict()
