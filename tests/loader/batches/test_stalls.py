@@ -28,6 +28,7 @@ from loader.batches.stats import Stats
 from loader.reading.direct_access import Access
 from loader.reading.reader import ORIGINS
 from loader.reading.wait_clock import TRANSFER
+from testbed import WAIT_S
 from testbed.node import Daemon
 from testbed.servers import Proxy, SeaweedFS, free_ports
 from tests.support import datasets
@@ -268,7 +269,7 @@ def test_the_daemons_metrics_show_wait_causes(tmp_path: Path, monkeypatch: pytes
         # At first there may be only a report of no steps.
         while f"cachesvc_loader_batches_total{{{label}}} {float(stats.steps)}" not in served:
             assert time.monotonic() < told_by
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_S) as answer:
                 served = answer.read().decode()
     values = {
         line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
