@@ -19,7 +19,7 @@ from cachesvc.core.order.recent import Latest
 from loader.datasets.components import component_spec, refuse_subsets, view_layout
 from loader.datasets.dataset import Dataset
 from loader.datasets.documents import Documents, documents_of
-from loader.datasets.samples import check_range, output_dtype
+from loader.datasets.dtypes import check_range, output_dtype
 from loader.datasets.shape_mismatch import SampleName, name_by_place
 from loader.datasets.targets import DEFAULT_DTYPE, Targets, check_targets, split_targets
 from loader.reading.reader import Ints

@@ -17,6 +17,7 @@ from cachesvc.catalog.layout import Fixed, Indirect, Table
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.epoch_order import sample_key
 from loader.datasets.decode import IMAGE_MODES, Decoder, ImageMode, decode_field, decoder
+from loader.datasets.dtypes import check_range, output_dtype
 from loader.datasets.jagged import Jagged, offsets_of
 from loader.datasets.targets import (
     DEFAULT_DTYPE,
@@ -331,35 +332,6 @@ class SampleReader:
             return None
         fields = self._catalog.fields
         return [decoder(fields[c].name, fields[c].encoding, spec.image_mode) for c in self._columns if c >= 0]
-
-
-def output_dtype(out: str | None) -> np.dtype[Any] | None:
-    """Return the dtype that `out` asks for, in native byte order. Raises InvalidInput if tensors do not have it."""
-    if not out:
-        return None
-    if isinstance(out, torch.dtype):
-        raise InvalidInput(f"out={out!r}: give it as text, {str(out).removeprefix('torch.')!r}")
-    try:
-        found: np.dtype[Any] = np.dtype(out).newbyteorder("=")
-        torch.from_numpy(np.empty(0, found))
-    except (TypeError, ValueError, SyntaxError) as error:
-        raise InvalidInput(f"out={out!r} is not a type that tensors have") from error
-    if found.shape:
-        raise InvalidInput(f"out={out!r} has a shape; give the type of one item")
-    return found
-
-
-def check_range(out: np.dtype[Any], values: np.ndarray[Any, Any], uri: str) -> None:
-    """Raise InvalidInput for a number that an integer type cannot hold and would change."""
-    if out.kind not in "iu" or values.dtype.kind not in "iuf" or np.can_cast(values.dtype, out):
-        return
-    room = np.iinfo(out)
-    for found in (values.min(initial=0).item(), values.max(initial=0).item()):
-        if not room.min <= found <= room.max:  # NaN fails this too
-            raise InvalidInput(
-                f"{uri} holds {found} as {values.dtype}, and out={out.name!r} holds {room.min} to {room.max}: "
-                "give a wider out"
-            )
 
 
 def _field_names(wanted: tuple[str, ...] | None, names: list[str], labelled: bool) -> list[str]:
