@@ -1,4 +1,4 @@
-"""Samplers of torch's own over a dataset of ours: their order, and a plan of it for the daemon."""
+"""torch's samplers over a dataset of `open_dataset`: their order is kept, and becomes a plan for the daemon."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from testbed.node import Daemon
 from tests.support.waiting import wait_until
 
 RECORD, EACH, EXTENTS = 1024, 64, 24
-"""Bytes of a record, records of an extent, extents."""
+"""Bytes per record, records per extent, extents."""
 COUNT = EACH * EXTENTS
 
 
@@ -67,24 +67,22 @@ SAMPLERS: dict[str, Callable[[Dataset], Sampler[int]]] = {
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", list(SAMPLERS))
-def test_the_order_is_the_samplers_and_the_daemon_knows_it(
-    node: Daemon, data: Dataset, name: str, workers: int
-) -> None:
+def test_the_samplers_order_is_kept_and_planned(node: Daemon, data: Dataset, name: str, workers: int) -> None:
     expected = list(BatchSampler(SAMPLERS[name](data), 32, drop_last=False))
     touched = len({index // EACH for batch in expected for index in batch})
     with Control(node.socket_dir) as control:
         control.evict(data.opened.link.id)
         (before,) = control.status().datasets
         assert numbers(DataLoader(data, 32, sampler=SAMPLERS[name](data), num_workers=workers)) == expected
-        # what the loader passed last may still be on its way
+        # the loader's last report may still be under way
         wait_until(lambda: control.status().datasets[0].epochs[-1].touched == touched)
         (after,) = control.status().datasets
     assert after.source_bytes - before.source_bytes == touched * EACH * RECORD
-    if name == "in order":  # a shuffled batch touches them all
+    if name == "in order":  # a shuffled batch reads from all extents
         assert after.ahead > before.ahead
 
 
-def test_a_sampler_of_a_users_own_is_asked_batch_by_batch(data: Dataset) -> None:
+def test_a_users_own_sampler_is_iterated_batch_by_batch(data: Dataset) -> None:
     asked: list[int] = []
 
     class Endless(Sampler[int]):
@@ -98,9 +96,9 @@ def test_a_sampler_of_a_users_own_is_asked_batch_by_batch(data: Dataset) -> None
     assert len(asked) <= 64
 
 
-def test_what_torch_does_with_a_sampler_happens(data: Dataset) -> None:
+def test_samplers_behave_as_in_torch(data: Dataset) -> None:
     def both(sampler: Callable[[], Sampler[int]], most: int) -> list[list[list[int]]]:
-        """What three epochs of at most so many batches give, under torch and under ours."""
+        """Return what three epochs of at most so many batches give, under torch's loader and under this one."""
         found = []
         for kind in (TorchLoader, DataLoader):
             batches, seen = kind(data, 4, sampler=sampler()), list[list[int]]()
@@ -120,7 +118,7 @@ def test_what_torch_does_with_a_sampler_happens(data: Dataset) -> None:
     next(iter(DataLoader(data, 4, sampler=endless)))
 
 
-def test_a_plan_says_first_and_last_steps(data: Dataset) -> None:
+def test_a_plan_has_first_and_last_steps(data: Dataset) -> None:
     plan = plan_of(data, [[0, EACH], [1, -1], [], [2 * EACH, 2]])
     assert plan.extent.tolist() == [0, 1, EXTENTS - 1, 2]
     assert plan.first_step.tolist() == [0, 0, 1, 3]
@@ -146,7 +144,7 @@ def augmented(record: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
         {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": "spawn"},
     ],
 )
-def test_transforms_draw_anew_in_each_epoch_as_under_an_order_of_ours(
+def test_transforms_are_keyed_by_epoch_as_in_a_sharded_loader(
     node: Daemon, data: Dataset, workers: dict[str, object]
 ) -> None:
     options = {"format": "records", "record_bytes": RECORD, "transform": augmented}

@@ -1,4 +1,4 @@
-"""Default collation into given memory is torch's default collation."""
+"""Default collation into given memory equals torch's default collation."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def flat(batch: Any) -> list[Any]:
 
 @pytest.mark.parametrize("name", SAMPLES)
 @pytest.mark.parametrize("into", [True, False])
-def test_batches_are_torchs(name: str, into: bool) -> None:
+def test_batches_equal_torchs(name: str, into: bool) -> None:
     made: list[Bytes] = []
     expected = flat(default_collate(SAMPLES[name]))
     found = flat(default_collate_into(given(made) if into else None, SAMPLES[name], len(SAMPLES[name])))
@@ -87,7 +87,7 @@ LARGE = ["large arrays", "large tensors", "large, cut out of larger", "large, in
 
 
 @pytest.mark.parametrize("name", ["arrays", "tensors", "transposed", "one", "named", "dicts", *LARGE])
-def test_numbers_lie_in_the_memory_given(name: str) -> None:
+def test_numbers_are_stacked_in_the_given_memory(name: str) -> None:
     made: list[Bytes] = []
     batch = flat(default_collate_into(given(made), SAMPLES[name], len(SAMPLES[name])))
     places = {room.ctypes.data for room in made}
@@ -107,7 +107,7 @@ def test_numbers_lie_in_the_memory_given(name: str) -> None:
         ([{"x": [1, 2]}, {"x": [1]}], "sample 0 has length 2 and sample 1 has length 1 at ['x']"),
     ],
 )
-def test_samples_of_several_shapes_are_named(samples: list[Any], says: str) -> None:
+def test_an_error_names_samples_of_different_shapes(samples: list[Any], says: str) -> None:
     with pytest.raises(RuntimeError):
         default_collate(samples)
     with pytest.raises(InvalidInput, match=re.escape(says)):
@@ -115,7 +115,7 @@ def test_samples_of_several_shapes_are_named(samples: list[Any], says: str) -> N
 
 
 @pytest.mark.parametrize("samples", [[np.array(["a"]), np.array(["b"])], [object(), object()]])
-def test_what_torch_refuses_is_refused_with_its_words(samples: list[Any]) -> None:
+def test_torchs_errors_are_raised_unchanged(samples: list[Any]) -> None:
     with pytest.raises((RuntimeError, TypeError)) as theirs:
         default_collate(samples)
     with pytest.raises(theirs.type) as mine:
@@ -123,7 +123,7 @@ def test_what_torch_refuses_is_refused_with_its_words(samples: list[Any]) -> Non
     assert str(mine.value) == str(theirs.value)
 
 
-def test_what_the_user_registered_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collate_functions_that_the_user_registered_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     def listed(batch: Any, *, collate_fn_map: Any = None) -> Any:
         return list(batch)
 
@@ -131,7 +131,7 @@ def test_what_the_user_registered_counts(monkeypatch: pytest.MonkeyPatch) -> Non
     assert type(default_collate_into(given([]), [np.zeros(2)], 1)) is list
 
 
-def test_a_large_value_is_taken_before_the_next_is_made() -> None:
+def test_a_large_value_is_copied_before_the_next_sample_is_made() -> None:
     same = np.empty(20_000, np.int64)
 
     def overwritten() -> Iterator[tuple[np.ndarray[Any, Any], int]]:
@@ -148,10 +148,10 @@ def test_a_large_value_is_taken_before_the_next_is_made() -> None:
     ("samples", "some"),
     [
         ([{"png": 1, "cls": 0}, {"png": 2}], "cls"),
-        ([{"png": 2}, {"png": 1, "cls": 0}], "cls"),  # torch leaves it out of the batch
+        ([{"png": 2}, {"png": 1, "cls": 0}], "cls"),  # torch drops the field from the batch
         ([(1, 0), (2, None)], "a value 1"),
     ],
 )
-def test_a_field_that_only_some_samples_have_is_named(samples: list[Any], some: str) -> None:
-    with pytest.raises(InvalidInput, match=f"only some samples of a batch have {some}: name fields="):
+def test_an_error_names_fields_that_only_some_samples_have(samples: list[Any], some: str) -> None:
+    with pytest.raises(InvalidInput, match=f"only some samples of a batch have {some}: choose fields="):
         default_collate_into(None, samples, len(samples))
