@@ -1,29 +1,26 @@
-"""The old daemon's end of a takeover: end the fills, stop, tell everything, and end when it has been adopted.
+"""The old daemon's side of a takeover: end the fills, stop the loop, hand over everything, and end.
 
-The order of events, and what is left when either daemon dies after each:
-  1. the new daemon knocks, loads what takes long          either one dies: the other serves, or starts, as always
-  2. fills under way end; none begins                      new dies: they begin. Old dies: as a crash
-  3. the loop stops here; what readers say waits in their sockets, which stay open
-  4. everything is told, descriptors with it               new dies: the loop goes on where it was. Old dies: as a crash
-  5. the new one says that it has all, its disks too       new dies: as a crash. Old dies: nobody notices
-  6. this process closes its sockets, so that what of it hangs in a disk is in nobody's way, and ends
+The order of events, and the effect when a daemon dies after each:
+  1. the new daemon connects and loads the datasets      either dies: the other serves or starts as usual
+  2. fills under way end; none begins                    new dies: fills begin again. Old dies: as a crash
+  3. the loop stops; messages of readers wait in their sockets, which stay open
+  4. the state and the descriptors are handed over       new dies: the loop goes on. Old dies: as a crash
+  5. the new daemon confirms that it has everything      new dies: as a crash. Old dies: no effect
+  6. this process closes its sockets, so that a thread that hangs in a disk blocks nothing, and ends
 
-No decision hangs on a clock: in 4, a new daemon that does not go on is killed before the old one does, so there are
-never two. Each cache directory stays locked throughout, because a lock's descriptor is handed over with its lock. What is
-lost is handed over as lost: nobody waits for a disk that hangs.
+No decision depends on a timeout alone: in 4, a new daemon that does not go on is killed before the old one goes on, so
+two daemons never serve. Each cache directory stays locked throughout, since the lock's descriptor is handed over. A lost
+tier is handed over as lost, so no step waits for a disk that hangs.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import select
-import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import chain
 from typing import Any
 
@@ -32,15 +29,17 @@ from cachesvc.config import Settings
 from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.model import RAM, ExtentId, ReaderId, TierName
 from cachesvc.core.node import snapshot as replay
-from cachesvc.daemon.grants.listening import addresses, bind, identity, peer_process, remove
-from cachesvc.daemon.grants.readers import Connection
+from cachesvc.daemon.grants.connected_readers import HandedOverConnection
+from cachesvc.daemon.grants.unix_sockets import bind, identity, peer_process, remove
+from cachesvc.daemon.ports import addresses
 from cachesvc.daemon.runner import Runner
 from cachesvc.daemon.takeover import state as takeover_state
+from cachesvc.daemon.takeover.process_handle import ProcessHandle
 from cachesvc.daemon.takeover.wire import (
     MAX_DATASETS,
     PROTOCOL,
     SOCKET,
-    Word,
+    MessageKind,
     receive,
     send,
     send_state,
@@ -51,22 +50,22 @@ from cachesvc.v1 import takeover_pb2 as pb
 log = logging.getLogger(__name__)
 HELLO_S = 10.0
 PREPARE_S = 120.0
-"""The new daemon loads catalogs meanwhile; readers notice nothing."""
+"""The new daemon loads catalogs meanwhile, without effect on readers."""
 DRAIN_S = 10.0
-"""Fills that are not done by then are begun anew by the new daemon: readers wait for no longer."""
+"""The longest wait of readers for fills to end; the new daemon starts the unfinished ones again."""
 DRAIN_POLL_S = 0.01
 ADOPT_S = 60.0
-"""Readers wait meanwhile: a million extents in a cache directory take 8 s."""
+"""Readers wait meanwhile. Listing a million extents in a cache directory takes 8 s."""
 KILLED_S = 10.0
 
 
-class Takeover:
-    """Listens for a new daemon of the same user; at most one at a time is spoken with, on a thread of its own."""
+class TakeoverListener:
+    """Listens for a new daemon of the same user, and hands over to at most one at a time, on a thread of its own."""
 
     def __init__(
         self, settings: Settings, lock: int, ram: RamTier, runner: Runner, end: Callable[[], None]
     ) -> None:
-        """`end` ends this process without an orderly close: sockets, locks and memory are another's by then."""
+        """`end` ends this process without an orderly close, since the new daemon has the sockets, locks and memory."""
         self._path = f"{settings.socket_dir}/{SOCKET}"
         self._state_dir = os.path.realpath(settings.state_dir)
         self._addresses = list(addresses(settings).values())
@@ -81,7 +80,7 @@ class Takeover:
         self._loop.watch(self._listener.fileno(), self._accept)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._loop.unwatch(self._listener.fileno())
         self._listener.close()
         remove(self._path, self._file)
@@ -99,17 +98,17 @@ class Takeover:
             channel.close()
             return
         try:
-            threading.Thread(target=self._converse, args=(channel, pid), name="takeover", daemon=True).start()
+            threading.Thread(target=self._run, args=(channel, pid), name="takeover", daemon=True).start()
         except RuntimeError as error:
             log.warning("a takeover is refused", extra={"peer_uid": uid, "error": str(error)})
             channel.close()
         else:
-            self._busy = True  # until `_go_on`, which runs on this thread
+            self._busy = True  # until `_resume`, which runs on this thread
 
-    def _converse(self, channel: socket.socket, pid: int) -> None:
-        """On a thread of its own, but for what is done at a standstill."""
+    def _run(self, channel: socket.socket, pid: int) -> None:
+        """Run the protocol on the takeover thread; the loop's thread does the hand-over itself."""
         try:
-            with channel, Process(pid) as other:
+            with channel, ProcessHandle(pid) as other:
                 self._offer(channel, pid)
                 self._loop.call(self._runner.fills.pause)
                 self._drain()
@@ -118,16 +117,16 @@ class Takeover:
             log.warning(
                 "a takeover was given up; this daemon goes on", extra={"by": pid, "error": str(error)}
             )
-        self._loop.post(self._go_on)
+        self._loop.post(self._resume)
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         self._runner.fills.resume()
         self._busy = False
 
     def _offer(self, channel: socket.socket, pid: int) -> None:
-        """Raises InvalidInput, which the new daemon is told as well, for one of another protocol."""
+        """Exchange HELLO, OFFER and READY. Raises InvalidInput for another protocol; the OFFER tells the new daemon."""
         hello = pb.TakeoverHello()
-        receive(channel, Word.HELLO, hello)
+        receive(channel, MessageKind.HELLO, hello)
         offer = pb.TakeoverOffer(version=cachesvc.__version__, state_dir=self._state_dir)
         offer.addresses.extend(self._addresses)
         if hello.protocol != PROTOCOL:
@@ -136,29 +135,31 @@ class Takeover:
             )
         known = self._loop.call(self._runner.listed)
         offer.datasets.extend(dataset.id for dataset in known[-MAX_DATASETS:])
-        send(channel, Word.OFFER, offer, [self._lock])
+        send(channel, MessageKind.OFFER, offer, [self._lock])
         if offer.refused:
             raise InvalidInput(offer.refused)
         log.info("a new daemon prepares to take over", extra={"by": pid, "version": hello.version})
         channel.settimeout(PREPARE_S)
-        receive(channel, Word.READY)
+        receive(channel, MessageKind.READY)
 
     def _drain(self) -> None:
         deadline = time.monotonic() + DRAIN_S
-        while not self._loop.call(self._quiet) and time.monotonic() < deadline:
-            time.sleep(DRAIN_POLL_S)  # paces the asking; grants go on
+        while not self._loop.call(self._is_quiet) and time.monotonic() < deadline:
+            time.sleep(DRAIN_POLL_S)  # the loop serves grants meanwhile
 
-    def _quiet(self) -> bool:
+    def _is_quiet(self) -> bool:
         tiers = self._runner.node.policy.tiers.values()
         busy = self._runner.fills.under_way or self._runner.plans.under_way
         return not busy and not any(tier.evicting_bytes for tier in tiers if not tier.lost)
 
-    def _hand_over(self, channel: socket.socket, other: Process) -> None:
-        """On the loop's thread, where nothing else runs meanwhile. Raises OSError, ValueError or CacheError when the
-        new daemon did not take what it was given and never will."""
+    def _hand_over(self, channel: socket.socket, other: ProcessHandle) -> None:
+        """Hand over on the loop's thread, where nothing else runs meanwhile.
+
+        Raises OSError, ValueError or CacheError where the new daemon gave up or was killed; this daemon goes on then.
+        """
         channel.settimeout(ADOPT_S)
         assert self._runner.grants is not None
-        listener, connections = self._runner.grants.handed()
+        listener, connections = self._runner.grants.handed_over()
         locks = {name: disk.locks() for name, disk in self._runner.disks.items()}
         state = self._state(connections, locks)
 
@@ -171,9 +172,9 @@ class Takeover:
 
         try:
             send_state(channel, state, descriptors())
-            receive(channel, Word.ADOPTED)
+            receive(channel, MessageKind.ADOPTED)
         except (ConnectionError, CacheError):
-            raise  # it gave up, or cannot have everything
+            raise  # the new daemon gave up, or an extent cannot be handed over
         except (OSError, ValueError):
             other.kill(KILLED_S)
             raise
@@ -183,7 +184,9 @@ class Takeover:
         log.info("taken over", extra={"extents": len(state.extents), "readers": len(connections)})
         self._end()
 
-    def _state(self, connections: Sequence[Connection], locks: Mapping[TierName, Sequence[int]]) -> Any:
+    def _state(
+        self, connections: Sequence[HandedOverConnection], locks: Mapping[TierName, Sequence[int]]
+    ) -> Any:
         node, datasets = self._runner.node, self._runner.datasets
         state = pb.TakeoverState(locks=sum(map(len, locks.values())), next_id=self._runner.next_id())
         for name, disk in self._runner.disks.items():
@@ -193,8 +196,8 @@ class Takeover:
                 state.mounted.append(str(disk.path))
         if RAM in node.policy.tiers:
             for extent, size_bytes in replay.best_first(node, RAM):
-                if self._runner.lacking.of(extent, RAM).holes:
-                    continue  # the new daemon asks the source for it
+                if self._runner.hole_records.of(extent, RAM).ranges:
+                    continue  # the new daemon fetches it from the source
                 digests = self._ram.checksums(extent).digests
                 state.extents.add(extent=extent, size_bytes=size_bytes, digests=digests)
         for each in connections:
@@ -208,40 +211,9 @@ class Takeover:
                 knows_holes=each.knows_holes,
             )
         known = {each.id: datasets.known(each.wanted) for each in connections if each.welcomed}
-        takeover_state.put(
+        takeover_state.write_events(
             state,
             replay.replay(node, self._runner.granting.unsent()),
             lambda reader: known.get(ReaderId(reader)),
         )
         return state
-
-
-class Process:
-    """A living process of this machine, held by a descriptor, so that its number cannot come to mean another.
-    Raises OSError where there is none, or where it is in another PID namespace."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._fd = os.pidfd_open(pid)
-
-    def __enter__(self) -> Process:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Let go of it."""
-        os.close(self._fd)
-
-    def ended(self, timeout_s: float) -> bool:
-        """Whether it ends within that time."""
-        end = select.poll()
-        end.register(self._fd, select.POLLIN)
-        return bool(end.poll(timeout_s * 1000))
-
-    def kill(self, timeout_s: float) -> None:
-        """SIGKILL, and wait for it; one that hangs in the kernel comes back to nothing but its end."""
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._fd, signal.SIGKILL)
-        self.ended(timeout_s)

@@ -1,4 +1,4 @@
-"""The new daemon's end of a takeover: what it adopts, and how its core comes to stand where the old one's stood."""
+"""The new daemon's side of a takeover: what it adopts, and how its core reaches the state of the old daemon's."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from cachesvc.core import events
 from cachesvc.core.errors import CacheError, CorruptData, DaemonUnavailable, InvalidInput, NotAllowed
 from cachesvc.core.model import DatasetId, ExtentId, ReaderId
 from cachesvc.core.node.snapshot import protecting_first
-from cachesvc.daemon.datasets import Dataset, Datasets
-from cachesvc.daemon.grants.listening import peer_process
-from cachesvc.daemon.grants.readers import Connection
+from cachesvc.daemon.datasets import Datasets, ServedDataset
+from cachesvc.daemon.grants.connected_readers import HandedOverConnection
+from cachesvc.daemon.grants.unix_sockets import peer_process
 from cachesvc.daemon.runner import Runner
 from cachesvc.daemon.takeover import state as takeover_state
-from cachesvc.daemon.takeover.takeover import Process
-from cachesvc.daemon.takeover.wire import PROTOCOL, SOCKET, Word, receive, receive_state, send
+from cachesvc.daemon.takeover.process_handle import ProcessHandle
+from cachesvc.daemon.takeover.wire import PROTOCOL, SOCKET, MessageKind, receive, receive_state, send
 from cachesvc.tiers.ram import RamTier
 from cachesvc.tiers.tier import Checksums
 from cachesvc.v1 import takeover_pb2 as pb
 
 log = logging.getLogger(__name__)
 ANSWER_S = 60.0
-"""The old daemon ends its fills first, which takes 10 s at most."""
+"""The wait for each answer; the old daemon ends its fills first, in at most 10 s."""
 END_S = 10.0
-"""How long an old daemon may take to end; after that it is killed."""
+"""The time that the old daemon has to end before it is killed."""
 LINGER_S = 1.0
-"""How long one that has given up its sockets may take to end; readers wait. After that nothing of it is in the way."""
+"""The time, while readers wait, that an old daemon without sockets has to end; after that it may hang in a disk."""
 
 
 @dataclass(slots=True)
-class Adopted:
-    """What came from the old daemon; nothing, where it died first. Descriptors belong to whoever takes them."""
+class Handover:
+    """The state and descriptors from the old daemon; empty where it died first. The code that uses a descriptor owns it."""
 
     state: Any = field(default_factory=pb.TakeoverState)
     listener: socket.socket | None = None
@@ -45,60 +45,65 @@ class Adopted:
     locks: list[int] = field(default_factory=list)
 
     def lost(self, path: str) -> bool:
-        """Whether the old daemon had given up a cache directory."""
+        """Tell whether the old daemon had lost the tier in a cache directory."""
         return any(each.lost for each in self.state.directories if each.path == path)
 
     def mounted(self, path: str) -> bool | None:
-        """Whether a disk of its own is mounted there, or was; None where the old daemon did not say so."""
+        """True where the old daemon had found a disk mounted at the path; None where it did not say."""
         return path in self.state.mounted or None
 
     def locks_of(self, path: str) -> list[int]:
-        """New descriptors of a cache directory's locks. Where the old daemon names no such path, it may call it
-        otherwise: all that are not another's that is lost, since to look at that may hang."""
-        left = iter(self.locks)
-        of = {each.path: list(islice(left, each.locks)) for each in self.state.directories}
-        others = [*left, *(fd for each in of for fd in of[each] if not self.lost(each))]
+        """Duplicate the descriptors of a cache directory's locks.
+
+        The old daemon may know the directory by another path. Then return all locks except those of lost directories,
+        since a look at a lost one may hang.
+        """
+        remaining = iter(self.locks)
+        of = {each.path: list(islice(remaining, each.locks)) for each in self.state.directories}
+        others = [*remaining, *(fd for each in of for fd in of[each] if not self.lost(each))]
         return [os.dup(fd) for fd in of.get(path, others)]
 
 
-class Predecessor:
-    """A daemon that serves where we are to serve. Until `adopted` it goes on when we end."""
+class OldDaemon:
+    """The daemon that serves the socket directory now. Until `adopted` it goes on if this process ends."""
 
-    def __init__(self, channel: socket.socket, process: Process, offer: Any, lock: int) -> None:
+    def __init__(self, channel: socket.socket, process: ProcessHandle, offer: Any, lock: int) -> None:
         self._channel = channel
         self._process = process
         self._offer = offer
         self._unreadable: dict[str, CorruptData] = {}
         self.lock = lock
-        """Shared with it: of the directory with the sockets."""
+        """The lock of the socket directory, shared with the old daemon."""
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """Its process id."""
         return self._process.pid
 
     @property
     def addresses(self) -> list[str]:
-        """HOST:PORT each: what it gives up when it ends."""
+        """The addresses, HOST:PORT, that it releases when it ends."""
         return list(self._offer.addresses)
 
     def prepare(self, datasets: Datasets) -> None:
-        """Load what it has loaded, while it still serves."""
+        """Load the datasets that it has loaded, while it still serves."""
         loading = [(wanted, datasets.load(DatasetId(wanted))) for wanted in self._offer.datasets]
         for wanted, future in loading:
             try:
                 datasets.admit(future.result())
             except CacheError as error:
                 log.warning("a dataset is not taken over", extra={"dataset": wanted, "error": str(error)})
-                if isinstance(error, CorruptData):  # of another release, perhaps
+                if isinstance(error, CorruptData):  # perhaps a catalog of another release
                     self._unreadable[wanted] = error
 
-    def hand_over(self) -> Adopted:
-        """Bring it to a standstill and receive everything. Raises DaemonUnavailable when it lives and does not,
-        InvalidInput where its readers would end in errors."""
+    def hand_over(self) -> Handover:
+        """Stop the old daemon's loop and receive its state.
+
+        Raises DaemonUnavailable where it does not hand over but still runs, InvalidInput where readers would get errors.
+        """
         state = pb.TakeoverState()
         try:
-            send(self._channel, Word.READY)
+            send(self._channel, MessageKind.READY)
             descriptors = receive_state(self._channel, state)
         except (OSError, ValueError) as error:
             self._channel.close()
@@ -107,10 +112,10 @@ class Predecessor:
                     f"the daemon did not hand over ({error}); it goes on, and its log says more"
                 ) from None
             log.warning("the old daemon died before it handed over; starting without what it held")
-            return Adopted()
+            return Handover()
         self._check_readable(state)
         first, last = 1 + len(state.extents), 1 + len(state.extents) + len(state.readers)
-        return Adopted(
+        return Handover(
             state,
             socket.socket(fileno=descriptors[0]),
             descriptors[1:first],
@@ -128,27 +133,31 @@ class Predecessor:
                 )
 
     def adopted(self) -> None:
-        """Tell it that nothing can go wrong any more, and wait for its end: sockets and ports are ours then. Nothing
-        to do for one that died before it handed over."""
+        """Confirm that the takeover cannot fail any more, and wait for the old daemon to release its sockets and ports.
+
+        Does nothing where it died before it handed over.
+        """
         if self._channel.fileno() < 0:
             self._process.close()
             return
         try:
-            send(self._channel, Word.ADOPTED)
+            send(self._channel, MessageKind.ADOPTED)
         except OSError:
-            log.warning("the old daemon died while it handed over; all that it held is here")
-        left = self._left()
-        if not self._process.ended(LINGER_S if left else END_S):
-            if left:
-                log.warning("the old daemon has left, but hangs in a disk; it ends when that answers")
+            log.warning("the old daemon died while it handed over; everything it held was received")
+        released = self._released_sockets()
+        if not self._process.ended(LINGER_S if released else END_S):
+            if released:
+                log.warning(
+                    "the old daemon has closed its sockets, but hangs in a disk; it ends when that answers"
+                )
             else:
                 log.warning("the old daemon does not end by itself and is killed")
                 self._process.kill(END_S)
         self._process.close()
         self._channel.close()
 
-    def _left(self) -> bool:
-        """Whether it gives up its sockets, among them the end of our channel, in time."""
+    def _released_sockets(self) -> bool:
+        """Tell whether it closes its sockets in time, the other end of this channel among them."""
         self._channel.settimeout(END_S)
         try:
             return not self._channel.recv(1)
@@ -158,15 +167,17 @@ class Predecessor:
             return True
 
 
-def meet(directory: str, state_dir: str) -> Predecessor | None:
-    """The daemon that serves a directory, if one does. Raises InvalidInput, NotAllowed when it cannot be taken over
-    from, DaemonUnavailable when it does not answer."""
+def find_old_daemon(directory: str, state_dir: str) -> OldDaemon | None:
+    """Connect to the daemon that serves a directory; None where none does.
+
+    Raises InvalidInput or NotAllowed where it cannot be taken over, DaemonUnavailable where it does not answer.
+    """
     path = f"{directory}/{SOCKET}"
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     channel.settimeout(ANSWER_S)
     try:
         channel.connect(path)
-        process = Process(peer_process(channel)[0])
+        process = ProcessHandle(peer_process(channel)[0])
     except (FileNotFoundError, ConnectionRefusedError, ProcessLookupError):
         channel.close()
         log.info("there is no daemon to take over from", extra={"socket": directory})
@@ -189,25 +200,25 @@ def meet(directory: str, state_dir: str) -> Predecessor | None:
             raise
         if not process.ended(END_S):
             raise DaemonUnavailable(
-                f"the daemon in {directory} did not let itself be taken over; its log says why"
+                f"the daemon in {directory} refused to hand over; its log says why"
             ) from None
         log.warning("the old daemon died before it handed over; starting without what it held")
         return None
 
 
-def _greeted(channel: socket.socket, process: Process, directory: str, state_dir: str) -> Predecessor:
-    """Raises ConnectionError where it died, or ended the connection."""
+def _greeted(channel: socket.socket, process: ProcessHandle, directory: str, state_dir: str) -> OldDaemon:
+    """Raises CacheError where it refuses or does not answer, ConnectionError where it died or closed the connection."""
     offer = pb.TakeoverOffer()
     try:
-        send(channel, Word.HELLO, pb.TakeoverHello(protocol=PROTOCOL, version=cachesvc.__version__))
+        send(channel, MessageKind.HELLO, pb.TakeoverHello(protocol=PROTOCOL, version=cachesvc.__version__))
         log.info("asked the daemon that serves here to hand over", extra={"pid": process.pid})
-        (lock,) = receive(channel, Word.OFFER, offer)
+        (lock,) = receive(channel, MessageKind.OFFER, offer)
     except (TimeoutError, ValueError) as error:
         raise DaemonUnavailable(
-            f"the daemon in {directory} does not let itself be taken over ({error}); stop it, or see its log"
+            f"the daemon in {directory} does not hand over ({error}); stop it, or see its log"
         ) from None
     if not offer.refused and offer.state_dir == os.path.realpath(state_dir):
-        return Predecessor(channel, process, offer, lock)
+        return OldDaemon(channel, process, offer, lock)
     os.close(lock)
     if offer.refused:
         raise InvalidInput(f"the daemon in {directory} cannot be taken over: {offer.refused}; stop it first")
@@ -216,8 +227,8 @@ def _greeted(channel: socket.socket, process: Process, directory: str, state_dir
     )
 
 
-def fill_ram(tier: RamTier, budget_bytes: int, adopted: Adopted) -> events.Recovered:
-    """Take what the budget holds, of the most useful first; the rest is given up."""
+def fill_ram(tier: RamTier, budget_bytes: int, adopted: Handover) -> events.Recovered:
+    """Adopt the extents that fit into the budget, the most useful first, and close the others."""
     fitting: list[tuple[ExtentId, int]] = []
     for extent, fd in zip(adopted.state.extents, adopted.extents, strict=True):
         try:
@@ -231,17 +242,16 @@ def fill_ram(tier: RamTier, budget_bytes: int, adopted: Adopted) -> events.Recov
             continue
         budget_bytes -= extent.size_bytes
         fitting.append((ExtentId(extent.extent), extent.size_bytes))
-    return events.Recovered(tier.name, dict(reversed(fitting)))  # the core wants the oldest first
+    return events.Recovered(tier.name, dict(reversed(fitting)))  # the core expects the oldest first
 
 
-def restore(adopted: Adopted, runner: Runner) -> None:
-    """Go on with the readers: their connections, claims, leases, plans, and what they wait for. Before the loop
-    runs."""
+def restore(adopted: Handover, runner: Runner) -> None:
+    """Restore the readers' connections, claims, leases, plans and waiting demands, before the loop runs."""
     assert runner.grants is not None
-    known: dict[int, Dataset] = {}
+    known: dict[int, ServedDataset] = {}
     for reader, fd in zip(adopted.state.readers, adopted.readers, strict=True):
         dataset = _dataset(reader.dataset, runner.datasets) if reader.welcomed else None
-        given = Connection(
+        given = HandedOverConnection(
             ReaderId(reader.id),
             reader.token,
             fd,
@@ -255,7 +265,7 @@ def restore(adopted: Adopted, runner: Runner) -> None:
             known[reader.id] = dataset
             runner.declare(reader.id, dataset)
     grants = runner.grants
-    told = takeover_state.taken(adopted.state, known.get, grants.job_of, grants.user_of)
+    told = takeover_state.read_events(adopted.state, known.get, grants.job_of, grants.user_of)
     for event in protecting_first(runner.node, told):
         if isinstance(event, events.Planned):
             grants.adopt_plan(event)
@@ -265,7 +275,7 @@ def restore(adopted: Adopted, runner: Runner) -> None:
         log.info("took over", extra={"extents": extents, "readers": readers})
 
 
-def _dataset(wanted: str, datasets: Datasets) -> Dataset | None:
+def _dataset(wanted: str, datasets: Datasets) -> ServedDataset | None:
     try:
         return datasets.admit(datasets.load(DatasetId(wanted)).result())
     except CacheError as error:

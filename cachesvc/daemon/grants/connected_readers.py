@@ -1,4 +1,4 @@
-"""What the grants socket knows of a reader, and what it and the runner say to each other."""
+"""A reader's connection, and what the grants socket and the runner ask of each other."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from cachesvc.core.errors import CacheError
 from cachesvc.core.model import DatasetId, ExtentId, ReaderId
 from cachesvc.core.stalls import StallReport
 from cachesvc.daemon.access.tenants import Peer
-from cachesvc.daemon.grants.plans import Entries, Handed
+from cachesvc.daemon.grants.plan_intake import PlanEntries, ReceivedPlan
 
 NO_DATASET = DatasetId("")
 
 
-class Known(Protocol):
+class GrantableDataset(Protocol):
     """A dataset as the grants socket sees it."""
 
     @property
@@ -40,17 +40,17 @@ class Known(Protocol):
     def catalog_fd(self) -> int: ...
 
 
-class Answers(Protocol):
-    """What the runner does when readers speak."""
+class ReaderRequests(Protocol):
+    """Does what readers request. `daemon/reader_events.py` implements it."""
 
     def connected(
-        self, reader: ReaderId, dataset: DatasetId, then: Callable[[Known | CacheError], None]
+        self, reader: ReaderId, dataset: DatasetId, then: Callable[[GrantableDataset | CacheError], None]
     ) -> None:
         """Load and declare a dataset for a reader."""
         ...
 
-    def rooms(self) -> list[int]:
-        """Bytes that each tier may hold."""
+    def tier_budgets(self) -> list[int]:
+        """Return the bytes that each working tier may hold."""
         ...
 
     def handle(self, event: events.Event) -> None: ...
@@ -61,44 +61,42 @@ class Answers(Protocol):
 
     def waited(self, dataset: DatasetId, report: StallReport) -> None: ...
 
-    def planned(self, reader: ReaderId, plan: Entries) -> None: ...
+    def planned(self, reader: ReaderId, plan: PlanEntries) -> None: ...
 
-    def passed_or_gone(self, reader: ReaderId, step: int | None) -> None:
-        """The reader's plan moved on to `step`; None: the reader is gone."""
+    def gone(self, reader: ReaderId) -> None:
+        """End the leases, plan and claim of a reader whose connection has ended."""
         ...
 
 
 @dataclass(slots=True)
-class Reader:
+class ConnectedReader:
     """One connection to the grants socket."""
 
     id: ReaderId
     channel: socket.socket
     peer: Peer
     token: int = field(repr=False)
-    """Says who calls the control API; known to this connection alone, so never logged."""
+    """Identifies the caller at the control API. Only this connection is told the token, so it is never logged."""
     greeted: bool = False
     wanted: DatasetId = NO_DATASET
-    dataset: Known | None = None
-    plan: Handed | None = None
-    """Being read: what this reader says after it is heard after it."""
+    dataset: GrantableDataset | None = None
+    plan: ReceivedPlan | None = None
+    """The plan that is being read. Later messages of this reader wait until that is done."""
     knows_holes: bool = False
-    """Its release does not take what lies in a hole for data."""
+    """Its release does not take the bytes of a hole for data."""
     launch: int = 0
     job: int = 0
-    """Whose turn its demands take; nobody stands in another user's line. 0: its own."""
-    unread: int = 0
-    """Descriptors that it was sent and may not have read."""
+    """The fair queue's key for its demands: its user and launch. 0: the reader alone."""
 
-    def belongs(self, launch: int) -> None:
-        """To the readers of one job, which say the same."""
+    def join_job(self, launch: int) -> None:
+        """Join the readers of one job, which send the same `launch`."""
         self.launch = launch
         self.job = (self.peer.uid + 1) << 64 | launch if launch else 0
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
-    """A reader's connection as one daemon gives it to another. `wanted` is empty where it reads nothing."""
+class HandedOverConnection:
+    """A reader's connection as one daemon hands it over to another. `wanted` is empty where it reads nothing."""
 
     id: ReaderId
     token: int = field(repr=False)
