@@ -19,7 +19,7 @@ from loader.job.topology import stated
 from loader.order_setup import Window, window_bytes
 
 
-class Ours(Protocol):
+class LoaderArguments(Protocol):
     """The arguments that torch's own loader has not, as far as it matters whether they were given."""
 
     dataset: TorchDataset[Any]
@@ -80,7 +80,7 @@ def refuse_empty(dataset: TorchDataset[Any], shuffle: bool | None) -> None:
         raise InvalidInput(f"{type(dataset).__name__} holds no samples to shuffle: an empty part of another?")
 
 
-def refuse_unused(loader: Ours, drawn: bool) -> None:
+def refuse_unused(loader: LoaderArguments, drawn: bool) -> None:
     """Of a loader that torch alone runs, over another dataset or with a sampler of the user's own (`drawn`). Raises
     InvalidInput for what it would ignore; without a sampler every rank would see everything."""
     if isinstance(loader.dataset, (Mixture, Packed)):

@@ -24,12 +24,12 @@ from loader.batches.stats import Stats
 from loader.datasets.dataset import key_transforms
 from loader.datasets.wrapped import Core, flattened, ours
 from loader.job.agreement import job_store, tell_failure
-from loader.job.checkpoint import MAX_COUNT, Progress, State, parsed
+from loader.job.checkpoint import MAX_COUNT, LoaderProgress, LoaderState, parsed
 from loader.job.rank_drift import DRIFT_S, watch_drift
-from loader.job.rank_failures import PEER_FAILURE_S, Agreed, PeerWatch, warn_of_state, watch_for
+from loader.job.rank_failures import PEER_FAILURE_S, Agreement, RankFailureWatch, warn_of_state, watch_for
 from loader.job.topology import Topology, must_stand
 from loader.order_setup import (
-    Arguments,
+    OrderArguments,
     Window,
     agreed,
     check_data,
@@ -156,7 +156,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             refuse_unused(self, drawn=not own)
         # Accelerate's `prepare` would share out among ranks what is one rank's; its checkpoints hold a loader's state.
         self._is_accelerate_prepared = self.use_stateful_dataloader = self._ours is not None
-        self._progress = Progress()
+        self._progress = LoaderProgress()
         self._begin_in_process()
 
     def _begin_in_process(self) -> None:
@@ -166,7 +166,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             vars(self).update(samplers_of(order))  # torch lets nobody set them
         self._topology: Topology | None = None
         self._said = False
-        self._job: Agreed | None = None
+        self._job: Agreement | None = None
         """None: the ranks compare at the next `iter()`, for its user has moved this one's place since."""
         self._begin_anew(self._given_now())
 
@@ -351,7 +351,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self._topology
 
     def _found(self) -> Topology:
-        return Arguments.of(self).topology()
+        return OrderArguments.of(self).topology()
 
     def _prepared(self) -> Supply:
         """The batches of this rank, made at first need: only then is the rank known."""
@@ -366,16 +366,18 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _made_now(self) -> Feed:
         return self._made(self._progress.loaded, self._progress.place.epoch)
 
-    def _made(self, loaded: State | None, epoch: int) -> Feed:
-        return feed_of(Arguments.of(self), self._core(), self._where(), loaded, epoch)
+    def _made(self, loaded: LoaderState | None, epoch: int) -> Feed:
+        return feed_of(OrderArguments.of(self), self._core(), self._where(), loaded, epoch)
 
-    def _agree_and_say(self, feed: Feed) -> Agreed:
+    def _agree_and_say(self, feed: Feed) -> Agreement:
         facts = facts_of(self._data[0], feed, self._progress.place.epoch, self._progress.place.turn)
         via, first, self._said = self._core().leaves[0].via, not self._said, True
         where, store = self._where(), self._store()
         name = agreed(where, facts, store, via, first)
         prefetch = self.num_workers * (self.prefetch_factor or 0)
-        return Agreed(name, watch_drift(store, where, name, prefetch, feed.share.accumulate, self._drift_s))
+        return Agreement(
+            name, watch_drift(store, where, name, prefetch, feed.share.accumulate, self._drift_s)
+        )
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -397,5 +399,5 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """The job's, where this loader is one of several."""
         return job_store() if self.shard and self._where().processes > 1 else None
 
-    def _watch(self, job: Agreed) -> PeerWatch | None:
+    def _watch(self, job: Agreement) -> RankFailureWatch | None:
         return watch_for(self._store(), self._where(), job, self.peer_failure_s)

@@ -19,7 +19,7 @@ from loader.batches.feed import Feed, Share
 from loader.datasets.mixture import MAX_TOLD, begun
 from loader.datasets.wrapped import Core
 from loader.job.agreement import agree
-from loader.job.checkpoint import STATE_VERSION, State
+from loader.job.checkpoint import STATE_VERSION, LoaderState
 from loader.job.topology import ALONE, Topology, resolve
 
 _log = logging.getLogger("cachesvc")
@@ -97,7 +97,7 @@ def headline(topology: Topology, facts: Mapping[str, Any], via: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Arguments:
+class OrderArguments:
     """A loader's arguments that say which samples are in which batch of which rank."""
 
     dataset: TorchDataset[Any]
@@ -117,7 +117,7 @@ class Arguments:
     shard: bool
 
     @classmethod
-    def of(cls, loader: Any) -> Arguments:
+    def of(cls, loader: Any) -> OrderArguments:
         """The arguments of `loader` as they are now."""
         return cls(*(getattr(loader, field.name) for field in fields(cls)))
 
@@ -126,7 +126,7 @@ class Arguments:
         return resolve(self.rank, self.world_size, self.mesh, self.dp_dims) if self.shard else ALONE
 
 
-class Single:
+class SingleSample:
     """Hands out samples instead of batches, as torch does without a batch size: `convert` gets the sample alone."""
 
     def __init__(self, convert: Callable[[Any], Any]) -> None:
@@ -138,7 +138,9 @@ class Single:
         return self._convert(sample)
 
 
-def feed_of(given: Arguments, core: Core, topology: Topology, state: State | None, epoch: int) -> Feed:
+def feed_of(
+    given: OrderArguments, core: Core, topology: Topology, state: LoaderState | None, epoch: int
+) -> Feed:
     """This rank's batches, from an epoch on; of the run that a state saved, if any. Raises InvalidInput, StateMismatch."""
     single = given.batch_size is None
     batch_size = 1 if given.batch_size is None else given.batch_size
@@ -146,13 +148,13 @@ def feed_of(given: Arguments, core: Core, topology: Topology, state: State | Non
     if state is not None:
         spec = resumed(state, spec, _stated(given))
     share = share_of(spec.global_batch, batch_size, topology)
-    collate = Single(given.collate_fn) if single else given.collate_fn
+    collate = SingleSample(given.collate_fn) if single else given.collate_fn
     feed = Feed(given.dataset, spec, share, collate, collate is default_collate)
     feed.order(epoch)
     return feed
 
 
-def spec_of(given: Arguments, batch_size: int, core: Core, topology: Topology) -> OrderSpec:
+def spec_of(given: OrderArguments, batch_size: int, core: Core, topology: Topology) -> OrderSpec:
     """The order that a loader's arguments ask for. Raises InvalidInput."""
     wanted = given.global_batch_size or batch_size * topology.world_size
     sizes = np.concatenate([leaf.catalog.extent_sizes for leaf in core.leaves])
@@ -178,11 +180,11 @@ def share_of(global_batch: int, batch_size: int, topology: Topology) -> Share:
     return Share(topology.rank * width, (topology.rank + 1) * width, batch_size)
 
 
-def state_of(identity: str, samples: int, feed: Feed, place: tuple[int, int], world_size: int) -> State:
+def state_of(identity: str, samples: int, feed: Feed, place: tuple[int, int], world_size: int) -> LoaderState:
     """What is saved at an epoch and turn."""
     spec, share, epoch = feed.spec, feed.share, place[0]
     step, micro = divmod(place[1], share.accumulate)
-    return State(
+    return LoaderState(
         version=STATE_VERSION,
         dataset=begun(identity, epoch, bool(place[1])) if len(identity) > MAX_TOLD else identity,
         samples=samples,
@@ -201,12 +203,12 @@ def state_of(identity: str, samples: int, feed: Feed, place: tuple[int, int], wo
     )
 
 
-def turn_of(state: State, feed: Feed) -> int:
+def turn_of(state: LoaderState, feed: Feed) -> int:
     """The batches of its epoch that a state has behind it, as the epoch is cut now."""
     return state.step * feed.share.accumulate + state.micro
 
 
-def check_data(state: State, identity: str, samples: int) -> None:
+def check_data(state: LoaderState, identity: str, samples: int) -> None:
     """Raises StateMismatch when a state belongs to another version, subset or mixture; the weights of a mixture may
     differ from the next epoch on."""
     inside = bool(state.step or state.micro)
@@ -231,7 +233,7 @@ def _told_apart(*identities: str) -> list[str]:
     return [("..." if begin else "") + each[begin : begin + TOLD] + "..." for each in identities]
 
 
-def check_place(state: State, feed: Feed) -> None:
+def check_place(state: LoaderState, feed: Feed) -> None:
     """Raises StateMismatch for a place that its epoch does not have. At an epoch's beginning a mixture's weights may be
     others than when it was saved, and that epoch as long as they say."""
     if feed.changes and not (state.step or state.micro):
@@ -250,7 +252,7 @@ def check_place(state: State, feed: Feed) -> None:
         )
 
 
-def check_inside(state: State, batch_size: int, world_size: int) -> None:
+def check_inside(state: LoaderState, batch_size: int, world_size: int) -> None:
     """Raises StateMismatch where a state stands between the micro-batches of a step that is cut differently now."""
     if state.micro and (state.batch_size, state.world_size) != (batch_size, world_size):
         raise StateMismatch(
@@ -260,7 +262,7 @@ def check_inside(state: State, batch_size: int, world_size: int) -> None:
         )
 
 
-def _stated(given: Arguments) -> set[str]:
+def _stated(given: OrderArguments) -> set[str]:
     """What a loader was told of the order, besides what every run must have alike."""
     stated = {
         "global_batch": given.global_batch_size is not None,
@@ -270,7 +272,7 @@ def _stated(given: Arguments) -> set[str]:
     return {name for name, is_stated in stated.items() if is_stated}
 
 
-def resumed(state: State, spec: OrderSpec, given: Collection[str]) -> OrderSpec:
+def resumed(state: LoaderState, spec: OrderSpec, given: Collection[str]) -> OrderSpec:
     """The spec that a saved run continues with: its own, and at an epoch's beginning what was `given`. Raises
     StateMismatch with the numbers where what was asked contradicts it."""
     for name in ("seed", "shuffle"):
@@ -291,7 +293,7 @@ def resumed(state: State, spec: OrderSpec, given: Collection[str]) -> OrderSpec:
     return OrderSpec(spec.seed, batch, window, min(nodes, batch), spec.shuffle, last)
 
 
-def _must_wait(state: State, spec: OrderSpec, changed: Collection[str]) -> None:
+def _must_wait(state: LoaderState, spec: OrderSpec, changed: Collection[str]) -> None:
     """Raises StateMismatch where something of the order was given that may change between epochs only."""
     words = {
         "global_batch": "global_batch_size={}",

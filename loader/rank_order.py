@@ -19,8 +19,8 @@ from loader.datasets.dataset import key_transforms
 from loader.datasets.mixture import Mixture
 from loader.datasets.packing import Packed
 from loader.datasets.wrapped import Core
-from loader.job.checkpoint import MAX_COUNT, Progress
-from loader.order_setup import Arguments, feed_of
+from loader.job.checkpoint import MAX_COUNT, LoaderProgress
+from loader.order_setup import OrderArguments, feed_of
 
 _log = logging.getLogger("cachesvc")
 
@@ -29,20 +29,22 @@ class RankOrder:
     """The order of one rank's indices, apart from any iteration. It outlives its loader: programs drop a loader once they
     have built another one from its samplers."""
 
-    def __init__(self, loader: torch.utils.data.DataLoader[Any], core: Core, progress: Progress) -> None:
+    def __init__(
+        self, loader: torch.utils.data.DataLoader[Any], core: Core, progress: LoaderProgress
+    ) -> None:
         self._loader: weakref.ref[Any] | None = weakref.ref(loader)
-        self._arguments = Arguments.of(loader)
+        self._arguments = OrderArguments.of(loader)
         self._core, self._progress = core, progress
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_loader": None}
 
     @property
-    def arguments(self) -> Arguments:
+    def arguments(self) -> OrderArguments:
         """The loader's, as they are now."""
         loader = self._live()
         if loader is not None:
-            self._arguments = Arguments.of(loader)
+            self._arguments = OrderArguments.of(loader)
         return self._arguments
 
     @property

@@ -19,7 +19,7 @@ from cachesvc.sources.uri import canonical
 from loader.datasets.dataset import Dataset
 from loader.datasets.samples import Form
 from loader.reading.direct_access import Access
-from loader.reading.opened_dataset import Opened
+from loader.reading.opened_dataset import OpenedDataset
 
 
 def extent_bytes(extent: Extent) -> bytes:
@@ -110,4 +110,4 @@ def compiled(uri: Path, into: Path, **options: object) -> MemoryLink:
 
 def in_memory(link: MemoryLink, **form: object) -> Dataset:
     """A dataset of that link."""
-    return Dataset(Opened(link), Form(**form))  # type: ignore[arg-type]
+    return Dataset(OpenedDataset(link), Form(**form))  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
-from cachesvc.client.caller_token import Identity
+from cachesvc.client.caller_token import CallerIdentity
 from cachesvc.client.control import CODE_KEY, Control
 from cachesvc.core.errors import Busy
 from cachesvc.daemon.control.call_quota import OWN_PLACES, PLACES, Places
@@ -76,16 +76,16 @@ def being(uid: int) -> Iterator[None]:
         os.seteuid(0)
 
 
-def identified(daemon: Daemon, uid: int) -> Identity:
+def identified(daemon: Daemon, uid: int) -> CallerIdentity:
     """A user's connection, for calls of this process."""
-    found = Identity(daemon.socket_dir)
+    found = CallerIdentity(daemon.socket_dir)
     with being(uid):
         assert found.metadata()
     return found
 
 
 @contextlib.contextmanager
-def hoarded(daemon: Daemon, method: str, who: Identity | None) -> Iterator[list[grpc.Call]]:
+def hoarded(daemon: Daemon, method: str, who: CallerIdentity | None) -> Iterator[list[grpc.Call]]:
     """Calls that never end, as many as get a place; those that were refused."""
     over, refused, counted = threading.Event(), list[grpc.Call](), threading.Semaphore(0)
     metadata = who.metadata() if who else ()
@@ -134,7 +134,7 @@ def test_one_user_s_endless_calls_keep_nobody_else_out(daemon: Daemon, method: s
     bob.close()
 
 
-def answered(daemon: Daemon, who: Identity) -> bool:
+def answered(daemon: Daemon, who: CallerIdentity) -> bool:
     """Whether as many calls as one user can have at once are answered."""
 
     def ask(_: int) -> bool:

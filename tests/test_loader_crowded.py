@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bench.node import Daemon
 from cachesvc.core.order.epoch_order import Plan
 from loader import DataLoader, open_dataset
-from loader.reading.thrash_warning import Crowded, at_once_bytes
+from loader.reading.thrash_warning import ThrashWarning, at_once_bytes
 
 EXTENT, EXTENTS, RECORD = 64 << 10, 64, 1024
 
@@ -42,7 +42,7 @@ def test_what_matters_is_the_largest_tier_unless_all_fit(
     caplog: pytest.LogCaptureFixture, rooms: tuple[int, ...], said: int
 ) -> None:
     steps = np.arange(5)
-    crowded = Crowded(np.ones(10, np.int64))
+    crowded = ThrashWarning(np.ones(10, np.int64))
     for _ in range(2):
         crowded.look(Plan(steps, 0 * steps, steps), rooms)
     assert len(caplog.messages) == said
@@ -59,7 +59,9 @@ def test_what_matters_is_the_largest_tier_unless_all_fit(
 )
 def test_sizes_are_told_as_they_are(caplog: pytest.LogCaptureFixture, extent_bytes: int, told: str) -> None:
     steps = np.arange(5)
-    Crowded(np.full(10, extent_bytes, np.int64)).look(Plan(steps, 0 * steps, steps), (3 * extent_bytes,))
+    ThrashWarning(np.full(10, extent_bytes, np.int64)).look(
+        Plan(steps, 0 * steps, steps), (3 * extent_bytes,)
+    )
     assert caplog.messages[0].startswith(told)
 
 

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from cachesvc.core.errors import InvalidInput
 from loader import DataLoader, Jagged, jagged, mix
 from loader.datasets.samples import Form, Samples
-from loader.reading.opened_dataset import Opened
-from loader.reading.reader import Reader
+from loader.reading.opened_dataset import OpenedDataset
+from loader.reading.reader import ExtentReader
 from tests import datasets
 from tests.loader_fakes import MemoryGrants, MemoryLink, compiled, in_memory
 
@@ -53,10 +53,10 @@ def test_ranges_are_joined_however_their_extents_are_held(
     blobs: Blobs, origin: str, limit: int, room: int
 ) -> None:
     link, files = blobs
-    opened = Opened(link)
+    opened = OpenedDataset(link)
     catalog = opened.catalog
     grants = MemoryGrants(catalog.extent, origin, room)
-    reader = Reader(catalog, grants, limit)
+    reader = ExtentReader(catalog, grants, limit)
     samples = Samples(catalog, Form(decode=None))
     memory = np.full(1 << 21, 7, np.uint8)
     rng = np.random.default_rng(3)

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from cachesvc.core.errors import NotFound, PeerRankFailed
 from loader import DataLoader
-from loader.job.rank_failures import BLOCKED_EXIT, Agreed, PeerWatch, watched
+from loader.job.rank_failures import BLOCKED_EXIT, Agreement, RankFailureWatch, watched
 from loader.job.topology import Topology
 from tests import datasets
 from tests.loader_fakes import compiled, in_memory
@@ -97,13 +97,17 @@ def store() -> dist.TCPStore:
     return dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=10))
 
 
-def watches(store: dist.TCPStore, name: str, peer_failure_s: float = 30.0) -> list[PeerWatch]:
+def watches(store: dist.TCPStore, name: str, peer_failure_s: float = 30.0) -> list[RankFailureWatch]:
     """Of a job of two ranks in this process."""
-    return [watch_of(store, rank, Agreed(name), peer_failure_s) for rank in range(2)]
+    return [watch_of(store, rank, Agreement(name), peer_failure_s) for rank in range(2)]
 
 
-def watch_of(store: dist.TCPStore, rank: int, agreed: Agreed, peer_failure_s: float = 30.0) -> PeerWatch:
-    return PeerWatch(store, Topology(rank, 2, "test", process=rank, processes=2), agreed, peer_failure_s)
+def watch_of(
+    store: dist.TCPStore, rank: int, agreed: Agreement, peer_failure_s: float = 30.0
+) -> RankFailureWatch:
+    return RankFailureWatch(
+        store, Topology(rank, 2, "test", process=rank, processes=2), agreed, peer_failure_s
+    )
 
 
 def listening() -> int:
@@ -126,7 +130,7 @@ def test_of_two_failures_the_first_is_everybodys(store: dist.TCPStore) -> None:
     until(lambda: not listening())
 
 
-def fail(first: PeerWatch, second: PeerWatch, one: Exception, other: Exception) -> None:
+def fail(first: RankFailureWatch, second: RankFailureWatch, one: Exception, other: Exception) -> None:
     """Both ranks of the job fail, the second after the first has said so."""
     late: list[Exception] = []
 
@@ -247,10 +251,10 @@ def test_a_watch_ends_when_all_ranks_have_ended_and_not_before(store: dist.TCPSt
 
 def test_a_rank_that_has_begun_more_iterations_than_others_is_heard(store: dist.TCPStore) -> None:
     """One of rank 0 alone, who looked at a batch, say."""
-    ahead = Agreed("ahead")
+    ahead = Agreement("ahead")
     with watched(watch_of(store, 0, ahead), lambda: ""):
         pass
-    first, second = watch_of(store, 0, ahead), watch_of(store, 1, Agreed("ahead"))
+    first, second = watch_of(store, 0, ahead), watch_of(store, 1, Agreement("ahead"))
     with watched(second, lambda: ""):
         with pytest.raises(PeerRankFailed), watched(first, lambda: "step 1"):
             raise NotFound("a")
@@ -262,11 +266,11 @@ def test_a_rank_that_has_begun_more_iterations_than_others_is_heard(store: dist.
 def test_a_rank_that_has_begun_more_iterations_hears_others_and_is_not_ended_once_it_has_raised(
     store: dist.TCPStore,
 ) -> None:
-    ahead = Agreed("hears")
+    ahead = Agreement("hears")
     looked, first = watch_of(store, 0, ahead, 1.0), watch_of(store, 0, ahead, 1.0)
     with watched(looked, lambda: ""):
         pass
-    second = watch_of(store, 1, Agreed("hears"))
+    second = watch_of(store, 1, Agreement("hears"))
     with watched(first, lambda: ""):
         with pytest.raises(PeerRankFailed), watched(second, lambda: "step 1"):
             raise NotFound("a")

@@ -43,8 +43,8 @@ from loader.datasets.decode import decoded, decoder
 from loader.reading.direct_access import reads_around
 from loader.reading.direct_fills import DirectGrants
 from loader.reading.easing import Easing
-from loader.reading.failover import Failover
-from loader.reading.reader import Reader
+from loader.reading.failover import FailoverGrants
+from loader.reading.reader import ExtentReader
 from tests import datasets
 from tests.loader_fakes import MemoryGrants, MemoryLink, compiled, extent_bytes, in_memory
 
@@ -89,7 +89,7 @@ def test_records_that_span_extents_are_right_however_they_are_held(
     catalog = link.catalog()
     layout = catalog.layout
     before = descriptors()
-    reader = Reader(catalog, MemoryGrants(catalog.extent, origin), limit)
+    reader = ExtentReader(catalog, MemoryGrants(catalog.extent, origin), limit)
     rng = np.random.default_rng(0)
     for count in (1, 7, 64, 300):
         samples = rng.integers(0, catalog.samples, count)
@@ -109,7 +109,7 @@ def test_what_is_given_back_while_others_read_is_leased_anew(
     catalog = link.catalog()
     layout = catalog.layout
     grants = MemoryGrants(catalog.extent)
-    reader, over = Reader(catalog, grants), threading.Event()
+    reader, over = ExtentReader(catalog, grants), threading.Event()
 
     def read(seed: int) -> bool:
         rng, right = np.random.default_rng(seed), True
@@ -138,7 +138,7 @@ def test_readers_give_back_while_memory_is_short_and_only_then(
     link, wanted = sequences
     catalog = link.catalog()
     grants, memory = MemoryGrants(catalog.extent), [Memory(1000, 51)]
-    reader = Reader(catalog, grants)
+    reader = ExtentReader(catalog, grants)
     easing = Easing(reader.ease, lambda: memory[0])
     slots = catalog.layout.slots(np.arange(64))
     first, last = reader.spans(slots * catalog.layout.stride_bytes, np.full(64, catalog.layout.record_bytes))
@@ -174,7 +174,7 @@ def test_files_of_any_size_are_right_however_they_are_held(
     link, files = blobs
     catalog = link.catalog()
     grants = MemoryGrants(catalog.extent, origin, max(room, 4))
-    reader = Reader(catalog, grants, limit)
+    reader = ExtentReader(catalog, grants, limit)
     order = np.random.default_rng(2).permutation(catalog.samples)
     addresses, lengths = catalog.locate(order)
     found = reader.read(addresses[:, 0], lengths[:, 0])
@@ -200,7 +200,7 @@ def test_what_the_kernel_maps_no_more_is_read_from_its_descriptor(
 
     monkeypatch.setattr(mapping, "place", short)
     before, grants = descriptors(), MemoryGrants(catalog.extent, "ram")
-    reader = Reader(catalog, grants)
+    reader = ExtentReader(catalog, grants)
     slots = layout.slots(np.arange(catalog.samples))
     first, last = reader.spans(slots * layout.stride_bytes, np.full(len(slots), layout.record_bytes))
     found = reader.gather(slots, first, last).view("<u2").reshape(len(slots), -1)
@@ -216,7 +216,7 @@ def test_a_sample_that_no_room_can_hold_is_a_typed_error(blobs: tuple[MemoryLink
     catalog = link.catalog()
     large = max(range(catalog.samples), key=lambda n: len(files[catalog.key(n)]))
     addresses, lengths = catalog.locate(np.asarray([large]))
-    reader = Reader(catalog, MemoryGrants(catalog.extent, "ram", 1), timeout_s=0.1)
+    reader = ExtentReader(catalog, MemoryGrants(catalog.extent, "ram", 1), timeout_s=0.1)
     with pytest.raises(OutOfSpace, match="--ram"):
         reader.read(addresses[:, 0], lengths[:, 0])
 
@@ -282,7 +282,7 @@ def test_nothing_of_an_array_is_given_back_whatever_is_read_later(tmp_path: Path
     link = compiled(tmp_path / "r.bin", tmp_path, format="records", record_bytes=4096, extent_bytes=4096)
     catalog = link.catalog()
     grants = Streaming(catalog.extent)
-    reader = Reader(catalog, grants)
+    reader = ExtentReader(catalog, grants)
     reader.array()
     reader.read(np.asarray([0]), np.asarray([8]))
     assert grants.leases == dict.fromkeys(range(100), 1), "a touch of what is gone would end the process"
@@ -306,7 +306,7 @@ def test_an_array_that_does_not_fit_keeps_nothing(tmp_path: Path) -> None:
     link = compiled(tmp_path / "r.bin", tmp_path, format="records", record_bytes=4096, extent_bytes=4096)
     catalog = link.catalog()
     grants = MemoryGrants(catalog.extent, room=90)
-    reader = Reader(catalog, grants)
+    reader = ExtentReader(catalog, grants)
     with pytest.raises(OutOfSpace, match="not all in a daemon's memory: start one whose --ram"):
         reader.array()
     assert not any(grants.leases.values())
@@ -346,7 +346,7 @@ def test_local_files_are_read_without_a_daemon_and_a_changed_one_is_refused(home
     catalog = link.catalog()
 
     def first_row() -> bytes | None:
-        reader = Reader(catalog, reads_around(catalog).grants)
+        reader = ExtentReader(catalog, reads_around(catalog).grants)
         addresses, lengths = catalog.locate(np.asarray([0]))
         try:
             return reader.read(addresses[:, 0], lengths[:, 0])[0]
@@ -517,7 +517,7 @@ def test_who_fails_gives_back_no_lease_of_another(sequences: tuple[MemoryLink, n
 def test_reads_go_around_a_dead_daemon_and_come_back(sequences: tuple[MemoryLink, np.ndarray]) -> None:
     catalog = sequences[0].catalog()
     daemon, around = MemoryGrants(catalog.extent), MemoryGrants(catalog.extent, "direct")
-    both = Failover(daemon, around)
+    both = FailoverGrants(daemon, around)
 
     def origin(index: int) -> str:
         [answer] = both.acquire([index], 5)
@@ -553,14 +553,14 @@ def test_without_credentials_readers_wait_for_the_daemon_with_a_deadline(
     daemon = MemoryGrants(catalog.extent)
     daemon.alive = False
     with pytest.raises(DaemonUnavailable, match="no way around it: the fake daemon is down; start it again"):
-        Failover(daemon, Forbidden(catalog.extent)).acquire([0], 0.3)
+        FailoverGrants(daemon, Forbidden(catalog.extent)).acquire([0], 0.3)
     with pytest.raises(DaemonUnavailable):
-        Failover(daemon, None).acquire([0], 0.3)
+        FailoverGrants(daemon, None).acquire([0], 0.3)
 
 
 def test_what_the_daemon_refuses_is_read_elsewhere(sequences: tuple[MemoryLink, np.ndarray]) -> None:
     catalog = sequences[0].catalog()
-    both = Failover(MemoryGrants(catalog.extent, room=1), MemoryGrants(catalog.extent, "direct"))
+    both = FailoverGrants(MemoryGrants(catalog.extent, room=1), MemoryGrants(catalog.extent, "direct"))
     answers = both.acquire([0, 1], 5)
     assert [a.origin for a in answers if isinstance(a, Granted)] == ["ram", "direct"]
     for answer in answers:
@@ -710,7 +710,7 @@ def test_what_is_expected_is_only_announced_and_changes_no_byte(
     link, wanted = sequences
     catalog = link.catalog()
     grants = MemoryGrants(catalog.extent, origin)
-    reader = Reader(catalog, grants)
+    reader = ExtentReader(catalog, grants)
     rng = np.random.default_rng(4)
     batches = [rng.integers(0, catalog.samples, 32) for _ in range(12)]
     for samples, following in itertools.pairwise(batches):

@@ -18,7 +18,7 @@ from cachesvc.client.protocol import Granted, Refused
 from cachesvc.core.errors import InvalidInput, TierFailed
 from loader import DataLoader
 from loader.batches.feed import Turn
-from loader.reading.reader import Reader
+from loader.reading.reader import ExtentReader
 from loader.workers.threads import ThreadEngine
 from tests import datasets
 from tests.loader_fakes import MemoryGrants, MemoryLink, compiled, in_memory
@@ -233,7 +233,7 @@ class SlowGrants(MemoryGrants):
         return super().acquire(extents, timeout_s)
 
 
-def gathered(reader: Reader, catalog: Any, samples: list[int]) -> list[int]:
+def gathered(reader: ExtentReader, catalog: Any, samples: list[int]) -> list[int]:
     slots = catalog.layout.slots(np.asarray(samples))
     first, last = reader.spans(slots * 2048, np.full(len(slots), 2048))
     return (reader.gather(slots, first, last).view("<u4").reshape(-1, 512)[:, 0] // 512).tolist()
@@ -243,7 +243,7 @@ def gathered(reader: Reader, catalog: Any, samples: list[int]) -> list[int]:
 def test_who_needs_no_new_extent_does_not_wait_for_one_that_is_filled(link: MemoryLink, origin: str) -> None:
     catalog = link.catalog()
     grants = SlowGrants(catalog.extent, origin)
-    reader = Reader(catalog, grants)
+    reader = ExtentReader(catalog, grants)
     assert gathered(reader, catalog, [0, 1]) == [0, 1]
     with ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as again:
         waiting = pool.submit(gathered, reader, catalog, [36])
@@ -271,7 +271,7 @@ def test_many_threads_share_a_reader_that_has_little_room(
 ) -> None:
     catalog = link.catalog()
     grants = MemoryGrants(catalog.extent, origin, room)
-    reader = Reader(catalog, grants, limit)
+    reader = ExtentReader(catalog, grants, limit)
 
     def reads(seed: int) -> bool:
         rng = np.random.default_rng(seed)
@@ -292,7 +292,7 @@ def test_what_a_read_that_was_interrupted_asked_for_is_waited_for_by_nobody(
     link: MemoryLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     catalog = link.catalog()
-    reader = Reader(catalog, MemoryGrants(catalog.extent), 2 * 8192)
+    reader = ExtentReader(catalog, MemoryGrants(catalog.extent), 2 * 8192)
     assert gathered(reader, catalog, [0, 4]) == [0, 4]
 
     def interrupted(*_: int) -> None:
@@ -319,7 +319,7 @@ def test_a_file_cut_while_it_is_read_is_a_typed_error(link: MemoryLink, tmp_path
             return answers
 
     catalog = link.catalog()
-    reader = Reader(catalog, Cut(catalog.extent, "nvme"))
+    reader = ExtentReader(catalog, Cut(catalog.extent, "nvme"))
     with pytest.raises(TierFailed, match="cut"):
         gathered(reader, catalog, [0, 1, 2, 3])
     addresses, lengths = catalog.locate(np.asarray([3]))

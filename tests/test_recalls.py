@@ -18,7 +18,7 @@ from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.protocol import Granted, Refused
 from cachesvc.core.model import DatasetId
 from loader import DataLoader, Dataset, open_dataset
-from loader.reading.reader import Reader
+from loader.reading.reader import ExtentReader
 from tests.faulty_disk import FaultyDisk
 from tests.loader_fakes import MemoryGrants, compiled
 from tests.test_daemon import wait_until
@@ -161,7 +161,7 @@ def test_a_disk_that_has_no_room_at_the_commit_is_full_for_a_while(
 @pytest.fixture(params=["ram", "nvme"])
 def reader(
     tmp_path: Path, request: pytest.FixtureRequest
-) -> Iterator[tuple[Reader, MemoryGrants, np.ndarray]]:
+) -> Iterator[tuple[ExtentReader, MemoryGrants, np.ndarray]]:
     """All of it read once; and what the records are."""
     records = np.frombuffer(BODY, np.uint8).reshape(-1, RECORD)
     (tmp_path / "r.bin").write_bytes(BODY)
@@ -169,19 +169,19 @@ def reader(
         tmp_path / "r.bin", tmp_path, format="records", record_bytes=RECORD, extent_bytes=EXTENT
     ).catalog()
     grants = MemoryGrants(catalog.extent, request.param)
-    found = Reader(catalog, grants)
+    found = ExtentReader(catalog, grants)
     assert (read(found, np.arange(len(records))) == records).all()
     yield found, grants, records
     found.close()
     assert not any(grants.leases.values())
 
 
-def read(reader: Reader, samples: np.ndarray) -> np.ndarray:
+def read(reader: ExtentReader, samples: np.ndarray) -> np.ndarray:
     first, last = reader.spans(samples * RECORD, np.full(len(samples), RECORD))
     return reader.gather(samples, first, last).view(np.uint8).reshape(-1, RECORD)
 
 
-Reading = tuple[Reader, MemoryGrants, np.ndarray]
+Reading = tuple[ExtentReader, MemoryGrants, np.ndarray]
 
 
 def test_what_is_recalled_goes_back_at_once_and_nothing_else(reader: Reading) -> None:

@@ -18,7 +18,7 @@ TOKEN_KEY = "cachesvc-token"
 TIMEOUT_S = 30.0
 
 
-class Identity:
+class CallerIdentity:
     """One caller. Connects at the first call and again after the daemon was restarted; not for use across a fork."""
 
     def __init__(self, directory: str) -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from cachesvc.client.caller_token import Identity
+from cachesvc.client.caller_token import CallerIdentity
 from cachesvc.client.fork_safety import rest_before_forks
 from cachesvc.config import CONTROL_SOCKET, check_socket_dir, control_address, socket_dirs
 from cachesvc.core.errors import (
@@ -79,7 +79,7 @@ class Control:
 
         rest_before_forks()
         self.directory = found
-        self._identity = Identity(found)
+        self._identity = CallerIdentity(found)
         self._pb = cachesvc_pb2
         limits = [
             ("grpc.max_receive_message_length", -1),

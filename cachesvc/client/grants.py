@@ -102,7 +102,7 @@ class DaemonGrants:
         return self._entered(connection, found)
 
     def look(self) -> None:
-        """See `presence.LookedAfter`."""
+        """See `presence.Polled`."""
         self.connect()
 
     def release(self, extents: Sequence[int]) -> None:

@@ -17,7 +17,7 @@ EVERY_S = 1.0
 """A look costs a system call, a connect that fails 20 us."""
 
 
-class LookedAfter(Protocol):
+class Polled(Protocol):
     """Something that is to be looked at now and then."""
 
     def look(self) -> None:
@@ -31,14 +31,14 @@ class _Presence:
     def __init__(self) -> None:
         self.process = os.getpid()
         self._lock = threading.RLock()  # who is collected just now leaves in the midst of anything
-        self._kept: weakref.WeakSet[LookedAfter] = weakref.WeakSet()
+        self._kept: weakref.WeakSet[Polled] = weakref.WeakSet()
         threading.Thread(target=self._run, name="presence", daemon=True).start()
 
-    def add(self, each: LookedAfter) -> None:
+    def add(self, each: Polled) -> None:
         with self._lock:
             self._kept.add(each)
 
-    def discard(self, each: LookedAfter) -> None:
+    def discard(self, each: Polled) -> None:
         with self._lock:
             self._kept.discard(each)
 
@@ -58,7 +58,7 @@ class _Presence:
 _presence: _Presence | None = None
 
 
-def look_after(each: LookedAfter) -> None:
+def look_after(each: Polled) -> None:
     """Call its `look` now and then, from a thread, until it is forgotten or `leave_alone`."""
     global _presence
     presence = _presence
@@ -69,7 +69,7 @@ def look_after(each: LookedAfter) -> None:
     presence.add(each)
 
 
-def leave_alone(each: LookedAfter) -> None:
+def leave_alone(each: Polled) -> None:
     """It is not to be looked at any more."""
     if _presence is not None and _presence.process == os.getpid():
         _presence.discard(each)

@@ -24,7 +24,7 @@ MAX_ROWS = MAX_EXTENTS
 _EXTENT_BYTES, _STEP_BYTES = 4, 8
 
 
-class Columns(NamedTuple):
+class PlanColumns(NamedTuple):
     """Of one length, but `following`."""
 
     extents: Sequence[int]
@@ -55,7 +55,7 @@ def written(plan: Plan) -> tuple[int, int, int]:
     return fd, rows, more
 
 
-def read(fd: int, rows: int, more: int) -> Columns:
+def read(fd: int, rows: int, more: int) -> PlanColumns:
     """The inverse, of what a stranger handed over; the descriptor stays the caller's. Raises InvalidInput for anything
     but memory of that size."""
     size = rows * (_EXTENT_BYTES + 2 * _STEP_BYTES) + more * _EXTENT_BYTES
@@ -69,7 +69,7 @@ def read(fd: int, rows: int, more: int) -> Columns:
     if len(raw) != size:
         raise InvalidInput(f"a plan of {len(raw)} bytes, not {size}")
     extents, steps = _EXTENT_BYTES * rows, _STEP_BYTES * rows
-    return Columns(
+    return PlanColumns(
         array("I", raw[:extents].tobytes()),
         array("Q", raw[extents : extents + steps].tobytes()),
         array("Q", raw[extents + steps : extents + 2 * steps].tobytes()),

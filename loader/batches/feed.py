@@ -30,8 +30,8 @@ from loader.datasets.packing import Packed
 from loader.datasets.shape_mismatch import unlike
 from loader.datasets.wrapped import Inside, flattened, key_at, ours
 from loader.reading.address_range import Bytes
-from loader.reading.opened_dataset import Opened
-from loader.reading.reader import Ints, Reader
+from loader.reading.opened_dataset import OpenedDataset
+from loader.reading.reader import ExtentReader, Ints
 from loader.reading.wait_clock import READING
 
 SLAB = 16_384
@@ -95,7 +95,7 @@ class Feed(TorchDataset[Any]):
         core = ours(self.dataset)
         self._composed = core if isinstance(core, (Mixture, Packed)) else None
         self._inner = core.leaves if isinstance(core, Inside) else ()
-        self._opened: list[Opened] = [] if core is None else [leaf.opened for leaf in core.leaves]
+        self._opened: list[OpenedDataset] = [] if core is None else [leaf.opened for leaf in core.leaves]
         self._samples = self._view.samples if self._view is not None else None
         self._whole = whole(self._samples, self.collate, self._wants_ready) if self._samples else None
         self._samples_of = drawn_from(self.dataset)
@@ -197,7 +197,7 @@ class Feed(TorchDataset[Any]):
                 return slab.located.batch(reader, row, self.empty)
         return self.fetch(epoch, slab.rows[row])
 
-    def _expect(self, reader: Reader, slab: _Slab, row: int) -> None:
+    def _expect(self, reader: ExtentReader, slab: _Slab, row: int) -> None:
         """Have the disk work on a later batch while this one is copied; at the end of a slab it rests once."""
         if self._view is not None and self._samples is not None and row < len(slab.rows):
             self._samples.expect(reader, self._view.ids_of(slab.rows[row]))

@@ -12,7 +12,7 @@ from typing import Any
 from loader.datasets.jagged import jagged
 from loader.datasets.samples import Samples
 from loader.reading.address_range import Bytes
-from loader.reading.reader import Ints, Reader
+from loader.reading.reader import ExtentReader, Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +20,8 @@ class Whole:
     """`locate` says where samples lie: arrays by sample, the last two of them the first and the last extent.
     `make` copies what is located to a batch, in new memory or in what its last argument gives for a size in bytes."""
 
-    locate: Callable[[Reader, Ints], tuple[Ints, ...]]
-    make: Callable[[Reader, Any, Callable[[int], Bytes] | None], Any]
+    locate: Callable[[ExtentReader, Ints], tuple[Ints, ...]]
+    make: Callable[[ExtentReader, Any, Callable[[int], Bytes] | None], Any]
 
 
 def whole(samples: Samples, collate: Callable[..., Any], as_gathered: bool) -> Whole | None:
@@ -36,7 +36,7 @@ def whole(samples: Samples, collate: Callable[..., Any], as_gathered: bool) -> W
 class Located:
     """The batches of consecutive turns, located."""
 
-    def __init__(self, kind: Whole, reader: Reader, ids: Ints) -> None:
+    def __init__(self, kind: Whole, reader: ExtentReader, ids: Ints) -> None:
         """`ids`: of samples, [turns, batch size]."""
         *places, first, last = kind.locate(reader, ids.reshape(-1))
         self._make = kind.make
@@ -45,7 +45,7 @@ class Located:
         arrays = [*places, first] if self._in_one else [*places, first, last]
         self._arrays = [each.reshape(ids.shape) for each in arrays]
 
-    def batch(self, reader: Reader, row: int, empty: Callable[[int], Bytes] | None) -> Any:
+    def batch(self, reader: ExtentReader, row: int, empty: Callable[[int], Bytes] | None) -> Any:
         """The batch of a row."""
         located = [each[row] for each in self._arrays]
         if self._in_one:

@@ -25,7 +25,7 @@ from loader.datasets.samples import Form, Samples
 from loader.datasets.targets import Targets
 from loader.job.topology import foreseen
 from loader.reading.connect import connect
-from loader.reading.opened_dataset import Opened
+from loader.reading.opened_dataset import OpenedDataset
 from loader.reading.reader import Ints
 
 NOTES_SAID = 8
@@ -92,7 +92,7 @@ def open_dataset(
     if isinstance(fields, str):
         fields = (fields,)
     form = Form(tuple(fields) if fields is not None else None, decode, transform, out, image_mode, targets)
-    dataset = Dataset(Opened(link, checked), form)
+    dataset = Dataset(OpenedDataset(link, checked), form)
     if rank == 0:
         _say(dataset.catalog.notes)
     return dataset
@@ -127,7 +127,7 @@ class Dataset(TorchDataset[Any]):
     Picklable for spawned workers, which open the same version again; a forked worker connects by itself.
     """
 
-    def __init__(self, opened: Opened, form: Form, ids: Ints | None = None) -> None:
+    def __init__(self, opened: OpenedDataset, form: Form, ids: Ints | None = None) -> None:
         self.opened, self._form, self._ids = opened, form, ids
         self._catalog = opened.catalog
         self.samples = Samples(opened.catalog, form)

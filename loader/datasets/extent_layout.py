@@ -11,14 +11,14 @@ from cachesvc.core.arguments import places_of
 from cachesvc.core.order.epoch_order import EpochOrder, Plan
 from loader.datasets.composite import spread_of
 from loader.datasets.wrapped import MAX_DEPTH, flattened, parts_of
-from loader.reading.opened_dataset import Opened
+from loader.reading.opened_dataset import OpenedDataset
 from loader.reading.reader import Ints
 
 
 class Piece(NamedTuple):
     """A dataset that is read: the first ordinal of each extent of its catalog, ascending, int64[E+1]."""
 
-    opened: Opened
+    opened: OpenedDataset
     first: Ints
 
 
@@ -111,7 +111,9 @@ def _indices(part: Laid) -> Ints:
     return np.arange(part.extent_first[-1]) if part.arrange is None else part.arrange
 
 
-def plans_for(found: Laid, order: EpochOrder, low: int, high: int, batches: int) -> list[tuple[Opened, Plan]]:
+def plans_for(
+    found: Laid, order: EpochOrder, low: int, high: int, batches: int
+) -> list[tuple[OpenedDataset, Plan]]:
     """When a rank with the slots [low, high) in `batches` micro-batches reads the extents of each piece, and those of the
     epoch after this one."""
     after = EpochOrder(order.spec, found.extent_first, order.epoch + 1).plan(low, high, batches)

@@ -21,7 +21,7 @@ from loader.datasets.jagged import Jagged, offsets_of
 from loader.datasets.targets import OUT, Targets, check_rows, columns, named
 from loader.datasets.targets import checked as checked_targets
 from loader.reading.address_range import Bytes
-from loader.reading.reader import Ints, Reader
+from loader.reading.reader import ExtentReader, Ints
 
 LABEL = "label"
 
@@ -119,7 +119,7 @@ class Samples:
         is_number = labels is not None and labels.dtype.kind == "f"
         return " as a number" if is_number else _in_words(self._catalog.classes)
 
-    def locate(self, reader: Reader, samples: Ints) -> tuple[Ints, Ints, Ints]:
+    def locate(self, reader: ExtentReader, samples: Ints) -> tuple[Ints, Ints, Ints]:
         """Slots of records and the extents they lie in: what `gather` takes."""
         layout = self._layout
         assert isinstance(layout, Fixed), "only records of one size have slots"
@@ -128,7 +128,10 @@ class Samples:
         return slots, first, last
 
     def tensor(
-        self, reader: Reader, located: tuple[Ints, Ints, Ints], empty: Callable[[int], Bytes] | None = None
+        self,
+        reader: ExtentReader,
+        located: tuple[Ints, Ints, Ints],
+        empty: Callable[[int], Bytes] | None = None,
     ) -> torch.Tensor:
         """Located records as one tensor [n, *shape], in new memory or in what `empty` gives for a size in bytes."""
         rows = self._stored(reader, located, None if self._out is not None else empty)
@@ -148,7 +151,10 @@ class Samples:
             ) from error
 
     def whole(
-        self, reader: Reader, located: tuple[Ints, Ints, Ints], empty: Callable[[int], Bytes] | None = None
+        self,
+        reader: ExtentReader,
+        located: tuple[Ints, Ints, Ints],
+        empty: Callable[[int], Bytes] | None = None,
     ) -> Any:
         """A batch of located records as it goes out when nobody collates, in new memory or in what `empty` gives."""
         if self._form.targets is None:
@@ -173,7 +179,7 @@ class Samples:
         return columns(rows, self._form.targets, self._out, empty)
 
     def _stored(
-        self, reader: Reader, located: tuple[Ints, Ints, Ints], empty: Callable[[int], Bytes] | None
+        self, reader: ExtentReader, located: tuple[Ints, Ints, Ints], empty: Callable[[int], Bytes] | None
     ) -> np.ndarray[Any, Any]:
         """Located records [n, *shape] of the stored dtype."""
         records = reader.gather(*located, empty)
@@ -185,7 +191,7 @@ class Samples:
         assert isinstance(self._layout, Fixed), "only records of one size have it"
         return self._layout.record_bytes
 
-    def ranges(self, reader: Reader, samples: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    def ranges(self, reader: ExtentReader, samples: Ints) -> tuple[Ints, Ints, Ints, Ints]:
         """Of samples that stay bytes: where they begin and end, and the extents they lie in. What `jagged` takes."""
         addresses, lengths = (array[:, self._columns[0]] for array in self._catalog.locate(samples))
         lengths = np.maximum(lengths, 0)  # absent: nothing
@@ -193,7 +199,7 @@ class Samples:
 
     def jagged(
         self,
-        reader: Reader,
+        reader: ExtentReader,
         ranges: tuple[Ints, Ints, Ints, Ints],
         empty: Callable[[int], Bytes] | None = None,
     ) -> Jagged:
@@ -201,19 +207,19 @@ class Samples:
         values = torch.from_numpy(reader.join(*ranges, empty))
         return Jagged(values, torch.from_numpy(offsets_of(ranges[1] - ranges[0])))
 
-    def expect(self, reader: Reader, samples: Ints) -> None:
-        """These samples will be taken next; see `Reader.expect`. Where a table in the extent says where samples
+    def expect(self, reader: ExtentReader, samples: Ints) -> None:
+        """These samples will be taken next; see `ExtentReader.expect`. Where a table in the extent says where samples
         lie, nothing is known ahead."""
         if not isinstance(self._layout, (Indirect, Table)):
             addresses, lengths = self._catalog.locate(samples)
             columns = [column for column in self._columns if column >= 0]
             reader.expect(addresses[:, columns].ravel(), lengths[:, columns].ravel())
 
-    def take(self, reader: Reader, samples: Ints, draw: tuple[int, int]) -> list[Any]:
+    def take(self, reader: ExtentReader, samples: Ints, draw: tuple[int, int]) -> list[Any]:
         """Samples in the order asked."""
         return list(self.drawn(reader, samples, draw))
 
-    def drawn(self, reader: Reader, samples: Ints, draw: tuple[int, int]) -> Iterator[Any]:
+    def drawn(self, reader: ExtentReader, samples: Ints, draw: tuple[int, int]) -> Iterator[Any]:
         """The same one by one: all are read at once, and each is decoded and transformed when it is asked for."""
         rows = (
             self._gathered_rows(reader, samples)
@@ -227,7 +233,7 @@ class Samples:
         pairs = zip(rows, samples.tolist(), strict=True)
         return (self._called(transform, wants, row, n, draw) for row, n in pairs)
 
-    def _gathered_rows(self, reader: Reader, samples: Ints) -> Iterator[Any]:
+    def _gathered_rows(self, reader: ExtentReader, samples: Ints) -> Iterator[Any]:
         values = self.tensor(reader, self.locate(reader, samples))
         if self._form.targets is not None:
             pairs = zip(*self._columns_of(values.numpy()), strict=True)
@@ -235,7 +241,7 @@ class Samples:
         rows = zip(values, samples.tolist(), strict=True)
         return (self._shape_sample((value,), n, (value,)) for value, n in rows)
 
-    def _decoded_rows(self, reader: Reader, samples: Ints, draw: tuple[int, int]) -> Iterator[Any]:
+    def _decoded_rows(self, reader: ExtentReader, samples: Ints, draw: tuple[int, int]) -> Iterator[Any]:
         raw = self._raw(reader, samples)
         if self._form.decode is None and self._single:
             return (row[0] for row in raw)
@@ -271,7 +277,7 @@ class Samples:
             for decode, value in zip(self._decoders, row, strict=True)
         )
 
-    def _raw(self, reader: Reader, samples: Ints) -> list[Sequence[Any]]:
+    def _raw(self, reader: ExtentReader, samples: Ints) -> list[Sequence[Any]]:
         """The chosen fields' bytes of each sample; the label's place is left out."""
         columns = [column for column in self._columns if column >= 0]
         addresses, lengths = self._catalog.locate(samples)

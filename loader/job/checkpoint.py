@@ -17,7 +17,7 @@ MAX_COUNT, MAX_SEED = 2**63 - 1, 2**64 - 1
 """The order counts in numpy's integers, and its keys are of 64 bits, without a sign."""
 
 
-class Turns(Protocol):
+class EpochLengths(Protocol):
     """How long epochs are: alike, but from each of `changes`, ascending, on."""
 
     @property
@@ -27,7 +27,7 @@ class Turns(Protocol):
 
 
 @dataclass(slots=True)
-class Place:
+class EpochPosition:
     """`turn` batches of `epoch` have been handed to the user; `latest` is the last of them. `resume`: the next
     iteration continues at `turn` instead of beginning the epoch anew. `loaded`: a state says so, and no batch was handed
     over since."""
@@ -42,14 +42,14 @@ class Place:
         """For messages."""
         return f"epoch {self.epoch}, step {self.turn // accumulate}"
 
-    def begin(self, feed: Turns) -> None:
+    def begin(self, feed: EpochLengths) -> None:
         """An iteration starts: an abandoned epoch begins anew, a loaded state or a skip continues. An epoch whose batches
         were all handed over is over, also for a caller (Lightning, `zip`) who counts them and asks for no more."""
         if not self.resume and self.turn < feed.turns(self.epoch):
             self.turn = 0
         self.epoch, self.turn = self.next_in(feed)
 
-    def next_in(self, feed: Turns) -> tuple[int, int]:
+    def next_in(self, feed: EpochLengths) -> tuple[int, int]:
         """Epoch and turn of the next batch; turns beyond an epoch's are those of the next."""
         epoch, turn = self.epoch, self.turn
         while turn and turn >= (turns := feed.turns(epoch)):
@@ -63,7 +63,7 @@ class Place:
                 break
         return epoch, turn
 
-    def reach(self, feed: Turns) -> bool:
+    def reach(self, feed: EpochLengths) -> bool:
         """To the next epoch that has batches, past those of less than one; whether there is any."""
         for epoch in (self.epoch, *(change for change in feed.changes if change > self.epoch)):
             if feed.turns(epoch):
@@ -96,13 +96,13 @@ class Place:
         self.resume = self.turn > 0
 
 
-class Progress:
+class LoaderProgress:
     """The place of one loader, the state that it was loaded from, and which of its iterations takes it further: the latest.
     An iteration sees that its place was moved by there being another, and what it still does with its own then moves
     nobody."""
 
-    def __init__(self, place: Place | None = None, loaded: State | None = None) -> None:
-        self.place, self.loaded = place or Place(), loaded
+    def __init__(self, place: EpochPosition | None = None, loaded: LoaderState | None = None) -> None:
+        self.place, self.loaded = place or EpochPosition(), loaded
         self.iteration = object()
         self.counted_from: int | None = 0
         """The epoch that callers which count the epochs of this process call 0; None: the next of them says, for the user
@@ -112,11 +112,13 @@ class Progress:
 
     def move(self, epoch: int, turn: int = 0, resume: bool = False) -> None:
         """To wherever the user wants."""
-        self.place = Place(epoch, turn, resume)
+        self.place = EpochPosition(epoch, turn, resume)
 
-    def load(self, state: State, turn: int) -> None:
+    def load(self, state: LoaderState, turn: int) -> None:
         """Move to a state's place, `turn` batches into its epoch."""
-        self.place = Place(state.epoch + state.over, 0 if state.over else turn, not state.over, loaded=True)
+        self.place = EpochPosition(
+            state.epoch + state.over, 0 if state.over else turn, not state.over, loaded=True
+        )
         self.loaded, self.counted_from, self.given_out = state, None, None
 
     def skip(self, batches: int) -> None:
@@ -124,11 +126,11 @@ class Progress:
         self.place.skip(batches)
         self.counted_from = None
 
-    def epoch(self, feed: Callable[[], Turns]) -> int:
+    def epoch(self, feed: Callable[[], EpochLengths]) -> int:
         """The epoch that the latest iteration is in, and the next one after its end."""
         return self.place.next_in(feed())[0] if self.place.resume else self.place.epoch
 
-    def begin(self, epoch: int, feed: Callable[[], Turns]) -> None:
+    def begin(self, epoch: int, feed: Callable[[], EpochLengths]) -> None:
         """The next iteration is of this epoch: from its beginning, unless the place was moved into it. Warns where it goes
         back behind a place that was loaded."""
         self.counted_from = self.given_out = None
@@ -164,15 +166,15 @@ class Progress:
         self.iteration = object()
         return self.iteration
 
-    def copied(self) -> Progress:
+    def copied(self) -> LoaderProgress:
         """The same place, for another loader to go on from."""
-        copy = Progress(replace(self.place), self.loaded)
+        copy = LoaderProgress(replace(self.place), self.loaded)
         copy.counted_from = self.counted_from
         return copy
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class LoaderState:
     """All that a resumed run keeps. `step` of `steps` global batches of `epoch` are consumed, and `micro`
     micro-batches of the next, by each of `world_size` ranks in batches of `batch_size` (0 between steps)."""
 
@@ -202,9 +204,9 @@ class State:
         return asdict(self)
 
 
-def parsed(state: Mapping[str, Any]) -> State:
-    """Raises StateMismatch for anything that `State.plain` did not write."""
-    expected = State.__dataclass_fields__
+def parsed(state: Mapping[str, Any]) -> LoaderState:
+    """Raises StateMismatch for anything that `LoaderState.plain` did not write."""
+    expected = LoaderState.__dataclass_fields__
     if not isinstance(state, Mapping):
         raise StateMismatch(
             f"{type(state).__name__} is not a state of this loader: give what state_dict() returned"
@@ -224,12 +226,12 @@ def parsed(state: Mapping[str, Any]) -> State:
         raise StateMismatch(
             f"a state of version {state['version']}; this program reads 2 and {STATE_VERSION}"
         )
-    whole = State(**state)
+    whole = LoaderState(**state)
     _must_be_an_order(whole)
     return whole
 
 
-def _must_be_an_order(state: State) -> None:
+def _must_be_an_order(state: LoaderState) -> None:
     """Raises StateMismatch where numbers that follow from each other do not."""
     try:
         last: Last = state.last  # type: ignore[assignment]

@@ -24,7 +24,7 @@ ALLOWED_STEPS = 2
 _log = logging.getLogger("cachesvc")
 
 
-class Stand(NamedTuple):
+class RankPosition(NamedTuple):
     """The place of a rank: its next step as a saved state counts it, and the `batches` of all epochs up to there."""
 
     rank: int
@@ -49,14 +49,14 @@ class DriftWatch:
         self._drift = Drift(max(prefetch, ALLOWED_STEPS * accumulate))
         self._look_s = min(LOOK_S, drift_s)
         self._publish_at = self._look_at = 0.0
-        self._apart: tuple[Stand, Stand] | None = None
+        self._apart: tuple[RankPosition, RankPosition] | None = None
         self._apart_until, self._quiet_until = 0.0, 0.0
         self._published = self._noticed = ""
 
     def look(self, store: Store, at: tuple[int, int, int] | None, now: float) -> None:
         """Publish or compare, where it is time to. `at`: this process's epoch, the batches taken of it, and those of all
         epochs; None where no other place compares with it. Raises RuntimeError where the store is gone."""
-        own = at and Stand(self._topology.rank, at[0], at[1] // self._accumulate, at[2])
+        own = at and RankPosition(self._topology.rank, at[0], at[1] // self._accumulate, at[2])
         if self._topology.process == 0:
             self._publish(store, own, now)
         if now >= self._look_at:
@@ -79,13 +79,13 @@ class DriftWatch:
             other.told(),
         )
 
-    def _publish(self, store: Store, own: Stand | None, now: float) -> None:
+    def _publish(self, store: Store, own: RankPosition | None, now: float) -> None:
         text = json.dumps(own)
         if now >= self._publish_at and text != self._published:
             store.set(f"{self._key}/first", text)
             self._publish_at, self._published = now + self._look_s / 2, text
 
-    def _compare(self, store: Store, own: Stand | None, now: float) -> None:
+    def _compare(self, store: Store, own: RankPosition | None, now: float) -> None:
         first = _read(store, f"{self._key}/first")
         if own is None or first is None:
             return self._drift.forget()
@@ -103,15 +103,15 @@ class DriftWatch:
                 apart_s,
             )
 
-    def _hear(self, store: Store, own: Stand | None, now: float) -> None:
+    def _hear(self, store: Store, own: RankPosition | None, now: float) -> None:
         """Process 0: of the latest process that found itself apart; it says so again each time it looks."""
         key = f"{self._key}/apart"
         text = store.get(key).decode() if store.check([key]) else ""
         if own is not None and text != self._noticed:
-            self._note(own, Stand(*json.loads(text)[:-1]), now)
+            self._note(own, RankPosition(*json.loads(text)[:-1]), now)
         self._noticed = text
 
-    def _note(self, own: Stand, other: Stand, now: float) -> None:
+    def _note(self, own: RankPosition, other: RankPosition, now: float) -> None:
         self._apart, self._apart_until = (own, other), now + 3 * self._look_s
 
 
@@ -122,6 +122,6 @@ def watch_drift(
     return None if store is None else DriftWatch(topology, name, prefetch, accumulate, drift_s)
 
 
-def _read(store: Store, key: str) -> Stand | None:
+def _read(store: Store, key: str) -> RankPosition | None:
     found = json.loads(store.get(key)) if store.check([key]) else None
-    return found and Stand(*found)
+    return found and RankPosition(*found)

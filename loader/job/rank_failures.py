@@ -41,7 +41,7 @@ _log = logging.getLogger("cachesvc")
 
 
 @dataclass(slots=True)
-class Agreed:
+class Agreement:
     """What the watches of one rank's loader share, from one agreement of the ranks to the next. `name`: the same on all
     ranks, and not used before in this store. `over`: this rank has raised the failure, so nobody ends it any more.
     `drift`: where there are other ranks."""
@@ -52,10 +52,10 @@ class Agreed:
     iterations: int = 0
 
 
-class PeerWatch:
+class RankFailureWatch:
     """Hears of other ranks' failures during one iteration, on a thread of its own."""
 
-    def __init__(self, store: Store, topology: Topology, agreed: Agreed, peer_failure_s: float) -> None:
+    def __init__(self, store: Store, topology: Topology, agreed: Agreement, peer_failure_s: float) -> None:
         self._store, self._topology, self._peer_failure_s = store, topology, peer_failure_s
         self._key, self._over = f"cachesvc/peers/{agreed.name}", agreed.over
         agreed.iterations += 1
@@ -156,21 +156,21 @@ class PeerWatch:
                 os._exit(BLOCKED_EXIT)
 
 
-def warn_of_state(agreed: Agreed | None) -> None:
+def warn_of_state(agreed: Agreement | None) -> None:
     """Warn, where a state is saved, of another rank that is elsewhere."""
     if agreed is not None and agreed.drift is not None:
         agreed.drift.warn_of_state()
 
 
 def watch_for(
-    store: Store | None, topology: Topology, agreed: Agreed, peer_failure_s: float
-) -> PeerWatch | None:
+    store: Store | None, topology: Topology, agreed: Agreement, peer_failure_s: float
+) -> RankFailureWatch | None:
     """A watch, where there is a job to watch."""
-    return None if store is None else PeerWatch(store, topology, agreed, peer_failure_s)
+    return None if store is None else RankFailureWatch(store, topology, agreed, peer_failure_s)
 
 
 @contextmanager
-def watched(watch: PeerWatch | None, where: Callable[[], str]) -> Iterator[None]:
+def watched(watch: RankFailureWatch | None, where: Callable[[], str]) -> Iterator[None]:
     """Around one iteration: what it raises is told to all ranks, also what ends this one (`sys.exit()` in a transform) but
     for Ctrl-C, which they get too. A typed error becomes the PeerRankFailed that the others raise too; any other (of a
     transform, say) is raised as it is. Without a watch nothing happens."""

@@ -33,7 +33,7 @@ class EndsWithTrainer:
             self.then(worker)
 
 
-class TiedFirst:
+class EndsWithTrainerOnUnpickle:
     """A spawned worker that unpickles this is tied to the trainer that pickled it: before what comes after it opens a
     dataset, which waits for a daemon for as long as a read does."""
 

@@ -17,7 +17,7 @@ LOOK_S = 1.0
 _LOCAL = ORIGINS.index("local")
 
 
-class Lying:
+class ChangedFiles:
     """Of one reader. Safe to share between threads."""
 
     def __init__(self, catalog: Catalog, leases: Leases) -> None:

@@ -20,11 +20,11 @@ from cachesvc.core.order.epoch_order import Plan
 from loader.job.job_id import job_number
 from loader.process.fork_hooks import abandon_in_children
 from loader.reading.direct_access import Access, compile_here, reads_around
-from loader.reading.failover import Failover
+from loader.reading.failover import FailoverGrants
 from loader.reading.local_files import local_path
 from loader.reading.reader import ACQUIRE_TIMEOUT_S
-from loader.reading.reopen import Reopened
-from loader.reading.thrash_warning import Crowded
+from loader.reading.reopen import ReopeningGrants
+from loader.reading.thrash_warning import ThrashWarning
 
 Policy = Literal["auto", "require", "off"]
 KNOCK_EVERY_S = 0.1
@@ -35,7 +35,7 @@ _log = logging.getLogger("cachesvc")
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class DatasetLink:
     """Where one dataset version comes from; small, and picklable for workers.
 
     `daemon` is the directory of its sockets, empty without one; `path` the catalog file, empty with one;
@@ -84,7 +84,7 @@ class Link:
         return around
 
 
-def _granted_catalog(link: Link) -> int:
+def _granted_catalog(link: DatasetLink) -> int:
     """Spawned workers ask for it in every epoch, and the daemon may be starting again just then."""
     timeout_s, waiting, forgotten = read_timeout_s(), False, False
     deadline = time.monotonic() + timeout_s
@@ -111,13 +111,13 @@ def _granted_catalog(link: Link) -> int:
         time.sleep(KNOCK_EVERY_S)
 
 
-def _through_daemon(link: Link, catalog: Catalog, around: Access | None) -> Access:
+def _through_daemon(link: DatasetLink, catalog: Catalog, around: Access | None) -> Access:
     def connection() -> DaemonGrants:
         made = DaemonGrants(link.daemon, link.id, link.job)
         abandon_in_children(made)
         return made
 
-    first, crowded = connection(), Crowded(catalog.extent_sizes)
+    first, crowded = connection(), ThrashWarning(catalog.extent_sizes)
 
     def submit(plan: Plan) -> None:
         if around is not None:
@@ -125,8 +125,8 @@ def _through_daemon(link: Link, catalog: Catalog, around: Access | None) -> Acce
         first.submit(plan)
         crowded.look(plan, first.rooms)
 
-    daemon = Reopened(first, partial(link.open_again, catalog.extent_bytes))
-    grants = Failover(daemon, around.grants if around is not None else None)
+    daemon = ReopeningGrants(first, partial(link.open_again, catalog.extent_bytes))
+    grants = FailoverGrants(daemon, around.grants if around is not None else None)
     return Access(grants, submit, first.waited, first.suspect, first.recalled, connection)
 
 
@@ -149,7 +149,7 @@ def read_timeout_s() -> float:
     return float(given)
 
 
-def connect(uris: Sequence[str], options: Options, version: str, world_size: int) -> Link:
+def connect(uris: Sequence[str], options: Options, version: str, world_size: int) -> DatasetLink:
     """Find the way for a dataset. Raises DaemonUnavailable when one is required and none answers in 5 s,
     SourceChanged when `version` is not what the source holds now, and what opening a dataset raises."""
     wanted, explicit = policy(world_size)
@@ -171,19 +171,19 @@ def connect(uris: Sequence[str], options: Options, version: str, world_size: int
         if not local:
             _log.warning("no daemon: reading straight from the source; start one: cachesvc serve")
     found, path = compile_here(uris, options, version)
-    return Link(found, path=path, around=True)
+    return DatasetLink(found, path=path, around=True)
 
 
 def _open_in_daemon(
     uris: Sequence[str], options: Options, version: str, required: bool, optional: bool, around: bool
-) -> Link | None:
+) -> DatasetLink | None:
     deadline = time.monotonic() + (REQUIRE_S if required else 0.0)
     while True:
         try:
             with Control() as control:
                 found = control.open_dataset(uris, options, version)
                 job = job_number(os.environ)
-                return Link(found.id, control.directory, "", around, job, tuple(uris), options)
+                return DatasetLink(found.id, control.directory, "", around, job, tuple(uris), options)
         except DaemonUnavailable:
             if time.monotonic() >= deadline:
                 if required:

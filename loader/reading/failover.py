@@ -16,7 +16,7 @@ LAST_PROBE_S = 1.0
 _log = logging.getLogger("cachesvc")
 
 
-class Failover:
+class FailoverGrants:
     """Asks `first`; while that is unavailable, or for extents it refuses, asks `second`.
 
     Without a second, or when the second has no credentials, waits for the first up to the deadline of the call.

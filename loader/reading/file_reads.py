@@ -10,10 +10,10 @@ import numpy as np
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.errors import CorruptData, DeadlineExceeded, TierFailed
-from loader.reading.changed_files import Lying
-from loader.reading.lease_table import Held, Ints, Leases, Use, touched
-from loader.reading.preadv import Wanted, announce, read_bytes, read_into
-from loader.reading.verified_reads import Verified
+from loader.reading.changed_files import ChangedFiles
+from loader.reading.lease_table import HeldExtent, Ints, Leases, Use, touched
+from loader.reading.preadv import FileRange, announce, read_bytes, read_into
+from loader.reading.verified_reads import VerifiedReads
 from loader.reading.wait_for_room import PAUSE_S, wait_for_room
 
 _log = logging.getLogger("cachesvc")
@@ -24,21 +24,21 @@ VERIFY_TRIES = 3
 """A copy that was dropped is right when it is filled again; what is wrong then too is not the disk's doing."""
 
 
-class Far:
+class FileReads:
     """What a reader reads by preadv. The caller holds a `Use` that leases the extents."""
 
     def __init__(
         self,
         catalog: Catalog,
         leases: Leases,
-        lying: Lying,
+        lying: ChangedFiles,
         timeout_s: float,
         suspect: Callable[[Sequence[int]], None] | None,
     ) -> None:
-        """See `Reader`."""
+        """See `ExtentReader`."""
         self._leases, self._lying, self._timeout_s = leases, lying, timeout_s
         self._starts = catalog.extent_starts
-        self._verified = Verified(catalog, suspect) if suspect is not None else None
+        self._verified = VerifiedReads(catalog, suspect) if suspect is not None else None
         self._told: set[int] = set()
 
     def expect(self, addresses: Ints, lengths: Ints) -> None:
@@ -51,7 +51,7 @@ class Far:
         places = zip(self._inside(addresses, first), lengths.tolist(), first.tolist(), strict=True)
         with self._leases.kept_files(touched(first, first)) as files:
             wanted = [
-                Wanted(files[extent].fd, files[extent].offset + inside, size, [], extent)
+                FileRange(files[extent].fd, files[extent].offset + inside, size, [], extent)
                 for inside, size, extent in places
                 if extent in files and size > 0
             ]
@@ -64,12 +64,12 @@ class Far:
 
     def read_into(self, use: Use, addresses: Ints, first: Ints, into: Sequence[memoryview]) -> None:
         """Ranges that lie in files, or span them."""
-        wanted: list[Wanted] = []
+        wanted: list[FileRange] = []
         ranges: list[tuple[int, memoryview, int]] = []
         for inside, view, extent in zip(self._inside(addresses, first), into, first.tolist(), strict=True):
             held = _sound(self._leases.held[extent], inside, len(view))
             if self._verified is None and held.fd >= 0 and inside + len(view) <= held.size_bytes:
-                wanted.append(Wanted(held.fd, held.offset + inside, len(view), [view], extent))
+                wanted.append(FileRange(held.fd, held.offset + inside, len(view), [view], extent))
             else:
                 ranges.append((inside, view, extent))
         began = time.perf_counter()
@@ -83,7 +83,7 @@ class Far:
 
     def read(self, part: Ints, use: Use, addresses: Ints, lengths: Ints, out: list[bytes | None]) -> None:
         """What lies in files, or spans them: in the order of the disk, all announced before the first is read."""
-        alone: list[tuple[int, Wanted]] = []
+        alone: list[tuple[int, FileRange]] = []
         spanning: list[tuple[int, bytearray]] = []
         ranges: list[tuple[int, memoryview, int]] = []
         part = part[np.argsort(addresses[part])]
@@ -93,7 +93,7 @@ class Far:
             held = _sound(self._leases.held[extent], inside, size)
             self._leases.count_of(held, size)
             if self._verified is None and held.fd >= 0 and inside + size <= held.size_bytes:
-                alone.append((at, Wanted(held.fd, held.offset + inside, size, [], extent)))
+                alone.append((at, FileRange(held.fd, held.offset + inside, size, [], extent)))
             else:
                 buffer = bytearray(size)
                 spanning.append((at, buffer))
@@ -152,14 +152,14 @@ class Far:
             "made them right; look at this node's memory and disks"
         )
 
-    def _exchange(self, use: Use, wrong: dict[int, Held]) -> None:
+    def _exchange(self, use: Use, wrong: dict[int, HeldExtent]) -> None:
         deadline = time.monotonic() + self._timeout_s
         while not self._leases.exchange(use, wrong):
             if time.monotonic() >= deadline:
                 raise DeadlineExceeded(f"extents {[*wrong]} are wrong, and other reads do not let go of them")
             time.sleep(PAUSE_S)
 
-    def _pieces(self, inside: int, into: memoryview, extent: int) -> Iterator[Wanted]:
+    def _pieces(self, inside: int, into: memoryview, extent: int) -> Iterator[FileRange]:
         """One range from so far inside an extent, over as many consecutive ones as it spans: what is mapped is
         copied, the rest is wanted."""
         done, memory = 0, self._leases.range.memory
@@ -170,12 +170,12 @@ class Far:
                 address = int(self._starts[extent]) + inside
                 part[:] = memory[address : address + len(part)]
             else:
-                yield Wanted(held.fd, held.offset + inside, len(part), [part], extent)
+                yield FileRange(held.fd, held.offset + inside, len(part), [part], extent)
             done += len(part)
             inside, extent = 0, extent + 1
 
 
-def _sound(held: Held, inside: int, size_bytes: int) -> Held:
+def _sound(held: HeldExtent, inside: int, size_bytes: int) -> HeldExtent:
     """A held extent, from which so many bytes are wanted. Raises the error of an object that is missing there."""
     if held.holes is not None:
         held.holes.check(inside, size_bytes)

@@ -24,7 +24,7 @@ from cachesvc.core.errors import OutOfSpace
 from cachesvc.core.holes import Holes
 from cachesvc.core.model import PAGE_BYTES
 from loader.reading.address_range import AddressRange
-from loader.reading.wait_clock import Stages
+from loader.reading.wait_clock import WaitClock
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -38,7 +38,7 @@ MAX_FILES = 256
 NONE: Ints = np.empty(0, np.int64)
 
 
-class Held:
+class HeldExtent:
     """A leased extent; `fd` is -1 once it is mapped."""
 
     __slots__ = ("digests", "fd", "holes", "offset", "origin", "size_bytes")
@@ -70,14 +70,14 @@ class Leases:
     def __init__(self, catalog: Catalog, grants: Grants, mapped_bytes: int, timeout_s: float) -> None:
         """Maps at most `mapped_bytes`; one request for extents may take `timeout_s`."""
         self.grants = grants
-        self.stages = Stages()
+        self.stages = WaitClock()
         self.range = AddressRange(catalog.space_bytes)
         self._catalog = catalog
         self._starts, self._sizes = catalog.extent_starts, catalog.extent_sizes
         self._limit, self._timeout_s = mapped_bytes, timeout_s
         self.mapped = np.zeros(len(self._starts), bool)
         self._unmapped = len(self._starts)
-        self.held: OrderedDict[int, Held] = OrderedDict()
+        self.held: OrderedDict[int, HeldExtent] = OrderedDict()
         self._brief: set[int] = set()
         self._recalled: set[int] = set()
         """Held or under way, and recalled while a read looked at them."""
@@ -202,7 +202,7 @@ class Leases:
         self._give_back()
 
     @contextmanager
-    def kept_files(self, extents: Iterable[int]) -> Iterator[dict[int, Held]]:
+    def kept_files(self, extents: Iterable[int]) -> Iterator[dict[int, HeldExtent]]:
         """Those of `extents` that are held as open descriptors; none of them is closed meanwhile."""
         use = Use(NONE, NONE)
         with self._lock:
@@ -216,7 +216,7 @@ class Leases:
             with self._lock:
                 self._uses.discard(use)
 
-    def exchange(self, use: Use, wrong: Mapping[int, Held]) -> bool:
+    def exchange(self, use: Use, wrong: Mapping[int, HeldExtent]) -> bool:
         """Let go of copies that are wrong, so that `ensure` leases these extents anew; until then `use` looks at
         nothing. False while another read looks at one of them."""
         with self._lock:
@@ -229,7 +229,7 @@ class Leases:
         with self._lock:
             self._count(extents, size_bytes)
 
-    def count_of(self, held: Held, size_bytes: int) -> None:
+    def count_of(self, held: HeldExtent, size_bytes: int) -> None:
         """Attribute bytes to the origin of one extent."""
         with self._lock:
             self._origin_bytes[ORIGINS[held.origin]] += size_bytes
@@ -310,7 +310,7 @@ class Leases:
             os.close(granted.fd)
             return
         holes = Holes(self._catalog.extent(granted.extent), granted.holes) if granted.holes else None
-        held = Held(granted, holes)
+        held = HeldExtent(granted, holes)
         self.held[granted.extent] = held
         if granted.brief:
             self._brief.add(granted.extent)
@@ -326,7 +326,7 @@ class Leases:
         else:
             self.files += 1
 
-    def _map(self, extent: int, held: Held) -> bool:
+    def _map(self, extent: int, held: HeldExtent) -> bool:
         """Whether it is mapped now; not where that is more than this process may map."""
         fits = self._mapped_bytes + held.size_bytes <= self._limit
         if not fits or held.offset % PAGE_BYTES or not held.size_bytes:
@@ -337,7 +337,7 @@ class Leases:
             return False
         return True
 
-    def _any_held(self) -> list[Held]:
+    def _any_held(self) -> list[HeldExtent]:
         """One held extent stands for all while they share an origin."""
         if self._one_origin is None:
             return list(self.held.values())
@@ -394,7 +394,7 @@ class Leases:
 
 
 def touched(first: Ints, last: Ints) -> list[int]:
-    """Every extent that ranges touch, sorted; `first` and `last` as `Reader.spans` gives them."""
+    """Every extent that ranges touch, sorted; `first` and `last` as `ExtentReader.spans` gives them."""
     used = set(first.tolist())
     if last is not first:
         used.update(last.tolist())

@@ -12,10 +12,10 @@ from cachesvc.client.grants import DaemonGrants
 from cachesvc.core.order.epoch_order import Plan
 from cachesvc.core.stalls import StallReport
 from loader.process.fork_hooks import abandon_in_children
-from loader.reading.connect import Link, read_timeout_s
+from loader.reading.connect import DatasetLink, read_timeout_s
 from loader.reading.direct_access import Access
 from loader.reading.easing import Easing
-from loader.reading.reader import ORIGINS, Reader
+from loader.reading.reader import ORIGINS, ExtentReader
 from loader.reading.recalls import Recalls
 from loader.reading.wait_clock import READING
 
@@ -24,16 +24,16 @@ def _nobody() -> None:
     """The order that died."""
 
 
-class Opened:
+class OpenedDataset:
     """The catalog, and a reader that is connected at its first use and closed with its last user. Picklable: the
     copy opens the same version again. A forked child connects by itself."""
 
-    def __init__(self, link: Link, verify: bool = False) -> None:
+    def __init__(self, link: DatasetLink, verify: bool = False) -> None:
         """`verify`: check reads of cached files. Raises what mapping the catalog raises."""
         self.link = link
         self._verify = verify
         self.catalog: Catalog = link.catalog()
-        self._reader: Reader | None = None
+        self._reader: ExtentReader | None = None
         self._read_before: dict[str, int] = {}
         self._waited_before: tuple[float, ...] = (0.0,) * len(READING)
         """By the reader that was closed, and in the thread that closed it."""
@@ -48,13 +48,13 @@ class Opened:
         )
         abandon_in_children(self)
 
-    def __getstate__(self) -> tuple[Link, bool]:
+    def __getstate__(self) -> tuple[DatasetLink, bool]:
         return self.link, self._verify
 
-    def __setstate__(self, state: tuple[Link, bool]) -> None:
+    def __setstate__(self, state: tuple[DatasetLink, bool]) -> None:
         self.__init__(*state)  # type: ignore[misc]
 
-    def reader(self) -> Reader:
+    def reader(self) -> ExtentReader:
         """This process's reader; threads share it."""
         found = self._reader
         if found is not None:
@@ -63,7 +63,7 @@ class Opened:
             if self._reader is None:
                 self._access = self.link.access(self.catalog)
                 suspect = self._access.suspect if self._verify else None
-                self._reader = Reader(
+                self._reader = ExtentReader(
                     self.catalog, self._access.grants, timeout_s=read_timeout_s(), suspect=suspect
                 )
                 if self.link.daemon:

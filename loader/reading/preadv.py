@@ -21,7 +21,7 @@ _place = attrgetter("fd", "offset")
 
 
 @dataclass(slots=True)
-class Wanted:
+class FileRange:
     """`size_bytes` of a file from `offset`, to be put into `views`; `extent` is for messages."""
 
     fd: int
@@ -31,9 +31,9 @@ class Wanted:
     extent: int
 
 
-def joined(parts: Iterable[Wanted]) -> Iterator[Wanted]:
+def joined(parts: Iterable[FileRange]) -> Iterator[FileRange]:
     """Sorted parts, neighbours as one: the first of them grows."""
-    run: Wanted | None = None
+    run: FileRange | None = None
     for part in sorted(parts, key=_place):
         if (
             run is not None
@@ -50,14 +50,14 @@ def joined(parts: Iterable[Wanted]) -> Iterator[Wanted]:
         yield run
 
 
-def announce(parts: Sequence[Wanted]) -> None:
+def announce(parts: Sequence[FileRange]) -> None:
     """Have the kernel begin to read all of them; it does not wait. One alone is simply read."""
     if len(parts) > 1:
         for part in parts:
             os.posix_fadvise(part.fd, part.offset, part.size_bytes, os.POSIX_FADV_WILLNEED)
 
 
-def read_into(parts: Iterable[Wanted], told: bool = False) -> None:
+def read_into(parts: Iterable[FileRange], told: bool = False) -> None:
     """Fill every view; the parts are used up. `told`: all were announced before. Raises TierFailed for a disk
     that fails and for a file that ends too early."""
     runs = list(joined(parts))
@@ -69,7 +69,7 @@ def read_into(parts: Iterable[Wanted], told: bool = False) -> None:
             done, views = done + count, _rest(views, count)
 
 
-def read_bytes(part: Wanted) -> bytes:
+def read_bytes(part: FileRange) -> bytes:
     """The bytes of one part, copied once. Raises as `read_into`."""
     try:
         found = os.pread(part.fd, part.size_bytes, part.offset)
@@ -78,11 +78,11 @@ def read_bytes(part: Wanted) -> bytes:
     if len(found) == part.size_bytes:
         return found
     buffer = bytearray(part.size_bytes)
-    read_into([Wanted(part.fd, part.offset, part.size_bytes, [memoryview(buffer)], part.extent)])
+    read_into([FileRange(part.fd, part.offset, part.size_bytes, [memoryview(buffer)], part.extent)])
     return bytes(buffer)
 
 
-def _read(run: Wanted, offset: int, views: Sequence[memoryview]) -> int:
+def _read(run: FileRange, offset: int, views: Sequence[memoryview]) -> int:
     try:
         count = os.preadv(run.fd, views, offset)
     except OSError as error:
@@ -104,6 +104,6 @@ def _rest(views: Sequence[memoryview], count: int) -> list[memoryview]:
     return []
 
 
-def _failed(part: Wanted, error: OSError) -> TierFailed:
+def _failed(part: FileRange, error: OSError) -> TierFailed:
     why = errno.errorcode.get(error.errno or 0, str(error.errno))
     return TierFailed(f"extent {part.extent} cannot be read ({why}); look at the disk that holds it")

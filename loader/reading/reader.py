@@ -20,12 +20,12 @@ from cachesvc.core.order.intervals import Intervals
 from loader.process.fork_hooks import abandon_in_children
 from loader.process.malloc import keep_freed_memory
 from loader.reading.address_range import Bytes
-from loader.reading.changed_files import Lying
-from loader.reading.file_reads import Far
+from loader.reading.changed_files import ChangedFiles
+from loader.reading.file_reads import FileReads
 from loader.reading.lease_table import ORIGINS, Ints, Leases, Use, touched
 from loader.reading.wait_for_room import wait_for_room
 
-__all__ = ["ORIGINS", "Ints", "Reader", "Records"]
+__all__ = ["ORIGINS", "ExtentReader", "Ints", "Records"]
 
 Records = np.ndarray[Any, np.dtype[np.void]]
 
@@ -37,7 +37,7 @@ MAX_GROUP = 64
 """Extents asked for at once; one read that touches more goes through them in groups."""
 
 
-class Reader:
+class ExtentReader:
     """Reads one dataset through `Grants`. Safe to share between threads. A forked child makes its own."""
 
     def __init__(
@@ -57,8 +57,8 @@ class Reader:
         self._starts, self._ends = catalog.extent_starts, catalog.extent_starts + catalog.extent_sizes
         self._leases = Leases(catalog, grants, mapped_bytes, timeout_s)
         self.stages = self._leases.stages
-        self._lying = Lying(catalog, self._leases)
-        self._far = Far(catalog, self._leases, self._lying, timeout_s, suspect)
+        self._lying = ChangedFiles(catalog, self._leases)
+        self._far = FileReads(catalog, self._leases, self._lying, timeout_s, suspect)
         self._records = self._record_view()
         self._open = True
         abandon_in_children(self)
@@ -154,7 +154,7 @@ class Reader:
         return self._leases.files > 0
 
     def expect(self, addresses: Ints, lengths: Ints) -> None:
-        """These ranges will be read next; see `Far.expect`."""
+        """These ranges will be read next; see `FileReads.expect`."""
         self._far.expect(addresses, lengths)
 
     def array(self) -> Bytes:

@@ -17,7 +17,7 @@ from cachesvc.client.protocol import Granted, Refused
 from cachesvc.core.errors import CacheError, DaemonUnavailable, NotAllowed, NotFound, SourceChanged
 
 
-class Reopened:
+class ReopeningGrants:
     """The grants of a daemon that may have forgotten the dataset. Safe to share between threads."""
 
     def __init__(self, daemon: DaemonGrants, open_again: Callable[[], None]) -> None:

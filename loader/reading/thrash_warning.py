@@ -21,7 +21,7 @@ def at_once_bytes(plan: Plan, extent_sizes: Ints) -> int:
     return int(np.cumsum(changes[np.lexsort((changes, steps))]).max(initial=0))
 
 
-class Crowded:
+class ThrashWarning:
     """Looks at the plans of one dataset until it has said so."""
 
     def __init__(self, extent_sizes: Ints) -> None:

@@ -18,8 +18,8 @@ from cachesvc.core.errors import CorruptData, TierFailed
 from cachesvc.tiers import footer
 from cachesvc.tiers.checksum import DIGEST_BYTES, block_digest
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES
-from loader.reading.lease_table import ORIGINS, Held
-from loader.reading.preadv import Wanted, announce, read_into
+from loader.reading.lease_table import ORIGINS, HeldExtent
+from loader.reading.preadv import FileRange, announce, read_into
 
 FOOTER_WAIT_S = 30.0
 """A file is granted when its bytes are right and gets its footer when its turn to be committed comes."""
@@ -29,7 +29,7 @@ RUN_BYTES = 1 << 20
 _FILE = ORIGINS.index("nvme")
 
 
-class Verified:
+class VerifiedReads:
     """Reads one dataset's files and checks what are cached ones. Safe to share between threads."""
 
     def __init__(self, catalog: Catalog, suspect: Callable[[Sequence[int]], None]) -> None:
@@ -37,7 +37,7 @@ class Verified:
         self._catalog = catalog
         self.suspect = suspect
 
-    def read(self, parts: Sequence[Wanted], held: Mapping[int, Held]) -> dict[int, Held]:
+    def read(self, parts: Sequence[FileRange], held: Mapping[int, HeldExtent]) -> dict[int, HeldExtent]:
         """Fill the views of all parts, but for those of extents that turn out wrong, which it answers.
 
         Raises TierFailed when a file cannot be read.
@@ -46,7 +46,7 @@ class Verified:
         runs = list(_runs([part for part in parts if held[part.extent].origin == _FILE], held))
         announce([run.blocks for run in runs])
         scratch = np.empty(max((run.blocks.size_bytes for run in runs), default=0), np.uint8)
-        wrong: dict[int, Held] = {}
+        wrong: dict[int, HeldExtent] = {}
         for run in runs:
             blocks = run.blocks
             if blocks.extent in wrong:
@@ -60,13 +60,13 @@ class Verified:
                 wrong[blocks.extent] = held[blocks.extent]
         return wrong
 
-    def _digests(self, extent: int, copy: Held) -> bytes:
+    def _digests(self, extent: int, copy: HeldExtent) -> bytes:
         """What the file says of its blocks; nothing when it says nothing sound."""
         if copy.digests is None:
             copy.digests = self._footer(extent, copy)
         return copy.digests
 
-    def _footer(self, extent: int, copy: Held) -> bytes:
+    def _footer(self, extent: int, copy: HeldExtent) -> bytes:
         wanted, deadline = self._catalog.extent(extent).id, time.monotonic() + FOOTER_WAIT_S
         try:
             while not footer.is_there(copy.fd, copy.size_bytes) and time.monotonic() < deadline:
@@ -84,11 +84,11 @@ class Verified:
 class _Run:
     """Consecutive whole blocks of one file, and the parts to be cut from them."""
 
-    blocks: Wanted
-    parts: list[Wanted]
+    blocks: FileRange
+    parts: list[FileRange]
 
 
-def _runs(parts: Iterable[Wanted], held: Mapping[int, Held]) -> Iterator[_Run]:
+def _runs(parts: Iterable[FileRange], held: Mapping[int, HeldExtent]) -> Iterator[_Run]:
     """The blocks around all parts; cached files begin with their extent."""
     run: _Run | None = None
     for part in sorted(parts, key=lambda part: (part.extent, part.offset)):
@@ -104,12 +104,12 @@ def _runs(parts: Iterable[Wanted], held: Mapping[int, Held]) -> Iterator[_Run]:
         if run is not None:
             yield run
         size_bytes = min(end, held[part.extent].size_bytes) - start
-        run = _Run(Wanted(part.fd, start, size_bytes, [], part.extent), [part])
+        run = _Run(FileRange(part.fd, start, size_bytes, [], part.extent), [part])
     if run is not None:
         yield run
 
 
-def _right(read: Wanted, digests: bytes) -> bool:
+def _right(read: FileRange, digests: bytes) -> bool:
     first = read.offset // CHECKSUM_BLOCK_BYTES
     (memory,) = read.views
     found = b"".join(

@@ -13,7 +13,7 @@ READING = CAUSES[:3]
 SOURCE, PEER, DISK, DECODE, HAND_OVER, TRANSFER = range(len(CAUSES))
 
 
-class Stages(threading.local):
+class WaitClock(threading.local):
     """Seconds by `READING` of the thread that asks, since it began. Nothing is counted where nothing waits:
     two clock reads an acquired extent, and two a batch that reads from files."""
 

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from cachesvc.core.errors import InvalidInput
 from loader.batches.bad_samples import OnError
-from loader.job.checkpoint import Progress
-from loader.job.rank_failures import PeerWatch, watched
+from loader.job.checkpoint import LoaderProgress
+from loader.job.rank_failures import RankFailureWatch, watched
 from loader.workers.batch_source import Supply
 from loader.workers.iteration import Raised, of_the_data
 
@@ -33,12 +33,14 @@ class Epochs:
     """Takes a loader's progress further, batch by batch. An epoch ends where its place is moved; the next one begins at
     the new place, with what `prepared` gives then: a state that was loaded brings an order of its own."""
 
-    def __init__(self, wishes: Wishes, progress: Progress, prepared: Callable[[], Supply], rank: int) -> None:
+    def __init__(
+        self, wishes: Wishes, progress: LoaderProgress, prepared: Callable[[], Supply], rank: int
+    ) -> None:
         self._wishes, self._progress, self._prepared, self._rank = wishes, progress, prepared, rank
         self._supply = prepared()
         self._mine = progress.take_over()
 
-    def batches(self, listen: Callable[[], PeerWatch | None]) -> Generator[Any, None, None]:
+    def batches(self, listen: Callable[[], RankFailureWatch | None]) -> Generator[Any, None, None]:
         """Batches, or what was Raised in place of one; `listen` gives the watch on other ranks, when the first is asked
         for. Raises what no batch comes after: PeerRankFailed, among several ranks any error, workers that died."""
         done, watch = 0, listen()
@@ -58,7 +60,7 @@ class Epochs:
     def _place(self) -> str:
         return self._progress.place.told(self._supply.feed.share.accumulate)
 
-    def _epoch(self, supply: Supply, watch: PeerWatch | None) -> Iterator[Any]:
+    def _epoch(self, supply: Supply, watch: RankFailureWatch | None) -> Iterator[Any]:
         feed, account, accumulate = supply.feed, supply.account, supply.feed.share.accumulate
         progress, mine, place = self._progress, self._mine, self._progress.place
         if self._wishes.epochs is None and not place.reach(feed):

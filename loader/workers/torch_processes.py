@@ -23,7 +23,7 @@ from cachesvc.core.order.permute import mix
 from loader.batches.feed import Turn
 from loader.batches.maker import Made, Maker
 from loader.process.fork_hooks import CHILD_SAYS, abandon_in_children, forks_workers
-from loader.process.parent_watch import TiedFirst
+from loader.process.parent_watch import EndsWithTrainerOnUnpickle
 from loader.workers.index_pipe import asking
 from loader.workers.iteration import of_the_data
 from loader.workers.shared_batches import Arena, Handed, packed
@@ -84,7 +84,7 @@ class _Counted(TorchDataset[Any]):
     """A batch, handed over where it was built, and its report."""
 
     def __init__(self, maker: Maker) -> None:
-        self.tied = TiedFirst()  # before all else: attributes are unpickled in this order
+        self.tied = EndsWithTrainerOnUnpickle()  # before all else: attributes are unpickled in this order
         self.maker = maker
         self.feed = maker.feed
         self.dataset = self.feed.dataset

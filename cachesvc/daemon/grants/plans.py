@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import NamedTuple, overload
 
 from cachesvc.client import plan_memory as plans
-from cachesvc.client.plan_memory import Columns
+from cachesvc.client.plan_memory import PlanColumns
 from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.model import ExtentId
 from cachesvc.core.records.fair_queue import Turns
@@ -133,7 +133,7 @@ def _read(handed: Handed) -> Entries | CacheError:
         os.close(fd)
 
 
-def entries_of(columns: Columns, extent_ids: tuple[ExtentId, ...]) -> Entries:
+def entries_of(columns: PlanColumns, extent_ids: tuple[ExtentId, ...]) -> Entries:
     """A plan's rows, checked. Raises InvalidInput."""
     count = len(extent_ids)
     if _beyond(columns.extents, count) or _beyond(columns.following, count):
