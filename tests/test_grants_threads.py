@@ -126,7 +126,7 @@ def test_who_waits_long_for_a_daemon_that_is_stopped_says_so_once(
 ) -> None:
     grants = DaemonGrants(daemon.socket_dir, opened(daemon))
     assert taken(grants, 0) == part(data, 0)
-    monkeypatch.setattr(connection, "SILENT_S", 0.1)
+    monkeypatch.setattr(connection, "WARN_AFTER_S", 0.1)
     assert daemon.process is not None
     daemon.process.send_signal(signal.SIGSTOP)
     with pytest.raises(DeadlineExceeded):

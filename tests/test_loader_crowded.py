@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bench.node import Daemon
 from cachesvc.core.order.epoch_order import Plan
 from loader import DataLoader, open_dataset
-from loader.reading.thrash_warning import ThrashWarning, at_once_bytes
+from loader.reading.thrash_warning import ThrashWarning, working_set_bytes
 
 EXTENT, EXTENTS, RECORD = 64 << 10, 64, 1024
 
@@ -30,7 +30,7 @@ def test_what_is_needed_at_once_is_the_most_of_any_step(rows: list[tuple[int, in
         sum(int(sizes[e]) for e, begin, length in rows if begin <= step <= begin + length)
         for step in range(30)
     ]
-    assert at_once_bytes(Plan(extent, first, first + more), sizes) == max(needed)
+    assert working_set_bytes(Plan(extent, first, first + more), sizes) == max(needed)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_what_matters_is_the_largest_tier_unless_all_fit(
     steps = np.arange(5)
     crowded = ThrashWarning(np.ones(10, np.int64))
     for _ in range(2):
-        crowded.look(Plan(steps, 0 * steps, steps), rooms)
+        crowded.check(Plan(steps, 0 * steps, steps), rooms)
     assert len(caplog.messages) == said
 
 
@@ -59,7 +59,7 @@ def test_what_matters_is_the_largest_tier_unless_all_fit(
 )
 def test_sizes_are_told_as_they_are(caplog: pytest.LogCaptureFixture, extent_bytes: int, told: str) -> None:
     steps = np.arange(5)
-    ThrashWarning(np.full(10, extent_bytes, np.int64)).look(
+    ThrashWarning(np.full(10, extent_bytes, np.int64)).check(
         Plan(steps, 0 * steps, steps), (3 * extent_bytes,)
     )
     assert caplog.messages[0].startswith(told)

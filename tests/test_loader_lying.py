@@ -21,7 +21,7 @@ OTHER = 7777
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("CACHESVC_SOCKET", str(tmp_path / "nobody"))
-    monkeypatch.setattr("loader.reading.changed_files.LOOK_S", 0.0)
+    monkeypatch.setattr("loader.reading.changed_files.CHECK_EVERY_S", 0.0)
     for at, name in enumerate("ab"):
         rows = np.repeat(np.arange(at * COUNT, (at + 1) * COUNT, dtype="<u4"), 512)
         datasets.array_file(tmp_path / f"data/{name}.bin", rows)
@@ -68,7 +68,7 @@ def test_of_a_file_that_is_written_to_nothing_more_is_read(
 def test_a_file_that_is_cut_after_the_look_is_an_error_of_the_source(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loader.reading.changed_files.LOOK_S", 3600.0)
+    monkeypatch.setattr("loader.reading.changed_files.CHECK_EVERY_S", 3600.0)
     dataset = opened(data)
     for _ in range(2):  # the second one looks, once an hour
         assert len(dataset.__getitems__(range(2 * COUNT))) == 2 * COUNT

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from cachesvc.catalog.catalog import Catalog
-from cachesvc.client.keepalive import leave_alone
+from cachesvc.client.keepalive import stop_polling
 from cachesvc.client.protocol import Granted, Refused
 from cachesvc.core.errors import (
     CorruptData,
@@ -40,11 +40,11 @@ from cachesvc.core.model import Extent
 from cachesvc.system import mapping
 from cachesvc.system.memory import Memory
 from loader.datasets.decode import decoded, decoder
-from loader.reading.direct_access import reads_around
+from loader.reading.direct_access import direct_access
 from loader.reading.direct_fills import DirectGrants
-from loader.reading.easing import Easing
 from loader.reading.failover import FailoverGrants
 from loader.reading.reader import ExtentReader
+from loader.reading.recalls import Recalls
 from tests import datasets
 from tests.loader_fakes import MemoryGrants, MemoryLink, compiled, extent_bytes, in_memory
 
@@ -124,10 +124,10 @@ def test_what_is_given_back_while_others_read_is_leased_anew(
     with ThreadPoolExecutor(3) as pool:
         reads = [pool.submit(read, seed) for seed in range(3)]
         while grants.calls < 40 and not any(one.done() for one in reads):
-            reader.ease()
+            reader.release_unused_mappings()
         over.set()
     assert all(one.result() for one in reads)
-    reader.ease()
+    reader.release_unused_mappings()
     assert not any(grants.leases.values())
     reader.close()
 
@@ -139,7 +139,7 @@ def test_readers_give_back_while_memory_is_short_and_only_then(
     catalog = link.catalog()
     grants, memory = MemoryGrants(catalog.extent), [Memory(1000, 51)]
     reader = ExtentReader(catalog, grants)
-    easing = Easing(reader.ease, lambda: memory[0])
+    recalls = Recalls(dict, reader.release_when_unused, reader.release_unused_mappings, lambda: memory[0])
     slots = catalog.layout.slots(np.arange(64))
     first, last = reader.spans(slots * catalog.layout.stride_bytes, np.full(64, catalog.layout.record_bytes))
 
@@ -147,13 +147,13 @@ def test_readers_give_back_while_memory_is_short_and_only_then(
         return bool((reader.gather(slots, first, last).view("<u2").reshape(64, -1) == wanted[:64]).all())
 
     assert read()
-    easing.look()
+    recalls.poll()
     assert any(grants.leases.values())
     memory[0] = Memory(1000, 49)
-    easing.look()
+    recalls.poll()
     assert not any(grants.leases.values())
     assert read()
-    leave_alone(easing)
+    stop_polling(recalls)
     reader.close()
 
 
@@ -161,7 +161,7 @@ def test_an_array_stays_however_short_memory_is(tmp_path: Path) -> None:
     rows = datasets.records(tmp_path / "r.bin", 100, 4096)
     whole = in_memory(compiled(tmp_path / "r.bin", tmp_path, format="records", record_bytes=4096))
     found = whole.array()
-    whole.opened.reader().ease()
+    whole.opened.reader().release_unused_mappings()
     assert (found == rows).all()
 
 
@@ -346,7 +346,7 @@ def test_local_files_are_read_without_a_daemon_and_a_changed_one_is_refused(home
     catalog = link.catalog()
 
     def first_row() -> bytes | None:
-        reader = ExtentReader(catalog, reads_around(catalog).grants)
+        reader = ExtentReader(catalog, direct_access(catalog).grants)
         addresses, lengths = catalog.locate(np.asarray([0]))
         try:
             return reader.read(addresses[:, 0], lengths[:, 0])[0]
@@ -368,7 +368,7 @@ def test_a_local_file_that_cannot_be_opened_is_a_typed_error(home: Path) -> None
     (home / "data").mkdir()
     datasets.records(home / "data" / "r.npy", 50, 3000)
     catalog = compiled(home / "data", home, format="records", extent_bytes=8192).catalog()
-    grants = reads_around(catalog).grants
+    grants = direct_access(catalog).grants
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.dup(0)
     os.close(free)
@@ -406,7 +406,7 @@ def test_direct_reads_stay_within_their_budget(sequences: tuple[MemoryLink, np.n
     catalog = link.catalog()
     before = descriptors()
     direct = filled(catalog, budget=3 * 8192)
-    direct.plan(range(10))
+    direct.follow(range(10))
     for index in range(9):
         [answer] = direct.acquire([index], 10)
         assert isinstance(answer, Granted)
@@ -440,7 +440,7 @@ def test_too_many_open_files_are_a_typed_error_and_keep_nothing_leased(
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     (found,) = grants.acquire([0], 5.0)
-    grants.plan(range(8))
+    grants.follow(range(8))
     assert isinstance(found, Granted)
     os.close(found.fd)
     resource.setrlimit(resource.RLIMIT_NOFILE, (found.fd + 1, limits[1]))
@@ -459,7 +459,7 @@ def test_what_was_read_directly_makes_room_for_what_comes_next(
     sequences: tuple[MemoryLink, np.ndarray],
 ) -> None:
     direct = filled(sequences[0].catalog(), budget=3 * 8192)
-    direct.plan(range(10))
+    direct.follow(range(10))
     ahead = []
     for index in range(9):
         [answer] = direct.acquire([index], 10)
@@ -528,11 +528,11 @@ def test_reads_go_around_a_dead_daemon_and_come_back(sequences: tuple[MemoryLink
     assert origin(0) == "ram"
     daemon.alive = False
     assert origin(1) == "direct"
-    assert both.around_bytes == 8192
+    assert both.fallback_bytes == 8192
     asked = daemon.calls
     assert origin(2) == "direct"
     assert daemon.calls == asked, "a daemon that is down is not knocked at for every extent"
-    daemon.alive, both._knock_at = True, 0.0
+    daemon.alive, both._probe_at = True, 0.0
     assert origin(3) == "ram"
     both.release([0, 1, 2, 3])
     assert not any(daemon.leases.values())

@@ -299,7 +299,7 @@ def test_what_a_read_that_was_interrupted_asked_for_is_waited_for_by_nobody(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as making_room:
-        making_room.setattr(type(reader._leases.range), "unmap", interrupted)
+        making_room.setattr(type(reader._leases.held.range), "unmap", interrupted)
         with pytest.raises(KeyboardInterrupt):
             gathered(reader, catalog, [8, 12])
     with ThreadPoolExecutor(1) as pool:

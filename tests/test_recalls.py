@@ -186,7 +186,7 @@ Reading = tuple[ExtentReader, MemoryGrants, np.ndarray]
 
 def test_what_is_recalled_goes_back_at_once_and_nothing_else(reader: Reading) -> None:
     found, grants, records = reader
-    found.forgo([1, 2, EXTENTS + 5])
+    found.release_when_unused([1, 2, EXTENTS + 5])
     assert [grants.leases[extent] for extent in range(EXTENTS)] == [1, 0, 0, 1, 1, 1, 1, 1]
     assert (read(found, np.arange(len(records))) == records).all()
     assert set(grants.leases.values()) == {1}
@@ -198,7 +198,7 @@ def test_what_a_read_looks_at_goes_when_that_read_is_over(reader: Reading) -> No
     use, _ = found._leases.begin(extents, extents)
     if grants._origin == "nvme":
         assert found._leases.ensure(use, extents.tolist())
-    found.forgo([1, 2])
+    found.release_when_unused([1, 2])
     assert (grants.leases[1], grants.leases[2]) == (1, 0)
     found._leases.end(use)
     assert (grants.leases[1], grants.leases[3]) == (0, 1)
@@ -209,11 +209,11 @@ def test_what_is_recalled_before_its_grant_has_come_goes_when_that_read_is_over(
     reader: Reading, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, grants, records = reader
-    found.forgo([1])
+    found.release_when_unused([1])
     acquire = grants.acquire
 
     def recalled_meanwhile(extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
-        found.forgo(extents)
+        found.release_when_unused(extents)
         return acquire(extents, timeout_s)
 
     monkeypatch.setattr(grants, "acquire", recalled_meanwhile)
@@ -238,7 +238,7 @@ def test_threads_read_on_while_extents_are_recalled(reader: Reading) -> None:
     with ThreadPoolExecutor(3) as pool:
         running = [pool.submit(reads, seed) for seed in range(3)]
         for extent in itertools.cycle(range(EXTENTS)):
-            found.forgo([extent])
+            found.release_when_unused([extent])
             if grants.calls > asked + 12 or any(one.done() for one in running):
                 break
         over.set()

@@ -255,7 +255,7 @@ class Feed(TorchDataset[Any]):
         return key_at(self.dataset if self._view is None else self._view, index)
 
     def reading_s(self) -> tuple[float, ...]:
-        """Seconds that this thread waited for bytes so far, by `stages.READING`."""
+        """Seconds that this thread waited for bytes so far, by `wait_clock.READING`."""
         each = {id(one): one.reading_s() for one in self._opened}.values()
         return tuple(map(sum, zip(*each, strict=True))) or NOT_READ
 

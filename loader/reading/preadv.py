@@ -1,8 +1,8 @@
-"""Reads of files: told to the kernel ahead, in the order of the disk, neighbours in one call.
+"""Reads of files: announced to the kernel ahead, in disk order, adjacent ranges in one call.
 
-A page fault on a file mapping would hold the interpreter lock and turn a disk error into SIGBUS; preadv
-releases the lock and raises. Announcing a batch's ranges first (POSIX_FADV_WILLNEED) lets the disk work on all of
-them at once: measured 2-4 times the samples of one read after the other, page cache cold.
+A page fault on a file mapping would hold the interpreter lock and turn a disk error into SIGBUS; preadv releases the
+lock and raises. Announcing a batch's ranges first (POSIX_FADV_WILLNEED) lets the disk work on all of them at once:
+measured at 2-4 times the samples per second of one read after the other, page cache cold.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from operator import attrgetter
 
 from cachesvc.core.errors import TierFailed
 
-MAX_JOINED = 1024
+MAX_BUFFERS = 1024
 """Buffers of one preadv: IOV_MAX of Linux."""
-_place = attrgetter("fd", "offset")
+_fd_and_offset = attrgetter("fd", "offset")
 
 
 @dataclass(slots=True)
 class FileRange:
-    """`size_bytes` of a file from `offset`, to be put into `views`; `extent` is for messages."""
+    """`size_bytes` of a file from `offset`, to be read into `views`; `extent` is for messages."""
 
     fd: int
     offset: int
@@ -32,13 +32,13 @@ class FileRange:
 
 
 def joined(parts: Iterable[FileRange]) -> Iterator[FileRange]:
-    """Sorted parts, neighbours as one: the first of them grows."""
+    """The parts in disk order, with adjacent parts merged into the first of them."""
     run: FileRange | None = None
-    for part in sorted(parts, key=_place):
+    for part in sorted(parts, key=_fd_and_offset):
         if (
             run is not None
             and (run.fd, run.offset + run.size_bytes) == (part.fd, part.offset)
-            and len(run.views) < MAX_JOINED
+            and len(run.views) < MAX_BUFFERS
         ):
             run.size_bytes += part.size_bytes
             run.views += part.views
@@ -51,22 +51,22 @@ def joined(parts: Iterable[FileRange]) -> Iterator[FileRange]:
 
 
 def announce(parts: Sequence[FileRange]) -> None:
-    """Have the kernel begin to read all of them; it does not wait. One alone is simply read."""
+    """Have the kernel begin to read all parts, without waiting. A single part is not announced."""
     if len(parts) > 1:
         for part in parts:
             os.posix_fadvise(part.fd, part.offset, part.size_bytes, os.POSIX_FADV_WILLNEED)
 
 
-def read_into(parts: Iterable[FileRange], told: bool = False) -> None:
-    """Fill every view; the parts are used up. `told`: all were announced before. Raises TierFailed for a disk
+def read_into(parts: Iterable[FileRange], announced: bool = False) -> None:
+    """Fill the views of all parts, which are modified. `announced`: skip the announcement. Raises TierFailed for a disk
     that fails and for a file that ends too early."""
     runs = list(joined(parts))
-    if not told:
+    if not announced:
         announce(runs)
     for run in runs:
         done, views = 0, run.views
         while (count := _read(run, run.offset + done, views)) < run.size_bytes - done:
-            done, views = done + count, _rest(views, count)
+            done, views = done + count, _unfilled(views, count)
 
 
 def read_bytes(part: FileRange) -> bytes:
@@ -95,8 +95,8 @@ def _read(run: FileRange, offset: int, views: Sequence[memoryview]) -> int:
     return count
 
 
-def _rest(views: Sequence[memoryview], count: int) -> list[memoryview]:
-    """What is left to fill after `count` bytes."""
+def _unfilled(views: Sequence[memoryview], count: int) -> list[memoryview]:
+    """The memory that is left to fill after `count` bytes."""
     for at, view in enumerate(views):
         if count < len(view):
             return [view[count:], *views[at + 1 :]]
