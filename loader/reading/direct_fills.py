@@ -67,6 +67,7 @@ class DirectGrants:
 
     def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
         """See `Grants`. Raises what the source raises."""
+        self._check_open()
         leased: list[_Copy] = []
         try:
             with ExitStack() as descriptors:
@@ -166,9 +167,13 @@ class DirectGrants:
 
     def _run(self, extent: Extent, fd: int) -> str:
         in_huge_pages(fd, extent.size_bytes)
-        if self._closing.wait(self._take(extent.stored_bytes)):
-            raise CacheError("the dataset was closed while its extents were read")
+        self._closing.wait(self._take(extent.stored_bytes))
+        self._check_open()
         return self._fill(extent, fd)
+
+    def _check_open(self) -> None:
+        if self._closing.is_set():
+            raise CacheError("the dataset was closed while its extents were read; open it again")
 
     def _reserve(self, size_bytes: int, needed: bool) -> bool:
         evictable = [e for e in self._copies if needed or self._position.get(e, -1) < self._cursor]

@@ -80,6 +80,8 @@ class FailoverGrants:
         self._primary.close()
         if self._fallback is not None:
             self._fallback.close()
+        with self._lock:
+            self._from_fallback.clear()
 
     def _acquire_primary(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused] | None:
         """None while the primary is unavailable. It is probed after a pause, which doubles up to `LAST_PROBE_S`."""

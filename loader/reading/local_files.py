@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from cachesvc.client.protocol import Granted, Grants, Refused
-from cachesvc.core.errors import NotAllowed, NotFound, SourceChanged, SourceUnavailable
+from cachesvc.core.errors import CacheError, NotAllowed, NotFound, SourceChanged, SourceUnavailable
 from cachesvc.core.model import Extent, ObjectVersion, Piece
 from cachesvc.sources.files import etag_of
 
@@ -25,10 +25,13 @@ class LocalGrants:
     def __init__(self, extent_of: Callable[[int], Extent], others: Grants) -> None:
         self._extent_of, self._others = extent_of, others
         self._from_others: set[int] = set()
+        self._closed = False
 
     def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
         """See `Grants`. Raises NotFound or SourceChanged when a file is not the version in the catalog, NotAllowed, and
         SourceUnavailable where it cannot be opened now."""
+        if self._closed:
+            raise CacheError("the dataset was closed while its extents were read; open it again")
         others, answers = [], list[Granted | Refused]()
         try:
             for index in extents:
@@ -62,6 +65,7 @@ class LocalGrants:
 
     def close(self) -> None:
         """See `Grants`."""
+        self._closed = True
         self._others.close()
 
 
