@@ -15,7 +15,7 @@ from loader.datasets.mixture import Mixture
 from loader.datasets.packing import Packed
 from loader.datasets.wrapped import leaves_in
 from loader.job.checkpoint import MAX_COUNT, MAX_SEED
-from loader.job.topology import stated
+from loader.job.topology import from_arguments
 from loader.order_setup import Window, window_bytes
 
 
@@ -49,7 +49,7 @@ def check_arguments(
         raise InvalidInput(f"peer_failure_s={peer_failure_s!r} is no number of seconds above 0")
     if window is not None:
         window_bytes(window)
-    stated(rank, world_size)
+    from_arguments(rank, world_size)
 
 
 def checked_numbers(

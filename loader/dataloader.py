@@ -22,7 +22,7 @@ from loader.batches.feed import Feed
 from loader.batches.stats import Stats
 from loader.datasets.dataset import key_transforms
 from loader.datasets.wrapped import Core, flattened, ours
-from loader.job.checkpoint import MAX_COUNT, LoaderProgress, LoaderState, parsed
+from loader.job.checkpoint import MAX_COUNT, LoaderProgress, LoaderState, parse_state
 from loader.job.rank_drift import DRIFT_S
 from loader.job.rank_failures import PEER_FAILURE_S
 from loader.job.topology import Topology
@@ -184,7 +184,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             feed = self._prepared().feed
         job.check_topology(arguments)
         self._progress.place.begin(feed)
-        self._progress.warn_of_twice()
+        self._progress.warn_if_read_twice()
         prefetch = self.num_workers * (self.prefetch_factor or 0)
         via = self._core.leaves[0].via
         agreement = job.agree(
@@ -234,7 +234,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @property
     def valid(self) -> int:
-        """How many samples of the latest batch are real: they come first, and the others repeat samples of the epoch, so
+        """The number of real samples in the latest batch: they come first, and the others repeat samples of the epoch, so
         that all ranks have equal shapes. 0 where all are repeats. Raises InvalidInput for a loader that torch alone
         runs."""
         latest = self._latest()
@@ -286,7 +286,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             return
         self._job.compare_again()  # each rank may have loaded a state of another step
         with self._job.failures_told(self._arguments()):
-            found, data = parsed(state), self._data_now()
+            found, data = parse_state(state), self._data_now()
             check_data(found, *data)
             feed = self._make_feed(found, found.epoch + found.over)
             check_place(found, feed)
@@ -314,7 +314,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return OrderArguments.of(self)
 
     def _data_changed(self) -> bool:
-        """Whether the dataset has other samples than when the feed was made: a Subset may have been given other indices, a
+        """True if the dataset has other samples than when the feed was made: a Subset may have been given other indices, a
         dataset of the user's own may have grown. An iteration has the data of its beginning, as with torch. Raises
         StateMismatch for a place in the old data."""
         if self._supply is None or self._data == self._data_now():

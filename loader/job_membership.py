@@ -13,7 +13,7 @@ from loader.job.agreement import Store, agree, job_store, tell_failure
 from loader.job.checkpoint import EpochPosition
 from loader.job.rank_drift import watch_drift
 from loader.job.rank_failures import Agreement, RankFailureWatch, warn_of_state, watch_for
-from loader.job.topology import Topology, must_stand
+from loader.job.topology import Topology, check_unchanged
 from loader.order_setup import OrderArguments
 
 _log = logging.getLogger("cachesvc")
@@ -36,7 +36,7 @@ class JobMembership:
     def check_topology(self, given: OrderArguments) -> None:
         """Raise StateMismatch where the place that was used has changed since."""
         if self._topology is not None:
-            must_stand(self._topology, given.topology())
+            check_unchanged(self._topology, given.topology())
 
     def compare_again(self) -> None:
         """Have the ranks compare at the next iteration, since this loader was moved: one that is moved alone is found."""

@@ -148,7 +148,7 @@ class Connection:
             self._leave()
 
     def is_alive(self) -> bool:
-        """Whether the daemon still has its end open."""
+        """True while the daemon has its end open."""
         with self._lock:
             if self.ended:
                 return False
@@ -169,7 +169,7 @@ class Connection:
             self._changed.notify_all()
 
     def abandon(self) -> None:
-        """In a forked child: close the descriptor, without the lock, which a thread of the parent may have held."""
+        """Close the descriptor in a forked child, without the lock, which a thread of the parent may have held."""
         self.ended = True
         self._channel.close()
 

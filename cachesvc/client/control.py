@@ -244,7 +244,7 @@ def _info(found: pb.Dataset, notes: Iterable[str]) -> DatasetInfo:
 
 
 def answers(directory: str) -> bool:
-    """Whether a daemon answers at its socket, which may be left from one that ended."""
+    """True if a daemon answers at its socket, which may be left from one that ended."""
     if not os.path.exists(f"{directory}/{CONTROL_SOCKET}"):
         return False
     try:

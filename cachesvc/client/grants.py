@@ -169,8 +169,7 @@ class DaemonGrants:
             self._disconnect()
 
     def abandon(self) -> None:
-        """In a forked child: close inherited descriptors, without the lock, which a thread of the parent may have
-        held."""
+        """Close inherited descriptors in a forked child, without the lock, which a thread of the parent may have held."""
         if self._connection is not None:
             self._connection.abandon()
 

@@ -23,7 +23,7 @@ from cachesvc.core.order.permute import permute
 from cachesvc.sources.uri import canonical
 from loader.datasets.samples import Form, Samples
 from loader.datasets.targets import Targets
-from loader.job.topology import foreseen
+from loader.job.topology import rank_hint
 from loader.reading.connect import connect
 from loader.reading.opened_dataset import OpenedDataset
 from loader.reading.reader import Ints
@@ -87,7 +87,7 @@ def open_dataset(
     if fields is not None and not isinstance(fields, Iterable):
         raise InvalidInput(f"fields={fields!r}: give a name, or several")
     checked = flag("verify", verify)
-    rank, processes = foreseen()
+    rank, processes = rank_hint()
     link = connect(_uris(uri), options, version, processes)
     if isinstance(fields, str):
         fields = (fields,)

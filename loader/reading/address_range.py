@@ -71,7 +71,7 @@ class AddressRange:
             self._size = 0
 
     def forget(self) -> None:
-        """In a forked child: leave the range alone, which is inherited or does not exist here."""
+        """Leave the range alone in a forked child, where it is inherited or does not exist."""
         self._size = 0
 
     def _keep_from_children(self, address: int, size_bytes: int) -> None:

@@ -28,14 +28,14 @@ class ChangedFiles:
         self._check_at = 0.0
 
     def release_changed(self) -> None:
-        """Once a second, before a read requests extents: release extents of changed files."""
+        """Release extents of changed files, at most once a second. Call this before a read requests extents."""
         now = time.monotonic()
         if now >= self._check_at:
             self._check_at = now + CHECK_EVERY_S
             self._release_changed()
 
     def raise_if_changed(self) -> None:
-        """After a read that failed: raise SourceChanged where a file was changed."""
+        """Raise SourceChanged where a file was changed. Call this after a read that failed."""
         uri = self._release_changed()
         if uri:
             raise changed(local_path(uri) or uri)

@@ -37,7 +37,7 @@ _log = logging.getLogger("cachesvc")
 
 @dataclass(frozen=True, slots=True)
 class DatasetLink:
-    """How to reach one dataset version; small, and picklable for workers.
+    """The way to one dataset version; small, and picklable for workers.
 
     `daemon` is the directory of its sockets, empty without one; `path` the catalog file, empty with a daemon. `direct`:
     whether the source may be read directly, with a daemon while it is gone. `job`: the readers that have one share of the
@@ -178,7 +178,8 @@ def connect(uris: Sequence[str], options: Options, version: str, world_size: int
 def _open_in_daemon(
     uris: Sequence[str], options: Options, version: str, required: bool, optional: bool, direct: bool
 ) -> DatasetLink | None:
-    """None without a daemon, unless `required`; `optional`: None where the daemon may not read the data, too."""
+    """Open the dataset in a daemon. Returns None without one, unless it is `required`. `optional`: also return None where
+    the daemon may not read the data."""
     deadline = time.monotonic() + (REQUIRE_S if required else 0.0)
     while True:
         try:

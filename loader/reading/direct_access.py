@@ -28,15 +28,15 @@ DIRECT_THREADS = 8
 
 
 def _drop_report(report: StallReport) -> None:
-    """Without a daemon there are no metrics."""
+    """Do nothing: without a daemon there are no metrics."""
 
 
 def _suspect_nothing(extents: Sequence[int]) -> None:
-    """Direct reads cache nothing in files."""
+    """Do nothing: direct reads cache nothing in files."""
 
 
 def _recall_nothing() -> Mapping[int, bool]:
-    """Direct reads share no room with other processes."""
+    """Return nothing: direct reads share no room with other processes."""
     return {}
 
 

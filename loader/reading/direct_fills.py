@@ -138,7 +138,7 @@ class DirectGrants:
             self._used = 0
 
     def abandon(self) -> None:
-        """In a forked child: close the parent's copies."""
+        """Close the parent's copies in a forked child."""
         for copy in self._copies.values():
             os.close(copy.fd)
         self._copies.clear()

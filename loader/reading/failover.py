@@ -84,7 +84,8 @@ class FailoverGrants:
             self._from_fallback.clear()
 
     def _acquire_primary(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused] | None:
-        """None while the primary is unavailable. It is probed after a pause, which doubles up to `LAST_PROBE_S`."""
+        """Acquire from the primary. Returns None while it is unavailable; it is probed after a pause, which doubles up to
+        `LAST_PROBE_S`."""
         if self._fallback is not None and time.monotonic() < self._probe_at:
             return None
         try:
@@ -100,7 +101,7 @@ class FailoverGrants:
     def _acquire_fallback(
         self, extents: Sequence[int], timeout_s: float, why: str
     ) -> list[Granted | Refused] | None:
-        """None without a fallback that can deliver in time."""
+        """Acquire from the fallback. Returns None without one that can deliver in time."""
         fallback = self._fallback  # another thread may find meanwhile that it has no credentials
         if fallback is None:
             return None

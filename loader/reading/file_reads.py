@@ -126,7 +126,7 @@ class FileReads:
                 _checked(held, 0, held.size_bytes)
 
     def _were_announced(self, addresses: Ints) -> bool:
-        """Whether `expect` announced all of these; they are forgotten then."""
+        """True if `expect` announced all of these; they are forgotten then."""
         numbers = addresses.tolist()
         announced = self._announced.issuperset(numbers)
         self._announced.difference_update(numbers)

@@ -53,7 +53,7 @@ class HeldExtents:
         self._one_origin: int | None = None
 
     def all_mapped(self, first: Ints, last: Ints) -> bool:
-        """Whether ranges over these extents are mapped; False for a range that spans three extents or more."""
+        """True if ranges over these extents are mapped; False for a range that spans three extents or more."""
         mapped = self.mapped
         if not self._unmapped and last is first:  # 2 us less a batch
             return True
@@ -104,7 +104,7 @@ class HeldExtents:
             self._mapped_bytes -= held.size_bytes
 
     def excess(self, coming: Collection[int]) -> tuple[int, int]:
-        """By how many mapped bytes and open files the limits would be exceeded with these extents, too."""
+        """The mapped bytes and open files beyond the limits, if these extents were held, too."""
         coming_bytes = int(self._sizes[list(coming)].sum())
         return self._mapped_bytes + coming_bytes - self._limit_bytes, self.files + len(coming) - MAX_FILES
 
@@ -140,7 +140,7 @@ class HeldExtents:
         return dict(self._origin_bytes)
 
     def abandon(self) -> None:
-        """In a forked child: close inherited descriptors and forget every extent and the address range."""
+        """Close inherited descriptors in a forked child; forget every extent and the address range."""
         for held in self.by_index.values():
             if held.fd >= 0:
                 os.close(held.fd)

@@ -191,7 +191,7 @@ class Leases:
         self.held.range.close()
 
     def abandon(self) -> None:
-        """In a forked child: close inherited descriptors, and send nothing."""
+        """Close inherited descriptors in a forked child, and send nothing."""
         self.held.abandon()
         del self.grants
 

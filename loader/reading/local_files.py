@@ -88,7 +88,7 @@ def _open(piece: Piece, path: str) -> int:
 
 
 def written_to(found: os.stat_result, stored: ObjectVersion) -> bool:
-    """Whether a file was modified after it was opened at this version. A new ctime does not count: unlinking sets it."""
+    """True if a file was modified after it was opened at this version. A new ctime does not count: unlinking sets it."""
     mtime = stored.etag.rpartition("-")[0]
     return found.st_size != stored.size_bytes or (bool(mtime) and mtime != str(found.st_mtime_ns))
 

@@ -138,7 +138,7 @@ class OpenedDataset:
         self._bytes_before, self._waited_before = read, waited
 
     def abandon(self) -> None:
-        """In a forked child: forget the parent's reader, and the lock, which a thread of the parent may have held."""
+        """Forget the parent's reader in a forked child, and the lock, which a thread of the parent may have held."""
         self._connecting = threading.Lock()
         self._main_order = _no_order
         self._other_orders = WeakKeyDictionary()

@@ -153,7 +153,7 @@ class ExtentReader:
 
     @property
     def on_disk(self) -> bool:
-        """Whether extents are held as files: `expect` has an effect on those alone."""
+        """True while extents are held as files: `expect` has an effect on those alone."""
         return self._held.files > 0
 
     def expect(self, addresses: Ints, lengths: Ints) -> None:
@@ -187,7 +187,7 @@ class ExtentReader:
             self.close()
 
     def abandon(self) -> None:
-        """In a forked child: close inherited descriptors, and send nothing."""
+        """Close inherited descriptors in a forked child, and send nothing."""
         self._open = False
         self._leases.abandon()
 
@@ -306,7 +306,7 @@ class ExtentReader:
             self._leases.end(read, read_bytes)
 
     def _are_mapped(self, first: Ints, last: Ints) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Which ranges can be read from the mapping; False for one that spans three extents or more."""
+        """A mask of the ranges that can be read from the mapping; False for one that spans three extents or more."""
         mapped = self._held.mapped
         if last is first:
             return mapped[first]

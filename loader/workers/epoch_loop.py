@@ -58,7 +58,7 @@ class Epochs:
                     self._supply.rest()
 
     def _place(self) -> str:
-        return self._progress.place.told(self._supply.feed.share.accumulate)
+        return self._progress.place.text(self._supply.feed.share.accumulate)
 
     def _epoch(self, supply: Supply, watch: RankFailureWatch | None) -> Iterator[Any]:
         feed, account, accumulate = supply.feed, supply.account, supply.feed.share.accumulate

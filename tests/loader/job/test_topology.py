@@ -18,7 +18,7 @@ import pytest
 from cachesvc.core.errors import DeadlineExceeded, InvalidInput, StateMismatch
 from loader.job import agreement
 from loader.job.agreement import agree, job_store, tell_failure
-from loader.job.topology import Topology, foreseen, resolve
+from loader.job.topology import Topology, rank_hint, resolve
 from testbed import WAIT_S
 
 torch_distributed = pytest.importorskip("torch.distributed")
@@ -339,7 +339,7 @@ class Store:
 def test_no_process_states_anything_in_a_round_that_is_over() -> None:
     """Of the time before a restart: who has stated something there, or missed it, waits for another one."""
     store, over = Store(), Store()
-    stated = partial(agreement._stated, 1, "of", "told", store)
+    stated = partial(agreement._round_stated_in, 1, "of", "told", store)
     assert stated(0) == 0, "there is none"
     store.add("of", 1)
     assert stated(0) == 1
@@ -352,14 +352,14 @@ def test_no_process_states_anything_in_a_round_that_is_over() -> None:
     assert stated(2) == 2, "this is the next loader's"
     over.add("of", 1)
     over.set("of/1/verdict", "")
-    assert agreement._stated(1, "of", "told", over, 0) == 0
+    assert agreement._round_stated_in(1, "of", "told", over, 0) == 0
     assert not over.check(["of/1/1"])
 
 
 def test_who_gave_up_before_the_others_came_has_left_word(monkeypatch: pytest.MonkeyPatch) -> None:
     store = torch_distributed.TCPStore("127.0.0.1", 0, None, True)
     first, second = (Topology(process, 2, "torchrun", process=process, processes=2) for process in range(2))
-    monkeypatch.setattr(agreement, "TOLD_S", 0.1)
+    monkeypatch.setattr(agreement, "TELL_FAILURE_S", 0.1)
     tell_failure(second, "NotFound: no such file", store)
     with pytest.raises(StateMismatch, match="process 1 cannot go on: NotFound: no such file"):
         agree(first, {"seed": 0}, store, timeout_s=20)
@@ -374,7 +374,7 @@ def test_who_waits_for_another_process_says_so_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = torch_distributed.TCPStore("127.0.0.1", 0, None, True)
-    monkeypatch.setattr(agreement, "WAITING_S", 0.1)
+    monkeypatch.setattr(agreement, "WARN_AFTER_S", 0.1)
     for process, awaited in ((0, "process 1 of 2"), (1, "process 0 to compare")):
         caplog.clear()
         place = Topology(process, 2, "torchrun", process=process, processes=2)
@@ -385,8 +385,8 @@ def test_who_waits_for_another_process_says_so_once(
 
 
 def test_before_the_job_is_set_up_half_of_what_a_launcher_says_is_enough() -> None:
-    assert foreseen({"WORLD_SIZE": "4", "LOCAL_RANK": "1", "NODE_RANK": "0"}) == (0, 4)
-    assert foreseen({"RANK": "3", "WORLD_SIZE": "4"}) == (3, 4)
-    assert foreseen({}) == (0, 1)
+    assert rank_hint({"WORLD_SIZE": "4", "LOCAL_RANK": "1", "NODE_RANK": "0"}) == (0, 4)
+    assert rank_hint({"RANK": "3", "WORLD_SIZE": "4"}) == (3, 4)
+    assert rank_hint({}) == (0, 1)
     with pytest.raises(InvalidInput, match="WORLD_SIZE='many'"):
-        foreseen({"WORLD_SIZE": "many"})
+        rank_hint({"WORLD_SIZE": "many"})
