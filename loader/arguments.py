@@ -77,7 +77,9 @@ def dimension_names(dp_dims: Any) -> tuple[str, ...]:
 def refuse_empty(dataset: TorchDataset[Any], shuffle: bool | None) -> None:
     """Raise InvalidInput for an empty dataset of ours, before torch's sampler raises for its own `num_samples`."""
     if shuffle and isinstance(dataset, Sized) and not len(dataset) and any(True for _ in leaves_in(dataset)):
-        raise InvalidInput(f"{type(dataset).__name__} holds no samples to shuffle: an empty part of another?")
+        raise InvalidInput(
+            f"{type(dataset).__name__} has no samples to shuffle; is it an empty part of another dataset?"
+        )
 
 
 def refuse_unused(loader: LoaderArguments, has_sampler: bool) -> None:
@@ -85,7 +87,7 @@ def refuse_unused(loader: LoaderArguments, has_sampler: bool) -> None:
     dataset, where every rank would see everything, or has a sampler of the user's own."""
     if isinstance(loader.dataset, (Mixture, Packed)):
         raise InvalidInput(
-            f"a {type(loader.dataset).__name__} is drawn anew in each epoch, in an order of its own: leave the sampler out"
+            f"a {type(loader.dataset).__name__} has its own order in each epoch: leave the sampler out"
         )
     given = {"on_error": loader.on_error != "raise"}
     if not has_sampler:

@@ -334,7 +334,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _latest(self) -> tuple[int, int] | None:
         if self._core is None:
-            raise InvalidInput("torch alone runs this DataLoader: what its batches hold, its sampler says")
+            raise InvalidInput(
+                "torch alone runs this DataLoader, and its sampler alone knows what its batches hold"
+            )
         return self._progress.place.latest
 
     def _topology(self) -> Topology:

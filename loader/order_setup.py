@@ -45,7 +45,7 @@ def window_extents(window: Window, extent_sizes: np.ndarray[Any, np.dtype[np.int
 def ending(last: Last | None, drop_last: bool) -> Last:
     """`last`, or the meaning of torch's `drop_last`: drop, or a short batch. Raises InvalidInput."""
     if drop_last and last not in (None, "drop"):
-        raise InvalidInput(f"drop_last=True says 'drop', and last={last!r} something else; give one of them")
+        raise InvalidInput(f"drop_last=True contradicts last={last!r}; give one of them")
     if last is not None:
         return last
     return "drop" if drop_last else "short"

@@ -64,7 +64,7 @@ class RankOrder:
         """See `RankSampler.set_epoch`."""
         epoch = self._progress.epoch_of_count(whole_number("epoch", count, 0, MAX_COUNT))
         if epoch != count:
-            _log.info("sampler.set_epoch(%d): epoch %d, for this loader was moved there", count, epoch)
+            _log.info("sampler.set_epoch(%d): epoch %d, since this loader was moved there", count, epoch)
         counted_from = epoch - count
         self.set_epoch(epoch)
         self._progress.counted_from = counted_from

@@ -120,7 +120,7 @@ def check_micro_batches(state: LoaderState, batch_size: int, world_size: int) ->
     if state.micro and (state.batch_size, state.world_size) != (batch_size, world_size):
         raise StateMismatch(
             f"the state stands inside step {state.step}, after {state.micro} batches of {state.batch_size} on each of "
-            f"{state.world_size} ranks; go on with as many and as large, not {world_size} x {batch_size}, or save "
+            f"{state.world_size} ranks; go on with the same numbers, not {world_size} x {batch_size}, or save "
             "after a whole step"
         )
 

@@ -227,7 +227,7 @@ def _unavailable(path: str) -> CacheError:
             probe.connect(path)
         except OSError as error:
             return no_answer(path, error)
-    return DaemonUnavailable(f"the daemon at {path} broke off; try again, and see its log")
+    return DaemonUnavailable(f"the daemon at {path} broke the connection; try again, and see its log")
 
 
 def _info(found: pb.Dataset, notes: Iterable[str]) -> DatasetInfo:

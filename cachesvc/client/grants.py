@@ -11,7 +11,7 @@ from contextlib import suppress
 from cachesvc.client import plan_memory
 from cachesvc.client.connection import Answer, Connection, release_answers
 from cachesvc.client.keepalive import start_polling, stop_polling
-from cachesvc.client.protocol import Granted, Refused
+from cachesvc.client.protocol import CLOSED, Granted, Refused
 from cachesvc.config import GRANTS_SOCKET
 from cachesvc.core import wire
 from cachesvc.core.errors import CacheError, DaemonUnavailable, NotFound, OutOfSpace, from_code
@@ -177,7 +177,7 @@ class DaemonGrants:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise CacheError("the dataset was closed while its extents were asked for; open it again")
+            raise CacheError(CLOSED)
 
     def _connect(self) -> Connection:
         with self._lock:
@@ -234,7 +234,7 @@ class DaemonGrants:
             if self._connection is not connection:
                 release_answers(connection, found)
                 self._check_open()
-                raise DaemonUnavailable(f"the daemon at {self._path} was started again meanwhile; ask again")
+                raise DaemonUnavailable(f"the daemon at {self._path} was restarted meanwhile; try again")
             answers: list[Granted | Refused] = []
             for answer, fd in found:
                 extent = answer.value

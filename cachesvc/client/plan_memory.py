@@ -60,12 +60,12 @@ def read(fd: int, rows: int, more: int) -> PlanColumns:
     descriptor that is not memory of exactly that size."""
     size = rows * (_EXTENT_BYTES + 2 * _STEP_BYTES) + more * _EXTENT_BYTES
     if max(rows, more) > MAX_ROWS:
-        raise InvalidInput(f"a plan of {max(rows, more):,} rows, of {MAX_ROWS:,} at most")
+        raise InvalidInput(f"a plan of {max(rows, more):,} rows exceeds the limit of {MAX_ROWS:,}")
     try:
         fcntl.fcntl(fd, fcntl.F_GET_SEALS)  # fails for anything but memory, so that no read blocks
         raw = memoryview(os.pread(fd, size + 1, 0))
     except OSError as error:
-        raise InvalidInput(f"a plan that is no memory to be read: {error.strerror}") from None
+        raise InvalidInput(f"a plan whose descriptor is not readable memory: {error.strerror}") from None
     if len(raw) != size:
         raise InvalidInput(f"a plan of {len(raw)} bytes, not {size}")
     extents, steps = _EXTENT_BYTES * rows, _STEP_BYTES * rows

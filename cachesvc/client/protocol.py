@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+CLOSED = "the dataset was closed while its extents were requested; open it again"
+"""The text of the CacheError that `Grants.acquire` raises after `close`."""
+
 
 class Granted(NamedTuple):
     """An extent that may be read until it is released: `size_bytes` of `fd` from `offset`.
@@ -46,7 +49,7 @@ class Grants(Protocol):
         process.
 
         Raises DaemonUnavailable, DeadlineExceeded, or the typed error of the fill that failed; then no extent of this
-        call stays leased.
+        call stays leased. Raises CacheError after `close`.
         """
         ...
 

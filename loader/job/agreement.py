@@ -118,8 +118,8 @@ def _polls(timeout_s: float, awaited: str) -> Iterator[None]:
         if waited_s >= WARN_AFTER_S and not warned:
             warned = True
             _log.warning(
-                "waiting for %s, up to %.0f s more: it starts slowly, or this rank alone was moved (set_epoch, skip,"
-                " load_state_dict, other data) or iterates (a loader of one rank alone wants shard=False)",
+                "waiting for %s, up to %.0f s more: it may start slowly, or only this rank was moved (set_epoch,"
+                " skip, load_state_dict, other data) or iterates (give a loader of one rank alone shard=False)",
                 awaited,
                 timeout_s - waited_s,
             )

@@ -139,8 +139,8 @@ class LoaderProgress:
             return
         if self.place.loaded and epoch < self.place.epoch:
             warnings.warn(
-                f"set_epoch({epoch}) goes back behind the state that was loaded, which is of epoch {self.place.epoch}; to"
-                " go on from there, begin with the epoch that batches.epoch says",
+                f"set_epoch({epoch}) goes back behind the loaded state, which is of epoch {self.place.epoch}; to go on from"
+                " the state, begin with the epoch in batches.epoch",
                 stacklevel=3,
             )
         self.move(epoch)
@@ -222,7 +222,7 @@ def parse_state(state: Mapping[str, Any]) -> LoaderState:
             found = printable(repr(state[name]))
             raise StateMismatch(f"the state's {name} is {found}, not {kind.__name__}")
         if kind is int and not 0 <= state[name] <= (MAX_SEED if name == "seed" else MAX_COUNT):
-            raise StateMismatch(f"the state's {name} is {state[name]}: no state says so")
+            raise StateMismatch(f"the state's {name} is {state[name]}: out of range")
     if state["version"] not in (2, STATE_VERSION):
         raise StateMismatch(
             f"a state of version {state['version']}; this program reads 2 and {STATE_VERSION}"

@@ -99,7 +99,7 @@ class DriftWatch:
         if apart_s >= self._drift_s and store.add(f"{self._key}/warned", 1) == 1:
             _log.warning(
                 "%s, and %s, for %.0f s: ranks that take different numbers of batches see some samples twice or not at"
-                " all after a resume; take as many on each (a loader of one rank alone wants shard=False)",
+                " all after a resume; take equally many on each (give a loader of one rank alone shard=False)",
                 own.text(),
                 first.text(),
                 apart_s,

@@ -95,7 +95,7 @@ class RankFailureWatch:
             self._acknowledge()
             self._wait_for_others()
         except RuntimeError:  # torch's DistError: the store's host is gone, and the job with it
-            _log.warning("the job's store does not answer: other ranks will not hear of this failure")
+            _log.warning("the job's store does not answer: other ranks are not told of this failure")
         return _failure(failure)
 
     def finish(self) -> None:
@@ -150,7 +150,7 @@ class RankFailureWatch:
                 return
             if time.monotonic() >= deadline:
                 _log.error(
-                    "this rank did not come to its next batch within %.0f s of that, so it is blocked in a"
+                    "this rank did not fetch its next batch within %.0f s of that failure, so it is blocked in a"
                     " collective: it ends with exit code %d",
                     self._peer_failure_s,
                     BLOCKED_EXIT,

@@ -163,7 +163,7 @@ def _mesh(mesh: Mesh, dp_dims: Sequence[str]) -> _Rank:
         raise InvalidInput(
             f"no mesh dimension {', '.join(missing) or 'named in dp_dims'}: the mesh has"
             f" {', '.join(names) if names else f'{len(coordinate)} without names'}; name the data-parallel"
-            " ones in dp_dims, of one that _flatten made its parts"
+            " ones in dp_dims, and for one made by _flatten its parts"
         )
     rank, size = 0, 1
     for dim, name in enumerate(names or ()):

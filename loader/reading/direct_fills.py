@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
-from cachesvc.client.protocol import Granted, Refused
+from cachesvc.client.protocol import CLOSED, Granted, Refused
 from cachesvc.core.errors import CacheError, DeadlineExceeded
 from cachesvc.core.model import Extent
 from cachesvc.tiers.failures import translated
@@ -173,7 +173,7 @@ class DirectGrants:
 
     def _check_open(self) -> None:
         if self._closing.is_set():
-            raise CacheError("the dataset was closed while its extents were read; open it again")
+            raise CacheError(CLOSED)
 
     def _reserve(self, size_bytes: int, needed: bool) -> bool:
         evictable = [e for e in self._copies if needed or self._position.get(e, -1) < self._cursor]

@@ -48,7 +48,7 @@ class FailoverGrants:
             pause = min(self._pause_s, deadline - time.monotonic())
             if pause <= 0:
                 raise DaemonUnavailable(
-                    f"no daemon for {timeout_s:.0f} s and no way around it: {self._unavailable_because}"
+                    f"no daemon for {timeout_s:.0f} s and no direct reads: {self._unavailable_because}"
                 )
             time.sleep(pause)  # a daemon that starts does not announce itself
             answers = self._acquire_primary(extents, max(0.0, deadline - time.monotonic()))

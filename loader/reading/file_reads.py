@@ -150,13 +150,13 @@ class FileReads:
             wrong = self._verified.read(wanted, self._table)
             if not wrong:
                 return
-            _log.warning("cached bytes do not match their checksums: asking again for extents %s", [*wrong])
+            _log.warning("cached bytes do not match their checksums: requesting extents %s again", [*wrong])
             self._verified.suspect([*wrong])
             self._discard(read, wrong)
             wait_for_room(self._leases, read, needed, self._timeout_s)
         raise CorruptData(
-            f"extents {[*wrong]} did not match their checksums in {VERIFY_TRIES} reads, though the daemon found or "
-            "made them right; look at this node's memory and disks"
+            f"extents {[*wrong]} did not match their checksums in {VERIFY_TRIES} reads, though the daemon had "
+            "verified or refilled them; look at this node's memory and disks"
         )
 
     def _discard(self, read: ActiveRead, wrong: dict[int, HeldExtent]) -> None:

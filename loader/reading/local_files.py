@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
-from cachesvc.client.protocol import Granted, Grants, Refused
+from cachesvc.client.protocol import CLOSED, Granted, Grants, Refused
 from cachesvc.core.errors import CacheError, NotAllowed, NotFound, SourceChanged, SourceUnavailable
 from cachesvc.core.model import Extent, ObjectVersion, Piece
 from cachesvc.sources.files import etag_of
@@ -31,7 +31,7 @@ class LocalGrants:
         """See `Grants`. Raises NotFound or SourceChanged when a file is not the version in the catalog, NotAllowed, and
         SourceUnavailable where it cannot be opened now."""
         if self._closed:
-            raise CacheError("the dataset was closed while its extents were read; open it again")
+            raise CacheError(CLOSED)
         others, answers = [], list[Granted | Refused]()
         try:
             for index in extents:

@@ -35,7 +35,7 @@ class ReopeningGrants:
                 return self._daemon.connect()
             except NotFound as error:
                 if get_worker_info() is not None:
-                    raise DaemonUnavailable(f"{error}: its trainer does that") from None
+                    raise DaemonUnavailable(f"{error}: the trainer does that for its workers") from None
             if self._refusal is not None:  # do not list the source again at each poll
                 raise self._refusal.with_traceback(None)
             try:

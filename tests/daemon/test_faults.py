@@ -223,7 +223,7 @@ def test_a_program_of_another_release_is_told_so_at_once(
             DatasetLink(dataset, daemon.socket_dir).catalog()
         assert "install one release of cachesvc for both): waiting up to" in caplog.text
         failing = FailoverGrants(DaemonGrants(daemon.socket_dir, dataset), None)
-        with pytest.raises(DaemonUnavailable, match=r"no way around it: .*install one release"):
+        with pytest.raises(DaemonUnavailable, match=r"no direct reads: .*install one release"):
             failing.acquire([0], 0.3)
         caller = identity.CallerIdentity(daemon.socket_dir)
         assert caller.metadata() == ()  # its calls are nobody's

@@ -249,7 +249,7 @@ def test_a_part_that_too_few_samples_leave_empty_is_told_and_gives_nothing(numbe
         val = numbers.take(7).split({"train": 0.98, "val": 0.02})["val"]
     assert list(DataLoader(val, batch_size=2)) == []
     for empty in (val, Subset(numbers, []), ConcatDataset([val, val])):
-        with pytest.raises(InvalidInput, match="holds no samples to shuffle") as refused:
+        with pytest.raises(InvalidInput, match="has no samples to shuffle") as refused:
             DataLoader(empty, batch_size=2, shuffle=True)
         assert "\n" not in str(refused.value)
     with warnings.catch_warnings():

@@ -275,7 +275,7 @@ def test_two_real_ranks_resolve_agree_and_disagree(tmp_path: Path) -> None:
         assert found[rank]["flattened"] == f"{rank} of 2 (mesh all)"
         assert found[rank]["its parts"] == f"{rank} of 2 (mesh dp, tp)"
         assert "no mesh dimension all: the mesh has dp, tp" in found[rank]["its name"]
-        assert "of one that _flatten made its parts" in found[rank]["its name"]
+        assert "and for one made by _flatten its parts" in found[rank]["its name"]
         assert "contradicts" in found[rank]["contradiction"]
         assert "seed is 0 on process 0 and 1 on process 1" in found[rank]["mismatch"]
         assert "version" not in found[rank]["mismatch"]

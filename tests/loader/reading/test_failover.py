@@ -56,7 +56,7 @@ def test_without_credentials_readers_wait_for_the_daemon_with_a_deadline(
     catalog = sequences[0].catalog()
     daemon = MemoryGrants(catalog.extent)
     daemon.alive = False
-    with pytest.raises(DaemonUnavailable, match="no way around it: the fake daemon is down; start it again"):
+    with pytest.raises(DaemonUnavailable, match="no direct reads: the fake daemon is down; start it again"):
         FailoverGrants(daemon, Forbidden(catalog.extent)).acquire([0], 0.3)
     with pytest.raises(DaemonUnavailable):
         FailoverGrants(daemon, None).acquire([0], 0.3)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cachesvc.catalog.build import DirectBytes, Options, build, survey
 from cachesvc.catalog.catalog import Catalog
-from cachesvc.client.protocol import Granted, Refused
+from cachesvc.client.protocol import CLOSED, Granted, Refused
 from cachesvc.core.errors import CacheError, DaemonUnavailable
 from cachesvc.core.model import DatasetId, Extent
 from cachesvc.core.order.epoch_order import Plan
@@ -47,7 +47,7 @@ class MemoryGrants:
         self.calls += 1
         assert min(extents) >= 0, "no such extent: a daemon's message has no room for that number"
         if self.closed:
-            raise CacheError("the dataset was closed; open it again")
+            raise CacheError(CLOSED)
         if not self.alive:
             raise DaemonUnavailable("the fake daemon is down; start it again")
         wanted = {index: self._extent_of(index) for index in extents}
