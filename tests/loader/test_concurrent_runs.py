@@ -86,7 +86,7 @@ def connections() -> int:
     return sum(isinstance(each, DaemonGrants) for each in gc.get_objects())
 
 
-def test_validations_in_mid_epoch_do_not_add_up(data: Dataset) -> None:
+def test_validations_in_mid_epoch_do_not_accumulate_connections(data: Dataset) -> None:
     others = connections()
     running = iter(DataLoader(data, EACH, shuffle=True))
     validation = DataLoader(data.take(2 * EACH), EACH)
@@ -98,7 +98,7 @@ def test_validations_in_mid_epoch_do_not_add_up(data: Dataset) -> None:
     data.opened.close()
 
 
-def test_what_is_given_up_leaves_nothing_behind(data: Dataset) -> None:
+def test_abandoned_orders_leave_no_connection(data: Dataset) -> None:
     running = iter(DataLoader(data, EACH, shuffle=True))
     next(running)
     other = iter(DataLoader(data, EACH))

@@ -159,7 +159,7 @@ def test_without_drop_last_an_epoch_is_padded_to_a_multiple_of_ranks_and_micro_b
     assert total == sum(range(samples))
 
 
-def test_what_ranks_gather_is_cut_to_the_length_of_the_dataset(link: MemoryLink) -> None:
+def test_gathered_results_are_cut_to_the_length_of_the_dataset(link: MemoryLink) -> None:
     loaders = [DataLoader(in_memory(link), 9, rank=rank, world_size=4) for rank in range(4)]
     steps = zip(*loaders, strict=True)
     gathered = [number for batches in steps for batch in batches for number in rows(batch)]

@@ -93,7 +93,7 @@ def rest(run: DataLoader) -> list[list[int]]:
     return [run.indices.tolist() for _ in run]
 
 
-def test_inside_a_step_a_run_goes_on_only_as_it_was_cut(link: MemoryLink) -> None:
+def test_a_state_inside_a_step_continues_only_with_the_same_cut(link: MemoryLink) -> None:
     """After two of four micro-batches: other ranks or sizes would cut the step elsewhere, and lose or repeat samples."""
     first = small(link, batch_size=4, global_batch_size=16)
     batches = iter(first)
@@ -140,7 +140,7 @@ def test_a_skip_leads_to_the_same_place_by_every_way(link: MemoryLink, skipped: 
     assert rest(resumed) == wanted
 
 
-def test_the_last_batch_of_an_epoch_is_the_next_ones_beginning(link: MemoryLink) -> None:
+def test_a_state_after_the_last_batch_begins_the_next_epoch(link: MemoryLink) -> None:
     run = small(link, batch_size=10)
     for _ in run:
         state = run.state_dict()
@@ -151,7 +151,7 @@ def test_the_last_batch_of_an_epoch_is_the_next_ones_beginning(link: MemoryLink)
 
 
 @pytest.mark.parametrize("given", [{"window": "all"}, {"last": "drop"}, {"drop_last": True}])
-def test_what_is_given_counts_from_the_next_epoch_and_contradicts_a_state_within_one(
+def test_arguments_apply_from_the_next_epoch_and_contradict_a_state_within_one(
     link: MemoryLink, given: dict[str, Any]
 ) -> None:
     saved: dict[str, Any] = {"window": 16384, "last": "pad"}
@@ -205,9 +205,7 @@ def test_a_state_loaded_in_mid_iteration_ends_that_epoch(link: MemoryLink, epoch
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_state_loaded_before_an_iterations_first_batch_brings_its_own_order(
-    link: MemoryLink, workers: int
-) -> None:
+def test_a_state_loaded_before_the_first_batch_brings_its_own_order(link: MemoryLink, workers: int) -> None:
     first = loader(link, window=None, epochs=2, num_workers=workers)
     narrow = loader(link, epochs=2)
     next(iter(narrow))
@@ -219,7 +217,7 @@ def test_a_state_loaded_before_an_iterations_first_batch_brings_its_own_order(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_who_counts_the_batches_and_asks_for_no_more_has_ended_the_epoch(
+def test_an_epoch_ends_with_its_last_batch_without_another_fetch(
     link: MemoryLink, workers: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = small(link, batch_size=10, num_workers=workers, log_stats=True)
@@ -295,7 +293,7 @@ def in_halves(link: MemoryLink) -> DataLoader:
         {"last": "a\nb"},
     ],
 )
-def test_what_follows_from_the_rest_of_a_state_must_do_so(
+def test_a_state_with_contradicting_numbers_is_refused(
     link: MemoryLink, taken: int, wrong: dict[str, Any]
 ) -> None:
     first = in_halves(link)
@@ -308,7 +306,7 @@ def test_what_follows_from_the_rest_of_a_state_must_do_so(
     assert rest(run) == rest(in_halves(link))[taken:]
 
 
-def test_of_a_mixture_only_an_epoch_that_has_begun_is_as_long_as_a_state_says(link: MemoryLink) -> None:
+def test_the_weights_of_a_mixture_may_change_between_epochs(link: MemoryLink) -> None:
     """Between epochs other weights may come."""
     one, other = in_memory(link).take(50), in_memory(link).take(30)
     mixture = mix({one: 10, other: 10}, by="choose")
@@ -325,7 +323,7 @@ def test_of_a_mixture_only_an_epoch_that_has_begun_is_as_long_as_a_state_says(li
 
 
 @pytest.mark.parametrize("given", [None, [], "state.pt"])
-def test_what_is_no_state_at_all_is_refused_by_its_type(link: MemoryLink, given: Any) -> None:
+def test_a_value_that_is_no_state_is_refused_by_its_type(link: MemoryLink, given: Any) -> None:
     with pytest.raises(StateMismatch, match=f"{type(given).__name__} is not a state of this loader"):
         small(link, batch_size=10).load_state_dict(given)
 
@@ -343,7 +341,7 @@ def test_what_is_no_state_at_all_is_refused_by_its_type(link: MemoryLink, given:
         {"step": 1.0},
     ],
 )
-def test_whatever_a_state_holds_instead_is_told_in_one_line(link: MemoryLink, wrong: dict[Any, Any]) -> None:
+def test_a_wrong_value_in_a_state_is_shown_in_one_line(link: MemoryLink, wrong: dict[Any, Any]) -> None:
     run = small(link, batch_size=10)
     with pytest.raises(StateMismatch) as refused:
         run.load_state_dict(run.state_dict() | wrong)
@@ -402,7 +400,7 @@ def test_a_shallow_copy_that_runs_in_the_midst_of_an_epoch_repeats_nothing(link:
     assert begun + rows(reading) == rows(loader(link))
 
 
-def test_where_a_new_global_batch_leaves_a_rest_it_becomes_what_the_loader_says_now(link: MemoryLink) -> None:
+def test_samples_left_by_a_new_global_batch_follow_the_loaders_last(link: MemoryLink) -> None:
     first = small(link, batch_size=10, last="error")
     assert len(list(first)) == 10
     then = small(link, batch_size=8, global_batch_size=8, last="drop")
@@ -412,7 +410,7 @@ def test_where_a_new_global_batch_leaves_a_rest_it_becomes_what_the_loader_says_
         small(link, batch_size=8, global_batch_size=8, last="error").load_state_dict(first.state_dict())
 
 
-def test_a_state_inside_the_last_step_goes_on_where_it_stood(link: MemoryLink) -> None:
+def test_a_state_inside_the_last_step_continues_there(link: MemoryLink) -> None:
     """After two of ten micro-batches of two samples each: 100 samples in global batches of 40."""
     first = small(link, batch_size=4, global_batch_size=40)
     batches = iter(first)

@@ -184,7 +184,7 @@ def read(reader: ExtentReader, samples: np.ndarray) -> np.ndarray:
 Reading = tuple[ExtentReader, MemoryGrants, np.ndarray]
 
 
-def test_what_is_recalled_goes_back_at_once_and_nothing_else(reader: Reading) -> None:
+def test_recalled_extents_are_released_at_once_and_no_others(reader: Reading) -> None:
     found, grants, records = reader
     found.release_when_unused([1, 2, EXTENTS + 5])
     assert [grants.leases[extent] for extent in range(EXTENTS)] == [1, 0, 0, 1, 1, 1, 1, 1]
@@ -192,7 +192,7 @@ def test_what_is_recalled_goes_back_at_once_and_nothing_else(reader: Reading) ->
     assert set(grants.leases.values()) == {1}
 
 
-def test_what_a_read_looks_at_goes_when_that_read_is_over(reader: Reading) -> None:
+def test_a_recalled_extent_that_a_read_needs_is_released_after_it(reader: Reading) -> None:
     found, grants, records = reader
     extents = np.array([1, 3])
     use, _ = found._leases.begin(extents, extents)
@@ -205,7 +205,7 @@ def test_what_a_read_looks_at_goes_when_that_read_is_over(reader: Reading) -> No
     assert (read(found, np.arange(len(records))) == records).all()
 
 
-def test_what_is_recalled_before_its_grant_has_come_goes_when_that_read_is_over(
+def test_an_extent_recalled_before_its_grant_is_released_after_the_read(
     reader: Reading, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, grants, records = reader

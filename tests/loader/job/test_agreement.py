@@ -95,7 +95,7 @@ def _other_states(rank: int, loader: DataLoader) -> None:
 @pytest.mark.parametrize(
     "moved", [_other_subsets, _other_skips, _other_epochs, _other_than_one_s_next, _other_states]
 )
-def test_ranks_that_are_moved_apart_say_so(link: MemoryLink, moved: Moves) -> None:
+def test_ranks_moved_to_different_places_raise(link: MemoryLink, moved: Moves) -> None:
     for _, text, after_s in job(link, moved):
         assert text.startswith("StateMismatch: the job's processes disagree: ")
         assert after_s < SOON_S
@@ -118,7 +118,7 @@ def _looked(rank: int, loader: DataLoader) -> None:
 
 
 @pytest.mark.parametrize(("moved", "steps"), [(_same_subset, 8), (_same_skip, 10), (_looked, 12)])
-def test_ranks_that_are_moved_alike_go_on(link: MemoryLink, moved: Moves, steps: int) -> None:
+def test_ranks_moved_to_the_same_place_continue(link: MemoryLink, moved: Moves, steps: int) -> None:
     assert [text for _, text, _ in job(link, moved)] == [f"{steps} steps"] * 2
 
 
@@ -127,7 +127,7 @@ def _one_cannot(rank: int, loader: DataLoader) -> None:
     loader.load_state_dict(state | {"samples": SAMPLES + rank})
 
 
-def test_who_cannot_begin_tells_the_others_at_once(link: MemoryLink) -> None:
+def test_a_rank_that_cannot_begin_tells_the_others_at_once(link: MemoryLink) -> None:
     (_, first, first_s), (_, second, second_s) = job(link, _one_cannot)
     assert first.startswith("StateMismatch: process 1 cannot go on: StateMismatch: ")
     assert second.startswith("StateMismatch: ")
@@ -156,7 +156,7 @@ def _alone(rank: int, port: int, link: MemoryLink, said: Queue[tuple[int, list[l
     dist.destroy_process_group()
 
 
-def test_a_rank_that_evaluates_alone_reads_all_and_waits_for_nobody(link: MemoryLink) -> None:
+def test_a_loader_of_one_rank_alone_reads_all_without_waiting(link: MemoryLink) -> None:
     (_, first), (_, second) = both(_alone, link)
     assert first[1] == first[3] == list(range(SAMPLES))
     for mine, theirs in ((first[0], second[0]), (first[2], second[1])):

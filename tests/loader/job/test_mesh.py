@@ -125,9 +125,7 @@ def test_peers_of_one_data_parallel_rank_see_identical_bytes_again_after_resume(
     assert len(set(everything)) == len(everything) == 96
 
 
-def test_a_stage_that_needs_no_data_builds_and_reads_nothing_and_nobody_waits_for_it(
-    link: MemoryLink, tmp_path: Path
-) -> None:
+def test_a_stage_without_data_reads_nothing_and_delays_no_rank(link: MemoryLink, tmp_path: Path) -> None:
     answers = list(job(link, tmp_path / "job", LAYOUTS[1], needed=False))
     idle = [answer for answer in answers if answer["at"]["pp"] == 1]
     busy = [answer for answer in answers if answer["at"]["pp"] == 0]

@@ -97,7 +97,7 @@ def test_an_epoch_that_was_broken_off_is_compared_with_nothing(said: Callable[[]
     assert said() == []
 
 
-def test_a_rank_that_has_ended_its_epoch_is_where_it_ended(said: Callable[[], list[str]]) -> None:
+def test_a_rank_stays_at_the_end_of_its_ended_epoch(said: Callable[[], list[str]]) -> None:
     ranks = Ranks([0, 0])
     ranks.spend(60.0, lambda rank, at: 100 if rank == 0 else min(100, int(at)))
     [warning] = said()
@@ -150,7 +150,7 @@ def until(done: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
-def test_a_rank_that_takes_batches_alone_is_warned_of_and_so_is_a_state_that_it_saves(tmp_path: Path) -> None:
+def test_batches_taken_by_one_rank_alone_and_a_state_saved_then_are_warned_of(tmp_path: Path) -> None:
     datasets.array_file(tmp_path / "r.npy", np.arange(400, dtype="<i8")[:, None])
     (port,) = free_ports(1)
     with ExitStack() as stack:

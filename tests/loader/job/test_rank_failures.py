@@ -121,7 +121,7 @@ def until(done: Any) -> None:
         time.sleep(0.02)
 
 
-def test_of_two_failures_the_first_is_everybodys(store: dist.TCPStore) -> None:
+def test_all_ranks_raise_the_first_of_two_failures(store: dist.TCPStore) -> None:
     first, second = watches(store, "two")
     with pytest.raises(PeerRankFailed, match="rank 0 cannot go on at step 1: NotFound: a") as one:
         fail(first, second, NotFound("a"), NotFound("b"))
@@ -149,7 +149,7 @@ def fail(first: RankFailureWatch, second: RankFailureWatch, one: Exception, othe
             assert "step 1: NotFound: a" in str(late[0])
 
 
-def test_a_users_own_exception_stays_what_it_is_and_is_told(store: dist.TCPStore) -> None:
+def test_a_users_exception_is_raised_unchanged_and_reported_to_other_ranks(store: dist.TCPStore) -> None:
     first, second = watches(store, "own")
     with watched(second, lambda: ""):
         with pytest.raises(ZeroDivisionError), watched(first, lambda: "step 1"):
@@ -178,7 +178,7 @@ def say_nothing(record: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("transform", "told"), [(explode, "Spoilt: record 0 is spoilt"), (say_nothing, "ZeroDivisionError: ")]
 )
-def test_what_a_worker_raised_is_told_as_the_worker_said_it(
+def test_an_error_of_a_worker_is_reported_with_the_workers_text(
     store: dist.TCPStore, tmp_path: Path, workers: Any, transform: Any, told: str
 ) -> None:
     datasets.array_file(tmp_path / "r.bin", np.arange(8, dtype="<i8").reshape(8, 1))
@@ -206,7 +206,7 @@ def interrupt(record: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("transform", "told"), [(leave, "SystemExit: enough"), (interrupt, "KeyboardInterrupt: ")]
 )
-def test_a_rank_that_a_transform_ends_tells_the_others(
+def test_a_rank_that_a_transform_ends_reports_it_to_the_others(
     store: dist.TCPStore, tmp_path: Path, workers: int, transform: Any, told: str
 ) -> None:
     datasets.array_file(tmp_path / "r.bin", np.arange(8, dtype="<i8").reshape(8, 1))
@@ -225,7 +225,7 @@ def test_a_rank_that_a_transform_ends_tells_the_others(
     until(lambda: not listening())
 
 
-def test_an_iteration_that_is_broken_off_tells_nobody(store: dist.TCPStore) -> None:
+def test_an_abandoned_iteration_reports_nothing(store: dist.TCPStore) -> None:
     first, second = watches(store, "broken off")
 
     def batches() -> Any:
@@ -249,7 +249,7 @@ def test_a_watch_ends_when_all_ranks_have_ended_and_not_before(store: dist.TCPSt
     until(lambda: not listening())
 
 
-def test_a_rank_that_has_begun_more_iterations_than_others_is_heard(store: dist.TCPStore) -> None:
+def test_a_failure_in_an_additional_iteration_reaches_other_ranks(store: dist.TCPStore) -> None:
     """One of rank 0 alone, who looked at a batch, say."""
     ahead = Agreement("ahead")
     with watched(watch_of(store, 0, ahead), lambda: ""):
@@ -263,7 +263,7 @@ def test_a_rank_that_has_begun_more_iterations_than_others_is_heard(store: dist.
     until(lambda: not listening())
 
 
-def test_a_rank_that_has_begun_more_iterations_hears_others_and_is_not_ended_once_it_has_raised(
+def test_additional_iterations_receive_failures_and_end_no_rank_that_has_raised(
     store: dist.TCPStore,
 ) -> None:
     ahead = Agreement("hears")

@@ -336,7 +336,7 @@ class Store:
         return all(key in self.kept for key in keys)
 
 
-def test_no_process_states_anything_in_a_round_that_is_over() -> None:
+def test_no_statement_is_written_to_a_round_that_is_over() -> None:
     """Of the time before a restart: who has stated something there, or missed it, waits for another one."""
     store, over = Store(), Store()
     stated = partial(agreement._round_stated_in, 1, "of", "told", store)
@@ -356,7 +356,9 @@ def test_no_process_states_anything_in_a_round_that_is_over() -> None:
     assert not over.check(["of/1/1"])
 
 
-def test_who_gave_up_before_the_others_came_has_left_word(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_gave_up_leaves_its_failure_for_the_next_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     store = torch_distributed.TCPStore("127.0.0.1", 0, None, True)
     first, second = (Topology(process, 2, "torchrun", process=process, processes=2) for process in range(2))
     monkeypatch.setattr(agreement, "TELL_FAILURE_S", 0.1)
@@ -370,7 +372,7 @@ def test_who_gave_up_before_the_others_came_has_left_word(monkeypatch: pytest.Mo
         assert agree(first, {"seed": 0}, store, timeout_s=20) == again.result()
 
 
-def test_who_waits_for_another_process_says_so_once(
+def test_a_long_wait_for_another_process_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = torch_distributed.TCPStore("127.0.0.1", 0, None, True)
@@ -384,7 +386,7 @@ def test_who_waits_for_another_process_says_so_once(
         assert f"waiting for {awaited}, up to " in line
 
 
-def test_before_the_job_is_set_up_half_of_what_a_launcher_says_is_enough() -> None:
+def test_rank_hint_accepts_an_incomplete_launcher() -> None:
     assert rank_hint({"WORLD_SIZE": "4", "LOCAL_RANK": "1", "NODE_RANK": "0"}) == (0, 4)
     assert rank_hint({"RANK": "3", "WORLD_SIZE": "4"}) == (3, 4)
     assert rank_hint({}) == (0, 1)

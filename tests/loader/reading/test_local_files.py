@@ -85,7 +85,7 @@ def test_a_file_that_is_cut_after_the_look_is_an_error_of_the_source(
     assert len(dataset.__getitems__(range(COUNT))) == COUNT
 
 
-def test_what_leaves_the_bytes_as_they_are_changes_nothing(data: Path) -> None:
+def test_a_file_whose_bytes_stay_equal_is_read_on(data: Path) -> None:
     loader = DataLoader(opened(data), 4)
     assert numbers(loader) == list(range(2 * COUNT))
     (data / "a.bin").chmod(0o600)

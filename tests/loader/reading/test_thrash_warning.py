@@ -23,7 +23,7 @@ EXTENT, EXTENTS, RECORD = 64 << 10, 64, 1024
         lambda rows: sorted(rows, key=lambda row: row[1])
     )
 )
-def test_what_is_needed_at_once_is_the_most_of_any_step(rows: list[tuple[int, int, int]]) -> None:
+def test_the_working_set_is_the_most_of_any_step(rows: list[tuple[int, int, int]]) -> None:
     sizes = np.asarray([1, 10, 100, 1000])
     extent, first, more = (np.asarray([row[at] for row in rows], np.int64) for at in range(3))
     needed = [
@@ -38,7 +38,7 @@ def test_what_is_needed_at_once_is_the_most_of_any_step(rows: list[tuple[int, in
     [((), 0), ((4,), 1), ((4, 4), 1), ((4, 5), 0), ((4, 4, 4), 0)],
     ids=["no tier works", "one", "two", "the larger holds it", "the dataset fits"],
 )
-def test_what_matters_is_the_largest_tier_unless_all_fit(
+def test_the_largest_tier_counts_unless_all_data_fits(
     caplog: pytest.LogCaptureFixture, rooms: tuple[int, ...], said: int
 ) -> None:
     steps = np.arange(5)
@@ -57,7 +57,7 @@ def test_what_matters_is_the_largest_tier_unless_all_fit(
         (5 << 20, "25 MiB are shuffled together, and the largest tier of the daemon holds 15 MiB:"),
     ],
 )
-def test_sizes_are_told_as_they_are(caplog: pytest.LogCaptureFixture, extent_bytes: int, told: str) -> None:
+def test_sizes_are_shown_exactly(caplog: pytest.LogCaptureFixture, extent_bytes: int, told: str) -> None:
     steps = np.arange(5)
     ThrashWarning(np.full(10, extent_bytes, np.int64)).check(
         Plan(steps, 0 * steps, steps), (3 * extent_bytes,)
@@ -74,7 +74,7 @@ def test_sizes_are_told_as_they_are(caplog: pytest.LogCaptureFixture, extent_byt
         ("8MiB", {"window": "all"}, 0),
     ],
 )
-def test_a_loader_says_it_once(
+def test_a_loader_warns_once(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

@@ -98,7 +98,9 @@ def test_what_is_wrong_is_suspected_released_and_asked_for_again(
     assert not grants.leases
 
 
-def test_what_is_wrong_every_time_is_a_typed_error(blobs: tuple[MemoryLink, dict[str, bytes]]) -> None:
+def test_an_extent_that_is_always_corrupt_is_a_typed_error(
+    blobs: tuple[MemoryLink, dict[str, bytes]],
+) -> None:
     link, files = blobs
     with pytest.raises(CorruptData, match=f"in {VERIFY_TRIES} reads"):
         read_all(link, files, Files(link.catalog().extent, VERIFY_TRIES))
