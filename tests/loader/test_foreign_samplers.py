@@ -1,4 +1,4 @@
-"""Samplers of torch's own over a dataset of ours: their order, and a plan of it for the daemon."""
+"""torch's own samplers over a dataset of ours: their order, and a plan of it for the daemon."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ SAMPLERS: dict[str, Callable[[Dataset], Sampler[int]]] = {
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", list(SAMPLERS))
-def test_the_order_is_the_samplers_and_the_daemon_knows_it(
+def test_the_order_is_the_samplers_and_becomes_the_daemons_plan(
     node: Daemon, data: Dataset, name: str, workers: int
 ) -> None:
     expected = list(BatchSampler(SAMPLERS[name](data), 32, drop_last=False))
@@ -76,7 +76,7 @@ def test_the_order_is_the_samplers_and_the_daemon_knows_it(
         control.evict(data.opened.link.id)
         (before,) = control.status().datasets
         assert numbers(DataLoader(data, 32, sampler=SAMPLERS[name](data), num_workers=workers)) == expected
-        # what the loader passed last may still be on its way
+        # the last `passed` of the loader may not have arrived yet
         wait_until(lambda: control.status().datasets[0].epochs[-1].touched == touched)
         (after,) = control.status().datasets
     assert after.source_bytes - before.source_bytes == touched * EACH * RECORD
@@ -84,7 +84,7 @@ def test_the_order_is_the_samplers_and_the_daemon_knows_it(
         assert after.ahead > before.ahead
 
 
-def test_a_sampler_of_a_users_own_is_asked_batch_by_batch(data: Dataset) -> None:
+def test_a_sampler_of_a_users_own_is_iterated_batch_by_batch(data: Dataset) -> None:
     asked: list[int] = []
 
     class Endless(Sampler[int]):
@@ -98,9 +98,9 @@ def test_a_sampler_of_a_users_own_is_asked_batch_by_batch(data: Dataset) -> None
     assert len(asked) <= 64
 
 
-def test_what_torch_does_with_a_sampler_happens(data: Dataset) -> None:
+def test_a_sampler_is_used_as_torch_uses_it(data: Dataset) -> None:
     def both(sampler: Callable[[], Sampler[int]], most: int) -> list[list[list[int]]]:
-        """What three epochs of at most so many batches give, under torch and under ours."""
+        """The batches of three epochs, at most so many each, under torch and under our loader."""
         found = []
         for kind in (TorchLoader, DataLoader):
             batches, seen = kind(data, 4, sampler=sampler()), list[list[int]]()
@@ -120,7 +120,7 @@ def test_what_torch_does_with_a_sampler_happens(data: Dataset) -> None:
     next(iter(DataLoader(data, 4, sampler=endless)))
 
 
-def test_a_plan_says_first_and_last_steps(data: Dataset) -> None:
+def test_a_plan_has_first_and_last_steps(data: Dataset) -> None:
     plan = plan_of(data, [[0, EACH], [1, -1], [], [2 * EACH, 2]])
     assert plan.extent.tolist() == [0, 1, EXTENTS - 1, 2]
     assert plan.first_step.tolist() == [0, 0, 1, 3]

@@ -1,4 +1,4 @@
-"""A loader's `sampler` and `batch_sampler` say what it iterates, and iterating them moves it nowhere."""
+"""The `sampler` and `batch_sampler` of a loader have its indices, and iterating them does not move it."""
 
 from __future__ import annotations
 
@@ -72,16 +72,16 @@ def test_the_batch_sampler_has_the_batches_that_are_iterated(
 ) -> None:
     for loader in ranks(link, world, **given):
         for _ in range(2):
-            said = list(loader.batch_sampler)
-            assert [*itertools.chain(*said)] == list(loader.sampler)
-            assert (len(loader.batch_sampler), len(loader.sampler)) == (len(said), sum(map(len, said)))
-            assert rows(TorchLoader(loader.dataset, batch_sampler=loader.batch_sampler)) == said
-            assert len(loader) == len(said)
-            assert rows(loader) == said
+            listed = list(loader.batch_sampler)
+            assert [*itertools.chain(*listed)] == list(loader.sampler)
+            assert (len(loader.batch_sampler), len(loader.sampler)) == (len(listed), sum(map(len, listed)))
+            assert rows(TorchLoader(loader.dataset, batch_sampler=loader.batch_sampler)) == listed
+            assert len(loader) == len(listed)
+            assert rows(loader) == listed
 
 
 @pytest.mark.parametrize("around", [jumbled, behind])
-def test_indices_are_of_what_is_around_our_datasets(
+def test_indices_are_those_of_the_wrapping_dataset(
     link: MemoryLink, around: Callable[[Dataset], Any]
 ) -> None:
     loader = DataLoader(around(in_memory(link)), 4, shuffle=True, rank=1, world_size=2)
@@ -115,7 +115,7 @@ def test_a_loaded_state_brings_its_global_batch_and_window(link: MemoryLink) -> 
     assert list(loaded.batch_sampler)[2:] == rows(loaded)
 
 
-def test_either_sampler_tells_the_loader_its_epoch(link: MemoryLink) -> None:
+def test_either_sampler_sets_the_epoch_of_the_loader(link: MemoryLink) -> None:
     loader, anew = ranks(link, 2)[0], ranks(link, 2)[0]
     for told, epoch in ((loader.sampler, 4), (loader.batch_sampler, 1), (loader.batch_sampler.sampler, 3)):
         told.set_epoch(epoch)
@@ -131,7 +131,7 @@ def test_either_sampler_tells_the_loader_its_epoch(link: MemoryLink) -> None:
 def test_a_sampler_counts_iterations_of_this_process_from_the_loaded_epoch(
     link: MemoryLink,
 ) -> None:
-    """As Fabric tells, whose count begins at 0 in every process."""
+    """Fabric counts epochs from 0 in every process."""
     straight, broken, resumed = (ranks(link, 2)[0] for _ in range(3))
     wanted = []
     for count in range(3):
@@ -147,7 +147,7 @@ def test_a_sampler_counts_iterations_of_this_process_from_the_loaded_epoch(
     assert resumed.epoch == 1
 
 
-def test_types_say_that_it_is_sharded_and_whether_it_is_shuffled(link: MemoryLink) -> None:
+def test_types_show_that_a_loader_is_sharded_and_whether_it_shuffles(link: MemoryLink) -> None:
     for shuffle, kind, other in (
         (True, RandomSampler, SequentialSampler),
         (False, SequentialSampler, RandomSampler),
@@ -247,7 +247,7 @@ def test_a_copied_loader_has_samplers_of_its_own(link: MemoryLink) -> None:
 
 
 def test_a_batch_sampler_rebuilt_to_predict_has_each_sample_once(link: MemoryLink) -> None:
-    """As Lightning does, with `drop_last=False`, whatever the loader does with an epoch's rest."""
+    """Lightning does so, with `drop_last=False`, whatever the loader does with samples that fill no batch."""
     for world, given in itertools.product((1, 2, 7), ({"drop_last": True}, {}, {"global_batch_size": 70})):
         if given.get("global_batch_size", 70) % (5 * world):
             continue

@@ -74,7 +74,7 @@ def test_a_range_of_batches_can_be_replayed(link: MemoryLink) -> None:
     assert rows(islice(batches, 7)) == whole[20:27]
 
 
-def test_torch_checkpoints_hold_it(link: MemoryLink, tmp_path: Path) -> None:
+def test_torch_checkpoints_hold_the_state(link: MemoryLink, tmp_path: Path) -> None:
     whole = rows(loader(link))
     first = loader(link)
     head = rows(islice(first, 9))
@@ -94,7 +94,7 @@ def rest(run: DataLoader) -> list[list[int]]:
 
 
 def test_a_state_inside_a_step_continues_only_with_the_same_cut(link: MemoryLink) -> None:
-    """After two of four micro-batches: other ranks or sizes would cut the step elsewhere, and lose or repeat samples."""
+    """The state is after two of four micro-batches: another cut of the step would lose or repeat samples."""
     first = small(link, batch_size=4, global_batch_size=16)
     batches = iter(first)
     next(batches), next(batches)
@@ -115,8 +115,8 @@ def test_a_state_inside_a_step_continues_only_with_the_same_cut(link: MemoryLink
 
 @pytest.mark.parametrize("skipped", [1, 9, 10, 11, 23, 40])
 @pytest.mark.parametrize("consumed", [0, 5, 10])
-def test_a_skip_leads_to_the_same_place_by_every_way(link: MemoryLink, skipped: int, consumed: int) -> None:
-    """Into next epochs, in mid-iteration, through a state, and to an epoch that set_epoch names."""
+def test_a_skip_leads_to_the_same_place_in_every_way(link: MemoryLink, skipped: int, consumed: int) -> None:
+    """The skip goes into next epochs, in mid-iteration, through a state, and to an epoch given to set_epoch."""
     straight = small(link, batch_size=10, epochs=6)
     wanted = [straight.indices.tolist() for _ in straight][consumed + skipped :]
 
@@ -228,7 +228,7 @@ def test_an_epoch_ends_with_its_last_batch_without_another_fetch(
         taken = iter(run)
         epochs.append([next(taken) is not None and run.indices.tolist() for _ in range(len(run))])
         assert run.epoch == epoch
-        del taken  # nobody asked whether that was all
+        del taken  # without a fetch that raises StopIteration
         assert run.epoch == epoch + 1
     whole = small(link, batch_size=10, num_workers=workers)
     assert epochs == [rest(whole) for _ in range(3)]
@@ -307,7 +307,7 @@ def test_a_state_with_contradicting_numbers_is_refused(
 
 
 def test_the_weights_of_a_mixture_may_change_between_epochs(link: MemoryLink) -> None:
-    """Between epochs other weights may come."""
+    """A changed weight changes the length of an epoch, which a state in mid-epoch must match."""
     one, other = in_memory(link).take(50), in_memory(link).take(30)
     mixture = mix({one: 10, other: 10}, by="choose")
     then = DataLoader(mixture.reweighed({one: 30, other: 10}, epoch=1), batch_size=10)
@@ -355,7 +355,7 @@ def test_data_that_never_fills_a_batch_does_not_spin(link: MemoryLink) -> None:
     assert list(DataLoader(in_memory(link), batch_size=10**6, drop_last=True)) == []
 
 
-def test_epochs_without_end_in_sight_have_a_length(link: MemoryLink) -> None:
+def test_the_largest_number_of_epochs_has_a_length(link: MemoryLink) -> None:
     run = small(link, batch_size=10, epochs=2**63 - 1)
     assert len(run) == len(iter(run)) == 2**63 - 1  # type: ignore[arg-type]
 
@@ -372,10 +372,10 @@ def test_epochs_and_skips_are_whole_numbers(link: MemoryLink, wrong: Any) -> Non
 @pytest.mark.parametrize(
     "copied", [copy.copy, copy.deepcopy, lambda given: pickle.loads(pickle.dumps(given))]
 )
-def test_a_copy_of_a_loader_goes_on_by_itself(
+def test_a_copy_of_a_loader_continues_independently(
     link: MemoryLink, copied: Callable[[DataLoader], DataLoader], workers: dict[str, Any]
 ) -> None:
-    """As processes get theirs that a launcher spawns with the loader as an argument."""
+    """A launcher that spawns processes with the loader as an argument makes such copies."""
     first = loader(link, **workers)
     whole = rows(first)
     first.load_state_dict(loader(link).state_dict())
@@ -392,7 +392,7 @@ def test_a_copy_of_a_loader_goes_on_by_itself(
     assert (first.epoch, second.epoch, third.epoch) == (4, 1, 7)
 
 
-def test_a_shallow_copy_that_runs_in_the_midst_of_an_epoch_repeats_nothing(link: MemoryLink) -> None:
+def test_a_shallow_copy_that_runs_in_mid_epoch_repeats_nothing(link: MemoryLink) -> None:
     first = loader(link)
     reading = iter(first)
     begun = rows(islice(reading, 2))
@@ -411,7 +411,7 @@ def test_samples_left_by_a_new_global_batch_follow_the_loaders_last(link: Memory
 
 
 def test_a_state_inside_the_last_step_continues_there(link: MemoryLink) -> None:
-    """After two of ten micro-batches of two samples each: 100 samples in global batches of 40."""
+    """The state is after two of ten micro-batches of two samples each: 100 samples in global batches of 40."""
     first = small(link, batch_size=4, global_batch_size=40)
     batches = iter(first)
     list(islice(batches, 2 * 10 + 2))

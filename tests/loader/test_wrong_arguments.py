@@ -45,7 +45,7 @@ def socket_dir(data: Path) -> Iterator[str]:
 
 @pytest.fixture(params=["daemon", "direct"])
 def way(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through the daemon, and without it."""
+    """Read through the daemon, and directly."""
     if request.param == "daemon":
         monkeypatch.setenv("CACHESVC_SOCKET", request.getfixturevalue("socket_dir"))
     monkeypatch.setenv("CACHESVC", "require" if request.param == "daemon" else "off")

@@ -1,4 +1,4 @@
-"""What a daemon found wrong after it had granted it: readers that have it open give it back and read it anew."""
+"""Extents that a daemon finds corrupt after it granted them: readers release them and read them anew."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def opened(tmp_path: Path) -> Dataset:
 
 
 def wrong(batches: DataLoader) -> int:
-    """Of an epoch's samples, how many are not what the source has."""
+    """The number of an epoch's samples that differ from the source."""
     found = (
         (index, sample) for batch in batches for index, sample in zip(batches.indices, batch, strict=True)
     )
@@ -96,7 +96,7 @@ def test_a_loader_that_has_a_rotten_file_open_reads_it_anew_once_that_is_found(
 
 
 def test_what_never_reached_the_disk_is_read_anew(tmp_path: Path, environment: Callable[..., Daemon]) -> None:
-    """Where write-back fails the kernel takes the pages for clean: they are read as written until it drops them."""
+    """Failed write-back leaves pages that the kernel marks clean: they are read as written until it drops them."""
     with FaultyDisk(tmp_path) as disk, environment(disk.path, "--ram", "2MiB") as daemon:
         data = opened(tmp_path)
         batches = DataLoader(data, 64, shuffle=True)
@@ -126,7 +126,7 @@ def test_what_never_reached_the_disk_is_read_anew(tmp_path: Path, environment: C
 def test_a_disk_that_has_no_room_at_the_commit_is_full_for_a_while(
     tmp_path: Path, environment: Callable[..., Daemon]
 ) -> None:
-    """As thin volumes, quotas and some file systems say it: writing went well."""
+    """Thin volumes, quotas and some file systems report no room only then: the write itself succeeded."""
     with FaultyDisk(tmp_path) as disk, environment(disk.path, "--ram", "2MiB") as daemon:
         data = opened(tmp_path)
         disk.behave("fsync:/tmp/ enospc")
@@ -162,7 +162,7 @@ def test_a_disk_that_has_no_room_at_the_commit_is_full_for_a_while(
 def reader(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[tuple[ExtentReader, MemoryGrants, np.ndarray]]:
-    """All of it read once; and what the records are."""
+    """A reader that has read all records once, its grants, and the records."""
     records = np.frombuffer(BODY, np.uint8).reshape(-1, RECORD)
     (tmp_path / "r.bin").write_bytes(BODY)
     catalog = compiled(

@@ -1,4 +1,4 @@
-"""A rank that cannot read its data: every rank raises the same error, or ends where it is blocked."""
+"""One rank cannot read its data: every rank raises the same error, or ends where it is blocked."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class Job:
             process.kill()
             process.communicate()
 
-    def said(self, rank: int) -> dict[str, Any]:
-        """The next line of a rank."""
+    def line(self, rank: int) -> dict[str, Any]:
+        """The next line that a rank printed."""
         stdout = self.ranks[rank].stdout
         assert stdout is not None
         line = stdout.readline()
@@ -76,8 +76,8 @@ def test_a_failed_read_ends_every_rank_with_its_typed_error(tmp_path: Path) -> N
         datasets.array_file(tmp_path / "data" / f"{part:02d}.npy", np.full((PER_FILE, 8), part, dtype="<i4"))
     with Job(tmp_path, ["alone", "alone", "together"]) as job:
         for rank in range(3):
-            assert job.said(rank) == {"steps": 3, "watches": 0}
-        raised = [job.said(rank) for rank in (0, 1)]
+            assert job.line(rank) == {"steps": 3, "watches": 0}
+        raised = [job.line(rank) for rank in (0, 1)]
         assert raised[0]["message"] == raised[1]["message"]
         for each in raised:
             assert each["error"] == "PeerRankFailed"
@@ -98,7 +98,7 @@ def store() -> dist.TCPStore:
 
 
 def watches(store: dist.TCPStore, name: str, peer_failure_s: float = 30.0) -> list[RankFailureWatch]:
-    """Of a job of two ranks in this process."""
+    """The watches of a job of two ranks in this process."""
     return [watch_of(store, rank, Agreement(name), peer_failure_s) for rank in range(2)]
 
 
@@ -131,7 +131,7 @@ def test_all_ranks_raise_the_first_of_two_failures(store: dist.TCPStore) -> None
 
 
 def fail(first: RankFailureWatch, second: RankFailureWatch, one: Exception, other: Exception) -> None:
-    """Both ranks of the job fail, the second after the first has said so."""
+    """Both ranks of the job fail, the second after it has read the failure of the first."""
     late: list[Exception] = []
 
     def follow() -> None:
@@ -160,7 +160,7 @@ def test_a_users_exception_is_raised_unchanged_and_reported_to_other_ranks(store
 
 
 class Spoilt(ValueError):
-    """A user's own, whose message has several lines."""
+    """An exception of a user, whose message has several lines."""
 
 
 def explode(record: torch.Tensor) -> torch.Tensor:
@@ -176,21 +176,21 @@ def say_nothing(record: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("workers", ["process", "thread"])
 @pytest.mark.parametrize(
-    ("transform", "told"), [(explode, "Spoilt: record 0 is spoilt"), (say_nothing, "ZeroDivisionError: ")]
+    ("transform", "reported"), [(explode, "Spoilt: record 0 is spoilt"), (say_nothing, "ZeroDivisionError: ")]
 )
 def test_an_error_of_a_worker_is_reported_with_the_workers_text(
-    store: dist.TCPStore, tmp_path: Path, workers: Any, transform: Any, told: str
+    store: dist.TCPStore, tmp_path: Path, workers: Any, transform: Any, reported: str
 ) -> None:
     datasets.array_file(tmp_path / "r.bin", np.arange(8, dtype="<i8").reshape(8, 1))
     link = compiled(tmp_path / "r.bin", tmp_path, format="records", dtype="(1,)i8")
     loader = DataLoader(in_memory(link, transform=transform), num_workers=1, worker_type=workers)
-    first, second = watches(store, f"worker-{workers}-{told}")
+    first, second = watches(store, f"worker-{workers}-{reported}")
     with watched(second, lambda: ""):
         with pytest.raises((Spoilt, ZeroDivisionError), match="Caught"), watched(first, lambda: "step 0"):
             next(iter(loader))
         with pytest.raises(PeerRankFailed) as raised:
             second.raise_failure()
-    assert str(raised.value) == f"rank 0 cannot go on at step 0: {told}"
+    assert str(raised.value) == f"rank 0 cannot go on at step 0: {reported}"
     until(lambda: not listening())
 
 
@@ -204,22 +204,22 @@ def interrupt(record: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(
-    ("transform", "told"), [(leave, "SystemExit: enough"), (interrupt, "KeyboardInterrupt: ")]
+    ("transform", "reported"), [(leave, "SystemExit: enough"), (interrupt, "KeyboardInterrupt: ")]
 )
 def test_a_rank_that_a_transform_ends_reports_it_to_the_others(
-    store: dist.TCPStore, tmp_path: Path, workers: int, transform: Any, told: str
+    store: dist.TCPStore, tmp_path: Path, workers: int, transform: Any, reported: str
 ) -> None:
     datasets.array_file(tmp_path / "r.bin", np.arange(8, dtype="<i8").reshape(8, 1))
     link = compiled(tmp_path / "r.bin", tmp_path, format="records", dtype="(1,)i8")
     loader = DataLoader(in_memory(link, transform=transform), num_workers=workers, worker_type="thread")
-    first, second = watches(store, f"left-{workers}-{told}")
+    first, second = watches(store, f"left-{workers}-{reported}")
     with watched(second, lambda: ""):
         with pytest.raises((SystemExit, KeyboardInterrupt)), watched(first, lambda: "step 0"):
             next(iter(loader))
         if workers or transform is leave:
             with pytest.raises(PeerRankFailed) as raised:
                 second.raise_failure()
-            assert str(raised.value) == f"rank 0 cannot go on at step 0: {told}"
+            assert str(raised.value) == f"rank 0 cannot go on at step 0: {reported}"
         else:
             assert second.failure is None  # as after Ctrl-C
     until(lambda: not listening())
@@ -250,7 +250,7 @@ def test_a_watch_ends_when_all_ranks_have_ended_and_not_before(store: dist.TCPSt
 
 
 def test_a_failure_in_an_additional_iteration_reaches_other_ranks(store: dist.TCPStore) -> None:
-    """One of rank 0 alone, who looked at a batch, say."""
+    """Rank 0 alone began one more iteration, to print a batch, say."""
     ahead = Agreement("ahead")
     with watched(watch_of(store, 0, ahead), lambda: ""):
         pass

@@ -1,4 +1,4 @@
-"""Where a process takes its rank from, and how ranks find out that they disagree."""
+"""The sources of a process's rank, and the comparison in which ranks find that they disagree."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_without_a_process_group_there_is_no_store() -> None:
 
 
 def _loaders(rank: int, data: str) -> dict[str, str]:
-    """What loaders say at their first iteration where the ranks differ in something that chooses samples."""
+    """The errors of loaders at their first iteration where the ranks differ in an argument that chooses samples."""
     from loader import DataLoader, open_dataset
 
     records = open_dataset(data)
@@ -250,7 +250,7 @@ def _rank(
     distributed.init_process_group("gloo", init_method=f"file://{rendezvous}-2", rank=1 - rank, world_size=2)
     with pytest.raises(StateMismatch, match=f"as rank {rank} of 2 .* and is rank {1 - rank} of 2"):
         next(iter(kept))
-    distributed.barrier()  # who is done first would leave while the other still connects
+    distributed.barrier()  # the first to end would leave while the other still connects
     distributed.destroy_process_group()
 
 
@@ -308,9 +308,9 @@ def test_a_job_that_is_started_again_over_the_same_store_agrees(before: str) -> 
             store.set(f"cachesvc/agree/loader/{store.add('cachesvc/agree/loader', 1)}/0", "[0, {}]")
         other = processes.submit(stating, 1)
         while before == "process 0, killed" and not store.check(["cachesvc/agree/loader/1/1"]):
-            time.sleep(0.01)  # it takes that round for its own
+            time.sleep(0.01)  # until process 1 has stated its facts in that round
         name = processes.submit(stating, 0).result()
-        # the next loader's at once: who has not looked yet is not to take that for this one's
+        # The next loader's round opens at once: a process that polls late must not take it for this loader's.
         following = processes.submit(stating, 0)
         assert other.result() == name == ("loader-1" if before == "nobody" else "loader-2")
         assert stating(1) == following.result() != name
@@ -337,7 +337,7 @@ class Store:
 
 
 def test_no_statement_is_written_to_a_round_that_is_over() -> None:
-    """Of the time before a restart: who has stated something there, or missed it, waits for another one."""
+    """A process that stated something in a round from before a restart, or missed it, waits for another round."""
     store, over = Store(), Store()
     stated = partial(agreement._round_stated_in, 1, "of", "told", store)
     assert stated(0) == 0, "there is none"

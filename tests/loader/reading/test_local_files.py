@@ -39,7 +39,7 @@ def opened(data: Path) -> Dataset:
 
 
 def overwrite(file: Path) -> None:
-    """In place, at the same length."""
+    """Overwrite a file in place, at the same length."""
     with open(file, "r+b") as writing:
         writing.write(np.full(COUNT * 512, OTHER, "<u4").tobytes())
     os.utime(file, ns=(1, 1))  # clocks of file systems tick every 4 ms
