@@ -166,7 +166,7 @@ def test_iterating_on_after_an_exception_gives_the_next_batch_as_in_torch(
 
 @pytest.mark.parametrize("given", MADE_BY)
 def test_a_skip_over_failing_batches_loses_no_other(link: MemoryLink, given: dict[str, Any]) -> None:
-    """Those of records 3 and 4, which workers have made ahead."""
+    """The failing batches are those of records 3 and 4, which workers have prefetched."""
     loader = DataLoader(
         in_memory(link, transform=Spoilt()), 2, prefetch_factor=4 if "num_workers" in given else None, **given
     )

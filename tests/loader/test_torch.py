@@ -75,7 +75,7 @@ def test_iterable_datasets_behave_as_in_torch() -> None:
     assert [b.tolist() for b in DataLoader(Counting(), batch_size=2)] == [[0, 1], [2, 3], [4]]
 
 
-def test_a_sampler_of_the_users_own_is_obeyed(link: MemoryLink) -> None:
+def test_a_users_own_sampler_is_used(link: MemoryLink) -> None:
     dataset = in_memory(link)
     for loader in (
         DataLoader(dataset, batch_size=3, sampler=[5, 1, 9, 9]),
@@ -87,7 +87,7 @@ def test_a_sampler_of_the_users_own_is_obeyed(link: MemoryLink) -> None:
     assert len(list(DataLoader(dataset, batch_sampler=nested, num_workers=1))) == 2
 
 
-def test_an_epoch_reaches_the_users_sampler(link: MemoryLink) -> None:
+def test_set_epoch_reaches_a_users_own_sampler(link: MemoryLink) -> None:
     sampler = DistributedSampler(in_memory(link), 2, 0)
     batches = BatchSampler(SequentialSampler(sampler), 50, False)
     batches.set_epoch = sampler.set_epoch  # type: ignore[attr-defined]
@@ -124,7 +124,7 @@ def test_every_argument_is_an_attribute(link: MemoryLink) -> None:
     assert isinstance(loader, torch.utils.data.DataLoader)
 
 
-def test_concatenations_are_sharded_whole(link: MemoryLink) -> None:
+def test_concatenations_are_sharded_as_one_dataset(link: MemoryLink) -> None:
     both = ConcatDataset([in_memory(link), in_memory(link)])
     loaders = [DataLoader(both, batch_size=10, shuffle=True, rank=r, world_size=2) for r in range(2)]
     found = torch.cat([batch for loader in loaders for batch in loader])
@@ -171,9 +171,9 @@ def test_an_error_of_a_users_callable_names_the_sample(
 ) -> None:
     with pytest.raises(KeyError) as caught:
         list(DataLoader(in_memory(link, **form), batch_size=10, **given))
-    said = "".join(traceback.format_exception(caught.value))
-    assert "spoilt" in said
-    assert re.search(r"over r\.bin:7 in file://.*/r\.bin", said)
+    text = "".join(traceback.format_exception(caught.value))
+    assert "spoilt" in text
+    assert re.search(r"over r\.bin:7 in file://.*/r\.bin", text)
 
 
 def noisy(sample: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
@@ -192,7 +192,7 @@ def test_augmentation_is_the_same_at_any_worker_count_and_differs_by_epoch(link:
     assert not torch.equal(alone[0].sort().values, alone[1].sort().values)
 
 
-def test_global_generators_are_left_alone(link: MemoryLink) -> None:
+def test_global_generators_are_not_used(link: MemoryLink) -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
     list(DataLoader(in_memory(link), batch_size=50, shuffle=True, num_workers=1))
@@ -200,7 +200,7 @@ def test_global_generators_are_left_alone(link: MemoryLink) -> None:
 
 
 def torchs_noise(sample: torch.Tensor) -> torch.Tensor:
-    return torch.rand(1)  # as torchvision's transforms draw
+    return torch.rand(1)  # torchvision's transforms draw so
 
 
 def test_workers_of_different_ranks_draw_differently_from_torchs_generator(link: MemoryLink) -> None:
@@ -253,7 +253,7 @@ def test_dp_dims_takes_a_name_or_a_list(link: MemoryLink, dims: Any) -> None:
 
 
 class OneByOne(Dataset[Any]):
-    """A user's dataset that says it is not to be asked for several samples at once."""
+    """A user's dataset that does not support reads of several samples at once."""
 
     __getitems__ = None
 
@@ -277,12 +277,12 @@ def test_a_loader_that_torch_alone_runs_refuses_arguments_it_would_ignore(link: 
     with pytest.raises(InvalidInput, match=r"on_error= would be ignored: torch alone runs this loader"):
         DataLoader(data, 10, sampler=[1, 2, 3], on_error="skip")
     for given in ({"sampler": [1, 2]}, {"batch_sampler": [[1, 2]]}):
-        with pytest.raises(InvalidInput, match="a Mixture is drawn anew in each epoch"):
+        with pytest.raises(InvalidInput, match="a Mixture has its own order in each epoch"):
             DataLoader(mix({data: 1.0}), **given)  # type: ignore[arg-type]
     drawn = DataLoader(data, 2, sampler=[1, 2])
     assert len(list(drawn)) == 1
-    for ask in (lambda: drawn.valid, lambda: drawn.indices):
+    for read in (lambda: drawn.valid, lambda: drawn.indices):
         with pytest.raises(InvalidInput, match="its sampler alone knows"):
-            ask()
+            read()
     assert len(list(DataLoader(data, batch_size=None, sampler=[3, 4]))) == 2
     assert len(list(DataLoader(data, batch_sampler=[[3, 4]]))) == 1

@@ -73,8 +73,8 @@ def open_in_worker(worker: int) -> None:
     info.dataset.opened = info.id
 
 
-class Unwilling(Dataset[int]):
-    """Fails at one sample."""
+class Failing(Dataset[int]):
+    """A dataset that fails at one sample."""
 
     def __len__(self) -> int:
         return COUNT
@@ -148,7 +148,7 @@ def test_a_generator_orders_other_datasets_as_in_torch(workers: int) -> None:
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["theirs", "ours"])
-def test_samplers_with_generators_are_obeyed(link: MemoryLink, own: bool) -> None:
+def test_samplers_with_generators_are_used(link: MemoryLink, own: bool) -> None:
     data = in_memory(link) if own else Numbers()
 
     def samplers() -> list[Any]:
@@ -177,7 +177,7 @@ def test_iterable_datasets_share_themselves_between_workers(context: str) -> Non
 def test_an_exception_in_a_worker_arrives_with_its_type_and_message() -> None:
     for workers in (0, 2):
         with pytest.raises(KeyError, match="sample 33 is spoilt"):
-            list(DataLoader(Unwilling(), 8, num_workers=workers))
+            list(DataLoader(Failing(), 8, num_workers=workers))
 
 
 def _exhausted(samples: list[Any]) -> Any:
@@ -260,7 +260,7 @@ def test_attributes_set_between_iterations_apply_from_the_next_one(
     link: MemoryLink, own: bool, workers: int
 ) -> None:
     loader = DataLoader(in_memory(link) if own else Numbers(), 4, num_workers=workers)
-    assert len(loader) == 15  # which looks at the collate_fn as little as torch does
+    assert len(loader) == 15  # does not use the collate_fn, as in torch
     loader.collate_fn = _with_process
     first = [*loader]
     assert flat(batch for _, batch in first) == list(range(COUNT))

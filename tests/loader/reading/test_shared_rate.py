@@ -1,4 +1,4 @@
-"""Processes that read around the daemon share one rate."""
+"""Processes that read directly share one rate."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_bytes_granted_in_any_interval_are_at_most_the_rate_and_a_burst(
         total = 0
         for ended, size in fetched[at:]:
             total += size
-            # The first was given out a while before it was fetched.
+            # The bytes of the first fetch were reserved before it began.
             assert total <= RATE * (ended - began + BURST_S) + fetched[at][1] + 1e-6
 
 

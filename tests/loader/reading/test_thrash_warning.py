@@ -1,4 +1,4 @@
-"""A shuffle that needs more at once than the cache holds says so, once; any other says nothing."""
+"""A shuffle that needs more at once than the cache holds is warned of once; no other is."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ def test_the_working_set_is_the_most_of_any_step(rows: list[tuple[int, int, int]
 
 
 @pytest.mark.parametrize(
-    ("rooms", "said"),
+    ("tier_budgets", "warnings"),
     [((), 0), ((4,), 1), ((4, 4), 1), ((4, 5), 0), ((4, 4, 4), 0)],
     ids=["no tier works", "one", "two", "the larger holds it", "the dataset fits"],
 )
 def test_the_largest_tier_counts_unless_all_data_fits(
-    caplog: pytest.LogCaptureFixture, rooms: tuple[int, ...], said: int
+    caplog: pytest.LogCaptureFixture, tier_budgets: tuple[int, ...], warnings: int
 ) -> None:
     steps = np.arange(5)
-    crowded = ThrashWarning(np.ones(10, np.int64))
+    warning = ThrashWarning(np.ones(10, np.int64))
     for _ in range(2):
-        crowded.check(Plan(steps, 0 * steps, steps), rooms)
-    assert len(caplog.messages) == said
+        warning.check(Plan(steps, 0 * steps, steps), tier_budgets)
+    assert len(caplog.messages) == warnings
 
 
 @pytest.mark.parametrize(
-    ("extent_bytes", "told"),
+    ("extent_bytes", "text"),
     [
         (4096, "20 KiB are shuffled together, and the largest tier of the daemon holds 12 KiB:"),
         (400 << 10, "2,000 KiB are shuffled together, and the largest tier of the daemon holds 1,200 KiB:"),
@@ -57,16 +57,16 @@ def test_the_largest_tier_counts_unless_all_data_fits(
         (5 << 20, "25 MiB are shuffled together, and the largest tier of the daemon holds 15 MiB:"),
     ],
 )
-def test_sizes_are_shown_exactly(caplog: pytest.LogCaptureFixture, extent_bytes: int, told: str) -> None:
+def test_sizes_are_shown_exactly(caplog: pytest.LogCaptureFixture, extent_bytes: int, text: str) -> None:
     steps = np.arange(5)
     ThrashWarning(np.full(10, extent_bytes, np.int64)).check(
         Plan(steps, 0 * steps, steps), (3 * extent_bytes,)
     )
-    assert caplog.messages[0].startswith(told)
+    assert caplog.messages[0].startswith(text)
 
 
 @pytest.mark.parametrize(
-    ("ram", "given", "said"),
+    ("ram", "given", "warnings"),
     [
         ("2MiB", {}, 1),
         ("2MiB", {"window": 4 * EXTENT}, 0),
@@ -80,7 +80,7 @@ def test_a_loader_warns_once(
     caplog: pytest.LogCaptureFixture,
     ram: str,
     given: dict[str, object],
-    said: int,
+    warnings: int,
 ) -> None:
     (tmp_path / "data.bin").write_bytes(np.random.default_rng(0).bytes(EXTENT * EXTENTS))
     caplog.set_level(logging.WARNING, "cachesvc")
@@ -92,7 +92,7 @@ def test_a_loader_warns_once(
         for _ in range(2):
             assert sum(map(len, loader)) == len(data)
     lines = [line for line in caplog.messages if "shuffled together" in line]
-    assert len(lines) == said
+    assert len(lines) == warnings
     assert all(
         "4 MiB are shuffled together, and the largest tier of the daemon holds 2 MiB" in line
         for line in lines

@@ -1,4 +1,4 @@
-"""Reads that check what they read, over files that a fake grants: wrong once, always, or not yet described."""
+"""Verified reads of files that a fake grants: corrupt once, always, or without a footer yet."""
 
 from __future__ import annotations
 
