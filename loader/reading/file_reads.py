@@ -90,6 +90,7 @@ class FileReads:
     ) -> None:
         """Set `out` for the ranges of `part`: in disk order, all announced before the first is read. Raises as
         `read_into`."""
+        counted: list[tuple[int, int]] = []
         alone: list[tuple[int, FileRange]] = []
         spanning: list[tuple[int, bytearray]] = []
         ranges: list[tuple[int, memoryview, int]] = []
@@ -98,13 +99,14 @@ class FileReads:
         offsets = self._offsets(addresses[part], read.first[part])
         for at, offset, size, extent in zip(part.tolist(), offsets, sizes, extents, strict=True):
             held = _checked(self._table[extent], offset, size)
-            self._leases.count_extent(held, size)
+            counted.append((held.origin, size))
             if self._verified is None and held.fd >= 0 and offset + size <= held.size_bytes:
                 alone.append((at, FileRange(held.fd, held.offset + offset, size, [], extent)))
             else:
                 buffer = bytearray(size)
                 spanning.append((at, buffer))
                 ranges.append((offset, memoryview(buffer), extent))
+        self._leases.count_origins(counted)
         began = time.perf_counter()
         if not self._were_announced(addresses[part]):
             announce([each for _, each in alone])

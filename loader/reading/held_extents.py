@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
@@ -131,9 +131,10 @@ class HeldExtents:
             name = ORIGINS[self.by_index[int(extent)].origin]
             self._origin_bytes[name] += size_bytes * int(count) // len(extents)
 
-    def count_extent_bytes(self, held: HeldExtent, size_bytes: int) -> None:
-        """Attribute bytes to the origin of one extent."""
-        self._origin_bytes[ORIGINS[held.origin]] += size_bytes
+    def count_origins(self, sizes: Iterable[tuple[int, int]]) -> None:
+        """Attribute bytes to origins, given pairs of an index in ORIGINS and a size."""
+        for origin, size_bytes in sizes:
+            self._origin_bytes[ORIGINS[origin]] += size_bytes
 
     def origin_bytes(self) -> dict[str, int]:
         """Bytes read so far, by origin."""

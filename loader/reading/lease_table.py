@@ -41,10 +41,10 @@ class Leases:
         self._recalled: set[int] = set()
         """Extents to release that are requested, or that a read needs."""
         self._room_is_short = False
-        """The read in flight keeps no streaming extents after its end."""
+        """Room was refused, or granted for one read: the next read to end releases all streaming extents."""
         self._dropped: list[int] = []
         """Extents no longer held whose release has yet to be sent."""
-        # An RLock, not the Condition's own `with`: that runs Python code, in which an interrupt would leave it locked.
+        # Lock this, not the Condition: its `with` runs Python code, in which an interrupt would leave it locked.
         self._lock = threading.RLock()
         self._arrived = threading.Condition(self._lock)
         self._requested: set[int] = set()
@@ -140,7 +140,7 @@ class Leases:
     def release_when_unused(self, extents: Iterable[int]) -> None:
         """Release the held ones of these extents, now or when the last read that needs them has ended."""
         with self._lock:
-            # A grant of a requested extent may be under way that was sent before this recall.
+            # The grant of a requested extent may have been sent before this recall, and arrive after it.
             known = (each for each in extents if each in self.held.by_index or each in self._requested)
             self._recalled.update(known)
             self._drop(list(self._recalled & self.held.by_index.keys()))
@@ -156,7 +156,7 @@ class Leases:
 
     @contextmanager
     def open_files(self, extents: Iterable[int]) -> Iterator[dict[int, HeldExtent]]:
-        """The ones of `extents` that are held as open descriptors; none of them is closed meanwhile."""
+        """Those of `extents` that are held as open descriptors; none of them is closed meanwhile."""
         read = ActiveRead(_NO_EXTENTS, _NO_EXTENTS)
         with self._lock:
             table = self.held.by_index
@@ -175,10 +175,10 @@ class Leases:
         with self._lock:
             self.held.count_bytes(extents, size_bytes)
 
-    def count_extent(self, held: HeldExtent, size_bytes: int) -> None:
-        """See `HeldExtents.count_extent_bytes`."""
+    def count_origins(self, sizes: Iterable[tuple[int, int]]) -> None:
+        """See `HeldExtents.count_origins`."""
         with self._lock:
-            self.held.count_extent_bytes(held, size_bytes)
+            self.held.count_origins(sizes)
 
     def close(self) -> None:
         """Release every extent and the address range. The caller has ended its reads and dropped its views."""
