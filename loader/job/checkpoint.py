@@ -12,7 +12,7 @@ from cachesvc.core.order.epoch_order import Last, OrderSpec
 from cachesvc.core.text import printable
 
 STATE_VERSION = 3
-"""The oldest version that can be loaded; a state inside a step that is not full needs version 3."""
+"""The version that is written. Version 2 can be loaded, too, except inside a last step that is not full."""
 MAX_COUNT, MAX_SEED = 2**63 - 1, 2**64 - 1
 """The order counts in numpy's int64, and its keys are unsigned 64-bit numbers."""
 
