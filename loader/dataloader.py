@@ -17,11 +17,11 @@ from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order.epoch_order import Last
 from loader.arguments import check_arguments, checked_numbers, dimension_names, refuse_empty, refuse_unused
 from loader.batches.bad_samples import BadSample, OnError
-from loader.batches.epoch_report import Account
+from loader.batches.epoch_report import EpochReport
 from loader.batches.feed import Feed
 from loader.batches.stats import Stats
 from loader.datasets.dataset import key_transforms
-from loader.datasets.wrapped import Core, flattened, ours
+from loader.datasets.wrapped import CacheDataset, as_view, cache_dataset_in
 from loader.job.checkpoint import MAX_COUNT, LoaderProgress, LoaderState, parse_state
 from loader.job.rank_drift import DRIFT_S
 from loader.job.rank_failures import PEER_FAILURE_S
@@ -32,11 +32,10 @@ from loader.rank_order import RankOrder
 from loader.reading.reader import Ints
 from loader.samplers import samplers_of
 from loader.saved_state import check_data, check_micro_batches, check_place, state_of, turn_of
-from loader.workers.batch_source import Supply
-from loader.workers.engines import Given, WorkerType, checked, given_to
-from loader.workers.epoch_loop import Epochs
+from loader.workers.engines import WorkerSettings, WorkerType, check_device, worker_settings
+from loader.workers.epoch_loop import BatchSource, EpochLoop
 from loader.workers.iteration import Iteration
-from loader.workers.torch_samplers import begin_as_torch, foretold, stateless, tell_epoch
+from loader.workers.torch_samplers import begin_as_torch, planned_batches, set_sampler_epoch, why_stateless
 
 _T_co = TypeVar("_T_co", covariant=True)
 OF_ONE_PROCESS = ("_data", "_given", "_supply", "_account", "_job")
@@ -132,9 +131,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.rank, self.world_size, self.on_error = rank, world_size, on_error
         self.peer_failure_s, self.log_stats = peer_failure_s, flag("log_stats", log_stats)
         self.device, self.worker_type = device, worker_type
-        self._device = checked(worker_type, device)
+        self._device = check_device(worker_type, device)
         no_sampler = sampler is None and batch_sampler is None
-        self._core = ours(dataset) if no_sampler and not isinstance(dataset, IterableDataset) else None
+        self._core = (
+            cache_dataset_in(dataset) if no_sampler and not isinstance(dataset, IterableDataset) else None
+        )
         if self._core is None:
             refuse_unused(self, has_sampler=not no_sampler)
         # Accelerate's `prepare` would split one rank's part among ranks again; its checkpoints hold a loader's state.
@@ -150,12 +151,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._job = JobMembership()
         self._reset_batches(self._given_now())
 
-    def _reset_batches(self, given: Given) -> None:
+    def _reset_batches(self, given: WorkerSettings) -> None:
         """Make batches with these arguments from now on."""
         self._given = given
-        self._supply: Supply | None = None
+        self._supply: BatchSource | None = None
         self._data: tuple[str, int] = "", 0
-        self._account = Account(given.reported, given.num_workers > 0)
+        self._account = EpochReport(given.reported, given.num_workers > 0)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: each for name, each in self.__dict__.items() if name not in OF_ONE_PROCESS}
@@ -179,7 +180,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             if self._data_changed():
                 job.compare_again()
                 self._reset_batches(given)
-            elif given.set_since(self._given):  # a collate_fn, say
+            elif given.differs_from(self._given):  # a collate_fn, say
                 self._reset_batches(given)
             feed = self._prepared().feed
         job.check_topology(arguments)
@@ -190,7 +191,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         agreement = job.agree(
             arguments, self._data[0], feed, self._progress.place, via, prefetch, self._drift_s
         )
-        epochs = Epochs(self, self._progress, self._prepared, self._topology().rank)
+        epochs = EpochLoop(self, self._progress, self._prepared, self._topology().rank)
         length = partial(feed.turns_of, self._progress.place.epoch, self.epochs or 1)
         return Iteration(
             epochs.batches(partial(job.watch, arguments, agreement, self.peer_failure_s)), length
@@ -207,7 +208,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     @property
     def _index_sampler(self) -> Any:
         behind = self.num_workers * (self.prefetch_factor or 0) + 1
-        return foretold(super()._index_sampler, self.dataset, behind)
+        return planned_batches(super()._index_sampler, self.dataset, behind)
 
     # ---- our interface
 
@@ -222,7 +223,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         InvalidInput."""
         wanted = whole_number("epoch", epoch, 0, MAX_COUNT)
         if self._core is None:
-            tell_epoch(self, wanted)
+            set_sampler_epoch(self, wanted)
         self._job.compare_again()
         self._progress.begin(wanted, self._feed)
         self._key_transforms(wanted)
@@ -253,7 +254,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def bad_samples(self) -> tuple[BadSample, ...]:
         """The samples that this rank skipped or replaced in the latest epoch, the latest 1,000 of them. Not in the
         state."""
-        return tuple(self._account.found.kept)
+        return tuple(self._account.bad_samples.kept)
 
     def skip(self, batches: int) -> None:
         """Leave out this rank's next `batches` batches, into next epochs if need be. Raises StateMismatch, and
@@ -270,7 +271,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """The run's place, in plain numbers: batches handed over, not those prefetched. The same on every rank. Empty,
         with a warning, for a loader that torch alone runs."""
         if self._core is None:
-            warnings.warn(stateless(self.dataset), stacklevel=2)
+            warnings.warn(why_stateless(self.dataset), stacklevel=2)
             return {}
         feed = self._feed()
         place = self._progress.place.next_in(feed)
@@ -282,7 +283,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         empty state changes nothing, with a warning. Raises StateMismatch for a state of another dataset, version or seed,
         and in mid-epoch for one of another global batch, window or `last` than this loader was given."""
         if isinstance(state, Mapping) and not state:
-            warnings.warn(EMPTY_STATE if self._core is not None else stateless(self.dataset), stacklevel=2)
+            warnings.warn(
+                EMPTY_STATE if self._core is not None else why_stateless(self.dataset), stacklevel=2
+            )
             return
         self._job.compare_again()  # each rank may have loaded a state of another step
         with self._job.failures_told(self._arguments()):
@@ -292,7 +295,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             check_place(found, feed)
             check_micro_batches(found, feed.share.batch_size, self._topology().world_size)
             turn = turn_of(found, feed)
-        self._data, self._supply = data, Supply(feed, self._given, self._account)
+        self._data, self._supply = data, BatchSource(feed, self._given, self._account)
         self._progress.load(found, turn)
         self._key_transforms(self._progress.place.epoch)
 
@@ -305,10 +308,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _data_now(self) -> tuple[str, int]:
         """The identity of the data that a state belongs to (a subset or a mixture has its own), and its samples."""
-        return (flattened(self.dataset) or self._required_core()).identity, len(self.dataset)  # type: ignore[arg-type]
+        return (as_view(self.dataset) or self._required_core()).identity, len(self.dataset)  # type: ignore[arg-type]
 
-    def _given_now(self) -> Given:
-        return given_to(self, self.worker_type, self._device)
+    def _given_now(self) -> WorkerSettings:
+        return worker_settings(self, self.worker_type, self._device)
 
     def _arguments(self) -> OrderArguments:
         return OrderArguments.of(self)
@@ -327,9 +330,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             )
         return True
 
-    def _required_core(self) -> Core:
+    def _required_core(self) -> CacheDataset:
         if self._core is None:
-            raise StateMismatch(stateless(self.dataset))
+            raise StateMismatch(why_stateless(self.dataset))
         return self._core
 
     def _latest(self) -> tuple[int, int] | None:
@@ -342,11 +345,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _topology(self) -> Topology:
         return self._job.topology(self._arguments())
 
-    def _prepared(self) -> Supply:
+    def _prepared(self) -> BatchSource:
         """The batches of this rank, made at first need: only then is the rank known."""
         if self._supply is None:
             feed, self._data = self._new_feed(), self._data_now()
-            self._supply = Supply(feed, self._given, self._account)
+            self._supply = BatchSource(feed, self._given, self._account)
         return self._supply
 
     def _feed(self) -> Feed:

@@ -13,8 +13,8 @@ from torch.utils.data import default_collate
 from cachesvc.core.arguments import whole_number
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.epoch_order import Last, OrderSpec
-from loader.batches.feed import Feed, Share
-from loader.datasets.wrapped import Core
+from loader.batches.feed import Feed, RankShare
+from loader.datasets.wrapped import CacheDataset
 from loader.job.checkpoint import LoaderState
 from loader.job.topology import ALONE, Topology, resolve
 from loader.saved_state import resumed
@@ -94,7 +94,7 @@ class SingleSample:
 
 
 def feed_of(
-    given: OrderArguments, core: Core, topology: Topology, state: LoaderState | None, epoch: int
+    given: OrderArguments, core: CacheDataset, topology: Topology, state: LoaderState | None, epoch: int
 ) -> Feed:
     """This rank's batches; those of the saved run, if a state is given. Raises InvalidInput, StateMismatch, also for an
     order that `epoch` cannot have."""
@@ -110,7 +110,7 @@ def feed_of(
     return feed
 
 
-def spec_of(given: OrderArguments, batch_size: int, core: Core, topology: Topology) -> OrderSpec:
+def spec_of(given: OrderArguments, batch_size: int, core: CacheDataset, topology: Topology) -> OrderSpec:
     """The order of a loader's arguments. Raises InvalidInput."""
     wanted = given.global_batch_size or batch_size * topology.world_size
     sizes = np.concatenate([leaf.catalog.extent_sizes for leaf in core.leaves])
@@ -124,7 +124,7 @@ def spec_of(given: OrderArguments, batch_size: int, core: Core, topology: Topolo
     )
 
 
-def share_of(global_batch: int, batch_size: int, topology: Topology) -> Share:
+def share_of(global_batch: int, batch_size: int, topology: Topology) -> RankShare:
     """This rank's slots of a global batch. Raises InvalidInput when batches do not divide it."""
     world = topology.world_size
     if batch_size < 1 or global_batch % (batch_size * world):
@@ -133,7 +133,7 @@ def share_of(global_batch: int, batch_size: int, topology: Topology) -> Share:
             f"batch_size x {world} to divide it, or another global_batch_size (of a saved run: at an epoch's beginning)"
         )
     width = global_batch // world
-    return Share(topology.rank * width, (topology.rank + 1) * width, batch_size)
+    return RankShare(topology.rank * width, (topology.rank + 1) * width, batch_size)
 
 
 def _given_names(given: OrderArguments) -> set[str]:

@@ -18,7 +18,7 @@ from loader.batches.feed import Feed
 from loader.datasets.dataset import key_transforms
 from loader.datasets.mixture import Mixture
 from loader.datasets.packing import Packed
-from loader.datasets.wrapped import Core
+from loader.datasets.wrapped import CacheDataset
 from loader.job.checkpoint import MAX_COUNT, LoaderProgress
 from loader.order_setup import OrderArguments, feed_of
 
@@ -30,7 +30,7 @@ class RankOrder:
     they have built another one from its samplers."""
 
     def __init__(
-        self, loader: torch.utils.data.DataLoader[Any], core: Core, progress: LoaderProgress
+        self, loader: torch.utils.data.DataLoader[Any], core: CacheDataset, progress: LoaderProgress
     ) -> None:
         self._loader: weakref.ref[Any] | None = weakref.ref(loader)
         self._arguments = OrderArguments.of(loader)

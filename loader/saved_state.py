@@ -9,7 +9,7 @@ from cachesvc.core.errors import StateMismatch
 from cachesvc.core.order.epoch_order import Last, OrderSpec
 from cachesvc.core.text import printable
 from loader.batches.feed import Feed
-from loader.datasets.mixture import MAX_TOLD, begun
+from loader.datasets.mixture import MAX_IDENTITY_CHARS, identity_until
 from loader.job.checkpoint import STATE_VERSION, LoaderState
 
 MAX_SHOWN = 200
@@ -22,7 +22,9 @@ def state_of(identity: str, samples: int, feed: Feed, place: tuple[int, int], wo
     step, micro = divmod(place[1], share.accumulate)
     return LoaderState(
         version=STATE_VERSION,
-        dataset=begun(identity, epoch, bool(place[1])) if len(identity) > MAX_TOLD else identity,
+        dataset=identity_until(identity, epoch, bool(place[1]))
+        if len(identity) > MAX_IDENTITY_CHARS
+        else identity,
         samples=samples,
         epoch=epoch,
         step=step,
@@ -85,7 +87,7 @@ def check_data(state: LoaderState, identity: str, samples: int) -> None:
     next epoch on."""
     mid_epoch = bool(state.step or state.micro)
     try:
-        saved, own = (begun(one, state.epoch, mid_epoch) for one in (state.dataset, identity))
+        saved, own = (identity_until(one, state.epoch, mid_epoch) for one in (state.dataset, identity))
     except ValueError:  # weights that no mixture has
         saved, own = state.dataset, identity
     if saved != own or state.samples != samples:
@@ -99,7 +101,7 @@ def check_data(state: LoaderState, identity: str, samples: int) -> None:
 def check_place(state: LoaderState, feed: Feed) -> None:
     """Raise StateMismatch for a place that its epoch does not have. At an epoch's beginning a mixture's weights may have
     changed since the state was saved, and the epoch's length with them."""
-    if feed.changes and not (state.step or state.micro):
+    if feed.weight_changes and not (state.step or state.micro):
         return
     samples = feed.samples(state.epoch)
     if state.version < STATE_VERSION and state.micro and state.step == samples // state.global_batch:

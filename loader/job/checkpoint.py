@@ -18,10 +18,10 @@ MAX_COUNT, MAX_SEED = 2**63 - 1, 2**64 - 1
 
 
 class EpochLengths(Protocol):
-    """The lengths of epochs: equal, except that they may change at each of the epochs `changes`, in ascending order."""
+    """The lengths of epochs: they are equal, except that they may change at each of `weight_changes`, ascending epochs."""
 
     @property
-    def changes(self) -> tuple[int, ...]: ...
+    def weight_changes(self) -> tuple[int, ...]: ...
 
     def turns(self, epoch: int) -> int:
         """Batches of an epoch on this rank."""
@@ -55,7 +55,7 @@ class EpochPosition:
         """Epoch and turn of the next batch. Turns beyond the end of an epoch count into the next one."""
         epoch, turn = self.epoch, self.turn
         while turn and turn >= (turns := feed.turns(epoch)):
-            next_change = [change for change in feed.changes if change > epoch][:1]
+            next_change = [change for change in feed.weight_changes if change > epoch][:1]
             if turns:
                 epochs = min([turn // turns, *(change - epoch for change in next_change)])
                 epoch, turn = epoch + epochs, turn - epochs * turns
@@ -67,7 +67,7 @@ class EpochPosition:
 
     def reach(self, feed: EpochLengths) -> bool:
         """Move to the next epoch that has batches; False when there is none."""
-        for epoch in (self.epoch, *(change for change in feed.changes if change > self.epoch)):
+        for epoch in (self.epoch, *(change for change in feed.weight_changes if change > self.epoch)):
             if feed.turns(epoch):
                 self.epoch = epoch
                 return True

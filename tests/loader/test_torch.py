@@ -60,7 +60,7 @@ def test_other_datasets_behave_as_in_torch() -> None:
         loader.load_state_dict(state)
     with pytest.raises(StateMismatch):
         loader.load_state_dict({"version": 2})
-    with pytest.raises(StateMismatch, match="TensorDataset is no map-style dataset of open_dataset"):
+    with pytest.raises(StateMismatch, match="TensorDataset is not a map-style dataset of open_dataset"):
         loader.skip(1)
 
 
@@ -173,7 +173,7 @@ def test_an_error_of_a_users_callable_names_the_sample(
         list(DataLoader(in_memory(link, **form), batch_size=10, **given))
     text = "".join(traceback.format_exception(caught.value))
     assert "spoilt" in text
-    assert re.search(r"over r\.bin:7 in file://.*/r\.bin", text)
+    assert re.search(r"in sample r\.bin:7 of file://.*/r\.bin", text)
 
 
 def noisy(sample: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:

@@ -15,7 +15,7 @@ from cachesvc.core.errors import (
     CorruptData,
     InvalidInput,
 )
-from loader.datasets.decode import decoded, decoder
+from loader.datasets.decode import decode_field, decoder
 from tests.support import datasets
 from tests.support.training.loader_fakes import compiled, in_memory
 
@@ -107,7 +107,7 @@ def saved(array: np.ndarray, version: tuple[int, int] | None = None) -> bytes:
 @pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
 @pytest.mark.parametrize("array", [np.arange(6.0).reshape(2, 3).T, np.asarray(7), np.zeros((0, 3), ">i2")])
 def test_an_array_decodes_to_what_was_saved(array: np.ndarray, version: tuple[int, int]) -> None:
-    found = decoded(decoder("x", "npy"), saved(array, version), lambda: "sample 3")
+    found = decode_field(decoder("x", "npy"), saved(array, version), lambda: "sample 3")
     assert (found.dtype, found.shape, found.tolist()) == (array.dtype, array.shape, array.tolist())
 
 
@@ -119,7 +119,7 @@ def test_a_missing_array_and_several_arrays_are_corrupt() -> None:
     assert len(huge) == len(whole)
     for raw in (whole[:-1], huge, several.getvalue(), b""):
         with pytest.raises(CorruptData, match="does not decode"):
-            decoded(decoder("x", "npy"), raw, lambda: "sample 3")
+            decode_field(decoder("x", "npy"), raw, lambda: "sample 3")
 
 
 @pytest.mark.parametrize("encoding", ["pil", "jpeg_array", "list[pil]", "ndarray", "ndarray:uint8"])
@@ -129,7 +129,7 @@ def test_a_missing_array_and_several_arrays_are_corrupt() -> None:
 )
 def test_bytes_that_are_no_image_are_corrupt(encoding: str, raw: bytes) -> None:
     with pytest.raises(CorruptData, match="does not decode"):
-        decoded(decoder("x", encoding), raw, lambda: "sample 3")
+        decode_field(decoder("x", encoding), raw, lambda: "sample 3")
 
 
 def bitmap_of(width: int, height: int) -> bytes:
@@ -151,7 +151,7 @@ def bitmap_of(width: int, height: int) -> bytes:
 )
 def test_any_error_of_a_decoder_is_corrupt_data(kind: str, raw: bytes) -> None:
     with pytest.raises(CorruptData, match=r"^sample 3 does not decode"):
-        decoded(decoder(f"x.{kind}", kind), raw, lambda: "sample 3")
+        decode_field(decoder(f"x.{kind}", kind), raw, lambda: "sample 3")
 
 
 def test_a_sample_that_does_not_decode_is_named(home: Path) -> None:
@@ -170,5 +170,5 @@ def test_a_jpeg_encoding_with_a_quality_is_decoded(
     raw = file.getvalue()
     if encoding.startswith("list"):
         raw = np.asarray([0, 1, len(raw)], "<u4").tobytes() + raw
-    found = decoded(decoder("x", encoding), raw, lambda: "sample 3")
+    found = decode_field(decoder("x", encoding), raw, lambda: "sample 3")
     assert (found[0] if isinstance(found, list) else found).size == (3, 2)
