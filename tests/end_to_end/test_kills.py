@@ -185,7 +185,7 @@ def test_a_plan_that_meets_the_next_daemon_is_submitted_again(
         monkeypatch.setenv("CACHESVC", "require")
         killed: list[int] = []
 
-        def killing(plan: Plan, written: Callable[..., tuple[int, int, int]] = plans.written) -> Any:
+        def killing(plan: Plan, written: Callable[..., tuple[int, int, int]] = plans.write) -> Any:
             """Between the reader's hello and its plan the daemon is another one."""
             if not killed:
                 killed.append(1)
@@ -193,7 +193,7 @@ def test_a_plan_that_meets_the_next_daemon_is_submitted_again(
                 daemon.start()
             return written(plan)
 
-        monkeypatch.setattr(plans, "written", killing)
+        monkeypatch.setattr(plans, "write", killing)
         batches = DataLoader(
             open_dataset(tmp_path / "data", format="records", record_bytes=4096), batch_size=8
         )
