@@ -7,3 +7,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 """The repository."""
+
+WAIT_S = 100.0
+"""The seconds that a test waits for what must come: enough for a machine a hundred times as slow as an idle one."""

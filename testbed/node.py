@@ -14,8 +14,9 @@ from pathlib import Path
 from types import TracebackType
 
 from cachesvc.config import CONTROL_SOCKET, GRANTS_SOCKET
+from testbed import WAIT_S
 
-READY_S = 30.0
+READY_S = WAIT_S
 
 
 def open_files(pid: int) -> list[str]:
@@ -136,7 +137,7 @@ class Daemon:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
-                self.process.wait(20)
+                self.process.wait(WAIT_S)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal
 
-from testbed import ROOT
+from testbed import ROOT, WAIT_S
 
 PIPE_BYTES = 1 << 20
 MAX_HEAD_BYTES = 64 << 10
@@ -393,14 +393,14 @@ class ProxyProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._process.terminate()
-        self._process.communicate(timeout=10)
+        self._process.communicate(timeout=WAIT_S)
 
     def counts(self) -> Counts:
         """What passed since the start or the last reset."""
-        with urllib.request.urlopen(f"{self.endpoint}/__counts", timeout=10) as answer:
+        with urllib.request.urlopen(f"{self.endpoint}/__counts", timeout=WAIT_S) as answer:
             found = json.load(answer)
         return Counts(found["requests"], found["bytes"], Counter(found["by"]), found["gets"])
 
     def reset(self) -> None:
         """Forget what was counted."""
-        urllib.request.urlopen(f"{self.endpoint}/__reset", timeout=10).close()
+        urllib.request.urlopen(f"{self.endpoint}/__reset", timeout=WAIT_S).close()

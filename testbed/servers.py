@@ -31,6 +31,7 @@ import boto3
 import botocore.exceptions
 from botocore.config import Config
 
+from testbed import WAIT_S
 from testbed.proxy import Counts, Fault, Proxy, ProxyProcess
 
 __all__ = ["Counts", "Fault", "Proxy", "ProxyProcess", "SeaweedFS", "free_ports"]
@@ -199,7 +200,7 @@ class SeaweedFS:
             self._process.wait(timeout=0.2 if self._own else 8)
         except subprocess.TimeoutExpired:
             self._signal(signal.SIGKILL)
-            self._process.wait(timeout=10)
+            self._process.wait(timeout=WAIT_S)
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from cachesvc.client.control import Control
 from cachesvc.config import OPEN_FILES, SOCKET_PATH_BYTES, open_files_advised
 from cachesvc.core.errors import CorruptData
 from cachesvc.v1 import cachesvc_pb2 as pb
+from testbed import WAIT_S
 from testbed.node import Daemon
 from tests.support import datasets
 from tests.support.canned import DATASET, NEW, OLD, CannedCache, canned_daemon
@@ -31,7 +32,6 @@ from tests.support.processes import children
 
 EXTENT = 1 << 20
 TOO_LONG = "/tmp/" + 120 * "a"
-WAIT_S = 60.0
 SMALL = ["--ram", "64MiB", "--fillers", "2"]
 
 

@@ -18,6 +18,7 @@ from cachesvc.__main__ import run
 from cachesvc.cli.run import make_private, private_dir
 from cachesvc.client.control import Control
 from cachesvc.core.errors import NotAllowed
+from testbed import WAIT_S
 from tests.support.canned import canned_daemon
 from tests.support.processes import children
 from tests.support.waiting import wait_until
@@ -135,7 +136,7 @@ def test_a_signal_is_answered_by_the_command(home: Path, number: int) -> None:
         assert child.stdout.readline() == b"ready\n"
         # Ctrl-C reaches the whole foreground group, SIGTERM only the process it is sent to.
         os.killpg(child.pid, number) if number == signal.SIGINT else child.send_signal(number)
-        assert child.wait(20) == 40 + number
+        assert child.wait(WAIT_S) == 40 + number
         child.stdout.close()
 
 
@@ -159,7 +160,7 @@ def test_a_signal_during_the_daemons_start_ends_the_daemon_too(home: Path, numbe
     wait_until(lambda: bool(began.read_text()))
     daemon = int(began.read_text())
     task.send_signal(number)
-    assert task.wait(30) == 128 + number
+    assert task.wait(WAIT_S) == 128 + number
     wait_until(lambda: not alive(daemon))
 
 
@@ -178,7 +179,7 @@ def test_what_schedulers_send_ahead_of_the_end_leaves_run_and_its_daemon_running
     with Control(private_dir()) as control:
         assert control.status().pid == daemon
     assert all(alive(pid) for pid in fillers)
-    task.communicate("\n", timeout=30)
+    task.communicate("\n", timeout=WAIT_S)
     assert task.returncode == 0
 
 
@@ -192,9 +193,9 @@ def test_tasks_of_a_job_share_a_daemon_until_the_last_ends(home: Path) -> None:
         tasks.append(task)
     pids = {json.loads(task.stdout.readline())["pid"] for task in tasks if task.stdout}
     assert len(pids) == 1
-    tasks[0].communicate("\n", timeout=30)
+    tasks[0].communicate("\n", timeout=WAIT_S)
     assert alive(next(iter(pids)))
-    tasks[1].communicate("\n", timeout=30)
+    tasks[1].communicate("\n", timeout=WAIT_S)
     assert not alive(pids.pop())
     assert [task.returncode for task in tasks] == [0, 0]
 

@@ -21,6 +21,7 @@ from cachesvc.cli.forecast import Cluster, forecast
 from cachesvc.cli.serve import serve, settings_of
 from cachesvc.config import NvmeSpec
 from cachesvc.core import errors
+from testbed import WAIT_S
 
 
 def parsed(arguments: list[str]) -> Any:
@@ -150,7 +151,7 @@ def test_exit_codes_are_documented_where_people_look(capsys: Any) -> None:
 def test_the_command_line_starts_without_what_only_the_daemon_needs() -> None:
     heavy = ["numpy", "lmdb", "boto3", "grpc", "torch"]
     code = f"import sys, cachesvc.__main__; print([m for m in {heavy} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=WAIT_S)
     assert done.stdout.strip() == "[]"
 
 

@@ -18,6 +18,7 @@ from cachesvc.__main__ import run
 from cachesvc.config import CONTROL_SOCKET
 from cachesvc.core.errors import NotAllowed, NotFound
 from cachesvc.v1 import cachesvc_pb2 as pb
+from testbed import WAIT_S
 from tests.support.canned import DATASET, NEW, OLD, URI, CannedCache, canned_daemon
 
 
@@ -261,7 +262,7 @@ def test_a_closed_pipe_is_no_traceback(cache: CannedCache) -> None:
         shell=True,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=WAIT_S,
     )
     assert done.stderr == ""
     assert json.loads(done.stdout)["dataset"]["id"] == NEW
@@ -286,7 +287,7 @@ def test_ctrl_c_ends_a_prefetch_with_130(cache: CannedCache) -> None:
     assert child.stdout is not None
     child.stdout.readline()  # a first progress line: it is in the middle of its work
     child.send_signal(signal.SIGINT)
-    _, err = child.communicate(timeout=20)
+    _, err = child.communicate(timeout=WAIT_S)
     assert child.returncode == 130
     assert b"Traceback" not in err
 
@@ -299,7 +300,7 @@ def test_a_terminal_gets_a_bar_and_a_pipe_gets_lines(cache: CannedCache) -> None
         stdout=subprocess.PIPE,
         stderr=there,
         env=os.environ | {"TERM": "xterm", "COLUMNS": "120"},
-        timeout=30,
+        timeout=WAIT_S,
     )
     os.close(there)
     shown = b""
@@ -321,7 +322,7 @@ def test_a_narrow_terminal_gets_a_line_for_each_row(cache: CannedCache) -> None:
             [sys.executable, "-m", "cachesvc", "ls"],
             stdout=there,
             env=os.environ | {"TERM": terminal, "COLUMNS": "40"},
-            timeout=30,
+            timeout=WAIT_S,
         )
         os.close(there)
         shown = os.read(here, 1 << 16)
@@ -336,7 +337,7 @@ def test_names_that_the_terminal_cannot_show_are_spelled_out(cache: CannedCache)
         [sys.executable, "-m", "cachesvc", "ls"],
         capture_output=True,
         env=os.environ | {"PYTHONIOENCODING": "ascii"},
-        timeout=30,
+        timeout=WAIT_S,
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert rb"s3://b/na\xefve/" in done.stdout
@@ -350,7 +351,7 @@ def test_closed_streams_are_an_error_or_silence(cache: CannedCache) -> None:
         (f"{cachesvc} ls <&- >&- 2>&-", 1, ""),
         (f"{cachesvc} ls 2>&-", 0, ""),
     ):
-        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=30)
+        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=WAIT_S)
         assert (done.returncode, done.stderr) == (code, err), command
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from testbed import WAIT_S
 from testbed.node import Daemon
 from tests.support import datasets
 
@@ -52,6 +53,6 @@ def test_children_of_a_trainer_that_just_spoke_to_its_daemon_iterate(tmp_path: P
             env={**os.environ, **node.env},
             stderr=subprocess.PIPE,
             text=True,
-            timeout=120,
+            timeout=WAIT_S,
         )
     assert (done.returncode, done.stderr) == (0, "")

@@ -22,6 +22,7 @@ from cachesvc.core import wire
 from cachesvc.core.errors import CacheError, DaemonUnavailable, DeadlineExceeded
 from cachesvc.core.model import DatasetId
 from cachesvc.core.wire import Op
+from testbed import WAIT_S
 from testbed.node import Daemon
 from tests.support.processes import held_memory, stop_fills
 from tests.support.records import EXTENT, EXTENTS, opened, options, written
@@ -100,14 +101,14 @@ def test_a_thread_that_waits_for_a_cold_extent_delays_no_other(
     for turn in range(50):
         assert taken(grants, turn % RESIDENT, 10) == part(data, turn % RESIDENT)
     others = [pool.submit(taken, grants, extent, 10.0) for extent in (0, 1, 0, 1)]
-    assert [other.result(10) for other in others] == [part(data, extent) for extent in (0, 1, 0, 1)]
+    assert [other.result(WAIT_S) for other in others] == [part(data, extent) for extent in (0, 1, 0, 1)]
     with pytest.raises(DeadlineExceeded):
         taken(grants, COLD, 0.2)
     os.close(grants.catalog())
     assert not any(wait.done() for wait in waits)
     for pid in stopped:
         os.kill(pid, signal.SIGCONT)
-    assert [wait.result(30) for wait in waits] == [part(data, COLD), part(data, COLD + 1)]
+    assert [wait.result(WAIT_S) for wait in waits] == [part(data, COLD), part(data, COLD + 1)]
     assert taken(grants, 0) == part(data, 0)
     assert kept(daemon) == before
     grants.close()
@@ -173,12 +174,12 @@ def test_every_thread_that_waits_hears_of_a_killed_daemon_and_one_connection_is_
         os.kill(pid, signal.SIGCONT)
     for wait in waits:
         with pytest.raises(DaemonUnavailable):
-            wait.result(10)
+            wait.result(WAIT_S)
     with pytest.raises(DaemonUnavailable):
         taken(grants, 0)
     daemon.start()
     again = [pool.submit(taken, grants, extent) for extent in range(EXTENTS)]
-    assert [each.result(30) for each in again] == [part(data, extent) for extent in range(EXTENTS)]
+    assert [each.result(WAIT_S) for each in again] == [part(data, extent) for extent in range(EXTENTS)]
     assert len(grants.welcomed) == 2
     assert isinstance(held, Granted)
     assert os.pread(held.fd, held.size_bytes, 0) == part(data, 1)
@@ -197,7 +198,7 @@ def test_close_ends_every_wait(daemon: Daemon, data: bytes, pool: ThreadPoolExec
     grants.close()
     for wait in waits:
         with pytest.raises(CacheError, match="closed"):
-            wait.result(10)
+            wait.result(WAIT_S)
     with pytest.raises(CacheError, match="closed"):
         grants.acquire([0], 10)
     assert kept(daemon) == before
@@ -220,7 +221,7 @@ def test_a_child_forked_while_threads_wait_keeps_nothing_and_disturbs_nobody(
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     for pid in fillers:
         os.kill(pid, signal.SIGCONT)
-    assert [wait.result(30) for wait in waits] == [part(data, 3), part(data, 4)]
+    assert [wait.result(WAIT_S) for wait in waits] == [part(data, 3), part(data, 4)]
     grants.close()
 
 
@@ -258,7 +259,7 @@ def test_threads_get_what_they_asked_for_while_deadlines_pass_and_the_daemon_die
 
     def all_read(count: int) -> None:
         goal = [found + count for found in right]
-        wait_until(lambda: all(now >= then for now, then in zip(right, goal, strict=True)), 30)
+        wait_until(lambda: all(now >= then for now, then in zip(right, goal, strict=True)))
 
     threads = [pool.submit(reads, seed) for seed in range(THREADS)]
     all_read(50)
@@ -267,7 +268,7 @@ def test_threads_get_what_they_asked_for_while_deadlines_pass_and_the_daemon_die
     all_read(50)
     over.set()
     for thread in threads:
-        thread.result(30)
+        thread.result(WAIT_S)
     assert not grants.outstanding
     grants.close()
     assert kept(daemon) == before
@@ -292,7 +293,7 @@ def test_a_message_that_is_none_of_ours_ends_the_connection(tmp_path: Path) -> N
         grants = DaemonGrants(str(tmp_path), DatasetId("0" * 32))
         with pytest.raises(DaemonUnavailable):
             grants.acquire([0], 10)
-        thread.join(10)
+        thread.join(WAIT_S)
         grants.close()
     opened_files = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
     assert "/dev/zero" not in opened_files

@@ -23,6 +23,7 @@ from cachesvc.client.keepalive import EVERY_S, leave_alone
 from cachesvc.client.protocol import Granted, Refused
 from cachesvc.core.errors import CacheError, DaemonUnavailable, NotAllowed, NotFound, OutOfSpace
 from cachesvc.core.model import DatasetId
+from testbed import WAIT_S
 from testbed.node import Daemon
 from testbed.servers import Proxy, SeaweedFS
 from tests.support.processes import held_memory
@@ -166,7 +167,7 @@ def test_garbage_on_the_grants_socket_closes_that_connection_only(
     for junk in (b"", b"x", os.urandom(37), os.urandom(4096)):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel:
             channel.connect(f"{daemon.socket_dir}/grants.sock")
-            channel.settimeout(10)
+            channel.settimeout(WAIT_S)
             channel.send(junk or b"\0")
             # What happens to read as a greeting of another release is answered before.
             while channel.recv(4096):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from loader import DataLoader, open_dataset
+from testbed import WAIT_S
 
 COUNT, RANKS = 100, 2
 
@@ -24,7 +25,7 @@ def train(data: Path, out: Path, checkpoint: str, stop: int) -> list[list[int]]:
         env={**os.environ, "CACHESVC": "off", "GLOO_SOCKET_IFNAME": "lo"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=WAIT_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -124,7 +124,7 @@ def test_a_daemon_that_stays_away_is_a_typed_error_within_the_deadline(
     started = time.monotonic()
     with pytest.raises(DaemonUnavailable, match="cachesvc serve"):
         list(batches)
-    assert time.monotonic() - started < 20.0
+    assert time.monotonic() - started < 60.0, "far below the default deadline"
 
 
 def test_after_a_restart_files_are_warm_and_memory_that_is_held_counts(

@@ -23,7 +23,7 @@ from cachesvc.core.order.epoch_order import Plan
 from cachesvc.daemon.fills.pool import Fillers
 from cachesvc.daemon.processes import jobs
 from loader import DataLoader, open_dataset
-from testbed import ROOT
+from testbed import ROOT, WAIT_S
 from testbed.node import Daemon
 from tests.support.fillers import Loop
 from tests.support.processes import slow_fillers
@@ -82,7 +82,7 @@ def test_a_worker_that_starts_while_the_daemon_restarts_waits_for_it(
         daemon.kill()
         copy = worker.submit(pickle.loads, spawned)
         daemon.start()
-        assert bytes(copy.result(30.0)[3].numpy().tobytes()) == bytes(range(256)) * 16
+        assert bytes(copy.result(WAIT_S)[3].numpy().tobytes()) == bytes(range(256)) * 16
         daemon.kill()
         monkeypatch.setenv("CACHESVC_TIMEOUT_S", "0.3")
         with pytest.raises(DaemonUnavailable, match="cachesvc serve"):

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from testbed import WAIT_S
+
 COUNT, BATCH, RANKS = 100, 5, 2
 EPOCH = COUNT // RANKS
 """Samples of a rank in an epoch."""
@@ -40,7 +42,7 @@ def train(data: str, out: Path, sampler: str, checkpoint: str = "", limit: str =
         env={**os.environ, "CACHESVC": "off", "GLOO_SOCKET_IFNAME": "lo"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=WAIT_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

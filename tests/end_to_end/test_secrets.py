@@ -23,6 +23,7 @@ from cachesvc.daemon.access.tenants import Peer
 from cachesvc.daemon.grants.readers import NO_DATASET, Connection, Reader
 from cachesvc.sources.s3.proxies import Proxy
 from cachesvc.sources.s3.s3 import S3Settings, open_s3
+from testbed import WAIT_S
 from testbed.node import Daemon
 from testbed.servers import SeaweedFS, free_ports
 from tests.support.processes import children
@@ -167,7 +168,7 @@ def test_no_secret_is_said_anywhere(
                 [sys.executable, "-m", "cachesvc", *verb], env=environment, capture_output=True, text=True
             )
             said.append(done.stdout + done.stderr)
-        with urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=WAIT_S) as answer:
             said.append(answer.read().decode())
         working = children(pid)
         assert len(working) == 3

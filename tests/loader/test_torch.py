@@ -39,6 +39,7 @@ from cachesvc.core.errors import (
     StateMismatch,
 )
 from loader import DataLoader, mix, open_dataset, pack
+from testbed import WAIT_S
 from testbed.servers import SeaweedFS
 from tests.support import datasets
 from tests.support.training.loader_fakes import MemoryLink, compiled, in_memory
@@ -654,7 +655,7 @@ def test_threads_that_share_an_iteration_get_each_batch_once(link: MemoryLink, m
 
     with ThreadPoolExecutor(4) as pool:
         for taken in [pool.submit(take) for _ in range(4)]:
-            taken.result(60)
+            taken.result(WAIT_S)
     assert sorted(value for batch in seen for value in batch) == [4.0 * number for number in range(100)]
 
 
@@ -665,18 +666,18 @@ def test_who_asks_while_another_thread_makes_a_batch_waits_and_who_asks_inside_h
 
     def slow(samples: list[Any]) -> int:
         inside.set()
-        assert go_on.wait(60)
+        assert go_on.wait(WAIT_S)
         return len(samples)
 
     batches = iter(DataLoader(in_memory(link), batch_size=50, collate_fn=slow))
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(next, batches)
-        assert inside.wait(60)
+        assert inside.wait(WAIT_S)
         second = pool.submit(next, batches)
         with pytest.raises(FutureTimeout):
             second.result(0.2)
         go_on.set()
-        assert (first.result(60), second.result(60)) == (50, 50)
+        assert (first.result(WAIT_S), second.result(WAIT_S)) == (50, 50)
     batches = iter(DataLoader(in_memory(link), batch_size=50, collate_fn=lambda _: next(batches)))
     with pytest.raises(ValueError, match="already executing"):
         next(batches)

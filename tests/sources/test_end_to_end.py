@@ -102,7 +102,6 @@ def digest(body: bytes) -> bytes:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(200)
 def test_a_body_that_stops_is_given_up_after_30_s_where_no_second_read_is_due(
     s3_server: SeaweedFS, s3_env: dict[str, str], bucket: str, proxy: Proxy
 ) -> None:
@@ -206,7 +205,6 @@ def test_an_object_of_50_gb_is_a_dataset_and_costs_what_is_read_of_it(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_prefix_of_100_000_keys_is_a_dataset_and_costs_a_hundred_listings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeS3
 ) -> None:

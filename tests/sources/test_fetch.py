@@ -19,6 +19,7 @@ from cachesvc.core.model import ObjectVersion, Piece, extent_of
 from cachesvc.sources.fetch import Fetcher
 from cachesvc.sources.files import FilesSource
 from cachesvc.sources.s3.s3 import S3Settings, open_s3
+from testbed import WAIT_S
 from testbed.servers import Proxy, SeaweedFS
 
 
@@ -141,7 +142,7 @@ class Talkative(Slow):
 
     def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
         self._left -= 1
-        assert self._left or self._asked.wait(10), "asked only once everything was there"
+        assert self._left or self._asked.wait(WAIT_S), "asked only once everything was there"
         super().read_into(version, offset, into)
 
     def checker(self, version: ObjectVersion) -> None:

@@ -23,6 +23,7 @@ from cachesvc.client.protocol import Granted
 from cachesvc.core.errors import CacheError, SourceChanged, SourceUnavailable
 from cachesvc.core.holes import Holes
 from cachesvc.core.model import DatasetId
+from testbed import WAIT_S
 from testbed.node import Daemon
 from tests.support.faults.fuse import FaultyMount, File
 from tests.support.faults.outages import needs_fuse
@@ -30,7 +31,6 @@ from tests.support.faults.outages import needs_fuse
 FILES, FILE_BYTES = 40, 50_000
 EXTENT = 256 << 10
 OPTIONS = ["--ram", "32MiB", "--extent-bytes", str(EXTENT)]
-WAIT_S = 60.0
 
 
 def weather(seed: int, each: float, told: set[int]) -> Callable[[], int]:

@@ -15,6 +15,7 @@ import pytest
 from cachesvc.catalog.build import Options
 from cachesvc.client.control import Control
 from cachesvc.core.errors import CacheError
+from testbed import WAIT_S
 from testbed.node import Daemon
 from testbed.servers import Proxy, ProxyProcess, SeaweedFS, free_ports
 from tests.support.faults.fuse import FaultyMount, File
@@ -41,14 +42,14 @@ def test_a_mount_that_hangs_stops_neither_the_daemon_nor_other_data(tmp_path: Pa
     ):
         reading = threading.Thread(target=lambda: got.append(extent(daemon, f"{tmp_path}/nfs/")))
         reading.start()
-        assert mount.hung.wait(20)
+        assert mount.hung.wait(WAIT_S)
         assert extent(daemon, f"{tmp_path}/disk/", timeout_s=10) == data
-        wait_until(lambda: "a source hangs" in daemon.log, 60)
+        wait_until(lambda: "a source hangs" in daemon.log)
         with Control(daemon.socket_dir) as control:
             assert control.status().pid
         assert "Traceback" not in daemon.log
         mount.go_on()
-        reading.join(60)
+        reading.join(WAIT_S)
         assert got == [data[::-1]]
 
 
@@ -145,8 +146,8 @@ def test_an_outage_of_the_source_is_waited_out(
         got: list[bytes] = []
         reading = threading.Thread(target=lambda: got.append(extent(daemon, f"s3://{bucket}/r/")))
         reading.start()
-        reading.join(20)  # that is how long it is away: three times what the tries of one read take
+        reading.join(WAIT_S)  # that is how long it is away: three times what the tries of one read take
         assert reading.is_alive()
         with Proxy(target, port=port):
-            reading.join(60)
+            reading.join(WAIT_S)
         assert got == [data]

@@ -18,6 +18,7 @@ from cachesvc.core.model import ObjectVersion
 from cachesvc.core.rates.backoff import Pace
 from cachesvc.sources.paces import PLACES, Paces, new_paces
 from cachesvc.sources.resilient import Resilient
+from testbed import WAIT_S
 from tests.support.clock import Clock
 
 JOINS = 3_000
@@ -52,7 +53,7 @@ def test_processes_stand_in_one_line(file: FileIO) -> None:
     workers = [worker(file, JOINS) for _ in range(3)]
     for each in workers:
         with each:
-            assert each.wait(60) == 0
+            assert each.wait(WAIT_S) == 0
     assert next_place(file) == 3 * JOINS + 1
 
 

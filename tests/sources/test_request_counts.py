@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cachesvc.catalog.build import Options
 from cachesvc.client.control import Control
+from testbed import WAIT_S
 from testbed.node import Daemon
 from testbed.servers import Fault, Proxy, SeaweedFS, free_ports
 from tests.support.waiting import wait_until
@@ -34,7 +35,7 @@ def test_reads_retries_and_throttles_of_a_source_are_told(
     credentials = {**s3_env, "AWS_ENDPOINT_URL": proxy.endpoint}
 
     def metrics() -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_S) as answer:
             told: str = answer.read().decode()
             return told
 

@@ -15,6 +15,7 @@ from cachesvc.core.model import TierName
 from cachesvc.daemon.fills.pool import Fillers
 from cachesvc.daemon.processes import jobs
 from cachesvc.tiers.checksum import Passing
+from testbed import WAIT_S
 
 BYTES = os.urandom(1 << 16)
 
@@ -27,7 +28,7 @@ class Loop:
         self.watch, self.unwatch = self._callbacks.__setitem__, self._callbacks.pop
 
     def run_until(self, reached: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 30.0
+        deadline = time.monotonic() + WAIT_S
         while not reached():
             assert time.monotonic() < deadline
             for fd in select.select(list(self._callbacks), [], [], 1.0)[0]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from testbed import ROOT
+from testbed import ROOT, WAIT_S
 
 
 def serve(*options: str) -> subprocess.CompletedProcess[str]:
     """`cachesvc serve`, which must end by itself."""
     command = [sys.executable, "-m", "cachesvc", "serve", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, cwd=ROOT)
+    return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, cwd=ROOT)
 
 
 def complaint(ended: subprocess.CompletedProcess[str]) -> str:

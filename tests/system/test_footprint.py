@@ -139,7 +139,7 @@ def test_a_cold_fill_of_more_than_ram_kills_nothing_and_its_memory_is_given_back
             assert peak <= footprint_bytes(fillers, 64 * MIB)
             assert (f"give --ram {largest}" in daemon.log) == (given != "named")
             assert ("the RAM tier shrinks" in daemon.log) == (given != "named")
-            wait_until(lambda: cage.own_bytes() <= DAEMON_BYTES + fillers * FILLER_BYTES, 60.0)
+            wait_until(lambda: cage.own_bytes() <= DAEMON_BYTES + fillers * FILLER_BYTES)
             reader.close()
 
 

@@ -23,6 +23,7 @@ from cachesvc.core.model import ExtentId
 from cachesvc.tiers import footer
 from cachesvc.tiers.checksum import Passing, verify
 from cachesvc.tiers.nvme import NvmeTier, open_nvme
+from testbed import WAIT_S
 from tests.support.nvme import NAME, extent, files, put
 
 
@@ -246,7 +247,7 @@ def test_a_folder_in_its_way_and_a_pipe_of_an_extents_name_stop_no_start(tmp_pat
 
     opening = threading.Thread(target=open_it, daemon=True)
     opening.start()
-    opening.join(5.0)
+    opening.join(WAIT_S)
     assert refused
     tier.evict(extent(2))
     assert not pipe.exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -15,8 +14,8 @@ from cachesvc.cli.checks import Level, settings
 from cachesvc.client.control import Control
 from cachesvc.config import Settings
 from cachesvc.core.errors import SourceUnavailable
-from cachesvc.daemon.access.path_lookups import INSIDE, LOOKUP_S
-from cachesvc.sources.watched import HUNG_S
+from cachesvc.daemon.access.path_lookups import INSIDE
+from testbed import WAIT_S
 from testbed.node import Daemon
 from tests.support.faults.fuse import FaultyMount, File
 from tests.support.faults.outages import EXTENT, RECORDS, extent, needs_fuse
@@ -24,8 +23,6 @@ from tests.support.processes import children
 from tests.support.waiting import wait_until
 
 CALLERS = 24
-AT_ONCE_S = 5.0
-"""For a call that is refused at once, on a machine that others keep busy."""
 
 
 def opened(daemon: Daemon, uri: str) -> str:
@@ -39,7 +36,6 @@ def opened(daemon: Daemon, uri: str) -> str:
 
 
 @needs_fuse
-@pytest.mark.timeout(120)
 def test_a_mount_that_hangs_in_lookups_stops_only_what_is_about_it(tmp_path: Path) -> None:
     data = [random.Random(seed).randbytes(EXTENT) for seed in range(4)]
     for number in (0, 1):
@@ -60,21 +56,20 @@ def test_a_mount_that_hangs_in_lookups_stops_only_what_is_about_it(tmp_path: Pat
         with ThreadPoolExecutor(CALLERS) as pool:
             uris = [nfs, f"{tmp_path}/elsewhere/"] * (CALLERS // 2)
             calls = [pool.submit(opened, daemon, uri) for uri in uris]
-            assert mount.hung.wait(20)
+            assert mount.hung.wait(WAIT_S)
             for child in children(pid):  # fillers and builder start anew while it hangs
                 os.kill(child, 9)
-            assert extent(daemon, f"{tmp_path}/disk1/", timeout_s=10) == data[1]
-            answers = [call.result(2 * LOOKUP_S + AT_ONCE_S) for call in calls]
+            assert extent(daemon, f"{tmp_path}/disk1/", timeout_s=WAIT_S) == data[1]
+            answers = [call.result(WAIT_S) for call in calls]
         assert all("hangs" in answer and answer.startswith(str(tmp_path)) for answer in answers), answers
-        began = time.monotonic()
+        before = waiting(pid)
         assert "hangs" in opened(daemon, nfs)
-        assert time.monotonic() - began < AT_ONCE_S, "it is known to hang"
-        assert 0 < waiting(pid) <= INSIDE
+        assert 0 < waiting(pid) <= before <= INSIDE, "it is known to hang"
         found = settings(Settings(64 << 20, (), (nfs,), str(tmp_path), str(tmp_path)))
         assert (found.level, "hangs" in found.text) == (Level.FAIL, True), "and doctor tells"
-        assert extent(daemon, f"{tmp_path}/disk0/", timeout_s=10) == data[0]
+        assert extent(daemon, f"{tmp_path}/disk0/", timeout_s=WAIT_S) == data[0]
         mount.go_on()
-        wait_until(lambda: not opened(daemon, nfs), 30)
+        wait_until(lambda: not opened(daemon, nfs))
         assert [extent(daemon, nfs, each) for each in (0, 1)] == data[2:]
         wait_until(lambda: not waiting(pid))
         assert "Traceback" not in daemon.log
@@ -82,7 +77,6 @@ def test_a_mount_that_hangs_in_lookups_stops_only_what_is_about_it(tmp_path: Pat
 
 @pytest.mark.slow
 @needs_fuse
-@pytest.mark.timeout(120)
 def test_a_daemon_starts_while_a_mount_hangs(tmp_path: Path) -> None:
     data = random.Random(5).randbytes(EXTENT)
     (tmp_path / "disk").mkdir()
@@ -92,16 +86,15 @@ def test_a_daemon_starts_while_a_mount_hangs(tmp_path: Path) -> None:
     with FaultyMount(tmp_path / "nfs", {"0.bin": File(data[::-1])}) as mount:
         mount.lookups_hang = True
         with Daemon(tmp_path / "node", [*options, *allow]) as daemon:
-            assert extent(daemon, f"{tmp_path}/disk/", timeout_s=10) == data
+            assert extent(daemon, f"{tmp_path}/disk/", timeout_s=WAIT_S) == data
             assert "hangs" in opened(daemon, f"{tmp_path}/nfs/")
             mount.go_on()
-            wait_until(lambda: not opened(daemon, f"{tmp_path}/nfs/"), 30)
+            wait_until(lambda: not opened(daemon, f"{tmp_path}/nfs/"))
             assert extent(daemon, f"{tmp_path}/nfs/") == data[::-1]
 
 
 @pytest.mark.slow
 @needs_fuse
-@pytest.mark.timeout(180)
 def test_a_listing_that_hangs_fails_alone(tmp_path: Path) -> None:
     """The mount's root is known from a cache, so the lookup goes well; the builder then hangs in the folder."""
     data = random.Random(5).randbytes(EXTENT)
@@ -116,13 +109,11 @@ def test_a_listing_that_hangs_fails_alone(tmp_path: Path) -> None:
     ):
         assert not opened(daemon, f"{tmp_path}/nfs/")
         mount.lookups_hang = True
-        began = time.monotonic()
         hangs = pool.submit(opened, daemon, f"{tmp_path}/nfs/")
-        assert mount.hung.wait(20)
-        assert extent(daemon, f"{tmp_path}/disk/", timeout_s=10) == data
-        assert "hangs" in hangs.result(2 * HUNG_S)
-        assert time.monotonic() - began < HUNG_S + AT_ONCE_S
-        assert extent(daemon, f"{tmp_path}/late/", timeout_s=10) == data
+        assert mount.hung.wait(WAIT_S)
+        assert extent(daemon, f"{tmp_path}/disk/", timeout_s=WAIT_S) == data
+        assert "hangs" in hangs.result(WAIT_S)
+        assert extent(daemon, f"{tmp_path}/late/", timeout_s=WAIT_S) == data
         mount.go_on()
         assert not opened(daemon, f"{tmp_path}/nfs/")
 

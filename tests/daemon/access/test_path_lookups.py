@@ -19,6 +19,7 @@ from cachesvc.daemon.fills.filler import _reads
 from cachesvc.daemon.processes.jobs import Build
 from cachesvc.sources import links
 from cachesvc.sources.uri import allowlist
+from testbed import WAIT_S
 from tests.support.waiting import wait_until
 
 NAMES = st.sampled_from(["a", "b", "c", "..", ".", ""])
@@ -93,7 +94,7 @@ class Mount:
     def link(self, path: str) -> str:
         if path.startswith(self.path):
             self.inside += 1
-            self._free.wait(60)
+            self._free.wait(WAIT_S)
             self.inside -= 1
         return ""
 

@@ -28,6 +28,7 @@ from cachesvc.daemon.access.tenants import Peer, Tenants, admits, peer_of
 from cachesvc.sources.uri import allowlist
 from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import services
+from testbed import WAIT_S
 from testbed.node import Daemon
 from tests.support.users import ALICE, BOB, ML, as_root, as_user
 from tests.support.waiting import wait_until
@@ -338,7 +339,7 @@ def test_one_user_cannot_take_every_place(daemon: Daemon, data: Path) -> None:
         connect()
     finally:
         os.seteuid(0)
-    taken[-1].settimeout(10)
+    taken[-1].settimeout(WAIT_S)
     assert refused(lambda: answered(taken[-1]))
     assert as_user(ALICE, lambda: len(read_all(here, dataset))) == 4
     assert len(read_all(here, dataset)) == 4
@@ -373,7 +374,7 @@ def test_who_says_to_hold_what_it_never_had_takes_no_more_than_its_part(
 
         hoarders = [hoarding(here, named, range(first, first + 32)) for first in (0, 32)]
         wait_until(lambda: held() == most)
-        assert daemon.take_over().wait(20) == 0
+        assert daemon.take_over().wait(WAIT_S) == 0
         hoarders.append(hoarding(here, named, range(64)))
         with Control(here) as control:
             wait_until(lambda: control.status().readers == 3)
@@ -387,7 +388,7 @@ def test_who_says_to_hold_what_it_never_had_takes_no_more_than_its_part(
 def hoarding(socket_dir: str, dataset: str, extents: range) -> socket.socket:
     """Another user's connection, which says that it holds these in memory from before the start."""
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    channel.settimeout(20)
+    channel.settimeout(WAIT_S)
     os.seteuid(BOB)  # the kernel notes the effective user of the moment
     try:
         channel.connect(f"{socket_dir}/grants.sock")

@@ -14,8 +14,9 @@ from cachesvc.core.model import TierName
 from cachesvc.daemon.disks import closing
 from cachesvc.daemon.disks.closing import close_tier, ended, leave
 from cachesvc.daemon.loop.lanes import Lane
+from testbed import WAIT_S
 
-SOON_S = 20.0
+SOON_S = WAIT_S
 
 
 class Disk:

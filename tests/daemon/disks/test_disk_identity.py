@@ -270,7 +270,6 @@ def test_an_eviction_in_the_old_directory_frees_its_bytes_once() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(200)
 def test_a_directory_made_anew_under_a_daemon_is_locked_and_used(tmp_path: Path, directory: Path) -> None:
     data = sample(tmp_path)
     with node(tmp_path, data, f"{directory}=32MiB") as found:
@@ -304,7 +303,6 @@ def test_a_directory_made_anew_under_a_daemon_is_locked_and_used(tmp_path: Path,
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_disk_mounted_over_it_is_used_and_below_it_all_is_found_again(
     tmp_path: Path, directory: Path
 ) -> None:

@@ -31,7 +31,6 @@ while True:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_disk_that_hangs_and_answers_again_is_used_again(tmp_path: Path) -> None:
     data = sample(tmp_path)
     with (
@@ -50,7 +49,7 @@ def test_a_disk_that_hangs_and_answers_again_is_used_again(tmp_path: Path) -> No
         wait_until(lambda: lost(found), LOST_S)
         began = time.monotonic()
         assert found.read() > 0, "what was on the disk is read elsewhere"
-        assert time.monotonic() - began < 10.0
+        assert time.monotonic() - began < LOST_S
         disk.behave("")
         wait_until(lambda: not lost(found), BACK_S)
         assert found.read() == EXTENTS, "what it held is granted again, verified"
@@ -78,7 +77,6 @@ def busy(directory: Path) -> Iterator[None]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_disk_that_others_keep_busy_is_never_left_alone(tmp_path: Path) -> None:
     """On the disk of the temporary directory; where that is memory, it proves little."""
     data = sample(tmp_path)

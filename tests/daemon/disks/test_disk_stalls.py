@@ -6,6 +6,8 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
 from tests.support.faults.disks import EXTENT, EXTENTS, LOST_S, lost, node, sample
 from tests.support.faults.faulty_disk import FaultyDisk
 from tests.support.waiting import wait_until
@@ -14,6 +16,8 @@ STALLED_S = 10.0
 """A probe is sent within 2 s and found silent 3 to 4.5 s later; the tier is lost after 15 s at the soonest."""
 
 
+@pytest.mark.slow
+@pytest.mark.alone
 def test_reads_beside_a_disk_that_hangs_go_elsewhere_within_seconds(tmp_path: Path) -> None:
     data = sample(tmp_path)
     with (

@@ -164,7 +164,7 @@ def test_a_trainer_that_grows_is_not_killed(
             return isinstance(answers[-1], Granted)
 
         answers = list[Granted | Refused]()
-        wait_until(granted, 10.0)
+        wait_until(granted)
         assert len(answers) == 1 or mapped
         answer = answers[-1]
         assert isinstance(answer, Granted)

@@ -49,7 +49,6 @@ def slowest(found: Node, indices: list[int], seconds: float) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("fault", ["read 1", "open 2", "hang"])
 def test_a_disk_that_troubles_the_scrub_troubles_nobody_else(tmp_path: Path, fault: str) -> None:
     data, healthy = sample(tmp_path), tmp_path / "healthy"

@@ -45,7 +45,6 @@ def test_what_no_tier_has_room_for_is_indexed_from_the_source(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(200)
 def test_a_copy_on_a_disk_that_hangs_holds_an_opening_up_for_half_a_minute(tmp_path: Path) -> None:
     datasets.tar_shards(tmp_path / "tar", 1, MEMBERS, MEMBER_BYTES)
     with (
@@ -56,8 +55,8 @@ def test_a_copy_on_a_disk_that_hangs_holds_an_opening_up_for_half_a_minute(tmp_p
     ):
         disk.behave("read 0.3")
         found = pool.submit(control.open_dataset, [f"{tmp_path}/tar/"], Options())
-        wait_until(lambda: control.status().tiers[0].used_bytes > 0, 30.0)
-        wait_until(lambda: not control.status().fills_running, 30.0)
+        wait_until(lambda: control.status().tiers[0].used_bytes > 0)
+        wait_until(lambda: not control.status().fills_running)
         time.sleep(2.0)  # a member each 0.3 s: the builder is in the middle of the copy
         disk.behave("hang")
         began = time.monotonic()

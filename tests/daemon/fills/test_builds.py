@@ -17,6 +17,7 @@ from cachesvc.client.control import Control
 from cachesvc.daemon.fills.build_queue import Builds, Make, Opening
 from cachesvc.daemon.fills.pool import Answered
 from cachesvc.daemon.processes import jobs
+from testbed import WAIT_S
 from testbed.node import Daemon
 from tests.support.faults.fake_s3 import FakeS3, Object, fake_s3
 from tests.support.users import ALICE, BOB, as_root, as_user
@@ -122,7 +123,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FakeS3, threading.Ev
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", found.endpoint)
         go = threading.Event()
         found.objects["a.bin"] = Object(4096)
-        found.refuse = lambda _: (go.wait(60.0), None)[1]
+        found.refuse = lambda _: (go.wait(WAIT_S), None)[1]
         try:
             yield found, go
         finally:
@@ -163,7 +164,7 @@ def test_openings_of_one_user_that_take_long_keep_nobody_else_s_waiting(
         theirs: list[object] = []
         visitor = threading.Thread(target=lambda: theirs.append(as_user(BOB, open_mine)))
         visitor.start()
-        visitor.join(15.0)
+        visitor.join(WAIT_S)
         in_time = list(theirs)
         go.set()
         visitor.join()

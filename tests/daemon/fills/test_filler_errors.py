@@ -18,6 +18,7 @@ from cachesvc.daemon.processes import jobs
 from cachesvc.daemon.processes.fork_server import ForkServer
 from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.tiers.checksum import block_digest
+from testbed import WAIT_S
 from tests.support import datasets
 
 DATA = bytes(range(256)) * 256  # one block
@@ -32,7 +33,7 @@ def ask(tmp_path: Path) -> Iterator[Ask]:
     given = json.dumps({**asdict(settings), "roots": (), "paces": -1})
     forks = ForkServer("cachesvc.daemon.fills.filler", given, (), lambda fd, callback: None, lambda fd: None)
     child, channel = forks.fork()
-    channel.settimeout(30)
+    channel.settimeout(WAIT_S)
 
     def asked(job: jobs.Job, *descriptors: int) -> jobs.Done:
         jobs.send(channel, job, descriptors)

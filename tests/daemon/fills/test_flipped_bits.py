@@ -21,6 +21,7 @@ from cachesvc.client.protocol import Granted
 from cachesvc.core.order.epoch_order import Plan
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES
 from loader import DataLoader, open_dataset
+from testbed import WAIT_S
 from testbed.node import Daemon
 from testbed.proxy import Fault
 from testbed.servers import Proxy, SeaweedFS, free_ports
@@ -92,7 +93,9 @@ class Node:
             nonlocal found
             with Control(self.daemon.socket_dir) as control:
                 found = sum(tier.corrupt_extents for tier in control.status().tiers)
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._metrics}/metrics", timeout=10) as answer:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{self._metrics}/metrics", timeout=WAIT_S
+            ) as answer:
                 lines = answer.read().decode().splitlines()
             told = [line.split()[-1] for line in lines if line.startswith("cachesvc_corrupt_extents_total{")]
             return sum(map(float, told)) == found

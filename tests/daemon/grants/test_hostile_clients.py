@@ -31,6 +31,7 @@ from cachesvc.daemon.control.statuses import STATUSES
 from cachesvc.daemon.grants import deferred_close as disposal
 from cachesvc.daemon.grants.deferred_close import A_USER, IN_ALL, THREADS, Disposal
 from cachesvc.v1 import cachesvc_pb2 as pb
+from testbed import WAIT_S
 from testbed.node import Daemon
 from tests.support.waiting import wait_until
 
@@ -92,7 +93,7 @@ def footprint(pid: int) -> tuple[int, int]:
 @contextlib.contextmanager
 def connected(daemon: Daemon, dataset: DatasetId | None = None) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel:
-        channel.settimeout(10)
+        channel.settimeout(WAIT_S)
         channel.connect(f"{daemon.socket_dir}/grants.sock")
         if dataset is not None:
             channel.send(wire.encode(Op.HELLO, wire.MAGIC, digest=bytes.fromhex(dataset)))
@@ -159,7 +160,7 @@ def test_who_sends_anything_else_is_dropped_and_it_is_closed(
                 socket.send_fds(channel, [wire.encode(Op.PASSED, 0, 1)], [theirs.fileno()] * 100)
         with contextlib.suppress(ConnectionResetError):
             assert channel.recv(4096) == b""
-        ours.settimeout(10)
+        ours.settimeout(WAIT_S)
         assert ours.recv(1) == b""  # nobody else has the other end
 
 
@@ -211,7 +212,7 @@ def test_what_never_closes_keeps_nobody_waiting_nor_the_end(tmp_path: Path) -> N
         send(False, (passed, []))
         os.close(memory)
         daemon.process.terminate()
-        assert daemon.process.wait(10) == 0, daemon.log
+        assert daemon.process.wait(WAIT_S) == 0, daemon.log
         assert "or what clients sent" in daemon.log, "it holds nothing else, however long that takes"
 
 
@@ -226,7 +227,7 @@ def test_what_never_closes_takes_a_bounded_number_of_threads_and_no_other_users(
     wait_until(lambda: threads.count() == 3 * (THREADS - 1))
     ours, theirs = socket.socketpair()
     threads.take(THREADS, [theirs.detach()])
-    ours.settimeout(10)
+    ours.settimeout(WAIT_S)
     assert ours.recv(1) == b""
     wait_until(lambda: threading.active_count() == before + THREADS - 1)
     for user in (THREADS + 1, THREADS + 2):

@@ -21,6 +21,7 @@ from cachesvc.client.control import Control
 from cachesvc.config import CALLERS
 from cachesvc.daemon.control import connection_quota as crowds
 from cachesvc.daemon.metrics import http as scrapes
+from testbed import WAIT_S
 from testbed.node import Daemon
 from testbed.servers import free_ports
 from tests.support.users import ALICE, BOB, as_root, being
@@ -45,17 +46,17 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 def scraped(daemon: Daemon) -> bytes:
     port = (daemon.root.parent / "port").read_text()
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_S) as answer:
         return bytes(answer.read())
 
 
 def test_nothing_but_the_metrics_is_answered_with_them(daemon: Daemon) -> None:
     port = (daemon.root.parent / "port").read_text()
     for path in ("/metrics?by=scraper", "/"):
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=20) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=WAIT_S) as answer:
             assert b"cachesvc_fills" in answer.read()
     with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=20)
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=WAIT_S)
     assert (refused.value.code, refused.value.reason) == (404, "metrics are at /metrics")
     refused.value.close()
 
@@ -163,7 +164,7 @@ def test_a_connection_without_calls_ends_and_the_next_call_makes_another() -> No
             ask(health_pb2.HealthCheckRequest(), timeout=20)
             for said in (b"", PREFACE):
                 with socket.socket(socket.AF_UNIX) as idle:
-                    idle.settimeout(20)
+                    idle.settimeout(WAIT_S)
                     idle.connect(f"{folder}/s")
                     idle.sendall(said)
                     while idle.recv(4096):

@@ -23,13 +23,13 @@ from cachesvc.core.errors import DaemonUnavailable, InvalidInput, OutOfSpace
 from cachesvc.core.model import DatasetId, ExtentId
 from cachesvc.tiers.checksum import Passing
 from cachesvc.tiers.ram import RamTier
+from testbed import WAIT_S
 from testbed.node import Daemon
 from tests.support.waiting import wait_until
 
 EXTENT = 4096
 EXTENTS = 300
 READERS = 8
-WAIT_S = 20.0
 
 
 class FewFiles(Daemon):

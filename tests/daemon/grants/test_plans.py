@@ -30,6 +30,7 @@ from cachesvc.daemon.grants.plan_quota import Rows
 from cachesvc.daemon.grants.plans import SHORT_ROWS, Entries, Handed, Plans
 from cachesvc.daemon.grants.readers import Connection
 from cachesvc.daemon.grants.server import GrantsServer
+from testbed import WAIT_S
 from testbed.node import Daemon
 from tests.support.plans import EXTENT, EXTENTS, IDS, Held, Known, Listed, memory
 from tests.support.users import BOB, as_root
@@ -61,7 +62,7 @@ def dataset(daemon: Daemon) -> DatasetId:
 @contextlib.contextmanager
 def reader(daemon: Daemon, greeting: Message) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel:
-        channel.settimeout(20)
+        channel.settimeout(WAIT_S)
         channel.connect(f"{daemon.socket_dir}/grants.sock")
         channel.send(wire.encode(*greeting))
         assert wire.decode(channel.recv(4096)).op is Op.WELCOME

@@ -90,7 +90,7 @@ def test_a_loader_that_has_a_rotten_file_open_reads_it_anew_once_that_is_found(
         *_, last = control.verify(DatasetId(data.version))
         assert last.corrupt_extents == 3
         # within a second or two: a look comes once a second
-        wait_until(lambda: wrong(batches) == 0, 10.0)
+        wait_until(lambda: wrong(batches) == 0)
         assert wrong(batches) == 0
         data.opened.close()
 
@@ -146,7 +146,7 @@ def test_a_disk_that_has_no_room_at_the_commit_is_full_for_a_while(
 
             read()
             tier = next(each for each in control.status().tiers if each.name != "ram")
-            wait_until(lambda: read() == ["ram"] * EXTENTS, 10.0)
+            wait_until(lambda: read() == ["ram"] * EXTENTS)
             tier = next(each for each in control.status().tiers if each.name != "ram")
             assert (tier.budget_bytes, tier.used_bytes, tier.lost) == (0, 0, False)
             disk.behave("")

@@ -23,6 +23,7 @@ from cachesvc.core.wire import Op
 from cachesvc.daemon.access.tenants import Peer
 from cachesvc.daemon.grants.in_flight import LOOKS, Unread
 from cachesvc.daemon.grants.readers import Reader
+from testbed import WAIT_S
 from testbed.node import Daemon
 from tests.support.users import BOB, as_root
 
@@ -53,7 +54,7 @@ class Unprivileged(Daemon):
 
 def connected(daemon: Daemon, dataset: str, user: int = 0) -> socket.socket:
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    channel.settimeout(10)
+    channel.settimeout(WAIT_S)
     os.seteuid(user)  # the kernel notes the effective user of the moment
     try:
         channel.connect(f"{daemon.socket_dir}/grants.sock")

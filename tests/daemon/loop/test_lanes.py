@@ -14,8 +14,7 @@ from cachesvc.core.model import TierName
 from cachesvc.daemon.disks.watch import Watch
 from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.tiers.probe import Room
-
-WAIT_S = 10.0
+from testbed import WAIT_S
 
 
 @pytest.fixture

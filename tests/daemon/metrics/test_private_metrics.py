@@ -13,6 +13,7 @@ from cachesvc.client.grants import DaemonGrants
 from cachesvc.core.model import DatasetId
 from cachesvc.core.stalls import CAUSES, QUANTILES, StallReport
 from cachesvc.daemon.datasets import UNUSED
+from testbed import WAIT_S
 from testbed.node import Daemon
 from testbed.servers import free_ports
 from tests.support.waiting import wait_until
@@ -25,7 +26,7 @@ REPORT = StallReport(10, (1_000_000,) * len(CAUSES), (5,) * len(QUANTILES))
 
 def values(port: int) -> dict[str, float]:
     """What a scraper reads."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_S) as answer:
         lines = re.findall(r"^(cachesvc_\S+) (\S+)$", answer.read().decode(), re.M)
     return {name: float(value) for name, value in lines}
 

@@ -33,6 +33,7 @@ from cachesvc.tiers.checksum import Passing
 from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import services
 from loader import DataLoader, open_dataset
+from testbed import WAIT_S
 from testbed.node import Daemon
 from testbed.servers import free_ports
 from tests.support.waiting import wait_until
@@ -114,7 +115,7 @@ def test_what_a_peer_holds_costs_the_source_nothing(tmp_path: Path, monkeypatch:
         assert (there.source_bytes, there.peer_bytes) == (len(contents), 0)
         found, waited = read(node, data, monkeypatch)
         _, here = fill(node, data)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_S) as answer:
             sent = re.search(r"^cachesvc_peer_sent_bytes_total (\S+)$", answer.read().decode(), re.M)
         with Control(node.socket_dir) as control:
             (status,) = control.status().datasets
@@ -205,7 +206,7 @@ def test_a_peer_that_dies_costs_no_byte(tmp_path: Path, monkeypatch: pytest.Monk
         other.kill()
         found, _ = read(node, data, monkeypatch)
         _, here = fill(node, data)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_S) as answer:
             failures = re.findall(
                 r'^cachesvc_peer_failures_total{peer="(.*)"} (\S+)$', answer.read().decode(), re.M
             )
@@ -538,7 +539,7 @@ def test_a_takeover_and_a_restart_go_on_sharing(tmp_path: Path) -> None:
     with other, node:
         fill(other, data)
         first = sharer_of(other)
-        other.take_over().wait(20)
+        other.take_over().wait(WAIT_S)
         wait_for_another(other, first)
         wait_until(lambda: listens(sharer_of(other), address))
         _, here = fill(node, data)

@@ -31,6 +31,7 @@ from cachesvc.daemon.takeover.adoption import Predecessor
 from cachesvc.daemon.takeover.takeover import Process
 from cachesvc.daemon.takeover.wire import PROTOCOL, SOCKET, Word, receive, receive_state, send
 from cachesvc.v1 import takeover_pb2 as pb
+from testbed import WAIT_S
 from testbed.node import Daemon
 from testbed.servers import Fault, Proxy, SeaweedFS, free_ports
 from tests.support.faults.disks import mounted
@@ -47,7 +48,6 @@ BATCH = 64
 STEPS = SAMPLES // BATCH
 LOADING = {"batch_size": BATCH, "shuffle": True, "window": 2 * EXTENT}
 OPTIONS = Options(format="records", record_bytes=RECORD)
-END_S = 20.0
 PROBED_S = 8.0
 """A lost tier is probed every 5 s."""
 TAKEOVERS = 2
@@ -111,7 +111,7 @@ def opened(node: Node, records: Records) -> DatasetId:
 
 def read(grants: DaemonGrants, rows: np.ndarray[Any, Any], *extents: int) -> set[str]:
     """Lease, check every byte; answers where it came from."""
-    answers = grants.acquire(extents or range(EXTENTS), END_S)
+    answers = grants.acquire(extents or range(EXTENTS), WAIT_S)
     for answer in answers:
         assert isinstance(answer, Granted)
         found = os.pread(answer.fd, answer.size_bytes, 0)
@@ -122,13 +122,13 @@ def read(grants: DaemonGrants, rows: np.ndarray[Any, Any], *extents: int) -> set
 
 def taken_over(node: Node, *more: str) -> None:
     old = node.daemon.take_over(*more)
-    assert old.wait(END_S) == 0
+    assert old.wait(WAIT_S) == 0
 
 
 def refused(node: Node, *more: str) -> str:
     """What a daemon that cannot take over says."""
     before = len(node.daemon.log)
-    assert node.daemon.spawn("--takeover", *more).wait(END_S) == 2
+    assert node.daemon.spawn("--takeover", *more).wait(WAIT_S) == 2
     return node.daemon.log[before:]
 
 
@@ -165,13 +165,13 @@ def test_jobs_notice_nothing_of_takeovers_from_the_first_cold_epoch_on(
         exactly = [pool.submit(epochs, one, records.rows, enough) for one in (workers, alone)]
         asking = pool.submit(asks, node.daemon.socket_dir, enough)
         try:
-            wait_until(lambda: node.proxy.counts.bytes > 0, END_S)
+            wait_until(lambda: node.proxy.counts.bytes > 0)
             for _ in range(TAKEOVERS):
                 taken_over(node)
         finally:
             enough.set()
-        assert all(one.result(END_S) for one in exactly)
-        assert asking.result(END_S) == 1 + TAKEOVERS
+        assert all(one.result(WAIT_S) for one in exactly)
+        assert asking.result(WAIT_S) == 1 + TAKEOVERS
         assert "daemon" not in workers.log.replace("via daemon", "") + alone.log.replace("via daemon", "")
     assert fetched(node) == records.rows.nbytes
 
@@ -232,7 +232,7 @@ def test_a_fill_under_way_ends_first_and_its_reader_has_it(node: Node, records: 
         reading = pool.submit(read, grants, records.rows)
         wait_until(lambda: node.proxy.counts.requests > 0)
         taken_over(node)
-        assert reading.result(END_S) == {"ram"}
+        assert reading.result(WAIT_S) == {"ram"}
     assert fetched(node) == records.rows.nbytes
     grants.close()
 
@@ -247,7 +247,7 @@ def test_a_prefetch_goes_on_in_the_new_daemon(own: Node) -> None:
         next(replies)
         filling = pool.submit(list, replies)
         taken_over(node)
-        last = filling.result(END_S)[-1]
+        last = filling.result(WAIT_S)[-1]
     assert (last.done, last.resident_extents) == (True, EXTENTS)
     assert fetched(node) == records.rows.nbytes
 
@@ -300,10 +300,10 @@ def test_below_a_disk_that_was_unmounted_no_new_daemon_keeps_anything(
             subprocess.run(["umount", "-l", str(path)], check=True)
             try:
                 if known:
-                    wait_until(lost, END_S)
+                    wait_until(lost)
                 old, new = node.daemon.process, node.daemon.spawn("--takeover")
                 assert old is not None
-                wait_until(lambda: old.poll() is not None or new.poll() is not None, END_S)
+                wait_until(lambda: old.poll() is not None or new.poll() is not None)
                 if old.poll() is None:
                     assert not known
                     assert "no disk is mounted there any more" in node.daemon.log
@@ -361,8 +361,8 @@ def test_without_a_daemon_it_starts_as_always(own: Node) -> None:
     node, records = own, stored(own)
     node.daemon.stop()
     node.daemon.process = node.daemon.spawn("--takeover")
-    wait_until(lambda: "there is no daemon to take over from" in node.daemon.log, END_S)
-    wait_until(lambda: os.path.exists(f"{node.daemon.socket_dir}/cachesvc.sock"), END_S)
+    wait_until(lambda: "there is no daemon to take over from" in node.daemon.log)
+    wait_until(lambda: os.path.exists(f"{node.daemon.socket_dir}/cachesvc.sock"))
     grants = DaemonGrants(node.daemon.socket_dir, opened(node, records))
     read(grants, records.rows)
     grants.close()
@@ -374,8 +374,8 @@ def test_a_daemon_that_is_ending_is_waited_for(own: Node) -> None:
     with open(f"{own.daemon.socket_dir}/lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         own.daemon.process = own.daemon.spawn("--takeover")
-        wait_until(lambda: "a daemon that is ending is waited for" in own.daemon.log, END_S)
-    wait_until(own.daemon.ready, END_S)
+        wait_until(lambda: "a daemon that is ending is waited for" in own.daemon.log)
+    wait_until(own.daemon.ready)
 
 
 @pytest.mark.slow
@@ -426,7 +426,7 @@ def readers(node: Node) -> int:
 def greeting(node: Node, protocol: int = PROTOCOL) -> tuple[socket.socket, Any]:
     """A new daemon of our own, as far as the old one's offer."""
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    channel.settimeout(END_S)
+    channel.settimeout(WAIT_S)
     channel.connect(f"{node.daemon.socket_dir}/{SOCKET}")
     send(channel, Word.HELLO, pb.TakeoverHello(protocol=protocol, version="a later one"))
     offer = pb.TakeoverOffer()
@@ -484,7 +484,7 @@ def test_another_user_is_not_answered(node: Node) -> None:
 
     def knock() -> bool:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel:
-            channel.settimeout(END_S)
+            channel.settimeout(WAIT_S)
             channel.connect(str(path))
             with contextlib.suppress(BrokenPipeError):
                 send(channel, Word.HELLO, pb.TakeoverHello(protocol=PROTOCOL))
@@ -511,11 +511,11 @@ def test_an_old_daemon_that_dies_before_its_offer_is_replaced_by_a_cold_one(own:
     assert old is not None
     old.send_signal(signal.SIGSTOP)
     node.daemon.process = node.daemon.spawn("--takeover")
-    wait_until(lambda: waits_for_an_answer(node), END_S)
+    wait_until(lambda: waits_for_an_answer(node))
     old.kill()
     old.wait()
-    wait_until(lambda: "died before it handed over" in node.daemon.log, END_S)
-    wait_until(lambda: Path(f"{node.daemon.socket_dir}/{SOCKET}").stat().st_ino and serves(node), END_S)
+    wait_until(lambda: "died before it handed over" in node.daemon.log)
+    wait_until(lambda: Path(f"{node.daemon.socket_dir}/{SOCKET}").stat().st_ino and serves(node))
     wait_until(lambda: grants.connect() or True)
     assert read(grants, records.rows) == {"ram"}
     grants.close()
@@ -534,15 +534,15 @@ def test_a_new_daemon_that_is_told_to_end_leaves_the_old_one_as_it_was(
     old.send_signal(signal.SIGSTOP)
     new = node.daemon.spawn("--takeover")
     try:
-        wait_until(lambda: waits_for_an_answer(node), END_S)
+        wait_until(lambda: "asked the daemon that serves here to hand over" in node.daemon.log)
         if moment == "prepares":
             new.send_signal(signal.SIGSTOP)  # or it would have taken over before the old one is stopped again
             old.send_signal(signal.SIGCONT)
-            wait_until(lambda: "prepares to take over" in node.daemon.log, END_S)
+            wait_until(lambda: "prepares to take over" in node.daemon.log)
             old.send_signal(signal.SIGSTOP)
             new.send_signal(signal.SIGCONT)
         new.send_signal(told)
-        assert new.wait(END_S) in (-told, 130)
+        assert new.wait(WAIT_S) in (-told, 130)
     finally:
         new.kill()
         old.send_signal(signal.SIGCONT)
@@ -593,7 +593,7 @@ def test_either_daemon_killed_at_a_random_moment(tmp_path: Path, own: Node, vict
                 kill_one(node, victim, rng.uniform(0.3, 1.6))
         finally:
             enough.set()
-        assert counted.result(120)
+        assert counted.result(WAIT_S)
 
 
 def kill_one(node: Node, victim: str, after_s: float) -> None:
@@ -610,7 +610,7 @@ def kill_one(node: Node, victim: str, after_s: float) -> None:
     node.daemon.process = other
     if victim == "new" and not_serving(other):
         node.daemon.start()
-    wait_until(lambda: serves(node), 60.0)
+    wait_until(lambda: serves(node))
 
 
 def not_serving(process: subprocess.Popen[bytes]) -> bool:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loader.batches.buffer_pool import MAX_WASTE, Recycled
+from testbed import WAIT_S
 
 
 def test_a_batch_that_died_gives_its_block_to_the_next() -> None:
@@ -73,5 +74,5 @@ def test_threads_share_it() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(WAIT_S)
     assert not wrong

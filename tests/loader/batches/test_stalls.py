@@ -28,6 +28,7 @@ from loader.batches.stats import Stats
 from loader.reading.direct_access import Access
 from loader.reading.reader import ORIGINS
 from loader.reading.wait_clock import TRANSFER
+from testbed import WAIT_S
 from testbed.node import Daemon
 from testbed.servers import Proxy, SeaweedFS, free_ports
 from tests.support import datasets
@@ -270,7 +271,7 @@ def test_the_daemons_metrics_say_what_steps_waited_for(
         # A report of no steps may be all that has come yet.
         while f"cachesvc_loader_batches_total{{{label}}} {float(stats.steps)}" not in served:
             assert time.monotonic() < told_by
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_S) as answer:
                 served = answer.read().decode()
     values = {
         line.rpartition(" ")[0]: float(line.rpartition(" ")[2])

@@ -21,6 +21,7 @@ from loader.batches.feed import Turn
 from loader.batches.maker import Maker
 from loader.batches.to_device import each_tensor
 from loader.workers.torch_processes import Engine
+from testbed import WAIT_S
 from tests.support import datasets
 from tests.support.training.loader_fakes import MemoryLink, compiled, in_memory
 
@@ -80,7 +81,7 @@ def test_a_thread_that_waits_in_an_abandoned_iteration_moves_nothing_of_the_next
     def gated(sample: torch.Tensor) -> torch.Tensor:
         if sample == 8 and not held.is_set():
             held.set()
-            assert go.wait(20)
+            assert go.wait(WAIT_S)
         return sample
 
     loader = DataLoader(in_memory(link, transform=gated), batch_size=4)
@@ -99,11 +100,11 @@ def test_a_thread_that_waits_in_an_abandoned_iteration_moves_nothing_of_the_next
 
     late = threading.Thread(target=waits)
     late.start()
-    assert held.wait(20)
+    assert held.wait(WAIT_S)
     engine.start(0, 0, 10)
     before = [numbers(turn) for turn in range(4)]
     go.set()
-    late.join(20)
+    late.join(WAIT_S)
     after = [numbers(turn) for turn in range(4, 10)]
     engine.rest()
     assert [n for batch in before + after for n in batch] == list(range(40))

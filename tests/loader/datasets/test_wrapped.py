@@ -25,6 +25,7 @@ from cachesvc.core.order.epoch_order import Plan
 from loader import DataLoader, Dataset, mix, pack
 from loader.datasets.extent_layout import laid
 from loader.reading.direct_access import Access
+from testbed import WAIT_S
 from tests.support import datasets
 from tests.support.training.loader_fakes import MemoryGrants, MemoryLink, compiled, in_memory
 
@@ -89,7 +90,7 @@ class Meets(Holds):
         self.meeting = meeting
 
     def __getitem__(self, index: int) -> Any:
-        self.meeting.wait(10)
+        self.meeting.wait(WAIT_S)
         return self.dataset[index]
 
 

@@ -15,11 +15,12 @@ import torch.distributed as dist
 from torch.utils.data import Subset
 
 from loader import DataLoader
+from testbed import WAIT_S
 from testbed.servers import free_ports
 from tests.support import datasets
 from tests.support.training.loader_fakes import MemoryLink, compiled, in_memory
 
-SAMPLES, SOON_S = 96, 20.0
+SAMPLES, SOON_S = 96, WAIT_S
 Said = tuple[int, str, float]
 Moves = Callable[[int, "DataLoader"], object]
 
@@ -58,10 +59,10 @@ def both(work: Callable[..., None], *given: object) -> list[Any]:
     for each in ranks:
         each.start()
     try:
-        return sorted(said.get(timeout=25.0) for _ in ranks)
+        return sorted(said.get(timeout=WAIT_S) for _ in ranks)
     finally:
         for each in ranks:
-            each.join(10.0)
+            each.join(WAIT_S)
             each.kill()
 
 

@@ -83,7 +83,7 @@ def test_a_job_of_four_readers_delays_another_by_its_share(
             proxy.reset()
             for pid in stopped:
                 os.kill(pid, signal.SIGCONT)
-            wait_until(lambda: control.list()[0].resident_extents == 45, 60.0)
+            wait_until(lambda: control.list()[0].resident_extents == 45)
             for reader in readers:
                 reader.close()
         # In the order in which they came.

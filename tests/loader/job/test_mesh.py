@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from loader import DataLoader
+from testbed import WAIT_S
 from tests.support import datasets
 from tests.support.training.loader_fakes import MemoryLink, compiled, in_memory
 
@@ -91,7 +92,7 @@ def job(
     for process, near in ends:
         assert near.poll(90), "a process did not answer"
         yield near.recv()
-        process.join(30)
+        process.join(WAIT_S)
         assert process.exitcode == 0
 
 

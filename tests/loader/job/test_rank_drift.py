@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from loader.job.rank_drift import DriftWatch
 from loader.job.topology import Topology
-from testbed import ROOT
+from testbed import ROOT, WAIT_S
 from testbed.servers import free_ports
 from tests.support import datasets
 
@@ -144,7 +144,7 @@ class Process:
 
 
 def until(done: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60.0
+    deadline = time.monotonic() + WAIT_S
     while not done():
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -22,7 +22,7 @@ from cachesvc.core.errors import NotFound, PeerRankFailed
 from loader import DataLoader
 from loader.job.rank_failures import BLOCKED_EXIT, Agreed, PeerWatch, watched
 from loader.job.topology import Topology
-from testbed import ROOT
+from testbed import ROOT, WAIT_S
 from testbed.servers import free_ports
 from tests.support import datasets
 from tests.support.training.loader_fakes import compiled, in_memory
@@ -111,7 +111,7 @@ def listening() -> int:
 
 
 def until(done: Any) -> None:
-    deadline = time.monotonic() + 10.0
+    deadline = time.monotonic() + WAIT_S
     while not done():
         assert time.monotonic() < deadline
         time.sleep(0.02)

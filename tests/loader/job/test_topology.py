@@ -19,6 +19,7 @@ from cachesvc.core.errors import DeadlineExceeded, InvalidInput, StateMismatch
 from loader.job import agreement
 from loader.job.agreement import agree, job_store, tell_failure
 from loader.job.topology import Topology, foreseen, resolve
+from testbed import WAIT_S
 
 torch_distributed = pytest.importorskip("torch.distributed")
 
@@ -264,9 +265,9 @@ def test_two_real_ranks_resolve_agree_and_disagree(tmp_path: Path) -> None:
     ]
     for process in ranks:
         process.start()
-    found = dict(answers.get(timeout=60) for _ in ranks)
+    found = dict(answers.get(timeout=WAIT_S) for _ in ranks)
     for process in ranks:
-        process.join(timeout=30)
+        process.join(timeout=WAIT_S)
         assert process.exitcode == 0
     for rank in range(2):
         assert found[rank]["group"] == str(Topology(rank, 2, "process group", 1, rank, 2))

@@ -45,6 +45,7 @@ from loader.reading.direct_fills import DirectGrants
 from loader.reading.easing import Easing
 from loader.reading.failover import Failover
 from loader.reading.reader import Reader
+from testbed import WAIT_S
 from tests.support import datasets
 from tests.support.training.loader_fakes import MemoryGrants, MemoryLink, compiled, extent_bytes, in_memory
 
@@ -489,7 +490,7 @@ def test_who_fails_gives_back_no_lease_of_another(sequences: tuple[MemoryLink, n
 
     def fill(extent: Extent, fd: int) -> None:
         if extent.id == catalog.extent(1).id:
-            slow.wait(10)
+            slow.wait(WAIT_S)
         elif left[0]:
             left[0] -= 1
             raise SourceUnavailable("the source is busy; try again")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from cachesvc.core.errors import InvalidInput
 from loader.reading.shared_rate import BURST_S, VARIABLE, SharedRate, direct_rate
+from testbed import WAIT_S
 
 RATE = 1000.0
 _TAKES = """
@@ -55,7 +56,7 @@ def test_real_processes_share_it(tmp_path: Path) -> None:
     started = time.monotonic()
     command = [sys.executable, "-c", _TAKES, str(tmp_path / "rate"), str(rate), str(size), str(times)]
     processes = [subprocess.Popen(command) for _ in range(4)]
-    assert [process.wait(60) for process in processes] == [0] * 4
+    assert [process.wait(WAIT_S) for process in processes] == [0] * 4
     assert time.monotonic() - started >= 4 * times * size / rate - BURST_S
 
 

@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from loader import DataLoader
 from loader.workers.index_pipe import Asks
 from loader.workers.shared_batches import FREE, MORE_SLOTS, SLOT_BYTES, Arena, Handed, packed
+from testbed import WAIT_S
 from testbed.node import open_files
 from tests.support import datasets
 from tests.support.training.loader_fakes import MemoryLink, compiled, in_memory
@@ -483,7 +484,7 @@ def test_a_killed_trainer_leaves_neither_workers_nor_memory(link: MemoryLink) ->
     assert len(workers) == 2
     trainer.kill()
     trainer.wait()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + WAIT_S
     while any(_holds_batches(pid) for pid in workers):
         assert time.monotonic() < deadline, "a worker outlived its trainer"
         time.sleep(0.01)

@@ -20,6 +20,7 @@ from loader import DataLoader
 from loader.batches.feed import Turn
 from loader.reading.reader import Reader
 from loader.workers.threads import ThreadEngine
+from testbed import WAIT_S
 from tests.support import datasets
 from tests.support.training.loader_fakes import MemoryGrants, MemoryLink, compiled, in_memory
 
@@ -138,7 +139,7 @@ def test_no_more_is_made_ahead_than_asked_for() -> None:
     engine.start(0, 10, 30)
     asked.wait(4)
     assert engine.fetch((0, 10)) == 10
-    asked.wait(5)
+    asked.wait(WAIT_S)
     engine.rest()  # joins: what is counted now is all there will be
     assert sorted(asked.turns) == [10, 11, 12, 13, 14]
 
@@ -229,7 +230,7 @@ class SlowGrants(MemoryGrants):
     def acquire(self, extents: Any, timeout_s: float) -> list[Granted | Refused]:
         if 9 in extents:
             self.asked.set()
-            assert self.go.wait(20)
+            assert self.go.wait(WAIT_S)
         return super().acquire(extents, timeout_s)
 
 
@@ -247,7 +248,7 @@ def test_who_needs_no_new_extent_does_not_wait_for_one_that_is_filled(link: Memo
     assert gathered(reader, catalog, [0, 1]) == [0, 1]
     with ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as again:
         waiting = pool.submit(gathered, reader, catalog, [36])
-        assert grants.asked.wait(10)
+        assert grants.asked.wait(WAIT_S)
         assert gathered(reader, catalog, [1, 0]) == [1, 0]
         assert gathered(reader, catalog, [20, 40]) == [20, 40], (
             "extents that are elsewhere do not wait either"
@@ -256,8 +257,8 @@ def test_who_needs_no_new_extent_does_not_wait_for_one_that_is_filled(link: Memo
         assert not waiting.done()
         assert not same.done()
         grants.go.set()
-        assert waiting.result(10) == [36]
-        assert same.result(10) == [37, 5]
+        assert waiting.result(WAIT_S) == [36]
+        assert same.result(WAIT_S) == [37, 5]
     assert max(grants.leases.values()) == 1, "an extent that is on its way is not asked for again"
     reader.close()
     assert not any(grants.leases.values())
@@ -303,7 +304,7 @@ def test_what_a_read_that_was_interrupted_asked_for_is_waited_for_by_nobody(
         with pytest.raises(KeyboardInterrupt):
             gathered(reader, catalog, [8, 12])
     with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(gathered, reader, catalog, [8, 12]).result(10) == [8, 12]
+        assert pool.submit(gathered, reader, catalog, [8, 12]).result(WAIT_S) == [8, 12]
     reader.close()
 
 

@@ -13,6 +13,7 @@ from cachesvc.core.errors import CacheError, NotAllowed, NotFound, SourceChanged
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.resilient import Resilience, Resilient
 from cachesvc.sources.s3.s3 import S3Settings, S3Source, open_s3
+from testbed import WAIT_S
 from testbed.servers import Fault, Proxy, SeaweedFS
 from tests.support.clock import Clock
 from tests.support.faults.s3_answers import ODD
@@ -166,7 +167,7 @@ def test_a_stalled_read_is_hedged_and_the_winner_is_whole(
     monkeypatch.setattr(source, "read_into", second_is_second)
     proxy.faults.append(stall)
     reading.start()
-    reading.join(timeout=20)
+    reading.join(timeout=WAIT_S)
     assert not reading.is_alive()
     assert bytes(into) == DATA[99:1099]
     assert patient.counters.hedge_wins == 1

@@ -25,6 +25,7 @@ from cachesvc.sources.resilient import Resilience, Resilient
 from cachesvc.sources.s3.answers import verify
 from cachesvc.sources.s3.http import Connection, wait_s
 from cachesvc.sources.s3.s3 import S3Settings, S3Source, open_s3
+from testbed import WAIT_S
 from tests.support.clock import Clock
 from tests.support.faults.fake_s3 import FakeS3, Object, pattern
 from tests.support.faults.s3_answers import DATA, put, read
@@ -190,7 +191,7 @@ def test_many_first_reads_signed_for_another_region_are_each_asked_twice_and_no_
     def refuse(handler: BaseHTTPRequestHandler) -> tuple[int, str] | None:
         if "/garage/s3/" in handler.headers.get("Authorization", ""):
             return None
-        together.wait(20)
+        together.wait(WAIT_S)
         return 400, "AuthorizationHeaderMalformed"
 
     version = put(fake, DATA)

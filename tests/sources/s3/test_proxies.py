@@ -17,6 +17,7 @@ import trustme
 from cachesvc.core.errors import InvalidInput, NotAllowed, SourceUnavailable
 from cachesvc.sources.s3.proxies import Proxy, proxy_of
 from cachesvc.sources.s3.s3 import S3Settings, open_s3
+from testbed import WAIT_S
 from testbed.servers import SeaweedFS, free_ports
 from tests.support.faults.tls import Relay, terminating
 
@@ -31,7 +32,7 @@ def forward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     command = [sys.executable, "-m", "proxy", "--hostname", "127.0.0.1", "--port", "0", "--num-workers", "1"]
     command += ["--num-acceptors", "1", "--basic-auth", "me:se@cret", "--log-level", "e"]
     with subprocess.Popen([*command, "--port-file", str(file)]) as process:
-        until = time.monotonic() + 60
+        until = time.monotonic() + WAIT_S
         while not (file.exists() and file.read_text().strip()):
             assert process.poll() is None
             assert time.monotonic() < until

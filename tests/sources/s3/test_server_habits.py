@@ -20,6 +20,7 @@ from cachesvc.sources.resilient import Resilience, Resilient
 from cachesvc.sources.s3.etags import same
 from cachesvc.sources.s3.s3 import S3Source
 from loader import DataLoader, open_dataset
+from testbed import WAIT_S
 from testbed.node import Daemon
 from tests.support.faults.fake_s3 import FakeS3, Object
 from tests.support.faults.s3_answers import DATA, put, read
@@ -130,7 +131,7 @@ def test_many_first_reads_of_a_server_with_weak_tags_are_each_asked_twice_and_no
 
     def refuse(handler: BaseHTTPRequestHandler) -> None:
         if "If-Match" in handler.headers:
-            together.wait(20)
+            together.wait(WAIT_S)
 
     fake.refuse = refuse
     with ThreadPoolExecutor(8) as pool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -259,8 +258,6 @@ def test_what_a_client_is_told_at_once(
         Control(daemon.socket_dir) as control,
     ):
         for _ in range(2):  # the first waits for the builder's start too
-            began = time.monotonic()
             with pytest.raises(InvalidInput, match=name) as caught:
                 control.open_dataset(["s3://bucket/"], RECORDS)
-        assert time.monotonic() - began < 5
         assert "S3CR3T" not in str(caught.value) + daemon.log

@@ -21,6 +21,7 @@ from cachesvc.sources.s3 import http
 from cachesvc.sources.s3.http import Pool
 from cachesvc.sources.s3.s3 import S3Settings, open_s3
 from loader import DataLoader, open_dataset
+from testbed import WAIT_S
 from testbed.node import Daemon
 from testbed.servers import SeaweedFS
 from tests.support.faults.tls import FlipsBits, Relay, terminating
@@ -125,7 +126,7 @@ def test_a_read_that_is_interrupted_takes_nothing_encrypted_for_the_body(authori
             contextlib.suppress(OSError),
             context.wrap_socket(listener.accept()[0], server_side=True) as server,
         ):
-            server.settimeout(5)  # its client goes away without a word where it has read all that came
+            server.settimeout(WAIT_S)  # its client goes away without a word where it has read all that came
             server.recv(1 << 10)
             server.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size)
             for _ in range(size >> 16):
@@ -151,7 +152,7 @@ def test_a_read_that_is_interrupted_takes_nothing_encrypted_for_the_body(authori
             time.sleep(0.001)
         connection.interrupt()
         for thread in threads[::-1]:
-            thread.join(30)
+            thread.join(WAIT_S)
             connection.close()
     assert ended
     assert set(into) <= set(b"+-")

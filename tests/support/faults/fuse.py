@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+from testbed import WAIT_S
+
 _LOOKUP, _FORGET, _GETATTR, _OPEN, _READ, _STATFS = 1, 2, 3, 14, 15, 17
 _RELEASE, _FLUSH, _INIT, _OPENDIR, _READDIR, _RELEASEDIR, _INTERRUPT, _BATCH_FORGET = (
     18,
@@ -93,7 +95,7 @@ class FaultyMount:
         self.go_on()
         _LIBC.umount2(bytes(self.path), _MNT_DETACH)
         for thread in self._threads:
-            thread.join(5)
+            thread.join(WAIT_S)
         os.close(self._fd)
 
     def go_on(self) -> None:

@@ -12,6 +12,8 @@ from types import TracebackType
 
 import trustme
 
+from testbed import WAIT_S
+
 PIECE_BYTES = 64 << 10
 
 
@@ -46,7 +48,7 @@ class Relay:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
-            thread.join(10)
+            thread.join(WAIT_S)
         self._listener.close()
 
     def _start(self, work: Callable[..., None], *given: socket.socket) -> None:
@@ -63,7 +65,7 @@ class Relay:
         with contextlib.suppress(OSError), client:
             inner = client
             if self._context is not None:
-                client.settimeout(10)
+                client.settimeout(WAIT_S)
                 inner = self._context.wrap_socket(client, server_side=True)
                 inner.settimeout(None)
             with inner, socket.create_connection(("127.0.0.1", self._to)) as server:
@@ -72,7 +74,7 @@ class Relay:
                 there = threading.Thread(target=self._pump, args=(inner, server, None), daemon=True)
                 there.start()
                 self._pump(server, inner, self._spoil)
-                there.join(10)
+                there.join(WAIT_S)
                 with self._lock:
                     self._open -= {inner, server}
 
