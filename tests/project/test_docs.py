@@ -213,6 +213,14 @@ def test_every_test_that_the_faults_name_exists() -> None:
     assert [name for name in named if name not in modules and f"def {name}" not in functions] == []
 
 
+def test_every_file_that_a_page_names_exists() -> None:
+    files = [f"/{path.relative_to(ROOT)}" for path in ROOT.rglob("*.py")]
+    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
+        named = re.findall(r"`([a-z][a-z0-9_/]*\.py)`", page.read_text())
+        absent = [name for name in named if not any(file.endswith(f"/{name}") for file in files)]
+        assert absent == [], page.name
+
+
 def test_every_folder_is_a_room_of_the_architecture() -> None:
     page = (ROOT / "ARCHITECTURE.md").read_text()
     tops = [ROOT / name for name in ("cachesvc", "loader")]
