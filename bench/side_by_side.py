@@ -23,7 +23,7 @@ RESULTS = Path("bench/results")
     is_flag=True,
     help="Small data, one short run each: does everything work? Figures mean nothing.",
 )
-@click.option("--markdown", is_flag=True, help="Print the tables as README.md has them.")
+@click.option("--markdown", is_flag=True, help="Print the tables as docs/measured.md has them.")
 @click.option("--peer", "peers", multiple=True, help="Only these, by name, beside ours and the limit.")
 def command(quick: bool, markdown: bool, peers: tuple[str, ...]) -> None:
     """Measure every loader over the same data. Single runs and a plot go to bench/results."""
