@@ -1,4 +1,4 @@
-"""`make bench`: measure every figure in README.md against a limit taken in the same run."""
+"""`make bench`: every figure of docs/measured.md, measured in one run against a limit in the same run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOOSE_BYTES = 110_000
 
 
 def main() -> int:
-    """Print the tables; return 1 when a ratio that README.md promises is missed."""
+    """Print the tables; 1 when a ratio that docs/measured.md promises is missed."""
     if sys.argv[1:2] == ["peers"]:
         from bench.side_by_side import command
 

@@ -23,7 +23,7 @@ RESULTS = Path("bench/results")
     is_flag=True,
     help="Try whether everything runs: small data, one short run each. The figures mean nothing.",
 )
-@click.option("--markdown", is_flag=True, help="Print the tables as Markdown.")
+@click.option("--markdown", is_flag=True, help="Print the tables as docs/measured.md has them.")
 @click.option(
     "--peer", "peers", multiple=True, help="Measure only this peer (repeatable) beside ours and the limit."
 )
