@@ -1,4 +1,4 @@
-"""A pool of fillers under a test."""
+"""A pool of fillers without a daemon."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BYTES = os.urandom(1 << 16)
 
 
 class Loop:
-    """As much of the event loop as fillers need."""
+    """The part of the event loop that fillers need."""
 
     def __init__(self) -> None:
         self._callbacks: dict[int, Callable[[], None]] = {}
@@ -58,7 +58,7 @@ class Pool:
         self.fillers.submit(job, (target, origin), partial(self._answered, name), tiers)
 
     def of(self, name: object) -> jobs.Done:
-        """Its answer, once it is there."""
+        """Wait for the answer of the named job, and return it."""
         self.loop.run_until(lambda: name in self.answers)
         (done,) = self.answers[name]
         return done
@@ -68,7 +68,7 @@ class Pool:
         self.answers.setdefault(name, []).append(answer)
 
     def pids(self) -> list[int]:
-        """Of those that there are, once they have begun."""
+        """Process ids of the living fillers, once all have started."""
         living = [each.process for each in self.fillers._living if not each.builds]
         self.loop.run_until(lambda: all(each.pid for each in living))
         return [each.pid for each in living]

@@ -1,4 +1,4 @@
-"""Plans in shared memory, and a core that lists what arrives."""
+"""Plans in shared memory, and fakes of the daemon's parts that receive them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def memory(body: bytes) -> int:
 
 
 class Held:
-    """A lane that does what it is told one by one, when asked to."""
+    """A lane that holds its work until the test calls `run` for the next piece."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
@@ -37,7 +37,7 @@ class Held:
 
 @dataclass
 class Known:
-    """A dataset, as the grants socket sees it."""
+    """A dataset as the grants socket knows it."""
 
     id: DatasetId
     extent_ids: tuple[ExtentId, ...] = IDS
@@ -48,7 +48,7 @@ class Known:
 
 
 class Listed:
-    """What a daemon's core is told of plans."""
+    """A core that lists the plans and events that it receives in `told`."""
 
     def __init__(self) -> None:
         self.told: list[object] = []
