@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from loader import DataLoader, Dataset, open_dataset
-from loader.batches.epoch_report import Account
+from loader.batches.epoch_report import EpochReport
 
 BATCH = 64
 RUNS = 3
@@ -130,7 +130,7 @@ def measure(bucket: str, folder: Path) -> list[Figure]:
 
 def without_stall_clock(timed: Figure) -> Figure:
     """Compare the same runs with the rates that they would have reached without the stall clock."""
-    account = Account(others=False, workers=False)
+    account = EpochReport(has_reports=False, has_workers=False)
 
     def step() -> None:
         account.record(time.perf_counter(), (0, 0), 1)

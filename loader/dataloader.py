@@ -18,11 +18,11 @@ from cachesvc.core.errors import CacheError, InvalidInput, StateMismatch
 from cachesvc.core.order.epoch_order import Last
 from loader.arguments import check_arguments, checked_numbers, named, refuse_empty, refuse_unused
 from loader.batches.bad_samples import BadSample, OnError
-from loader.batches.epoch_report import Account
+from loader.batches.epoch_report import EpochReport
 from loader.batches.feed import Feed
 from loader.batches.stats import Stats
 from loader.datasets.dataset import key_transforms
-from loader.datasets.wrapped import Core, flattened, ours
+from loader.datasets.wrapped import CacheDataset, as_view, cache_dataset_in
 from loader.job.agreement import job_store, tell_failure
 from loader.job.checkpoint import MAX_COUNT, Progress, State, parsed
 from loader.job.rank_drift import DRIFT_S, watch_drift
@@ -43,11 +43,10 @@ from loader.order_setup import (
 from loader.rank_order import RankOrder
 from loader.reading.reader import Ints
 from loader.samplers import samplers_of
-from loader.workers.batch_source import Supply
-from loader.workers.engines import Given, WorkerType, checked, given_to
-from loader.workers.epoch_loop import Epochs
+from loader.workers.engines import WorkerSettings, WorkerType, check_device, worker_settings
+from loader.workers.epoch_loop import BatchSource, EpochLoop
 from loader.workers.iteration import Iteration
-from loader.workers.torch_samplers import begin_as_torch, foretold, stateless, tell_epoch
+from loader.workers.torch_samplers import begin_as_torch, planned_batches, set_sampler_epoch, why_stateless
 
 _T_co = TypeVar("_T_co", covariant=True)
 OF_ONE_PROCESS = (
@@ -149,9 +148,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.rank, self.world_size, self.on_error = rank, world_size, on_error
         self.peer_failure_s, self.log_stats = peer_failure_s, flag("log_stats", log_stats)
         self.device, self.worker_type = device, worker_type
-        self._device = checked(worker_type, device)
+        self._device = check_device(worker_type, device)
         own = sampler is None and batch_sampler is None
-        self._ours = ours(dataset) if own and not isinstance(dataset, IterableDataset) else None
+        self._ours = cache_dataset_in(dataset) if own and not isinstance(dataset, IterableDataset) else None
         if self._ours is None:
             refuse_unused(self, drawn=not own)
         # Accelerate's `prepare` would share out among ranks what is one rank's; its checkpoints hold a loader's state.
@@ -170,12 +169,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """None: the ranks compare at the next `iter()`, for its user has moved this one's place since."""
         self._begin_anew(self._given_now())
 
-    def _begin_anew(self, given: Given) -> None:
+    def _begin_anew(self, given: WorkerSettings) -> None:
         """What is made of the arguments of how batches are made."""
         self._given = given
-        self._supply: Supply | None = None
+        self._supply: BatchSource | None = None
         self._data: tuple[str, int] = "", 0
-        self._account = Account(given.reported, given.num_workers > 0)
+        self._account = EpochReport(given.reported, given.num_workers > 0)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: each for name, each in self.__dict__.items() if name not in OF_ONE_PROCESS}
@@ -198,7 +197,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             if self._has_other_data():
                 self._job = None
                 self._begin_anew(given)
-            elif given.set_since(self._given):  # a collate_fn, say
+            elif given.differs_from(self._given):  # a collate_fn, say
                 self._begin_anew(given)
             feed = self._prepared().feed
         if self._topology is not None:
@@ -207,7 +206,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._progress.warn_of_twice()
         if self._job is None or self._job.over.is_set():
             self._job = self._agree_and_say(feed)
-        epochs = Epochs(self, self._progress, self._prepared, self._where().rank)
+        epochs = EpochLoop(self, self._progress, self._prepared, self._where().rank)
         length = partial(feed.turns_of, self._progress.place.epoch, self.epochs or 1)
         return Iteration(epochs.batches(partial(self._watch, self._job)), length)
 
@@ -222,7 +221,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     @property
     def _index_sampler(self) -> Any:
         behind = self.num_workers * (self.prefetch_factor or 0) + 1
-        return foretold(super()._index_sampler, self.dataset, behind)
+        return planned_batches(super()._index_sampler, self.dataset, behind)
 
     # ---- ours
 
@@ -236,7 +235,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         scripts call this before every epoch, the resumed one too. A sampler of yours is told. Raises InvalidInput."""
         wanted = whole_number("epoch", epoch, 0, MAX_COUNT)
         if self._ours is None:
-            tell_epoch(self, wanted)
+            set_sampler_epoch(self, wanted)
         self._job = None  # one that is told another epoch than the others is found out
         self._progress.begin(wanted, self._feed)
         self._key_transforms(wanted)
@@ -265,7 +264,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     @property
     def bad_samples(self) -> tuple[BadSample, ...]:
         """What this rank skipped or replaced in the latest epoch, the latest 1,000 of them. Not in the state."""
-        return tuple(self._account.found.kept)
+        return tuple(self._account.bad_samples.kept)
 
     def skip(self, batches: int) -> None:
         """Leave out this rank's next `batches` batches, into next epochs if need be. Raises StateMismatch, and
@@ -282,7 +281,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """Where the run stands, in plain numbers: batches handed over, not those prefetched. The same on every
         rank. Empty, with a warning, for a loader that torch alone runs."""
         if self._ours is None:
-            warnings.warn(stateless(self.dataset), stacklevel=2)
+            warnings.warn(why_stateless(self.dataset), stacklevel=2)
             return {}
         feed = self._feed()
         place = self._progress.place.next_in(feed)
@@ -294,7 +293,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         batch. An empty state changes nothing, with a warning. Raises StateMismatch for a state of another dataset,
         version or seed, and in mid-epoch for one of another global batch, window or `last` than this loader was given."""
         if isinstance(state, Mapping) and not state:
-            warnings.warn(EMPTY_STATE if self._ours is not None else stateless(self.dataset), stacklevel=2)
+            warnings.warn(
+                EMPTY_STATE if self._ours is not None else why_stateless(self.dataset), stacklevel=2
+            )
             return
         self._job = None  # the ranks compare again: each may have loaded a state of another step
         with self._told():
@@ -304,7 +305,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             check_place(found, feed)
             check_inside(found, feed.share.batch_size, self._where().world_size)
             turn = turn_of(found, feed)
-        self._data, self._supply = held, Supply(feed, self._given, self._account)
+        self._data, self._supply = held, BatchSource(feed, self._given, self._account)
         self._progress.load(found, turn)
         self._key_transforms(self._progress.place.epoch)
 
@@ -317,10 +318,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _held(self) -> tuple[str, int]:
         """Which data a state belongs to (a subset or a mixture is not what it is made of), and how many samples."""
-        return (flattened(self.dataset) or self._core()).identity, len(self.dataset)  # type: ignore[arg-type]
+        return (as_view(self.dataset) or self._core()).identity, len(self.dataset)  # type: ignore[arg-type]
 
-    def _given_now(self) -> Given:
-        return given_to(self, self.worker_type, self._device)
+    def _given_now(self) -> WorkerSettings:
+        return worker_settings(self, self.worker_type, self._device)
 
     def _has_other_data(self) -> bool:
         """A Subset may have been given other indices, a dataset of the user's own may have grown, since the feed was made:
@@ -335,9 +336,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             )
         return True
 
-    def _core(self) -> Core:
+    def _core(self) -> CacheDataset:
         if self._ours is None:
-            raise StateMismatch(stateless(self.dataset))
+            raise StateMismatch(why_stateless(self.dataset))
         return self._ours
 
     def _latest(self) -> tuple[int, int] | None:
@@ -353,11 +354,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _found(self) -> Topology:
         return Arguments.of(self).topology()
 
-    def _prepared(self) -> Supply:
+    def _prepared(self) -> BatchSource:
         """The batches of this rank, made at first need: only then is the rank known."""
         if self._supply is None:
             feed, self._data = self._made_now(), self._held()
-            self._supply = Supply(feed, self._given, self._account)
+            self._supply = BatchSource(feed, self._given, self._account)
         return self._supply
 
     def _feed(self) -> Feed:

@@ -15,9 +15,9 @@ from cachesvc.core.arguments import whole_number
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order.epoch_order import Last, OrderSpec
 from cachesvc.core.text import printable
-from loader.batches.feed import Feed, Share
-from loader.datasets.mixture import MAX_TOLD, begun
-from loader.datasets.wrapped import Core
+from loader.batches.feed import Feed, RankShare
+from loader.datasets.mixture import MAX_IDENTITY_CHARS, identity_until
+from loader.datasets.wrapped import CacheDataset
 from loader.job.agreement import agree
 from loader.job.checkpoint import STATE_VERSION, State
 from loader.job.topology import ALONE, Topology, resolve
@@ -138,7 +138,9 @@ class Single:
         return self._convert(sample)
 
 
-def feed_of(given: Arguments, core: Core, topology: Topology, state: State | None, epoch: int) -> Feed:
+def feed_of(
+    given: Arguments, core: CacheDataset, topology: Topology, state: State | None, epoch: int
+) -> Feed:
     """This rank's batches, from an epoch on; of the run that a state saved, if any. Raises InvalidInput, StateMismatch."""
     single = given.batch_size is None
     batch_size = 1 if given.batch_size is None else given.batch_size
@@ -152,7 +154,7 @@ def feed_of(given: Arguments, core: Core, topology: Topology, state: State | Non
     return feed
 
 
-def spec_of(given: Arguments, batch_size: int, core: Core, topology: Topology) -> OrderSpec:
+def spec_of(given: Arguments, batch_size: int, core: CacheDataset, topology: Topology) -> OrderSpec:
     """The order that a loader's arguments ask for. Raises InvalidInput."""
     wanted = given.global_batch_size or batch_size * topology.world_size
     sizes = np.concatenate([leaf.catalog.extent_sizes for leaf in core.leaves])
@@ -166,7 +168,7 @@ def spec_of(given: Arguments, batch_size: int, core: Core, topology: Topology) -
     )
 
 
-def share_of(global_batch: int, batch_size: int, topology: Topology) -> Share:
+def share_of(global_batch: int, batch_size: int, topology: Topology) -> RankShare:
     """This rank's slots. Raises InvalidInput when batches do not divide the global batch."""
     world = topology.world_size
     if batch_size < 1 or global_batch % (batch_size * world):
@@ -175,7 +177,7 @@ def share_of(global_batch: int, batch_size: int, topology: Topology) -> Share:
             f"batch_size x {world} to divide it, or another global_batch_size (of a saved run: at an epoch's beginning)"
         )
     width = global_batch // world
-    return Share(topology.rank * width, (topology.rank + 1) * width, batch_size)
+    return RankShare(topology.rank * width, (topology.rank + 1) * width, batch_size)
 
 
 def state_of(identity: str, samples: int, feed: Feed, place: tuple[int, int], world_size: int) -> State:
@@ -184,7 +186,9 @@ def state_of(identity: str, samples: int, feed: Feed, place: tuple[int, int], wo
     step, micro = divmod(place[1], share.accumulate)
     return State(
         version=STATE_VERSION,
-        dataset=begun(identity, epoch, bool(place[1])) if len(identity) > MAX_TOLD else identity,
+        dataset=identity_until(identity, epoch, bool(place[1]))
+        if len(identity) > MAX_IDENTITY_CHARS
+        else identity,
         samples=samples,
         epoch=epoch,
         step=step,
@@ -211,7 +215,7 @@ def check_data(state: State, identity: str, samples: int) -> None:
     differ from the next epoch on."""
     inside = bool(state.step or state.micro)
     try:
-        of_state, own = (begun(one, state.epoch, inside) for one in (state.dataset, identity))
+        of_state, own = (identity_until(one, state.epoch, inside) for one in (state.dataset, identity))
     except ValueError:  # weights that no mixture has
         of_state, own = state.dataset, identity
     if of_state != own or state.samples != samples:
@@ -234,7 +238,7 @@ def _told_apart(*identities: str) -> list[str]:
 def check_place(state: State, feed: Feed) -> None:
     """Raises StateMismatch for a place that its epoch does not have. At an epoch's beginning a mixture's weights may be
     others than when it was saved, and that epoch as long as they say."""
-    if feed.changes and not (state.step or state.micro):
+    if feed.weight_changes and not (state.step or state.micro):
         return
     samples = feed.samples(state.epoch)
     if state.version < STATE_VERSION and state.micro and state.step == samples // state.global_batch:

@@ -18,7 +18,7 @@ from loader.batches.feed import Feed
 from loader.datasets.dataset import key_transforms
 from loader.datasets.mixture import Mixture
 from loader.datasets.packing import Packed
-from loader.datasets.wrapped import Core
+from loader.datasets.wrapped import CacheDataset
 from loader.job.checkpoint import MAX_COUNT, Progress
 from loader.order_setup import Arguments, feed_of
 
@@ -29,7 +29,9 @@ class RankOrder:
     """The order of one rank's indices, apart from any iteration. It outlives its loader: programs drop a loader once they
     have built another one from its samplers."""
 
-    def __init__(self, loader: torch.utils.data.DataLoader[Any], core: Core, progress: Progress) -> None:
+    def __init__(
+        self, loader: torch.utils.data.DataLoader[Any], core: CacheDataset, progress: Progress
+    ) -> None:
         self._loader: weakref.ref[Any] | None = weakref.ref(loader)
         self._arguments = Arguments.of(loader)
         self._core, self._progress = core, progress

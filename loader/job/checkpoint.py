@@ -18,10 +18,10 @@ MAX_COUNT, MAX_SEED = 2**63 - 1, 2**64 - 1
 
 
 class Turns(Protocol):
-    """How long epochs are: alike, but from each of `changes`, ascending, on."""
+    """How long epochs are: alike, but from each of `weight_changes`, ascending, on."""
 
     @property
-    def changes(self) -> tuple[int, ...]: ...
+    def weight_changes(self) -> tuple[int, ...]: ...
 
     def turns(self, epoch: int) -> int: ...
 
@@ -53,7 +53,7 @@ class Place:
         """Epoch and turn of the next batch; turns beyond an epoch's are those of the next."""
         epoch, turn = self.epoch, self.turn
         while turn and turn >= (turns := feed.turns(epoch)):
-            alike = [change for change in feed.changes if change > epoch][:1]
+            alike = [change for change in feed.weight_changes if change > epoch][:1]
             if turns:
                 epochs = min([turn // turns, *(change - epoch for change in alike)])
                 epoch, turn = epoch + epochs, turn - epochs * turns
@@ -65,7 +65,7 @@ class Place:
 
     def reach(self, feed: Turns) -> bool:
         """To the next epoch that has batches, past those of less than one; whether there is any."""
-        for epoch in (self.epoch, *(change for change in feed.changes if change > self.epoch)):
+        for epoch in (self.epoch, *(change for change in feed.weight_changes if change > self.epoch)):
             if feed.turns(epoch):
                 self.epoch = epoch
                 return True

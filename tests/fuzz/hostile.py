@@ -34,7 +34,7 @@ from cachesvc.core import wire
 from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.model import Extent, ExtentId, ObjectVersion
 from cachesvc.daemon.control.messages import options_of
-from cachesvc.daemon.grants.plans import entries_of
+from cachesvc.daemon.grants.plan_intake import entries_of
 from cachesvc.sources.parquet.parquet import decode
 from cachesvc.sources.uri import allowlist, canonical, expand
 from cachesvc.v1 import cachesvc_pb2 as pb

@@ -14,7 +14,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from cachesvc.core.errors import InvalidInput, SourceChanged
 from loader import DataLoader, Dataset, mix, open_dataset, pack
-from loader.datasets.dataset import NOTES_SAID
+from loader.datasets.dataset import NOTES_LOGGED
 from testbed.node import Daemon
 from tests.support import datasets
 from tests.support.training.loader_fakes import compiled, in_memory
@@ -136,14 +136,16 @@ def test_what_nobody_can_call_is_refused_at_opening(
 def test_what_is_left_out_is_said_at_each_opening_and_briefly(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for number in range(NOTES_SAID + 2):
+    for number in range(NOTES_LOGGED + 2):
         datasets.write_files(tmp_path / "tails", {f"{number:02d}.bin": bytes(4097)})
     for _ in range(2):
         caplog.clear()
-        assert len(open_dataset(tmp_path / "tails", **RECORD)) == NOTES_SAID + 2
+        assert len(open_dataset(tmp_path / "tails", **RECORD)) == NOTES_LOGGED + 2
         said = [record.getMessage() for record in caplog.records if record.name == "cachesvc"]
-        assert [f"{number:02d}.bin" in said[number] for number in range(NOTES_SAID)] == [True] * NOTES_SAID
-        assert said[NOTES_SAID:] == ["and 2 notes more, in ds.catalog.notes"]
+        assert [f"{number:02d}.bin" in said[number] for number in range(NOTES_LOGGED)] == [
+            True
+        ] * NOTES_LOGGED
+        assert said[NOTES_LOGGED:] == ["and 2 notes more, in ds.catalog.notes"]
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +246,7 @@ def test_a_selection_of_none_and_a_part_are_what_they_say(numbers: Dataset) -> N
 
 def test_a_part_that_too_few_samples_leave_empty_is_told_and_gives_nothing(numbers: Dataset) -> None:
     with pytest.warns(
-        UserWarning, match=r"^7 samples leave none for 'val' of \{'train': 0.98, 'val': 0.02\}: "
+        UserWarning, match=r"^7 samples are too few for 'val' of \{'train': 0.98, 'val': 0.02\}: "
     ):
         val = numbers.take(7).split({"train": 0.98, "val": 0.02})["val"]
     assert list(DataLoader(val, batch_size=2)) == []
@@ -263,7 +265,7 @@ WRONG: dict[str, Callable[[Dataset], object]] = {
     r"fractions['x']=None": lambda data: data.split({"x": None}),  # type: ignore[dict-item]
     r"fractions['x']=-0.5": lambda data: data.split({"x": -0.5}),
     r"fractions=[0.5, 0.5]": lambda data: data.split([0.5, 0.5]),  # type: ignore[arg-type]
-    "are not shares of 1": lambda data: data.split({"x": 0.7, "y": 0.7}),
+    "give at least one, and at most 1 in total": lambda data: data.split({"x": 0.7, "y": 0.7}),
     "seed='a'": lambda data: data.split({"x": 1}, seed="a"),  # type: ignore[arg-type]
     "seed=1.5": lambda data: data.split({"x": 1}, seed=1.5),  # type: ignore[arg-type]
     "seed=-1": lambda data: data.split({"x": 1}, seed=-1),
@@ -275,7 +277,7 @@ WRONG: dict[str, Callable[[Dataset], object]] = {
     "]=-1: give a number": lambda data: mix({data: -1}),
     "weights=[Dataset(": lambda data: mix([data, data]),  # type: ignore[arg-type]
     "weights=None": lambda data: mix({data: 1}).reweighed(None, 1),  # type: ignore[arg-type]
-    "is none of the 1 mixed datasets": lambda data: mix({data: 1}).reweighed({data.take(2): 1}, 1),
+    "is not among the 1 mixed datasets": lambda data: mix({data: 1}).reweighed({data.take(2): 1}, 1),
     "]='y': give a number": lambda data: mix({data: 1}).reweighed({data: "y"}, 1),  # type: ignore[dict-item]
     "epoch='3'": lambda data: mix({data: 1}).reweighed({data: 2}, "3"),  # type: ignore[arg-type]
     "epoch=1.5": lambda data: mix({data: 1}).reweighed({data: 2}, 1.5),  # type: ignore[arg-type]

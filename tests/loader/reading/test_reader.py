@@ -39,7 +39,7 @@ from cachesvc.core.errors import (
 from cachesvc.core.model import Extent
 from cachesvc.system import mapping
 from cachesvc.system.memory import Memory
-from loader.datasets.decode import decoded, decoder
+from loader.datasets.decode import decode_field, decoder
 from loader.reading.direct_access import reads_around
 from loader.reading.direct_fills import DirectGrants
 from loader.reading.easing import Easing
@@ -650,7 +650,7 @@ def saved(array: np.ndarray, version: tuple[int, int] | None = None) -> bytes:
 @pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
 @pytest.mark.parametrize("array", [np.arange(6.0).reshape(2, 3).T, np.asarray(7), np.zeros((0, 3), ">i2")])
 def test_an_array_decodes_to_what_was_saved(array: np.ndarray, version: tuple[int, int]) -> None:
-    found = decoded(decoder("x", "npy"), saved(array, version), lambda: "sample 3")
+    found = decode_field(decoder("x", "npy"), saved(array, version), lambda: "sample 3")
     assert (found.dtype, found.shape, found.tolist()) == (array.dtype, array.shape, array.tolist())
 
 
@@ -662,7 +662,7 @@ def test_an_array_that_is_not_there_or_is_several_is_corrupt() -> None:
     assert len(huge) == len(whole)
     for raw in (whole[:-1], huge, several.getvalue(), b""):
         with pytest.raises(CorruptData, match="does not decode"):
-            decoded(decoder("x", "npy"), raw, lambda: "sample 3")
+            decode_field(decoder("x", "npy"), raw, lambda: "sample 3")
 
 
 @pytest.mark.parametrize("encoding", ["pil", "jpeg_array", "list[pil]", "ndarray", "ndarray:uint8"])
@@ -672,7 +672,7 @@ def test_an_array_that_is_not_there_or_is_several_is_corrupt() -> None:
 )
 def test_images_that_are_none_are_corrupt(encoding: str, raw: bytes) -> None:
     with pytest.raises(CorruptData, match="does not decode"):
-        decoded(decoder("x", encoding), raw, lambda: "sample 3")
+        decode_field(decoder("x", encoding), raw, lambda: "sample 3")
 
 
 def bitmap_of(width: int, height: int) -> bytes:
@@ -694,7 +694,7 @@ def bitmap_of(width: int, height: int) -> bytes:
 )
 def test_whatever_a_decoder_raises_over_bytes_it_cannot_read_is_corrupt_data(kind: str, raw: bytes) -> None:
     with pytest.raises(CorruptData, match=r"^sample 3 does not decode"):
-        decoded(decoder(f"x.{kind}", kind), raw, lambda: "sample 3")
+        decode_field(decoder(f"x.{kind}", kind), raw, lambda: "sample 3")
 
 
 def test_a_sample_that_does_not_decode_is_named(home: Path) -> None:
@@ -736,5 +736,5 @@ def test_the_quality_that_mosaicml_wrote_a_jpeg_with_does_not_keep_it_from_being
     raw = file.getvalue()
     if encoding.startswith("list"):
         raw = np.asarray([0, 1, len(raw)], "<u4").tobytes() + raw
-    found = decoded(decoder("x", encoding), raw, lambda: "sample 3")
+    found = decode_field(decoder("x", encoding), raw, lambda: "sample 3")
     assert (found[0] if isinstance(found, list) else found).size == (3, 2)

@@ -17,7 +17,7 @@ from cachesvc.core.order.epoch_order import Plan
 from cachesvc.sources.files import FilesSource
 from cachesvc.sources.uri import canonical
 from loader.datasets.dataset import Dataset
-from loader.datasets.samples import Form
+from loader.datasets.samples import SampleSpec
 from loader.reading.direct_access import Access
 from loader.reading.opened_dataset import Opened
 
@@ -110,4 +110,4 @@ def compiled(uri: Path, into: Path, **options: object) -> MemoryLink:
 
 def in_memory(link: MemoryLink, **form: object) -> Dataset:
     """A dataset of that link."""
-    return Dataset(Opened(link), Form(**form))  # type: ignore[arg-type]
+    return Dataset(Opened(link), SampleSpec(**form))  # type: ignore[arg-type]
