@@ -52,7 +52,7 @@ def as_user(uid: int, work: Callable[[], object], groups: tuple[int, ...] = ()) 
 
 
 @contextlib.contextmanager
-def being(uid: int) -> Iterator[None]:
+def effective_user(uid: int) -> Iterator[None]:
     """Set the effective user, which the kernel records when a socket connects."""
     os.seteuid(uid)
     try:
