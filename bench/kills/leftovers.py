@@ -1,4 +1,4 @@
-"""What the dead leave behind, which must be nothing: processes, files, sockets, leases, memory."""
+"""Search for leftovers of killed processes, of which there must be none: processes, files, sockets, leases, memory."""
 
 from __future__ import annotations
 
@@ -16,37 +16,38 @@ from testbed.node import Daemon, open_files
 TOKEN = "CACHESVC_KILLS"
 """The environment variable that every process of a drill inherits."""
 OUTLIVE_S = 15.0
-"""A process without the one that it works for ends within this. Most end at once; a filler that is still starting,
-at its low priority, does so when it has started."""
-LOOK_EVERY_S = 0.2
+"""An orphan must end within this time. Most end at once; a filler that is still starting, at its low priority, ends
+when it has started."""
+POLL_INTERVAL_S = 0.2
 LEFT_S = 45.0
-"""What has not ended by then is left behind, and not late."""
+"""A process that has not ended by then is left behind; one that ends earlier is only late."""
 SETTLE_S = 10.0
 
 
-class Doomed:
-    """Processes that lost the one they work for. Those that take long to end are in `late`."""
+class Orphans:
+    """Processes whose parent was killed. Those that take too long to end are in `late`."""
 
     def __init__(self) -> None:
         self._dying: list[tuple[psutil.Process, float]] = []
-        self._look_at = 0.0
+        """Each with its deadline."""
+        self._poll_at = 0.0
         self.late: list[str] = []
 
     def add(self, processes: Iterable[psutil.Process]) -> None:
-        """They are to end, from now on."""
+        """Watch these processes, which must end from now on."""
         deadline = time.monotonic() + OUTLIVE_S
         self._dying += [(process, deadline) for process in processes]
 
     def poll(self) -> None:
-        """Look who has ended."""
+        """Drop processes that have ended, and note those past their deadline."""
         now = time.monotonic()
-        if now < self._look_at:
+        if now < self._poll_at:
             return
-        self._look_at = now + LOOK_EVERY_S
+        self._poll_at = now + POLL_INTERVAL_S
         living = [(process, deadline) for process, deadline in self._dying if _lives(process)]
         self._dying = [(process, deadline) for process, deadline in living if now < deadline]
         self.late += [
-            f"{_described(process)} outlived its parent" for process, until in living if now >= until
+            f"{_described(process)} outlived its parent" for process, deadline in living if now >= deadline
         ]
 
 
@@ -65,8 +66,8 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def processes(token: str) -> tuple[list[str], list[str]]:
-    """The processes of a drill that do not end, and those that are late to end, by their environment; but for this
-    one, and those that start its trainers."""
+    """Processes of the drill that do not end, and those that end late, found by `token` in their environment. This
+    process and its children, which start the trainers, do not count."""
     late = _after(OUTLIVE_S, token)
     left = _after(LEFT_S - OUTLIVE_S, token) if late else []
     return left, [each for each in late if each not in left]
@@ -75,7 +76,7 @@ def processes(token: str) -> tuple[list[str], list[str]]:
 def _after(limit_s: float, token: str) -> list[str]:
     deadline = time.monotonic() + limit_s
     while (found := _marked(token)) and time.monotonic() < deadline:
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_INTERVAL_S)
     return found
 
 
@@ -85,13 +86,13 @@ def _marked(token: str) -> list[str]:
         try:
             if process.pid not in own and process.environ().get(TOKEN) == token:
                 found.append(_described(process))
-        except psutil.Error:  # ended since it was listed, or somebody else's
+        except psutil.Error:  # it has ended meanwhile, or belongs to another user
             continue
     return found
 
 
 def in_daemon(daemon: Daemon) -> Iterator[str]:
-    """Leases, readers and memory that a daemon still counts though nobody reads any more."""
+    """Leases, readers and memory that a daemon still counts when no reader is left."""
     assert daemon.process is not None
     with Control(daemon.socket_dir) as control:
         deadline = time.monotonic() + SETTLE_S
@@ -117,14 +118,14 @@ def _counted(control: Control) -> Iterator[str]:
 
 
 def _memory(pid: int) -> Iterator[str]:
-    """Extents in memory that no tier counts."""
+    """Extents in memory, of which none may be left after all were evicted."""
     for name in open_files(pid):
         if name.startswith("/memfd:cachesvc:"):
             yield f"the daemon holds {name}"
 
 
 def files(daemon: Daemon, nvme: Path, temporary: Path, shared_memory: set[str]) -> Iterator[str]:
-    """What lies about when all have ended, the daemon included, and all was evicted."""
+    """Files left when all processes have ended, the daemon included, and all extents were evicted."""
     for folder, expected in ((Path(daemon.socket_dir), {"lock"}), (nvme / "cachesvc/v1/tmp", set())):
         yield from (f"{folder}/{name}" for name in set(os.listdir(folder)) - expected)
     extents = nvme / "cachesvc/v1/extents"
@@ -133,8 +134,6 @@ def files(daemon: Daemon, nvme: Path, temporary: Path, shared_memory: set[str]) 
     yield from (str(path) for path in catalogs.iterdir() if path.suffix != ".lmdb")
     yield from (str(path) for path in temporary.iterdir())
     for name in set(os.listdir("/dev/shm")) - shared_memory:
-        kind, _, rest = name.partition(
-            "_"
-        )  # torch's files: torch_PID_...; other jobs of this machine have some too
+        kind, _, rest = name.partition("_")  # torch_PID_...: other jobs on this machine have such files too
         if kind == "torch" and not psutil.pid_exists(int(rest.partition("_")[0])):
             yield f"/dev/shm/{name}"
