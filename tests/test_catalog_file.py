@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import operator
 import os
 import random
@@ -18,7 +19,8 @@ from hypothesis import strategies as st
 
 from cachesvc.catalog.build import DirectBytes, Options, build, survey
 from cachesvc.catalog.catalog import Catalog
-from cachesvc.catalog.columns import TextColumn, Texts, read_columns, write_columns
+from cachesvc.catalog.column_file import read_columns, write_columns
+from cachesvc.catalog.columns import MappedTexts, TextColumn
 from cachesvc.catalog.detect import BESIDE
 from cachesvc.catalog.search import Numbers, Words, select
 from cachesvc.core.errors import CorruptData, InvalidInput, OutOfSpace
@@ -63,10 +65,12 @@ def test_columns_come_back_and_lmdb_reads_the_same(tmp_path: Path) -> None:
     found = read_columns(path, lambda found: found)
     assert found.head["hello"] == 1
     assert all(np.array_equal(found[name], column) for name, column in columns.items())
-    assert list(Texts(found, "words")) == ["", "ä", "\udcff", "x" * 5000]
+    assert list(MappedTexts(found, "words")) == ["", "ä", "\udcff", "x" * 5000]
     with lmdb.open(path, subdir=False, lock=False, readonly=True) as env, env.begin() as transaction:
         assert transaction.get(b"c11/000000") == columns["c11"].tobytes()
-        assert env.stat()["entries"] == len(found.where)
+        assert env.stat()["entries"] == len(found.places)
+        for key, (begin, length) in found.places.items():
+            assert transaction.get(key.encode()) == bytes(found.data[begin : begin + length])
 
 
 def test_the_same_dataset_gives_the_same_file(tmp_path: Path) -> None:
@@ -112,7 +116,7 @@ def test_a_forged_catalog_is_refused_or_reads_within_itself(
         (folder / "whole").write_bytes(_built(folder))
     raw = bytearray((folder / "whole").read_bytes())
     for _ in range(data.draw(st.integers(1, 8))):
-        raw[data.draw(st.integers(0, len(raw) - 33))] = data.draw(st.integers(0, 255))
+        raw[data.draw(st.integers(0, len(raw) - 41))] = data.draw(st.integers(0, 255))
     (folder / "broken").write_bytes(raw)
     try:
         catalog = Catalog.open(str(folder / "broken"))
@@ -258,35 +262,36 @@ def _is_refused(tmp_path: Path, *changes: dict[str, np.ndarray]) -> None:
             _forged(tmp_path, changed).check()
 
 
-def _sealed(path: Path, values: dict[bytes, bytes]) -> str:
-    """An LMDB file of any values, with the trailer of a catalog."""
-    with lmdb.open(str(path), subdir=False, lock=False, map_size=1 << 30) as env:
-        with env.begin(write=True) as transaction:
-            for key, value in values.items():
-                transaction.put(key, value)
-        length = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
-    with path.open("r+b") as file:
-        file.truncate(length)
-        file.seek(length)
-        file.write(struct.pack("<8sQ16s", b"CSCATLG1", length, bytes(16)))
+def _sealed(path: Path, head: bytes, index: bytes | None = None) -> str:
+    """A catalog's file whose LMDB part is nothing but a head, with this index."""
+    index = json.dumps({"head": [0, len(head)]}).encode() if index is None else index
+    path.write_bytes(head + index + struct.pack("<8sQQ16s", b"CSCATLG2", len(head), len(index), bytes(16)))
     return str(path)
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("head", "index", "said"),
     [
-        ({b"head": b"[" + b"[]," * 3_000_000 + b"[]]"}, "a head of 9,000,004 bytes"),
-        ({b"head": b"[" * 100_000}, "recursion"),
-        ({b"head": b"[]"}, "is no catalog"),
-        ({b"%05d" % number: b"" for number in range(40_000)}, "with more than 16384"),
-        ({b"%0500d" % number: b"" for number in range(200_000)}, "more than 16384"),
+        (b"[" + b"[]," * 3_000_000 + b"[]]", None, "a head of 9,000,004 bytes"),
+        (b"[" * 100_000, None, "recursion"),
+        (b"[]", None, "is no catalog"),
+        (b"", b"{}" + b" " * 9_000_000, "an index of 9,000,002 bytes"),
+        (b"", b"[" * 100_000, "recursion"),
+        (b"", b"[]", "is no catalog"),
+        (b"", b"{}", "head is missing"),
+        (b"{}", b'{"head": [0, 3]}', "a value outside the file"),
+        (b"{}", b'{"head": [-1, 2]}', "a value outside the file"),
+        (b"{}", b'{"head": [0, Infinity]}', "is no catalog"),
     ],
-    ids=["a long head", "a deep head", "a list", "many values", "many pages"],
-)
-def test_what_no_builder_wrote_costs_little_memory(
-    tmp_path: Path, values: dict[bytes, bytes], said: str
+    ids=[
+        "long head", "deep head", "head is a list", "long index", "deep index", "index is a list", "no head",
+        "value beyond the end", "value before the start", "value without end",
+    ],
+)  # fmt: skip
+def test_a_file_that_no_builder_wrote_is_refused_with_little_memory(
+    tmp_path: Path, head: bytes, index: bytes | None, said: str
 ) -> None:
-    path = _sealed(tmp_path / "c", values)
+    path = _sealed(tmp_path / "c", head, index)
     tracemalloc.start()
     try:
         with pytest.raises(CorruptData, match=said):

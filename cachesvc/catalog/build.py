@@ -14,7 +14,8 @@ import numpy as np
 
 from cachesvc.catalog.catalog import BUILDER_VERSION, Catalog
 from cachesvc.catalog.choice import choose
-from cachesvc.catalog.columns import TextColumn, ints, verify_digest, write_columns
+from cachesvc.catalog.column_file import verify_digest, write_columns
+from cachesvc.catalog.columns import TextColumn, ints
 from cachesvc.catalog.contents import look, warning
 from cachesvc.catalog.detect import check_all_chosen, listing, name_of
 from cachesvc.catalog.formats import files, fixed, mds, parquet, tokens, webdataset

@@ -9,7 +9,8 @@ from functools import cached_property
 import numpy as np
 
 from cachesvc.catalog import search
-from cachesvc.catalog.columns import Array, Columns, Ints, Texts, read_columns
+from cachesvc.catalog.column_file import read_columns
+from cachesvc.catalog.columns import Array, Ints, MappedColumns, MappedTexts
 from cachesvc.catalog.layout import Field, Fixed, Indirect, Layout, Rows, Table
 from cachesvc.catalog.space import CODECS, aligned
 from cachesvc.core.errors import CorruptData
@@ -47,7 +48,7 @@ class Catalog:
     space_bytes: int
     stored_bytes: int
     layout: Layout
-    _columns: Columns
+    _columns: MappedColumns
 
     @classmethod
     def open(cls, path: str) -> Catalog:
@@ -66,7 +67,7 @@ class Catalog:
     @cached_property
     def classes(self) -> tuple[str, ...]:
         """The names of classes, made when they are asked for: there may be millions."""
-        return tuple(Texts(self._columns, "class"))
+        return tuple(MappedTexts(self._columns, "class"))
 
     def extents(self) -> list[ExtentId]:
         """Every extent's id, in address order."""
@@ -97,8 +98,10 @@ class Catalog:
     def object(self, index: int) -> ObjectVersion:
         """One object of the listing that was compiled."""
         columns = self._columns
-        uri = columns.head["uri_prefix"] + Texts(columns, "object.uri")[index]
-        return ObjectVersion(uri, int(columns["object.size"][index]), Texts(columns, "object.etag")[index])
+        uri = columns.head["uri_prefix"] + MappedTexts(columns, "object.uri")[index]
+        return ObjectVersion(
+            uri, int(columns["object.size"][index]), MappedTexts(columns, "object.etag")[index]
+        )
 
     @property
     def uri_prefix(self) -> str:
@@ -146,7 +149,7 @@ class Catalog:
         if not 0 <= sample < self.samples:
             raise IndexError(f"sample {sample} of {self.samples}")
         if "key.end" in self._columns:
-            return Texts(self._columns, "key")[sample]
+            return MappedTexts(self._columns, "key")[sample]
         if isinstance(self.layout, Fixed):
             run = int(np.searchsorted(self.layout.runs_first, sample, "right")) - 1
             ordinal = sample - int(self.layout.runs_first[run])
@@ -179,7 +182,7 @@ class Catalog:
             if tag == name and kind == "number":
                 return search.Numbers(self._columns[f"tag.{index}.number"])
             if tag == name:
-                values = Texts(self._columns, f"tag.{index}.values")
+                values = MappedTexts(self._columns, f"tag.{index}.values")
                 return search.Words(self._columns[f"tag.{index}.code"], list(values))
         if name == "label" and self.labels is not None and self.labels.dtype.kind == "f":
             return search.Numbers(self.labels)
@@ -253,9 +256,10 @@ class Catalog:
             raise CorruptData("a sample lies between extents")
 
     def _check_tags(self) -> None:
-        columns, classes = self._columns, len(Texts(self._columns, "class"))
+        columns, classes = self._columns, len(MappedTexts(self._columns, "class"))
         coded = [
-            (columns[f"tag.{at}.code"], len(Texts(columns, f"tag.{at}.values"))) for at in self._tags("text")
+            (columns[f"tag.{at}.code"], len(MappedTexts(columns, f"tag.{at}.values")))
+            for at in self._tags("text")
         ]
         if "label" in columns:
             coded.append((columns["label"], classes))
@@ -279,7 +283,7 @@ def _dtype_of(name: str) -> str:
     return "|u1" if name.endswith((".text", ".codec", ".id")) else "<i8"
 
 
-def _check_pieces(columns: Columns) -> None:
+def _check_pieces(columns: MappedColumns) -> None:
     objects, offsets = columns["piece.object"], columns["piece.offset"]
     lengths, codecs = columns["piece.length"], columns["piece.codec"]
     if len(objects) and not 0 <= objects.min() <= objects.max() < len(columns["object.size"]):
@@ -292,7 +296,7 @@ def _check_pieces(columns: Columns) -> None:
         raise CorruptData("a piece lies outside its object")
 
 
-def _catalog(columns: Columns) -> Catalog:
+def _catalog(columns: MappedColumns) -> Catalog:
     head = columns.head
     if head["version"] != BUILDER_VERSION:
         raise CorruptData(f"catalog version {head['version']!r}; this program reads {BUILDER_VERSION}")
@@ -318,11 +322,11 @@ def _catalog(columns: Columns) -> Catalog:
     )
 
 
-def _optional(columns: Columns, name: str) -> Array | None:
+def _optional(columns: MappedColumns, name: str) -> Array | None:
     return columns[name] if name in columns else None  # noqa: SIM401
 
 
-def _layout(columns: Columns, samples: int) -> Layout:
+def _layout(columns: MappedColumns, samples: int) -> Layout:
     head = columns.head["layout"]
     if head["kind"] == "fixed":
         return Fixed(
@@ -347,7 +351,7 @@ def _layout(columns: Columns, samples: int) -> Layout:
     raise CorruptData(f"unknown layout {head['kind']!r}")
 
 
-def _check_space(columns: Columns, samples: int) -> None:
+def _check_space(columns: MappedColumns, samples: int) -> None:
     sizes, starts, first = columns["extent.size"], columns["extent.start"], columns["extent.first"]
     count = len(sizes)
     _ascending(starts, "extent.start")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cachesvc.catalog.columns import ints
-from cachesvc.catalog.formats.scan import Scan
+from cachesvc.catalog.formats.json_stream import JsonStream
 from cachesvc.catalog.inputs import Draft, Entry, Inputs
 from cachesvc.catalog.layout import Field
 from cachesvc.catalog.space import Space
@@ -21,7 +21,7 @@ from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import ObjectVersion
 
 _INDEX_BYTES = 512 << 20
-"""A million shards of it; more are not opened. It is read in windows (`scan.py`)."""
+"""A million shards of it; more are not opened. It is read in windows (`json_stream.py`)."""
 _MAX_HEADS = 1024
 """Shards of which the first bytes are compared with the index, the first ones: 64 GiB of data, and about a second."""
 _THREADS = 32
@@ -125,17 +125,17 @@ def _shards(inputs: Inputs, index: Entry) -> Iterator[_Shard]:
     uri, size = index.object.uri, index.object.size_bytes
     if size > _INDEX_BYTES:
         raise CorruptData(f"{uri} has {size} bytes; an index of more than {_INDEX_BYTES} is not read")
-    scan = Scan(uri, lambda offset, length: inputs.fetch(index.object, offset, length), size)
+    stream = JsonStream(uri, lambda offset, length: inputs.fetch(index.object, offset, length), size)
     version, listed = None, False
-    for name in scan.fields():
+    for name in stream.fields():
         if name != "shards":
-            value = scan.value()
+            value = stream.value()
             version = value if name == "version" else version
             continue
         if listed:
             raise CorruptData(f"{uri} lists its shards twice")
         listed = True
-        for number, value in enumerate(scan.items()):
+        for number, value in enumerate(stream.items()):
             yield _shard(_Record(f"{uri}: shards[{number}]", value))
     if _Record(uri, {"version": version}).take("version", int) != 2:  # which a writer sorts behind the shards
         raise InvalidInput(f"{uri} is MDS version {version}; version 2 is read")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachesvc.catalog.formats.scan import Scan
+from cachesvc.catalog.formats.json_stream import JsonStream
 from cachesvc.core.errors import CorruptData
 
 json_values = st.recursive(
@@ -26,8 +26,8 @@ def scanned(raw: bytes, window_bytes: int = 7, value_chars: int = 10_000) -> dic
         assert 0 < length <= window_bytes
         return raw[offset : offset + length]
 
-    scan = Scan("x.json", read, len(raw), window_bytes, value_chars)
-    return {name: list(scan.items()) if name.startswith("l") else scan.value() for name in scan.fields()}
+    stream = JsonStream("x.json", read, len(raw), window_bytes, value_chars)
+    return {name: list(stream.items()) if name.startswith("l") else stream.value() for name in stream.fields()}
 
 
 names = st.text(max_size=9).filter(lambda name: not name.startswith("l"))

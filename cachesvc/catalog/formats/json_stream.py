@@ -17,7 +17,7 @@ _SPACES = re.compile(r"[ \t\n\r]*")
 _parse = JSONDecoder().raw_decode
 
 
-class Scan:
+class JsonStream:
     """One JSON object in UTF-8, read from its beginning on by `read(offset, length)`. The caller takes the value of each
     of its `fields`, by `value` or `items`.
 
