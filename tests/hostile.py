@@ -21,13 +21,14 @@ from xxhash import xxh3_64_hexdigest
 
 from cachesvc.catalog.build import Options
 from cachesvc.catalog.catalog import Catalog
-from cachesvc.catalog.formats.fixed import compile_records
+from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
 from cachesvc.catalog.formats.mds import compile_mds
 from cachesvc.catalog.formats.parquet import compile_parquet
+from cachesvc.catalog.formats.records import compile_records
 from cachesvc.catalog.formats.tar import members
 from cachesvc.catalog.formats.tokens import compile_tokens
 from cachesvc.catalog.formats.webdataset import compile_webdataset
-from cachesvc.catalog.inputs import Draft, Entry, Inputs
+from cachesvc.catalog.validation import check_catalog
 from cachesvc.client import plan_memory as plans
 from cachesvc.config import Settings
 from cachesvc.core import wire
@@ -71,7 +72,9 @@ class _Store:
 def _compiled(compile_it: Callable[[Inputs], Draft], options: Options, **bodies: bytes) -> list[Extent]:
     names = {name.replace("_", "."): body for name, body in bodies.items()}
     store = _Store({f"s3://b/{name}": body for name, body in names.items()})
-    entries = [Entry(ObjectVersion(f"s3://b/{n}", len(b), xxh3_64_hexdigest(b)), n) for n, b in names.items()]
+    entries = [
+        ListedObject(ObjectVersion(f"s3://b/{n}", len(b), xxh3_64_hexdigest(b)), n) for n, b in names.items()
+    ]
     inputs = Inputs("s3://b/", entries, options, store.fetch, store, lambda done, total: None)
     try:
         draft = compile_it(inputs)
@@ -178,7 +181,7 @@ def catalog(data: bytes) -> None:
         file.flush()
         try:
             found = Catalog.open(file.name)
-            found.check()
+            check_catalog(found)
             if found.samples:
                 found.locate(np.arange(min(found.samples, 100)))
                 found.key(0)

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from bench.node import Daemon
+from cachesvc.catalog.address_space import AddressSpace
 from cachesvc.catalog.build import DirectBytes, Options, build, survey
 from cachesvc.catalog.catalog import Catalog
-from cachesvc.catalog.detect import BESIDE
-from cachesvc.catalog.space import Space
+from cachesvc.catalog.listing import BESIDE
 from cachesvc.client.control import Control
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import MAX_EXTENTS, ObjectVersion
@@ -49,7 +49,7 @@ def test_more_extents_than_a_million_are_refused_before_they_are_laid_out(tmp_pa
 
 def test_a_million_extents_may_be_had_and_the_number_that_is_told_is_enough() -> None:
     large, small = ObjectVersion("/large", MAX_EXTENTS * PAGE, "1"), ObjectVersion("/small", 1, "1")
-    space = Space([large, small])
+    space = AddressSpace([large, small])
     space.add_run(0, 0, large.size_bytes, PAGE)
     assert len(space) == MAX_EXTENTS
     with pytest.raises(InvalidInput, match=r"extent_bytes= to \d+") as refused:
@@ -59,7 +59,7 @@ def test_a_million_extents_may_be_had_and_the_number_that_is_told_is_enough() ->
     assert len(space) == MAX_EXTENTS
     (told,) = re.findall(r"extent_bytes= to (\d+)", str(refused.value))
     assert int(told) % PAGE == 0
-    space = Space([large, small])
+    space = AddressSpace([large, small])
     space.add_run(0, 0, large.size_bytes, int(told))
     space.add([(1, 0, 1)])
 
@@ -89,7 +89,7 @@ def test_a_catalog_of_more_that_lies_beside_the_data_is_not_taken(
     source = Folder()
     found = survey([str(data)], options, lambda uri: source)
     assert found.id == built.id
-    for module in ("build", "space"):
+    for module in ("build", "address_space"):
         monkeypatch.setattr(f"cachesvc.catalog.{module}.MAX_EXTENTS", 4)
     with pytest.raises(InvalidInput, match="4 extents"):
         build(

@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 
 from cachesvc.catalog.build import DirectBytes, Options, build, survey
 from cachesvc.catalog.catalog import Catalog
-from cachesvc.catalog.column_file import read_columns, write_columns
+from cachesvc.catalog.column_file import mapped_columns, write_columns
 from cachesvc.catalog.columns import MappedTexts, TextColumn
-from cachesvc.catalog.detect import BESIDE
-from cachesvc.catalog.search import Numbers, Words, select
+from cachesvc.catalog.listing import BESIDE
+from cachesvc.catalog.search import NumberValues, TextValues, select
+from cachesvc.catalog.validation import check_catalog
 from cachesvc.core.errors import CorruptData, InvalidInput, OutOfSpace
 from tests.catalog_reader import Folder, compiled, samples_of
 from tests.datasets import image_folder, labelled_table, mds_shards, tar_shards, write_files
@@ -62,7 +63,8 @@ def test_columns_come_back_and_lmdb_reads_the_same(tmp_path: Path) -> None:
     columns = {f"c{i}": np.arange(i * 997, dtype=dtype) for i in range(12) for dtype in ("<i8",)}
     columns |= TextColumn(["", "ä", "\udcff", "x" * 5000]).columns("words")
     write_columns(path, {"hello": 1}, columns)
-    found = read_columns(path, lambda found: found)
+    with mapped_columns(path) as found:
+        pass
     assert found.head["hello"] == 1
     assert all(np.array_equal(found[name], column) for name, column in columns.items())
     assert list(MappedTexts(found, "words")) == ["", "ä", "\udcff", "x" * 5000]
@@ -120,7 +122,7 @@ def test_a_forged_catalog_is_refused_or_reads_within_itself(
     (folder / "broken").write_bytes(raw)
     try:
         catalog = Catalog.open(str(folder / "broken"))
-        catalog.check()
+        check_catalog(catalog)
     except CorruptData:
         return
     assert catalog.space_bytes >= 0
@@ -214,8 +216,10 @@ def _truth(tree, row) -> bool:  # type: ignore[no-untyped-def]
 def test_search_agrees_with_python(rows, tree) -> None:  # type: ignore[no-untyped-def]
     words = ["cat", "dog", "ox"]
     columns = {
-        "word": Words(np.asarray([-1 if word is None else words.index(word) for word, _ in rows]), words),
-        "size": Numbers(np.asarray([np.nan if size is None else size for _, size in rows])),
+        "word": TextValues(
+            np.asarray([-1 if word is None else words.index(word) for word, _ in rows]), words
+        ),
+        "size": NumberValues(np.asarray([np.nan if size is None else size for _, size in rows])),
     }
     found = select(_text(tree), len(rows), columns.__getitem__, list(columns))
     assert found.tolist() == [_truth(tree, row) for row in rows]
@@ -234,7 +238,7 @@ def test_a_search_that_cannot_be_read_is_one_line(tmp_path: Path, expression: st
 
 @pytest.mark.parametrize("word", ["or", "and"])
 def test_a_search_of_many_parts_takes_the_memory_of_a_few(word: str) -> None:
-    samples, column = 10_000, Numbers(np.arange(10_000, dtype=np.float64))
+    samples, column = 10_000, NumberValues(np.arange(10_000, dtype=np.float64))
     expression = f" {word} ".join(f"x == {number}" for number in range(1000))
     tracemalloc.start()
     try:
@@ -249,17 +253,18 @@ def test_a_search_of_many_parts_takes_the_memory_of_a_few(word: str) -> None:
 def _forged(tmp_path: Path, changed: dict[str, np.ndarray]) -> Catalog:
     """A sound catalog with some columns replaced, as whoever may write beside the data can write it."""
     (path,) = tmp_path.glob(".*.catalog")
-    found = read_columns(str(path), lambda found: found)
+    with mapped_columns(str(path)) as found:
+        pass
     columns = {name: found[name] for name in found.head["columns"]} | changed
     write_columns(str(tmp_path / "forged"), {k: v for k, v in found.head.items() if k != "columns"}, columns)
     return Catalog.open(str(tmp_path / "forged"))
 
 
 def _is_refused(tmp_path: Path, *changes: dict[str, np.ndarray]) -> None:
-    _forged(tmp_path, {}).check()
+    check_catalog(_forged(tmp_path, {}))
     for changed in changes:
         with pytest.raises(CorruptData):
-            _forged(tmp_path, changed).check()
+            check_catalog(_forged(tmp_path, changed))
 
 
 def _sealed(path: Path, head: bytes, index: bytes | None = None) -> str:
@@ -309,7 +314,7 @@ def test_a_catalog_of_many_classes_has_a_short_head(tmp_path: Path) -> None:
     catalog = compiled(tmp_path / "d", Options(labels="labels.csv"))
     assert len(catalog.classes) == 90_000
     assert (catalog.classes[0], catalog.classes[-1]) == ("class 0", "class 9999")
-    catalog.check()
+    check_catalog(catalog)
 
 
 def test_names_that_a_catalog_has_no_room_for_are_the_builders_error(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
-from cachesvc.catalog.unused import FRESH_S, UNUSED_S, remove_unused, used
+from cachesvc.catalog.expiry import FRESH_S, UNUSED_S, mark_used, remove_unused
 from cachesvc.client.control import Control
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.core.errors import OutOfSpace
@@ -53,11 +53,11 @@ def test_what_is_about_to_be_opened_is_not_removed(tmp_path: Path) -> None:
     fcntl.flock(fd, fcntl.LOCK_SH)  # as `used`, in another process
     assert remove_unused(str(tmp_path), set()) == []
     os.close(fd)
-    assert used(str(path))
+    assert mark_used(str(path))
     assert remove_unused(str(tmp_path), set()) == []
     aged(path)
     assert remove_unused(str(tmp_path), set()) == ["a.lmdb"]
-    assert not used(str(path))
+    assert not mark_used(str(path))
 
 
 def test_whoever_is_about_to_use_what_is_just_removed_waits_and_is_told(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_whoever_is_about_to_use_what_is_just_removed_waits_and_is_told(tmp_path
     fd = os.open(path, os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_EX)  # as `remove_unused`, in another process
     found: list[bool] = []
-    user = threading.Thread(target=lambda: found.append(used(str(path))))
+    user = threading.Thread(target=lambda: found.append(mark_used(str(path))))
     user.start()
     user.join(0.2)
     assert found == []
@@ -98,10 +98,10 @@ def test_what_was_old_when_it_was_listed_is_looked_at_again(
 def test_a_minute_is_as_exact_as_a_catalogs_time_is(tmp_path: Path) -> None:
     path = made(tmp_path / "a.lmdb")
     before = path.stat().st_mtime_ns
-    assert used(str(path))
+    assert mark_used(str(path))
     assert path.stat().st_mtime_ns == before
     aged(path)
-    assert used(str(path))
+    assert mark_used(str(path))
     assert path.stat().st_mtime_ns >= before
 
 
@@ -113,7 +113,7 @@ def test_of_what_takes_too_much_the_longest_unused_goes_and_what_is_kept_or_fres
         aged(tmp_path / name, age * (FRESH_S + 1.0) - UNUSED_S)
     assert remove_unused(str(tmp_path), {"kept"}, 3 << 20) == []
     assert remove_unused(str(tmp_path), {"kept"}, 2 << 20) == ["a.lmdb"]
-    assert used(str(tmp_path / "b.lmdb"))
+    assert mark_used(str(tmp_path / "b.lmdb"))
     assert remove_unused(str(tmp_path), {"kept"}, 0) == [], "who found it may not have opened it yet"
     aged(tmp_path / "b.lmdb", FRESH_S + 1.0 - UNUSED_S)
     assert remove_unused(str(tmp_path), {"kept"}, 0) == ["b.lmdb"]

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from cachesvc.__main__ import run
-from cachesvc.cli import checks
-from cachesvc.cli.checks import Level
+from cachesvc.cli import doctor_checks
+from cachesvc.cli.doctor_checks import Level
 from cachesvc.config import NvmeSpec, Settings
 
 
@@ -171,18 +171,18 @@ def test_what_is_no_socket_fails(no_cloud: None, capsys: Any, tmp_path: Path) ->
 
 
 def test_a_refusal_still_tells_the_time(refusing_server: str) -> None:
-    assert checks.clock(refusing_server).level is Level.OK
+    assert doctor_checks.clock(refusing_server).level is Level.OK
 
 
 def test_an_endpoint_that_is_not_there_fails() -> None:
-    assert checks.clock("http://127.0.0.1:1").level is Level.FAIL
-    assert checks.clock("minio:9000").level is Level.FAIL
+    assert doctor_checks.clock("http://127.0.0.1:1").level is Level.FAIL
+    assert doctor_checks.clock("minio:9000").level is Level.FAIL
 
 
 @pytest.mark.parametrize(("off_s", "level"), [(5, Level.OK), (-100, Level.WARN), (1000, Level.FAIL)])
 def test_a_clock_is_judged_by_what_signatures_bear(off_s: int, level: Level) -> None:
     date = "Sat, 21 Nov 2026 06:00:00 GMT"
-    assert checks.skew("http://s3", date, 1795240800 + off_s).level is level
+    assert doctor_checks.skew("http://s3", date, 1795240800 + off_s).level is level
 
 
 def test_the_innermost_mount_names_the_file_system() -> None:
@@ -193,14 +193,16 @@ def test_the_innermost_mount_names_the_file_system() -> None:
             "3 1 0:9 / /mnt/net rw shared:1 - nfs4 server:/x rw",
         ]
     )
-    assert checks.file_system("/mnt/with space/cache", mounts) == "xfs"
-    assert checks.file_system("/mnt/netting", mounts) == "ext4"
-    assert checks.file_system("/mnt/net/x", mounts) == "nfs4"
+    assert doctor_checks.file_system("/mnt/with space/cache", mounts) == "xfs"
+    assert doctor_checks.file_system("/mnt/netting", mounts) == "ext4"
+    assert doctor_checks.file_system("/mnt/net/x", mounts) == "nfs4"
 
 
 def test_a_network_disk_is_warned_of(tmp_path: Path) -> None:
     found = list(
-        checks.disk(NvmeSpec(str(tmp_path), size_bytes=1), 1, f"3 1 0:9 / {tmp_path} rw - nfs4 s:/x rw")
+        doctor_checks.disk(
+            NvmeSpec(str(tmp_path), size_bytes=1), 1, f"3 1 0:9 / {tmp_path} rw - nfs4 s:/x rw"
+        )
     )
     assert found[0].level is Level.WARN
     assert found[0].mend == "use a disk of this node"
@@ -208,17 +210,17 @@ def test_a_network_disk_is_warned_of(tmp_path: Path) -> None:
 
 def test_a_budget_below_an_extent_fails_until_extents_are_there(tmp_path: Path) -> None:
     spec = NvmeSpec(str(tmp_path), size_bytes=4096)
-    assert [each.level for each in checks.disk(spec, 8192)][-1] is Level.FAIL
+    assert [each.level for each in doctor_checks.disk(spec, 8192)][-1] is Level.FAIL
     shelf = tmp_path / "cachesvc" / "v1" / "extents" / "00"
     shelf.mkdir(parents=True)
     (shelf / "extent").write_bytes(bytes(4096))
-    assert [each.level for each in checks.disk(spec, 8192)][-1] is Level.OK
+    assert [each.level for each in doctor_checks.disk(spec, 8192)][-1] is Level.OK
 
 
 def test_a_budget_beyond_what_the_daemons_own_processes_leave_is_a_warning_with_the_number_to_use() -> None:
-    def memory(ram_bytes: int, allowed: int = 1 << 30) -> checks.Finding:
+    def memory(ram_bytes: int, allowed: int = 1 << 30) -> doctor_checks.Finding:
         given = Settings(ram_bytes, (), (), "/s", "/d", fillers=2, extent_bytes=16 << 20)
-        return checks.memory(given, allowed)
+        return doctor_checks.memory(given, allowed)
 
     largest = (1 << 30) - (1 << 30) // 20 - (112 + 2 * 28 + 4 * 16 << 20)
     assert memory(largest).level is Level.OK

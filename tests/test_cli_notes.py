@@ -11,7 +11,7 @@ import pytest
 
 from bench.node import Daemon
 from cachesvc.__main__ import run
-from cachesvc.cli.notes import SAID, say_notes
+from cachesvc.cli.catalog_notes import MAX_PRINTED, print_notes
 
 RECORDS = ["--format", "records", "--record-bytes", "4096"]
 
@@ -58,7 +58,7 @@ def test_it_is_said_without_a_daemon_too(data: Path, capsys: Any) -> None:
 
 
 def test_many_notes_are_a_few_lines(capsys: Any) -> None:
-    say_notes([f"note\n{n}" for n in range(SAID + 3)], as_json=False)
+    print_notes([f"note\n{n}" for n in range(MAX_PRINTED + 3)], as_json=False)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "warning: note 0"
-    assert lines[SAID:] == ["warning: and 3 notes more, in ds.catalog.notes"]
+    assert lines[MAX_PRINTED:] == ["warning: and 3 notes more, in ds.catalog.notes"]

@@ -19,8 +19,8 @@ import pytest
 
 from bench.node import Daemon
 from cachesvc.__main__ import run
-from cachesvc.cli import checks, output
-from cachesvc.cli.notes import say_notes
+from cachesvc.cli import doctor_checks, output
+from cachesvc.cli.catalog_notes import print_notes
 from cachesvc.client.control import Control
 from cachesvc.config import OPEN_FILES, SOCKET_PATH_BYTES, open_files_advised
 from cachesvc.core.errors import CorruptData
@@ -266,9 +266,9 @@ def test_doctor_takes_what_a_daemon_is_sized_by(capsys: Any, tmp_path: Path) -> 
 
 def test_doctor_and_daemon_advise_the_same_number_of_open_files(tmp_path: Path) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    found = checks.open_files(64 << 20, 64 << 20)
+    found = doctor_checks.open_files(64 << 20, 64 << 20)
     assert f"{OPEN_FILES:,} advised" in found.text
-    assert (found.level is checks.Level.WARN) == (0 <= hard < OPEN_FILES)
+    assert (found.level is doctor_checks.Level.WARN) == (0 <= hard < OPEN_FILES)
     child = launched(tmp_path, *SMALL, "--socket", str(tmp_path / "s"), before="ulimit -n 1000; ")
     assert child.stdout is not None
     assert f"advised={OPEN_FILES}" in child.stdout.readline()
@@ -297,7 +297,7 @@ def test_names_that_a_terminal_would_obey_are_spelled_out(
     assert json.loads(capsys.readouterr().out)["key"] == name
     output.complain(CorruptData(f"{name} is no tar"))
     assert capsys.readouterr().err == r"cachesvc: a b\x1b[2Jc é d is no tar" + "\n"
-    say_notes([f"{name} is left out"], as_json=False)
+    print_notes([f"{name} is left out"], as_json=False)
     assert capsys.readouterr().err == r"warning: a b\x1b[2Jc é d is left out" + "\n"
 
 

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachesvc.__main__ import run
-from cachesvc.cli import cli, exits, output
-from cachesvc.cli.feedback import Feedback
+from cachesvc.cli import cli, exit_codes, output
 from cachesvc.cli.forecast import Cluster, forecast
+from cachesvc.cli.progress_bar import ProgressBar
 from cachesvc.cli.serve import serve, settings_of
 from cachesvc.config import NvmeSpec
 from cachesvc.core import errors
@@ -139,7 +139,7 @@ def test_every_verb_prints_json_on_demand_and_every_option_is_explained() -> Non
 def test_exit_codes_are_documented_where_people_look(capsys: Any) -> None:
     kinds = [kind for kind in errors.kinds() if kind.__module__ == errors.__name__]
     table = {
-        int(code): name for code, name in re.findall(r"^\| (\d+) \| (\w+) \|", exits.__doc__ or "", re.M)
+        int(code): name for code, name in re.findall(r"^\| (\d+) \| (\w+) \|", exit_codes.__doc__ or "", re.M)
     }
     assert {kind.code: kind.__name__ for kind in kinds} == table
     assert run(["--help"]) == 0
@@ -156,7 +156,7 @@ def test_the_command_line_starts_without_what_only_the_daemon_needs() -> None:
 
 def test_a_log_gets_a_line_a_second_at_most(capsys: Any) -> None:
     clock = iter([0.0, 0.4, 0.9, 1.5, 1.6, 3.0])
-    with Feedback("prefetch", now=lambda: next(clock)) as feedback:
+    with ProgressBar("prefetch", now=lambda: next(clock)) as feedback:
         for done in range(5):
             feedback.update(done << 20, 10 << 20)
     lines = capsys.readouterr().err.splitlines()

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachesvc.catalog.tags import Tags
+from cachesvc.catalog.labels.tags import Tags
 from cachesvc.core.errors import CorruptData
 from tests.catalog_reader import compiled
 from tests.datasets import write_files

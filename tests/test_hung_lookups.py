@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bench.node import Daemon
-from cachesvc.cli.checks import Level, settings
+from cachesvc.cli.doctor_checks import Level, settings
 from cachesvc.client.control import Control
 from cachesvc.config import Settings
 from cachesvc.core.errors import SourceUnavailable

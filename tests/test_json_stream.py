@@ -27,7 +27,9 @@ def scanned(raw: bytes, window_bytes: int = 7, value_chars: int = 10_000) -> dic
         return raw[offset : offset + length]
 
     stream = JsonStream("x.json", read, len(raw), window_bytes, value_chars)
-    return {name: list(stream.items()) if name.startswith("l") else stream.value() for name in stream.fields()}
+    return {
+        name: list(stream.items()) if name.startswith("l") else stream.value() for name in stream.fields()
+    }
 
 
 names = st.text(max_size=9).filter(lambda name: not name.startswith("l"))

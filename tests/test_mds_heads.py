@@ -14,8 +14,9 @@ import pytest
 
 from bench.node import Daemon
 from cachesvc.__main__ import run
+from cachesvc.catalog.compiler import Inputs, ListedObject
 from cachesvc.catalog.formats.mds import compile_mds
-from cachesvc.catalog.inputs import Entry, Inputs, Options
+from cachesvc.catalog.options import Options
 from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import ObjectVersion
 from tests.catalog_reader import Folder, compiled
@@ -86,7 +87,9 @@ def test_a_long_index_costs_a_window_of_memory() -> None:
     names = {f"s3://b/shard.{number:05}.mds": 12 for number in range(count)} | {
         "s3://b/index.json": len(whole)
     }
-    entries = [Entry(ObjectVersion(uri, size, "e"), uri.rpartition("/")[2]) for uri, size in names.items()]
+    entries = [
+        ListedObject(ObjectVersion(uri, size, "e"), uri.rpartition("/")[2]) for uri, size in names.items()
+    ]
 
     def fetch(version: ObjectVersion, offset: int, length: int) -> bytes:
         return whole[offset : offset + length] if version.uri.endswith(".json") else b"\1\0\0\0"

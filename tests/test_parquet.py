@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from bench.node import Daemon
 from cachesvc.__main__ import run
 from cachesvc.catalog.build import DirectBytes, Options
+from cachesvc.catalog.compiler import Inputs, ListedObject
 from cachesvc.catalog.formats.parquet import compile_parquet
-from cachesvc.catalog.inputs import Entry, Inputs
 from cachesvc.core.errors import CorruptData, InvalidInput, NotFound
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.parquet.parquet import FOOTER_BYTES, Footer
@@ -244,7 +244,9 @@ def test_row_groups_are_not_joined_beyond_what_a_table_tells(tmp_path: Path) -> 
 def test_few_footers_are_held_at_a_time(tmp_path: Path) -> None:
     """Whoever reads their row groups is slower than the source: those of 10,000 files would take gigabytes."""
     body = written(tmp_path / "x", pa.table({"x": range(3)}))
-    entries = [Entry(ObjectVersion(f"s3://b/{n}.parquet", len(body), ""), f"{n}.parquet") for n in range(200)]
+    entries = [
+        ListedObject(ObjectVersion(f"s3://b/{n}.parquet", len(body), ""), f"{n}.parquet") for n in range(200)
+    ]
     asked, many = itertools.count(1), threading.Event()
 
     def fetch(version: ObjectVersion, offset: int, length: int) -> bytes:

@@ -13,6 +13,7 @@ import torch
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
 from cachesvc.catalog.catalog import Catalog
+from cachesvc.catalog.validation import check_catalog
 from cachesvc.core.errors import InvalidInput
 from loader import DataLoader, mix, open_dataset
 from tests.catalog_reader import compiled
@@ -60,7 +61,7 @@ def test_numbers_that_are_not_all_whole_are_targets(
     assert targets(catalog) == numbers
     assert catalog.labels is not None
     assert (catalog.labels.dtype, catalog.classes) == ("float64", ())
-    catalog.check()
+    check_catalog(catalog)
 
 
 @pytest.mark.parametrize(

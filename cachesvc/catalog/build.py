@@ -12,17 +12,19 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
+from cachesvc.catalog.address_space import AddressSpace
 from cachesvc.catalog.catalog import BUILDER_VERSION, Catalog
-from cachesvc.catalog.choice import choose
 from cachesvc.catalog.column_file import verify_digest, write_columns
 from cachesvc.catalog.columns import TextColumn, ints
-from cachesvc.catalog.contents import look, warning
-from cachesvc.catalog.detect import check_all_chosen, listing, name_of
-from cachesvc.catalog.formats import files, fixed, mds, parquet, tokens, webdataset
-from cachesvc.catalog.hive import hive_notes
-from cachesvc.catalog.inputs import Draft, Entry, ExtentBytes, Inputs, Options
-from cachesvc.catalog.space import Space
-from cachesvc.catalog.unused import UNUSED_BYTES
+from cachesvc.catalog.compiler import Draft, ExtentBytes, Inputs, ListedObject
+from cachesvc.catalog.content_sniffing import look, warning
+from cachesvc.catalog.expiry import UNUSED_BYTES
+from cachesvc.catalog.format_choice import choose
+from cachesvc.catalog.formats import files, mds, parquet, records, tokens, webdataset
+from cachesvc.catalog.labels.hive_partitions import hive_notes
+from cachesvc.catalog.listing import check_all_chosen, listing, name_of
+from cachesvc.catalog.options import Options
+from cachesvc.catalog.validation import check_catalog
 from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, NotFound, OutOfSpace
 from cachesvc.core.model import EXTENT_BYTES, MAX_EXTENTS, PAGE_BYTES, DatasetId, Extent, ObjectVersion
 from cachesvc.core.secrets import redacted
@@ -44,7 +46,7 @@ _COMPILE: dict[str, Callable[[Inputs], Draft]] = {
     "webdataset": webdataset.compile_webdataset,
     "mds": mds.compile_mds,
     "parquet": parquet.compile_parquet,
-    "records": fixed.compile_records,
+    "records": records.compile_records,
     "tokens": tokens.compile_tokens,
 }
 _SHORTER = {
@@ -71,7 +73,7 @@ class Survey:
     id: DatasetId
     uri: str
     options: Options
-    entries: tuple[Entry, ...]
+    entries: tuple[ListedObject, ...]
     beside: ObjectVersion | None
     found_out: bool = False
     left_out: int = 0
@@ -129,7 +131,7 @@ def _check_options(uri: str, options: Options) -> None:
             )
 
 
-def _digest(options: Options, entries: Sequence[Entry]) -> DatasetId:
+def _digest(options: Options, entries: Sequence[ListedObject]) -> DatasetId:
     digest = hashlib.blake2b(digest_size=16)
     digest.update(json.dumps([BUILDER_VERSION, asdict(options)], sort_keys=True).encode())
     for entry in entries:
@@ -187,11 +189,11 @@ def provisional(survey: Survey, extents: Sequence[Extent], directory: str) -> Da
     while it is indexed. Its id is derived from the survey's."""
     versions = list(dict.fromkeys(piece.object for extent in extents for piece in extent.pieces))
     index = {version: number for number, version in enumerate(versions)}
-    space = Space(versions)
+    space = AddressSpace(versions)
     for extent in extents:
         space.add((index[piece.object], piece.offset, piece.length) for piece in extent.pieces)
     name = provisional_id(survey.id)
-    entries = tuple(Entry(version, version.uri) for version in versions)
+    entries = tuple(ListedObject(version, version.uri) for version in versions)
     none = np.zeros(0, np.int64)
     rows = {"row.address": none, "row.length": none}
     draft = Draft("rows", space, (), np.zeros(len(extents) + 1, np.int64), columns=rows)
@@ -255,7 +257,7 @@ def _adopt(survey: Survey, beside: ObjectVersion, into: str, sources: _Sources) 
             raise CorruptData("it names other objects than are listed")
         if len(catalog.extent_sizes) > MAX_EXTENTS:
             raise CorruptData(f"it has more than {MAX_EXTENTS:,} extents")
-        catalog.check()
+        check_catalog(catalog)
         os.replace(temporary, into)
     except (CacheError, OSError) as error:  # OSError: no room for it, which may be room for one that is built
         _log.warning("%s is not used: %s", beside.uri, error)

@@ -13,9 +13,9 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import lmdb
 import numpy as np
@@ -24,7 +24,6 @@ import xxhash
 from cachesvc.catalog.columns import Array, MappedColumns, value_key
 from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, OutOfSpace
 
-_Made = TypeVar("_Made")
 _Places = dict[str, tuple[int, int]]
 VALUE_BYTES = 1 << 30
 """The longest LMDB value that is written. LMDB's limit is 4 GiB, and writing needs a copy in memory. A column of several
@@ -39,13 +38,15 @@ _INDEX_BYTES = 1 << 20
 """Limit of the index: a catalog has some 200 columns, and one more value for each GiB of a column."""
 
 
-def read_columns(path: str, make: Callable[[MappedColumns], _Made]) -> _Made:
-    """Map a file and return what `make` makes of its columns.
+@contextmanager
+def mapped_columns(path: str) -> Iterator[MappedColumns]:
+    """Map a file for the block that reads its columns; they stay mapped after it.
 
-    Raises CorruptData for anything but one whole file that `write_columns` wrote.
+    Raises CorruptData for anything but one whole file that `write_columns` wrote, and where the block fails on what the
+    columns hold.
     """
     try:
-        return make(_map(path))
+        yield _map(path)
     except (
         ValueError,
         KeyError,
@@ -101,7 +102,7 @@ def _places(raw: memoryview, lmdb_bytes: int) -> _Places:
 def verify_digest(path: str) -> None:
     """Read a whole file and compare its digest. Raises CorruptData.
 
-    The digest detects damage. It does not detect a forged file, which `Catalog.check` does.
+    The digest detects damage. It does not detect a forged file, which `check_catalog` does.
     """
     whole, lmdb_bytes, index_bytes = _whole(path)
     covered = lmdb_bytes + index_bytes

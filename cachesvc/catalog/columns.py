@@ -118,3 +118,9 @@ class MappedTexts:
     def __getitem__(self, index: int) -> str:
         begin = int(self._ends[index - 1]) if index else 0
         return self._text[begin : int(self._ends[index])].tobytes().decode("utf-8", "surrogateescape")
+
+
+def check_ascending(values: Ints, name: str) -> None:
+    """Raise CorruptData for a column that descends or begins below 0."""
+    if len(values) and (values[0] < 0 or (values[1:] < values[:-1]).any()):
+        raise CorruptData(f"catalog column {name!r} must ascend")

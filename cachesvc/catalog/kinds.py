@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from cachesvc.catalog.compiler import split_name
 from cachesvc.catalog.containers import BY_EXTENSION, COMPRESSIONS, LITDATA, Container
-from cachesvc.catalog.inputs import split_name
 
 PARQUET = ("parquet", "pq", "parq")
 TAR = ("tar", "tgz", "tbz2", "txz", "tzst")

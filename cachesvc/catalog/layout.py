@@ -49,7 +49,7 @@ class Fixed:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class PerSample:
     """Per sample and field an address and a length, int64[samples, F]; length -1 where a field is absent."""
 
     addresses: Ints
@@ -108,7 +108,7 @@ class Indirect:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class InlineTable:
     """Extents that start with a table of (begin, length) pairs of u32, one for each row and field; the length is `ABSENT`
     where a row has no value."""
 
@@ -144,4 +144,4 @@ class Table:
         return self.starts[extent][:, None] + begin, length
 
 
-Layout = Fixed | Rows | Indirect | Table
+Layout = Fixed | PerSample | Indirect | InlineTable

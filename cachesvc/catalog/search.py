@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cachesvc.catalog.tags import NUMBER
+from cachesvc.catalog.labels.tags import NUMBER
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.text import printable
 
@@ -45,7 +45,7 @@ _METHODS = ("startswith", "endswith")
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
+class NumberValues:
     """A tag of numbers; NaN where a sample has none."""
 
     values: npt.NDArray[np.float64]
@@ -57,9 +57,9 @@ class Numbers:
     def test(self, predicate: Callable[[Any], Any]) -> Mask:
         """Where the predicate holds of the number as people write it: 15, not 15.0."""
         used, codes = np.unique(self.values, return_inverse=True)
-        return Words(codes, [None if np.isnan(value) else _spelled(float(value)) for value in used]).test(
-            predicate
-        )
+        return TextValues(
+            codes, [None if np.isnan(value) else _spelled(float(value)) for value in used]
+        ).test(predicate)
 
     def compare(self, compare: Callable[[Any, Any], Any], constant: Any) -> Mask:
         """Where `value <op> constant` holds; NaN fails all of them. Text that is a number equals it: it may have been
@@ -72,7 +72,7 @@ class Numbers:
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class TextValues:
     """Dictionary-encoded text: `codes` index `values`, -1 where a sample has none. With `codes_are_numbers`
     (classes) a number is compared with the code itself, and a text must be one of the values."""
 
@@ -116,7 +116,7 @@ class Words:
         return np.asarray(compare(self.codes, constant) & self.present())
 
 
-Column = Numbers | Words
+Column = NumberValues | TextValues
 
 
 def _some(values: Sequence[str | None]) -> str:

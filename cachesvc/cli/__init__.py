@@ -1,4 +1,4 @@
-"""The verbs, each a module; `exits.py` documents the exit codes."""
+"""The verbs, each a module; `exit_codes.py` documents the exit codes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cachesvc.cli import (
     datasets,
     doctor,
     estimate,
-    exits,
+    exit_codes,
     find,
     index,
     prefetch,
@@ -22,7 +22,7 @@ from cachesvc.cli import (
 
 
 @click.group(
-    epilog=exits.HELP, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+    epilog=exit_codes.HELP, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
 )
 @click.version_option(cachesvc.__version__, prog_name="cachesvc")
 def cli() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from cachesvc.cli import options, output, target
-from cachesvc.cli.notes import say_notes
+from cachesvc.cli import options, output, resolve
+from cachesvc.cli.catalog_notes import print_notes
 from cachesvc.client.control import Control
 from cachesvc.core.errors import CacheError, TierFailed
 
@@ -45,11 +45,13 @@ def list_datasets(socket: str | None, json: bool) -> int:
 def pin(name: str, socket: str | None, json: bool, **given: Any) -> int:
     """Keep a dataset's resident extents, whatever else needs room."""
     with Control(socket) as control:
-        dataset = target.current(control, name, options.dataset_options(given), json)
+        dataset = resolve.current_version(control, name, options.dataset_options(given), json)
         control.pin(dataset, True)
         beyond_bytes = sum(reply.unfit_bytes for reply in control.prefetch(dataset, dry_run=True))
     if beyond_bytes:
-        say_notes([f"{output.size(beyond_bytes)} of it have no room, and are not kept until they have"], json)
+        print_notes(
+            [f"{output.size(beyond_bytes)} of it have no room, and are not kept until they have"], json
+        )
     _report(json, f"{name} ({dataset}) is pinned", event="pinned", dataset=dataset, target=name)
     return 0
 
@@ -61,7 +63,7 @@ def pin(name: str, socket: str | None, json: bool, **given: Any) -> int:
 def unpin(name: str, socket: str | None, json: bool, **given: Any) -> int:
     """Let a dataset be evicted again; every known version of a URI."""
     with Control(socket) as control:
-        for dataset in target.versions(control, name, options.dataset_options(given)):
+        for dataset in resolve.all_versions(control, name, options.dataset_options(given)):
             control.pin(dataset, False)
             _report(json, f"{name} ({dataset}) is not pinned", event="unpinned", dataset=dataset, target=name)
     return 0
@@ -79,7 +81,7 @@ def evict(name: str, socket: str | None, json: bool, **given: Any) -> int:
     """
     stayed_bytes = lost_bytes = 0
     with Control(socket) as control:
-        for dataset in target.versions(control, name, options.dataset_options(given)):
+        for dataset in resolve.all_versions(control, name, options.dataset_options(given)):
             reply = control.evict(dataset)
             kept = (
                 f"; {output.size(reply.busy_bytes)} are leased or pinned and stay" if reply.busy_bytes else ""

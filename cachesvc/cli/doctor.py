@@ -11,8 +11,8 @@ import click
 from rich.text import Text
 
 from cachesvc import config
-from cachesvc.cli import checks, options, output
-from cachesvc.cli.checks import Finding, Level
+from cachesvc.cli import doctor_checks, options, output
+from cachesvc.cli.doctor_checks import Finding, Level
 from cachesvc.cli.serve import settings_of
 from cachesvc.client.control import find_daemon
 from cachesvc.core.secrets import redacted
@@ -47,17 +47,17 @@ def doctor(endpoint: str | None, socket: str | None, json: bool, **given: Any) -
 
 
 def _examine(settings: config.Settings, endpoint: str) -> Iterator[Finding]:
-    yield checks.kernel()
-    yield checks.settings(settings)
-    yield checks.memory(settings, allowed_bytes())
-    yield checks.open_files(settings.ram_bytes, settings.extent_bytes)
+    yield doctor_checks.kernel()
+    yield doctor_checks.settings(settings)
+    yield doctor_checks.memory(settings, allowed_bytes())
+    yield doctor_checks.open_files(settings.ram_bytes, settings.extent_bytes)
     for spec in settings.nvme:
-        yield from checks.disk(spec, settings.extent_bytes)
-    yield checks.state(settings.state_dir)
-    yield from checks.socket(settings.socket_dir)
-    yield checks.credentials()
+        yield from doctor_checks.disk(spec, settings.extent_bytes)
+    yield doctor_checks.state(settings.state_dir)
+    yield from doctor_checks.socket(settings.socket_dir)
+    yield doctor_checks.credentials()
     if endpoint:
-        yield checks.clock(endpoint)
+        yield doctor_checks.clock(endpoint)
 
 
 def _without_secrets(finding: Finding) -> Finding:

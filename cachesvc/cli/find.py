@@ -24,7 +24,7 @@ def find(name: str, expression: str, count: bool, socket: str | None, json: bool
     does not exist is an error that lists them. Line ends and the like in keys are spelled out; --json gives them as
     they are.
     """
-    from cachesvc.cli.catalogs import catalog_file
+    from cachesvc.cli.catalog_file import catalog_file
 
     with catalog_file(socket, name, options.dataset_options(given), json) as (catalog, _):
         found = catalog.find(expression)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from cachesvc.cli import options, output, target
+from cachesvc.cli import options, output, resolve
 
 
 @click.command()
@@ -23,8 +23,8 @@ def index(uri: str, beside: bool, into: str | None, socket: str | None, json: bo
 
     By the daemon where one runs, otherwise here with one's own rights.
     """
-    from cachesvc.cli.beside import copy_file, leave_beside
-    from cachesvc.cli.catalogs import catalog_file
+    from cachesvc.cli.catalog_file import catalog_file
+    from cachesvc.cli.publish_catalog import copy_file, publish_beside
 
     with catalog_file(socket, uri, options.dataset_options(given), json) as (catalog, path):
         written = []
@@ -32,7 +32,7 @@ def index(uri: str, beside: bool, into: str | None, socket: str | None, json: bo
             copy_file(path, into)
             written.append(into)
         if beside:
-            written.append(leave_beside(path, target.absolute(uri)))
+            written.append(publish_beside(path, resolve.absolute_uri(uri)))
         size_bytes, catalog_bytes = int(catalog.extent_sizes.sum()), os.stat(path).st_size
         row = {
             "event": "indexed",

@@ -14,7 +14,7 @@ from cachesvc import config
 from cachesvc.core.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from cachesvc.catalog.build import Options
+    from cachesvc.catalog.options import Options
 
     _Param = click.ParamType[Any]
 else:
@@ -167,7 +167,7 @@ def dataset(verb: _F) -> _F:
 
 def dataset_options(given: dict[str, Any]) -> Options:
     """The catalog's options from a verb's arguments. An extent size of 0 leaves the choice to the daemon."""
-    from cachesvc.catalog.build import Options
+    from cachesvc.catalog.options import Options
 
     return Options(extent_bytes=0, **given)
 

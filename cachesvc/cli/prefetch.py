@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cachesvc.cli import options, output, target
-from cachesvc.cli.feedback import Feedback
+from cachesvc.cli import options, output, resolve
+from cachesvc.cli.progress_bar import ProgressBar
 from cachesvc.cli.verify import check
 from cachesvc.client.control import Control
 from cachesvc.core.errors import CacheError, DaemonUnavailable, OutOfSpace, from_code
@@ -49,9 +49,9 @@ def prefetch(
             name = group[0] if len(group) == 1 else f"{group[0]} and {len(group) - 1} more"
             try:
                 if options.is_dataset_id(group[0]) and len(group) == 1:
-                    dataset = target.identified(control, group[0])
+                    dataset = resolve.by_id(control, group[0])
                 else:
-                    dataset = target.opened(control, group, wanted, json, refresh).id
+                    dataset = resolve.open_uris(control, group, wanted, json, refresh).id
                 _fill(control, dataset, name, dry_run, json)
                 if verify_too and not dry_run:
                     check(control, dataset, name, json)
@@ -71,10 +71,10 @@ def _fill(control: Control, dataset: DatasetId, name: str, dry_run: bool, as_jso
     started = time.monotonic()
     reply: pb.PrefetchReply | None = None
     before_bytes = 0
-    with Feedback("prefetch", as_json) as feedback:
+    with ProgressBar("prefetch", as_json) as progress:
         for reply in control.prefetch(dataset, dry_run):
             before_bytes = before_bytes or reply.source_bytes
-            feedback.update(reply.resident_bytes, reply.size_bytes)
+            progress.update(reply.resident_bytes, reply.size_bytes)
     if reply is None:
         raise CacheError("the daemon ended the prefetch without an answer; see its log")
     took_s = time.monotonic() - started

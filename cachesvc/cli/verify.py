@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from cachesvc.cli import options, output, target
+from cachesvc.cli import options, output, resolve
 from cachesvc.client.control import Control
 from cachesvc.core.errors import CacheError, CorruptData
 from cachesvc.core.model import DatasetId
@@ -24,7 +24,7 @@ def verify(name: str, socket: str | None, json: bool, **given: Any) -> int:
     """
     failure: CacheError | None = None
     with Control(socket) as control:
-        for dataset in target.versions(control, name, options.dataset_options(given)):
+        for dataset in resolve.all_versions(control, name, options.dataset_options(given)):
             try:
                 check(control, dataset, name, json)
             except CorruptData as error:

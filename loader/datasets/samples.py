@@ -13,7 +13,7 @@ import torch
 from xxhash import xxh3_64_hexdigest
 
 from cachesvc.catalog.catalog import Catalog
-from cachesvc.catalog.layout import Fixed, Indirect, Table
+from cachesvc.catalog.layout import Fixed, Indirect, InlineTable
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.epoch_order import sample_key
 from loader.datasets.decode import IMAGE_MODES, Decoder, ImageMode, decoded, decoder
@@ -83,7 +83,7 @@ class Samples:
         """A batch needs no Python per sample."""
         one = len(self._columns) == 1 and self._columns[0] >= 0 and not self._with_label
         plain = one and form.decode is None and form.transform is None
-        self.stays_bytes = plain and not isinstance(self._layout, (Fixed, Indirect, Table))
+        self.stays_bytes = plain and not isinstance(self._layout, (Fixed, Indirect, InlineTable))
         """A sample is one range of bytes, and handed out as it is, alone or in a tuple of one."""
         if isinstance(self._layout, Fixed):
             self._dtype = np.dtype(self._layout.dtype)
@@ -204,7 +204,7 @@ class Samples:
     def expect(self, reader: Reader, samples: Ints) -> None:
         """These samples will be taken next; see `Reader.expect`. Where a table in the extent says where samples
         lie, nothing is known ahead."""
-        if not isinstance(self._layout, (Indirect, Table)):
+        if not isinstance(self._layout, (Indirect, InlineTable)):
             addresses, lengths = self._catalog.locate(samples)
             columns = [column for column in self._columns if column >= 0]
             reader.expect(addresses[:, columns].ravel(), lengths[:, columns].ravel())
@@ -282,7 +282,7 @@ class Samples:
             whole = reader.read(addresses[:, 0], lengths[:, 0])
             split = [self._catalog.split(row or b"") for row in whole]
             return [[row[column] for column in columns] for row in split]
-        if isinstance(self._layout, Table):
+        if isinstance(self._layout, InlineTable):
             rows = reader.read(addresses[:, 0], lengths[:, 0])
             table = np.frombuffer(b"".join(row or b"" for row in rows), "<u4")
             addresses, lengths = self._catalog.settle(samples, table.reshape(len(rows), -1, 2))

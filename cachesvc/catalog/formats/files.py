@@ -16,13 +16,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cachesvc.catalog.address_space import AddressSpace
 from cachesvc.catalog.columns import Ints, TextColumn, ints
+from cachesvc.catalog.compiler import Draft, Inputs, ListedObject, split_name
 from cachesvc.catalog.containers import BY_EXTENSION, refusal
-from cachesvc.catalog.formats import labels, sidecars
-from cachesvc.catalog.inputs import Draft, Entry, Inputs, split_name
 from cachesvc.catalog.kinds import IMAGES, TABLES
+from cachesvc.catalog.labels import label_tables, sidecars
 from cachesvc.catalog.layout import Field
-from cachesvc.catalog.space import Space
 from cachesvc.core.errors import NotFound
 from cachesvc.core.model import PAGE_BYTES
 
@@ -44,7 +44,7 @@ class _Samples:
     size: Ints
 
 
-def select(entries: Sequence[Entry]) -> list[Entry]:
+def select(entries: Sequence[ListedObject]) -> list[ListedObject]:
     """Every object."""
     return list(entries)
 
@@ -52,8 +52,8 @@ def select(entries: Sequence[Entry]) -> list[Entry]:
 def compile_files(inputs: Inputs) -> Draft:
     """Compile a folder. Raises NotFound where there is not one byte of data, InvalidInput for a label file
     that is not there or labels nothing, CorruptData for one that does not parse."""
-    told = labels.told_apart(inputs)
-    rest, strays = told.rest, inputs.strays
+    split = label_tables.separate_tables(inputs)
+    rest, strays = split.rest, inputs.strays
     if inputs.found_out:
         strays = strays.union(_rows(inputs, rest))
         rest = [at for at in rest if at not in strays]
@@ -75,13 +75,13 @@ def compile_files(inputs: Inputs) -> Draft:
     lengths[rows, samples.field] = samples.size
     draft = Draft("rows", space, samples.fields, firsts)
     draft.columns = {"row.address": addresses.reshape(-1), "row.length": lengths.reshape(-1)}
-    draft.notes += told.notes
+    draft.notes += split.notes
     if inputs.found_out and samples.fields == (Field("file", ""),):
         draft.notes += _mixed([inputs.entries[at] for at in rest])
     draft.strays = strays
     draft.keys = TextColumn(samples.names[sample] for sample in order)
     files = sidecars.Files(rest, rows, samples.field, samples.fields, len(order))
-    sidecars.annotate(inputs, draft, files, told.tables)
+    sidecars.annotate(inputs, draft, files, split.tables)
     return draft
 
 
@@ -116,7 +116,7 @@ def _sharing(inputs: Inputs, few: Sequence[int], many: Iterable[int]) -> set[int
     return {at for at, stem in stems.items() if stem in shared}
 
 
-def _group(entries: Sequence[Entry]) -> _Samples:
+def _group(entries: Sequence[ListedObject]) -> _Samples:
     names = _names(entries)
     split = _alike([split_name(name) for name in names])
     extensions = sorted({extension for _, extension in split}, key=_data_first)
@@ -143,7 +143,7 @@ def _only_field(extensions: Sequence[str]) -> Field:
     return Field("image", extensions[0]) if IMAGES.issuperset(extensions) else Field("file", "")
 
 
-def _mixed(entries: Sequence[Entry]) -> list[str]:
+def _mixed(entries: Sequence[ListedObject]) -> list[str]:
     """The note that images are not decoded because other files lie among them."""
     counts = Counter(entry.extension for entry in entries)
     if IMAGES.isdisjoint(counts):
@@ -161,7 +161,7 @@ def _alike(split: list[tuple[str, str]]) -> list[tuple[str, str]]:
     return split if same or len(set(lowered)) < len(split) else lowered
 
 
-def _names(entries: Sequence[Entry]) -> list[str]:
+def _names(entries: Sequence[ListedObject]) -> list[str]:
     """Paths below the URI; where several URIs hold the same one, below the folder of all of them."""
     paths = [entry.path for entry in entries]
     if len(set(paths)) == len(paths):
@@ -215,7 +215,7 @@ def _with_bytes(runs: Sequence[tuple[int, int]], total: Ints) -> list[tuple[int,
     return kept
 
 
-def _lay_out(inputs: Inputs, rest: Sequence[int], samples: _Samples) -> tuple[Ints, Ints, Space, Ints]:
+def _lay_out(inputs: Inputs, rest: Sequence[int], samples: _Samples) -> tuple[Ints, Ints, AddressSpace, Ints]:
     """Sample order, first sample of each extent, the space, and the address of each file."""
     limit = inputs.options.extent_bytes // PAGE_BYTES * PAGE_BYTES
     bytes_of = np.bincount(samples.sample, samples.size, len(samples.names)).astype(np.int64)
@@ -229,7 +229,7 @@ def _lay_out(inputs: Inputs, rest: Sequence[int], samples: _Samples) -> tuple[In
     rank[order] = np.arange(len(order))
     files = np.lexsort((samples.field, rank[samples.sample]))
     begins = np.searchsorted(rank[samples.sample][files], np.arange(len(order) + 1))
-    space, address = Space([entry.object for entry in inputs.entries]), np.zeros(len(files), np.int64)
+    space, address = AddressSpace([entry.object for entry in inputs.entries]), np.zeros(len(files), np.int64)
     firsts, layer = array("q"), _Layer(space, rest, samples.size, address)
     runs = buckets(hashes[small], bytes_of[small], limit)
     if len(small) and not bytes_of[small].sum():
@@ -251,7 +251,7 @@ def _lay_out(inputs: Inputs, rest: Sequence[int], samples: _Samples) -> tuple[In
 class _Layer:
     """Puts files (by their place in `rest`) into extents and notes their addresses."""
 
-    space: Space
+    space: AddressSpace
     rest: Sequence[int]
     size: Ints
     address: Ints

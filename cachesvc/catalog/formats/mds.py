@@ -12,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from cachesvc.catalog.address_space import AddressSpace
 from cachesvc.catalog.columns import ints
+from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
 from cachesvc.catalog.formats.json_stream import JsonStream
-from cachesvc.catalog.inputs import Draft, Entry, Inputs
 from cachesvc.catalog.layout import Field
-from cachesvc.catalog.space import Space
 from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import ObjectVersion
 
@@ -39,7 +39,7 @@ class _Shard:
     columns: tuple[tuple[str, str, int], ...]
 
 
-def select(entries: Sequence[Entry]) -> list[Entry]:
+def select(entries: Sequence[ListedObject]) -> list[ListedObject]:
     """Indices and shards."""
     return [entry for entry in entries if entry.name == "index.json" or ".mds" in entry.name.lower()]
 
@@ -47,7 +47,7 @@ def select(entries: Sequence[Entry]) -> list[Entry]:
 def compile_mds(inputs: Inputs) -> Draft:
     """Compile by the index. Raises CorruptData naming file and field, InvalidInput for what is not read."""
     places = {entry.object.uri: at for at, entry in enumerate(inputs.entries)}
-    space, firsts, samples = Space([entry.object for entry in inputs.entries]), array("q"), 0
+    space, firsts, samples = AddressSpace([entry.object for entry in inputs.entries]), array("q"), 0
     columns: tuple[tuple[str, str, int], ...] | None = None
     heads: list[_Head] = []
     named: set[int] = set()
@@ -101,10 +101,10 @@ def _check_heads(inputs: Inputs, heads: Sequence[_Head]) -> None:
                 )
 
 
-def _indices(inputs: Inputs) -> list[Entry]:
+def _indices(inputs: Inputs) -> list[ListedObject]:
     """The index of each URI: the one directly below it (a merged index lists its subfolders' shards), else its only
     one."""
-    below: dict[str, list[Entry]] = {}
+    below: dict[str, list[ListedObject]] = {}
     for entry in inputs.entries:
         if entry.name == "index.json":
             below.setdefault(entry.object.uri.removesuffix(entry.path), []).append(entry)
@@ -120,7 +120,7 @@ def _indices(inputs: Inputs) -> list[Entry]:
     return chosen
 
 
-def _shards(inputs: Inputs, index: Entry) -> Iterator[_Shard]:
+def _shards(inputs: Inputs, index: ListedObject) -> Iterator[_Shard]:
     """Each shard as it is parsed."""
     uri, size = index.object.uri, index.object.size_bytes
     if size > _INDEX_BYTES:

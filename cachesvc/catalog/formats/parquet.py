@@ -10,11 +10,11 @@ from array import array
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from cachesvc.catalog.address_space import AddressSpace
 from cachesvc.catalog.columns import ints
-from cachesvc.catalog.inputs import Draft, Entry, Inputs
+from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
 from cachesvc.catalog.kinds import PARQUET
 from cachesvc.catalog.layout import Field
-from cachesvc.catalog.space import Space
 from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.parquet.arrow import Leaf
@@ -33,14 +33,14 @@ _TAIL_BYTES = 64 << 10
 _THREADS = 32
 
 
-def select(entries: Sequence[Entry]) -> list[Entry]:
+def select(entries: Sequence[ListedObject]) -> list[ListedObject]:
     """Files that are called so."""
     return [entry for entry in entries if entry.extension in PARQUET]
 
 
 def compile_parquet(inputs: Inputs) -> Draft:
     """Compile by the footers. Raises CorruptData naming the file, InvalidInput for what is not read."""
-    space, firsts, samples = Space([entry.object for entry in inputs.entries]), array("q"), 0
+    space, firsts, samples = AddressSpace([entry.object for entry in inputs.entries]), array("q"), 0
     fields: tuple[Field, ...] | None = None
     notes: list[str] = []
     for at, (entry, footer, tail) in enumerate(_footers(inputs)):
@@ -96,7 +96,7 @@ def _named(fields: Sequence[Field]) -> str:
     return ", ".join(f"{field.name} {field.encoding}" for field in fields)
 
 
-def _footers(inputs: Inputs) -> Iterator[tuple[Entry, Footer, int]]:
+def _footers(inputs: Inputs) -> Iterator[tuple[ListedObject, Footer, int]]:
     """Of every file, fetched a batch at a time, read one at a time: until its row groups are known a footer takes ten times
     its size."""
     with ThreadPoolExecutor(_THREADS, "footers") as pool:

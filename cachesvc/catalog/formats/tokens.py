@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from cachesvc.catalog.columns import Ints
-from cachesvc.catalog.formats.fixed import (
+from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
+from cachesvc.catalog.formats.records import (
     Cut,
     Payload,
     check_payloads,
@@ -26,7 +27,6 @@ from cachesvc.catalog.formats.fixed import (
     raw_payload,
     read_payloads,
 )
-from cachesvc.catalog.inputs import Draft, Entry, Inputs
 from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import PAGE_BYTES
 
@@ -35,7 +35,7 @@ _MAGIC = b"MMIDIDX\x00\x00"
 _MEGATRON_DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
 
 
-def select(entries: Sequence[Entry]) -> list[Entry]:
+def select(entries: Sequence[ListedObject]) -> list[ListedObject]:
     """The objects that hold tokens, and their Megatron indices."""
     return [entry for entry in entries if entry.extension in ("bin", "npy", "idx")]
 
@@ -68,7 +68,7 @@ def compile_tokens(inputs: Inputs) -> Draft:
     return draft
 
 
-def _stem(entry: Entry) -> str:
+def _stem(entry: ListedObject) -> str:
     return entry.object.uri.rpartition(".")[0]
 
 

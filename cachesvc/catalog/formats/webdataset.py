@@ -12,13 +12,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from cachesvc.catalog.address_space import AddressSpace
 from cachesvc.catalog.columns import TextColumn, ints
+from cachesvc.catalog.compiler import Draft, ExtentBytes, Inputs, ListedObject
 from cachesvc.catalog.containers import compression_of
 from cachesvc.catalog.formats.tar import BLOCK, Member, members
-from cachesvc.catalog.inputs import Draft, Entry, ExtentBytes, Inputs
+from cachesvc.catalog.labels.tags import SIDECAR_BYTES, SIDECARS, Tags
 from cachesvc.catalog.layout import Field
-from cachesvc.catalog.space import Space
-from cachesvc.catalog.tags import SIDECAR_BYTES, SIDECARS, Tags
 from cachesvc.core.errors import CorruptData, InvalidInput, NotFound
 
 _MAX_FIELDS = 64
@@ -32,7 +32,7 @@ _META = re.compile(r"__[^/]*__($|/)")
 _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
 
 
-def select(entries: Sequence[Entry]) -> list[Entry]:
+def select(entries: Sequence[ListedObject]) -> list[ListedObject]:
     """The tars. Raises InvalidInput for compressed ones, whose samples would be missing."""
     for entry in entries:
         if entry.name.lower().endswith(PACKED):
@@ -40,7 +40,7 @@ def select(entries: Sequence[Entry]) -> list[Entry]:
     return [entry for entry in entries if entry.extension == "tar"]
 
 
-def _packed(entry: Entry) -> InvalidInput:
+def _packed(entry: ListedObject) -> InvalidInput:
     return InvalidInput(
         f"{entry.object.uri} is a compressed tar: decompress it, or name the plain ones (*.tar); format='files' "
         "reads it as it is"
@@ -49,7 +49,7 @@ def _packed(entry: Entry) -> InvalidInput:
 
 def compile_webdataset(inputs: Inputs) -> Draft:
     """Index every tar. Raises CorruptData naming archive and offset, NotFound where no member is a sample."""
-    space = Space([entry.object for entry in inputs.entries])
+    space = AddressSpace([entry.object for entry in inputs.entries])
     cut = inputs.options.extent_bytes
     spans = []
     for index, entry in enumerate(inputs.entries):
@@ -173,7 +173,7 @@ class _Collector:
         )
         return [*([links] if self._links else []), *self._tags.notes()]
 
-    def draft(self, inputs: Inputs, space: Space) -> Draft:
+    def draft(self, inputs: Inputs, space: AddressSpace) -> Draft:
         """What was collected."""
         count, names = len(self._keys), sorted(self._fields)
         if not count:

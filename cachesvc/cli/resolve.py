@@ -5,26 +5,26 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from cachesvc.cli.feedback import Feedback
-from cachesvc.cli.notes import say_notes
+from cachesvc.cli.catalog_notes import print_notes
 from cachesvc.cli.options import ID_DIGITS, is_dataset_id
+from cachesvc.cli.progress_bar import ProgressBar
 from cachesvc.client.control import Control, DatasetInfo
 from cachesvc.core.errors import InvalidInput, NotFound
 from cachesvc.core.model import DatasetId
 from cachesvc.core.secrets import redacted
 
 if TYPE_CHECKING:
-    from cachesvc.catalog.build import Options
+    from cachesvc.catalog.options import Options
 
 
-def current(control: Control, target: str, options: Options, as_json: bool = False) -> DatasetId:
+def current_version(control: Control, target: str, options: Options, as_json: bool = False) -> DatasetId:
     """The dataset that a URI holds now, its catalog built if need be; or that an id names."""
     if is_dataset_id(target):
-        return identified(control, target)
-    return opened(control, [target], options, as_json).id
+        return by_id(control, target)
+    return open_uris(control, [target], options, as_json).id
 
 
-def identified(control: Control, digits: str) -> DatasetId:
+def by_id(control: Control, digits: str) -> DatasetId:
     """The dataset of an id, or the open one whose id begins so. Raises NotFound, InvalidInput where several do."""
     if len(digits) == ID_DIGITS:
         return DatasetId(digits)
@@ -38,31 +38,31 @@ def identified(control: Control, digits: str) -> DatasetId:
     return DatasetId(found[0])
 
 
-def opened(
+def open_uris(
     control: Control, uris: list[str], options: Options, as_json: bool = False, refresh: bool = False
 ) -> DatasetInfo:
     """Resolve URIs to one dataset version, showing progress while it is indexed and then what it notes."""
     mixed = [uri for uri in uris if is_dataset_id(uri)]
     if mixed:
         raise InvalidInput(f"{mixed[0]} is a dataset id; name the data by its URI here")
-    with Feedback("index", as_json) as feedback:
+    with ProgressBar("index", as_json) as progress:
         found = control.open_dataset(
-            [absolute(uri) for uri in uris], options, refresh=refresh, progress=feedback.update
+            [absolute_uri(uri) for uri in uris], options, refresh=refresh, progress=progress.update
         )
-    say_notes(found.notes, as_json)
+    print_notes(found.notes, as_json)
     return found
 
 
-def versions(control: Control, target: str, options: Options) -> list[DatasetId]:
+def all_versions(control: Control, target: str, options: Options) -> list[DatasetId]:
     """Every version of a URI that the daemon knows, old ones too; where it knows none, the current one."""
     if is_dataset_id(target):
-        return [identified(control, target)]
-    wanted = _bare(redacted(absolute(target)))
+        return [by_id(control, target)]
+    wanted = _bare(redacted(absolute_uri(target)))
     known = [DatasetId(row.dataset.id) for row in control.list() if _bare(row.dataset.uri) == wanted]
-    return known or [current(control, target, options)]
+    return known or [current_version(control, target, options)]
 
 
-def absolute(uri: str) -> str:
+def absolute_uri(uri: str) -> str:
     """A local path as the daemon will name it: it runs in another directory, and resolves links. Raises InvalidInput
     where nothing is named, which would be the working directory, and for bytes that are no text."""
     if not uri.strip():

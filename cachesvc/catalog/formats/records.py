@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from cachesvc.catalog.address_space import AddressSpace, unit
 from cachesvc.catalog.columns import ints
-from cachesvc.catalog.formats.headers import HEAD_BYTES, header_of
-from cachesvc.catalog.inputs import Draft, Entry, Inputs
+from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
+from cachesvc.catalog.formats.token_headers import HEAD_BYTES, header_of
 from cachesvc.catalog.layout import Field
-from cachesvc.catalog.space import Space, unit
 from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import PAGE_BYTES
 
@@ -141,7 +141,7 @@ def check_payloads(inputs: Inputs, payloads: Sequence[Payload]) -> None:
         raise InvalidInput(f"{inputs.uri}: header_bytes is for raw .bin files, not for .npy and Megatron's")
 
 
-def select(entries: Sequence[Entry]) -> list[Entry]:
+def select(entries: Sequence[ListedObject]) -> list[ListedObject]:
     """The objects that hold records."""
     return [entry for entry in entries if entry.extension in ("bin", "npy")]
 
@@ -189,7 +189,7 @@ def lay_out(
     inputs: Inputs, payloads: Sequence[Payload], cut: Cut, field: str, shape: tuple[int, ...]
 ) -> Draft:
     """Files one after another, each from where a stride and a page begin together."""
-    space, notes = Space([entry.object for entry in inputs.entries]), []
+    space, notes = AddressSpace([entry.object for entry in inputs.entries]), []
     runs_first, runs_slot, runs_object, firsts, samples = array("q"), array("q"), array("q"), array("q"), 0
     for done, payload in enumerate(payloads):
         count = max(0, (payload.length - cut.record) // cut.stride + 1)

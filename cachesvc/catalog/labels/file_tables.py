@@ -26,7 +26,7 @@ _LINE_CHARS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class FileTable:
     """A table of which the columns are known. `separator`: "" for JSONL."""
 
     uri: str
@@ -64,7 +64,7 @@ class Table:
             yield str(row.get(file or "", "")).strip(), rest
 
 
-def parsed_table(uri: str, body: bytes) -> Table:
+def parsed_table(uri: str, body: bytes) -> FileTable:
     """A table by the extension of its name: JSONL, else separated values. Raises CorruptData for what is no
     UTF-8 text, and for a first line that does not parse."""
     try:
@@ -75,12 +75,12 @@ def parsed_table(uri: str, body: bytes) -> Table:
         ) from error
     if uri.lower().endswith((".jsonl", ".ndjson", ".json")):
         rows = islice(_json_rows(uri, text), _HEADER_ROWS)
-        return Table(uri, text, "", tuple(dict.fromkeys(name for row in rows for name in row)))
+        return FileTable(uri, text, "", tuple(dict.fromkeys(name for row in rows for name in row)))
     headers = {separator: _header(uri, text, separator) for separator in SEPARATORS}
     fitting = [separator for separator, header in headers.items() if _first(header, FILE_COLUMNS) is not None]
     # no sniffing: it guesses by frequencies, and takes a letter of the names where a table has one column
     chosen = fitting[0] if fitting else max(headers, key=lambda separator: len(headers[separator]))
-    return Table(uri, text, chosen, headers[chosen])
+    return FileTable(uri, text, chosen, headers[chosen])
 
 
 def begins_as_rows(beginning: bytes) -> bool:
@@ -139,7 +139,7 @@ def _header(uri: str, text: str, separator: str) -> tuple[str, ...]:
     return tuple(next(_lines(uri, text[:_HEADER_CHARS], separator), []))
 
 
-def _separated(table: Table) -> Iterator[Mapping[str, Any]]:
+def _separated(table: FileTable) -> Iterator[Mapping[str, Any]]:
     lines = _lines(table.uri, table.text, table.separator)
     next(lines, None)
     return (dict(zip(table.columns, cells, strict=False)) for cells in lines)

@@ -11,7 +11,7 @@ from array import array
 import numpy as np
 
 from cachesvc.catalog.columns import Array, TextColumn, ints
-from cachesvc.catalog.targets import Encoded, Value, encoded, mixed
+from cachesvc.catalog.labels.label_encoding import EncodedLabels, Value, encode_labels, mixed_label
 from cachesvc.core.text import printable
 
 SIDECARS = ("cls", "json", "txt")
@@ -103,7 +103,7 @@ class Tags:
         given = zip(self._samples.get("label", ()), self._values.get("label", ()), strict=True)
         return sum(firsts.setdefault(sample, value) != value for sample, value in given)
 
-    def take_labels(self, samples: int, kind: str, uri: str) -> Encoded | None:
+    def take_labels(self, samples: int, kind: str, uri: str) -> EncodedLabels | None:
         """Remove the tag `label` and encode it as `targets.encoded` says, for each sample. What `.json` sidecars call
         so is it where nothing else is; else it becomes the tag `_label`. Raises what that raises."""
         if _JSON_LABEL in self._values:
@@ -114,8 +114,8 @@ class Tags:
             return None
         where, given = ints(self._samples.pop("label")), self._values.pop("label")
         values = [str(value) if isinstance(value, bool) else value for value in given]
-        classes, codes = encoded(values, kind, uri)
-        self._mixed = "" if kind else mixed(values)
+        classes, codes = encode_labels(values, kind, uri)
+        self._mixed = "" if kind else mixed_label(values)
         labels = np.full(samples, -1 if codes.dtype.kind == "i" else np.nan, codes.dtype)
         labels[where] = codes
         return classes, labels

@@ -6,10 +6,10 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from cachesvc.catalog.compiler import Inputs
 from cachesvc.catalog.containers import HEAD_BYTES, JSON_LIST, JSONL, Container, by_content, refusal
-from cachesvc.catalog.inputs import Inputs
 from cachesvc.catalog.kinds import KNOWN, PLAIN, TABLES, extension_of, kind_of
-from cachesvc.catalog.tables import begins_as_json_lines
+from cachesvc.catalog.labels.file_tables import begins_as_json_lines
 
 _MAX_LOOKS = 16
 """Kinds of names of which an object is read, those with the most objects."""

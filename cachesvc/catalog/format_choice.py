@@ -1,23 +1,24 @@
-"""Chooses the format of a listing: more than half of its data objects decide, by their names (`tally.py`)."""
+"""Chooses the format of a listing: more than half of its data objects decide, by their names (`votes.py`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from cachesvc.catalog.compiler import ListedObject
 from cachesvc.catalog.containers import LITDATA, Container, refusal
-from cachesvc.catalog.formats import files, fixed, mds, parquet, tokens, webdataset
-from cachesvc.catalog.inputs import Entry, Options
+from cachesvc.catalog.format_votes import FormatVotes
+from cachesvc.catalog.formats import files, mds, parquet, records, tokens, webdataset
 from cachesvc.catalog.kinds import Kind, kind_of
-from cachesvc.catalog.tally import Tally
+from cachesvc.catalog.options import Options
 from cachesvc.core.errors import InvalidInput, NotFound
 
-SELECT: dict[str, Callable[[Sequence[Entry]], list[Entry]]] = {
+SELECT: dict[str, Callable[[Sequence[ListedObject]], list[ListedObject]]] = {
     "files": files.select,
     "webdataset": webdataset.select,
     "mds": mds.select,
     "parquet": parquet.select,
-    "records": fixed.select,
+    "records": records.select,
     "tokens": tokens.select,
 }
 _INDEXED: tuple[Kind, ...] = ("mds", LITDATA)
@@ -31,11 +32,11 @@ class Choice:
     """`entries`: the objects of the dataset. `found_out`: by their names; no format was given."""
 
     format: str
-    entries: list[Entry]
+    entries: list[ListedObject]
     found_out: bool
 
 
-def choose(uri: str, entries: Sequence[Entry], zarrs: Collection[str], options: Options) -> Choice:
+def choose(uri: str, entries: Sequence[ListedObject], zarrs: Collection[str], options: Options) -> Choice:
     """The format that is given, or that an option is for, or that most objects have. `zarrs`: URIs of folders that hold
     Zarr arrays. Raises InvalidInput for an unknown format, for objects of several kinds of which none has the majority,
     and for containers that are not read; NotFound for no data object."""
@@ -44,14 +45,14 @@ def choose(uri: str, entries: Sequence[Entry], zarrs: Collection[str], options: 
         if given not in SELECT:
             raise InvalidInput(f"unknown format {given!r}; there are: {', '.join(SELECT)}")
         return Choice(given, SELECT[given](entries), False)
-    tally = Tally(entries, zarrs, options)
-    format = _majority(uri, tally, options)
+    votes = FormatVotes(entries, zarrs, options)
+    format = _majority(uri, votes, options)
     if format == "files":
-        return Choice(format, tally.files(), True)
-    return Choice(format, tally.of(format) if format == "records" else SELECT[format](entries), True)
+        return Choice(format, votes.files(), True)
+    return Choice(format, votes.of(format) if format == "records" else SELECT[format](entries), True)
 
 
-def _stated(entries: Sequence[Entry], options: Options) -> str:
+def _stated(entries: Sequence[ListedObject], options: Options) -> str:
     """The format that an option is for, where there are arrays to read by it; else ""."""
     if not (options.seq_len or options.record_bytes or options.dtype or options.header_bytes):
         return ""
@@ -61,24 +62,24 @@ def _stated(entries: Sequence[Entry], options: Options) -> str:
     return "tokens" if options.seq_len or "idx" in found else "records"
 
 
-def _majority(uri: str, tally: Tally, options: Options) -> str:
+def _majority(uri: str, votes: FormatVotes, options: Options) -> str:
     """The format of more than half of the data objects, which an index of others must not contradict."""
-    counts = tally.counts().most_common()
+    counts = votes.counts().most_common()
     if not counts:
-        return _without_data(uri, tally, options)
+        return _without_data(uri, votes, options)
     best, count = counts[0]
     readable = [kind for kind, _ in counts if isinstance(kind, str)]
     most = 2 * count > sum(each for _, each in counts)
-    contradicted = tally.indexed and best not in _INDEXED and any(kind in _INDEXED for kind, _ in counts)
+    contradicted = votes.indexed and best not in _INDEXED and any(kind in _INDEXED for kind, _ in counts)
     if isinstance(best, Container) and (most or not readable) and not contradicted:
-        raise refusal(tally.of(best)[0].object.uri, best, count)
+        raise refusal(votes.of(best)[0].object.uri, best, count)
     if isinstance(best, str) and most and not contradicted:
         return best
     held = ", ".join(
-        f"{count:,} {kind.name if isinstance(kind, Container) else kind} ({tally.of(kind)[0].path})"
+        f"{count:,} {kind.name if isinstance(kind, Container) else kind} ({votes.of(kind)[0].path})"
         for kind, count in counts[:_SHOWN]
     )
-    names = (tally.of(kind)[0].extension for kind in readable)
+    names = (votes.of(kind)[0].extension for kind in readable)
     globs = ", ".join(f"*.{name}" for name in names if name)
     why = "index.json names others than most" if contradicted else "none of them more than half"
     raise InvalidInput(
@@ -87,11 +88,11 @@ def _majority(uri: str, tally: Tally, options: Options) -> str:
     )
 
 
-def _without_data(uri: str, tally: Tally, options: Options) -> str:
+def _without_data(uri: str, votes: FormatVotes, options: Options) -> str:
     """Let the format say what is missing: files beside their table, the shards of an index."""
     if options.table:
         return "files"
-    if tally.indexed:
+    if votes.indexed:
         return "mds"
     raise NotFound(
         f"{uri} holds nothing but read-mes, logs and the like: format='files' reads them as samples"

@@ -23,7 +23,7 @@ LINE_S = 1.0
 """A log line a second tells enough and fills no disk."""
 
 
-class Feedback(AbstractContextManager["Feedback"]):
+class ProgressBar(AbstractContextManager["ProgressBar"]):
     """Shows `done` of `total` bytes of one piece of work. `update` may be called as often as one likes."""
 
     def __init__(self, title: str, as_json: bool = False, now: Callable[[], float] = time.monotonic) -> None:
@@ -34,7 +34,7 @@ class Feedback(AbstractContextManager["Feedback"]):
         self._first_done: int | None = None
         self._bar: Progress | None = None
 
-    def __enter__(self) -> Feedback:
+    def __enter__(self) -> ProgressBar:
         if not self._json and sys.stderr.isatty():
             self._bar = Progress(
                 TextColumn("{task.description}", markup=False),

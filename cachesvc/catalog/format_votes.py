@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
+from cachesvc.catalog.compiler import ListedObject, split_name
 from cachesvc.catalog.containers import CSV, JSONL, ZARR
-from cachesvc.catalog.inputs import Entry, Options, split_name
 from cachesvc.catalog.kinds import ASIDE, PLAIN, TABLES, Kind, extension_of, kind_of
+from cachesvc.catalog.options import Options
 
 _SHARDS = ("webdataset", "mds", "parquet")
 """The formats of shards, by precedence where several share a stem."""
@@ -20,10 +21,10 @@ _TEXTS = frozenset({"json", "txt", "cls", "yaml", "yml", "toml", "xml", "ini", "
 """Extensions of files that may describe others."""
 
 
-class Tally:
+class FormatVotes:
     """The kind of each entry in the light of the others. `indexed`: an `index.json` lies directly below a URI."""
 
-    def __init__(self, entries: Sequence[Entry], zarrs: Collection[str], options: Options) -> None:
+    def __init__(self, entries: Sequence[ListedObject], zarrs: Collection[str], options: Options) -> None:
         self._entries = entries
         self._kinds = [_kind(entry, zarrs) for entry in entries]
         self.indexed = any(entry.path == "index.json" for entry in entries)
@@ -43,16 +44,16 @@ class Tally:
             kind for at, kind in enumerate(self._kinds) if kind != ASIDE and at not in self._silent
         )
 
-    def of(self, wanted: Kind) -> list[Entry]:
+    def of(self, wanted: Kind) -> list[ListedObject]:
         """The objects of a kind."""
         return [entry for entry, kind in zip(self._entries, self._kinds, strict=True) if kind == wanted]
 
-    def files(self) -> list[Entry]:
+    def files(self) -> list[ListedObject]:
         """Plain files, and what may be a table about them."""
         tables = set(self._tables)
         return [entry for at, entry in enumerate(self._entries) if self._kinds[at] == PLAIN or at in tables]
 
-    def _may_be_table(self, at: int, entry: Entry) -> bool:
+    def _may_be_table(self, at: int, entry: ListedObject) -> bool:
         """Directly below a URI, under a usual name."""
         return self._kinds[at] in (CSV, JSONL) and entry.extension in TABLES and "/" not in entry.path
 
@@ -124,12 +125,12 @@ class Tally:
                 self._kinds[at] = PLAIN
 
 
-def _kind(entry: Entry, zarrs: Collection[str]) -> Kind:
+def _kind(entry: ListedObject, zarrs: Collection[str]) -> Kind:
     found = kind_of(entry.name)
     return ZARR if ".zarr/" in entry.object.uri.lower() or _is_chunk(entry, found, zarrs) else found
 
 
-def _is_chunk(entry: Entry, kind: Kind, zarrs: Collection[str]) -> bool:
+def _is_chunk(entry: ListedObject, kind: Kind, zarrs: Collection[str]) -> bool:
     """Tell whether an object lies in the folder of a Zarr array and is named like its chunks (`0.0`)."""
     if not zarrs or kind != PLAIN or not (extension_of(entry.name) == "" or entry.name == "zarr.json"):
         return False

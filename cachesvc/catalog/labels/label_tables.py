@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from cachesvc.catalog.inputs import Inputs
-from cachesvc.catalog.tables import FILE_COLUMNS, Table, begins_as_rows, parsed_table
-from cachesvc.catalog.tags import Tags
+from cachesvc.catalog.compiler import Inputs
+from cachesvc.catalog.labels.file_tables import FILE_COLUMNS, FileTable, begins_as_rows, parsed_table
+from cachesvc.catalog.labels.tags import Tags
 from cachesvc.core.errors import CorruptData, InvalidInput
 
 _MEANT = ("labels", "metadata")
@@ -28,7 +28,7 @@ class _Read:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class TableSplit:
     """`tables`: entries that are tables about the others; `rest`: the others; `notes`: for people."""
 
     tables: list[int]
@@ -36,7 +36,7 @@ class Told:
     notes: list[str]
 
 
-def told_apart(inputs: Inputs) -> Told:
+def separate_tables(inputs: Inputs) -> TableSplit:
     """Find the tables. The one that `options.labels` names always is one; else those directly below the URI that name
     files. Raises InvalidInput where the named one is not there or lacks a column, CorruptData where it does not
     parse."""
@@ -63,7 +63,7 @@ def told_apart(inputs: Inputs) -> Told:
         for entry in samples
         if entry.path.lower().partition(".")[0] in _MEANT and len(samples) < len(rest)
     ]
-    return Told(sorted(taken), rest, notes)
+    return TableSplit(sorted(taken), rest, notes)
 
 
 def _may_be_table(path: str) -> bool:
@@ -104,7 +104,7 @@ def _names_files(inputs: Inputs, at: int) -> bool:
         return False
 
 
-def _parsed(inputs: Inputs, at: int) -> Table:
+def _parsed(inputs: Inputs, at: int) -> FileTable:
     version = inputs.entries[at].object
     if version.size_bytes > _TABLE_BYTES:
         raise InvalidInput(

@@ -6,11 +6,11 @@ import os
 import shutil
 import stat
 
-from cachesvc.catalog.detect import BESIDE
+from cachesvc.catalog.listing import BESIDE
 from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed, NotFound, OutOfSpace, SourceUnavailable
 
 
-def leave_beside(catalog: str, uri: str) -> str:
+def publish_beside(catalog: str, uri: str) -> str:
     """Copy a catalog file to below a prefix URI; returns where it lies now.
 
     Raises InvalidInput where the URI is no single prefix, NotAllowed, NotFound or SourceUnavailable where it

@@ -34,7 +34,7 @@ def unit(record_bytes: int, limit_bytes: int) -> int:
     return huge if huge <= limit_bytes else lcm(record_bytes, PAGE_BYTES)
 
 
-class Space:
+class AddressSpace:
     """Lays out extents of `objects` (by index) and remembers them as columns: 25 bytes a piece, 41 where pieces are decoded
     from parts of objects. Raises InvalidInput before there are more than `MAX_EXTENTS`: who opens a dataset says how small
     they are, and a sparse file is as large as anybody likes."""

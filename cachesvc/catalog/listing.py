@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cachesvc.catalog.inputs import Entry
+from cachesvc.catalog.compiler import ListedObject
 from cachesvc.core.errors import InvalidInput, NotFound
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.ignored import no_data
@@ -22,7 +22,7 @@ class Listing:
     """Every object below the URIs, each once, in listing order, and the catalog beside them if there is one.
     `below`: the objects' URIs below each of the URIs. `zarrs`: URIs of the folders that hold Zarr arrays."""
 
-    entries: list[Entry]
+    entries: list[ListedObject]
     beside: ObjectVersion | None
     below: list[list[str]]
     zarrs: frozenset[str]
@@ -30,7 +30,7 @@ class Listing:
 
 def listing(uris: Sequence[str], sources: Callable[[str], Source]) -> Listing:
     """Leave out the objects whose path `no_data` names. Raises NotFound where nothing is left, of any URI."""
-    entries: dict[str, Entry] = {}
+    entries: dict[str, ListedObject] = {}
     zarrs: set[str] = set()
     beside, below = None, []
     for uri in uris:
@@ -43,7 +43,7 @@ def listing(uris: Sequence[str], sources: Callable[[str], Source]) -> Listing:
             if path == BESIDE and len(uris) == 1:
                 beside = found
             if not no_data(path):
-                entries.setdefault(found.uri, Entry(found, path))
+                entries.setdefault(found.uri, ListedObject(found, path))
                 mine.append(found.uri)
         below.append(mine)
     absent = [uri for uri, mine in zip(uris, below, strict=True) if not mine]
@@ -52,7 +52,9 @@ def listing(uris: Sequence[str], sources: Callable[[str], Source]) -> Listing:
     return Listing(list(entries.values()), beside, below, frozenset(zarrs))
 
 
-def check_all_chosen(uris: Sequence[str], listed: Listing, chosen: Sequence[Entry], format: str) -> None:
+def check_all_chosen(
+    uris: Sequence[str], listed: Listing, chosen: Sequence[ListedObject], format: str
+) -> None:
     """Raises InvalidInput for a folder or prefix of several whose objects the format leaves out. Single objects, such
     as a glob stands for, are left out like those of one folder."""
     taken = {entry.object.uri for entry in chosen}

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from cachesvc.catalog.columns import Array, Ints
-from cachesvc.catalog.formats.labels import read_tables
-from cachesvc.catalog.hive import is_partition
-from cachesvc.catalog.inputs import Draft, Inputs, split_name
+from cachesvc.catalog.compiler import Draft, Inputs, split_name
+from cachesvc.catalog.labels.hive_partitions import is_partition
+from cachesvc.catalog.labels.label_encoding import encode_labels
+from cachesvc.catalog.labels.label_tables import read_tables
+from cachesvc.catalog.labels.tags import SIDECAR_BYTES, SIDECARS, Tags
 from cachesvc.catalog.layout import Field
-from cachesvc.catalog.tags import SIDECAR_BYTES, SIDECARS, Tags
-from cachesvc.catalog.targets import encoded
 from cachesvc.core.errors import InvalidInput
 
 __all__ = ["SIDECARS", "Files", "annotate"]
@@ -105,7 +105,7 @@ def _folders(inputs: Inputs, files: Files, notes: list[str]) -> tuple[tuple[str,
     labels = np.full(files.samples, -1, np.int32)
     labels[files.sample] = [numbers[path.partition("/")[0]] for path in paths]
     if inputs.options.label_kind == "float":
-        return (), encoded(classes, "float", inputs.uri)[1][labels]
+        return (), encode_labels(classes, "float", inputs.uri)[1][labels]
     return tuple(classes), labels
 
 

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from cachesvc.cli import output
 from cachesvc.core.text import printable
 
-SAID = 8
+MAX_PRINTED = 8
 """Notes of one dataset that are printed one by one."""
 
 
-def say_notes(notes: Sequence[str], as_json: bool) -> None:
+def print_notes(notes: Sequence[str], as_json: bool) -> None:
     """One line each on stderr: `warning: ...`, or as JSON `{"warning": ...}`."""
-    said = list(notes[:SAID])
-    if len(notes) > SAID:
-        said.append(f"and {len(notes) - SAID:,} notes more, in ds.catalog.notes")
+    said = list(notes[:MAX_PRINTED])
+    if len(notes) > MAX_PRINTED:
+        said.append(f"and {len(notes) - MAX_PRINTED:,} notes more, in ds.catalog.notes")
     for note in said:
         line = " ".join(note.split())
         if as_json:

@@ -22,7 +22,7 @@ _FRACTION = re.compile(
     r"[+-]?((\d+\.\d*|\.\d+)([eE][+-]?\d+)?|\d+[eE][+-]?\d+|inf|infinity)", re.ASCII | re.I
 )
 Value = str | int | float
-Encoded = tuple[tuple[str, ...], npt.NDArray[Any]]
+EncodedLabels = tuple[tuple[str, ...], npt.NDArray[Any]]
 
 
 def is_absent(value: Value) -> bool:
@@ -30,7 +30,7 @@ def is_absent(value: Value) -> bool:
     return isinstance(value, str) and value.lower() == "nan"
 
 
-def encoded(values: Sequence[Value], kind: str, uri: str) -> Encoded:
+def encode_labels(values: Sequence[Value], kind: str, uri: str) -> EncodedLabels:
     """Class names and int32[values], an index into them or -1 for none; or () and float64[values], NaN for none.
 
     Of `kind` "" numbers that are not all whole are targets, float64, and all else is classes. Whole numbers of at least 0
@@ -58,7 +58,7 @@ def encoded(values: Sequence[Value], kind: str, uri: str) -> Encoded:
     return _by_name(names, sorted({str(value) for value in given}, key=lambda name: (float(name), name)))
 
 
-def mixed(values: Sequence[Value]) -> str:
+def mixed_label(values: Sequence[Value]) -> str:
     """The first label that is no number where others are numbers with a fraction; "" where there is none."""
     word, fraction = "", False
     for value in dict.fromkeys(values):
@@ -69,7 +69,7 @@ def mixed(values: Sequence[Value]) -> str:
     return word if fraction else ""
 
 
-def _by_name(values: Sequence[str | None], classes: Sequence[str]) -> Encoded:
+def _by_name(values: Sequence[str | None], classes: Sequence[str]) -> EncodedLabels:
     index: dict[str | None, int] = {name: number for number, name in enumerate(classes)}
     index[None] = -1
     return tuple(classes), np.asarray([index[value] for value in values], np.int32)

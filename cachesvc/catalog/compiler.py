@@ -8,63 +8,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from cachesvc.catalog.address_space import AddressSpace
 from cachesvc.catalog.columns import Array, Ints, TextColumn
+from cachesvc.catalog.labels.label_encoding import EncodedLabels
 from cachesvc.catalog.layout import Field
-from cachesvc.catalog.space import Space
-from cachesvc.catalog.targets import KINDS, Encoded
-from cachesvc.core.arguments import text, whole_number
+from cachesvc.catalog.options import Options
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import Extent, ObjectVersion
-
-MAX_NUMBER = 1 << 40
-"""Of bytes and tokens a sample or extent: more than memory holds, and far from where sums of int64 overflow."""
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How to read a dataset; part of its digest, so another option is another dataset version.
-
-    `format`: "" finds out. `extent_bytes`: a multiple of the page; 0: the
-    daemon's, else 64 MiB. `dtype`: a numpy dtype, with a shape where
-    records have one ("(3,32,32)u1"). `seq_len`, `overlap`: in tokens. `labels`: where labels come from, "" finds out,
-    "folder", "none", or the name of a CSV/JSONL file beside the data; and what they are, "class" or "float", alone or
-    behind a colon ("truth.csv:float"). `header_bytes`: before the items of each `.bin`, 0 finds out.
-
-    Raises InvalidInput for numbers that no dataset has, and for what is no text.
-    """
-
-    format: str = ""
-    extent_bytes: int = 0
-    dtype: str = ""
-    seq_len: int = 0
-    overlap: int = 0
-    record_bytes: int = 0
-    labels: str = ""
-    header_bytes: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("format", "dtype", "labels"):
-            text(name, getattr(self, name))
-        for name in ("extent_bytes", "seq_len", "overlap", "record_bytes", "header_bytes"):
-            given = whole_number(name, getattr(self, name), 0, MAX_NUMBER)
-            object.__setattr__(self, name, given)  # numpy's integers have no JSON
-
-    @property
-    def labels_from(self) -> str:
-        """The origin of labels: "" finds out, "folder", "none", or the name of a table."""
-        source, _, kind = self.labels.rpartition(":")
-        return source if kind in KINDS else self.labels
-
-    @property
-    def label_kind(self) -> str:
-        """The kind of labels, one of `KINDS`; "" finds out."""
-        kind = self.labels.rpartition(":")[2]
-        return kind if kind in KINDS else ""
-
-    @property
-    def table(self) -> str:
-        """The file of labels that is asked for, "" for none."""
-        return "" if self.labels_from in ("folder", "none") else self.labels_from
 
 
 class ExtentBytes(Protocol):
@@ -80,7 +30,7 @@ class ExtentBytes(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ListedObject:
     """A listed object and its path below the URI that was opened."""
 
     object: ObjectVersion
@@ -110,7 +60,7 @@ class Inputs:
     that turned out to be no data of the format. `found_out`: the format was not given."""
 
     uri: str
-    entries: Sequence[Entry]
+    entries: Sequence[ListedObject]
     options: Options
     fetch: Callable[[ObjectVersion, int, int], bytes]
     data: ExtentBytes
@@ -126,7 +76,7 @@ class Draft:
     `label.number`."""
 
     kind: str
-    space: Space
+    space: AddressSpace
     fields: tuple[Field, ...]
     extent_first: Ints
     head: dict[str, Any] = field(default_factory=dict)
@@ -137,7 +87,7 @@ class Draft:
     notes: list[str] = field(default_factory=list)
     strays: Collection[int] = ()
 
-    def label(self, inputs: Inputs, found: Encoded | None) -> None:
+    def label(self, inputs: Inputs, found: EncodedLabels | None) -> None:
         """Set labels that were found, one a sample, unless the options want none; samples without a label are noted.
         Raises InvalidInput where none were found and the options say what they are."""
         options = inputs.options

@@ -7,12 +7,13 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from cachesvc.catalog.build import DirectBytes, Options, build, survey
+from cachesvc.catalog.build import DirectBytes, build, survey
 from cachesvc.catalog.catalog import Catalog
-from cachesvc.cli import target
-from cachesvc.cli.feedback import Feedback
-from cachesvc.cli.notes import say_notes
+from cachesvc.catalog.options import Options
+from cachesvc.cli import resolve
+from cachesvc.cli.catalog_notes import print_notes
 from cachesvc.cli.options import is_dataset_id
+from cachesvc.cli.progress_bar import ProgressBar
 from cachesvc.client.control import Control, answers, find_daemon
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.core.errors import DaemonUnavailable
@@ -40,14 +41,14 @@ def catalog_file(
     else:
         with _built(name, options, as_json) as found:
             catalog = Catalog.open(found)
-            say_notes(catalog.notes, as_json)
+            print_notes(catalog.notes, as_json)
             yield catalog, found
 
 
 @contextmanager
 def _granted(directory: str, name: str, options: Options, as_json: bool) -> Iterator[str]:
     with Control(directory) as control:
-        dataset = target.current(control, name, options, as_json)
+        dataset = resolve.current_version(control, name, options, as_json)
         grants = DaemonGrants(directory, dataset)
         try:
             fd = grants.catalog()
@@ -63,9 +64,9 @@ def _granted(directory: str, name: str, options: Options, as_json: bool) -> Iter
 def _built(name: str, options: Options, as_json: bool) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="cachesvc-") as directory:
         sources = Sources(SourceSettings())
-        uris = sources.spelled_out([canonical(target.absolute(name))])
+        uris = sources.spelled_out([canonical(resolve.absolute_uri(name))])
         found = survey(uris, options, sources)
         path = f"{directory}/{found.id}.lmdb"
-        with Feedback("index", as_json) as feedback:
-            build(found, path, sources, DirectBytes(sources), feedback.update)
+        with ProgressBar("index", as_json) as progress:
+            build(found, path, sources, DirectBytes(sources), progress.update)
         yield path

@@ -20,7 +20,7 @@ UNUSED_BYTES = 16 << 30
 """Of all that nobody uses, and never more than their disk has left: each option makes another one, and anybody chooses."""
 
 
-def used(path: str) -> bool:
+def mark_used(path: str) -> bool:
     """Say that a catalog is used; False where there is none (any more)."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -46,7 +46,7 @@ def remove_unused(directory: str, kept: Container[str], most_bytes: int = UNUSED
     with os.scandir(directory) as found:
         for each in found:
             if each.name.removesuffix(".lmdb") in kept:
-                used(each.path)
+                mark_used(each.path)
                 continue
             with suppress(FileNotFoundError):  # another daemon was quicker
                 if not each.is_file(follow_symlinks=False):

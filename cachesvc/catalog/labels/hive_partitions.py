@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 
-from cachesvc.catalog.inputs import Draft, Entry
+from cachesvc.catalog.compiler import Draft, ListedObject
 
 _PARTITION = re.compile(r"[A-Za-z_][^/=]*=[^/]*")
 
@@ -16,7 +16,7 @@ def is_partition(folder: str) -> bool:
     return _PARTITION.fullmatch(folder) is not None
 
 
-def hive_notes(entries: Sequence[Entry], draft: Draft) -> list[str]:
+def hive_notes(entries: Sequence[ListedObject], draft: Draft) -> list[str]:
     """The note on data in such folders, unless their columns are fields or the classes that were asked for."""
     if any(map(is_partition, draft.classes)):
         return []

@@ -1,0 +1,58 @@
+"""The options that say how a dataset is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cachesvc.catalog.labels.label_encoding import KINDS
+from cachesvc.core.arguments import text, whole_number
+
+MAX_NUMBER = 1 << 40
+"""Of bytes and tokens a sample or extent: more than memory holds, and far from where sums of int64 overflow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to read a dataset; part of its digest, so another option is another dataset version.
+
+    `format`: "" finds out. `extent_bytes`: a multiple of the page; 0: the
+    daemon's, else 64 MiB. `dtype`: a numpy dtype, with a shape where
+    records have one ("(3,32,32)u1"). `seq_len`, `overlap`: in tokens. `labels`: where labels come from, "" finds out,
+    "folder", "none", or the name of a CSV/JSONL file beside the data; and what they are, "class" or "float", alone or
+    behind a colon ("truth.csv:float"). `header_bytes`: before the items of each `.bin`, 0 finds out.
+
+    Raises InvalidInput for numbers that no dataset has, and for what is no text.
+    """
+
+    format: str = ""
+    extent_bytes: int = 0
+    dtype: str = ""
+    seq_len: int = 0
+    overlap: int = 0
+    record_bytes: int = 0
+    labels: str = ""
+    header_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("format", "dtype", "labels"):
+            text(name, getattr(self, name))
+        for name in ("extent_bytes", "seq_len", "overlap", "record_bytes", "header_bytes"):
+            given = whole_number(name, getattr(self, name), 0, MAX_NUMBER)
+            object.__setattr__(self, name, given)  # numpy's integers have no JSON
+
+    @property
+    def labels_from(self) -> str:
+        """The origin of labels: "" finds out, "folder", "none", or the name of a table."""
+        source, _, kind = self.labels.rpartition(":")
+        return source if kind in KINDS else self.labels
+
+    @property
+    def label_kind(self) -> str:
+        """The kind of labels, one of `KINDS`; "" finds out."""
+        kind = self.labels.rpartition(":")[2]
+        return kind if kind in KINDS else ""
+
+    @property
+    def table(self) -> str:
+        """The file of labels that is asked for, "" for none."""
+        return "" if self.labels_from in ("folder", "none") else self.labels_from
