@@ -10,9 +10,10 @@ import pytest
 
 from bench.node import Daemon
 from cachesvc.catalog.address_space import AddressSpace
-from cachesvc.catalog.build import DirectBytes, Options, build, survey
+from cachesvc.catalog.build import DirectBytes, Options, build
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.listing import BESIDE
+from cachesvc.catalog.survey import survey
 from cachesvc.client.control import Control
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import MAX_EXTENTS, ObjectVersion
@@ -89,7 +90,7 @@ def test_a_catalog_of_more_that_lies_beside_the_data_is_not_taken(
     source = Folder()
     found = survey([str(data)], options, lambda uri: source)
     assert found.id == built.id
-    for module in ("build", "address_space"):
+    for module in ("adoption", "address_space"):
         monkeypatch.setattr(f"cachesvc.catalog.{module}.MAX_EXTENTS", 4)
     with pytest.raises(InvalidInput, match="4 extents"):
         build(

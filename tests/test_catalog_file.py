@@ -17,12 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachesvc.catalog.build import DirectBytes, Options, build, survey
+from cachesvc.catalog.build import DirectBytes, Options, build
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.column_file import mapped_columns, write_columns
 from cachesvc.catalog.columns import MappedTexts, TextColumn
 from cachesvc.catalog.listing import BESIDE
 from cachesvc.catalog.search import NumberValues, TextValues, select
+from cachesvc.catalog.survey import survey
 from cachesvc.catalog.validation import check_catalog
 from cachesvc.core.errors import CorruptData, InvalidInput, OutOfSpace
 from tests.catalog_reader import Folder, compiled, samples_of

@@ -21,7 +21,7 @@ import torch
 from bench.node import Daemon
 from cachesvc.__main__ import run
 from cachesvc.catalog.build import Options
-from cachesvc.catalog.format_choice import SELECT as FORMATS
+from cachesvc.catalog.formats.all_formats import FORMATS
 from cachesvc.cli import cli
 from cachesvc.client.control import Control
 from cachesvc.core.errors import CacheError

@@ -14,8 +14,9 @@ import pytest
 
 from bench.node import Daemon
 from cachesvc.catalog import kinds
-from cachesvc.catalog.build import Options, survey
+from cachesvc.catalog.build import Options
 from cachesvc.catalog.catalog import Catalog
+from cachesvc.catalog.survey import survey
 from cachesvc.core.errors import InvalidInput, NotFound
 from cachesvc.sources.open import Sources, SourceSettings
 from loader import open_dataset

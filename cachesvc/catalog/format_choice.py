@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from cachesvc.catalog.compiler import ListedObject
 from cachesvc.catalog.containers import LITDATA, Container, refusal
 from cachesvc.catalog.format_votes import FormatVotes
-from cachesvc.catalog.formats import files, mds, parquet, records, tokens, webdataset
+from cachesvc.catalog.formats.all_formats import FORMATS
 from cachesvc.catalog.kinds import Kind, kind_of
 from cachesvc.catalog.options import Options
 from cachesvc.core.errors import InvalidInput, NotFound
 
-SELECT: dict[str, Callable[[Sequence[ListedObject]], list[ListedObject]]] = {
-    "files": files.select,
-    "webdataset": webdataset.select,
-    "mds": mds.select,
-    "parquet": parquet.select,
-    "records": records.select,
-    "tokens": tokens.select,
-}
 _INDEXED: tuple[Kind, ...] = ("mds", LITDATA)
 """Kinds whose shards an `index.json` names."""
 _SHOWN = 4
@@ -42,14 +34,14 @@ def choose(uri: str, entries: Sequence[ListedObject], zarrs: Collection[str], op
     and for containers that are not read; NotFound for no data object."""
     given = options.format or _stated(entries, options)
     if given:
-        if given not in SELECT:
-            raise InvalidInput(f"unknown format {given!r}; there are: {', '.join(SELECT)}")
-        return Choice(given, SELECT[given](entries), False)
+        if given not in FORMATS:
+            raise InvalidInput(f"unknown format {given!r}; there are: {', '.join(FORMATS)}")
+        return Choice(given, FORMATS[given].select(entries), False)
     votes = FormatVotes(entries, zarrs, options)
     format = _majority(uri, votes, options)
     if format == "files":
         return Choice(format, votes.files(), True)
-    return Choice(format, votes.of(format) if format == "records" else SELECT[format](entries), True)
+    return Choice(format, votes.of(format) if format == "records" else FORMATS[format].select(entries), True)
 
 
 def _stated(entries: Sequence[ListedObject], options: Options) -> str:

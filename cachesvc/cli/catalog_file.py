@@ -7,9 +7,10 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from cachesvc.catalog.build import DirectBytes, build, survey
+from cachesvc.catalog.build import DirectBytes, build
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.options import Options
+from cachesvc.catalog.survey import survey
 from cachesvc.cli import resolve
 from cachesvc.cli.catalog_notes import print_notes
 from cachesvc.cli.options import is_dataset_id

@@ -25,11 +25,12 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from cachesvc.catalog.build import DirectBytes, build, survey
+from cachesvc.catalog.build import DirectBytes, build
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.expiry import mark_used
 from cachesvc.catalog.layout import Indirect
 from cachesvc.catalog.options import Options
+from cachesvc.catalog.survey import survey
 from cachesvc.config import Settings, Tls
 from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, OutOfSpace, SourceUnavailable
 from cachesvc.daemon.fills.cached_bytes import CachedBytes
