@@ -49,7 +49,7 @@ def test_each_has_its_part(here: Path) -> None:
             r"3 files .* 3 webdataset .*format= \(files, webdataset\).*\*\.tar",
         ),
         (("tar/", "raw/"), InvalidInput, "raw/ holds no webdataset data"),
-        (("mds/", "pets/"), InvalidInput, r"index\.json names others than most: 3 files .*, 1 mds"),
+        (("mds/", "pets/"), InvalidInput, r"index\.json names other objects than most: 3 files .*, 1 mds"),
         (("tar/", "none/"), NotFound, "none/ holds no data"),
         (("tar/", "nowhere/"), NotFound, "nowhere"),
         (("tar/000000.tar", "tar/000077.tar"), NotFound, "000077.tar"),

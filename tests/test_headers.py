@@ -97,7 +97,7 @@ SHORT = llmc(stream(640, "<u2"))
         ({"0.bin": llmc(stream(64, "<u2"), count=-1)}, {}, CorruptData, "-1 tokens"),
         ({"0.bin": litgpt(stream(64, "<u2"), 8, count=2**63)}, {}, CorruptData, "its header .litgpt."),
         ({"0.bin": litgpt(stream(64, "<u2"), 8)[:20]}, {}, CorruptData, "ends inside its header"),
-        ({"0.bin": litgpt(stream(64, "<u2"), 9)}, {}, InvalidInput, "type 9, which is not known: header_bytes=24"),
+        ({"0.bin": litgpt(stream(64, "<u2"), 9)}, {}, InvalidInput, "type 9, which is unknown: header_bytes=24"),
         ({"0.bin": litgpt(stream(64, "<u2"), 8, 2)}, {}, InvalidInput, "version 2"),
         ({"0.bin": llmc(stream(64, "<u2"), version=2)}, {}, InvalidInput, "version 2, not 1: header_bytes=1024"),
         ({"0.bin": llmc(stream(64, "<u2"), magic=20240522)}, {}, InvalidInput, "eval format"),

@@ -237,7 +237,7 @@ def test_an_index_without_its_shards_is_corrupt_as_if_its_format_were_given(tmp_
     write_files(tmp_path / "d", {"index.json": source.read_bytes()})
     told = []
     for format in ("", "mds"):
-        with pytest.raises(CorruptData, match="which is not there") as caught:
+        with pytest.raises(CorruptData, match="which does not exist") as caught:
             compiled(tmp_path / "d", Options(format=format))
         told.append(str(caught.value))
     assert told[0] == told[1]

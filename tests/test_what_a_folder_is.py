@@ -145,7 +145,7 @@ def test_read_mes_cost_no_classes_and_are_no_samples(tmp_path: Path) -> None:
 def test_a_folder_of_mostly_read_mes_is_what_else_is_there(tmp_path: Path) -> None:
     readmes = {f"{n}/README.md": b"r" for n in range(9)}
     assert opened(tmp_path / "d", readmes | {"0/x.jpg": b"1"}).samples == 1
-    assert "nothing but read-mes" in refusal(tmp_path / "e", readmes)
+    assert "only read-mes" in refusal(tmp_path / "e", readmes)
     assert opened(tmp_path / "e", {}, format="files").samples == 9
 
 
@@ -215,7 +215,7 @@ def test_an_index_decides_for_its_shards_and_not_for_the_folder(tmp_path: Path) 
     assert compiled(tmp_path / "d").format == "mds"
     assert left_out(opened(tmp_path / "d", IMAGES)) == (3, 13, "index.json")
     error = refusal(tmp_path / "d" / "m", {f"{n}.jpg": b"1" for n in range(9)})
-    assert "index.json names others than most: 9 files (0.jpg), 2 mds" in error
+    assert "index.json names other objects than most: 9 files (0.jpg), 2 mds" in error
     assert "format= (files, mds)" in error
 
 

@@ -1,4 +1,4 @@
-"""The address space while it is laid out: extents one after another, each made of pieces of objects."""
+"""Lays out the address space of a dataset: extents one after another, each made of pieces of objects."""
 
 from __future__ import annotations
 
@@ -24,20 +24,22 @@ CODECS = ("", "zstd", "parquet")
 
 
 def aligned(address: int, multiple: int) -> int:
-    """The next multiple at or after an address."""
+    """Return the next multiple at or after an address."""
     return -(-address // multiple) * multiple
 
 
 def unit(record_bytes: int, limit_bytes: int) -> int:
-    """The bytes after which records and pages begin together: huge pages where that is within the limit."""
+    """Return the distance at which records and pages begin together: huge pages where that is within the limit."""
     huge = lcm(record_bytes, HUGE_BYTES)
     return huge if huge <= limit_bytes else lcm(record_bytes, PAGE_BYTES)
 
 
 class AddressSpace:
-    """Lays out extents of `objects` (by index) and remembers them as columns: 25 bytes a piece, 41 where pieces are decoded
-    from parts of objects. Raises InvalidInput before there are more than `MAX_EXTENTS`: who opens a dataset says how small
-    they are, and a sparse file is as large as anybody likes."""
+    """Lays out extents of `objects` (by index) as columns: 25 bytes a piece, 41 where pieces are decoded parts of objects.
+
+    Raises InvalidInput before there are more than `MAX_EXTENTS`. Callers choose the extent size, and a sparse file may
+    have any size, so only this limit bounds the memory.
+    """
 
     def __init__(self, objects: Sequence[ObjectVersion]) -> None:
         self.objects = objects
@@ -51,8 +53,10 @@ class AddressSpace:
         return len(self.sizes)
 
     def add(self, pieces: Iterable[tuple[int, int, int]], codec: str = "") -> int:
-        """One extent of (object index, offset, length) pieces; its start address, at the next huge page where it
-        fills one, else at the next page."""
+        """Add one extent of (object index, offset, length) pieces and return its start address.
+
+        It starts at a huge page where it fills one, else at a page.
+        """
         size = 0
         for index, offset, length in pieces:
             self._piece(index, offset, length, codec)
@@ -61,14 +65,16 @@ class AddressSpace:
         return self._extent(size)
 
     def add_encoded(self, piece: tuple[int, int, int], codec: str, stored: int, tail: int) -> int:
-        """One extent that is decoded from a part of an object: see `Piece`."""
+        """Add one extent that is decoded from a part of an object (see `Piece`) and return its start address."""
         self.end = aligned(self.end, unit(1, piece[2]))
         self._piece(*piece, codec, stored, tail)
         return self._extent(piece[2])
 
     def add_run(self, index: int, offset: int, length: int, cut: int, stride: int = 1) -> int:
-        """Bytes [offset, offset + length) of an object as consecutive extents of `cut` bytes (a multiple of
-        the page), contiguous from where a record of `stride` bytes and a page begin together; the start address."""
+        """Add bytes [offset, offset + length) of an object as consecutive extents of `cut` bytes; return the start address.
+
+        `cut` is a multiple of the page. The run starts where a record of `stride` bytes and a page begin together.
+        """
         self._check_room(-(-length // cut), cut)
         self.end = start = aligned(self.end, unit(stride, length))
         for begin in range(0, length, cut):
@@ -88,7 +94,7 @@ class AddressSpace:
         self._piece_tail.append(tail)
 
     def _extent(self, size: int) -> int:
-        """The latest pieces, at `end`."""
+        """Make an extent of the pieces added since the last one, at `end`."""
         self._check_room(1, max(self.sizes) if len(self) == MAX_EXTENTS else size)
         start = self.end
         self._extent_piece.append(len(self._piece_object))
@@ -98,17 +104,17 @@ class AddressSpace:
         return start
 
     def _check_room(self, more: int, cut: int) -> None:
-        """For extents of `cut` bytes at most."""
+        """Raise InvalidInput where `more` extents, of at most `cut` bytes, would exceed the limit."""
         if len(self) + more > MAX_EXTENTS:
             total = sum(version.size_bytes for version in self.objects)
-            enough = aligned(2 * max(total // MAX_EXTENTS, cut), PAGE_BYTES)  # few are full
+            enough = aligned(2 * max(total // MAX_EXTENTS, cut), PAGE_BYTES)  # few extents are full
             raise InvalidInput(
-                f"{self.objects[0].uri} and what is opened with it: {total:,} bytes would be more than {MAX_EXTENTS:,} "
+                f"{self.objects[0].uri} and the data opened with it: {total:,} bytes would be more than {MAX_EXTENTS:,} "
                 f"extents; raise extent_bytes= to {enough}, or write fewer and larger files (or shards, or row groups)"
             )
 
     def extents(self) -> Iterator[Extent]:
-        """Every extent with its pieces."""
+        """Yield every extent with its pieces, in address order."""
         for index in range(len(self)):
             yield extent_of(
                 Piece(
@@ -123,7 +129,7 @@ class AddressSpace:
             )
 
     def columns(self) -> dict[str, Array]:
-        """What `Catalog` reads; ids and stored sizes follow from the pieces."""
+        """Return the columns of a catalog; ids and stored sizes follow from the pieces."""
         ids, stored = bytearray(), array("q")
         for extent in self.extents():
             ids += extent.id

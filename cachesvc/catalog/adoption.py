@@ -25,8 +25,10 @@ _BESIDE_BYTES = 64 << 20
 
 
 def adopt(survey: Survey, beside: ObjectVersion, into: str, sources: Callable[[str], Source]) -> bool:
-    """Take the catalog left with the data if it is whole, of this version, and names these objects only.
-    Anybody who may write there may have forged it."""
+    """Copy the catalog left beside the data to `into` if it is whole, of this version, and names these objects only.
+
+    Returns False, and logs why, where it is not used.
+    """
     temporary = f"{into}.{os.getpid()}.beside"
     try:
         _check_beside(survey, beside, os.path.dirname(into) or ".")
@@ -34,16 +36,16 @@ def adopt(survey: Survey, beside: ObjectVersion, into: str, sources: Callable[[s
         verify_digest(temporary)
         catalog = Catalog.open(temporary)
         if catalog.id != survey.id or catalog.format != survey.format:
-            raise CorruptData(f"it is of version {catalog.id}, the data of {survey.id}")
+            raise CorruptData(f"its version is {catalog.id}, the data's is {survey.id}")
         if catalog.objects != len(survey.entries) or any(
             catalog.object(index) != entry.object for index, entry in enumerate(survey.entries)
         ):
-            raise CorruptData("it names other objects than are listed")
+            raise CorruptData("its objects are not those of the listing")
         if len(catalog.extent_sizes) > MAX_EXTENTS:
             raise CorruptData(f"it has more than {MAX_EXTENTS:,} extents")
         check_catalog(catalog)
         os.replace(temporary, into)
-    except (CacheError, OSError) as error:  # OSError: no room for it, which may be room for one that is built
+    except (CacheError, OSError) as error:  # OSError: no room for it, though perhaps for a built one
         _log.warning("%s is not used: %s", beside.uri, error)
         return False
     finally:
@@ -53,8 +55,10 @@ def adopt(survey: Survey, beside: ObjectVersion, into: str, sources: Callable[[s
 
 
 def _check_beside(survey: Survey, beside: ObjectVersion, directory: str) -> None:
-    """Raises CorruptData for a size that no catalog of this data has: one larger than the data costs more to fetch than
-    to build. OutOfSpace, and OSError, where it would take more than half of what its disk has left."""
+    """Raise CorruptData for a catalog larger than its data, which costs more to fetch than to build.
+
+    Raises OutOfSpace, or OSError, where it would take more than half of the free space of its disk.
+    """
     size, data = beside.size_bytes, sum(entry.object.size_bytes for entry in survey.entries)
     most = min(max(data, _BESIDE_BYTES), UNUSED_BYTES)
     if size > most:

@@ -30,16 +30,18 @@ __all__ = ["DirectBytes", "Options", "build", "provisional"]
 _DIRECT_READ_BYTES = 8 << 20
 _DIRECT_THREADS = 8
 _MAX_NOTES = 100
-"""Of a catalog; each may hold a path of 4 KB."""
+"""Limit of a catalog's notes; each may hold a path of 4 KB."""
 _Sources = Callable[[str], Source]
 
 
 def build(
     survey: Survey, into: str, sources: _Sources, data: ExtentBytes, progress: Callable[[int, int], None]
 ) -> tuple[str, ...]:
-    """Write the catalog at `into` (temporary name, fsync, rename); `progress(done, total)` counts what the
-    format counts (bytes of tar, else files). The catalog's notes, for somebody to read. Raises what the format's
-    compiler and the source raise."""
+    """Write the catalog at `into` (temporary name, fsync, rename) and return its notes, for people.
+
+    `progress(done, total)` counts bytes for tars, else files. Raises NotFound for data without a whole sample, and the
+    errors of the format's compiler and of the source.
+    """
     if survey.beside is not None and adopt(survey, survey.beside, into, sources):
         return ()
 
@@ -69,7 +71,7 @@ def build(
 
 
 def _left_out(survey: Survey, draft: Draft) -> list[str]:
-    """The note on objects that are no part of the dataset."""
+    """Return the note on listed objects that are not part of the dataset."""
     count, listed = survey.left_out + len(draft.strays), survey.left_out + len(survey.entries)
     if not count:
         return []
@@ -78,8 +80,11 @@ def _left_out(survey: Survey, draft: Draft) -> list[str]:
 
 
 def provisional(survey: Survey, extents: Sequence[Extent], directory: str) -> DatasetId:
-    """A catalog of extents without samples, in `directory` by its id: what a format without an index reads
-    while it is indexed. Its id is derived from the survey's."""
+    """Write a catalog of extents without samples into `directory`, named by its id, and return the id.
+
+    A format that carries no index reads its data through these extents while it is indexed. The id derives from the
+    survey's.
+    """
     versions = list(dict.fromkeys(piece.object for extent in extents for piece in extent.pieces))
     index = {version: number for number, version in enumerate(versions)}
     space = AddressSpace(versions)
@@ -129,7 +134,7 @@ def _write(survey: Survey, draft: Draft, into: str) -> None:
 
 
 class DirectBytes:
-    """`ExtentBytes` straight from the source: for `cachesvc index` and without a daemon. Holds one extent."""
+    """Implements `ExtentBytes` from the source, for use without a daemon. Holds one extent in memory."""
 
     def __init__(self, sources: _Sources) -> None:
         self._sources = sources
@@ -141,7 +146,7 @@ class DirectBytes:
         self._extents = extents
 
     def read(self, extent: int, offset: int, length: int) -> bytes:
-        """Bytes of an extent, which is fetched whole in parallel ranges when it is not the one held."""
+        """Return bytes of an extent, which is fetched whole, in parallel ranges, unless it is held."""
         if extent != self._held:
             self._held, self._bytes = -1, memoryview(b"")
             self._bytes = self._fetch(self._extents[extent])

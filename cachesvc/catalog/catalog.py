@@ -1,4 +1,4 @@
-"""The catalog: the immutable sample index of one dataset version, mapped from one file and never copied."""
+"""The catalog: the immutable sample index of one dataset version, mapped from one file without a copy."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from cachesvc.core.model import PAGE_BYTES, DatasetId, Extent, ExtentId, ObjectV
 from cachesvc.core.secrets import redacted
 
 PART_COLUMNS = ("piece.stored", "piece.tail")
-"""Columns of catalogs in which pieces are decoded from parts of objects."""
+"""Columns of catalogs whose pieces are decoded from parts of objects."""
 BUILDER_VERSION = 11
-"""Part of every dataset's digest: raised when the same listing would compile to something else."""
+"""Part of every dataset's digest; raise it when the same listing would compile to another catalog."""
 
 
 @dataclass(frozen=True, eq=False)
 class Catalog:
-    """Read-only and safe to share between threads and across a fork. Arrays are views of the file, which
-    stays mapped as long as one of them lives.
+    """Read-only, and safe to share between threads and across a fork. Arrays are views of the file, which stays mapped as
+    long as one of them lives.
 
-    `extent_starts` are page-aligned addresses, ascending; `extent_first[i]` is the first sample of extent i
-    and `extent_first[-1] == samples`. `labels` index `classes`, -1 for a sample without one; numbers are float64,
-    NaN for a sample without one; None where no sample has one. `documents` (Megatron) are token offsets in the
-    files' concatenation. `notes` say what was left out.
+    `extent_starts` are page-aligned addresses, ascending. `extent_first[i]` is the first sample of extent i, and
+    `extent_first[-1] == samples`. `labels` index `classes`, -1 for a sample without a label; numeric labels are float64,
+    NaN for a sample without one; None where no sample has a label. `documents` (Megatron) are token offsets in the
+    concatenated files. `notes` name the data that was left out.
     """
 
     id: DatasetId
@@ -51,8 +51,10 @@ class Catalog:
 
     @classmethod
     def open(cls, path: str) -> Catalog:
-        """Map a catalog file (`/proc/self/fd/N` will do). Raises CorruptData for anything that is not one
-        whole valid catalog, FileNotFoundError for no file."""
+        """Map a catalog file; `/proc/self/fd/N` is allowed.
+
+        Raises CorruptData for anything but one whole catalog of this release, FileNotFoundError for no file.
+        """
         with mapped_columns(path) as columns:
             return _catalog(columns)
 
@@ -61,21 +63,21 @@ class Catalog:
 
     @property
     def extent_bytes(self) -> int:
-        """The option that it was compiled with, the daemon's own where nobody gave one."""
+        """The extent size that the data was cut by: the option, else the daemon's setting."""
         return int(self.columns.head["extent_bytes"])
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
-        """The names of classes, made when they are asked for: there may be millions."""
+        """Class names, decoded at the first use: there may be millions."""
         return tuple(MappedTexts(self.columns, "class"))
 
     def extents(self) -> list[ExtentId]:
-        """Every extent's id, in address order."""
+        """Return every extent's id, in address order."""
         raw = self.columns["extent.id"].tobytes()
         return [ExtentId(raw[at : at + 16]) for at in range(0, len(raw), 16)]
 
     def extent(self, index: int) -> Extent:
-        """One extent with its pieces."""
+        """Return one extent with its pieces."""
         columns, first = self.columns, self.columns["extent.piece"]
         pieces = tuple(self._piece(at) for at in range(int(first[index]), int(first[index + 1])))
         return Extent(
@@ -96,7 +98,7 @@ class Catalog:
         )
 
     def object(self, index: int) -> ObjectVersion:
-        """One object of the listing that was compiled."""
+        """Return one object of the listing that was compiled."""
         columns = self.columns
         uri = columns.head["uri_prefix"] + MappedTexts(columns, "object.uri")[index]
         return ObjectVersion(
@@ -105,12 +107,12 @@ class Catalog:
 
     @property
     def uri_prefix(self) -> str:
-        """What the URIs of all its objects begin with."""
+        """The common prefix of the URIs of all objects."""
         return str(self.columns.head["uri_prefix"])
 
     @property
     def objects(self) -> int:
-        """How many objects the listing holds."""
+        """The number of objects in the listing."""
         return len(self.columns["object.size"])
 
     def locate(self, samples: Ints) -> tuple[Ints, Ints]:
@@ -133,24 +135,23 @@ class Catalog:
         )
 
     def check_shard(self, index: int, head: bytes) -> None:
-        """Indirect only: raise CorruptData naming an extent that begins (4 bytes) with another number of samples than
-        its index told."""
-        told = int(self.extent_first[index + 1] - self.extent_first[index])
+        """Raise CorruptData where the sample count in a shard, its first 4 bytes, is not its index's. Indirect only."""
+        indexed = int(self.extent_first[index + 1] - self.extent_first[index])
         stated = int.from_bytes(head, "little")
-        if stated != told:
+        if stated != indexed:
             uri = self.object(self._extent_object(index)).uri
             raise CorruptData(
-                f"{uri} says that it holds {stated:,} samples, its index.json says {told:,}: write the index or the "
+                f"{uri} says that it holds {stated:,} samples, its index.json says {indexed:,}: write the index or the "
                 "shard anew"
             )
 
     def split(self, row: bytes) -> tuple[bytes | None, ...]:
-        """Indirect only: a row's columns in the order of `fields`. Raises CorruptData."""
+        """Split a row into its columns, in the order of `fields`. Indirect only. Raises CorruptData."""
         assert isinstance(self.layout, Indirect), "only an indirect layout has rows to split"
         return self.layout.split(row)
 
     def key(self, sample: int) -> str:
-        """A sample's name: path, `__key__`, or "shard:ordinal". Raises IndexError."""
+        """Return a sample's name: path, `__key__`, or "shard:ordinal". Raises IndexError."""
         if not 0 <= sample < self.samples:
             raise IndexError(f"sample {sample} of {self.samples}")
         if "key.end" in self.columns:
@@ -161,7 +162,7 @@ class Catalog:
             return f"{self._shard(int(self.columns['run.object'][run]))}:{ordinal}"
         extent = int(np.searchsorted(self.extent_first, sample, "right")) - 1
         number = self._extent_object(extent)
-        if isinstance(self.layout, InlineTable):  # a piece an extent, in the order of objects
+        if isinstance(self.layout, InlineTable):  # one piece per extent, in the order of objects
             extent = int(np.searchsorted(self.columns["piece.object"], number))
         return f"{self._shard(number)}:{sample - int(self.extent_first[extent])}"
 
@@ -172,12 +173,14 @@ class Catalog:
         return self.object(index).uri.rpartition("/")[2]
 
     def find(self, expression: str) -> Ints:
-        """Samples that an expression like `label == 'cat' and width > 100` selects, int64, ascending. Names:
-        key, label, shard and the tags. Raises InvalidInput naming the bad part and the names that exist."""
+        """Return the samples that an expression like `label == 'cat' and width > 100` selects, int64, ascending.
+
+        Names in it are key, label, shard and the tags. Raises InvalidInput naming the bad part and the names that exist.
+        """
         return np.flatnonzero(search.select(expression, self.samples, self._search_column, self.names()))
 
     def names(self) -> tuple[str, ...]:
-        """The names that `find` knows."""
+        """Return the names that `find` accepts."""
         label = ("label",) if self.labels is not None else ()
         shard = ("shard",) if self.format != "files" else ()
         return ("key", *label, *shard, *(name for name, _ in self.columns.head["tags"]))
@@ -212,7 +215,7 @@ def _catalog(columns: MappedColumns) -> Catalog:
     _check_space(columns, samples)
     return Catalog(
         id=DatasetId(head["id"]),
-        uri=redacted(head["uri"]),  # for people; objects keep theirs, to be read
+        uri=redacted(head["uri"]),  # for people; the objects' URIs are for reading
         format=head["format"],
         samples=samples,
         fields=tuple(Field(str(name), str(encoding)) for name, encoding in head["fields"]),
@@ -274,7 +277,7 @@ def _check_space(columns: MappedColumns, samples: int) -> None:
         or starts[-1] + sizes[-1] < 0
         or (starts % PAGE_BYTES).any()
     ):
-        raise CorruptData("catalog extents make no sense")
+        raise CorruptData("catalog extents are inconsistent")
     if (starts[:-1] + sizes[:-1] > starts[1:]).any():
         raise CorruptData("catalog extents overlap")
     if columns["extent.piece"][-1] != len(columns["piece.object"]):

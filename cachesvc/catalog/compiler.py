@@ -1,4 +1,4 @@
-"""What a format compiler is given, and what it gives back."""
+"""The interface of a format's compiler: `Inputs` go in, a `Draft` comes out."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from cachesvc.core.model import Extent, ObjectVersion
 
 
 class ExtentBytes(Protocol):
-    """Data for formats that carry no index (tar): through the cache, so that no byte is fetched twice."""
+    """Reads data for formats that carry no index (tar) through the cache, so that no byte is fetched twice."""
 
     def declare(self, extents: Sequence[Extent]) -> None:
-        """The extents that `read` will name, in address order; before the first `read`."""
+        """Name the extents that `read` refers to, in address order. Called once, before the first `read`."""
         ...
 
     def read(self, extent: int, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes of an extent. Calls come in ascending order of extents."""
+        """Return exactly `length` bytes of an extent. Calls come in ascending order of extents."""
         ...
 
 
@@ -43,12 +43,12 @@ class ListedObject:
 
     @property
     def extension(self) -> str:
-        """The name's, in lower case, "" for none."""
+        """The extension of the name in lower case, "" for none."""
         return split_name(self.name)[1].lower()
 
 
 def split_name(path: str) -> tuple[str, str]:
-    """Stem and extension; a name that begins with its only dot has none, nor has one that ends with a dot."""
+    """Split a path into stem and extension. Names like `.hidden` and `name.` have no extension."""
     folder, slash, name = path.rpartition("/")
     stem, _, extension = name.rpartition(".")
     return (folder + slash + stem, extension) if stem and extension else (path, "")
@@ -56,8 +56,11 @@ def split_name(path: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """One dataset to compile. `fetch(object, offset, length)` reads small things: headers, sidecars. `strays`: entries
-    that turned out to be no data of the format. `found_out`: the format was not given."""
+    """One dataset to compile.
+
+    `fetch(object, offset, length)` reads headers and sidecars. `strays` are entries whose content is not of the format.
+    `found_out`: the format was inferred, not given.
+    """
 
     uri: str
     entries: Sequence[ListedObject]
@@ -71,9 +74,11 @@ class Inputs:
 
 @dataclass(slots=True)
 class Draft:
-    """A compiled dataset, not yet written. `head` and `columns` belong to the layout `kind`; `notes` say what
-    was left out, but for the entries `strays`; labels are the column `label` with `classes`, or the column
-    `label.number`."""
+    """A compiled dataset that is not written yet.
+
+    `head` and `columns` belong to the layout `kind`. `notes` name the data that was left out, except the entries
+    `strays`. Labels are the column `label` with `classes`, or the column `label.number`.
+    """
 
     kind: str
     space: AddressSpace
@@ -88,8 +93,10 @@ class Draft:
     strays: Collection[int] = ()
 
     def label(self, inputs: Inputs, found: EncodedLabels | None) -> None:
-        """Set labels that were found, one a sample, unless the options want none; samples without a label are noted.
-        Raises InvalidInput where none were found and the options say what they are."""
+        """Set the labels, one per sample, unless the options want none, and note samples without a label.
+
+        Raises InvalidInput where none were found and the options ask for a kind of label.
+        """
         options = inputs.options
         if options.labels_from == "none":
             return

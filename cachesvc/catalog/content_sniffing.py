@@ -1,4 +1,4 @@
-"""Recognises objects by content where their names do not tell: reads the beginning of one object for each extension."""
+"""Recognises objects by content where their names do not: reads the beginning of one object per extension."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from cachesvc.catalog.kinds import KNOWN, PLAIN, TABLES, extension_of, kind_of
 from cachesvc.catalog.labels.file_tables import begins_as_json_lines
 
 _MAX_LOOKS = 16
-"""Kinds of names of which an object is read, those with the most objects."""
+"""Extensions of which an object is read: those with the most objects."""
 _SAMPLE_BYTES = 1 << 20
-"""A file of unknown kind that is larger is likely to hold many samples."""
+"""A larger file of an unknown kind probably holds many samples."""
 _LINES_BYTES = 64 << 10
 _LIST = re.compile(rb"\s*\[\s*\{")
 _PICKLES = frozenset({"pkl", "pickle", "pt", "pth", "joblib", "ckpt"})
-"""Not looked at: the loader refuses them by name."""
+"""Extensions that are not read here: the loader refuses them by name."""
 
 
 def look(inputs: Inputs) -> tuple[Inputs, list[int]]:
-    """Inputs whose `strays` are containers with names that say nothing, and the entries that are large and of unknown kind.
-    Raises InvalidInput where half of the files or more are containers of one kind."""
+    """Return inputs whose `strays` are the containers found by content, and the large entries of an unknown kind.
+
+    Raises InvalidInput where half of the files or more are containers of one kind.
+    """
     groups: dict[str, list[int]] = {}
     for at, entry in enumerate(inputs.entries):
         groups.setdefault(extension_of(entry.name), []).append(at)
@@ -55,7 +57,7 @@ def _check(inputs: Inputs, strays: Mapping[Container, Sequence[int]], files: int
 
 
 def _content(inputs: Inputs, group: Sequence[int]) -> tuple[Container | None, bool]:
-    """The container that the first object of a group with bytes is, and whether that object is binary."""
+    """Return the container of a group's first non-empty object, and whether that object is binary."""
     if inputs.entries[group[0]].extension in _PICKLES:
         return None, True
     for at in group:
@@ -72,12 +74,12 @@ def _is_text(head: bytes) -> bool:
     try:
         head.decode()
     except UnicodeDecodeError as error:
-        return len(head) == HEAD_BYTES and error.start > HEAD_BYTES - 4  # a character that is cut
+        return len(head) == HEAD_BYTES and error.start > HEAD_BYTES - 4  # the head ends inside a character
     return True
 
 
 def _check_json(inputs: Inputs) -> None:
-    """Raises InvalidInput where the first file is no JSON value but an object a line, or a long list of objects."""
+    """Raise InvalidInput where the first file is JSON lines, or a long JSON list of objects."""
     version = inputs.entries[0].object
     head = inputs.fetch(version, 0, min(version.size_bytes, _LINES_BYTES))
     if begins_as_json_lines(head):
@@ -87,10 +89,10 @@ def _check_json(inputs: Inputs) -> None:
 
 
 def warning(inputs: Inputs, opaque: Collection[int]) -> list[str]:
-    """The note on samples that are large objects of unknown kind."""
+    """Return the note on samples that are large objects of an unknown kind."""
     if not opaque:
         return []
     return [
         f"{len(opaque):,} objects of unknown kind are read as opaque bytes, one sample each, the first is "
-        f"{inputs.entries[min(opaque)].object.uri}: give format=, or format='files' if that is meant"
+        f"{inputs.entries[min(opaque)].object.uri}: give format=, or format='files' if that is intended"
     ]

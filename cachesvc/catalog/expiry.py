@@ -1,7 +1,7 @@
-"""The end of catalogs that nobody uses. A file's time says when it was last used, to the minute.
+"""Removes catalog files that are no longer used. A file's modification time is its last use, to the minute.
 
-Who is about to use one says so (`used`), who removes one looks again (`remove_unused`), each with a lock on the file:
-so none goes between being found and being opened, whichever processes do it.
+A process marks a catalog as used before it opens it (`mark_used`), and checks the time again before it removes one
+(`remove_unused`). Each holds a lock on the file, so no catalog is removed between the two steps of another process.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ from collections.abc import Container, Sequence
 from contextlib import suppress
 
 FRESH_S = 60.0
-"""Whoever finds a catalog has opened it by then."""
+"""Time within which a process opens a catalog that it has marked."""
 UNUSED_S = 30 * 86_400.0
-"""A job comes back within a month, or lists and indexes its data once more."""
+"""Age at which a catalog is removed. A job that returns later lists and indexes its data again."""
 UNUSED_BYTES = 16 << 30
-"""Of all that nobody uses, and never more than their disk has left: each option makes another one, and anybody chooses."""
+"""Limit of all unused catalogs together, besides the free space of their disk. Each combination of options makes another
+catalog, and any user chooses options."""
 
 
 def mark_used(path: str) -> bool:
-    """Say that a catalog is used; False where there is none (any more)."""
+    """Mark a catalog as used. Returns False where there is none, or it was removed meanwhile."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:
-        return True  # who opens it is told why it cannot be
+        return True  # opening it raises the reason
     try:
         if _age_s(fd) > FRESH_S:
-            with suppress(OSError):  # where neither can be done, it is built once more in the end
+            with suppress(OSError):  # without lock or time it may be removed, and is built again
                 fcntl.flock(fd, fcntl.LOCK_SH)
                 os.utime(fd)
         return os.fstat(fd).st_nlink > 0
@@ -39,16 +40,18 @@ def mark_used(path: str) -> bool:
 
 
 def remove_unused(directory: str, kept: Container[str], most_bytes: int = UNUSED_BYTES) -> list[str]:
-    """Remove the files that nobody has used for 30 days, and of catalogs those that nobody has used for longest while they
-    take more than `most_bytes`, or than the disk has left; but none whose id is `kept`: those are in use. The names of
-    what was removed. Raises OSError."""
+    """Remove files unused for 30 days, then the longest-unused catalogs while they exceed a limit; return their names.
+
+    The limit is `most_bytes` or the disk's free space, whichever is smaller. Catalogs whose id is in `kept` are in use and
+    stay. Raises OSError.
+    """
     removed, left = [], []
     with os.scandir(directory) as found:
         for each in found:
             if each.name.removesuffix(".lmdb") in kept:
                 mark_used(each.path)
                 continue
-            with suppress(FileNotFoundError):  # another daemon was quicker
+            with suppress(FileNotFoundError):  # another daemon removed it
                 if not each.is_file(follow_symlinks=False):
                     continue
                 if _age_s(each.path) > UNUSED_S and _removed(each.path, UNUSED_S):
@@ -59,7 +62,7 @@ def remove_unused(directory: str, kept: Container[str], most_bytes: int = UNUSED
 
 
 def _removed_beyond(left: Sequence[tuple[float, int, str]], directory: str, most_bytes: int) -> list[str]:
-    """Of (time, size in bytes, path), the first ones; the names of those that are removed."""
+    """Remove the first of (time, size in bytes, path) while they exceed the limit; return the names of removed ones."""
     disk = os.statvfs(directory)
     free_bytes, taken = disk.f_bavail * disk.f_frsize, sum(size for _, size, _ in left)
     removed = []
@@ -78,11 +81,11 @@ def _removed(path: str, age_s: float) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if _age_s(fd) <= age_s or not os.fstat(fd).st_nlink:
-            return False  # used since it was listed, or removed and built anew
+            return False  # used, or removed and built again, since it was listed
         os.unlink(path)
         return True
     except BlockingIOError:
-        return False  # somebody says just now that it is used
+        return False  # another process is marking it
     finally:
         os.close(fd)
 

@@ -14,14 +14,14 @@ from cachesvc.catalog.options import Options
 from cachesvc.core.errors import InvalidInput, NotFound
 
 _INDEXED: tuple[Kind, ...] = ("mds", LITDATA)
-"""Kinds whose shards an `index.json` names."""
+"""Kinds whose shards are listed by an `index.json`."""
 _SHOWN = 4
-"""Kinds that an error names."""
+"""Number of kinds that an error names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`entries`: the objects of the dataset. `found_out`: by their names; no format was given."""
+    """`entries`: the objects of the dataset. `found_out`: the format was inferred from names, not given."""
 
     format: str
     entries: list[ListedObject]
@@ -29,9 +29,11 @@ class Choice:
 
 
 def choose(uri: str, entries: Sequence[ListedObject], zarrs: Collection[str], options: Options) -> Choice:
-    """The format that is given, or that an option is for, or that most objects have. `zarrs`: URIs of folders that hold
-    Zarr arrays. Raises InvalidInput for an unknown format, for objects of several kinds of which none has the majority,
-    and for containers that are not read; NotFound for no data object."""
+    """Choose the given format, else one implied by an option, else the one of most objects.
+
+    `zarrs`: URIs of folders that hold Zarr arrays. Raises InvalidInput for an unknown format, for objects of several kinds
+    without a majority, and for containers that are not read; NotFound where no object is data.
+    """
     given = options.format or _stated(entries, options)
     if given:
         if given not in FORMATS:
@@ -45,7 +47,7 @@ def choose(uri: str, entries: Sequence[ListedObject], zarrs: Collection[str], op
 
 
 def _stated(entries: Sequence[ListedObject], options: Options) -> str:
-    """The format that an option is for, where there are arrays to read by it; else ""."""
+    """Return the format implied by an option, where there are arrays that it applies to; else ""."""
     if not (options.seq_len or options.record_bytes or options.dtype or options.header_bytes):
         return ""
     found = {entry.extension for entry in entries if kind_of(entry.name) is not LITDATA}
@@ -55,7 +57,7 @@ def _stated(entries: Sequence[ListedObject], options: Options) -> str:
 
 
 def _majority(uri: str, votes: FormatVotes, options: Options) -> str:
-    """The format of more than half of the data objects, which an index of others must not contradict."""
+    """Return the format of more than half of the data objects. An index of another format must not contradict it."""
     counts = votes.counts().most_common()
     if not counts:
         return _without_data(uri, votes, options)
@@ -73,7 +75,7 @@ def _majority(uri: str, votes: FormatVotes, options: Options) -> str:
     )
     names = (votes.of(kind)[0].extension for kind in readable)
     globs = ", ".join(f"*.{name}" for name in names if name)
-    why = "index.json names others than most" if contradicted else "none of them more than half"
+    why = "index.json names other objects than most" if contradicted else "none of them more than half"
     raise InvalidInput(
         f"{uri} holds several kinds of data, {why}: {held}. Say format= ({', '.join(readable)}), "
         f"or open one kind by a glob ({globs})"
@@ -81,11 +83,9 @@ def _majority(uri: str, votes: FormatVotes, options: Options) -> str:
 
 
 def _without_data(uri: str, votes: FormatVotes, options: Options) -> str:
-    """Let the format say what is missing: files beside their table, the shards of an index."""
+    """Return the format whose compiler reports what is missing: the files of a table, the shards of an index."""
     if options.table:
         return "files"
     if votes.indexed:
         return "mds"
-    raise NotFound(
-        f"{uri} holds nothing but read-mes, logs and the like: format='files' reads them as samples"
-    )
+    raise NotFound(f"{uri} holds only read-mes, logs and similar files: format='files' reads them as samples")

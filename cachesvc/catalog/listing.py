@@ -1,4 +1,4 @@
-"""Listing a dataset."""
+"""Lists the objects of a dataset."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from cachesvc.sources.ignored import no_data
 from cachesvc.sources.source import Source
 
 BESIDE = ".cachesvc-catalog.lmdb"
-"""A built catalog that was left beside the data."""
+"""Name of a built catalog that was left beside the data."""
 _ZARR = (".zarray", ".zgroup", ".zattrs", ".zmetadata", "zarr.json")
-"""Files that a Zarr array or group has."""
+"""Files of a Zarr array or group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Every object below the URIs, each once, in listing order, and the catalog beside them if there is one.
-    `below`: the objects' URIs below each of the URIs. `zarrs`: URIs of the folders that hold Zarr arrays."""
+    """Every object below the URIs, each once, in listing order.
+
+    `beside` is a catalog left with them, if there is one. `below` lists the objects' URIs below each URI. `zarrs` are the
+    URIs of folders that hold Zarr arrays.
+    """
 
     entries: list[ListedObject]
     beside: ObjectVersion | None
@@ -29,7 +32,10 @@ class Listing:
 
 
 def listing(uris: Sequence[str], sources: Callable[[str], Source]) -> Listing:
-    """Leave out the objects whose path `no_data` names. Raises NotFound where nothing is left, of any URI."""
+    """List the objects below each URI, without the paths that `no_data` matches.
+
+    Raises NotFound where nothing is left below one of the URIs.
+    """
     entries: dict[str, ListedObject] = {}
     zarrs: set[str] = set()
     beside, below = None, []
@@ -55,16 +61,18 @@ def listing(uris: Sequence[str], sources: Callable[[str], Source]) -> Listing:
 def check_all_chosen(
     uris: Sequence[str], listed: Listing, chosen: Sequence[ListedObject], format: str
 ) -> None:
-    """Raises InvalidInput for a folder or prefix of several whose objects the format leaves out. Single objects, such
-    as a glob stands for, are left out like those of one folder."""
+    """Raise InvalidInput where the format leaves out every object below one of several folders or prefixes.
+
+    URIs of single objects, such as a glob expands to, may be left out.
+    """
     taken = {entry.object.uri for entry in chosen}
     for uri, mine in zip(uris, listed.below, strict=True):
         if mine != [uri] and taken.isdisjoint(mine):
             raise InvalidInput(
-                f"{uri} holds no {format} data, unlike the other URIs: open it apart, mix() what was opened, or say format="
+                f"{uri} holds no {format} data, unlike the other URIs: open it apart and mix() them, or give format="
             )
 
 
 def name_of(uris: Sequence[str]) -> str:
-    """The URIs, short enough for one line."""
+    """Return a name for the URIs that is short enough for one line."""
     return uris[0] if len(uris) == 1 else f"{uris[0]} and {len(uris) - 1} more"

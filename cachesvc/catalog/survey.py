@@ -24,9 +24,11 @@ _FORMAT_OPTIONS = ("dtype", "seq_len", "overlap", "record_bytes", "header_bytes"
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """A dataset version before it is compiled. `options.format` is resolved, `found_out` where it was not given.
-    `left_out` objects are listed and no part of it, `first_left_out` is the URI of one. `beside` is a catalog that was
-    left with the data, not yet believed."""
+    """A dataset version before it is compiled.
+
+    `options.format` is resolved; `found_out`: it was inferred, not given. `left_out` counts listed objects that are not
+    part of the dataset, `first_left_out` is the URI of one. `beside` is a catalog left with the data, not checked yet.
+    """
 
     id: DatasetId
     uri: str
@@ -44,8 +46,10 @@ class Survey:
 
 
 def survey(uris: Sequence[str], options: Options, sources: _Sources) -> Survey:
-    """List, find the format, compute the version's digest; reads no data. Raises NotFound for an empty
-    dataset or an empty part of it, InvalidInput for unknown, ambiguous or several formats, and what the source raises.
+    """List the objects, find the format, and compute the version's digest. Reads no data.
+
+    Raises NotFound for an empty dataset or an empty part of it, InvalidInput for unknown, ambiguous or several formats,
+    and the errors of the source.
     """
     options = replace(options, extent_bytes=options.extent_bytes or EXTENT_BYTES)
     if not uris or options.extent_bytes < PAGE_BYTES or options.extent_bytes % PAGE_BYTES:
@@ -61,7 +65,7 @@ def survey(uris: Sequence[str], options: Options, sources: _Sources) -> Survey:
     _check_options(uri, resolved)
     left_out = len(listed.entries) - len(entries)
     taken = {entry.object.uri for entry in entries} if left_out else set()
-    # Of files, what is read as a sample depends on whether the format was given.
+    # Which files are samples depends on whether the format was given.
     opened = options if choice.found_out and choice.format == "files" else resolved
     return Survey(
         id=_digest(opened, entries),
@@ -78,8 +82,10 @@ def survey(uris: Sequence[str], options: Options, sources: _Sources) -> Survey:
 
 
 def _check_options(uri: str, options: Options) -> None:
-    """Raises InvalidInput for an option that says nothing of data of this format: what was meant did not happen, and it
-    would be another dataset version."""
+    """Raise InvalidInput for an option that this format ignores.
+
+    Such an option would have no effect, and yet make another dataset version.
+    """
     for name in _FORMAT_OPTIONS:
         formats = [format for format, each in FORMATS.items() if name in each.options]
         given = getattr(options, name)
@@ -101,5 +107,5 @@ def _digest(options: Options, entries: Sequence[ListedObject]) -> DatasetId:
 
 
 def provisional_id(dataset: str) -> DatasetId:
-    """The id that a dataset's extents have while it is indexed."""
+    """Return the id of a dataset's extents while it is indexed."""
     return DatasetId(hashlib.blake2b(f"provisional {dataset}".encode(), digest_size=16).hexdigest())

@@ -15,8 +15,7 @@ from cachesvc.core.model import extent_of
 
 
 def check_catalog(catalog: Catalog) -> None:
-    """Read every row and raise CorruptData for one that points outside its object or the address space;
-    for catalogs that come from where others write."""
+    """Read every row and raise CorruptData for one that points outside its object or the address space."""
     try:
         _check_pieces(catalog.columns)
         _check_samples(catalog)
@@ -24,9 +23,9 @@ def check_catalog(catalog: Catalog) -> None:
         for index in range(len(catalog.extent_sizes)):
             extent = catalog.extent(index)
             if extent != extent_of(extent.pieces):
-                raise CorruptData(f"extent {index} is not named after its pieces")
+                raise CorruptData(f"the id of extent {index} is not that of its pieces")
     except (ValueError, IndexError, KeyError, OverflowError, TypeError, SyntaxError) as error:
-        raise CorruptData(f"catalog rows make no sense: {error!r}") from error
+        raise CorruptData(f"catalog rows are inconsistent: {error!r}") from error
 
 
 def _check_samples(catalog: Catalog) -> None:
@@ -56,20 +55,20 @@ def _check_samples(catalog: Catalog) -> None:
 def _check_runs(catalog: Catalog, layout: Fixed) -> None:
     first, slot, objects = layout.runs_first, layout.runs_slot, catalog.columns["run.object"]
     if not 0 < len(first) == len(slot) == len(objects) or first[0] or (np.diff(first) <= 0).any():
-        raise CorruptData("runs of records make no sense")
+        raise CorruptData("runs of records are inconsistent")
     if first[-1] >= catalog.samples or not 0 <= objects.min() <= objects.max() < catalog.objects:
-        raise CorruptData("a run of records is of no object, or has no sample")
+        raise CorruptData("a run of records has no object, or no sample")
     last = layout.slots(np.append(first[1:], catalog.samples) - 1)
     if layout.stride_bytes <= 0 or slot.min() < 0 or last.max() > catalog.space_bytes // layout.stride_bytes:
         raise CorruptData("a run of records lies outside the address space")
     _check_held(catalog, slot * layout.stride_bytes, last * layout.stride_bytes + layout.record_bytes)
     item = np.dtype(layout.dtype)
     if item.hasobject or math.prod((item.itemsize, *layout.shape)) != layout.record_bytes:
-        raise CorruptData("records are no items of their type and shape")
+        raise CorruptData("the size of records is not that of their type and shape")
 
 
 def _check_held(catalog: Catalog, begins: Ints, ends: Ints) -> None:
-    """Raises CorruptData for a range that reaches into a gap between extents: whoever reads there is killed."""
+    """Raise CorruptData for a range that reaches into a gap between extents: a read there kills the process."""
     starts, stops = catalog.extent_starts, catalog.extent_starts + catalog.extent_sizes
     gaps = np.flatnonzero(np.append(starts[1:] != stops[:-1], True))
     until = stops[gaps][np.searchsorted(gaps, np.arange(len(starts)))]
@@ -92,7 +91,7 @@ def _check_tags(catalog: Catalog) -> None:
     rows += [len(columns[f"tag.{at}.number"]) for at in _tags(catalog, "number")]
     rows += [len(columns[name]) for name in ("key.end", "label.number") if name in columns]
     if set(rows) - {catalog.samples}:
-        raise CorruptData("labels, tags or keys are not one a sample")
+        raise CorruptData("labels, tags or keys are not one per sample")
 
 
 def _tags(catalog: Catalog, kind: str) -> list[int]:

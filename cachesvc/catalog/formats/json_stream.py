@@ -1,4 +1,4 @@
-"""Long JSON, parsed a value at a time: what is held is one window of the text and one value, however long the whole."""
+"""Parses long JSON a value at a time, with one window of the text and one value in memory."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from cachesvc.core.errors import CorruptData
 
 _WINDOW_BYTES = 4 << 20
 _VALUE_CHARS = 1 << 20
-"""The longest value that is parsed whole: of brackets, Python takes 27 times as much."""
+"""Limit of a value that is parsed whole: brackets take 27 times as much memory."""
 _SPACES = re.compile(r"[ \t\n\r]*")
 _parse = JSONDecoder().raw_decode
 
 
 class JsonStream:
-    """One JSON object in UTF-8, read from its beginning on by `read(offset, length)`. The caller takes the value of each
-    of its `fields`, by `value` or `items`.
+    """One JSON object in UTF-8, read in order by `read(offset, length)`.
 
-    Raises CorruptData, which names `where`, for other JSON, and for a value of `value_chars` or more.
+    For each name of `fields` the caller takes the value, by `value` or `items`. Raises CorruptData, which names `where`,
+    for other JSON, and for a value of `value_chars` or more.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class JsonStream:
         self._long = f"{value_chars:,} characters or more"
 
     def fields(self) -> Iterator[str]:
-        """The name of each field; nothing but white space may follow the last one."""
+        """Yield the name of each field; only white space may follow the object."""
         for _ in self._each("{", "}"):
             name = self.value()
             if not isinstance(name, str):
@@ -51,11 +51,11 @@ class JsonStream:
             raise self._wrong("more follows the end")
 
     def items(self) -> Iterator[Any]:
-        """The value of each item of a list."""
+        """Return an iterator over the values of a list."""
         return (self.value() for _ in self._each("[", "]"))
 
     def value(self) -> Any:
-        """A whole value."""
+        """Parse and return one whole value."""
         self._next()
         self._look_ahead()
         try:
@@ -63,7 +63,7 @@ class JsonStream:
         except JSONDecodeError as error:
             cut = f", or it has {self._long}" if self._read_bytes < self._size_bytes else ""
             raise self._wrong(error.msg + cut, error.pos - self._at) from error
-        except (ValueError, RecursionError) as error:  # ever more digits, or brackets
+        except (ValueError, RecursionError) as error:  # too many digits, or too deep brackets
             raise self._wrong(str(error)) from error
         if end - self._at >= self._value_chars:
             raise self._wrong(f"a value has {self._long}")
@@ -71,7 +71,7 @@ class JsonStream:
         return value
 
     def _each(self, opening: str, closing: str) -> Iterator[None]:
-        """Once for each part of what stands between brackets."""
+        """Yield once before each element between brackets; the caller takes the element."""
         self._take(opening)
         if self._next() == closing:
             self._at += 1
@@ -90,17 +90,17 @@ class JsonStream:
         self._at += 1
 
     def _next(self) -> str:
-        """The next character that is no white space, which is not taken; "" at the end."""
+        """Skip white space and return the next character without taking it; "" at the end."""
         while True:
             self._look_ahead()
             match = _SPACES.match(self._text, self._at)
-            assert match is not None, "it matches nothing, too"
+            assert match is not None, "the pattern matches the empty string"
             self._at = match.end()
             if self._at < len(self._text) or self._read_bytes == self._size_bytes:
                 return self._text[self._at : self._at + 1]
 
     def _look_ahead(self) -> None:
-        """Hold as many characters as a value may have, or all that are left."""
+        """Read on until the window holds as many characters as a value may have, or all the rest."""
         while len(self._text) - self._at < self._value_chars and self._read_bytes < self._size_bytes:
             length = min(self._window_bytes, self._size_bytes - self._read_bytes)
             raw = self._read(self._read_bytes, length)

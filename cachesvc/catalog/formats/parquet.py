@@ -1,7 +1,7 @@
-"""Parquet: footers say everything about the row groups, so opening reads none of their rows.
+"""Compiles Parquet files from their footers, which describe the row groups; rows are not read.
 
-An extent is as many row groups of one file as fit `extent_bytes`, one at least, decoded while they are filled
-(`sources/parquet`); a sample is a row.
+An extent is as many row groups of one file as fit `extent_bytes`, at least one, decoded while they are filled
+(`sources/parquet`). A sample is a row.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from cachesvc.sources.parquet.parquet import (
 )
 
 _TAIL_BYTES = 64 << 10
-"""Read of each file at first: most footers are smaller."""
+"""First read of each file: most footers are smaller."""
 _THREADS = 32
 
 
 def select(entries: Sequence[ListedObject]) -> list[ListedObject]:
-    """Files that are called so."""
+    """Choose the Parquet files by their names."""
     return [entry for entry in entries if entry.extension in PARQUET]
 
 
 def compile_parquet(inputs: Inputs) -> Draft:
-    """Compile by the footers. Raises CorruptData naming the file, InvalidInput for what is not read."""
+    """Compile by the footers. Raises CorruptData naming the file, InvalidInput for features that are not read."""
     space, firsts, samples = AddressSpace([entry.object for entry in inputs.entries]), array("q"), 0
     fields: tuple[Field, ...] | None = None
     notes: list[str] = []
@@ -48,7 +48,7 @@ def compile_parquet(inputs: Inputs) -> Draft:
         if fields is None:
             fields = _fields(uri, footer.leaves)
             notes = [
-                f"column {name} is of a type that is not read: left out" for name in footer.left_out.names
+                f"column {name} has a type that is not read and is left out" for name in footer.left_out.names
             ]
         elif fields != _fields(uri, footer.leaves):
             raise InvalidInput(
@@ -97,8 +97,10 @@ def _named(fields: Sequence[Field]) -> str:
 
 
 def _footers(inputs: Inputs) -> Iterator[tuple[ListedObject, Footer, int]]:
-    """Of every file, fetched a batch at a time, read one at a time: until its row groups are known a footer takes ten times
-    its size."""
+    """Yield every file with its footer and the footer's size. Footers are fetched in batches and parsed one at a time.
+
+    A parsed footer takes ten times its size until its row groups are known.
+    """
     with ThreadPoolExecutor(_THREADS, "footers") as pool:
         for begin in range(0, len(inputs.entries), _THREADS):
             batch = inputs.entries[begin : begin + _THREADS]
@@ -108,7 +110,7 @@ def _footers(inputs: Inputs) -> Iterator[tuple[ListedObject, Footer, int]]:
 
 
 def _footer(inputs: Inputs, version: ObjectVersion) -> bytes:
-    """The file's end, from where its footer begins."""
+    """Return the end of a file, from its footer on."""
     uri, size = version.uri, version.size_bytes
     begin = max(0, size - _TAIL_BYTES)
     tail = inputs.fetch(version, begin, size - begin)

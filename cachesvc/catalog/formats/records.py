@@ -1,4 +1,4 @@
-"""Records of one size, and what they share with token sequences: files in a row, no entry per sample."""
+"""Compiles records of one size, and lays out runs of samples for records and tokens without an entry per sample."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import PAGE_BYTES
 
 _NPY_HEADER_BYTES = 16 << 10
-"""numpy refuses headers of more than 10,000 characters; they would be evaluated slowly."""
+"""Bytes read of a header; numpy refuses headers of more than 10,000 characters."""
 _THREADS = 32
 _Read = TypeVar("_Read")
-_MAX_SIDES = 32
-"""Of any array of numpy before 2.0."""
+_MAX_DIMENSIONS = 32
+"""Limit of numpy before 2.0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """The part of an object that holds items: bytes [offset, offset + length). `header`: the tool that wrote what is
-    before it, "" for none that is known; None in a format that has a header always."""
+    """The part of an object that holds items: bytes [offset, offset + length).
+
+    `header`: the tool that wrote the header before it, "" for no known header; None in a format that always has one.
+    """
 
     object: int
     offset: int
@@ -45,7 +47,7 @@ class Payload:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How payloads become samples. Extents are cut every `extent_bytes`; a sample starts every `stride`."""
+    """The cutting of payloads into samples and extents: a sample of `record` bytes starts every `stride` bytes."""
 
     record: int
     stride: int
@@ -54,7 +56,7 @@ class Cut:
 
 
 def parse_dtype(text: str) -> np.dtype[Any]:
-    """A numpy dtype, perhaps with a shape. Raises InvalidInput; objects are refused, they would unpickle."""
+    """Parse a numpy dtype, which may have a shape. Raises InvalidInput, also for objects, which would be unpickled."""
     try:
         dtype = np.dtype(text)
     except (TypeError, ValueError, SyntaxError) as error:
@@ -65,8 +67,10 @@ def parse_dtype(text: str) -> np.dtype[Any]:
 
 
 def npy_payload(inputs: Inputs, index: int) -> Payload:
-    """Where a `.npy` file's items lie. Raises CorruptData for a broken header or too few bytes, InvalidInput
-    for arrays of objects or in Fortran order."""
+    """Locate the items of a `.npy` file.
+
+    Raises CorruptData for a broken header or too few bytes, InvalidInput for arrays of objects or in Fortran order.
+    """
     version = inputs.entries[index].object
     head = io.BytesIO(inputs.fetch(version, 0, min(version.size_bytes, _NPY_HEADER_BYTES)))
     try:
@@ -78,7 +82,7 @@ def npy_payload(inputs: Inputs, index: int) -> Payload:
     except InvalidInput:
         raise
     except (ValueError, SyntaxError, TypeError, RecursionError, TokenError, MemoryError) as error:
-        # The last two: brackets that never close, and more of them than Python's parser nests.
+        # TokenError: brackets that do not close. MemoryError: brackets nested too deep for Python's parser.
         raise CorruptData(f"{version.uri} has a broken .npy header: {error}") from error
     if dtype.hasobject or (fortran and len(shape) > 1):
         raise InvalidInput(f"{version.uri} holds Python objects or Fortran order; save plain C-order arrays")
@@ -86,7 +90,7 @@ def npy_payload(inputs: Inputs, index: int) -> Payload:
         raise InvalidInput(f"{version.uri} holds items of no bytes ({dtype.str})")
     if dtype.names is not None and shape:
         dtype, shape = np.dtype(np.uint8), (*shape, dtype.itemsize)
-    if min(shape, default=0) < 0 or max(shape, default=0) >> 63 or len(shape) > _MAX_SIDES:
+    if min(shape, default=0) < 0 or max(shape, default=0) >> 63 or len(shape) > _MAX_DIMENSIONS:
         raise CorruptData(f"{version.uri} has a broken .npy header: no array has such a shape")
     length = math.prod(map(int, shape)) * dtype.itemsize
     if head.tell() + length > version.size_bytes:
@@ -99,9 +103,11 @@ def npy_payload(inputs: Inputs, index: int) -> Payload:
 def raw_payload(
     inputs: Inputs, index: int, stated: np.dtype[Any] | None, known_headers: bool = True
 ) -> Payload:
-    """The items of a `.bin`: behind `header_bytes` where they are given, else behind another tool's header where the file
-    begins with one and `known_headers` are looked for. Raises InvalidInput where nothing says their type, or a header
-    says another one than `stated`; and what `header_of` raises."""
+    """Locate the items of a `.bin`: behind `header_bytes` if given, else behind a known tool's header, else at the start.
+
+    `known_headers`: whether to look for such a header. Raises InvalidInput where the type is unknown, or the header states
+    another one than `stated`, and the errors of `header_of`.
+    """
     version, skipped = inputs.entries[index].object, inputs.options.header_bytes
     if known_headers and not skipped:
         header = header_of(version, inputs.fetch(version, 0, min(HEAD_BYTES, version.size_bytes)))
@@ -122,19 +128,18 @@ def raw_payload(
 
 
 def read_payloads(inputs: Inputs, read: Callable[[int], _Read], entries: Iterable[int]) -> list[_Read]:
-    """Apply `read` to the heads of these entries, many at a time: each is a request to the source."""
+    """Apply `read` to the heads of these entries, many in parallel: each is a request to the source."""
     with ThreadPoolExecutor(_THREADS, "heads") as pool:
         return list(pool.map(read, entries))
 
 
 def check_payloads(inputs: Inputs, payloads: Sequence[Payload]) -> None:
-    """Raises InvalidInput where only some files have a header: those without one hold something else, or lost theirs. And
-    where `header_bytes` are given for files whose format has a header."""
+    """Raise InvalidInput where only some files have a header, or `header_bytes` is given for a format with headers."""
     raw = [payload for payload in payloads if payload.header is not None]
     uris = {bool(each.header): inputs.entries[each.object].object.uri for each in raw}
     if len(uris) > 1:
         raise InvalidInput(
-            f"{uris[True]} begins with a header that is known, {uris[False]} does not: "
+            f"{uris[True]} begins with a known header, {uris[False]} does not: "
             "open them apart, or give header_bytes"
         )
     if inputs.options.header_bytes and len(raw) < len(payloads):
@@ -142,13 +147,16 @@ def check_payloads(inputs: Inputs, payloads: Sequence[Payload]) -> None:
 
 
 def select(entries: Sequence[ListedObject]) -> list[ListedObject]:
-    """The objects that hold records."""
+    """Choose the objects that hold records."""
     return [entry for entry in entries if entry.extension in ("bin", "npy")]
 
 
 def compile_records(inputs: Inputs) -> Draft:
-    """`.bin` (needs `record_bytes` or `dtype`) and `.npy` (a record is a row). A tail that is no whole record
-    is left out and noted."""
+    """Compile `.bin` files (by `record_bytes` or `dtype`) and `.npy` files (a record is a row).
+
+    A tail that is not a whole record is left out, with a note. Raises InvalidInput for files of different types, and the
+    errors of their headers.
+    """
     payloads = read_payloads(inputs, partial(_record_payload, inputs), range(len(inputs.entries)))
     check_payloads(inputs, payloads)
     first = payloads[0]
@@ -188,7 +196,7 @@ def _record_payload(inputs: Inputs, index: int) -> Payload:
 def lay_out(
     inputs: Inputs, payloads: Sequence[Payload], cut: Cut, field: str, shape: tuple[int, ...]
 ) -> Draft:
-    """Files one after another, each from where a stride and a page begin together."""
+    """Lay out payloads one after another, each from an address where a stride and a page begin together."""
     space, notes = AddressSpace([entry.object for entry in inputs.entries]), []
     runs_first, runs_slot, runs_object, firsts, samples = array("q"), array("q"), array("q"), array("q"), 0
     for done, payload in enumerate(payloads):

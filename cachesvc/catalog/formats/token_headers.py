@@ -1,4 +1,4 @@
-"""Headers that token shards begin with, by the tools that write them, and where the tokens lie behind them.
+"""Recognises the headers of token shards, by the tools that write them.
 
 llm.c and modded-nanogpt: 256 int32, the first three are a magic number, a version and the count of tokens.
 https://github.com/karpathy/llm.c/blob/master/dev/data/data_common.py
@@ -22,7 +22,7 @@ HEAD_BYTES = 24
 _LLMC = struct.Struct("<iii")
 _LLMC_BYTES = 1024
 _LLMC_TYPES = {20240520: (1, "<u2"), 20240801: (7, "<u4")}
-"""Version and type by magic number: of GPT-2's tokens and of Llama 3's."""
+"""Version and type by magic number: GPT-2's tokens, and Llama 3's."""
 _LLMC_EVAL = 20240522
 _LITGPT = struct.Struct("<7sQBQ")
 _LITGPT_MAGIC = b"LITPKDS"
@@ -40,9 +40,11 @@ class Header:
 
 
 def header_of(version: ObjectVersion, head: bytes) -> Header | None:
-    """The header that a file begins with, by its first `HEAD_BYTES`; None where it has none that is known. Raises
-    InvalidInput for a version or type that is not known, and for a file of something else; CorruptData where the file does
-    not end with the last token."""
+    """Return the header of a file by its first `HEAD_BYTES`; None where it has no known header.
+
+    Raises InvalidInput for an unknown version or type, and for a file that holds no token stream; CorruptData where the
+    file does not end with the last token.
+    """
     found = _litgpt(version.uri, head) if head.startswith(_LITGPT_MAGIC) else _llmc(version.uri, head)
     if found is None:
         return None
@@ -79,7 +81,7 @@ def _litgpt(uri: str, head: bytes) -> Header:
     _, version, code, tokens = _LITGPT.unpack(head[: _LITGPT.size])
     if version != 1 or code not in _LITGPT_TYPES:
         raise InvalidInput(
-            f"{uri} has a header of litgpt of version {version} and type {code}, which is not known: "
+            f"{uri} has a header of litgpt of version {version} and type {code}, which is unknown: "
             f"{_ANYWAY % _LITGPT.size}"
         )
     return Header("litgpt", _LITGPT.size, np.dtype(_LITGPT_TYPES[code]), tokens)

@@ -1,4 +1,4 @@
-"""Tables about files: CSV (with `,`, `;` or tabs) and JSONL, whose first line or rows name the columns."""
+"""Tables about files: CSV (with `,`, `;` or tabs), whose first line names the columns, and JSONL."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from typing import Any
 from cachesvc.core.errors import CorruptData, InvalidInput
 
 FILE_COLUMNS = ("file_name", "filename", "path", "image_path", "file", "image", "key")
-"""Columns that name a file, the first that is there, in upper or lower case."""
+"""Names of the column of files, in order of preference, in upper or lower case."""
 LABEL_COLUMNS = ("label", "class", "cls", "target")
 SEPARATORS = (",", ";", "\t")
 _HEADER_CHARS = 64 << 10
 _HEADER_ROWS = 100
-"""Rows of JSONL whose keys are its columns: the first ones may lack a label."""
+"""Rows of JSONL whose keys are taken for its columns: the first ones may lack a label."""
 _SHOWN_CHARS = 200
 _LINE_CHARS = 1 << 20
-"""Of JSONL: parsed, brackets take 27 times as much."""
+"""Limit of a line of JSONL: parsed, brackets take 27 times as much memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileTable:
-    """A table of which the columns are known. `separator`: "" for JSONL."""
+    """A table and its columns. `separator`: "" for JSONL."""
 
     uri: str
     text: str
@@ -36,7 +36,7 @@ class FileTable:
 
     @property
     def file(self) -> str | None:
-        """The column that names files, None for none."""
+        """The column of files, None for none."""
         return _first(self.columns, FILE_COLUMNS)
 
     @property
@@ -45,7 +45,7 @@ class FileTable:
         return _first(self.columns, LABEL_COLUMNS)
 
     def check_labels(self) -> None:
-        """Raises InvalidInput, with the columns that are there, unless files and labels have one each."""
+        """Raise InvalidInput, naming the columns, unless files and labels have one each."""
         if self.file is None or self.label is None:
             found = ", ".join(map(repr, self.columns))[:_SHOWN_CHARS] or "nothing"
             raise InvalidInput(
@@ -54,8 +54,7 @@ class FileTable:
             )
 
     def rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """(file, other columns), where the label's is called `label`. Raises CorruptData for what does not
-        parse."""
+        """Yield (file, other columns), the label's renamed to `label`. Raises CorruptData for a row that does not parse."""
         file, label = self.file, self.label
         for row in _separated(self) if self.separator else _json_rows(self.uri, self.text):
             rest = {name: value for name, value in row.items() if name not in (file, label)}
@@ -64,9 +63,11 @@ class FileTable:
             yield str(row.get(file or "", "")).strip(), rest
 
 
-def parsed_table(uri: str, body: bytes) -> FileTable:
-    """A table by the extension of its name: JSONL, else separated values. Raises CorruptData for what is no
-    UTF-8 text, and for a first line that does not parse."""
+def parse_table(uri: str, body: bytes) -> FileTable:
+    """Parse a table by the extension of its name: JSONL, else separated values.
+
+    Raises CorruptData for a file that is not UTF-8 text, and for a first line that does not parse.
+    """
     try:
         text = body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -78,13 +79,13 @@ def parsed_table(uri: str, body: bytes) -> FileTable:
         return FileTable(uri, text, "", tuple(dict.fromkeys(name for row in rows for name in row)))
     headers = {separator: _header(uri, text, separator) for separator in SEPARATORS}
     fitting = [separator for separator, header in headers.items() if _first(header, FILE_COLUMNS) is not None]
-    # no sniffing: it guesses by frequencies, and takes a letter of the names where a table has one column
+    # Not `csv.Sniffer`: it goes by frequencies, and takes a letter for the separator of a table of one column.
     chosen = fitting[0] if fitting else max(headers, key=lambda separator: len(headers[separator]))
     return FileTable(uri, text, chosen, headers[chosen])
 
 
-def begins_as_rows(beginning: bytes) -> bool:
-    """Whether the first line of a file is whole and a JSON object that names a file: a table as JSONL."""
+def begins_as_table(beginning: bytes) -> bool:
+    """Tell whether a file begins as a JSONL table: with a complete line that is a JSON object and names a file."""
     line, end, _ = beginning.removeprefix(BOM_UTF8).lstrip().partition(b"\n")
     try:
         row = json.loads(line) if end else None
@@ -97,7 +98,7 @@ def begins_as_rows(beginning: bytes) -> bool:
 
 
 def begins_as_json_lines(beginning: bytes) -> bool:
-    """Tell whether a file begins with a line that is a JSON object, and another object follows."""
+    """Tell whether a file begins with a line that is a JSON object, followed by another object."""
     line, _, rest = beginning.removeprefix(BOM_UTF8).lstrip().partition(b"\n")
     try:
         return isinstance(json.loads(line), dict) and rest.lstrip().startswith(b"{")
@@ -111,8 +112,10 @@ def _first(columns: Sequence[str], wanted: Sequence[str]) -> str | None:
 
 
 def _lines(uri: str, text: str, separator: str) -> Iterator[list[str]]:
-    """The lines that hold something, as cells without the blanks around them. Raises CorruptData where a quote is open
-    at the end: what it took in may be half the table."""
+    """Yield the lines that are not empty, as stripped cells.
+
+    Raises CorruptData where a quote is still open at the end: it may have swallowed half of the table.
+    """
     end, ended, before = ["", "end"], False, 0
 
     def marked() -> Iterator[str]:
@@ -146,7 +149,9 @@ def _separated(table: FileTable) -> Iterator[Mapping[str, Any]]:
 
 
 def _json_rows(uri: str, text: str) -> Iterator[Mapping[str, Any]]:
-    for number, line in enumerate(text.split("\n"), 1):  # a JSON text may hold what else splits lines
+    for number, line in enumerate(
+        text.split("\n"), 1
+    ):  # not splitlines: JSON texts may hold other line separators
         if not line.strip():
             continue
         if len(line) > _LINE_CHARS:

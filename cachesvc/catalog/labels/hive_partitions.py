@@ -1,4 +1,4 @@
-"""Folders named as Hive and Spark name partitions: `year=2020/`."""
+"""Recognises folders named like partitions of Hive and Spark: `year=2020/`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def is_partition(folder: str) -> bool:
 
 
 def hive_notes(entries: Sequence[ListedObject], draft: Draft) -> list[str]:
-    """The note on data in such folders, unless their columns are fields or the classes that were asked for."""
+    """Return the note on data in such folders, unless their columns are fields, or their names the classes."""
     if any(map(is_partition, draft.classes)):
         return []
     root = os.path.commonprefix([entry.object.uri for entry in entries]).rpartition("/")[0]  # noqa: RUF071

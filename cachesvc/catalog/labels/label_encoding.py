@@ -1,4 +1,4 @@
-"""Labels as the numbers that training takes: class indices, or the targets of a regression."""
+"""Encodes labels as the numbers that training takes: class indices, or regression targets."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from cachesvc.core.errors import InvalidInput
 from cachesvc.core.text import printable
 
 KINDS = ("class", "float")
-"""The kinds of labels that `labels=` may name; "" finds out."""
+"""The kinds of labels that `labels=` may name; "" infers the kind."""
 MAX_CLASSES = 1 << 20
 _WHOLE = re.compile(r"[+-]?(0|[1-9]\d*)", re.ASCII)
-"""Text that is a whole number; "007" is a name."""
+"""Text that is a whole number; "007" is a class name."""
 _FRACTION = re.compile(
     r"[+-]?((\d+\.\d*|\.\d+)([eE][+-]?\d+)?|\d+[eE][+-]?\d+|inf|infinity)", re.ASCII | re.I
 )
@@ -26,16 +26,16 @@ EncodedLabels = tuple[tuple[str, ...], npt.NDArray[Any]]
 
 
 def is_absent(value: Value) -> bool:
-    """Tell whether a label among numbers means that there is none."""
+    """Tell whether a value among numbers stands for a missing label."""
     return isinstance(value, str) and value.lower() == "nan"
 
 
 def encode_labels(values: Sequence[Value], kind: str, uri: str) -> EncodedLabels:
-    """Class names and int32[values], an index into them or -1 for none; or () and float64[values], NaN for none.
+    """Return class names and int32[values], an index into them or -1 for none; or () and float64[values], NaN for none.
 
-    Of `kind` "" numbers that are not all whole are targets, float64, and all else is classes. Whole numbers of at least 0
-    are class indices, named 0 to the largest; other whole numbers are classes in ascending order; texts are classes in
-    their alphabetical order. Raises InvalidInput where `kind` is "float" and a label is no number.
+    With `kind` "", numbers that are not all whole are float64 targets, and all else is classes. Whole numbers from 0 on
+    are class indices, named 0 to the largest. Other whole numbers are classes in ascending order, texts in alphabetical
+    order. Raises InvalidInput where `kind` is "float" and a label is not a number.
     """
     distinct = list(dict.fromkeys(values))
     numbers = {value: _number(value) for value in distinct}
@@ -59,7 +59,7 @@ def encode_labels(values: Sequence[Value], kind: str, uri: str) -> EncodedLabels
 
 
 def mixed_label(values: Sequence[Value]) -> str:
-    """The first label that is no number where others are numbers with a fraction; "" where there is none."""
+    """Return the first label that is not a number where others are numbers with a fraction; else ""."""
     word, fraction = "", False
     for value in dict.fromkeys(values):
         number = _number(value)
@@ -82,7 +82,7 @@ def _whole_classes(numbers: set[int]) -> list[str]:
 
 
 def _number(value: Value) -> int | float | None:
-    """An int for a whole number, however it is written, else a float; None for what is no number, such as NaN."""
+    """Return an int for a whole number in any spelling, else a float; None for anything else, such as NaN."""
     if isinstance(value, str):
         if _WHOLE.fullmatch(value):
             return int(value)

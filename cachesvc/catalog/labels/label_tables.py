@@ -1,4 +1,4 @@
-"""Which of the files are tables about the others, and what those say."""
+"""Separates tables about files from the other files, and reads labels and tags from them."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cachesvc.catalog.compiler import Inputs
-from cachesvc.catalog.labels.file_tables import FILE_COLUMNS, FileTable, begins_as_rows, parsed_table
+from cachesvc.catalog.labels.file_tables import FILE_COLUMNS, FileTable, begins_as_table, parse_table
 from cachesvc.catalog.labels.tags import Tags
 from cachesvc.core.errors import CorruptData, InvalidInput
 
-_MEANT = ("labels", "metadata")
-"""Names that only a table has, where other data is beside it."""
+_TABLE_STEMS = ("labels", "metadata")
+"""Stems of names that only a table has, where other data is beside it."""
 _MAX_TABLES = 16
 _TABLE_BYTES = 256 << 20
 _FIRST_LINE_BYTES = 64 << 10
-"""Read of JSONL of any name: one that begins with a longer line is data."""
+"""Bytes read of JSONL of any other name: a file whose first line is longer is data."""
 
 
 @dataclass(slots=True)
 class _Read:
-    """What a table turned out to hold: `strangers` are rows that name no file."""
+    """The counts of a table that was read. `unmatched` rows name no file of the data."""
 
     rows: int = 0
-    strangers: int = 0
-    stranger: str = ""
+    unmatched: int = 0
+    first_unmatched: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class TableSplit:
-    """`tables`: entries that are tables about the others; `rest`: the others; `notes`: for people."""
+    """`tables`: indices of entries that are tables about the others; `rest`: the others; `notes`: for people."""
 
     tables: list[int]
     rest: list[int]
@@ -37,9 +37,10 @@ class TableSplit:
 
 
 def separate_tables(inputs: Inputs) -> TableSplit:
-    """Find the tables. The one that `options.labels` names always is one; else those directly below the URI that name
-    files. Raises InvalidInput where the named one is not there or lacks a column, CorruptData where it does not
-    parse."""
+    """Find the tables: the one that `options.labels` names, else those directly below the URI that name files.
+
+    Raises InvalidInput where the named one is absent or lacks a column, CorruptData where it does not parse.
+    """
     asked = inputs.options.table
     named = [at for at, entry in enumerate(inputs.entries) if asked and entry.path == asked]
     if asked and not named:
@@ -49,9 +50,9 @@ def separate_tables(inputs: Inputs) -> TableSplit:
     for at in named:
         _parsed(inputs, at).check_labels()
     found = [at for at, entry in enumerate(inputs.entries) if at not in named and _may_be_table(entry.path)]
-    begun = _begun(inputs, {*named, *found})
-    few = len(found) + len(begun) <= _MAX_TABLES
-    kept = [*begun, *(at for at in found if _names_files(inputs, at))] if few else []
+    json_tables = _json_tables(inputs, {*named, *found})
+    few = len(found) + len(json_tables) <= _MAX_TABLES
+    kept = [*json_tables, *(at for at in found if _names_files(inputs, at))] if few else []
     if len(kept) + len(named) == len(inputs.entries):
         kept = []
     taken = {*named, *kept}
@@ -61,38 +62,40 @@ def separate_tables(inputs: Inputs) -> TableSplit:
         f"{entry.object.uri} is no table of labels: its first line would name a column for the file "
         f"({', '.join(FILE_COLUMNS)})"
         for entry in samples
-        if entry.path.lower().partition(".")[0] in _MEANT and len(samples) < len(rest)
+        if entry.path.lower().partition(".")[0] in _TABLE_STEMS and len(samples) < len(rest)
     ]
     return TableSplit(sorted(taken), rest, notes)
 
 
 def _may_be_table(path: str) -> bool:
     stem, _, extension = path.lower().rpartition(".")
-    known = extension in ("csv", "tsv") or (extension == "jsonl" and stem in _MEANT)
+    known = extension in ("csv", "tsv") or (extension == "jsonl" and stem in _TABLE_STEMS)
     return known and "/" not in path
 
 
-def _begun(inputs: Inputs, known: set[int]) -> list[int]:
-    """JSONL of any other name that begins as a table, directly below the URI. Of more than `_MAX_TABLES` nothing is
-    read: they are data."""
+def _json_tables(inputs: Inputs, known: set[int]) -> list[int]:
+    """Return JSONL files of other names, directly below the URI, that begin as a table.
+
+    More than `_MAX_TABLES` such files are data, and none is read.
+    """
     rows = [
         at
         for at, entry in enumerate(inputs.entries)
         if entry.extension == "jsonl" and "/" not in entry.path and at not in known
     ]
-    return [at for at in rows if _begins_as_rows(inputs, at)] if len(rows) <= _MAX_TABLES else []
+    return [at for at in rows if _begins_as_table(inputs, at)] if len(rows) <= _MAX_TABLES else []
 
 
-def _begins_as_rows(inputs: Inputs, at: int) -> bool:
+def _begins_as_table(inputs: Inputs, at: int) -> bool:
     version = inputs.entries[at].object
     if version.size_bytes > _TABLE_BYTES:
         return False
     beginning = inputs.fetch(version, 0, min(version.size_bytes, _FIRST_LINE_BYTES))
-    return begins_as_rows(beginning if version.size_bytes > _FIRST_LINE_BYTES else beginning + b"\n")
+    return begins_as_table(beginning if version.size_bytes > _FIRST_LINE_BYTES else beginning + b"\n")
 
 
 def _names_files(inputs: Inputs, at: int) -> bool:
-    """Whether a file that nobody named is a table. One of separated values may as well be data of any kind."""
+    """Tell whether a file that the options do not name is a table. A CSV file that does not parse is data."""
     entry = inputs.entries[at]
     if entry.object.size_bytes > _TABLE_BYTES:
         return False
@@ -110,25 +113,28 @@ def _parsed(inputs: Inputs, at: int) -> FileTable:
         raise InvalidInput(
             f"{version.uri} has {version.size_bytes:,} bytes: tables of {_TABLE_BYTES:,} are read"
         )
-    return parsed_table(version.uri, inputs.fetch(version, 0, version.size_bytes))
+    return parse_table(version.uri, inputs.fetch(version, 0, version.size_bytes))
 
 
 def read_tables(
     inputs: Inputs, table_entries: Sequence[int], sample_of: Mapping[str, int | None], tags: Tags
 ) -> list[str]:
-    """What the tables say of the files into `tags`; notes for people. `sample_of`: by path below its URI and by URI,
-    with and without extension; a row names a file so, or by its path from the table's folder. Raises InvalidInput where
-    the table that `options.labels` names labels nothing, CorruptData where one does not parse."""
+    """Add the values of the tables to `tags`, and return notes for people.
+
+    `sample_of` has samples by path below the URI and by URI, with and without extension. A row names its file in one of
+    these ways, or by its path from the table's folder. Raises InvalidInput where the table that `options.labels` names
+    labels nothing, CorruptData where one does not parse.
+    """
     notes = []
     for at in table_entries:
         asked = inputs.entries[at].path == inputs.options.table
         read = _read_table(inputs, at, sample_of, tags, labels=asked or not inputs.options.table)
         if asked:
             _check_read(inputs, at, read, tags.labelled, next(iter(sample_of)))
-        if read.strangers:
+        if read.unmatched:
             uri = inputs.entries[at].object.uri
             notes.append(
-                f"{uri}: {read.strangers:,} of {read.rows:,} rows name no file here, {read.stranger!r} is the first"
+                f"{uri}: {read.unmatched:,} of {read.rows:,} rows name no file here, {read.first_unmatched!r} is the first"
             )
     return notes
 
@@ -143,8 +149,8 @@ def _read_table(
         name = file.removeprefix("./").removeprefix(root).removeprefix(_path(root))
         sample = sample_of.get(root + name, sample_of.get(name))
         if sample is None:
-            read.strangers += 1
-            read.stranger = read.stranger or file
+            read.unmatched += 1
+            read.first_unmatched = read.first_unmatched or file
             continue
         for name, value in values.items():
             if name != "label" or labels:
@@ -153,18 +159,18 @@ def _read_table(
 
 
 def _path(uri: str) -> str:
-    """How people write the URI of a local file."""
+    """Return the path of a local file's URI; any other URI unchanged."""
     return uri.removeprefix("file://")
 
 
 def _check_read(inputs: Inputs, at: int, read: _Read, labelled: bool, example: str) -> None:
-    """Raises InvalidInput for a table that was to label the files and labels none."""
+    """Raise InvalidInput for a table that should label the files and labels none."""
     uri = inputs.entries[at].object.uri
     if not read.rows:
         raise InvalidInput(f"{uri} has no rows: it labels none of the files")
-    if read.strangers == read.rows:
+    if read.unmatched == read.rows:
         raise InvalidInput(
-            f"{uri} labels none of the files: it names {read.stranger!r} where the data has {example!r}; name files "
+            f"{uri} labels none of the files: it names {read.first_unmatched!r} where the data has {example!r}; name files "
             "by their path below the URI"
         )
     if not labelled:

@@ -1,5 +1,4 @@
-"""What files say about other files: class folders, CSV/JSONL tables, and small `.cls`/`.json`/`.txt`
-sidecars.
+"""Labels and tags of plain files: from tables, class folders, and small `.cls`/`.json`/`.txt` sidecars.
 
 Reading a sidecar costs one GET when the catalog is built, 16 at a time, and none afterwards.
 """
@@ -24,7 +23,7 @@ from cachesvc.core.errors import InvalidInput
 __all__ = ["SIDECARS", "Files", "annotate"]
 
 MAX_SIDECARS = 200_000
-"""Sidecars read at most; with more, none is (a partial index would search wrongly) and a note says so."""
+"""Limit of sidecars. With more, none is read, since a search in a part of them would be wrong, and a note says so."""
 SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "testing", "eval", "dev"})
 _THREADS = 16
 _BATCH = 1024
@@ -32,7 +31,7 @@ _BATCH = 1024
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Files of samples: `entry[i]` is field `field[i]` of sample `sample[i]`."""
+    """The files of samples: `entry[i]` is field `field[i]` of sample `sample[i]`."""
 
     entry: Sequence[int]
     sample: Ints
@@ -42,9 +41,11 @@ class Files:
 
 
 def annotate(inputs: Inputs, draft: Draft, files: Files, table_entries: Sequence[int]) -> None:
-    """Give a draft its labels and tags: tables first, then `.cls` sidecars, then the `label` of `.json` ones, then
-    class folders. The first of these that labels anything decides, unless `options.labels` does. Raises InvalidInput
-    where that labels nothing."""
+    """Set a draft's labels and tags.
+
+    Labels come from tables, else from `.cls` sidecars, else from the `label` of `.json` ones, else from class folders,
+    unless `options.labels` names their origin. Raises InvalidInput where that origin labels nothing.
+    """
     tags, wanted, kind = Tags(), inputs.options.labels_from, inputs.options.label_kind
     if table_entries:
         draft.notes += read_tables(inputs, table_entries, _by_name(inputs, files), tags)
@@ -63,8 +64,10 @@ def annotate(inputs: Inputs, draft: Draft, files: Files, table_entries: Sequence
 
 
 def _by_name(inputs: Inputs, files: Files) -> dict[str, int | None]:
-    """Samples by path and by URI, with extension and, where no file has that name, without; None for a name of several
-    samples: those of several URIs, or of one stem."""
+    """Map names to samples: paths and URIs, with extension and, where no file has that name, without.
+
+    A name shared by several samples, of several URIs or of one stem, maps to None.
+    """
     sample_of: dict[str, int | None] = {}
     stems: dict[str, int | None] = {}
     for at, sample in zip(files.entry, files.sample.tolist(), strict=True):
@@ -78,8 +81,11 @@ def _by_name(inputs: Inputs, files: Files) -> dict[str, int | None]:
 
 
 def _folders(inputs: Inputs, files: Files, notes: list[str]) -> tuple[tuple[str, ...], Array] | None:
-    """Classes from the first folder below the URI, where every file lies in one, and in two or more unless folders
-    are asked for; numbers where those are. What looks like a slip is said in `notes`."""
+    """Return the classes by the first folder below the URI, or numbers where the options ask for them.
+
+    Every file must lie in a folder, and there must be two or more, unless the options ask for folders. Adds notes on
+    likely mistakes. Raises InvalidInput where the options ask for folders and a file lies in none.
+    """
     asked = inputs.options.labels_from == "folder"
     paths = [inputs.entries[at].path for at in files.entry]
     beside = [path for path in paths if "/" not in path]
@@ -87,7 +93,7 @@ def _folders(inputs: Inputs, files: Files, notes: list[str]) -> tuple[tuple[str,
     classes = sorted({path.partition("/")[0] for path in paths if "/" in path})
     if outside is not None and asked:
         raise InvalidInput(
-            f"labels='folder': {outside!r} lies in no folder below {inputs.uri}; labels='' finds out"
+            f"labels='folder': {outside!r} lies in no folder below {inputs.uri}; labels='' infers the origin"
         )
     if not asked and any(map(is_partition, classes)):
         return None
@@ -110,7 +116,7 @@ def _folders(inputs: Inputs, files: Files, notes: list[str]) -> tuple[tuple[str,
 
 
 def _read_sidecars(inputs: Inputs, draft: Draft, files: Files, tags: Tags, skip_labels: bool) -> None:
-    """Only where they exist beside data: a folder of nothing but texts is data."""
+    """Read sidecars where they lie beside data: a folder of nothing but texts is data."""
     encodings = [field.encoding for field in files.fields]
     if set(encodings) <= set(SIDECARS):
         return

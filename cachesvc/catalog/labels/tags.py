@@ -1,4 +1,4 @@
-"""Searchable values while they are collected: from sidecars and tables."""
+"""Collects searchable values from sidecars and tables."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ SIDECAR_BYTES = 64 << 10
 """A longer sidecar is data, not a tag, and is not read when the catalog is built."""
 MAX_TAGS = 64
 MAX_DROPPED = 1000
-"""Names beyond those that are remembered, to be counted: whoever writes the data may make up millions."""
+"""Limit of left-out names that are counted: data may hold millions of them."""
 MAX_VALUE_CHARS = 1024
 _RESERVED = {"key", "label", "shard"}
 _JSON_LABEL = "label of .json"
-"""No tag is called so."""
+"""Internal name of the `label` of `.json` sidecars; no tag can have it."""
 
 NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
-"""Text that is a number; "007" is a name."""
+"""Text that is a number; "007" is not one."""
 
 
 def tag_name(raw: str) -> str:
-    """A column's or key's name as an identifier that a search can hold: Python's, in the form that its parser gives."""
+    """Turn the name of a column or key into a Python identifier, normalised as Python's parser does."""
     letters = unicodedata.normalize("NFKC", raw.strip())
     name = "".join(each if f"_{each}".isidentifier() else "_" for each in letters) or "_"
     clash = not name.isidentifier() or keyword.iskeyword(name) or name in _RESERVED
@@ -38,7 +38,7 @@ def tag_name(raw: str) -> str:
 
 
 class Tags:
-    """Values by tag and sample. Beyond `MAX_TAGS` names the later ones are left out, and `notes` says so."""
+    """Values by tag and sample. Names beyond the first `MAX_TAGS` are left out, and `notes` says so."""
 
     def __init__(self) -> None:
         self._samples: dict[str, array[int]] = {}
@@ -47,12 +47,14 @@ class Tags:
         self._mixed = ""
 
     def add(self, sample: int, raw_name: str, value: object) -> None:
-        """Note one value of a column or sidecar; `label` is the label's."""
+        """Add one value of a column or sidecar. The name `label` is that of the label."""
         self._add(sample, raw_name if raw_name == "label" else tag_name(raw_name), value)
 
     def _add(self, sample: int, name: str, value: object) -> None:
-        """What is neither text nor number, or empty, or too long, is no tag. Halves of characters,
-        which JSON may hold and UTF-8 may not, become question marks."""
+        """Add a value under a tag's name, unless it is neither text nor number, or empty, or too long.
+
+        Lone surrogates, which JSON may hold and UTF-8 may not, become question marks.
+        """
         if not isinstance(value, (str, int, float)) or not 0 < _chars(value) <= MAX_VALUE_CHARS:
             return
         if value != value:  # JSON's NaN: no value, as in a column of numbers
@@ -67,7 +69,7 @@ class Tags:
         self._values.setdefault(name, []).append(value)
 
     def add_sidecar(self, sample: int, encoding: str, body: bytes) -> None:
-        """Tags of a `.cls`, `.txt` or `.json` body. One that does not parse has no tags; it is data still."""
+        """Add the tags of a `.cls`, `.txt` or `.json` body. One that does not parse has no tags, and stays data."""
         try:
             text = body.decode().strip()
             if encoding == "json":
@@ -84,11 +86,11 @@ class Tags:
 
     @property
     def labelled(self) -> bool:
-        """Whether any sample has a label, of a table or a `.cls` sidecar."""
+        """True where a sample has a label of a table or a `.cls` sidecar."""
         return "label" in self._values
 
     def notes(self) -> list[str]:
-        """Notes for people on what was left out or looked odd."""
+        """Return notes for people on left-out tags and on numbers among class names."""
         many = "or more " if len(self._dropped) == MAX_DROPPED else ""
         dropped = f"{len(self._dropped)} {many}tags beyond the first ones are not searchable"
         classes = (
@@ -98,14 +100,17 @@ class Tags:
         return [*([dropped] if self._dropped else []), *([classes] if self._mixed else [])]
 
     def conflicting(self) -> int:
-        """How many labels differ from the first one of the same sample."""
+        """Return the number of labels that differ from the first one of the same sample."""
         firsts: dict[int, Value] = {}
         given = zip(self._samples.get("label", ()), self._values.get("label", ()), strict=True)
         return sum(firsts.setdefault(sample, value) != value for sample, value in given)
 
     def take_labels(self, samples: int, kind: str, uri: str) -> EncodedLabels | None:
-        """Remove the tag `label` and encode it as `targets.encoded` says, for each sample. What `.json` sidecars call
-        so is it where nothing else is; else it becomes the tag `_label`. Raises what that raises."""
+        """Remove the tag `label` and return it encoded by `encode_labels`, one per sample; None where there is none.
+
+        The `label` of `.json` sidecars is used where there is no other label, else it becomes the tag `_label`. Raises the
+        errors of `encode_labels`.
+        """
         if _JSON_LABEL in self._values:
             name = "_label" if self.labelled else "label"
             self._samples.setdefault(name, array("q")).extend(self._samples.pop(_JSON_LABEL))
@@ -121,8 +126,8 @@ class Tags:
         return classes, labels
 
     def columns(self, samples: int) -> dict[str, Array | tuple[Array, TextColumn]]:
-        """Every other tag: float64[samples] (NaN for none) where all values are numbers, else int32 codes and
-        the distinct texts."""
+        """Return every other tag: float64[samples], NaN for none, where all values are numbers; else int32 codes and the
+        distinct texts."""
         return {name: self._column(name, samples) for name in sorted(self._values)}
 
     def _column(self, name: str, samples: int) -> Array | tuple[Array, TextColumn]:
@@ -140,12 +145,12 @@ class Tags:
 
 
 def _chars(value: Value) -> int:
-    """Length of a value as text; a huge integer has no cheap one and counts its bits."""
+    """Return the length of a value as text; for an integer its bits, which are cheap to count."""
     return value.bit_length() + 1 if isinstance(value, int) else len(str(value))
 
 
 def _number(value: Value) -> float | None:
-    """A value as a number that float64 holds exactly, and no other integer near it, else None."""
+    """Return a value as a float where float64 holds it exactly, else None."""
     if isinstance(value, str) and not NUMBER.fullmatch(value):
         return None
     try:
