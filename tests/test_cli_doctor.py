@@ -205,7 +205,7 @@ def test_a_network_disk_is_warned_of(tmp_path: Path) -> None:
         )
     )
     assert found[0].level is Level.WARN
-    assert found[0].mend == "use a disk of this node"
+    assert found[0].advice == "use a disk of this node"
 
 
 def test_a_budget_below_an_extent_fails_until_extents_are_there(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_a_budget_beyond_what_the_daemons_own_processes_leave_is_a_warning_with_
     assert memory(largest).level is Level.OK
     assert f"{largest:,} at most" in memory(1).text
     assert memory(largest + 1).level is Level.WARN
-    assert memory(largest + 1).mend == f"give --ram {largest >> 20}MiB, or raise the memory limit"
+    assert memory(largest + 1).advice == f"give --ram {largest >> 20}MiB, or raise the memory limit"
     assert memory(1 << 30).level is Level.WARN
     assert memory((1 << 30) + 1).level is Level.FAIL
-    assert memory(1 << 20, 64 << 20).mend == "lower --extent-bytes, or raise the memory limit"
+    assert memory(1 << 20, 64 << 20).advice == "lower --extent-bytes, or raise the memory limit"

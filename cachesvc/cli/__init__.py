@@ -1,4 +1,8 @@
-"""The verbs, each a module; `exit_codes.py` documents the exit codes."""
+"""The command line: one module a verb.
+
+In: arguments and CACHESVC_* variables. Out: tables or JSON on stdout, notes and errors on stderr, and the exit codes of
+`exit_codes.py`. It owns the text that people read, and no behaviour of the daemon.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A dataset's catalog as a file: from the daemon when there is one, built here otherwise."""
+"""Provides a dataset's catalog as a file: from the daemon if there is one, else built here."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from cachesvc.sources.uri import canonical
 def catalog_file(
     socket: str | None, name: str, options: Options, as_json: bool
 ) -> Iterator[tuple[Catalog, str]]:
-    """A dataset's catalog and the path of its file, good inside the block; what is noted of a URI is said.
+    """Yield a dataset's catalog and the path of its file, valid inside the block, and print the catalog's notes.
 
-    Without a daemon the catalog is built from the source with this user's own rights and thrown away; one that was
-    named must answer.
+    Without a daemon the catalog is built from the source with this user's rights, and deleted afterwards. A daemon given
+    by `socket` must answer: DaemonUnavailable.
     """
     directory = socket or find_daemon()
     if directory is not None and (socket or answers(directory)):

@@ -1,4 +1,4 @@
-"""What a catalog says was left out or not understood, to whoever opens its dataset."""
+"""Prints a catalog's notes: the data that was left out or not understood."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from cachesvc.cli import output
 from cachesvc.core.text import printable
 
 MAX_PRINTED = 8
-"""Notes of one dataset that are printed one by one."""
+"""Number of notes of one dataset that are printed."""
 
 
 def print_notes(notes: Sequence[str], as_json: bool) -> None:
-    """One line each on stderr: `warning: ...`, or as JSON `{"warning": ...}`."""
+    """Print each note as a line on stderr: `warning: ...`, or as JSON `{"warning": ...}`."""
     said = list(notes[:MAX_PRINTED])
     if len(notes) > MAX_PRINTED:
         said.append(f"and {len(notes) - MAX_PRINTED:,} notes more, in ds.catalog.notes")

@@ -1,4 +1,4 @@
-"""`cachesvc ls`, `pin`, `unpin`, `evict`: what the daemon holds, and what it should."""
+"""`cachesvc ls`, `pin`, `unpin`, `evict`: list, keep and drop datasets."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def list_datasets(socket: str | None, json: bool) -> int:
 @options.dataset
 @options.daemon
 def pin(name: str, socket: str | None, json: bool, **given: Any) -> int:
-    """Keep a dataset's resident extents, whatever else needs room."""
+    """Keep a dataset's resident extents when other data needs room."""
     with Control(socket) as control:
         dataset = resolve.current_version(control, name, options.dataset_options(given), json)
         control.pin(dataset, True)
         beyond_bytes = sum(reply.unfit_bytes for reply in control.prefetch(dataset, dry_run=True))
     if beyond_bytes:
         print_notes(
-            [f"{output.size(beyond_bytes)} of it have no room, and are not kept until they have"], json
+            [f"{output.size(beyond_bytes)} of it have no room, and are not kept until there is room"], json
         )
     _report(json, f"{name} ({dataset}) is pinned", event="pinned", dataset=dataset, target=name)
     return 0
@@ -76,8 +76,8 @@ def unpin(name: str, socket: str | None, json: bool, **given: Any) -> int:
 def evict(name: str, socket: str | None, json: bool, **given: Any) -> int:
     """Drop a dataset from every tier; every known version of a URI.
 
-    What readers lease, and what is pinned, stays and is reported; the exit code is then 1. So does what lies in a lost
-    tier: 9. The source is never touched.
+    Extents that readers lease or that are pinned stay; they are reported, and the exit code is 1. Extents in a lost tier
+    stay too, with exit code 9. The source is never touched.
     """
     stayed_bytes = lost_bytes = 0
     with Control(socket) as control:
@@ -102,7 +102,7 @@ def evict(name: str, socket: str | None, json: bool, **given: Any) -> int:
             lost_bytes += reply.lost_bytes
     if stayed_bytes:
         raise CacheError(
-            f"{output.size(stayed_bytes)} of {name} stay; unpin it, or wait until its readers have gone, and evict it again"
+            f"{output.size(stayed_bytes)} of {name} stay; unpin it, or wait until its readers are gone, and evict it again"
         )
     if lost_bytes:
         raise TierFailed(

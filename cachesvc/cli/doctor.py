@@ -1,4 +1,4 @@
-"""`cachesvc doctor`: look at what a daemon needs, and say what to mend."""
+"""`cachesvc doctor`: check what a daemon needs, and advise."""
 
 from __future__ import annotations
 
@@ -22,17 +22,16 @@ _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 
 
 @click.command()
-@options.sized
+@options.node_settings
 @options.SHARE
 @click.option("--endpoint", help="S3 endpoint to compare the clock with.  [default: $AWS_ENDPOINT_URL]")
 @options.daemon
 def doctor(endpoint: str | None, socket: str | None, json: bool, **given: Any) -> int:
-    """Check what a daemon needs, and say what to mend.
+    """Check what a daemon needs, and say what to change.
 
     Settings, memory, open files, disk, state, socket, credentials, clock and kernel.
 
-    Give it those of these options, or their variables, that `serve` gets. Exits 1 when a check fails; warnings do not
-    count.
+    Give it the same options, or variables, as `serve`. Exits 1 when a check fails; warnings do not count.
     """
     settings = settings_of(socket=socket or find_daemon(), **given)
     endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
@@ -61,17 +60,17 @@ def _examine(settings: config.Settings, endpoint: str) -> Iterator[Finding]:
 
 
 def _without_secrets(finding: Finding) -> Finding:
-    return replace(finding, text=redacted(finding.text), mend=redacted(finding.mend))
+    return replace(finding, text=redacted(finding.text), advice=redacted(finding.advice))
 
 
 def _rest(finding: Finding) -> dict[str, str]:
-    return {"text": finding.text, "mend": finding.mend}
+    return {"text": finding.text, "mend": finding.advice}
 
 
 def _show(finding: Finding) -> None:
-    mend = f"; {finding.mend}" if finding.mend else ""
+    advice = f"; {finding.advice}" if finding.advice else ""
     line = Text(f"{finding.level.value:<4}", style=_STYLES[finding.level])
     with output.written():
         output.console().print(
-            line.append(f"  {finding.check}: {finding.text}{mend}", style="default"), soft_wrap=True
+            line.append(f"  {finding.check}: {finding.text}{advice}", style="default"), soft_wrap=True
         )

@@ -1,4 +1,4 @@
-"""What `doctor` looks at: each check returns findings and mends nothing itself."""
+"""The checks of `doctor`: each returns findings and changes nothing."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from cachesvc.system.footprint import largest_ram_bytes
 from cachesvc.tiers.probe import room
 
 PROBE_S = 5.0
-"""A server that says nothing for longer is as good as gone."""
+"""Timeout of the request that reads an endpoint's clock."""
 SKEW_WARN_S = 60.0
 SKEW_FAIL_S = 840.0
-"""S3 refuses signatures that are 15 minutes off; a minute is spared for the request itself."""
+"""S3 refuses signatures that are 15 minutes off; one minute is left for the request itself."""
 DISK_SPARE = 0.05
 _SHARED_OR_VOLATILE = {
     "tmpfs": "is RAM: bytes there count as memory and are gone after a reboot",
@@ -43,7 +43,7 @@ _SHARED_OR_VOLATILE = {
 
 
 class Level(str, Enum):
-    """How bad it is."""
+    """The severity of a finding."""
 
     OK = "ok"
     WARN = "warn"
@@ -52,33 +52,33 @@ class Level(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line: what was checked, how it is, what to mend ("" when it is ok)."""
+    """One line: the check, its result, and the advice ("" where it is ok)."""
 
     check: str
     level: Level
     text: str
-    mend: str = ""
+    advice: str = ""
 
 
 def settings(given: config.Settings) -> Finding:
-    """Whether a daemon would start with them, and reach the mounts that it is to serve."""
+    """Check whether a daemon would start with these settings, and reach the mounts that it should serve."""
     try:
         config.validate(given)
         Lookups().allowlist(given.allow, exact=True)
     except (InvalidInput, SourceUnavailable) as error:
-        what, _, mend = str(error).rpartition("; ")
-        return Finding("settings", Level.FAIL, what or mend, mend if what else "")
+        what, _, advice = str(error).rpartition("; ")
+        return Finding("settings", Level.FAIL, what or advice, advice if what else "")
     return Finding("settings", Level.OK, f"serves {' '.join(given.allow) or 'what its user may read'}")
 
 
 def socket(directory: str) -> Iterator[Finding]:
-    """The socket directory and the daemon behind it."""
+    """Check the socket directory and the daemon behind it."""
     control = f"{directory}/{config.CONTROL_SOCKET}"
     try:
         config.check_socket_dir(directory)
     except InvalidInput as error:
-        what, _, mend = str(error).rpartition("; ")
-        yield Finding("socket", Level.FAIL, what, mend)
+        what, _, advice = str(error).rpartition("; ")
+        yield Finding("socket", Level.FAIL, what, advice)
         return
     if not os.path.isdir(directory):
         yield Finding("socket", Level.WARN, f"{directory} does not exist", "start a daemon: cachesvc serve")
@@ -110,7 +110,7 @@ def socket(directory: str) -> Iterator[Finding]:
 
 
 def daemon(directory: str) -> Finding:
-    """Whether the daemon answers."""
+    """Check whether the daemon answers, and its tiers work."""
     try:
         with Control(directory) as control:
             reply = control.status()
@@ -140,7 +140,7 @@ def daemon(directory: str) -> Finding:
 
 
 def disk(spec: config.NvmeSpec, extent_bytes: int, mounts: str | None = None) -> Iterator[Finding]:
-    """A cache directory: there, writable, on a real disk, with room for its budget, and for an extent of it."""
+    """Check a cache directory: exists, is writable, on a local disk, with room for its budget and for one extent."""
     if not os.path.isdir(spec.path):
         yield Finding("nvme", Level.FAIL, f"{spec.path} is no directory", "create it, or mount the disk")
         return
@@ -164,8 +164,8 @@ def disk(spec: config.NvmeSpec, extent_bytes: int, mounts: str | None = None) ->
     try:
         checked_budget(spec, disk, ours, extent_bytes)
     except OutOfSpace as error:
-        what, _, mend = str(error).rpartition("; ")
-        yield Finding("nvme", Level.FAIL, what, mend)
+        what, _, advice = str(error).rpartition("; ")
+        yield Finding("nvme", Level.FAIL, what, advice)
         return
     if budget > free + ours - int(total * DISK_SPARE):
         yield Finding("nvme", Level.WARN, f"{spec.path}: {sizes}", "free space, or lower the budget")
@@ -174,7 +174,7 @@ def disk(spec: config.NvmeSpec, extent_bytes: int, mounts: str | None = None) ->
 
 
 def state(directory: str) -> Finding:
-    """Whether catalogs and metadata can be kept; where the directory does not exist yet, it is made at the start."""
+    """Check whether catalogs and metadata can be kept. The daemon creates a missing directory at its start."""
     there = os.path.abspath(directory)
     while not os.path.lexists(there):
         there = os.path.dirname(there)
@@ -197,7 +197,7 @@ def state(directory: str) -> Finding:
 
 
 def file_system(path: str, mounts: str) -> str:
-    """The type of the file system that holds `path`; `mounts` is the text of /proc/self/mountinfo."""
+    """Return the type of the file system that holds `path`; `mounts` is the text of /proc/self/mountinfo."""
     wanted = os.path.realpath(path)
     best, kind = "", "unknown"
     for line in mounts.splitlines():
@@ -210,7 +210,7 @@ def file_system(path: str, mounts: str) -> str:
 
 
 def open_files(ram_bytes: int, extent_bytes: int) -> Finding:
-    """The hard limit against what a daemon wants."""
+    """Compare the hard limit of open files with a daemon's need."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = config.open_files_advised(ram_bytes, extent_bytes)
     text = f"{'unlimited' if hard == resource.RLIM_INFINITY else f'{hard:,}'} allowed, {needed:,} advised"
@@ -220,7 +220,7 @@ def open_files(ram_bytes: int, extent_bytes: int) -> Finding:
 
 
 def kernel() -> Finding:
-    """Sealed memory files: made, sealed, and found unwritable, as the RAM tier does."""
+    """Check sealed memory files, which the RAM tier uses: create one, seal it, and expect a write to fail."""
     release = os.uname().release
     try:
         fd = os.memfd_create("cachesvc-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -246,19 +246,19 @@ def kernel() -> Finding:
 
 
 def memory(settings: config.Settings, allowed: int) -> Finding:
-    """The RAM budget, and what our own processes take, against what the cgroups or the machine allow, in bytes."""
+    """Compare the RAM budget and the daemon's own memory with the limit of the cgroup or machine, in bytes."""
     line = f"RAM budget {settings.ram_bytes:,} of {allowed:,} bytes"
     if settings.ram_bytes > allowed:
         return Finding("memory", Level.FAIL, line, "lower --ram, or raise the memory limit")
     if advice := config.ram_advice(settings, allowed):
-        what, _, mend = advice.rpartition("; ")
-        return Finding("memory", Level.WARN, what, mend)
+        what, _, advice = advice.rpartition("; ")
+        return Finding("memory", Level.WARN, what, advice)
     largest = largest_ram_bytes(allowed, settings.own_bytes)
     return Finding("memory", Level.OK, f"{line}, {largest:,} at most beside the daemon's own processes")
 
 
 def credentials() -> Finding:
-    """Whether boto3 finds S3 credentials, and by which method; never what they are."""
+    """Check whether boto3 finds S3 credentials, and by which method. Never prints them."""
     import boto3
 
     from cachesvc.sources.s3.errors import FAILED, line
@@ -269,8 +269,8 @@ def credentials() -> Finding:
         if found is not None and checked(found.get_frozen_credentials()).access_key:
             return Finding("credentials", Level.OK, f"S3 credentials from {found.method}: found, not tried")
     except InvalidInput as error:
-        what, _, mend = str(error).rpartition("; ")
-        return Finding("credentials", Level.FAIL, what, mend)
+        what, _, advice = str(error).rpartition("; ")
+        return Finding("credentials", Level.FAIL, what, advice)
     except FAILED as error:
         return Finding(
             "credentials",
@@ -287,7 +287,7 @@ def credentials() -> Finding:
 
 
 def clock(endpoint: str) -> Finding:
-    """This machine's clock against the Date header of the S3 endpoint."""
+    """Compare this machine's clock with the Date header of the S3 endpoint."""
     if not endpoint.startswith(("http://", "https://")):
         place = endpoint.rpartition("@")[2]  # without a password
         return Finding("clock", Level.FAIL, f"{place!r} is not an endpoint", "write it as https://HOST:PORT")
@@ -296,8 +296,8 @@ def clock(endpoint: str) -> Finding:
         with urllib.request.urlopen(request, timeout=PROBE_S) as answer:
             date = answer.headers.get("Date", "")
     except urllib.error.HTTPError as error:
-        date = error.headers.get("Date", "")  # 403 is an answer too: only its time is wanted
-    except (OSError, HTTPException, ValueError) as error:  # the last two: it is no URL
+        date = error.headers.get("Date", "")  # any answer has the time, a 403 too
+    except (OSError, HTTPException, ValueError) as error:  # ValueError: not a valid URL
         reason = getattr(error, "reason", error)
         return Finding(
             "clock", Level.FAIL, f"{endpoint} does not answer: {reason}", "check AWS_ENDPOINT_URL and network"
@@ -306,20 +306,20 @@ def clock(endpoint: str) -> Finding:
 
 
 def skew(endpoint: str, date: str, now_s: float) -> Finding:
-    """Judge a Date header against the seconds since the epoch that this machine believes in."""
+    """Compare a Date header with this machine's time, in seconds since the epoch."""
     parsed = email.utils.parsedate_tz(date)
     if parsed is None:
         return Finding("clock", Level.WARN, f"{endpoint} names no date", "compare the clock by hand")
-    off = now_s - email.utils.mktime_tz(parsed)
-    level = Level.FAIL if abs(off) > SKEW_FAIL_S else Level.WARN if abs(off) > SKEW_WARN_S else Level.OK
-    text = f"{abs(off):.0f} s {'ahead of' if off > 0 else 'behind'} {endpoint}"
+    skew_s = now_s - email.utils.mktime_tz(parsed)
+    level = Level.FAIL if abs(skew_s) > SKEW_FAIL_S else Level.WARN if abs(skew_s) > SKEW_WARN_S else Level.OK
+    text = f"{abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} {endpoint}"
     return Finding(
         "clock", level, text, "" if level is Level.OK else "set the clock (NTP): signatures expire"
     )
 
 
 def _held_bytes(path: str) -> int:
-    """Of the extents below a directory: its budget may count on them."""
+    """Return the bytes of the extents below a directory, which count as free for its budget."""
     total, pending = 0, [f"{path}/cachesvc/v1/extents"]
     while pending:
         try:

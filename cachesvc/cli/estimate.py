@@ -1,4 +1,4 @@
-"""`cachesvc estimate`: sizes, fit, predicted hit rate and epoch time before anything is bought or moved."""
+"""`cachesvc estimate`: predict size, fit, hit rate and epoch time before data is moved."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cachesvc.system.memory import allowed_bytes
 
 GIB = 1 << 30
 LOCAL_BYTES_PER_S = 2 * GIB
-"""One NVMe drive; RAM is faster and then compute is the limit anyway."""
+"""Rate of one NVMe drive; RAM is faster, and compute is then the limit."""
 
 
 @click.command()
@@ -115,7 +115,7 @@ def _fit(size_bytes: int, cluster: Cluster) -> str:
     if size_bytes <= cluster.cache_bytes:
         return "fits one node"
     if size_bytes <= cluster.nodes * cluster.cache_bytes:
-        return "fits the nodes together, which do not divide it up: each keeps what it reads first"
+        return "fits the nodes together, which do not divide it: each keeps the data that it reads first"
     missing = size_bytes - cluster.nodes * cluster.cache_bytes
     return f"fits nowhere ({output.size(missing)} too much); a fixed part is kept, the rest streams"
 

@@ -1,4 +1,4 @@
-"""Exit codes: one place for the shell to know them, taken from the error tree.
+"""The exit codes, by the error tree.
 
 | code | error | meaning |
 |---|---|---|
@@ -10,11 +10,11 @@
 | 5 | CorruptData | bytes do not parse, or do not match their checksum |
 | 6 | SourceChanged | the source no longer holds the version that was pinned or asked for |
 | 7 | SourceUnavailable | the source throttles, times out or answers 5xx after all retries |
-| 8 | OutOfSpace | it does not fit: budgets, a full disk (also that of the output), or what is pinned and leased |
+| 8 | OutOfSpace | it does not fit: budgets, a full disk (also the output's), or pinned and leased extents |
 | 9 | TierFailed | a cache directory or the RAM tier answers with errors |
 | 10 | DaemonUnavailable | no daemon answers at the socket |
 | 11 | DeadlineExceeded | the answer did not come in time |
-| 12 | StateMismatch | a job's own state, ranks and arguments do not belong together |
+| 12 | StateMismatch | a job's state, ranks and arguments do not belong together |
 | 13 | PeerRankFailed | another rank of this job failed to read its data |
 | 14 | Busy | one user holds its share of the daemon's control calls |
 | 130 | | interrupted by Ctrl-C |
@@ -47,4 +47,4 @@ HELP = "\b\nExit codes:\n" + "\n".join(
         (INTERRUPTED, "interrupted"),
     ]
 )
-"""The epilog of `cachesvc --help`; a test holds it and the table above to core/errors.py."""
+"""The epilog of `cachesvc --help`; a test compares it and the table above with core/errors.py."""

@@ -1,4 +1,4 @@
-"""`cachesvc index`: build a dataset's catalog, and leave it beside the data if asked."""
+"""`cachesvc index`: build a dataset's catalog, and leave it beside the data on request."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from cachesvc.cli import options, output, resolve
 @click.argument("uri")
 @options.dataset
 @click.option(
-    "--beside", is_flag=True, help="Leave the catalog beside the data, so that nobody indexes it again."
+    "--beside", is_flag=True, help="Leave the catalog beside the data, so that it is not indexed again."
 )
 @click.option("--output", "into", metavar="FILE", help="Write the catalog to this file.")
 @options.daemon
 def index(uri: str, beside: bool, into: str | None, socket: str | None, json: bool, **given: Any) -> int:
     """Build a dataset's catalog.
 
-    By the daemon where one runs, otherwise here with one's own rights.
+    The daemon builds it where one runs, else this command does, with the user's own rights.
     """
     from cachesvc.cli.catalog_file import catalog_file
     from cachesvc.cli.publish_catalog import copy_file, publish_beside

@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar on a terminal, otherwise a plain line a second at most, or JSON on stdout."""
+"""Shows progress: a bar on a terminal, else at most one line a second on stderr, or JSON on stdout."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from rich.progress import (
 from cachesvc.cli import output
 
 LINE_S = 1.0
-"""A log line a second tells enough and fills no disk."""
+"""Interval of lines: often enough to follow, rare enough not to fill a log."""
 
 
 class ProgressBar(AbstractContextManager["ProgressBar"]):
-    """Shows `done` of `total` bytes of one piece of work. `update` may be called as often as one likes."""
+    """Shows `done` of `total` bytes of one task. `update` may be called at any rate."""
 
     def __init__(self, title: str, as_json: bool = False, now: Callable[[], float] = time.monotonic) -> None:
         self._title = title
@@ -55,13 +55,13 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
             self._bar.stop()
 
     def update(self, done: int, total: int) -> None:
-        """Bytes that are there, of all of them."""
+        """Report that `done` of `total` bytes are done."""
         if self._first_done is None:
             self._first_done = done
         if self._bar is not None:
             task = self._bar.tasks[0]
             if task.total is None:
-                # What was there before is not this run's speed: it moves the bar before the clock starts.
+                # Bytes that were done before this run must not count for its speed.
                 self._bar.reset(task.id, total=total, completed=done)
             self._bar.update(task.id, completed=done, total=total)
             return

@@ -1,4 +1,4 @@
-"""Leaves a catalog where the data lies, with the rights of whoever runs the command."""
+"""Copies a catalog beside its data, with the rights of the user who runs the command."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed, NotFound,
 
 
 def publish_beside(catalog: str, uri: str) -> str:
-    """Copy a catalog file to below a prefix URI; returns where it lies now.
+    """Copy a catalog file below a prefix URI and return its new URI.
 
-    Raises InvalidInput where the URI is no single prefix, NotAllowed, NotFound or SourceUnavailable where it
-    cannot be written.
+    Raises InvalidInput where the URI is not one prefix, NotAllowed, NotFound or SourceUnavailable where it cannot be
+    written.
     """
     if any(mark in uri for mark in "*?{["):
         raise InvalidInput(f"{uri} names several places; a catalog lies beside one prefix: use --output FILE")
@@ -35,7 +35,7 @@ def publish_beside(catalog: str, uri: str) -> str:
 
 
 def copy_file(path: str, into: str) -> None:
-    """Copy under a temporary name, fsync, rename: `into` is whole or as it was. A link or device is not written over."""
+    """Copy under a temporary name, fsync, rename: `into` is complete or unchanged. Refuses to replace a link or device."""
     if os.path.lexists(into) and not stat.S_ISREG(os.lstat(into).st_mode):
         raise InvalidInput(f"{into} is no regular file; name a file")
     temporary = f"{into}.{os.getpid()}.tmp"

@@ -1,4 +1,4 @@
-"""From what a user names, a URI or a dataset id, to the dataset versions that are meant."""
+"""Resolves a URI or dataset id on the command line to dataset versions."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ if TYPE_CHECKING:
 
 
 def current_version(control: Control, target: str, options: Options, as_json: bool = False) -> DatasetId:
-    """The dataset that a URI holds now, its catalog built if need be; or that an id names."""
+    """Return the dataset of an id, or the current one of a URI, whose catalog is built if needed."""
     if is_dataset_id(target):
         return by_id(control, target)
     return open_uris(control, [target], options, as_json).id
 
 
 def by_id(control: Control, digits: str) -> DatasetId:
-    """The dataset of an id, or the open one whose id begins so. Raises NotFound, InvalidInput where several do."""
+    """Return the dataset of an id or of its first digits.
+
+    Digits are looked up among open datasets. Raises NotFound, and InvalidInput where several ids begin with them.
+    """
     if len(digits) == ID_DIGITS:
         return DatasetId(digits)
     found = sorted({row.dataset.id for row in control.list() if row.dataset.id.startswith(digits)})
@@ -41,7 +44,7 @@ def by_id(control: Control, digits: str) -> DatasetId:
 def open_uris(
     control: Control, uris: list[str], options: Options, as_json: bool = False, refresh: bool = False
 ) -> DatasetInfo:
-    """Resolve URIs to one dataset version, showing progress while it is indexed and then what it notes."""
+    """Open URIs as one dataset version; show progress while it is indexed, then print its notes."""
     mixed = [uri for uri in uris if is_dataset_id(uri)]
     if mixed:
         raise InvalidInput(f"{mixed[0]} is a dataset id; name the data by its URI here")
@@ -54,7 +57,7 @@ def open_uris(
 
 
 def all_versions(control: Control, target: str, options: Options) -> list[DatasetId]:
-    """Every version of a URI that the daemon knows, old ones too; where it knows none, the current one."""
+    """Return every version of a URI that the daemon knows, old ones included; where it knows none, the current one."""
     if is_dataset_id(target):
         return [by_id(control, target)]
     wanted = _bare(redacted(absolute_uri(target)))
@@ -63,15 +66,17 @@ def all_versions(control: Control, target: str, options: Options) -> list[Datase
 
 
 def absolute_uri(uri: str) -> str:
-    """A local path as the daemon will name it: it runs in another directory, and resolves links. Raises InvalidInput
-    where nothing is named, which would be the working directory, and for bytes that are no text."""
+    """Return a local path as the daemon names it: absolute, with links resolved. Other URIs are unchanged.
+
+    Raises InvalidInput for an empty name, which would be the working directory, and for a name that is not UTF-8.
+    """
     if not uri.strip():
         raise InvalidInput("an empty URI names nothing; write . for the working directory")
     _check_utf8(uri)
     if "://" in uri:
         return uri
     path = os.path.realpath(os.path.expanduser(uri))
-    _check_utf8(path)  # the working directory, or what a link leads to
+    _check_utf8(path)  # includes the working directory and the targets of links
     return f"{path}/" if uri.endswith("/") and path != "/" else path
 
 

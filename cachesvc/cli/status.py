@@ -1,4 +1,4 @@
-"""`cachesvc status`: tiers, datasets and counters of this node."""
+"""`cachesvc status`: show tiers, datasets and counters of this node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from cachesvc.v1 import cachesvc_pb2 as pb
 
 EPOCHS = 3
-"""Epochs of a dataset that the table shows, the one under way included; `--json` tells all that are remembered."""
+"""Epochs of a dataset in the table, including the current one; `--json` prints all that are kept."""
 
 
 @click.command()
