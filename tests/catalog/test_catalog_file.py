@@ -1,4 +1,4 @@
-"""The catalog's file: whole or refused, the same bytes each time, and searched as Python would."""
+"""The catalog's file is complete or refused, has the same bytes each time, and is searched as Python would."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_read_only_disk_is_not_called_full(tmp_path: Path) -> None:
         subprocess.run(["umount", mounted], check=True)
 
 
-def test_columns_come_back_and_lmdb_reads_the_same(tmp_path: Path) -> None:
+def test_written_columns_are_read_back_by_us_and_by_lmdb(tmp_path: Path) -> None:
     path = str(tmp_path / "f")
     columns = {f"c{i}": np.arange(i * 997, dtype=dtype) for i in range(12) for dtype in ("<i8",)}
     columns |= TextColumn(["", "ä", "\udcff", "x" * 5000]).columns("words")
@@ -97,7 +97,7 @@ def test_a_catalog_opens_through_a_descriptor_twice_and_after_a_fork(tmp_path: P
     assert labels.sum() == 40
 
 
-def test_damaged_catalogs_are_refused_and_kill_nobody(tmp_path: Path) -> None:
+def test_damaged_catalogs_are_refused_without_a_crash(tmp_path: Path) -> None:
     whole, path, draw = _built(tmp_path), tmp_path / "broken", random.Random(0)
     for cut in [0, 1, 31, 32, 33, 4096, *(draw.randrange(len(whole)) for _ in range(30))]:
         path.write_bytes(whole[:cut])
@@ -142,10 +142,10 @@ def test_a_catalog_beside_the_data_is_used_and_a_stale_one_is_not(tmp_path: Path
     assert compiled(tmp_path / "d").samples == 11
 
 
-def test_a_catalog_beside_the_data_that_is_larger_than_any_of_it_is_not_fetched(
+def test_a_catalog_beside_the_data_that_is_too_large_is_not_fetched(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever may write beside the data chooses its size: a sparse file costs nothing."""
+    """The size is up to anyone who may write beside the data: a sparse file costs nothing."""
     tar_shards(tmp_path / "d", 1, 10, 300)
     with (tmp_path / "d" / BESIDE).open("wb") as file:
         file.truncate((64 << 20) + 1)
@@ -231,14 +231,14 @@ def test_search_agrees_with_python(rows, tree) -> None:  # type: ignore[no-untyp
     ["", "colour == 1", "__import__('os')", "key.upper() == 'A'", "key == key", "(", "label < 'a' + 'b'",
      "[1]", "lambda: 1", "key.startswith(key)", "label == 10**9999", "not " * 300 + "True"],
 )  # fmt: skip
-def test_a_search_that_cannot_be_read_is_one_line(tmp_path: Path, expression: str) -> None:
+def test_an_invalid_search_is_a_typed_error(tmp_path: Path, expression: str) -> None:
     image_folder(tmp_path / "d", ["a", "b"], 2, 50)
     with pytest.raises(InvalidInput):
         compiled(tmp_path / "d").find(expression)
 
 
 @pytest.mark.parametrize("word", ["or", "and"])
-def test_a_search_of_many_parts_takes_the_memory_of_a_few(word: str) -> None:
+def test_memory_of_a_search_does_not_grow_with_its_parts(word: str) -> None:
     samples, column = 10_000, NumberValues(np.arange(10_000, dtype=np.float64))
     expression = f" {word} ".join(f"x == {number}" for number in range(1000))
     tracemalloc.start()
@@ -252,7 +252,7 @@ def test_a_search_of_many_parts_takes_the_memory_of_a_few(word: str) -> None:
 
 
 def _forged(tmp_path: Path, changed: dict[str, np.ndarray]) -> Catalog:
-    """A sound catalog with some columns replaced, as whoever may write beside the data can write it."""
+    """Return a valid catalog with some columns replaced, as anyone may write it who may write beside the data."""
     (path,) = tmp_path.glob(".*.catalog")
     with mapped_columns(str(path)) as found:
         pass
@@ -269,7 +269,7 @@ def _is_refused(tmp_path: Path, *changes: dict[str, np.ndarray]) -> None:
 
 
 def _sealed(path: Path, head: bytes, index: bytes | None = None) -> str:
-    """A catalog's file whose LMDB part is nothing but a head, with this index."""
+    """Write a catalog's file whose LMDB part is only a head, with this index."""
     index = json.dumps({"head": [0, len(head)]}).encode() if index is None else index
     path.write_bytes(head + index + struct.pack("<8sQQ16s", b"CSCATLG2", len(head), len(index), bytes(16)))
     return str(path)
@@ -318,13 +318,13 @@ def test_a_catalog_of_many_classes_has_a_short_head(tmp_path: Path) -> None:
     check_catalog(catalog)
 
 
-def test_names_that_a_catalog_has_no_room_for_are_the_builders_error(tmp_path: Path) -> None:
+def test_too_long_field_names_are_an_error_of_the_builder(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"names of fields and tags take 1,\d+,\d+ bytes"):
         write_columns(str(tmp_path / "c"), {"fields": ["x" * (1 << 20)]}, {})
     assert not list(tmp_path.iterdir())
 
 
-def test_of_many_notes_a_catalog_keeps_the_first(tmp_path: Path) -> None:
+def test_a_catalog_keeps_the_first_of_many_notes(tmp_path: Path) -> None:
     write_files(tmp_path / "d", {f"{n:03}.bin": bytes(15) for n in range(150)})
     catalog = compiled(tmp_path / "d", Options(format="records", record_bytes=10))
     assert len(catalog.notes) == 100
@@ -372,7 +372,7 @@ def test_a_forged_catalog_of_records_and_shards_beyond_their_extents_is_refused(
     _is_refused(tmp_path / "m", {"extent.first": np.asarray([0, 0, 0, 9])})
 
 
-def test_a_catalog_beside_the_data_that_cannot_be_kept_is_not_the_end(tmp_path: Path) -> None:
+def test_a_catalog_beside_the_data_that_cannot_be_stored_is_built_anew(tmp_path: Path) -> None:
     tar_shards(tmp_path / "d", 1, 10, 300)
     compiled(tmp_path / "d")
     (tmp_path / "d" / BESIDE).write_bytes(next(tmp_path.glob(".*.catalog")).read_bytes())

@@ -1,7 +1,7 @@
-"""Everything here that parses bytes somebody else wrote, as functions of those bytes: for Hypothesis, atheris
-and the kept corpus (tests/fuzz/corpus/<name>/).
+"""Every parser of bytes of unknown origin, as a function of these bytes: for Hypothesis, atheris and the kept corpus
+(tests/fuzz/corpus/<name>/).
 
-    python -m tests.fuzz.hostile NAME SECONDS     # atheris; what breaks a target is written to tests/fuzz/corpus/NAME/
+    python -m tests.fuzz.hostile NAME SECONDS     # atheris; it writes bytes that break a target to tests/fuzz/corpus/NAME/
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SETTINGS = Settings(0, (), (), "/s", "/t")
 
 
 class _Store:
-    """Objects in memory, which notice reads beyond their ends."""
+    """Objects in memory that assert reads within their ends."""
 
     def __init__(self, bodies: dict[str, bytes]) -> None:
         self.bodies = bodies
@@ -91,7 +91,7 @@ def _compiled(compile_it: Callable[[Inputs], Draft], options: Options, **bodies:
 
 
 def grants_message(data: bytes) -> None:
-    """`wire.decode`: a message or ValueError."""
+    """Expect a message of `wire.decode`, or ValueError."""
     try:
         found = wire.decode(data)
     except ValueError:
@@ -100,7 +100,7 @@ def grants_message(data: bytes) -> None:
 
 
 def open_request(data: bytes) -> None:
-    """A request to open a dataset: objects below the allowed prefix alone, or a typed error."""
+    """Expect only objects below the allowed prefix of a request to open a dataset, or a typed error."""
     try:
         request = pb.OpenDatasetRequest.FromString(data)
     except DecodeError:
@@ -114,8 +114,8 @@ def open_request(data: bytes) -> None:
 
 
 def plan_memory(data: bytes) -> None:
-    """A reader's plan: rows of extents that there are, in order, or InvalidInput."""
-    rows, rest = divmod(len(data), 24)  # as many rows of the epoch after it
+    """Expect ordered rows of known extents of a reader's plan, or InvalidInput."""
+    rows, rest = divmod(len(data), 24)  # the rest are rows of the next epoch
     fd = os.memfd_create("plan")
     try:
         os.write(fd, data)
@@ -131,7 +131,7 @@ def plan_memory(data: bytes) -> None:
 
 
 def tar(data: bytes) -> None:
-    """Headers of an archive; members lie within it and never overlap backwards."""
+    """Expect members within the archive that never overlap."""
     store, end = _Store({"t": data}), 0
     whole = ObjectVersion("t", len(data), "e")
     try:
@@ -143,18 +143,18 @@ def tar(data: bytes) -> None:
 
 
 def webdataset(data: bytes) -> None:
-    """A whole tar shard."""
+    """Compile a tar shard."""
     _compiled(compile_webdataset, Options(format="webdataset", extent_bytes=4096), a_tar=data)
 
 
 def mds(data: bytes) -> None:
-    """An MDS index beside one shard."""
+    """Compile an MDS index beside one shard."""
     shard = {"shard.0.mds": bytes([2]).ljust(64, b"\0")}
     _compiled(compile_mds, Options(format="mds", extent_bytes=4096), index_json=data, **shard)
 
 
 def parquet(data: bytes) -> None:
-    """A Parquet file: its footer, and its rows where they claim to take little."""
+    """Compile a Parquet file by its footer, and decode its rows where they should take little memory."""
     for extent in _compiled(compile_parquet, Options(format="parquet", extent_bytes=4096), a_parquet=data):
         if extent.size_bytes <= MAX_READ_BYTES:
             try:
@@ -164,18 +164,18 @@ def parquet(data: bytes) -> None:
 
 
 def npy(data: bytes) -> None:
-    """A `.npy` file as records."""
+    """Compile a `.npy` file as records."""
     _compiled(compile_records, Options(format="records", extent_bytes=4096), a_npy=data)
 
 
 def megatron(data: bytes) -> None:
-    """A Megatron index over 4 KiB of tokens."""
+    """Compile a Megatron index over 4 KiB of tokens."""
     options = Options(format="tokens", seq_len=8, extent_bytes=4096)
     _compiled(compile_tokens, options, a_bin=bytes(4096), a_idx=data)
 
 
 def catalog(data: bytes) -> None:
-    """A catalog left beside the data: opened and checked as a stranger's."""
+    """Open and check a catalog left beside the data."""
     with tempfile.NamedTemporaryFile() as file:
         file.write(data)
         file.flush()
@@ -207,7 +207,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
 
 
 def small_tar() -> bytes:
-    """Two samples, a long name, a pax header."""
+    """Return a tar of two samples, a long name and a pax header."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as made:
         for name in ("a.jpg", "a.cls", "b.jpg", "n" * 150 + ".txt", "ü.json"):
@@ -218,18 +218,18 @@ def small_tar() -> bytes:
 
 
 def megatron_index(sequences: int = 2, documents: int = 2, lengths: Sequence[int] = (1024, 1024)) -> bytes:
-    """An index of uint16 tokens."""
+    """Return a Megatron index of uint16 tokens."""
     head = struct.pack("<9sQBQQ", b"MMIDIDX\x00\x00", 1, 8, sequences, documents)
     return head + np.asarray(lengths, "<i4").tobytes() + bytes(8 * len(lengths)) + struct.pack("<2q", 0, 2)
 
 
 def seeds(name: str) -> list[bytes]:
-    """The kept corpus of a target."""
+    """Return the kept corpus of a target."""
     return [path.read_bytes() for path in sorted((CORPUS / name).iterdir()) if path.is_file()]
 
 
 def main(name: str, seconds: str) -> None:
-    """Fuzz one target with atheris for so many seconds; exits 77 with the bytes in a file when one breaks it."""
+    """Fuzz one target with atheris for a time; exit 77, with the bytes in a file, when they break it."""
     import atheris
 
     work = tempfile.mkdtemp(prefix=f"fuzz-{name}-")

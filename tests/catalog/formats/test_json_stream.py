@@ -1,4 +1,4 @@
-"""Long JSON is parsed a value at a time: what comes out is what Python's parser gives, and little of it is held."""
+"""Long JSON is parsed a value at a time: the values equal those of Python's parser, and little memory is used."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ json_values = st.recursive(
 
 
 def scanned(raw: bytes, window_bytes: int = 7, value_chars: int = 10_000) -> dict[str, Any]:
-    """All of it, lists an item at a time."""
+    """Return all fields, with lists read an item at a time."""
 
     def read(offset: int, length: int) -> bytes:
         assert 0 < length <= window_bytes
@@ -43,7 +43,7 @@ names = st.text(max_size=9).filter(lambda name: not name.startswith("l"))
     st.booleans(),
     st.integers(1, 40),
 )
-def test_it_says_what_json_says(
+def test_values_equal_those_of_pythons_parser(
     fields: dict[str, Any], items: list[Any], indent: int | str | None, ascii_only: bool, window_bytes: int
 ) -> None:
     whole = {**fields, "list": items, **fields}
@@ -60,7 +60,7 @@ def test_it_says_what_json_says(
         b'{"list": [1}', b'{"a": "\xff"}', b'{"a": "\xc3', b'{"a": tru}', b'{"a": ' + b"9" * 9_000 + b"}",
     ],
 )  # fmt: skip
-def test_what_is_broken_is_said_with_its_place(broken: bytes) -> None:
+def test_an_error_names_the_place(broken: bytes) -> None:
     with pytest.raises(CorruptData, match=r"x\.json is broken at character \d+: "):
         scanned(broken)
 
@@ -71,7 +71,7 @@ def test_the_place_counts_from_the_beginning_of_the_file() -> None:
 
 
 @pytest.mark.parametrize("value", [b'"' + b"x" * 98 + b'"', b"[" + b"1," * 48 + b"1]", b"1" * 100])
-def test_a_value_is_as_long_as_it_may_be_wherever_windows_end(value: bytes) -> None:
+def test_the_limit_of_a_value_is_the_same_for_any_window(value: bytes) -> None:
     for window_bytes in range(1, 300):
         for lead in (b"", b" " * 70):
             raw = b'{"list": [' + lead + value + b"]}"

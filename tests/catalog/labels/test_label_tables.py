@@ -1,4 +1,4 @@
-"""Labels out of a table: the one that is named is the table, whatever its looks, or one line says why it cannot be."""
+"""Labels from a table: a file that `labels` names is the table, or one line says why it cannot be."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KINDS = ["cat", "dog", "cat", "dog"]
 
 
 def opened(root: Path, table: str | bytes, name: str = "labels.csv", labels: str | None = None) -> Catalog:
-    """Four files with a table beside them, which `labels` names unless it is given."""
+    """Compile four files with a table beside them, which `labels` names by default."""
     body = table if isinstance(table, bytes) else table.encode()
     write_files(root / "d", FILES | {name: body})
     return compiled(root / "d", Options(labels=name if labels is None else labels))
@@ -56,9 +56,7 @@ def test_the_columns_are_documented() -> None:
 
 @pytest.mark.parametrize("separator", [",", ";", "\t", ", "])
 @pytest.mark.parametrize("name", ["labels.csv", "labels.tsv", "folds.txt"])
-def test_cells_are_separated_by_what_the_first_line_is_separated_by(
-    tmp_path: Path, separator: str, name: str
-) -> None:
+def test_the_first_line_decides_the_separator(tmp_path: Path, separator: str, name: str) -> None:
     assert is_labelled(opened(tmp_path, separated("file_name", "label", separator, "\r\n"), name))
 
 
@@ -68,7 +66,7 @@ def test_a_table_of_tabs_or_semicolons_is_found_without_being_named(tmp_path: Pa
     assert is_labelled(opened(tmp_path, "\n" + separated("image", "target", separator), name, labels=""))
 
 
-def test_a_byte_order_mark_quotes_and_a_line_separator_in_json_are_no_matter(tmp_path: Path) -> None:
+def test_byte_order_marks_quotes_and_line_separators_in_json_are_read(tmp_path: Path) -> None:
     quoted = '"file";"a;b";"label"\n' + "".join(f'"{n}.dat";"x,y";"{k}"\n' for n, k in enumerate(KINDS))
     assert is_labelled(opened(tmp_path / "csv", b"\xef\xbb\xbf" + quoted.encode()))
     assert is_labelled(opened(tmp_path / "cut", quoted.removesuffix("\n")))
@@ -143,20 +141,20 @@ def _labels(catalog: Catalog) -> list[tuple[str, str]]:
     return [(catalog.key(n), names[catalog.labels[n]]) for n in range(catalog.samples)]
 
 
-def test_a_table_and_nothing_else_is_no_dataset(tmp_path: Path) -> None:
+def test_a_table_alone_is_not_a_dataset(tmp_path: Path) -> None:
     write_files(tmp_path / "d", {"labels.csv": separated("file", "label").encode()})
     with pytest.raises(NotFound, match=r"nothing but 'labels\.csv'"):
         compiled(tmp_path / "d", Options(labels="labels.csv"))
 
 
-def test_files_without_a_row_and_rows_without_a_file_are_said_at_each_opening(
+def test_files_without_a_row_and_rows_without_a_file_are_noted_at_each_opening(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CACHESVC", "off")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     table = "file,label\n0.dat,cat\n1.dat,dog\n2.dat,\n8.dat,dog\n9.dat,dog\n"
     write_files(tmp_path / "d", FILES | {"labels.csv": table.encode()})
-    for _ in range(2):  # compiled, and found compiled
+    for _ in range(2):  # once compiled, once found compiled
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             found = open_dataset(tmp_path / "d", labels="labels.csv", decode=None)
@@ -178,7 +176,7 @@ def test_the_first_rows_of_jsonl_may_lack_a_label_and_the_last_of_two_counts(tmp
     ]
 
 
-def test_a_file_called_labels_that_is_no_table_is_left_out_and_told_of(tmp_path: Path) -> None:
+def test_a_file_called_labels_that_is_not_a_table_is_noted(tmp_path: Path) -> None:
     catalog = opened(tmp_path, "id|what\n0|cat\n", labels="")
     assert catalog.samples == 4
     left_out, why = catalog.notes
@@ -186,7 +184,7 @@ def test_a_file_called_labels_that_is_no_table_is_left_out_and_told_of(tmp_path:
     assert "labels.csv is no table of labels: its first line would name a column" in why
 
 
-def test_folders_that_are_asked_for_give_classes_or_the_file_outside(tmp_path: Path) -> None:
+def test_requested_folders_give_classes_or_an_error_that_names_the_file_outside(tmp_path: Path) -> None:
     write_files(tmp_path / "d", {"cat/0.dat": b"x", "cat/1.dat": b"y"})
     assert compiled(tmp_path / "d").classes == ()
     assert compiled(tmp_path / "d", Options(labels="folder")).classes == ("cat",)
@@ -195,7 +193,7 @@ def test_folders_that_are_asked_for_give_classes_or_the_file_outside(tmp_path: P
         compiled(tmp_path / "d", Options(labels="folder"))
 
 
-def test_one_file_beside_the_class_folders_is_told_of_where_it_costs_all_labels(tmp_path: Path) -> None:
+def test_one_file_beside_class_folders_is_noted_where_it_costs_all_labels(tmp_path: Path) -> None:
     write_files(tmp_path / "d", {"cat/0.dat": b"x", "dog/1.dat": b"y", "top.dat": b"z"})
     catalog = compiled(tmp_path / "d")
     assert (catalog.classes, catalog.samples) == ((), 3)
@@ -204,7 +202,7 @@ def test_one_file_beside_the_class_folders_is_told_of_where_it_costs_all_labels(
     assert compiled(tmp_path / "d").notes == (), "as many files as folders: no folder of classes"
 
 
-def test_folders_of_splits_that_become_classes_are_told_of(tmp_path: Path) -> None:
+def test_split_folders_that_become_classes_are_noted(tmp_path: Path) -> None:
     write_files(
         tmp_path / "d", {f"{split}/{kind}/0.dat": b"x" for split in ("train", "val") for kind in "ab"}
     )
@@ -216,7 +214,7 @@ def test_folders_of_splits_that_become_classes_are_told_of(tmp_path: Path) -> No
     assert compiled(tmp_path / "d" / "train").notes == ()
 
 
-def test_classes_in_the_only_folder_of_a_split_are_told_of(tmp_path: Path) -> None:
+def test_classes_in_the_only_split_folder_are_noted(tmp_path: Path) -> None:
     write_files(tmp_path / "d", {f"train/{kind}/0.dat": b"x" for kind in "ab"})
     catalog = compiled(tmp_path / "d")
     assert catalog.classes == ()
@@ -234,7 +232,7 @@ def test_a_format_that_takes_no_labels_refuses_them(tmp_path: Path) -> None:
 
 
 def test_an_index_without_its_shards_is_corrupt_as_if_its_format_were_given(tmp_path: Path) -> None:
-    source = Path(__file__).parent / "data" / "mds-plain" / "index.json"
+    source = Path(__file__).parents[1] / "formats/data" / "mds-plain" / "index.json"
     write_files(tmp_path / "d", {"index.json": source.read_bytes()})
     told = []
     for format in ("", "mds"):
@@ -244,8 +242,8 @@ def test_an_index_without_its_shards_is_corrupt_as_if_its_format_were_given(tmp_
     assert told[0] == told[1]
 
 
-def test_of_two_folders_each_table_speaks_of_its_own(tmp_path: Path) -> None:
-    """Both hold files of the same names."""
+def test_each_of_two_tables_labels_the_files_of_its_own_folder(tmp_path: Path) -> None:
+    """Both folders hold files of the same names."""
     for name, kinds in (("a", ["cat", "dog"]), ("b", ["dog", "cat"])):
         rows = "".join(f"{n}.dat,{kind}\n" for n, kind in enumerate(kinds))
         files = {f"{n}.dat": kind.encode() for n, kind in enumerate(kinds)}
@@ -284,14 +282,14 @@ def test_jsonl_of_any_name_whose_first_object_names_a_file_is_the_table(tmp_path
         b"\xff\xfe\n",
     ],
 )
-def test_jsonl_that_begins_otherwise_is_left_out(tmp_path: Path, body: str | bytes) -> None:
+def test_jsonl_that_does_not_begin_as_a_table_is_left_out(tmp_path: Path, body: str | bytes) -> None:
     catalog = opened(tmp_path, body, "train.jsonl", labels="")
     assert catalog.samples == 4
     (said,) = catalog.notes
     assert said.startswith("1 of 5 objects are no files and were left out")
 
 
-def test_of_jsonl_of_other_content_only_the_first_line_is_read(tmp_path: Path) -> None:
+def test_only_the_first_line_of_other_jsonl_is_read(tmp_path: Path) -> None:
     reads: list[int] = []
 
     class Counted(Folder):
@@ -304,7 +302,7 @@ def test_of_jsonl_of_other_content_only_the_first_line_is_read(tmp_path: Path) -
     assert [size for size in reads if size > 512] == [64 << 10]
 
 
-def test_much_jsonl_is_data_and_keeps_no_table_from_being_found(tmp_path: Path) -> None:
+def test_many_jsonl_files_are_data_and_a_table_is_still_found(tmp_path: Path) -> None:
     many = {f"{n}.jsonl": b'{"key": "0"}\n' for n in range(10, 30)}
     write_files(tmp_path / "d", FILES | many | {"labels.csv": separated("file", "label").encode()})
     catalog = compiled(tmp_path / "d", Options(format="files"))
@@ -312,7 +310,7 @@ def test_much_jsonl_is_data_and_keeps_no_table_from_being_found(tmp_path: Path) 
     assert catalog.classes == ("cat", "dog")
 
 
-def test_a_row_names_a_file_as_it_is_called_and_no_other(tmp_path: Path) -> None:
+def test_a_row_labels_only_the_file_that_it_names(tmp_path: Path) -> None:
     files = {"bare": b"1", "v1.jpg": b"2", "v1.0/x": b"3", "b.jpg": b"4"}
     write_files(
         tmp_path / "d", files | {"labels.csv": b"file,label\n,none\nv1,cat\nv1.0/x,dog\nb.jpg, cat \n"}
@@ -323,7 +321,7 @@ def test_a_row_names_a_file_as_it_is_called_and_no_other(tmp_path: Path) -> None
     assert catalog.classes == ("cat", "dog")
 
 
-def test_a_stem_of_several_samples_names_none_but_a_file_of_that_name(tmp_path: Path) -> None:
+def test_an_ambiguous_stem_labels_only_a_file_of_that_exact_name(tmp_path: Path) -> None:
     files = {f"{i}.e{i}": b"1" for i in range(20)} | {"x.jpg": b"1", "x.png": b"2", "y": b"3", "y.jpg": b"4"}
     table = b"file,label\nx,cat\ny,dog\n0,eel\n"
     write_files(tmp_path / "d", files | {"labels.csv": table})
@@ -333,7 +331,7 @@ def test_a_stem_of_several_samples_names_none_but_a_file_of_that_name(tmp_path: 
     assert any("1 of 3 rows name no file here, 'x'" in note for note in catalog.notes)
 
 
-def test_what_json_calls_a_label_gives_way_to_a_table_and_to_cls(tmp_path: Path) -> None:
+def test_labels_of_json_yield_to_tables_and_cls(tmp_path: Path) -> None:
     said = {f"{n}.json": json.dumps({"label": "wrong"}).encode() for n in range(4)}
     table = {"labels.csv": separated("file", "label").encode()}
     write_files(tmp_path / "d", FILES | table | said)

@@ -1,4 +1,4 @@
-"""Labels that are numbers: targets of a regression where they are not all whole, class indices where they are."""
+"""Numeric labels: regression targets where they are not all whole, class indices where they are."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def opened(root: Path, body: bytes, count: int, labels: str = "", name: str = "l
 
 
 def targets(catalog: Catalog) -> list[float]:
-    """In the order of the files' names."""
+    """Return the labels in the order of the files' names."""
     assert catalog.labels is not None
     found = {int(catalog.key(n)[:-4]): catalog.labels[n].item() for n in range(catalog.samples)}
     return [found[n] for n in sorted(found)]
@@ -87,7 +87,7 @@ def test_whole_numbers_and_names_are_classes(
 
 
 @pytest.mark.parametrize("cell", ["", "nan", "NaN"])
-def test_a_cell_without_a_number_is_no_label(tmp_path: Path, cell: str) -> None:
+def test_a_cell_without_a_number_is_a_missing_label(tmp_path: Path, cell: str) -> None:
     numbers = opened(tmp_path / "numbers", table(["0.5", cell, "2"]), 3)
     assert str(targets(numbers)) == "[0.5, nan, 2.0]"
     assert any("1 of 3 samples have no label" in note and "nan" in note for note in numbers.notes)
@@ -96,7 +96,7 @@ def test_a_cell_without_a_number_is_no_label(tmp_path: Path, cell: str) -> None:
     assert (whole.classes, targets(whole)) == (("0", "1", "2"), [1, -1, 2])
 
 
-def test_numbers_of_json_are_numbers_whether_text_or_not(tmp_path: Path) -> None:
+def test_json_numbers_are_numbers_also_as_text(tmp_path: Path) -> None:
     catalog = opened(tmp_path, rows([3.5, "-1.25", 100, math.nan, math.inf]), 5, name="labels.jsonl")
     assert str(targets(catalog)) == "[3.5, -1.25, 100.0, nan, inf]"
     whole = opened(tmp_path / "whole", rows([1, "0", 2.0]), 3, name="labels.jsonl")
@@ -105,7 +105,7 @@ def test_numbers_of_json_are_numbers_whether_text_or_not(tmp_path: Path) -> None
     assert (truths.classes, targets(truths)) == (("1", "False", "True"), [2, 1, 0])
 
 
-def test_labels_say_what_they_are(tmp_path: Path) -> None:
+def test_the_kind_of_labels_can_be_given(tmp_path: Path) -> None:
     whole = opened(tmp_path / "whole", table(["20", "31", "7"]), 3, labels="float")
     assert (whole.classes, targets(whole)) == ((), [20.0, 31.0, 7.0])
     named = opened(tmp_path / "named", table(["1.5", "0.5", "10"]), 3, labels="labels.csv:class")
@@ -114,7 +114,7 @@ def test_labels_say_what_they_are(tmp_path: Path) -> None:
     assert targets(named) == [1.0, 0.0, 2.0]
 
 
-def test_folders_called_by_numbers_are_classes_unless_they_are_said_to_be_numbers(tmp_path: Path) -> None:
+def test_folders_named_by_numbers_are_classes_unless_float_is_given(tmp_path: Path) -> None:
     write_files(tmp_path / "d", {"0.5/a.dat": b"a", "10/b.dat": b"b", "2/c.dat": b"c"})
     assert compiled(tmp_path / "d").classes == ("0.5", "10", "2")
     numbers = compiled(tmp_path / "d", Options(labels="folder:float"))
@@ -134,7 +134,7 @@ def test_folders_called_by_numbers_are_classes_unless_they_are_said_to_be_number
         (["", "", ""], "float", "no labels"),
     ],
 )
-def test_labels_said_to_be_numbers_that_are_none_are_refused(
+def test_float_labels_that_are_not_numbers_are_refused(
     tmp_path: Path, cells: list[str], labels: str, says: str
 ) -> None:
     with pytest.raises(InvalidInput, match=says) as caught:
@@ -142,7 +142,7 @@ def test_labels_said_to_be_numbers_that_are_none_are_refused(
     assert "\n" not in str(caught.value)
 
 
-def test_a_word_among_numbers_makes_them_classes_and_is_told_of(tmp_path: Path) -> None:
+def test_a_word_among_numbers_makes_them_classes_with_a_note(tmp_path: Path) -> None:
     mixture = opened(tmp_path / "mixed", table(["0.5", "n/a", "1"]), 3)
     assert mixture.classes == ("0.5", "1", "n/a")
     assert any("'n/a' is no number" in note for note in mixture.notes)
@@ -209,7 +209,7 @@ def _first_byte(sample: tuple[bytes, float]) -> tuple[int, float]:
     return sample[0][0], sample[1]
 
 
-def test_targets_come_in_their_place_in_parts_and_not_among_classes(
+def test_targets_keep_their_place_in_subsets_and_are_not_classes(
     regression: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CACHESVC", "off")
