@@ -147,7 +147,7 @@ def _advice(path: str, message: str) -> str:
 
 
 def _write_lmdb(path: str, head: bytes, columns: Mapping[str, Array]) -> tuple[int, _Places]:
-    """Write the LMDB file; return its size, and where in it each value lies."""
+    """Write the LMDB file; return its size, and the offset and length of each value in it."""
     room = sum(value.nbytes + 4 * mmap.PAGESIZE for value in columns.values()) + 2 * len(head) + (1 << 20)
     env = lmdb.open(path, subdir=False, lock=False, sync=False, map_size=2 * room)
     try:
@@ -173,10 +173,10 @@ def _value_places(env: lmdb.Environment) -> _Places:
 
 def _mapping_origin(address: int) -> int:
     """Return the address at which this process maps offset 0 of the file that it maps at `address`."""
-    with open("/proc/self/maps") as maps:
+    with open("/proc/self/maps", "rb") as maps:
         for line in maps:  # 7f00-7fff r--s 00000000 08:02 4711 /path
             span, _, offset = line.split()[:3]
-            low, high = (int(bound, 16) for bound in span.split("-"))
+            low, high = (int(bound, 16) for bound in span.split(b"-"))
             if low <= address < high:
                 return low - int(offset, 16)
     raise AssertionError("an address that LMDB handed out is not mapped")

@@ -109,8 +109,8 @@ class Draft:
         self.classes, self.columns["label.number" if numbers else "label"] = classes, labels
         without = np.flatnonzero(np.isnan(labels) if numbers else labels < 0)
         if len(without) and self.keys is not None:
-            theirs = "nan; where(\"label != ''\")" if numbers else '-1; where("label >= 0")'
+            without_label = "nan; where(\"label != ''\")" if numbers else '-1; where("label >= 0")'
             self.notes.append(
                 f"{len(without):,} of {len(labels):,} samples have no label, {self.keys[int(without[0])]!r} is the "
-                f"first: theirs is {theirs} leaves them out"
+                f"first: their label is {without_label} leaves them out"
             )

@@ -40,7 +40,7 @@ def listing(uris: Sequence[str], sources: Callable[[str], Source]) -> Listing:
     zarrs: set[str] = set()
     beside, below = None, []
     for uri in uris:
-        root, mine = uri.rstrip("/"), []
+        root, found_uris = uri.rstrip("/"), []
         for found in sources(uri).list(uri):
             path = found.uri[len(root) + 1 :] if found.uri.startswith(root + "/") else ""
             path = path or found.uri.rpartition("/")[2]
@@ -50,9 +50,9 @@ def listing(uris: Sequence[str], sources: Callable[[str], Source]) -> Listing:
                 beside = found
             if not no_data(path):
                 entries.setdefault(found.uri, ListedObject(found, path))
-                mine.append(found.uri)
-        below.append(mine)
-    absent = [uri for uri, mine in zip(uris, below, strict=True) if not mine]
+                found_uris.append(found.uri)
+        below.append(found_uris)
+    absent = [uri for uri, found_uris in zip(uris, below, strict=True) if not found_uris]
     if absent:
         raise NotFound(f"{name_of(absent)} holds no data: check the prefix and the credentials' view of it")
     return Listing(list(entries.values()), beside, below, frozenset(zarrs))
@@ -66,8 +66,8 @@ def check_all_chosen(
     URIs of single objects, such as a glob expands to, may be left out.
     """
     taken = {entry.object.uri for entry in chosen}
-    for uri, mine in zip(uris, listed.below, strict=True):
-        if mine != [uri] and taken.isdisjoint(mine):
+    for uri, found_uris in zip(uris, listed.below, strict=True):
+        if found_uris != [uri] and taken.isdisjoint(found_uris):
             raise InvalidInput(
                 f"{uri} holds no {format} data, unlike the other URIs: open it apart and mix() them, or give format="
             )

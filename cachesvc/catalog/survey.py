@@ -90,9 +90,9 @@ def _check_options(uri: str, options: Options) -> None:
         formats = [format for format, each in FORMATS.items() if name in each.options]
         given = getattr(options, name)
         if given and given != "none" and options.format not in formats:
-            said = f"labels={options.labels!r}" if name.startswith("label") else f"{name}={given!r}"
+            option = f"labels={options.labels!r}" if name.startswith("label") else f"{name}={given!r}"
             raise InvalidInput(
-                f"{said} is for {' and '.join(formats)}, and {uri} is read as {options.format}"
+                f"{option} is for {' and '.join(formats)}, and {uri} is read as {options.format}"
             )
 
 

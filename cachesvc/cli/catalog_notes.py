@@ -14,10 +14,10 @@ MAX_PRINTED = 8
 
 def print_notes(notes: Sequence[str], as_json: bool) -> None:
     """Print each note as a line on stderr: `warning: ...`, or as JSON `{"warning": ...}`."""
-    said = list(notes[:MAX_PRINTED])
+    printed = list(notes[:MAX_PRINTED])
     if len(notes) > MAX_PRINTED:
-        said.append(f"and {len(notes) - MAX_PRINTED:,} notes more, in ds.catalog.notes")
-    for note in said:
+        printed.append(f"and {len(notes) - MAX_PRINTED:,} notes more, in ds.catalog.notes")
+    for note in printed:
         line = " ".join(note.split())
         if as_json:
             output.emit({"warning": line}, to_stderr=True)

@@ -66,9 +66,9 @@ def settings(given: config.Settings) -> Finding:
         config.validate(given)
         Lookups().allowlist(given.allow, exact=True)
     except (InvalidInput, SourceUnavailable) as error:
-        what, _, advice = str(error).rpartition("; ")
-        return Finding("settings", Level.FAIL, what or advice, advice if what else "")
-    return Finding("settings", Level.OK, f"serves {' '.join(given.allow) or 'what its user may read'}")
+        text, _, advice = str(error).rpartition("; ")
+        return Finding("settings", Level.FAIL, text or advice, advice if text else "")
+    return Finding("settings", Level.OK, f"serves {' '.join(given.allow) or 'all that its user may read'}")
 
 
 def socket(directory: str) -> Iterator[Finding]:
@@ -77,8 +77,8 @@ def socket(directory: str) -> Iterator[Finding]:
     try:
         config.check_socket_dir(directory)
     except InvalidInput as error:
-        what, _, advice = str(error).rpartition("; ")
-        yield Finding("socket", Level.FAIL, what, advice)
+        text, _, advice = str(error).rpartition("; ")
+        yield Finding("socket", Level.FAIL, text, advice)
         return
     if not os.path.isdir(directory):
         yield Finding("socket", Level.WARN, f"{directory} does not exist", "start a daemon: cachesvc serve")
@@ -159,15 +159,15 @@ def disk(spec: config.NvmeSpec, extent_bytes: int, mounts: str | None = None) ->
     disk = room(Path(spec.path))
     total, free = disk.total_bytes, disk.free_bytes
     budget = spec.size_bytes or int(total * spec.share)
-    ours = _held_bytes(spec.path)
+    held_bytes = _held_bytes(spec.path)
     sizes = f"{free:,} bytes free of {total:,}, budget {budget:,}"
     try:
-        checked_budget(spec, disk, ours, extent_bytes)
+        checked_budget(spec, disk, held_bytes, extent_bytes)
     except OutOfSpace as error:
-        what, _, advice = str(error).rpartition("; ")
-        yield Finding("nvme", Level.FAIL, what, advice)
+        text, _, advice = str(error).rpartition("; ")
+        yield Finding("nvme", Level.FAIL, text, advice)
         return
-    if budget > free + ours - int(total * DISK_SPARE):
+    if budget > free + held_bytes - int(total * DISK_SPARE):
         yield Finding("nvme", Level.WARN, f"{spec.path}: {sizes}", "free space, or lower the budget")
     else:
         yield Finding("nvme", Level.OK, f"{spec.path} ({kind}): {sizes}")
@@ -251,8 +251,8 @@ def memory(settings: config.Settings, allowed: int) -> Finding:
     if settings.ram_bytes > allowed:
         return Finding("memory", Level.FAIL, line, "lower --ram, or raise the memory limit")
     if advice := config.ram_advice(settings, allowed):
-        what, _, advice = advice.rpartition("; ")
-        return Finding("memory", Level.WARN, what, advice)
+        text, _, advice = advice.rpartition("; ")
+        return Finding("memory", Level.WARN, text, advice)
     largest = largest_ram_bytes(allowed, settings.own_bytes)
     return Finding("memory", Level.OK, f"{line}, {largest:,} at most beside the daemon's own processes")
 
@@ -269,8 +269,8 @@ def credentials() -> Finding:
         if found is not None and checked(found.get_frozen_credentials()).access_key:
             return Finding("credentials", Level.OK, f"S3 credentials from {found.method}: found, not tried")
     except InvalidInput as error:
-        what, _, advice = str(error).rpartition("; ")
-        return Finding("credentials", Level.FAIL, what, advice)
+        text, _, advice = str(error).rpartition("; ")
+        return Finding("credentials", Level.FAIL, text, advice)
     except FAILED as error:
         return Finding(
             "credentials",

@@ -59,8 +59,8 @@ def estimate(
 ) -> int:
     """Predict hit rate and epoch time from sizes and rates.
 
-    The prediction is the formulas' and nothing was measured: the rates are assumptions, change them. It holds for
-    shuffled epochs whose nodes begin with empty caches. A node that is not in its second epoch has a full cache.
+    Formulas give the prediction, and nothing is measured: the rates are assumptions that the options replace. It holds for
+    shuffled epochs and nodes that begin with empty caches. From the third epoch on the caches are taken for full.
     """
     if not (source_rate and peer_rate and local_rate):
         raise InvalidInput(

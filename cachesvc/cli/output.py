@@ -41,10 +41,10 @@ def written() -> Iterator[None]:
     except (CacheError, BrokenPipeError):
         raise
     except OSError as error:
-        said = f"the output cannot be written: {error.strerror or error}"
+        message = f"the output cannot be written: {error.strerror or error}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise OutOfSpace(f"{said}; free space there") from error
-        raise CacheError(said) from error
+            raise OutOfSpace(f"{message}; free space there") from error
+        raise CacheError(message) from error
 
 
 def say(text: str) -> None:
@@ -55,11 +55,11 @@ def say(text: str) -> None:
 
 def complain(error: CacheError, as_json: bool = False) -> None:
     """Print an error as one line on stderr; as JSON, `{"error": its text, "code": its exit code}`."""
-    said = " ".join(str(error).split())
+    message = " ".join(str(error).split())
     if as_json:
-        emit({"error": said, "code": error.code}, to_stderr=True)
+        emit({"error": message, "code": error.code}, to_stderr=True)
         return
-    sys.stderr.write(f"cachesvc: {printable(said)}\n")
+    sys.stderr.write(f"cachesvc: {printable(message)}\n")
     sys.stderr.flush()
 
 

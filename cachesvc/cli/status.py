@@ -28,7 +28,7 @@ def status(socket: str | None, json: bool) -> int:
     output.say(
         f"cachesvc {reply.version}, pid {reply.pid}, up {output.duration(reply.uptime_s)},"
         f" {reply.readers:,} readers, {reply.fills_running:,} fills running,"
-        f" serves {' '.join(reply.allow) or 'what its user may read'}"
+        f" serves {' '.join(reply.allow) or 'all that its user may read'}"
     )
     if (asked := reply.sources).requests:
         output.say(

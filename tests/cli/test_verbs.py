@@ -175,7 +175,7 @@ def test_verify_reports_good_and_corrupt_extents(cache: CannedCache, capsys: Any
 def test_an_incomplete_verification_fails(cache: CannedCache, capsys: Any) -> None:
     cache.verify = [pb.VerifyReply(checked_extents=1, extents=4)]
     assert run(["verify", NEW]) == 1
-    assert "half-way" in capsys.readouterr().err
+    assert "ended the check" in capsys.readouterr().err
 
 
 def test_status_shows_tiers_and_datasets(cache: CannedCache, capsys: Any) -> None:

@@ -41,11 +41,11 @@ def separate_tables(inputs: Inputs) -> TableSplit:
 
     Raises InvalidInput where the named one is absent or lacks a column, CorruptData where it does not parse.
     """
-    asked = inputs.options.table
-    named = [at for at, entry in enumerate(inputs.entries) if asked and entry.path == asked]
-    if asked and not named:
+    named_table = inputs.options.table
+    named = [at for at, entry in enumerate(inputs.entries) if named_table and entry.path == named_table]
+    if named_table and not named:
         raise InvalidInput(
-            f"{inputs.uri} has no label file {asked!r} (labels: folder, none, or a .csv, .tsv or .jsonl)"
+            f"{inputs.uri} has no label file {named_table!r} (labels: folder, none, or a .csv, .tsv or .jsonl)"
         )
     for at in named:
         _parsed(inputs, at).check_labels()
@@ -127,9 +127,9 @@ def read_tables(
     """
     notes = []
     for at in table_entries:
-        asked = inputs.entries[at].path == inputs.options.table
-        read = _read_table(inputs, at, sample_of, tags, labels=asked or not inputs.options.table)
-        if asked:
+        is_named = inputs.entries[at].path == inputs.options.table
+        read = _read_table(inputs, at, sample_of, tags, labels=is_named or not inputs.options.table)
+        if is_named:
             _check_read(inputs, at, read, tags.labelled, next(iter(sample_of)))
         if read.unmatched:
             uri = inputs.entries[at].object.uri

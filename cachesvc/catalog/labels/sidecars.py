@@ -86,18 +86,18 @@ def _folders(inputs: Inputs, files: Files, notes: list[str]) -> tuple[tuple[str,
     Every file must lie in a folder, and there must be two or more, unless the options ask for folders. Adds notes on
     likely mistakes. Raises InvalidInput where the options ask for folders and a file lies in none.
     """
-    asked = inputs.options.labels_from == "folder"
+    requested = inputs.options.labels_from == "folder"
     paths = [inputs.entries[at].path for at in files.entry]
     beside = [path for path in paths if "/" not in path]
     outside = beside[0] if beside else None
     classes = sorted({path.partition("/")[0] for path in paths if "/" in path})
-    if outside is not None and asked:
+    if outside is not None and requested:
         raise InvalidInput(
             f"labels='folder': {outside!r} lies in no folder below {inputs.uri}; labels='' infers the origin"
         )
-    if not asked and any(map(is_partition, classes)):
+    if not requested and any(map(is_partition, classes)):
         return None
-    if len(classes) < 2 and not asked:
+    if len(classes) < 2 and not requested:
         if SPLITS.intersection(classes) and any(path.count("/") > 1 for path in paths):
             notes.append(f"no classes: to have the folders in {classes[0]}, open it")
         return None
@@ -105,7 +105,7 @@ def _folders(inputs: Inputs, files: Files, notes: list[str]) -> tuple[tuple[str,
         if len(beside) < len(classes):
             notes.append(f"{outside!r} lies in no folder, so no folder names a class: keep it elsewhere")
         return None
-    if not asked and SPLITS.issuperset(classes):
+    if not requested and SPLITS.issuperset(classes):
         notes.append(f"the classes are {', '.join(classes)}: to have the folders in them, open one of these")
     numbers = {name: number for number, name in enumerate(classes)}
     labels = np.full(files.samples, -1, np.int32)
