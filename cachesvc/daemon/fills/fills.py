@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeVar
 
-from cachesvc.catalog.build import provisional_id
+from cachesvc.catalog.survey import provisional_id
 from cachesvc.core import events
 from cachesvc.core.errors import CacheError, CorruptData, SourceUnavailable, TierFailed, from_code
 from cachesvc.core.model import DatasetId, ExtentId, TierName
