@@ -31,7 +31,7 @@ from cachesvc.core.tiering.policy import Settings, TierSpec
 MILLION = 1_000_000
 DATASET = DatasetId("d")
 PAUSE_S = 0.1
-"""Most steps take 2 to 5 ms; a dictionary of a million that grows takes 20 to 50 ms in one of them."""
+"""Most steps take 2 to 5 ms; the dictionary of all extents takes 20 to 50 ms when it grows."""
 TABLE_BYTES = 256 << 20
 
 

@@ -265,7 +265,7 @@ def in_use(node: Node, dataset: Dataset) -> bool:
     """Whether the node has any of its extents: resident, filling or asked for. O(the fewer of them)."""
     wanted = dataset.index_of.keys()
     found = (tier.found.keys() for tier in node.policy.tiers.values())
-    return not (node.copies.entries.isdisjoint(wanted) and all(map(wanted.isdisjoint, found)))
+    return not (node.copies.entries.keys().isdisjoint(wanted) and all(map(wanted.isdisjoint, found)))
 
 
 def unknown(wanted: DatasetId) -> NotFound:

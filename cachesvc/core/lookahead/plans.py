@@ -149,7 +149,7 @@ class Plans:
             yield
             del rows[-step:]
         if plan.shared.retention is not None and not plan.shared.plans:
-            yield from plan.shared.retention.end()
+            yield from plan.shared.retention.end(step)
 
     def _home(self, event: Planned) -> Dataset | None:
         """The dataset that a plan goes through."""

@@ -11,7 +11,6 @@ from functools import partial
 from cachesvc.core.events import Evict, StartFill
 from cachesvc.core.model import RAM, DatasetId, ExtentId
 from cachesvc.core.records.eviction_list import Shelf
-from cachesvc.core.records.extent_table import Table
 from cachesvc.core.records.moment import Moment
 from cachesvc.core.records.state import Copy, Dataset, Entry, Phase, Role, Tally, Tier, Window
 from cachesvc.core.tiering.policy import SMALL_FILLS, Policy
@@ -27,7 +26,7 @@ class Copies:
     def __init__(self, policy: Policy, moment: Moment) -> None:
         self.policy = policy
         self.moment = moment
-        self.entries: Table[Entry] = Table()
+        self.entries: dict[ExtentId, Entry] = {}
         self.filling: dict[Copy, None] = {}
         """In the order in which their fills began: that of a set is no function of the events."""
         self._apart = Window()
@@ -78,7 +77,7 @@ class Copies:
         """Drop the record of an extent that nothing refers to any more."""
         used = entry.copies or entry.waiters or entry.datasets or entry.needs or entry.queued
         if not used and entry.due_at is None:
-            self.entries.pop(entry.id)
+            self.entries.pop(entry.id, None)
 
     def find(self, extent: ExtentId, tier: Tier) -> Copy | None:
         """The copy of an extent in a tier, in any phase."""

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from cachesvc.core.model import ExtentId
-from cachesvc.core.records.extent_table import Table
 from cachesvc.core.records.state import Copy, Entry
 
 STRETCHES = 100
@@ -31,11 +30,11 @@ class Retention:
 
     def __init__(self, following: Sequence[ExtentId]) -> None:
         self.following = following
-        self._ranks: Table[int] = Table()
+        self._ranks: dict[ExtentId, int] = {}
         """Of each extent among those of the order, when all are counted."""
-        self._counting: Table[int] = Table()
+        self._counting: dict[ExtentId, int] = {}
         self._extents = 0
-        self._counted: Table[bool] = Table()
+        self._counted: set[ExtentId] = set()
         self._kept = np.zeros(STRETCHES)
         self._passed: list[list[Copy]] = [[] for _ in range(STRETCHES)]
 
@@ -49,7 +48,7 @@ class Retention:
                 rank = ranks[extent] = self._extents
                 self._extents += 1
                 if kept(extent):
-                    self._counted[extent] = True
+                    self._counted.add(extent)
                     kept_ranks.append(rank)
             yield
         stretches = np.array(kept_ranks, np.int64) * STRETCHES // max(1, self._extents)
@@ -83,10 +82,13 @@ class Retention:
                     return victim
         return None
 
-    def end(self) -> Iterator[None]:
-        """Give up what is counted, and what was so far, when nothing passes any more; gives way often."""
-        for table in (self._ranks, self._counting, self._counted):
-            yield from table.clear_in_parts()
+    def end(self, step: int) -> Iterator[None]:
+        """Give up what is counted, and what was so far, when nothing passes any more; gives way after each `step` extents."""
+        for counted in (self._ranks, self._counting, self._counted):
+            while counted:
+                for _ in range(min(step, len(counted))):
+                    counted.pop() if isinstance(counted, set) else counted.popitem()
+                yield
         for passed in self._passed:
             passed.clear()
             yield
@@ -100,6 +102,6 @@ class Retention:
         if kept != (extent in self._counted):
             self._kept[stretch] += 1 if kept else -1
             if kept:
-                self._counted[extent] = True
+                self._counted.add(extent)
             else:
-                self._counted.pop(extent)
+                self._counted.discard(extent)
