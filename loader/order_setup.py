@@ -14,7 +14,7 @@ from torch.utils.data import default_collate
 from cachesvc.core.arguments import whole_number
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order.epoch_order import Last, OrderSpec
-from cachesvc.core.text import printable
+from cachesvc.core.safe_text import printable
 from loader.batches.feed import Feed, Share
 from loader.datasets.mixture import MAX_TOLD, begun
 from loader.datasets.wrapped import Core

@@ -24,7 +24,7 @@ from cachesvc.catalog.space import Space
 from cachesvc.catalog.unused import UNUSED_BYTES
 from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, NotFound, OutOfSpace
 from cachesvc.core.model import EXTENT_BYTES, MAX_EXTENTS, PAGE_BYTES, DatasetId, Extent, ObjectVersion
-from cachesvc.core.secrets import redacted
+from cachesvc.core.safe_text import redacted
 from cachesvc.sources.source import Source
 
 __all__ = ["DirectBytes", "ExtentBytes", "Options", "Survey", "build", "provisional", "survey"]

@@ -14,7 +14,7 @@ from cachesvc.catalog.layout import Field, Fixed, Indirect, Layout, Rows, Table
 from cachesvc.catalog.space import CODECS, aligned
 from cachesvc.core.errors import CorruptData
 from cachesvc.core.model import PAGE_BYTES, DatasetId, Extent, ExtentId, ObjectVersion, Piece, extent_of
-from cachesvc.core.secrets import redacted
+from cachesvc.core.safe_text import redacted
 
 _PARTS = ("piece.stored", "piece.tail")
 """Columns of catalogs in which pieces are decoded from parts of objects."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from cachesvc.catalog.columns import Array, TextColumn, ints
 from cachesvc.catalog.targets import Encoded, Value, encoded, mixed
-from cachesvc.core.text import printable
+from cachesvc.core.safe_text import printable
 
 SIDECARS = ("cls", "json", "txt")
 SIDECAR_BYTES = 64 << 10

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from cachesvc.cli import output
-from cachesvc.core.text import printable
+from cachesvc.core.safe_text import printable
 
 SAID = 8
 """Notes of one dataset that are printed one by one."""

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cachesvc.core.errors import CacheError, OutOfSpace
-from cachesvc.core.text import printable
+from cachesvc.core.safe_text import printable
 
 COLUMNS = 1000
 """Width of what is never folded: a table, and all that no terminal shows. Lines are cut by whoever shows them."""

@@ -6,7 +6,7 @@ chosen from it in `daemon/control/statuses.py` alone.
 
 from __future__ import annotations
 
-from cachesvc.core.secrets import redacted
+from cachesvc.core.safe_text import redacted
 
 INTERRUPTED = 130
 """The exit code of Ctrl-C: 128 + SIGINT, as shells have it."""

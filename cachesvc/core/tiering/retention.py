@@ -83,7 +83,7 @@ class Retention:
         return None
 
     def end(self, step: int) -> Iterator[None]:
-        """Give up what is counted, and what was so far, when nothing passes any more; gives way after each `step` extents."""
+        """Free the counts once no plan passes extents any more; yields after each `step` extents."""
         for counted in (self._ranks, self._counting, self._counted):
             while counted:
                 for _ in range(min(step, len(counted))):

@@ -1,4 +1,4 @@
-"""Secrets that people write into URLs, kept out of everything that is shown."""
+"""Makes text safe to show: hides the secrets in its URLs, and spells out characters that a terminal would obey."""
 
 from __future__ import annotations
 
@@ -42,3 +42,9 @@ def _hidden(run: str) -> str:
     run = _QUERY.sub(r"\1***", _USER.sub("***@", run[:user]) + run[user:])
     found = _FRAGMENT.search(run[: run.rfind("#", 0, len(run) - 1) + 2])
     return f"{run[: found.end(1)]}***" if found else run
+
+
+def printable(text: str) -> str:
+    """The text on one line, with line ends, escapes and all other invisible characters spelled out. Names of objects may
+    hold them, and a terminal would obey them."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
