@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
+from cachesvc.core.commands import Command, Evict, Grant, Recall, Refuse, StartFill
 from cachesvc.core.events import (
-    Command,
     DatasetDeclared,
     Demanded,
     Event,
-    Evict,
     Evicted,
     Filled,
-    Grant,
-    Held,
+    HoldReported,
     Pinned,
     ReaderGone,
-    Recall,
-    Refuse,
     Released,
-    StartFill,
 )
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, Stay, TierName
 from cachesvc.core.node.node import Node
 from cachesvc.core.node.reclaim import EVERY_S, MOST, OWED_S, UNHEARD
-from cachesvc.core.tiering.policy import Settings, TierSpec
+from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 
 SIZE = 10
 FIRST, SECOND = DatasetId("first"), DatasetId("second")
@@ -37,7 +32,7 @@ class Cache:
     """A RAM tier that fills and evicts at once, and readers that do as they are told."""
 
     def __init__(self, room: int) -> None:
-        self.node = Node([TierSpec(RAM, room * SIZE)], Settings())
+        self.node = Node([TierSpec(RAM, room * SIZE)], NodeSettings())
         self.now = 0.0
 
     def declare(self, dataset: DatasetId, count: int, job: int) -> list[ExtentId]:
@@ -185,8 +180,8 @@ def test_who_never_answers_is_asked_for_no_more_than_its_buffer_holds_until_it_g
 
 
 def test_memory_held_from_before_is_nobodys_to_ask_for_where_there_is_no_tier_of_it() -> None:
-    node = Node([TierSpec(TierName("nvme0"), SIZE)], Settings())
-    node.handle(Held(ONE, extents(FIRST, 1)[0], SIZE), 0.0)
+    node = Node([TierSpec(TierName("nvme0"), SIZE)], NodeSettings())
+    node.handle(HoldReported(ONE, extents(FIRST, 1)[0], SIZE), 0.0)
     (second,) = extents(SECOND, 1)
     node.handle(DatasetDeclared(TWO, SECOND, ((second, 2 * SIZE),)), 0.0)
     assert node.handle(Demanded(TWO, 0, second), 1.0) == [Refuse(TWO, 0, second)]

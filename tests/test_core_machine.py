@@ -8,23 +8,20 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from cachesvc.core.commands import Command, Evict, Fail, Grant, Recall, Refuse, StartFill, Verify
 from cachesvc.core.events import (
-    Command,
     CommitFailed,
     Committed,
     Corrupt,
     DatasetDeclared,
     Demanded,
     Event,
-    Evict,
     EvictAsked,
     Evicted,
-    Fail,
     FillAgain,
     Filled,
     FillFailed,
-    Grant,
-    Held,
+    HoldReported,
     JobEnded,
     NotGranted,
     Passed,
@@ -33,24 +30,20 @@ from cachesvc.core.events import (
     Planned,
     Prefetched,
     ReaderGone,
-    Recall,
     Recovered,
-    Refuse,
     Released,
     Renewed,
     Resized,
     Stalled,
-    StartFill,
     Tick,
     TierBack,
     TierLost,
     Unpinned,
     Verified,
-    Verify,
 )
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.node.node import Node
-from cachesvc.core.tiering.policy import Settings, TierSpec
+from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 from cachesvc.core.tiering.retention import STRETCHES
 
 NVME = TierName("nvme0")
@@ -72,7 +65,7 @@ picks = st.integers(0, 1000)
 
 
 def node(unplanned_share: float) -> Node:
-    settings = Settings(
+    settings = NodeSettings(
         lookahead_bytes=4,
         max_fills=2,
         fill_bytes=5,
@@ -240,7 +233,7 @@ class NodeMachine(RuleBasedStateMachine):
         if self.held:
             self.send(ReaderGone(ReaderId(99)))
         else:
-            self.send(Held(ReaderId(99), extent, SIZES[extent] if in_ram else 0, 1000, most_bytes))
+            self.send(HoldReported(ReaderId(99), extent, SIZES[extent] if in_ram else 0, 1000, most_bytes))
         self.held = not self.held
 
     @rule(job=jobs, dataset=datasets, gradual=st.booleans())
@@ -360,7 +353,7 @@ class NodeMachine(RuleBasedStateMachine):
     def steps_go_on(self, count: int) -> None:
         """Of what is done to large datasets and plans between other events."""
         for _ in range(count):
-            if self.node.steps:
+            if self.node.work:
                 assert self.node.next_deadline() < math.inf, "a step that nobody calls for"
                 self.send(Tick())
                 self.node.check()
@@ -403,7 +396,7 @@ class NodeMachine(RuleBasedStateMachine):
             self.send(JobEnded(number))
         for name in DATASETS:
             self.send(Unpinned(name))
-        while self.node.steps:
+        while self.node.work:
             self.steps_go_on(1)
         assert not self.node.policy.shares.datasets, "a claim that never ends"
         assert not self.node.plans.ending

@@ -6,23 +6,20 @@ import math
 
 import pytest
 
+from cachesvc.core.commands import Command, Evict, Fail, Grant, Recall, Refuse, StartFill
 from cachesvc.core.errors import NotFound, OutOfSpace, SourceUnavailable, TierFailed
 from cachesvc.core.events import (
-    Command,
     CommitFailed,
     Committed,
     Corrupt,
     DatasetDeclared,
     Demanded,
     Event,
-    Evict,
     EvictAsked,
     Evicted,
-    Fail,
     Filled,
     FillFailed,
-    Grant,
-    Held,
+    HoldReported,
     JobEnded,
     NotGranted,
     Passed,
@@ -31,26 +28,23 @@ from cachesvc.core.events import (
     Planned,
     Prefetched,
     ReaderGone,
-    Recall,
     Recovered,
-    Refuse,
     Released,
     Resized,
     Stalled,
-    StartFill,
     Tick,
     TierBack,
     TierLost,
     Unpinned,
 )
 from cachesvc.core.lookahead.lookahead import FEED_LIMIT
-from cachesvc.core.lookahead.plan_windows import REST_S
+from cachesvc.core.lookahead.order_windows import REST_S
 from cachesvc.core.model import RAM, Counted, DatasetId, ExtentId, ReaderId, Stay, TierName
 from cachesvc.core.node.node import Node
 from cachesvc.core.node.retries import RETRY_CAP_S, backoff_s
 from cachesvc.core.node.snapshot import replay
 from cachesvc.core.tiering.copies import UNDECLARED
-from cachesvc.core.tiering.policy import SMALL_FILLS, Settings, TierSpec
+from cachesvc.core.tiering.policy import SMALL_FILLS, NodeSettings, TierSpec
 
 NVME = TierName("nvme0")
 NVME1 = TierName("nvme1")
@@ -64,7 +58,7 @@ def node_of(ram: int | None = None, nvme: int | None = None, **settings: int) ->
     """A node with budgets counted in extents of 10 bytes and a window of one extent."""
     specs = [(RAM, ram), (NVME, nvme)]
     tiers = [TierSpec(name, SIZE * count) for name, count in specs if count is not None]
-    return Node(tiers, Settings(**{"lookahead_bytes": SIZE, **settings}))
+    return Node(tiers, NodeSettings(**{"lookahead_bytes": SIZE, **settings}))
 
 
 def tell(node: Node, *events: Event, now: float = 0.0) -> list[Command]:
@@ -165,7 +159,7 @@ def test_a_full_tier_sends_the_fill_to_another_one_and_is_tried_again_later() ->
 
 def test_a_tier_that_was_full_never_takes_more_than_it_was_given() -> None:
     node = node_of(ram=2)
-    tell(node, declare(A, B, C), Demanded(ONE, 1, A), Held(TWO, E, 5 * SIZE))
+    tell(node, declare(A, B, C), Demanded(ONE, 1, A), HoldReported(TWO, E, 5 * SIZE))
     tell(node, FillFailed(A, RAM, OutOfSpace.code, "no memory"))
     tell(node, ReaderGone(TWO), Prefetched(1, DATASET))
     assert node.status().tiers[0].budget_bytes <= 2 * SIZE
@@ -198,7 +192,7 @@ def test_a_counter_never_goes_back_though_who_waits_is_refused(claimed: bool) ->
     read(node, A)
     tell(node, Demanded(ONE, 1, B, True, SIZE))
     before = node.counters(UNDECLARED)
-    tell(node, *[declare(B)] * claimed, Held(TWO, C, SIZE))
+    tell(node, *[declare(B)] * claimed, HoldReported(TWO, C, SIZE))
     recall = [Recall(TWO, C, wrong=False)] * claimed
     assert tell(node, Evicted(A, RAM)) == [Refuse(ONE, 1, B), *recall]
     after = node.counters(DATASET if claimed else UNDECLARED)
@@ -639,7 +633,7 @@ def test_one_extent_found_in_two_tiers_is_one_extent_with_two_copies() -> None:
 
 def test_bytes_held_from_before_a_restart_count_until_released() -> None:
     node = node_of(ram=2)
-    tell(node, Held(ONE, A, 3 * SIZE))
+    tell(node, HoldReported(ONE, A, 3 * SIZE))
     assert tell(node, Demanded(TWO, 1, B, True, SIZE)) == [Refuse(TWO, 1, B)]
     tell(node, Released(ONE, A))
     assert tell(node, Demanded(TWO, 2, B, True, SIZE)) == [StartFill(B, RAM)]
@@ -647,7 +641,7 @@ def test_bytes_held_from_before_a_restart_count_until_released() -> None:
 
 def test_memory_that_two_readers_hold_counts_once() -> None:
     node = node_of(ram=2)
-    tell(node, Held(ONE, A, SIZE), Held(TWO, A, SIZE))
+    tell(node, HoldReported(ONE, A, SIZE), HoldReported(TWO, A, SIZE))
     assert tell(node, Demanded(TWO, 1, B, True, SIZE)) == [StartFill(B, RAM)]
     tell(node, Released(ONE, A))
     assert [tier.held_bytes for tier in node.status().tiers] == [SIZE]
@@ -655,8 +649,8 @@ def test_memory_that_two_readers_hold_counts_once() -> None:
     assert [tier.held_bytes for tier in node.status().tiers] == [0]
 
 
-def said(reader: ReaderId, extent: ExtentId, user: int, most: int) -> Held:
-    return Held(reader, extent, SIZE, user, most * SIZE)
+def said(reader: ReaderId, extent: ExtentId, user: int, most: int) -> HoldReported:
+    return HoldReported(reader, extent, SIZE, user, most * SIZE)
 
 
 def held(node: Node) -> int:
@@ -707,8 +701,8 @@ def test_the_release_of_what_was_not_believed_ends_no_lease() -> None:
 def test_what_another_daemon_believed_is_believed_whenever_and_counts_for_its_user() -> None:
     node = node_of(ram=4)
     tell(node, Demanded(TWO, 1, E, True, SIZE))
-    handed = Held(ONE, A, 3 * SIZE, 1000)
-    tell(node, handed, now=2 * Settings().hold_s)
+    handed = HoldReported(ONE, A, 3 * SIZE, 1000)
+    tell(node, handed, now=2 * NodeSettings().hold_s)
     assert held(node) == 3
     assert replay(node, ())[0] == handed
     early = node_of(ram=8)
@@ -747,7 +741,7 @@ def test_a_tier_that_cannot_commit_for_want_of_room_is_full_for_a_while() -> Non
 
 def test_who_held_a_file_before_a_restart_is_asked_for_it_too() -> None:
     node = node_of(nvme=2)
-    tell(node, Recovered(NVME, {A: SIZE}), declare(A), Held(TWO, A, 0))
+    tell(node, Recovered(NVME, {A: SIZE}), declare(A), HoldReported(TWO, A, 0))
     assert Recall(TWO, A) in tell(node, Corrupt(A, NVME))
     assert tell(node, Released(TWO, A)) == []
 
@@ -783,7 +777,7 @@ def test_a_corrupt_file_goes_and_is_filled_again_though_it_is_leased() -> None:
 
 
 def test_two_disks_bring_the_same_extent_and_the_first_has_no_room_for_it_any_more() -> None:
-    node = Node([TierSpec(NVME, SIZE), TierSpec(NVME1, 2 * SIZE)], Settings())
+    node = Node([TierSpec(NVME, SIZE), TierSpec(NVME1, 2 * SIZE)], NodeSettings())
     assert tell(node, Recovered(NVME, {A: SIZE, B: SIZE})) == [Evict(A, NVME)]
     tell(node, Recovered(NVME1, {A: SIZE, C: SIZE}))
     assert tell(node, Demanded(ONE, 1, A)) == [Grant(ONE, 1, A, NVME1, "brief")]
@@ -805,7 +799,7 @@ def test_look_ahead_leaves_out_what_was_consumed_behind_an_extent_that_is_still_
 @pytest.mark.parametrize("held", [0, 2], ids=["too small", "held by readers"])
 def test_what_does_not_fit_streams_through_a_disk_where_ram_has_no_room_for_an_extent(held: int) -> None:
     node = node_of(ram=held, nvme=3)
-    tell(node, *(Held(TWO, extent, SIZE) for extent in (E, F)[:held]), declare(A, B, C, D))
+    tell(node, *(HoldReported(TWO, extent, SIZE) for extent in (E, F)[:held]), declare(A, B, C, D))
     for extent in (A, B, C, D, A, B, C, D):
         assert read(node, extent), "granted"
 
@@ -938,7 +932,7 @@ def test_a_plan_whose_extents_fit_only_a_lost_tier_holds_no_other_plan_up() -> N
 
 
 def test_a_quota_counts_nothing_that_lies_in_a_lost_tier() -> None:
-    node = Node([TierSpec(NVME, 4 * SIZE), TierSpec(NVME1, 4 * SIZE)], Settings(lookahead_bytes=SIZE))
+    node = Node([TierSpec(NVME, 4 * SIZE), TierSpec(NVME1, 4 * SIZE)], NodeSettings(lookahead_bytes=SIZE))
     tell(node, DatasetDeclared(1, DATASET, ((A, SIZE), (B, SIZE)), 1000, 2 * SIZE), Prefetched(1, DATASET))
     fill(node, A, tier=NVME)
     fill(node, B, tier=NVME1)
@@ -1002,7 +996,7 @@ def test_backoff_doubles_up_to_its_cap_and_differs_between_extents() -> None:
 def test_long_after_the_start_nobody_held_anything_before_it() -> None:
     node = node_of(ram=2)
     node.handle(Demanded(ONE, 1, A, True, SIZE), 100.0)
-    node.handle(Held(TWO, B, 2 * SIZE, 1000, 2 * SIZE), 100.0 + Settings().hold_s + 1.0)
+    node.handle(HoldReported(TWO, B, 2 * SIZE, 1000, 2 * SIZE), 100.0 + NodeSettings().hold_s + 1.0)
     assert [tier.held_bytes for tier in node.status().tiers] == [0]
     node.handle(Released(TWO, B), 2000.0)  # its release is none of a lease
     node.check()
@@ -1067,7 +1061,7 @@ def test_who_needs_all_of_a_gradual_claim_has_it_at_once_or_waits() -> None:
 
 
 def test_a_prefetch_gives_up_what_a_full_tier_refused_to_a_reader() -> None:
-    node = Node([TierSpec(RAM, 10)], Settings())
+    node = Node([TierSpec(RAM, 10)], NodeSettings())
     node.handle(DatasetDeclared(1, DATASET, ((A, 10),)), 0.0)
     assert node.handle(Demanded(ReaderId(1), 1, A), 0.0) == [StartFill(A, RAM)]
     node.handle(Prefetched(1, DATASET), 1.0)
@@ -1090,7 +1084,7 @@ def test_what_a_prefetch_loses_while_it_is_read_ahead_is_filled_again(loss: Even
 
 
 def test_a_prefetch_fills_elsewhere_what_a_lost_tier_was_taking() -> None:
-    node = Node([TierSpec(NVME, SIZE), TierSpec(NVME1, SIZE)], Settings())
+    node = Node([TierSpec(NVME, SIZE), TierSpec(NVME1, SIZE)], NodeSettings())
     tell(node, declare(A))
     (fill_of_a,) = tell(node, Prefetched(1, DATASET))
     assert fill_of_a == StartFill(A, NVME)

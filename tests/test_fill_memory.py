@@ -12,7 +12,7 @@ import pytest
 import zstandard
 
 from cachesvc.core.model import RAM, Piece, extent_of
-from cachesvc.core.records.state import Tier
+from cachesvc.core.records.tier_state import TierState
 from cachesvc.daemon.fills.memory_admission import KEPT_LOOKS, MOST_LOOKS, Work
 from cachesvc.sources.buffers import Buffers
 from cachesvc.sources.fetch import Fetcher
@@ -45,7 +45,7 @@ def test_fills_begin_in_order_as_far_as_there_is_memory() -> None:
 
 
 def test_what_the_ram_tier_does_not_take_is_for_fills() -> None:
-    ram = Tier(RAM, 100, 100)
+    ram = TierState(RAM, 100, 100)
     begun = Begun(Work(least_bytes=10, room_bytes=110, ram=ram))
     begun.begin("a", 60)
     ram.used_bytes, ram.held_bytes = 30, 10
@@ -58,7 +58,7 @@ def test_what_the_ram_tier_does_not_take_is_for_fills() -> None:
 
 @pytest.mark.parametrize("shrinks", [True, False])
 def test_a_fill_that_takes_more_than_is_left_waits_for_the_ram_tier_but_not_for_ever(shrinks: bool) -> None:
-    ram = Tier(RAM, 100, 100, used_bytes=100)
+    ram = TierState(RAM, 100, 100, used_bytes=100)
     begun = Begun(Work(least_bytes=10, room_bytes=110, ram=ram))
     begun.begin("large", 60)
     assert begun.work.to_come_bytes == 60, "the RAM tier is to leave it"

@@ -11,10 +11,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from cachesvc.core import events
+from cachesvc.core import commands, events
 from cachesvc.core.model import DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.node.node import Node
-from cachesvc.core.tiering.policy import Settings, TierSpec
+from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 from cachesvc.daemon.datasets import (
     CACHED_EXTENTS,
     UNUSED,
@@ -51,7 +51,7 @@ def dataset(number: int) -> Dataset:
 
 
 def test_the_answer_is_counted_and_nothing_else_happens(tmp_path: Path) -> None:
-    node = Node([TierSpec(NVME, 1000)], Settings())
+    node = Node([TierSpec(NVME, 1000)], NodeSettings())
     anything: Any = None
     datasets = Datasets(str(tmp_path), anything, anything, anything, anything)
     datasets.claimed, datasets.used = partial(is_claimed, node), partial(in_use, node)
@@ -64,7 +64,7 @@ def test_the_answer_is_counted_and_nothing_else_happens(tmp_path: Path) -> None:
 
     def handle(event: events.Event) -> None:
         for command in node.handle(event, 0.0):
-            if isinstance(command, events.StartFill):
+            if isinstance(command, commands.StartFill):
                 fills.start(command)
 
     checks = Checks(node, {NVME: tier}, lanes, fillers, handle, failing=lambda _: None)

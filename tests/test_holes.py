@@ -15,6 +15,7 @@ import pytest
 from bench.node import Daemon
 from cachesvc.catalog.build import Options
 from cachesvc.client.control import Control
+from cachesvc.core import commands as cmd
 from cachesvc.core import events as ev
 from cachesvc.core import holes
 from cachesvc.core.errors import (
@@ -172,8 +173,8 @@ def test_parts_of_one_object_are_no_extent_of_their_own_objects(tmp_path: Path) 
 A, ONE, DATASET = ExtentId(bytes(16)), ReaderId(1), DatasetId("d")
 
 
-def tell(node: Node, *told: ev.Event, now: float = 0.0) -> list[ev.Command]:
-    commands: list[ev.Command] = []
+def tell(node: Node, *told: ev.Event, now: float = 0.0) -> list[cmd.Command]:
+    commands: list[cmd.Command] = []
     for event in told:
         commands += node.handle(event, now)
         node.check()
@@ -187,17 +188,17 @@ def test_a_copy_that_lacks_objects_is_granted_and_told_of_in_progress() -> None:
     progress = node.progress(1)
     assert (progress.resident_extents, progress.failed, progress.finished) == (1, {}, True)
     assert progress.lacking == {A: (4, "a is gone")}
-    assert [type(each) for each in tell(node, ev.Demanded(ONE, 1, A))] == [ev.Grant]
+    assert [type(each) for each in tell(node, ev.Demanded(ONE, 1, A))] == [cmd.Grant]
 
 
 def test_what_a_copy_lacks_is_asked_for_again_and_is_no_corrupt_copy() -> None:
     node = Node([TierSpec(RAM, 10)])
     tell(node, ev.DatasetDeclared(1, DATASET, ((A, 10),)), ev.Prefetched(1, DATASET))
     tell(node, ev.Filled(A, RAM, code=4, message="a is gone"))
-    assert tell(node, ev.FillAgain(A, RAM)) == [ev.Evict(A, RAM)]
+    assert tell(node, ev.FillAgain(A, RAM)) == [cmd.Evict(A, RAM)]
     assert tell(node, ev.FillAgain(A, RAM)) == []
     assert node.progress(1).lacking == {}
-    assert tell(node, ev.Evicted(A, RAM)) == [ev.StartFill(A, RAM)]
+    assert tell(node, ev.Evicted(A, RAM)) == [cmd.StartFill(A, RAM)]
     tell(node, ev.Filled(A, RAM))
     assert node.progress(1).lacking == {}
     assert node.policy.tiers[RAM].corrupt_count == 0
@@ -207,8 +208,8 @@ def test_a_reader_is_asked_for_what_is_filled_again() -> None:
     node = Node([TierSpec(RAM, 10)])
     tell(node, ev.DatasetDeclared(1, DATASET, ((A, 10),)), ev.Demanded(ONE, 1, A))
     tell(node, ev.Filled(A, RAM, code=4, message="a is gone"))
-    assert tell(node, ev.FillAgain(A, RAM)) == [ev.Recall(ONE, A, wrong=True)]
-    assert tell(node, ev.Released(ONE, A)) == [ev.Evict(A, RAM)]
+    assert tell(node, ev.FillAgain(A, RAM)) == [cmd.Recall(ONE, A, wrong=True)]
+    assert tell(node, ev.Released(ONE, A)) == [cmd.Evict(A, RAM)]
 
 
 # ---- the real thing

@@ -9,11 +9,12 @@ the bytes stay reserved.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
+from cachesvc.core.commands import Grant
 from cachesvc.core.errors import TierFailed
-from cachesvc.core.model import Counted, DatasetId, ExtentId, ReaderId, Stay, TierName
+from cachesvc.core.model import DatasetId, ExtentId, ReaderId, TierName
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class Planned:
 
     plan: int
     job: int
-    entries: tuple[tuple[ExtentId, int, int], ...]
+    rows: tuple[tuple[ExtentId, int, int], ...]
     following: Sequence[ExtentId] = ()
     passed: int = 0
     launch: int = 0
@@ -128,7 +129,7 @@ class ReaderGone:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HoldReported:
     """A reader still maps an extent from before our restart: the bytes count against the RAM budget, once an extent. No
     bytes (a file): only its release is expected.
 
@@ -146,7 +147,7 @@ class Held:
 @dataclass(frozen=True, slots=True)
 class Leased:
     """A reader was granted an extent from a tier by the daemon that we took over from: a lease of the copy that
-    came with it, or, where none did, `Held`."""
+    came with it, or, where none did, `HoldReported`."""
 
     reader: ReaderId
     extent: ExtentId
@@ -322,75 +323,6 @@ class Tick:
     """Time passed; owed when `Node.next_deadline()` is reached."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartFill:
-    """Bring an extent into a tier, where its bytes are reserved; `from_tier` None is the source."""
-
-    extent: ExtentId
-    tier: TierName
-    from_tier: TierName | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """Hand the reader a read-only descriptor; the lease has begun. `stay`: how long the reader may hold it when it has
-    read it. `from_peer`: the fill that brought the bytes to this node had them from another one. `counted`: as what."""
-
-    reader: ReaderId
-    request: int
-    extent: ExtentId
-    tier: TierName
-    stay: Stay = "kept"
-    from_peer: bool = False
-    counted: Counted = field(default="hits", compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Recall:
-    """Ask the reader for what it was granted of an extent: its bytes are wrong, or will be; or others need its room.
-    `Released` follows, at some time."""
-
-    reader: ReaderId
-    extent: ExtentId
-    wrong: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """Read it elsewhere: it cannot be reserved now without waiting for another reader."""
-
-    reader: ReaderId
-    request: int
-    extent: ExtentId
-
-
-@dataclass(frozen=True, slots=True)
-class Fail:
-    """The fill that the reader waited for failed. `code` is an `errors.py` code."""
-
-    reader: ReaderId
-    request: int
-    extent: ExtentId
-    code: int
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Evict:
-    """Give an extent's bytes in a tier back and answer `Evicted`."""
-
-    extent: ExtentId
-    tier: TierName
-
-
-@dataclass(frozen=True, slots=True)
-class Verify:
-    """The scrub's turn: check a copy against its checksums and answer `Verified`."""
-
-    extent: ExtentId
-    tier: TierName
-
-
 Event: TypeAlias = (
     DatasetDeclared
     | JobEnded
@@ -402,7 +334,7 @@ Event: TypeAlias = (
     | NotGranted
     | Released
     | ReaderGone
-    | Held
+    | HoldReported
     | Leased
     | Filled
     | FillFailed
@@ -423,4 +355,3 @@ Event: TypeAlias = (
     | Verified
     | Tick
 )
-Command: TypeAlias = StartFill | Grant | Recall | Refuse | Fail | Evict | Verify

@@ -264,7 +264,7 @@ def check_share(node: Node, dataset: Dataset, user: int) -> None:
 def in_use(node: Node, dataset: Dataset) -> bool:
     """Whether the node has any of its extents: resident, filling or asked for. O(the fewer of them)."""
     wanted = dataset.index_of.keys()
-    found = (tier.found.keys() for tier in node.policy.tiers.values())
+    found = (tier.dormant.keys() for tier in node.policy.tiers.values())
     return not (node.copies.entries.keys().isdisjoint(wanted) and all(map(wanted.isdisjoint, found)))
 
 

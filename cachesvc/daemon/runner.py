@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 
-from cachesvc.core import events
+from cachesvc.core import commands, events
+from cachesvc.core.commands import Command
 from cachesvc.core.errors import CacheError, OutOfSpace
-from cachesvc.core.events import Command, Event
+from cachesvc.core.events import Event
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.node.node import Node
 from cachesvc.core.stalls import StallReport, Stalls
@@ -116,13 +117,13 @@ class Runner:
         self._clock = clock
         self._ids = itertools.count(1)
         self._execute: dict[type[Command], Callable[..., None]] = {
-            events.StartFill: self.fills.start,
-            events.Grant: self.granting.grant,
-            events.Recall: self.granting.recall,
-            events.Refuse: self.granting.refuse,
-            events.Fail: self.granting.fail,
-            events.Evict: self._evict,
-            events.Verify: self._scrub,
+            commands.StartFill: self.fills.start,
+            commands.Grant: self.granting.grant,
+            commands.Recall: self.granting.recall,
+            commands.Refuse: self.granting.refuse,
+            commands.Fail: self.granting.fail,
+            commands.Evict: self._evict,
+            commands.Verify: self._scrub,
         }
 
     @property
@@ -252,7 +253,7 @@ class Runner:
         def held(extent: ExtentId) -> bool:
             entry = entries.get(extent)
             copies = tuple(entry.copies) if entry else ()
-            return any(copy.tier.lost for copy in copies) or any(extent in tier.found for tier in lost)
+            return any(copy.tier.lost for copy in copies) or any(extent in tier.dormant for tier in lost)
 
         return [extent for extent in dataset.extent_ids if held(extent)] if lost else []
 
@@ -348,7 +349,7 @@ class Runner:
 
     # What the core commands.
 
-    def _evict(self, command: events.Evict) -> None:
+    def _evict(self, command: commands.Evict) -> None:
         tier = self._tiers[command.tier]
 
         def evicted(_: object) -> None:
@@ -366,7 +367,7 @@ class Runner:
         lane = self._commits.after(command.extent, command.tier)
         lane.submit(lambda: tier.evict(command.extent), evicted, failed)
 
-    def _scrub(self, command: events.Verify) -> None:
+    def _scrub(self, command: commands.Verify) -> None:
         def checked(good: Good) -> None:
             self.handle(events.Verified(command.extent, command.tier, good is not None))
 

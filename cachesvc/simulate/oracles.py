@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 
 from cachesvc.simulate.measure import EpochResult, Meter
-from cachesvc.simulate.source import Source
+from cachesvc.simulate.simulated_source import SimulatedSource
 from cachesvc.simulate.trace import EpochTrace, Workload
 
 
@@ -58,7 +58,7 @@ def replay(
     cache: RandomCache | BeladyCache,
     workload: Workload,
     traces: list[EpochTrace],
-    source: Source,
+    source: SimulatedSource,
     step_s: float,
 ) -> Iterator[EpochResult]:
     """Read every epoch through the cache; each miss stalls for its fetch, and for those before it that failed."""

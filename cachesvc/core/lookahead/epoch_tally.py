@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cachesvc.core.events import Planned
+from cachesvc.core.lookahead.plan_state import PlanState
 from cachesvc.core.model import ExtentId
-from cachesvc.core.records.state import Dataset, EpochTally, Plan
+from cachesvc.core.records.dataset_state import DatasetState, EpochTally
 from cachesvc.core.tiering.shares import Shares
 
 FIRST_ROWS = 64
@@ -22,9 +23,9 @@ MAX_BROKEN = 1024
 Rows = Sequence[tuple[ExtentId, int, int]]
 
 
-def join(event: Planned, home: Dataset, shares: Shares, now: float) -> tuple[EpochTally, int]:
+def join(event: Planned, home: DatasetState, shares: Shares, now: float) -> tuple[EpochTally, int]:
     """The epoch that a plan belongs to, and the step before which its extents have been counted there."""
-    mark, epochs = _mark(event.entries), home.epochs
+    mark, epochs = _mark(event.rows), home.epochs
     tally = next((each for each in reversed(epochs) if each.launch == event.launch), None)
     goes_on = tally is not None and (tally.running or mark in tally.broken)
     if tally is None or not goes_on or event.plan in tally.plans:
@@ -36,14 +37,14 @@ def join(event: Planned, home: Dataset, shares: Shares, now: float) -> tuple[Epo
     return tally, tally.broken.pop(mark, 0)
 
 
-def left(plan: Plan) -> None:
+def left(plan: PlanState) -> None:
     """A plan has ended, while it still has its rows: it may have been broken off."""
     tally = plan.tally
-    if tally is None or (plan.ended and not plan.window):
+    if tally is None or (plan.exhausted and not plan.entered):
         return
     while len(tally.broken) >= MAX_BROKEN:
         del tally.broken[next(iter(tally.broken))]
-    tally.broken[_mark(plan.entries)] = max(plan.passed, plan.counted)
+    tally.broken[_mark(plan.rows)] = max(plan.passed, plan.counted_before)
 
 
 def _mark(rows: Rows) -> int:

@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from cachesvc.core.lookahead.plan_windows import Windows
+from cachesvc.core.lookahead.order_windows import OrderWindows
+from cachesvc.core.lookahead.plan_state import PlanState
+from cachesvc.core.lookahead.schedule import schedule
 from cachesvc.core.model import ExtentId
-from cachesvc.core.records.incremental import Steps, Work
-from cachesvc.core.records.schedule import schedule
-from cachesvc.core.records.state import Entry, Plan, Role
+from cachesvc.core.records.cache_entry import CacheEntry, Role
+from cachesvc.core.records.incremental import IncrementalWork, WorkKind
 from cachesvc.core.tiering.copies import Copies
 from cachesvc.core.tiering.retention import STRETCHES, Retention
 
@@ -25,24 +26,24 @@ MAX_STEP = 1 << 48
 class Pacing:
     """Schedules plans, and finds out what is kept of the orders that follow them."""
 
-    def __init__(self, copies: Copies, steps: Steps, windows: Windows) -> None:
+    def __init__(self, copies: Copies, work: IncrementalWork, windows: OrderWindows) -> None:
         self._copies = copies
-        self._steps = steps
+        self._work = work
         self._windows = windows
 
-    def begin(self, plan: Plan, following: Sequence[ExtentId]) -> None:
+    def begin(self, plan: PlanState, following: Sequence[ExtentId]) -> None:
         """Schedule a plan. Of the first that names the order which follows it, what is kept will lie evenly in that."""
         plan.paced, retention = False, None
-        if len(following) >= STRETCHES and plan.shared.retention is None:
-            retention = plan.shared.retention = Retention(following)
-        count = max(len(plan.entries), len(following))
-        self._steps.do((Work.PACE, plan.number), self._pace(plan, retention), count)
+        if len(following) >= STRETCHES and plan.window.retention is None:
+            retention = plan.window.retention = Retention(following)
+        count = max(len(plan.rows), len(following))
+        self._work.do((WorkKind.PACE, plan.number), self._pace(plan, retention), count)
 
-    def _pace(self, plan: Plan, retention: Retention | None) -> Iterator[None]:
-        step, opened, total_bytes = self._steps.size, Opened(), 0
-        first, costs = np.zeros(len(plan.entries), np.int64), np.zeros(len(plan.entries), np.int64)
-        for start in range(0, len(plan.entries), step):
-            rows = plan.entries[start : start + step]
+    def _pace(self, plan: PlanState, retention: Retention | None) -> Iterator[None]:
+        step, opened, total_bytes = self._work.size, OpenBytes(), 0
+        first, costs = np.zeros(len(plan.rows), np.int64), np.zeros(len(plan.rows), np.int64)
+        for start in range(0, len(plan.rows), step):
+            rows = plan.rows[start : start + step]
             known = [self._copies.entry(extent) for extent, _, _ in rows]
             first[start : start + step] = [min(row[1], MAX_STEP) for row in rows]
             costs[start : start + step] = [_cost(entry) for entry in known]
@@ -54,8 +55,8 @@ class Pacing:
         if retention is not None:
             yield from retention.count(self._is_kept, step)
         absent_bytes = opened.most_bytes * int(costs.sum()) // max(1, total_bytes)
-        self._windows.measured(plan.shared, opened.most_bytes, absent_bytes)
-        room = self._windows.room_bytes(plan.shared)
+        self._windows.measured(plan.window, opened.most_bytes, absent_bytes)
+        room = self._windows.room_bytes(plan.window)
         plan.schedule = schedule(first, costs, room) if costs.any() and room else None
         plan.paced = True
 
@@ -64,14 +65,14 @@ class Pacing:
         return entry is not None and entry.kept
 
 
-def _cost(entry: Entry | None) -> int:
+def _cost(entry: CacheEntry | None) -> int:
     """What an entry will cost the source: nothing where it is kept."""
     if entry is None or any(copy.role is Role.KEPT and copy.usable for copy in entry.copies):
         return 0
     return entry.size_bytes
 
 
-class Opened:
+class OpenBytes:
     """The most bytes of entries whose steps overlap: what has begun less what has ended, at each beginning."""
 
     def __init__(self) -> None:

@@ -14,11 +14,12 @@ from cachesvc.core.node.readers import Readers
 from cachesvc.core.node.retries import Alarms, backoff_s
 from cachesvc.core.node.scrub import Scrub
 from cachesvc.core.node.tier_outages import Outages
-from cachesvc.core.records.state import Copy, Entry, Phase
+from cachesvc.core.records.cache_entry import CacheEntry, Copy
+from cachesvc.core.records.copy_phases import Phase
 from cachesvc.core.tiering.copies import Copies
 
 
-class Answers:
+class Completions:
     """The retries that are due, and what each answer changes."""
 
     def __init__(
@@ -26,7 +27,7 @@ class Answers:
     ) -> None:
         self._copies = copies
         self._policy = copies.policy
-        self._moment = copies.moment
+        self._context = copies.context
         self._readers = readers
         self._prefetches = prefetches
         self._scrub = scrub
@@ -39,7 +40,7 @@ class Answers:
         entry = copy.entry
         entry.attempts, entry.failed, entry.avoid = 0, False, None
         self._copies.filled(copy, event.from_peer)
-        self._copies.lacks(entry, event.code, event.message)
+        self._copies.note_missing_objects(entry, event.code, event.message)
         self._readers.answer(entry)
         self._copies.settle(copy)
         self._scrub.admit((event.extent,), event.tier)
@@ -48,7 +49,7 @@ class Answers:
         """The bytes are free; whoever waits does so for a retry, another place or the bad news."""
         copy = self._copy(event.extent, event.tier, Phase.FILLING)
         entry, promotion = copy.entry, copy.source is not None
-        self._copies.drop(copy)
+        self._copies.drop_failed(copy)
         if event.code in (OutOfSpace.code, TierFailed.code):
             self._place_again(entry, copy)
         elif entry.best() or entry.filling():
@@ -61,7 +62,7 @@ class Answers:
         else:
             self._try_again(entry, event)
 
-    def _place_again(self, entry: Entry, copy: Copy) -> None:
+    def _place_again(self, entry: CacheEntry, copy: Copy) -> None:
         """The tier failed, not the source: what waits goes elsewhere or is refused, at once."""
         entry.avoid = copy.tier
         if not copy.tier.stalled:
@@ -70,10 +71,10 @@ class Answers:
         self._prefetches.refill(entry)  # its waiters may be refused, and a prefetch wants it all the same
         self._copies.forget(entry)
 
-    def _try_again(self, entry: Entry, event: ev.FillFailed) -> None:
+    def _try_again(self, entry: CacheEntry, event: ev.FillFailed) -> None:
         entry.attempts += 1
         if event.retry and entry.attempts < self._policy.settings.max_attempts:
-            entry.due_at = self._moment.now + backoff_s(entry.attempts, entry.id)
+            entry.due_at = self._context.now + backoff_s(entry.attempts, entry.id)
             self._alarms.set(entry.due_at, entry.id)
             return
         entry.attempts, entry.failed = 0, True
@@ -88,7 +89,7 @@ class Answers:
 
     def ring(self) -> None:
         """See to the retries that are due."""
-        now = self._moment.now
+        now = self._context.now
         for extent in self._alarms.ring(now):
             entry = self._copies.entries.get(extent)
             if entry is None or entry.due_at is None or entry.due_at > now:
@@ -98,21 +99,21 @@ class Answers:
             if entry.waiters:
                 self._readers.answer(entry)
             self._copies.forget(entry)
-            self._moment.change()
+            self._context.mark_changed()
 
     def committed(self, event: ev.Committed) -> None:
         """A copy may be evicted from here on."""
         copy = self._copies.find(event.extent, self._policy.tiers[event.tier])
         if copy:
-            self._copies.committed(copy)
-            self._moment.change()
+            self._copies.end_commit(copy)
+            self._context.mark_changed()
 
     def commit_failed(self, event: ev.CommitFailed) -> None:
         """A copy goes once its readers gave it back. A tier that took no more has no room until it is tried again."""
         copy = self._copy(event.extent, event.tier, Phase.RESIDENT)
         entry = copy.entry
         entry.avoid = copy.tier
-        self._copies.committed(copy)
+        self._copies.end_commit(copy)
         self._copies.doom(copy)
         self._readers.recall(copy)
         if event.code == OutOfSpace.code:
@@ -137,7 +138,7 @@ class Answers:
 
     def _give_up(self, copy: Copy) -> None:
         self._copies.doom(copy)
-        self._moment.change()
+        self._context.mark_changed()
         self._readers.recall(copy)
         if copy.tier.name != RAM:  # a file can go while it is open: its repair waits for no reader
             self._readers.detach(copy)
@@ -146,7 +147,7 @@ class Answers:
     def evicted(self, event: ev.Evicted) -> None:
         """The bytes are free."""
         copy = self._copy(event.extent, event.tier, Phase.EVICTING)
-        self._copies.drop(copy)
+        self._copies.drop_evicted(copy)
         if copy.doomed:
             self._outages.gave_up(copy)
         self._readers.want(copy.entry)

@@ -6,9 +6,12 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from cachesvc.core.model import RAM, ExtentId
-from cachesvc.core.records.eviction_list import Shelf
+from cachesvc.core.records.cache_entry import CacheEntry, Copy, Role
+from cachesvc.core.records.copy_phases import Phase
+from cachesvc.core.records.eviction_list import EvictionList
+from cachesvc.core.records.order_window import OrderWindow
 from cachesvc.core.records.pre_restart_holds import EVERYBODY
-from cachesvc.core.records.state import Copy, Entry, Phase, Role, Tier, Window
+from cachesvc.core.records.tier_state import TierState
 from cachesvc.core.tiering.policy import SMALL_FILLS
 
 if TYPE_CHECKING:
@@ -25,7 +28,7 @@ def check(node: Node) -> None:
         assert entry.queued == queued.pop(entry.id, set()), "queue membership"
         _check_entry(entry, all(node.claims.settled(dataset.id) for dataset in entry.datasets))
     assert not queued, "queued without a record"
-    for extent in node.copies.lacking:
+    for extent in node.copies.incomplete:
         assert node.copies.entries[extent].ready, "objects are missing in what is not there"
     for tier in node.policy.tiers.values():
         _check_tier(node, tier)
@@ -44,7 +47,7 @@ def _copies(node: Node) -> list[Copy]:
     return [copy for entry in node.copies.entries.values() for copy in entry.copies]
 
 
-def _check_entry(entry: Entry, settled: bool) -> None:
+def _check_entry(entry: CacheEntry, settled: bool) -> None:
     tiers = [copy.tier.name for copy in entry.copies]
     assert len(set(tiers)) == len(tiers), "two copies in one tier"
     assert entry.ready == (entry.best() is not None), "readiness"
@@ -66,18 +69,20 @@ def _check_copy(copy: Copy, settled: bool) -> None:
     if copy.source:
         assert copy.source.phase is Phase.RESIDENT, "a source that is there"
         assert copy.source.fills_from, "a source that is protected"
-    shelved = copy.idle and not copy.doomed and not copy.pinned
-    assert settled or copy.shelf is None or (copy.idle and not copy.doomed), "on a shelf though in use"
-    assert not settled or (copy.shelf is not None) == shelved, "on a shelf exactly while evictable"
+    listed = copy.idle and not copy.doomed and not copy.pinned
+    assert settled or copy.eviction_list is None or (copy.idle and not copy.doomed), (
+        "on a shelf though in use"
+    )
+    assert not settled or (copy.eviction_list is not None) == listed, "on a shelf exactly while evictable"
     assert not (copy.idle and copy.doomed) or copy.tier.lost, "a doomed copy that nobody uses"
 
 
-def _check_tier(node: Node, tier: Tier) -> None:
+def _check_tier(node: Node, tier: TierState) -> None:
     mine = [copy for copy in _copies(node) if copy.tier is tier]
     sizes = {phase: sum(c.entry.size_bytes for c in mine if c.phase is phase) for phase in Phase}
-    found = [extent for extent in tier.found if extent in node.copies.entries]
+    found = [extent for extent in tier.dormant if extent in node.copies.entries]
     assert not found, "found, and yet with a record"
-    assert tier.used_bytes == sum(sizes.values()) + tier.found.size_bytes, "used bytes"
+    assert tier.used_bytes == sum(sizes.values()) + tier.dormant.size_bytes, "used bytes"
     assert tier.evicting_bytes == sizes[Phase.EVICTING], "evicting bytes"
     assert tier.kept_bytes == sum(c.entry.size_bytes for c in mine if c.role is Role.KEPT), "kept bytes"
     assert min(tier.corrupt_count, tier.scrubbed_bytes) >= 0, "counts below zero"
@@ -89,13 +94,13 @@ def _check_tier(node: Node, tier: Tier) -> None:
         excused = tier.held_bytes or tier.lost or over <= tier.evicting_bytes or not tier.unused_bytes
         assert excused, "a budget exceeded"
     assert tier.committing == {c for c in mine if not c.committed}, "commits under way"
-    shelves: list[Shelf] = [tier.lru, tier.visited, tier.ahead, tier.in_use, *tier.kept.values()]
-    on_shelves = [copy for shelf in shelves for copy in shelf]
-    assert len(on_shelves) == len(set(on_shelves)), "on two shelves"
-    assert set(on_shelves) == {c for c in mine if c.shelf is not None}, "shelf membership"
-    for shelf in shelves:
+    lists: list[EvictionList] = [tier.lru, tier.lru_unplanned, tier.ahead, tier.in_use, *tier.kept.values()]
+    on_lists = [copy for shelf in lists for copy in shelf]
+    assert len(on_lists) == len(set(on_lists)), "on two lists"
+    assert set(on_lists) == {c for c in mine if c.eviction_list is not None}, "shelf membership"
+    for shelf in lists:
         assert shelf.size_bytes == sum(copy.entry.size_bytes for copy in shelf), "shelf bytes"
-        assert all(copy.shelf is shelf for copy in shelf), "shelf of a copy"
+        assert all(copy.eviction_list is shelf for copy in shelf), "shelf of a copy"
         assert [*reversed(shelf)] == [*shelf][::-1], "a shelf that reads otherwise from its other end"
         assert len(shelf) == len([*shelf]), "length of a shelf"
 
@@ -127,15 +132,15 @@ def _check_readers(node: Node) -> None:
 
 def _check_plans(node: Node) -> None:
     needs: Counter[ExtentId] = Counter()
-    ahead: Counter[Window] = Counter()
+    ahead: Counter[OrderWindow] = Counter()
     for plan in node.plans.ending:
-        needs.update(plan.entries[index][0] for _, index, _ in plan.window)
+        needs.update(plan.rows[index][0] for _, index, _ in plan.entered)
     for plan in node.plans.plans.values():
-        needs.update(plan.entries[index][0] for _, index, _ in plan.window)
-        assert plan.entered_bytes == sum(size for _, _, size in plan.window), "bytes in the window"
-        assert plan.number in plan.shared.plans, "a plan that shares a window"
-        assert plan.behind or not plan.window or plan.window[0][0] >= plan.passed, "passed, and not left"
-        ahead[plan.shared] = 0
+        needs.update(plan.rows[index][0] for _, index, _ in plan.entered)
+        assert plan.entered_bytes == sum(size for _, _, size in plan.entered), "bytes in the window"
+        assert plan.number in plan.window.plans, "a plan that shares a window"
+        assert plan.behind or not plan.entered or plan.entered[0][0] >= plan.passed, "passed, and not left"
+        ahead[plan.window] = 0
     for copy in _copies(node):
         if copy.ahead_of is not None:
             assert not copy.leases, "read, and yet ahead"

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 from cachesvc.core.events import Prefetched
 from cachesvc.core.lookahead.lookahead import FEED_LIMIT
-from cachesvc.core.records.incremental import Steps, Work
-from cachesvc.core.records.state import Dataset, Entry
+from cachesvc.core.records.cache_entry import CacheEntry
+from cachesvc.core.records.dataset_state import DatasetState
+from cachesvc.core.records.incremental import IncrementalWork, WorkKind
 from cachesvc.core.tiering.copies import Copies
-from cachesvc.core.tiering.policy import Asked
+from cachesvc.core.tiering.policy import Requester
 
 
 class Prefetches:
     """How far each dataset's prefetch is, and the extents that are to be filled again."""
 
-    def __init__(self, copies: Copies, steps: Steps) -> None:
+    def __init__(self, copies: Copies, work: IncrementalWork) -> None:
         self._copies = copies
         self._policy = copies.policy
-        self._steps = steps
+        self._work = work
         self._turn = 0
 
     def begin(self, event: Prefetched) -> None:
@@ -33,38 +34,38 @@ class Prefetches:
             dataset.failed.clear()
             dataset.stuck.clear()
 
-    def leave(self, dataset: Dataset, job: int) -> None:
+    def leave(self, dataset: DatasetState, job: int) -> None:
         """A job ends: a prefetch that was not done ends with the last job that asked for it."""
         if job in dataset.prefetchers:
             dataset.prefetchers.remove(job)
             dataset.prefetched &= bool(dataset.prefetchers) or dataset.done
 
-    def end(self, dataset: Dataset) -> None:
+    def end(self, dataset: DatasetState) -> None:
         """Nobody wants all of a dataset any more."""
         dataset.prefetched = False
 
-    def refill(self, entry: Entry) -> None:
+    def refill(self, entry: CacheEntry) -> None:
         """A claimed extent was lost: fill it again, if a plan or a prefetch wants it."""
         if entry.datasets:
             self.retry(entry)
 
-    def retry(self, entry: Entry) -> None:
+    def retry(self, entry: CacheEntry) -> None:
         """Fill an extent again, if a plan or a prefetch wants it."""
-        self._copies.again[entry.id] = None
+        self._copies.refills[entry.id] = None
 
-    def awaits(self, entry: Entry) -> bool:
+    def awaits(self, entry: CacheEntry) -> bool:
         """Whether an extent is still to be filled again."""
-        return entry.id in self._copies.again
+        return entry.id in self._copies.refills
 
     def feed_again(self) -> bool:
         """Fill again what was lost, in turn; False when that must wait."""
-        while self._copies.again:
-            extent = next(iter(self._copies.again))
+        while self._copies.refills:
+            extent = next(iter(self._copies.refills))
             entry = self._copies.entries.get(extent)
             wanted = entry is not None and (entry.needs or any(d.prefetched for d in entry.datasets))
             if entry and wanted and not self._seen_to(entry) and not self._fill(entry):
                 return False
-            del self._copies.again[extent]
+            del self._copies.refills[extent]
         return True
 
     def feed(self) -> bool:
@@ -89,29 +90,32 @@ class Prefetches:
             dataset.prefetch_at += 1
         return False
 
-    def _unfinished(self, dataset: Dataset) -> bool:
+    def _unfinished(self, dataset: DatasetState) -> bool:
         """Not at its end, and known in full; and what is being evicted of it is not taken for what is there."""
         if dataset.prefetch_at >= len(dataset.extents):
             return False
-        return (Work.CLAIM, dataset.id) not in self._steps and (Work.EVICT, dataset.id) not in self._steps
+        return (WorkKind.CLAIM, dataset.id) not in self._work and (
+            WorkKind.EVICT,
+            dataset.id,
+        ) not in self._work
 
-    def _seen_to(self, entry: Entry) -> bool:
+    def _seen_to(self, entry: CacheEntry) -> bool:
         """It is there, or on its way by others' doing."""
         return entry.ready or entry.filling() or bool(entry.queued) or entry.due_at is not None
 
-    def _fill(self, entry: Entry) -> bool:
+    def _fill(self, entry: CacheEntry) -> bool:
         """Start a fill, or know that it finds no room; False when it must wait for a slot or an eviction."""
         if self._copies.busy:
             return False
-        place = self._policy.place(entry, Asked.PLAN if entry.needs else Asked.KEEP)
+        place = self._policy.place(entry, Requester.PLAN if entry.needs else Requester.PREFETCH)
         if self._copies.carry_out(place, entry):
             return True
         if place.coming or self._room_is_coming(entry):
             return False
-        self._copies.give_up(entry)
+        self._copies.note_stuck(entry)
         return True
 
-    def _room_is_coming(self, entry: Entry) -> bool:
+    def _room_is_coming(self, entry: CacheEntry) -> bool:
         """The extent's own old copy is on its way out, of a tier that may then take it again; or some tier may answer
         again."""
         if any(tier.stalled and not tier.lost for tier in self._policy.tiers.values()):

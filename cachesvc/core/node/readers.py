@@ -10,16 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from cachesvc.core import commands as cmd
 from cachesvc.core import events as ev
 from cachesvc.core.errors import NotFound
 from cachesvc.core.lookahead.plans import Plans
 from cachesvc.core.model import RAM, Counted, ExtentId, ReaderId
-from cachesvc.core.records.fair_queue import Turns
-from cachesvc.core.records.pre_restart_holds import EVERYBODY, Hold, Holds
-from cachesvc.core.records.state import Copy, Entry, Reader, Role
+from cachesvc.core.records.cache_entry import CacheEntry, Copy, Role
+from cachesvc.core.records.fair_queue import FairQueue
+from cachesvc.core.records.pre_restart_holds import EVERYBODY, Hold, PreRestartHolds
+from cachesvc.core.records.reader_state import ReaderState
 from cachesvc.core.tiering.budgets import answering
 from cachesvc.core.tiering.copies import Copies
-from cachesvc.core.tiering.policy import Asked
+from cachesvc.core.tiering.policy import Requester
 
 MAX_WAITS = 1024
 """Unanswered requests of one reader; the next is refused."""
@@ -32,10 +34,10 @@ class Readers:
         self._copies = copies
         self._plans = plans
         self._policy = copies.policy
-        self._moment = copies.moment
-        self.readers: dict[ReaderId, Reader] = {}
-        self.queue: Turns[Entry] = Turns()
-        self.holds = Holds()
+        self._context = copies.context
+        self.readers: dict[ReaderId, ReaderState] = {}
+        self.queue: FairQueue[CacheEntry] = FairQueue()
+        self.holds = PreRestartHolds()
 
     def demand(self, event: ev.Demanded) -> None:
         """Grant what is resident, in the same step; otherwise see to it and answer later."""
@@ -47,19 +49,19 @@ class Readers:
         else:
             self._missed(event, entry)
 
-    def _missed(self, event: ev.Demanded, entry: Entry | None) -> None:
+    def _missed(self, event: ev.Demanded, entry: CacheEntry | None) -> None:
         if entry is None:
             if event.size_bytes <= 0:
                 message = f"extent {event.extent.hex()} is of no open dataset: open the dataset again"
-                fail = ev.Fail(event.reader, event.request, event.extent, NotFound.code, message)
-                self._moment.tell(fail)
+                fail = cmd.Fail(event.reader, event.request, event.extent, NotFound.code, message)
+                self._context.emit(fail)
                 return
-            entry = self._copies.know(event.extent, event.size_bytes)
-        reader = self.readers.setdefault(event.reader, Reader())
+            entry = self._copies.ensure_entry(event.extent, event.size_bytes)
+        reader = self.readers.setdefault(event.reader, ReaderState())
         reader.job = event.job or reader.job or event.reader
         if not event.wait or sum(reader.waiting.values()) >= MAX_WAITS:
-            self._copies.tally(entry, event.reader).refused += 1
-            self._moment.tell(ev.Refuse(event.reader, event.request, event.extent))
+            self._copies.counts_of(entry, event.reader).refused += 1
+            self._context.emit(cmd.Refuse(event.reader, event.request, event.extent))
             self._copies.forget(entry)
             return
         entry.waiters.append((event.reader, event.request))
@@ -87,15 +89,15 @@ class Readers:
             return  # it has gone
         self.release(ev.Released(grant.reader, grant.extent))
         if entry is not None:
-            tally = self._copies.tally(entry, grant.reader)
+            tally = self._copies.counts_of(entry, grant.reader)
             tally.count(grant.counted, -1)
             if not event.again:
                 tally.refused += 1
-                self._copies.sourced(entry)
+                self._copies.note_sourced(entry)
         if event.again:
             self.demand(ev.Demanded(grant.reader, grant.request, grant.extent))
         else:
-            self._moment.tell(ev.Refuse(grant.reader, grant.request, grant.extent))
+            self._context.emit(cmd.Refuse(grant.reader, grant.request, grant.extent))
 
     def recall(self, copy: Copy, wrong: bool = True) -> None:
         """Ask everybody who has a copy, or perhaps has it from before our restart, for it: its bytes are wrong, or else
@@ -104,13 +106,13 @@ class Readers:
         for number, reader in self.readers.items():
             if extent in reader.held or any(lease is copy for lease in reader.leases.get(extent, ())):
                 reader.recalls += 1
-                self._moment.tell(ev.Recall(number, extent, wrong))
+                self._context.emit(cmd.Recall(number, extent, wrong))
 
     def recall_hold(self, extent: ExtentId) -> None:
         """Ask everybody who has it from before our restart for it: others need its room."""
         for number, reader in self.readers.items():
             if extent in reader.held:
-                self._moment.tell(ev.Recall(number, extent, wrong=False))
+                self._context.emit(cmd.Recall(number, extent, wrong=False))
 
     def detach(self, copy: Copy) -> None:
         """End every lease of a copy: its readers keep the file that they opened, unlinked or not."""
@@ -130,7 +132,7 @@ class Readers:
             return
         for extent, count in reader.waiting.items():
             entry = self._copies.entries[extent]
-            self._copies.tally(entry, reader_id).misses += count
+            self._copies.counts_of(entry, reader_id).misses += count
             entry.waiters = [waiter for waiter in entry.waiters if waiter[0] != reader_id]
             self._copies.forget(entry)
         for leases in reader.leases.values():
@@ -139,12 +141,12 @@ class Readers:
         for extent in tuple(reader.held):
             self._unhold(reader, extent)
         self._count_held()
-        self._moment.change()
+        self._context.mark_changed()
 
-    def held(self, event: ev.Held) -> None:
+    def held(self, event: ev.HoldReported) -> None:
         """A reader's word is believed for a while after the start only, and within limits: it would be a way to take room
         without a lease. Of what is not believed only the release is expected."""
-        reader, extent = self.readers.setdefault(event.reader, Reader()), event.extent
+        reader, extent = self.readers.setdefault(event.reader, ReaderState()), event.extent
         hold = Hold(event.size_bytes, event.user)
         self._unhold(reader, extent)
         if event.most_bytes is not None and not self._believed(extent, hold, event.most_bytes):
@@ -161,7 +163,7 @@ class Readers:
 
     def _believed(self, extent: ExtentId, hold: Hold, most_bytes: int) -> bool:
         ram = self._policy.tiers.get(RAM)
-        late = self._moment.now - self._moment.began > self._policy.settings.hold_s
+        late = self._context.now - self._context.began > self._policy.settings.hold_s
         return not late and self.holds.fits(extent, hold, most_bytes, ram.budget_bytes if ram else 0)
 
     def take_over(self, event: ev.Leased) -> None:
@@ -169,13 +171,15 @@ class Readers:
         tier = self._policy.tiers.get(event.tier)
         copy = self._copies.find(event.extent, tier) if tier else None
         if copy is None or not copy.usable:
-            self.held(ev.Held(event.reader, event.extent, event.size_bytes if event.tier == RAM else 0))
+            self.held(
+                ev.HoldReported(event.reader, event.extent, event.size_bytes if event.tier == RAM else 0)
+            )
             return
         self._copies.lease(copy)
-        reader = self.readers.setdefault(event.reader, Reader())
+        reader = self.readers.setdefault(event.reader, ReaderState())
         reader.leases.setdefault(event.extent, []).append(copy)
 
-    def _unhold(self, reader: Reader, extent: ExtentId) -> None:
+    def _unhold(self, reader: ReaderState, extent: ExtentId) -> None:
         hold = reader.held.pop(extent, None)
         if hold is not None:
             self.holds.end(extent, hold)
@@ -186,38 +190,38 @@ class Readers:
         if ram and ram.held_bytes != held_bytes:
             ram.held_bytes = held_bytes
             self._policy.reserve.retune()
-            self._moment.change()
+            self._context.mark_changed()
 
     def _end_lease(self, copy: Copy) -> None:
-        self._copies.unlease(copy)
+        self._copies.end_lease(copy)
         if copy.role is not Role.KEPT:
-            self._moment.change()
+            self._context.mark_changed()
 
     def _grant(self, reader_id: ReaderId, request: int, copy: Copy, counted: Counted, job: int = 0) -> None:
         reader = self.readers.get(reader_id)
         if reader is None:
-            reader = self.readers[reader_id] = Reader()
+            reader = self.readers[reader_id] = ReaderState()
         reader.job = job or reader.job or reader_id
         self._copies.lease(copy, unplanned=not self._plans.of_job(reader.job))
         reader.leases.setdefault(copy.entry.id, []).append(copy)
         entry, stay = copy.entry, self._policy.stay(copy)
-        self._copies.tally(entry, reader_id).count(counted)
-        self._moment.tell(
-            ev.Grant(reader_id, request, entry.id, copy.tier.name, stay, entry.from_peer, counted)
+        self._copies.counts_of(entry, reader_id).count(counted)
+        self._context.emit(
+            cmd.Grant(reader_id, request, entry.id, copy.tier.name, stay, entry.from_peer, counted)
         )
 
-    def fail(self, entry: Entry, code: int, message: str) -> None:
+    def fail(self, entry: CacheEntry, code: int, message: str) -> None:
         """Tell every waiter of an extent that its fill failed."""
         for reader, request in self._take_waiters(entry):
-            self._copies.tally(entry, reader).misses += 1
-            self._moment.tell(ev.Fail(reader, request, entry.id, code, message))
+            self._copies.counts_of(entry, reader).misses += 1
+            self._context.emit(cmd.Fail(reader, request, entry.id, code, message))
 
-    def want(self, entry: Entry) -> None:
+    def want(self, entry: CacheEntry) -> None:
         """See to it that an extent with waiters is filling, queued or due."""
         self._line_up(entry, (self.readers[reader].job for reader, _ in entry.waiters))
 
-    def _line_up(self, entry: Entry, jobs: Iterable[int]) -> None:
-        self._moment.change()
+    def _line_up(self, entry: CacheEntry, jobs: Iterable[int]) -> None:
+        self._context.mark_changed()
         if entry.filling() or entry.due_at is not None:
             return
         for job in jobs:
@@ -225,7 +229,7 @@ class Readers:
                 entry.queued |= {job}
                 self.queue.append(job, entry)
 
-    def _take_waiters(self, entry: Entry) -> list[tuple[ReaderId, int]]:
+    def _take_waiters(self, entry: CacheEntry) -> list[tuple[ReaderId, int]]:
         waiters, entry.waiters = entry.waiters, []
         for reader_id, _ in waiters:
             waiting = self.readers[reader_id].waiting
@@ -234,7 +238,7 @@ class Readers:
                 del waiting[entry.id]
         return waiters
 
-    def answer(self, entry: Entry) -> None:
+    def answer(self, entry: CacheEntry) -> None:
         """Grant an extent to its waiters where it is usable, or see to it again."""
         copy = entry.best()
         if copy is None:
@@ -243,12 +247,12 @@ class Readers:
         for reader, request in self._take_waiters(entry):
             self._grant(reader, request, copy, "misses")
 
-    def _refuse(self, entry: Entry) -> None:
-        self._copies.sourced(entry)
-        self._copies.no_room(entry)
+    def _refuse(self, entry: CacheEntry) -> None:
+        self._copies.note_sourced(entry)
+        self._copies.note_short_of_room(entry)
         for reader, request in self._take_waiters(entry):
-            self._copies.tally(entry, reader).refused += 1
-            self._moment.tell(ev.Refuse(reader, request, entry.id))
+            self._copies.counts_of(entry, reader).refused += 1
+            self._context.emit(cmd.Refuse(reader, request, entry.id))
 
     def feed(self) -> bool:
         """Start what readers wait for, in turn; False when the first in line must wait."""
@@ -267,10 +271,10 @@ class Readers:
             self._copies.forget(entry)
         return True
 
-    def _start(self, entry: Entry) -> bool:
+    def _start(self, entry: CacheEntry) -> bool:
         """Start or refuse; False when room is on its way."""
         planned = any(self._plans.of_job(self.readers[reader].job) for reader, _ in entry.waiters)
-        place = self._policy.place(entry, Asked.DEMAND if planned else Asked.VISIT)
+        place = self._policy.place(entry, Requester.PLANNED_READER if planned else Requester.UNPLANNED_READER)
         if self._copies.carry_out(place, entry):
             return True
         if place.coming or self._room_is_coming():

@@ -16,10 +16,12 @@ from itertools import chain, islice
 
 from cachesvc.core.model import RAM, ExtentId
 from cachesvc.core.node.readers import Readers
-from cachesvc.core.records.state import Copy, Dataset, Entry, Role, Tier
+from cachesvc.core.records.cache_entry import CacheEntry, Copy, Role
+from cachesvc.core.records.dataset_state import DatasetState
+from cachesvc.core.records.tier_state import TierState
 from cachesvc.core.tiering.budgets import answering
 from cachesvc.core.tiering.copies import Copies
-from cachesvc.core.tiering.policy import Asked
+from cachesvc.core.tiering.policy import Requester
 from cachesvc.core.tiering.room import NOWHERE
 
 EVERY_S = 1.0
@@ -39,12 +41,12 @@ EXTENTS = 4
 """For which that is done in one go, of four datasets; the others' come again."""
 
 
-class Asking:
+class Reclaim:
     """What was asked for and is still held."""
 
     def __init__(self, copies: Copies, readers: Readers) -> None:
         self._copies, self._readers = copies, readers
-        self._policy, self._moment = copies.policy, copies.moment
+        self._policy, self._context = copies.policy, copies.context
         self._asked_at = -math.inf
         self._again_at = math.inf
         self._owed: dict[Copy | ExtentId, float] = {}
@@ -57,24 +59,26 @@ class Asking:
 
     def feed(self) -> None:
         """Ask for room where extents found none, or a tier has less than none."""
-        now, cramped, shares = self._moment.now, self._copies.cramped, self._policy.shares
+        now, cramped, shares = self._context.now, self._copies.short_of_room, self._policy.shares
         beyond, self._again_at = self._beyond(), math.inf
-        if not (beyond or cramped or shares.lacking):
+        if not (beyond or cramped or shares.below_share):
             return
         if now < self._asked_at + EVERY_S:
             self._again_at = self._asked_at + EVERY_S if beyond else math.inf
             return
-        self._asked_at, self._turn, self._copies.cramped = now, self._turn + 1, {}
+        self._asked_at, self._turn, self._copies.short_of_room = now, self._turn + 1, {}
         self._owed = {each: at for each, at in self._owed.items() if self._is_held(each)}
         spare = shares.spare_bytes()
         found = [(home, entry) for home, entry in cramped.items() if home in entry.datasets]
-        shares.lacking = {home for home, entry in found if self._lack(entry, spare[home]) >= entry.size_bytes}
+        shares.below_share = {
+            home for home, entry in found if self._lack(entry, spare[home]) >= entry.size_bytes
+        }
         most = max(1, min(MOST, MESSAGES // max(1, len(self._readers.readers))))
         for_others = (self._for(entry, spare[home]) for home, entry in found[:EXTENTS])
         for each in islice(chain(self._for_itself(beyond), *for_others), most):
             self._owed[each] = now
             if isinstance(each, Copy):
-                each.asked_back = True
+                each.recalled = True
                 self._readers.recall(each, wrong=False)
             else:
                 self._readers.recall_hold(each)
@@ -83,25 +87,25 @@ class Asking:
 
     def _is_held(self, asked: Copy | ExtentId) -> bool:
         if isinstance(asked, Copy):
-            return asked.asked_back and asked.leases > 0
+            return asked.recalled and asked.leases > 0
         return asked in self._readers.holds.sizes
 
-    def _beyond(self) -> dict[Tier, float]:
+    def _beyond(self) -> dict[TierState, float]:
         """By how much tiers hold more than their budgets, beside what is being evicted."""
         over = {tier: -tier.free_bytes - tier.evicting_bytes for tier in answering(self._policy.tiers)}
         return {tier: size_bytes for tier, size_bytes in over.items() if size_bytes > 0}
 
-    def _for_itself(self, beyond: dict[Tier, float]) -> Iterator[Copy | ExtentId]:
+    def _for_itself(self, beyond: dict[TierState, float]) -> Iterator[Copy | ExtentId]:
         """What tiers have too much, whose share it may be."""
-        spare: dict[Dataset, float] = defaultdict(lambda: math.inf)
+        spare: dict[DatasetState, float] = defaultdict(lambda: math.inf)
         if beyond:
             yield from self._chosen(beyond, 1, sum(beyond.values()), spare)
 
-    def _lack(self, entry: Entry, spare_bytes: float) -> float:
+    def _lack(self, entry: CacheEntry, spare_bytes: float) -> float:
         """Bytes that an extent's dataset may keep and does not, by its share."""
         return max(0.0, -spare_bytes) if self._policy.shares.within_quota(entry) else 0.0
 
-    def _for(self, entry: Entry, spare_bytes: float) -> Iterator[Copy | ExtentId]:
+    def _for(self, entry: CacheEntry, spare_bytes: float) -> Iterator[Copy | ExtentId]:
         """As much as is kept beyond the room for it, and as this extent's dataset lacks of its own share; where the extent
         has no room at all, as much as the window, and what streams too."""
         size, lack = entry.size_bytes, self._lack(entry, spare_bytes)
@@ -111,7 +115,7 @@ class Asking:
             if size <= tier.budget_bytes and not tier.full_until
         ]
         wanted = {tier: lack + max(0, tier.kept_bytes - tier.keep_bytes) for tier in tiers}
-        refused = not entry.copies and self._policy.place(entry, Asked.DEMAND) == NOWHERE
+        refused = not entry.copies and self._policy.place(entry, Requester.PLANNED_READER) == NOWHERE
         window = self._policy.reserve
         if refused and window.tier in wanted:
             wanted[window.tier] = max(wanted[window.tier], window.window_bytes)
@@ -120,16 +124,16 @@ class Asking:
 
     def _chosen(
         self,
-        wanted: dict[Tier, float],
+        wanted: dict[TierState, float],
         least_bytes: int,
         anywhere: float,
-        spare: dict[Dataset, float],
-        asks: Dataset | None = None,
+        spare: dict[DatasetState, float],
+        asks: DatasetState | None = None,
     ) -> Iterator[Copy | ExtentId]:
         """So many bytes of tiers, `least_bytes` of one at least, beside what was asked for lately: of what is in nobody's
         share, and of what is kept of datasets that have so much to spare. And so many `anywhere`, be it what streams, or
         what the dataset that `asks` might keep."""
-        for each in (each for each, at in self._owed.items() if self._moment.now < at + OWED_S):
+        for each in (each for each, at in self._owed.items() if self._context.now < at + OWED_S):
             tier, size, home = self._whose(each)
             anywhere -= size
             if tier in wanted:
@@ -151,7 +155,7 @@ class Asking:
                     spare[home] -= size
                 yield each
 
-    def _whose(self, asked: Copy | ExtentId) -> tuple[Tier, int, Dataset | None]:
+    def _whose(self, asked: Copy | ExtentId) -> tuple[TierState, int, DatasetState | None]:
         """Where it is, its size in bytes, and in whose share."""
         if isinstance(asked, Copy):
             return asked.tier, asked.entry.size_bytes, asked.home
@@ -177,6 +181,6 @@ class Asking:
                 yield from (copy for copy in copies if copy.usable and not copy.pinned)
 
 
-def _may_be_of(copy: Copy, dataset: Dataset | None) -> bool:
+def _may_be_of(copy: Copy, dataset: DatasetState | None) -> bool:
     """It is in nobody's share, and would be in this dataset's."""
     return copy.home is None and dataset is not None and dataset in copy.entry.datasets

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 
 from cachesvc.core.events import Verified
 from cachesvc.core.model import RAM, ExtentId, TierName
-from cachesvc.core.records.state import Phase, Tier
+from cachesvc.core.records.copy_phases import Phase
+from cachesvc.core.records.tier_state import TierState
 from cachesvc.core.tiering.copies import Copies
 
 ROUND_S = 3600.0
@@ -26,7 +27,7 @@ LOOKS = 64
 
 @dataclass(slots=True)
 class _Round:
-    tier: Tier
+    tier: TierState
     waiting: deque[ExtentId] = field(default_factory=deque)
     later: deque[ExtentId] = field(default_factory=deque)
     """For the next round: what was verified in this one, and what came since it began."""
@@ -89,7 +90,7 @@ class Scrub:
             each.waiting, each.later, each.began_at = each.later, each.waiting, now
         for _ in range(min(LOOKS, len(each.waiting))):
             extent = each.waiting.popleft()
-            size_bytes = each.tier.found.get(extent)
+            size_bytes = each.tier.dormant.get(extent)
             if size_bytes is None:
                 copy = self._copies.find(extent, each.tier)
                 if copy is None or copy.phase is not Phase.RESIDENT or copy.doomed:

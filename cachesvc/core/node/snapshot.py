@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from cachesvc.core.events import Demanded, Event, Grant, Held, Leased, Planned
+from cachesvc.core.commands import Grant
+from cachesvc.core.events import Demanded, Event, HoldReported, Leased, Planned
 from cachesvc.core.model import ExtentId, ReaderId, TierName
 from cachesvc.core.node.node import Node
-from cachesvc.core.records.state import Copy, Role
+from cachesvc.core.records.cache_entry import Copy, Role
 
 
 def best_first(node: Node, tier: TierName) -> list[tuple[ExtentId, int]]:
     """(extent, size_bytes) of what may be granted from a tier: leased, then pinned, then kept, then by recent use, then
     what nobody has named since the start. A smaller budget takes as much from the front as it holds."""
     holder = node.policy.tiers[tier]
-    usable = sorted((copy for copy in node.copies.of(holder) if copy.usable), key=_worth, reverse=True)
-    unnamed = () if holder.lost else holder.found.items()
+    usable = sorted((copy for copy in node.copies.copies_in(holder) if copy.usable), key=_worth, reverse=True)
+    unnamed = () if holder.lost else holder.dormant.items()
     return [*((copy.entry.id, copy.entry.size_bytes) for copy in usable), *unnamed]
 
 
@@ -53,16 +54,14 @@ def _leases(node: Node, unsent: list[Grant]) -> Iterable[Event]:
             else:
                 yield Leased(*key, copy.entry.size_bytes)
         for extent, hold in reader.held.items():
-            yield Held(name, extent, *hold)
+            yield HoldReported(name, extent, *hold)
 
 
 def _plans(node: Node) -> Iterable[Event]:
     for plan in node.plans.plans.values():
-        retention = plan.shared.retention
+        retention = plan.window.retention
         following = tuple(retention.following[:]) if retention is not None else ()
-        yield Planned(
-            plan.number, plan.job, plan.entries, following, plan.passed, plan.launch, plan.shared.user
-        )
+        yield Planned(plan.number, plan.job, plan.rows, following, plan.passed, plan.launch, plan.window.user)
 
 
 def _demands(node: Node, unsent: list[Grant]) -> Iterable[Event]:

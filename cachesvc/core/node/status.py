@@ -8,7 +8,7 @@ from cachesvc.core.model import DatasetId, ExtentId, TierName
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class JobProgress:
     """How far a job's datasets are resident.
 
     `failed` maps an extent to the code (errors.py) and message of its last fill; `stuck` is what a

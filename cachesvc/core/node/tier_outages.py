@@ -8,26 +8,32 @@ from cachesvc.core import events as ev
 from cachesvc.core.node.prefetch import Prefetches
 from cachesvc.core.node.readers import Readers
 from cachesvc.core.node.scrub import Scrub
-from cachesvc.core.records.state import Copy, Tier
+from cachesvc.core.records.cache_entry import Copy
+from cachesvc.core.records.tier_state import TierState
 from cachesvc.core.tiering.copies import Copies
+from cachesvc.core.tiering.recovery import recover, replace_directory
+from cachesvc.core.tiering.role_changes import RoleChanges
 from cachesvc.core.tiering.room import take
 
 
 class Outages:
     """What follows for copies, readers and prefetches when a tier changes. Budgets are changed here alone."""
 
-    def __init__(self, copies: Copies, readers: Readers, prefetches: Prefetches, scrub: Scrub) -> None:
+    def __init__(
+        self, copies: Copies, roles: RoleChanges, readers: Readers, prefetches: Prefetches, scrub: Scrub
+    ) -> None:
         self._copies = copies
+        self._roles = roles
         self._policy = copies.policy
         self._tiers = copies.policy.tiers
-        self._moment = copies.moment
+        self._context = copies.context
         self._readers = readers
         self._prefetches = prefetches
         self._scrub = scrub
 
     def recovered(self, event: ev.Recovered) -> None:
         """Take up what a tier held at start."""
-        self._copies.found(self._tiers[event.tier], event.extents)
+        recover(self._copies, self._tiers[event.tier], event.extents)
         self._scrub.admit(event.extents, event.tier)
 
     def resized(self, event: ev.Resized) -> None:
@@ -38,10 +44,10 @@ class Outages:
         tier.budget_bytes = min(tier.budget_bytes, event.budget_bytes) if full else event.budget_bytes
         self._policy.reserve.retune()
 
-    def full(self, tier: Tier) -> None:
+    def full(self, tier: TierState) -> None:
         """A tier took no more although its budget had room: others fill its disk, or it is broken. What it
         holds is its budget for a while; so it gives up what is unpinned first, then refuses fills."""
-        tier.full_until = self._moment.now + self._policy.settings.full_s
+        tier.full_until = self._context.now + self._policy.settings.full_s
         tier.budget_bytes = min(tier.given_bytes, tier.used_bytes + tier.held_bytes)
         self._policy.reserve.retune()
 
@@ -55,10 +61,10 @@ class Outages:
     def reopen(self) -> None:
         """Try tiers again that were full."""
         for tier in self._tiers.values():
-            if tier.full_until and tier.full_until <= self._moment.now:
+            if tier.full_until and tier.full_until <= self._context.now:
                 self._retry(tier)
 
-    def _retry(self, tier: Tier) -> None:
+    def _retry(self, tier: TierState) -> None:
         """Forget that a tier took no more."""
         tier.full_until, tier.budget_bytes = 0.0, tier.given_bytes
         self._policy.reserve.retune()
@@ -68,8 +74,8 @@ class Outages:
         One that shrank under a fill or a lease is met once that ends."""
         for tier in self._tiers.values():  # after each event, so nothing is called for it
             if tier.budget_bytes + tier.evicting_bytes < tier.used_bytes + tier.held_bytes and not tier.lost:
-                shelves = chain(tier.unused(), tier.in_use, tier.ahead, *tier.kept.values())
-                for copy in take(shelves, -tier.free_bytes - tier.evicting_bytes)[0]:
+                lists = chain(tier.unused(), tier.in_use, tier.ahead, *tier.kept.values())
+                for copy in take(lists, -tier.free_bytes - tier.evicting_bytes)[0]:
                     self._copies.evict(copy)
 
     def stalled(self, event: ev.Stalled) -> None:
@@ -81,7 +87,7 @@ class Outages:
         tier = self._tiers[event.tier]
         tier.lost = True
         self._scrub.lost(tier.name)
-        self._copies.rejudge(tier)
+        self._roles.reassess_tier(tier)
         self._retune()
         for copy in [each for each in self._copies.filling if each.tier is tier]:
             self._readers.want(copy.entry)
@@ -95,15 +101,15 @@ class Outages:
         for entry in tuple(self._copies.entries.values()):
             if entry.waiters and entry.ready:
                 self._readers.answer(entry)
-        self._copies.rejudge(tier)
+        self._roles.reassess_tier(tier)
 
     def renewed(self, event: ev.Renewed) -> None:
         """Take up what a lost tier holds in its new directory, in place of all that it held."""
         tier = self._tiers[event.tier]
-        for copy in self._copies.of(tier):
+        for copy in self._copies.copies_in(tier):
             if copy.leases:
                 self._readers.detach(copy)
-        self._copies.renew(tier, event.extents)
+        replace_directory(self._copies, tier, event.extents)
         self._scrub.admit(event.extents, event.tier)
         self._retry(tier)
 
@@ -111,6 +117,6 @@ class Outages:
         self._policy.reserve.retune()
         for entry in self._copies.entries.values():
             was_ready = entry.ready
-            self._copies.note(entry)
+            self._copies.update_ready(entry)
             if was_ready and not entry.ready:
                 self._prefetches.refill(entry)

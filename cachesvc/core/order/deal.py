@@ -17,7 +17,7 @@ from cachesvc.core.errors import InvalidInput
 I64 = npt.NDArray[np.int64]
 
 
-class Steps(NamedTuple):
+class TouchedSteps(NamedTuple):
     """Interval `row[i]` of those asked for is touched from `first_step[i]` to `last_step[i]`, both included."""
 
     row: I64
@@ -95,7 +95,7 @@ class Deal:
         valid = np.clip(self.tail_size - row[:, 0], 0, rows)
         return Dealt(np.where(row < self.tail_size, start + row, repeats), valid)
 
-    def touched(self, begin: I64, end: I64, low: int, high: int, batches: int) -> Steps:
+    def touched(self, begin: I64, end: I64, low: int, high: int, batches: int) -> TouchedSteps:
         """When a rank with the slots [low, high) is inside each of the intervals [begin[i], end[i]) of the run.
 
         An interval occurs once for each canonical node of the rank, and once more in the partial batch, which is cut
@@ -107,18 +107,18 @@ class Deal:
             positions = np.sort(self.tail(low, high, batches).positions, axis=None)
             held = rows[np.searchsorted(positions, begin) < np.searchsorted(positions, end)]
             step = np.full(held.size, self.full_steps, np.int64)
-            found.append(Steps(held, step, step))
+            found.append(TouchedSteps(held, step, step))
         if not found:
-            return Steps(*(np.empty(0, np.int64) for _ in range(3)))
-        return Steps(*(np.concatenate(column) for column in zip(*found, strict=True)))
+            return TouchedSteps(*(np.empty(0, np.int64) for _ in range(3)))
+        return TouchedSteps(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
-    def _within(self, part: _Part, rows: I64, begin: I64, end: I64) -> Steps:
+    def _within(self, part: _Part, rows: I64, begin: I64, end: I64) -> TouchedSteps:
         begin = np.maximum(begin, part.base) - part.base
         end = np.minimum(end - part.base, self.full_steps * part.width)
         first_step = np.maximum(begin - part.high, -part.width) // part.width + 1
         last_step = np.minimum((end - 1 - part.low) // part.width, self.full_steps - 1)
         held = (first_step <= last_step) & (begin < end)
-        return Steps(rows[held], first_step[held], last_step[held])
+        return TouchedSteps(rows[held], first_step[held], last_step[held])
 
     def _parts(self, low: int, high: int) -> Iterator[_Part]:
         """The slots [low, high), cut at the canonical nodes that hold them."""

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from cachesvc.core.model import ExtentId
 
 if TYPE_CHECKING:
-    from cachesvc.core.records.state import Copy
+    from cachesvc.core.records.cache_entry import Copy
 
 
-class Found:
+class DormantExtents:
     """The extents that one tier held at start and that have no record yet, by their ids."""
 
     __slots__ = ("_record", "_sizes", "size_bytes")

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cachesvc.core.records.state import Copy
+    from cachesvc.core.records.cache_entry import Copy
 
 
-class Shelf:
+class EvictionList:
     """Copies that may be evicted now, oldest first, and their bytes. O(1) add, remove, both ends.
 
     A list linked through its copies: a million of them take no memory here, and no moment in which all are moved
@@ -32,15 +32,15 @@ class Shelf:
         else:
             self._link(self._youngest, copy)
             self._link(copy, None)
-        copy.shelf = self
+        copy.eviction_list = self
         self._count += 1
         self.size_bytes += copy.entry.size_bytes
 
     def remove(self, copy: Copy) -> None:
         """Take a copy off; it must be on."""
-        assert copy.shelf is self, "on another shelf"
+        assert copy.eviction_list is self, "on another shelf"
         self._link(copy.older, copy.younger)
-        copy.older = copy.younger = copy.shelf = None
+        copy.older = copy.younger = copy.eviction_list = None
         self._count -= 1
         self.size_bytes -= copy.entry.size_bytes
 

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 _T = TypeVar("_T")
 
 
-class Turns(Generic[_T]):
+class FairQueue(Generic[_T]):
     """First come, first served among the items of one owner; owners in turn. Every operation but iteration is
     O(1). The bound is its user's."""
 

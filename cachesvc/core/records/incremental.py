@@ -6,11 +6,11 @@ from collections.abc import Hashable, Iterator, Sequence
 from enum import Enum
 from typing import TypeVar
 
-Key = tuple["Work", Hashable]
+Key = tuple["WorkKind", Hashable]
 _T = TypeVar("_T")
 
 
-class Work(Enum):
+class WorkKind(Enum):
     """What is done in steps. About a dataset: to claim it or to end its claim, to judge its copies after a pin or an
     unpin, to evict it; about a plan: to pace it, to give up what it passed, to end it."""
 
@@ -22,10 +22,10 @@ class Work(Enum):
     PASS = 6
 
 
-ABOUT_PLANS = frozenset({Work.PACE, Work.END, Work.PASS})
+ABOUT_PLANS = frozenset({WorkKind.PACE, WorkKind.END, WorkKind.PASS})
 
 
-class Steps:
+class IncrementalWork:
     """Works under way; each gives way wherever it yields. One for each key. Those about datasets, one after the other,
     and those about plans have every other step; plans take turns, so that neither an opening nor a short plan waits for
     long ones."""

@@ -18,7 +18,7 @@ class Hold(NamedTuple):
     user: int
 
 
-class Holds:
+class PreRestartHolds:
     """Bytes by user, and of `EVERYBODY`."""
 
     def __init__(self) -> None:

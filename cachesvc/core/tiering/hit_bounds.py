@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cachesvc.core.records.state import Dataset
+from cachesvc.core.records.dataset_state import DatasetState
 
 HALVINGS = 60
 """Of the interval in which the level is sought: to the last bit of a float."""
@@ -25,7 +25,7 @@ class Claimed:
     pinned_bytes: float = 0.0
 
 
-def claim_of(dataset: Dataset, part: float, of_user_bytes: int) -> Claimed:
+def claim_of(dataset: DatasetState, part: float, of_user_bytes: int) -> Claimed:
     """A dataset, of whose extents `part` is its own, of a user who claims so many bytes."""
     size, quota = dataset.size_bytes, float(dataset.size_bytes)
     if dataset.quota_bytes is not None:

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from cachesvc.core.model import RAM, Stay, TierName
-from cachesvc.core.records.state import Copy, Entry, Role, Tier
+from cachesvc.core.records.cache_entry import CacheEntry, Copy, Role
+from cachesvc.core.records.tier_state import TierState
 from cachesvc.core.tiering.budgets import by_preference, working
-from cachesvc.core.tiering.room import NOWHERE, Place, first, free_room, make_room, oldest, take
+from cachesvc.core.tiering.room import NOWHERE, Placement, first, free_room, make_room, oldest, take
 from cachesvc.core.tiering.shares import Shares
 from cachesvc.core.tiering.stream_window import Reserve
 
@@ -32,7 +33,7 @@ class TierSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class NodeSettings:
     """The few numbers that the core's decisions depend on."""
 
     lookahead_bytes: int | None = None
@@ -63,40 +64,40 @@ class Settings:
 SMALL_FILLS = 4
 
 
-class Asked(Enum):
+class Requester(Enum):
     """Who asks for room: a waiting reader whose job has a plan, one whose has none, a plan, one within a part that another
     user's readers take as well, or a prefetch that only keeps."""
 
-    DEMAND = 1
-    VISIT = 2
+    PLANNED_READER = 1
+    UNPLANNED_READER = 2
     PLAN = 3
-    PART = 4
-    KEEP = 5
+    PLAN_IN_ITS_PART = 4
+    PREFETCH = 5
 
 
-WAITING = (Asked.DEMAND, Asked.VISIT)
+WAITING = (Requester.PLANNED_READER, Requester.UNPLANNED_READER)
 
 
 class Policy:
     """Reads the tiers' accounts and decides; it changes none of them."""
 
-    def __init__(self, tiers: Sequence[TierSpec], settings: Settings) -> None:
+    def __init__(self, tiers: Sequence[TierSpec], settings: NodeSettings) -> None:
         self.settings = settings
-        self.tiers = {spec.name: Tier(spec.name, spec.budget_bytes, spec.budget_bytes) for spec in tiers}
+        self.tiers = {spec.name: TierState(spec.name, spec.budget_bytes, spec.budget_bytes) for spec in tiers}
         self.shares = Shares(self.tiers)
         self.reserve = Reserve(self.tiers, self.shares, settings.lookahead_bytes, settings.unplanned_share)
 
-    def fits(self, entry: Entry) -> bool:
+    def fits(self, entry: CacheEntry) -> bool:
         """Whether some tier that works is large enough for an extent."""
         return any(not tier.lost and entry.size_bytes <= tier.budget_bytes for tier in self.tiers.values())
 
-    def room_to_keep(self, entry: Entry, free: bool = True) -> bool:
+    def room_to_keep(self, entry: CacheEntry, free: bool = True) -> bool:
         """Whether an extent could be kept without anything giving way; not `free`: without anything kept."""
         size = entry.size_bytes
         fits = (tier for tier in working(self.tiers) if tier.kept_bytes + size <= tier.keep_bytes)
         return any(tier.free_bytes >= size or not free for tier in fits) and self.shares.within_quota(entry)
 
-    def room_elsewhere(self, entry: Entry) -> bool:
+    def room_elsewhere(self, entry: CacheEntry) -> bool:
         """Tell whether a tier without a copy of an extent could keep one and evict nothing that is kept."""
         size, taken = entry.size_bytes, {copy.tier for copy in entry.copies}
         return self.shares.within_quota(entry) and any(
@@ -109,7 +110,7 @@ class Policy:
         """How long a reader may hold this copy. A kept one for good; but where part of the data streams, only until its
         plan has passed it, so that another may be kept in its place. One that streams until a later read leaves it; no
         longer than for one read where readers compete for the window, or the room for others."""
-        if copy.asked_back:
+        if copy.recalled:
             return "once"
         if copy.role is not Role.KEPT:
             return "once" if self.reserve.tight else "brief"
@@ -125,7 +126,7 @@ class Policy:
                 return Role.KEPT
         return Role.AHEAD if entry.needs else Role.LRU
 
-    def place(self, entry: Entry, asked: Asked) -> Place:
+    def place(self, entry: CacheEntry, asked: Requester) -> Placement:
         """Where a fill of `entry` may go now."""
         taken = {copy.tier.name for copy in entry.copies}
         tiers = [
@@ -139,13 +140,13 @@ class Policy:
             place = free or self._claim_share(entry, tiers)
             if place:
                 return place
-        if asked is Asked.KEEP:
+        if asked is Requester.PREFETCH:
             return NOWHERE
-        if asked in (Asked.PLAN, Asked.PART):
+        if asked in (Requester.PLAN, Requester.PLAN_IN_ITS_PART):
             tiers = [tier for tier in tiers if tier is self.reserve.tier]
         return self._stream(entry, tiers, asked) or NOWHERE
 
-    def promote(self, entry: Entry) -> Place:
+    def promote(self, entry: CacheEntry) -> Placement:
         """Where a copy for reading ahead may go: RAM, as far as that costs nothing but LRU copies."""
         ram = self.tiers.get(RAM)
         if ram is None or ram.lost or any(copy.tier is ram for copy in entry.copies):
@@ -153,12 +154,12 @@ class Policy:
         size = entry.size_bytes
         return free_room((ram,), size, Role.AHEAD) or make_room(ram, size) or NOWHERE
 
-    def _keep(self, entry: Entry, tiers: Sequence[Tier]) -> Place | None:
+    def _keep(self, entry: CacheEntry, tiers: Sequence[TierState]) -> Placement | None:
         size = entry.size_bytes
         fits = [tier for tier in tiers if tier.kept_bytes + size <= tier.keep_bytes]
         return free_room(fits, size, Role.KEPT) or first(make_room(tier, size) for tier in fits)
 
-    def _claim_share(self, entry: Entry, tiers: Sequence[Tier]) -> Place | None:
+    def _claim_share(self, entry: CacheEntry, tiers: Sequence[TierState]) -> Placement | None:
         home, size = entry.datasets[0], entry.size_bytes
         if len(self.shares.datasets) < 2 or home.kept_bytes + size > self.shares.share_bytes(home):
             return None
@@ -172,20 +173,20 @@ class Policy:
                 victims, enough = take(reversed(tier.kept[other.id]), short)
                 left = other.kept_bytes - sum(copy.entry.size_bytes for copy in victims)
                 if victims and enough and left >= self.shares.share_bytes(other):
-                    return Place(victims=victims)
+                    return Placement(victims=victims)
         return None
 
-    def _stream(self, entry: Entry, tiers: list[Tier], asked: Asked) -> Place | None:
+    def _stream(self, entry: CacheEntry, tiers: list[TierState], asked: Requester) -> Placement | None:
         size = entry.size_bytes
         role = Role.LRU if asked in WAITING and not entry.needs else Role.AHEAD
-        unplanned = asked is Asked.VISIT
+        unplanned = asked is Requester.UNPLANNED_READER
         return (
             free_room(tiers, size, role)
             or first(make_room(tier, size, unplanned=unplanned) for tier in sorted(tiers, key=oldest))
             or first(make_room(tier, size, self._gives_way(entry, tier, asked)) for tier in tiers)
         )
 
-    def _gives_way(self, entry: Entry, tier: Tier, asked: Asked) -> Iterator[Copy]:
+    def _gives_way(self, entry: CacheEntry, tier: TierState, asked: Requester) -> Iterator[Copy]:
         """All that streaming may displace in a tier: LRU, kept copies beyond the room for them, and for a
         waiting reader what plans come back to, the longest unused first, and then what they need last; the share of
         readers without a plan before those for one of them, after them for others. A read that no job declared takes
@@ -196,19 +197,19 @@ class Policy:
             given.add(copy)
             yield copy
         yield from self._overflow(tier)
-        if asked is Asked.PLAN:
+        if asked is Requester.PLAN:
             return
         share = (copy for copy in tier.unused() if copy not in given)
-        if asked is Asked.VISIT:
+        if asked is Requester.UNPLANNED_READER:
             yield from share
         if entry.datasets:
             yield from tier.in_use  # fetched again later; but without it the reader would have nothing
             if asked in WAITING:
                 yield from reversed(tier.ahead)  # late, for its fill would have served nobody
-        if asked is Asked.DEMAND:
+        if asked is Requester.PLANNED_READER:
             yield from share
 
-    def _overflow(self, tier: Tier) -> Iterator[Copy]:
+    def _overflow(self, tier: TierState) -> Iterator[Copy]:
         excess = tier.kept_bytes - tier.keep_bytes
         if excess <= 0:
             return

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from cachesvc.core.model import ExtentId
-from cachesvc.core.records.state import Copy, Entry
+from cachesvc.core.records.cache_entry import CacheEntry, Copy
 
 STRETCHES = 100
 """Parts of the next order that should keep alike: five in the 5 % of an epoch over which a rate is judged."""
@@ -64,7 +64,7 @@ class Retention:
         if kept is not None:
             self._passed[stretch].append(kept)
 
-    def instead_of(self, entry: Entry, may_go: Callable[[Copy], bool]) -> Copy | None:
+    def instead_of(self, entry: CacheEntry, may_go: Callable[[Copy], bool]) -> Copy | None:
         """An extent is to be fetched: the kept copy that should give its place to it, from where most is kept."""
         here = self.stretch(entry.id)
         if here is None or entry.id in self._counted:

@@ -6,14 +6,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 
-from cachesvc.core.records.state import Copy, Role, Tier
+from cachesvc.core.records.cache_entry import Copy, Role
+from cachesvc.core.records.tier_state import TierState
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Placement:
     """A decision: reserve in `tier`; or evict `victims` first; or wait, `soon` there is room; or nothing."""
 
-    tier: Tier | None = None
+    tier: TierState | None = None
     role: Role = Role.LRU
     victims: tuple[Copy, ...] = ()
     soon: bool = False
@@ -24,31 +25,31 @@ class Place:
         return self.soon or bool(self.victims)
 
 
-NOWHERE = Place()
-SOON = Place(soon=True)
+NOWHERE = Placement()
+SOON = Placement(soon=True)
 
 
-def first(places: Iterable[Place | None]) -> Place | None:
+def first(places: Iterable[Placement | None]) -> Placement | None:
     """The first decision that there is."""
     return next(filter(None, places), None)
 
 
-def free_room(tiers: Iterable[Tier], size_bytes: int, role: Role) -> Place | None:
+def free_room(tiers: Iterable[TierState], size_bytes: int, role: Role) -> Placement | None:
     """The first tier with so much room that nothing gives way."""
-    return next((Place(tier, role) for tier in tiers if tier.free_bytes >= size_bytes), None)
+    return next((Placement(tier, role) for tier in tiers if tier.free_bytes >= size_bytes), None)
 
 
-def oldest(tier: Tier) -> float:
+def oldest(tier: TierState) -> float:
     """When what a tier would give up first was last used, in seconds; inf where it has nothing to spare."""
-    if tier.found:
+    if tier.dormant:
         return 0.0
-    first = next(chain(tier.lru, tier.visited), None)
+    first = next(chain(tier.lru, tier.lru_unplanned), None)
     return first.used_at if first else float("inf")
 
 
 def make_room(
-    tier: Tier, size_bytes: int, candidates: Iterable[Copy] | None = None, unplanned: bool = False
-) -> Place | None:
+    tier: TierState, size_bytes: int, candidates: Iterable[Copy] | None = None, unplanned: bool = False
+) -> Placement | None:
     """What to evict for `size_bytes` in a tier, beside what is being evicted; `SOON` where nothing more need go, None
     where the candidates do not suffice. Unless others are named, these are what the tier spares for claims and plans;
     `unplanned`: all that nobody claims or needs."""
@@ -60,7 +61,7 @@ def make_room(
             return None
         candidates = tier.unused() if unplanned else tier.spare()
     victims, enough = take(candidates, short)
-    return Place(victims=victims) if enough else None
+    return Placement(victims=victims) if enough else None
 
 
 def take(candidates: Iterable[Copy], short_bytes: int) -> tuple[tuple[Copy, ...], bool]:

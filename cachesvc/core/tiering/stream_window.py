@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from itertools import chain
 
 from cachesvc.core.model import RAM, TierName
-from cachesvc.core.records.state import Tier
+from cachesvc.core.records.tier_state import TierState
 from cachesvc.core.tiering.budgets import by_preference, capacity_bytes
 from cachesvc.core.tiering.hit_bounds import claim_of, not_kept
 from cachesvc.core.tiering.shares import Shares
@@ -31,7 +31,7 @@ class Reserve:
 
     def __init__(
         self,
-        tiers: Mapping[TierName, Tier],
+        tiers: Mapping[TierName, TierState],
         shares: Shares,
         lookahead_bytes: int | None,
         unplanned_share: float,
@@ -40,7 +40,7 @@ class Reserve:
         self._shares = shares
         self._lookahead_bytes = lookahead_bytes
         self._unplanned_share = unplanned_share
-        self.tier: Tier | None = None
+        self.tier: TierState | None = None
         self.window_bytes = 0
         self.streams = False
         """More is claimed than can be kept: part of it streams through the window."""
@@ -95,7 +95,7 @@ class Reserve:
         self.largest_bytes = max((each for each in largest if each <= most), default=0)
         self.streams = False
         self._reserve_unplanned()
-        capacity = capacity_bytes(self._tiers) - sum(tier.unplanned_bytes for tier in works)
+        capacity = capacity_bytes(self._tiers) - sum(tier.unplanned_share_bytes for tier in works)
         self._opened_bytes = self._not_kept_bytes(capacity, self.open_bytes, self._absent_bytes)
         self._opened = {user: self._not_kept_bytes(capacity, *read) for user, read in self._reads.items()}
         self.tier = max(works, key=self._suits, default=None)
@@ -103,7 +103,7 @@ class Reserve:
             self.window_bytes = self._opened_bytes = 0
             self._opened = {}
             return
-        room = self.tier.budget_bytes - self.tier.unplanned_bytes
+        room = self.tier.budget_bytes - self.tier.unplanned_share_bytes
         self.window_bytes = min(room, self._wanted_bytes(capacity))
         self._most_opened_bytes = self._share_out()
         spill = (len(works) - 1) * self.largest_bytes
@@ -120,8 +120,8 @@ class Reserve:
         capacity = capacity_bytes(self._tiers)
         share = self._unplanned_share * max(0.0, 1 - self._pinned_bytes() / max(1, capacity))
         for tier in self._tiers.values():
-            tier.unplanned_bytes = int(share * max(0, tier.budget_bytes - tier.held_bytes))
-            tier.reserve_bytes = tier.unplanned_bytes
+            tier.unplanned_share_bytes = int(share * max(0, tier.budget_bytes - tier.held_bytes))
+            tier.reserve_bytes = tier.unplanned_share_bytes
 
     def _share_out(self) -> int:
         """The level up to which what a user reads side by side counts. What some do not need of their parts is others',
@@ -134,7 +134,7 @@ class Reserve:
             left -= min(opened, level)
         return level
 
-    def _suits(self, tier: Tier) -> tuple[bool, int]:
+    def _suits(self, tier: TierState) -> tuple[bool, int]:
         """RAM where what is read side by side fits, beside what readers hold there."""
         room = tier.budget_bytes - tier.held_bytes
         return tier.name == RAM and room >= max(self.largest_bytes, self._opened_bytes), room

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from cachesvc.config import NvmeSpec
 from cachesvc.core.errors import OutOfSpace
 from cachesvc.core.model import TierName
-from cachesvc.core.records.state import Tier
+from cachesvc.core.records.tier_state import TierState
 from cachesvc.daemon.fills.memory_admission import Work
 from cachesvc.system.memory import Memory
 from cachesvc.tiers.probe import Room
@@ -56,7 +56,7 @@ class Budgets:
         """That of the RAM tier, which is given so much at most."""
         return RamBudget(given_bytes, LEAST_EXTENTS * self._extent_bytes)
 
-    def of_fills(self, ram: Tier | None) -> Work:
+    def of_fills(self, ram: TierState | None) -> Work:
         """That of fills, beside the RAM tier."""
         return Work(self._work_bytes, self._room_bytes, ram)
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 
 from cachesvc.core.errors import CacheError
-from cachesvc.core.records.state import Tier
+from cachesvc.core.records.tier_state import TierState
 from cachesvc.daemon.disks.budgets import CALM_S, MEASURE_EVERY_S, Budgets
 from cachesvc.daemon.fills.memory_admission import Work
 from cachesvc.daemon.loop.lanes import Lane
@@ -21,7 +21,7 @@ class Pressure:
 
     def __init__(
         self,
-        ram: Tier | None,
+        ram: TierState | None,
         budgets: Budgets,
         work: Work,
         lane: Lane,

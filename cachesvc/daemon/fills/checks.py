@@ -13,7 +13,7 @@ from cachesvc.core import events
 from cachesvc.core.errors import CacheError, CorruptData, OutOfSpace, SourceUnavailable, TierFailed
 from cachesvc.core.model import ExtentId, TierName
 from cachesvc.core.node.node import Node
-from cachesvc.core.records.fair_queue import Turns
+from cachesvc.core.records.fair_queue import FairQueue
 from cachesvc.daemon.access.tenants import NOBODY
 from cachesvc.daemon.fills.pool import Fillers
 from cachesvc.daemon.loop.lanes import Lane
@@ -34,7 +34,7 @@ disk holds has it all checked: that waits here, not before everybody's next fill
 class _Line:
     """A tier's checks to come, users in turn, and how many are at work."""
 
-    waiting: Turns[_Check] = field(default_factory=Turns)
+    waiting: FairQueue[_Check] = field(default_factory=FairQueue)
     at_work: int = 0
 
 

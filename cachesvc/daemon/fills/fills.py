@@ -11,7 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 from cachesvc.catalog.build import provisional_id
-from cachesvc.core import events
+from cachesvc.core import commands, events
 from cachesvc.core.errors import CacheError, CorruptData, SourceUnavailable, TierFailed, from_code
 from cachesvc.core.model import DatasetId, ExtentId, TierName
 from cachesvc.daemon.datasets import Dataset, Datasets
@@ -56,8 +56,8 @@ class Fills:
         self._work = work
         self._source_bytes: dict[DatasetId, int] = {}
         self._peer_bytes: dict[DatasetId, int] = {}
-        self._filling: dict[_Key, events.StartFill] = {}
-        self._paused: list[events.StartFill] | None = None
+        self._filling: dict[_Key, commands.StartFill] = {}
+        self._paused: list[commands.StartFill] | None = None
         self.failures: Counter[str] = Counter()
         """Fills that failed, those that were tried again included, by the name of the error."""
 
@@ -102,7 +102,7 @@ class Fills:
             del committing[key]
             self._handle(events.CommitFailed(*key, f"{name}: {why}"))
 
-    def start(self, command: events.StartFill) -> None:
+    def start(self, command: commands.StartFill) -> None:
         """Begin a fill; `Filled` or `FillFailed` follows, and for a disk `Committed` or `CommitFailed`."""
         self._filling[(command.extent, command.tier)] = command
         if self._paused is None:
@@ -110,10 +110,10 @@ class Fills:
         else:
             self._paused.append(command)
 
-    def _begin(self, command: events.StartFill) -> None:
+    def _begin(self, command: commands.StartFill) -> None:
         self._commits.when_few(command.tier, partial(self._reserve, command))
 
-    def _reserve(self, command: events.StartFill) -> None:
+    def _reserve(self, command: commands.StartFill) -> None:
         if self._filling.get((command.extent, command.tier)) is not command:
             return  # answered while it waited: its tier was lost
         home = self._datasets.home(command.extent)
@@ -126,13 +126,13 @@ class Fills:
             lambda error: self._not_reserved(command, error),
         )
 
-    def _not_reserved(self, command: events.StartFill, error: CacheError) -> None:
+    def _not_reserved(self, command: commands.StartFill, error: CacheError) -> None:
         self._checks.suspect(command.tier, error)
         if _ended(self._filling, command, command):
             log.error("a tier takes no more for a while", extra={"tier": command.tier, "error": str(error)})
             self._failed(command, error.code, str(error), retry=False)
 
-    def _send_fill(self, command: events.StartFill, dataset: Dataset, index: int, target: int) -> None:
+    def _send_fill(self, command: commands.StartFill, dataset: Dataset, index: int, target: int) -> None:
         if self._filling.get((command.extent, command.tier)) is not command:
             os.close(target)  # aborted meanwhile: its tier was lost
             return
@@ -160,7 +160,9 @@ class Fills:
 
         self._checks.open(command.extent, command.from_tier, opened, failed)
 
-    def _fetch(self, command: events.StartFill, dataset: Dataset, index: int, target: int, cost: int) -> None:
+    def _fetch(
+        self, command: commands.StartFill, dataset: Dataset, index: int, target: int, cost: int
+    ) -> None:
         size_bytes = dataset.sizes[index]
 
         def filled(answer: jobs.Answer) -> None:
@@ -175,7 +177,7 @@ class Fills:
         os.close(target)
 
     def _filled(
-        self, command: events.StartFill, dataset: DatasetId, size_bytes: int, answer: jobs.Answer
+        self, command: commands.StartFill, dataset: DatasetId, size_bytes: int, answer: jobs.Answer
     ) -> None:
         assert isinstance(answer, jobs.Done)
         if command.from_tier is None:
@@ -209,7 +211,7 @@ class Fills:
             lambda error: self._not_committed(command, checksums, error),
         )
 
-    def _lack(self, command: events.StartFill, answer: jobs.Done) -> Lack:
+    def _lack(self, command: commands.StartFill, answer: jobs.Done) -> Lack:
         """The holes of a copy: those that its fill reports, or those of the copy that it was filled from."""
         if command.from_tier is not None:
             return self._lacking.of(command.extent, command.from_tier)
@@ -218,25 +220,25 @@ class Fills:
             log.warning("an extent was filled without some of its objects", extra=told)
         return Lack(answer.holes, answer.hole_code, answer.message)
 
-    def _ready(self, command: events.StartFill, answer: jobs.Done, lack: Lack) -> None:
+    def _ready(self, command: commands.StartFill, answer: jobs.Done, lack: Lack) -> None:
         if _ended(self._filling, command, command):
             filled = events.Filled(
                 command.extent, command.tier, answer.peer_bytes > 0, lack.code, lack.message
             )
             self._handle(filled)
 
-    def _committed(self, command: events.StartFill, checksums: Checksums) -> None:
+    def _committed(self, command: commands.StartFill, checksums: Checksums) -> None:
         if _ended(self._checks.committing, command, checksums):
             self._handle(events.Committed(command.extent, command.tier))
 
-    def _not_committed(self, command: events.StartFill, checksums: Checksums, error: CacheError) -> None:
+    def _not_committed(self, command: commands.StartFill, checksums: Checksums, error: CacheError) -> None:
         self._checks.suspect(command.tier, error)
         if _ended(self._checks.committing, command, checksums):
             log.warning("a commit failed", extra={"extent": command.extent.hex(), "error": str(error)})
             self.failures[type(error).__name__] += 1
             self._handle(events.CommitFailed(command.extent, command.tier, str(error), error.code))
 
-    def _fill_ended_badly(self, command: events.StartFill, answer: jobs.Done) -> None:
+    def _fill_ended_badly(self, command: commands.StartFill, answer: jobs.Done) -> None:
         origin = command.from_tier
         if origin is None:
             if answer.code == TierFailed.code:
@@ -247,7 +249,7 @@ class Fills:
             answer = jobs.Done(answer.number, SourceUnavailable.code, answer.message, retry=True)
         self._abort(command, answer)
 
-    def _abort(self, command: events.StartFill, answer: jobs.Done) -> None:
+    def _abort(self, command: commands.StartFill, answer: jobs.Done) -> None:
         def failed(_: object) -> None:
             if _ended(self._filling, command, command):
                 self._failed(command, answer.code, answer.message, answer.retry)
@@ -258,12 +260,12 @@ class Fills:
                 partial(self._tiers[command.tier].abort, command.extent), failed, failed
             )
 
-    def _failed(self, command: events.StartFill, code: int, message: str, retry: bool) -> None:
+    def _failed(self, command: commands.StartFill, code: int, message: str, retry: bool) -> None:
         self.failures[type(from_code(code, message)).__name__] += 1
         self._handle(events.FillFailed(command.extent, command.tier, code, message, retry))
 
 
-def _ended(under_way: dict[_Key, T], command: events.StartFill, begun: T) -> bool:
+def _ended(under_way: dict[_Key, T], command: commands.StartFill, begun: T) -> bool:
     """Forget a fill or a commit; False where that happened already, because its tier was lost."""
     key = (command.extent, command.tier)
     if under_way.get(key) is not begun:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.layout import Indirect, Table
-from cachesvc.core.records.state import Tier
+from cachesvc.core.records.tier_state import TierState
 from cachesvc.sources.fetch import BUFFERS_BYTES
 
 DECODED_TIMES = 6
@@ -38,7 +38,7 @@ class _Fill:
 class Work:
     """Begins fills in the order in which they come. On the loop's thread."""
 
-    def __init__(self, least_bytes: int, room_bytes: int, ram: Tier | None) -> None:
+    def __init__(self, least_bytes: int, room_bytes: int, ram: TierState | None) -> None:
         """Fills may take `least_bytes` in any case, and with the RAM tier together `room_bytes`."""
         self._least_bytes, self._room_bytes, self._ram = least_bytes, room_bytes, ram
         self._waiting: deque[_Fill] = deque()

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 
-from cachesvc.core import events
+from cachesvc.core import commands, events
 from cachesvc.core.errors import CacheError
 from cachesvc.core.model import RAM, TierName
 from cachesvc.daemon.access.tenants import NOBODY
@@ -36,13 +36,13 @@ class Granting:
         self._lacking = lacking
         self._handle = handle
         self._next_id = next_id
-        self._opening: dict[int, events.Grant] = {}
+        self._opening: dict[int, commands.Grant] = {}
 
-    def unsent(self) -> list[events.Grant]:
+    def unsent(self) -> list[commands.Grant]:
         """Grants whose files are being opened."""
         return list(self._opening.values())
 
-    def grant(self, command: events.Grant) -> None:
+    def grant(self, command: commands.Grant) -> None:
         """Send a descriptor of the copy, or have the reader read elsewhere what cannot be opened."""
         if command.tier != RAM:
             self._grant_file(command)
@@ -54,17 +54,17 @@ class Granting:
         else:
             self._send(command, fd)
 
-    def recall(self, command: events.Recall) -> None:
+    def recall(self, command: commands.Recall) -> None:
         """Ask for what was granted."""
         assert self.server is not None
         self.server.recall(command.reader, command.extent, command.wrong)
 
-    def refuse(self, command: events.Refuse) -> None:
+    def refuse(self, command: commands.Refuse) -> None:
         """Have the reader read it elsewhere."""
         assert self.server is not None
         self.server.refuse(command.reader, command.request, command.extent)
 
-    def fail(self, command: events.Fail) -> None:
+    def fail(self, command: commands.Fail) -> None:
         """Say why it cannot be had."""
         assert self.server is not None
         self.server.fail(command.reader, command.request, command.extent, command.code, command.message)
@@ -74,7 +74,7 @@ class Granting:
         for number in [number for number, grant in self._opening.items() if grant.tier == name]:
             self._elsewhere(self._opening.pop(number))
 
-    def _grant_file(self, command: events.Grant) -> None:
+    def _grant_file(self, command: commands.Grant) -> None:
         number = self._next_id()
         self._opening[number] = command
         if command.extent not in self._checks.unverified[command.tier]:
@@ -112,7 +112,7 @@ class Granting:
 
         self._checks.open(command.extent, command.tier, opened, failed)
 
-    def _send(self, command: events.Grant, fd: int) -> None:
+    def _send(self, command: commands.Grant, fd: int) -> None:
         """Give the reader the descriptor, which ends here."""
         assert self.server is not None
         sent = self.server.grant(command, fd, self._lacking.of(command.extent, command.tier).holes)
@@ -120,11 +120,11 @@ class Granting:
         if not sent:
             self._elsewhere(command)
 
-    def _not_opened(self, command: events.Grant, error: CacheError) -> None:
+    def _not_opened(self, command: commands.Grant, error: CacheError) -> None:
         log.error("a resident extent cannot be opened", extra={"error": str(error), "tier": command.tier})
         if not short_of_descriptors(error):
             self._checks.failed(command.extent, command.tier, error.code)
         self._elsewhere(command)
 
-    def _elsewhere(self, command: events.Grant) -> None:
+    def _elsewhere(self, command: commands.Grant) -> None:
         self._handle(events.NotGranted(command))

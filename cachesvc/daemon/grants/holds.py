@@ -31,7 +31,7 @@ class Holds:
         most_bytes = ram.budget_bytes if ram else 0
         if user != os.geteuid():
             most_bytes = most_bytes // 2 if quota_bytes is None else quota_bytes
-        self._handle(events.Held(reader, extent, size_bytes, user, most_bytes))
+        self._handle(events.HoldReported(reader, extent, size_bytes, user, most_bytes))
         if self._node.readers.held_bytes(reader, extent) < size_bytes and user not in self._doubted:
             self._doubted.add(user)
             log.warning(

@@ -14,7 +14,7 @@ from cachesvc.client import plan_memory as plans
 from cachesvc.client.plan_memory import Columns
 from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.model import ExtentId
-from cachesvc.core.records.fair_queue import Turns
+from cachesvc.core.records.fair_queue import FairQueue
 from cachesvc.daemon.grants.plan_quota import ROWS, Rows
 from cachesvc.daemon.loop.lanes import Lane
 
@@ -77,7 +77,7 @@ class Plans:
         self._lane = lane
         self.rows = Rows(os.geteuid(), most_rows)
         """Of those that were read as well, for as long as their readers have them."""
-        self._waiting: Turns[tuple[Handed, Then]] = Turns()
+        self._waiting: FairQueue[tuple[Handed, Then]] = FairQueue()
         self._busy = False
 
     @property

@@ -17,7 +17,7 @@ from contextlib import suppress
 from functools import partial
 
 import cachesvc
-from cachesvc.core import events, wire
+from cachesvc.core import commands, events, wire
 from cachesvc.core.errors import CacheError, DaemonUnavailable, InvalidInput
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId
 from cachesvc.core.stalls import StallReport
@@ -122,7 +122,7 @@ class GrantsServer:
 
     def adopt_plan(self, event: events.Planned) -> None:
         """An adopted reader's plan, as another daemon had it."""
-        reader, rows = ReaderId(event.plan), len(event.entries) + len(event.following)
+        reader, rows = ReaderId(event.plan), len(event.rows) + len(event.following)
         self._plans.rows.adopt(reader, self.user_of(reader), rows)
 
     def here(self, reader: ReaderId) -> bool:
@@ -156,7 +156,7 @@ class GrantsServer:
         """How many live readers each dataset has; not those that wait for their welcome, or only say who calls."""
         return Counter(r.dataset.id for r in self._readers.values() if r.dataset is not None)
 
-    def grant(self, command: events.Grant, fd: int, holes: str = "") -> bool:
+    def grant(self, command: commands.Grant, fd: int, holes: str = "") -> bool:
         """Send a descriptor; it stays the caller's to close. False: the reader's user has too many that it does not take,
         the kernel carries no more, or the reader is of a release that knows no holes, and nothing was sent."""
         reader = self._readers.get(command.reader)

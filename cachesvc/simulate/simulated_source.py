@@ -18,7 +18,7 @@ class SourceSpec:
     fault_rate: float = 0.0
 
 
-class Source:
+class SimulatedSource:
     """Says when each fetch ends. The shared bandwidth is a pipe that serves in the order of first bytes."""
 
     def __init__(self, spec: SourceSpec, seed: int) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from cachesvc.core.lookahead.plan_state import PlanState
 from cachesvc.core.model import ExtentId
-from cachesvc.core.records.moment import Moment
-from cachesvc.core.records.state import Plan, Window
+from cachesvc.core.records.event_context import EventContext
+from cachesvc.core.records.order_window import OrderWindow
 from cachesvc.core.tiering.stream_window import Reserve
 
 FIRST_ENTRIES = 64
@@ -20,29 +21,29 @@ REST_S = 30.0
 """An order that has passed nothing for so long rests. One that is only slow waits for one fill in that time."""
 
 
-class Windows:
-    """Windows by their user and the extents that an order begins with, while it has plans."""
+class OrderWindows:
+    """OrderWindows by their user and the extents that an order begins with, while it has plans."""
 
-    def __init__(self, reserve: Reserve, moment: Moment) -> None:
+    def __init__(self, reserve: Reserve, context: EventContext) -> None:
         self._reserve = reserve
-        self._moment = moment
-        self._users: dict[int, dict[frozenset[ExtentId], Window]] = {}
+        self._context = context
+        self._users: dict[int, dict[frozenset[ExtentId], OrderWindow]] = {}
         self._turn = 0
         self._turns: dict[int, int] = {}
 
-    def join(self, number: int, entries: Sequence[tuple[ExtentId, int, int]], user: int) -> Window:
+    def join(self, number: int, entries: Sequence[tuple[ExtentId, int, int]], user: int) -> OrderWindow:
         """The window of a plan that begins."""
         rows = entries[:FIRST_ENTRIES]
         first = frozenset(extent for extent, step, _ in rows if step == entries[0][1])
-        window = self._users.setdefault(user, {}).setdefault(first, Window(user))
+        window = self._users.setdefault(user, {}).setdefault(first, OrderWindow(user))
         window.plans.add(number)
-        window.moved_at = self._moment.now
+        window.moved_at = self._context.now
         return window
 
-    def leave(self, plan: Plan) -> None:
+    def leave(self, plan: PlanState) -> None:
         """A plan has ended."""
-        user = plan.shared.user
-        plan.shared.plans.discard(plan.number)
+        user = plan.window.user
+        plan.window.plans.discard(plan.number)
         left = {first: each for first, each in self._users.pop(user).items() if each.plans}
         if left:
             self._users[user] = left
@@ -50,13 +51,13 @@ class Windows:
             self._turns.pop(user, None)
         self._retune()
 
-    def measured(self, window: Window, open_bytes: int, absent_bytes: int) -> None:
+    def measured(self, window: OrderWindow, open_bytes: int, absent_bytes: int) -> None:
         """A plan reads so much side by side, of which so much is not kept."""
         window.open_bytes = max(window.open_bytes, open_bytes)
         window.absent_bytes = max(window.absent_bytes, absent_bytes)
         self._retune()
 
-    def fetched(self, window: Window) -> None:
+    def fetched(self, window: OrderWindow) -> None:
         """A window had its turn."""
         self._turn = window.turn = self._turns[window.user] = self._turn + 1
 
@@ -64,7 +65,7 @@ class Windows:
         """When a user last fetched ahead: the one that waited longest is first."""
         return self._turns.get(user, 0)
 
-    def has_room(self, window: Window, size_bytes: int) -> bool:
+    def has_room(self, window: OrderWindow, size_bytes: int) -> bool:
         """Whether so much more may be ahead in a window: within its part, or, where orders are too many for parts of an
         extent, the only extent in it. What those have that take no part must have gone before. The same of users."""
         mine, taking = self._of(window.user), self._taking(window.user)
@@ -77,7 +78,7 @@ class Windows:
         left = room - sum(each.ahead_bytes for each in mine)
         return size_bytes <= left and (in_part or not ahead)
 
-    def taking(self) -> set[Window]:
+    def taking(self) -> set[OrderWindow]:
         """Those that share the room: all, or, where that is less than an extent for each, all that move. Those of a user
         who has no room keep what there is room for."""
         sharing = self._sharing()
@@ -88,7 +89,7 @@ class Windows:
             for each in self._taking(user)
         }
 
-    def gives_way(self, window: Window, size_bytes: int) -> Window | None:
+    def gives_way(self, window: OrderWindow, size_bytes: int) -> OrderWindow | None:
         """Of those with something ahead that take no part, the one that moved last longest ago: of those of its user and,
         where users have more ahead than there is room for, of those at rest whose user has no part or is beyond it."""
         taking = {*self._taking(window.user)}
@@ -102,19 +103,19 @@ class Windows:
                     others += [each for each in mine if each not in moving]
         return min((each for each in others if each.ahead), key=lambda each: each.moved_at, default=None)
 
-    def room_bytes(self, window: Window) -> int:
+    def room_bytes(self, window: OrderWindow) -> int:
         """How much one window may have ahead: its part, or an extent where there is room for that."""
         room = self._room_bytes(window.user)
         return max(room // len(self._taking(window.user)), min(room, self._reserve.largest_bytes))
 
-    def _of(self, user: int) -> Collection[Window]:
+    def _of(self, user: int) -> Collection[OrderWindow]:
         return self._users[user].values()
 
-    def _moving(self, windows: Collection[Window]) -> Collection[Window]:
-        since = self._moment.now - REST_S
+    def _moving(self, windows: Collection[OrderWindow]) -> Collection[OrderWindow]:
+        since = self._context.now - REST_S
         return [each for each in windows if each.moved_at > since]
 
-    def _taking(self, user: int) -> Collection[Window]:
+    def _taking(self, user: int) -> Collection[OrderWindow]:
         """A user's orders that share its room."""
         windows, reserve = self._of(user), self._reserve
         enough = len(windows) * reserve.largest_bytes <= self._room_bytes(user)

@@ -9,15 +9,16 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from cachesvc.core import commands as cmd
 from cachesvc.core import events as ev
 from cachesvc.core.errors import CacheError, SourceUnavailable
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, Stay, TierName
 from cachesvc.core.node.node import Node
-from cachesvc.core.tiering.policy import Settings, TierSpec
+from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 from cachesvc.simulate.clock import Clock
 from cachesvc.simulate.holding import LOOK_S, Holding
 from cachesvc.simulate.measure import EpochResult, Meter
-from cachesvc.simulate.source import Source, SourceSpec
+from cachesvc.simulate.simulated_source import SimulatedSource, SourceSpec
 from cachesvc.simulate.trace import EpochTrace, Workload, trace
 
 DATASET = DatasetId("simulated")
@@ -39,7 +40,7 @@ class NodeSpec:
     """What is simulated: budgets of the tiers, the core's settings, the source, and compute time a step."""
 
     tiers: tuple[TierSpec, ...]
-    settings: Settings = field(default_factory=Settings)
+    settings: NodeSettings = field(default_factory=NodeSettings)
     source: SourceSpec = field(default_factory=SourceSpec)
     step_s: float = 0.05
     declared: bool = True
@@ -48,7 +49,7 @@ class NodeSpec:
     """Assert every invariant of the core after so many events; 0 never, for it costs O(extents)."""
 
 
-class Engine:
+class Simulation:
     """One node, its source and the ranks of one job."""
 
     def __init__(self, spec: NodeSpec, workload: Workload) -> None:
@@ -56,9 +57,9 @@ class Engine:
         self.clock = Clock()
         self.node = Node(spec.tiers, spec.settings)
         self.results: list[EpochResult] = []
-        self.log: list[tuple[float, ev.Command]] | None = None
+        self.log: list[tuple[float, cmd.Command]] | None = None
         """Every command with its time, where a test wants the trace."""
-        self._source = Source(spec.source, workload.seed)
+        self._source = SimulatedSource(spec.source, workload.seed)
         self._index = {workload.extent(index): index for index in range(workload.shards)}
         self._events = 0
         self._tick_at = math.inf
@@ -67,12 +68,12 @@ class Engine:
         self._ahead: set[ExtentId] = set()
         self._ranks = [_Rank(self, number) for number in range(1, workload.ranks + 1)]
         self._obey: dict[type, Callable[..., None]] = {
-            ev.StartFill: self._fill,
-            ev.Evict: self._evict,
-            ev.Grant: lambda command: self._ranks[command.reader - 1].granted(command.extent, command.stay),
-            ev.Refuse: lambda command: self._ranks[command.reader - 1].refused(command.extent),
-            ev.Fail: lambda command: self._ranks[command.reader - 1].refused(command.extent),
-            ev.Recall: self._recall,
+            cmd.StartFill: self._fill,
+            cmd.Evict: self._evict,
+            cmd.Grant: lambda command: self._ranks[command.reader - 1].granted(command.extent, command.stay),
+            cmd.Refuse: lambda command: self._ranks[command.reader - 1].refused(command.extent),
+            cmd.Fail: lambda command: self._ranks[command.reader - 1].refused(command.extent),
+            cmd.Recall: self._recall,
         }
 
     def run(self) -> list[EpochResult]:
@@ -124,7 +125,7 @@ class Engine:
         self._tick_at = math.inf
         self.send(ev.Tick())
 
-    def _fill(self, command: ev.StartFill) -> None:
+    def _fill(self, command: cmd.StartFill) -> None:
         size_bytes = self.workload.shard_bytes
         if command.from_tier is not None:
             self.clock.after(size_bytes / LOCAL_BYTES_PER_S, lambda: self._filled(command))
@@ -142,23 +143,23 @@ class Engine:
             for meter in self._meters.values():
                 meter.ahead_bytes = max(meter.ahead_bytes, len(self._ahead) * size_bytes)
 
-    def _fetched(self, command: ev.StartFill) -> None:
+    def _fetched(self, command: cmd.StartFill) -> None:
         if self._meters:
             self.meter(min(self._meters)).fill(
                 self.clock.now, self._index[command.extent], self.workload.shard_bytes
             )
         self._filled(command)
 
-    def _filled(self, command: ev.StartFill) -> None:
+    def _filled(self, command: cmd.StartFill) -> None:
         self.send(ev.Filled(command.extent, command.tier))
         if command.tier != RAM:
             self.clock.after(COMMIT_S, lambda: self.send(ev.Committed(command.extent, command.tier)))
 
-    def _recall(self, command: ev.Recall) -> None:
+    def _recall(self, command: cmd.Recall) -> None:
         rank = self._ranks[command.reader - 1]
         self.clock.after(LOOK_S, lambda: rank.recalled(command.extent))
 
-    def _evict(self, command: ev.Evict) -> None:
+    def _evict(self, command: cmd.Evict) -> None:
         self._ahead.discard(command.extent)
         self.clock.after(EVICT_S, lambda: self.send(ev.Evicted(command.extent, command.tier)))
 
@@ -166,8 +167,8 @@ class Engine:
 class _Rank:
     """One reader: demands what a batch touches and it does not hold, computes, goes on."""
 
-    def __init__(self, engine: Engine, number: int) -> None:
-        self._engine, self._number = engine, number
+    def __init__(self, simulation: Simulation, number: int) -> None:
+        self._simulation, self._number = simulation, number
         self._epoch = self._step = self._request = 0
         self._trace: EpochTrace = EpochTrace((), ())
         self._holding = Holding[int]()
@@ -178,21 +179,21 @@ class _Rank:
 
     def begin(self) -> None:
         """Start an epoch: declare, submit its plan, read."""
-        engine, work = self._engine, self._engine.workload
+        simulation, work = self._simulation, self._simulation.workload
         self._trace = trace(work, self._epoch, self._number - 1)
         self._step = 0
-        engine.meter(self._epoch).touched |= self._trace.touched
-        if engine.spec.declared:
+        simulation.meter(self._epoch).touched |= self._trace.touched
+        if simulation.spec.declared:
             if self._epoch == 0:
                 extents = tuple((work.extent(index), work.shard_bytes) for index in range(work.shards))
-                engine.send(ev.DatasetDeclared(self._number, DATASET, extents))
+                simulation.send(ev.DatasetDeclared(self._number, DATASET, extents))
             rows = tuple((work.extent(index), first, last) for index, first, last in self._trace.plan)
-            engine.send(ev.Planned(self._number, self._number, rows, self._following()))
+            simulation.send(ev.Planned(self._number, self._number, rows, self._following()))
         self._read()
 
     def _following(self) -> tuple[ExtentId, ...]:
         """The order of the next epoch, as the loader knows it too."""
-        work = self._engine.workload
+        work = self._simulation.workload
         if self._epoch + 1 >= work.epochs:
             return ()
         rows = trace(work, self._epoch + 1, self._number - 1).plan
@@ -200,11 +201,11 @@ class _Rank:
 
     def waits_for(self, extent: ExtentId) -> bool:
         """Whether this reader has asked for it."""
-        return self._engine._index[extent] in self._wanted
+        return self._simulation._index[extent] in self._wanted
 
     def granted(self, extent: ExtentId, stay: Stay) -> None:
-        index = self._engine._index[extent]
-        self._engine.read(extent)
+        index = self._simulation._index[extent]
+        self._simulation.read(extent)
         self._wanted.remove(index)
         self._holding.granted(index, stay)
         self._answered()
@@ -212,71 +213,73 @@ class _Rank:
     def recalled(self, extent: ExtentId) -> None:
         """It looks, some time after it was asked."""
         reading = self._trace.steps[self._step] if self._reading else ()
-        self._give_back(self._holding.recalled(self._engine._index[extent], reading))
+        self._give_back(self._holding.recalled(self._simulation._index[extent], reading))
 
     def refused(self, extent: ExtentId) -> None:
-        index = self._engine._index[extent]
+        index = self._simulation._index[extent]
         self._wanted.remove(index)
         self._refused.add(index)
         self._answered()
 
     def _read(self) -> None:
-        self._asked_at = self._engine.clock.now
+        self._asked_at = self._simulation.clock.now
         self._reading = True
         self._ask(set(self._trace.steps[self._step]) - self._holding.held)
 
     def _ask(self, wanted: set[int]) -> None:
         """Ask for all at once, as the loader does; the answers may come before this returns."""
-        work = self._engine.workload
+        work = self._simulation.workload
         self._wanted, self._refused = set(wanted), set()
         for index in sorted(wanted):
             self._request += 1
-            self._engine.send(
+            self._simulation.send(
                 ev.Demanded(ReaderId(self._number), self._request, work.extent(index), True, work.shard_bytes)
             )
         if not wanted:
-            self._engine.clock.after(0.0, self._compute)
+            self._simulation.clock.after(0.0, self._compute)
 
     def _answered(self) -> None:
         if self._wanted:
             return
         if not self._refused:
-            self._engine.clock.after(0.0, self._compute)
+            self._simulation.clock.after(0.0, self._compute)
             return
         # as the loader does under pressure: copy out what came, give it all back, ask for the rest
         again, held = self._refused, self._holding.held
-        if not held and self._engine.clock.now - self._asked_at > PATIENCE_S:
+        if not held and self._simulation.clock.now - self._asked_at > PATIENCE_S:
             raise CacheError(f"reader {self._number} was refused everything for {PATIENCE_S:.0f} s")
         pause_s = 0.0 if held else PAUSE_S
-        self._engine.clock.after(pause_s, lambda: self._again(again))
+        self._simulation.clock.after(pause_s, lambda: self._again(again))
 
     def _again(self, refused: set[int]) -> None:
         self._give_back(self._holding.refused())
         self._ask(refused)
 
     def _compute(self) -> None:
-        engine = self._engine
+        simulation = self._simulation
         self._reading = False
         self._give_back(self._holding.read(self._trace.steps[self._step]))
-        engine.meter(self._epoch).stall_s += engine.clock.now - self._asked_at
-        engine.clock.after(engine.spec.step_s, self._next)
+        simulation.meter(self._epoch).stall_s += simulation.clock.now - self._asked_at
+        simulation.clock.after(simulation.spec.step_s, self._next)
 
     def _next(self) -> None:
-        engine = self._engine
+        simulation = self._simulation
         self._step += 1
-        if engine.spec.declared:
-            engine.send(ev.Passed(self._number, self._step))
+        if simulation.spec.declared:
+            simulation.send(ev.Passed(self._number, self._step))
         if self._step < len(self._trace.steps):
             self._read()
             return
-        engine.ended(self._epoch)
+        simulation.ended(self._epoch)
         self._epoch += 1
-        if self._epoch < engine.workload.epochs:
+        if self._epoch < simulation.workload.epochs:
             self.begin()
 
     def _give_back(self, indices: Iterable[int]) -> None:
         for index in sorted(indices):
-            self._engine.send(ev.Released(ReaderId(self._number), self._engine.workload.extent(index)))
+            self._simulation.send(
+                ev.Released(ReaderId(self._number), self._simulation.workload.extent(index))
+            )
 
 
 def tiers_of(ram_bytes: int, nvme_bytes: int = 0) -> tuple[TierSpec, ...]:
