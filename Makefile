@@ -64,7 +64,7 @@ kills: $(VENV)/.ready
 
 fuzz: $(VENV)/.ready
 	$(PY) -m pip install -q --disable-pip-version-check atheris
-	for name in tests/corpus/*/; do $(PY) -m tests.hostile $$(basename $$name) $(or $(SECONDS),60) || exit 1; done
+	for name in tests/fuzz/corpus/*/; do $(PY) -m tests.fuzz.hostile $$(basename $$name) $(or $(SECONDS),60) || exit 1; done
 
 proto: $(VENV)/.ready
 	$(PY) -m cachesvc.v1.generate

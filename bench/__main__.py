@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import cold, cores, decoding, latency, nvme, warm
-from bench.node import Daemon
 from cachesvc.catalog.build import Options
-from tests.servers import SeaweedFS
+from testbed.node import Daemon
+from testbed.servers import SeaweedFS
 
 BUCKET = "s3://bench"
 PACKED = 16

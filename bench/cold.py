@@ -13,11 +13,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.memory import settle
-from bench.node import Daemon
 from cachesvc.catalog.build import Options
 from cachesvc.client.control import Control
-from tests.servers import ProxyProcess, SeaweedFS
+from testbed.memory import settle
+from testbed.node import Daemon
+from testbed.servers import ProxyProcess, SeaweedFS
 
 RUNS = 3
 DELAY_MS = 20.0
@@ -27,7 +27,7 @@ MEMORY = "/dev/shm"
 _EPOCH = """
 import json, sys, time
 import grpc
-from bench.memory import settle
+from testbed.memory import settle
 from loader import DataLoader, open_dataset
 settle()
 imported = time.perf_counter()

@@ -19,13 +19,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bench.node import Daemon
 from bench.peers import corpus
 from bench.peers.peer import UNTUNED, Job, Kind
-from bench.peers.usage import anonymous_bytes, family
 from cachesvc.catalog.build import Options
 from cachesvc.client.control import Control
-from tests.servers import ProxyProcess, SeaweedFS
+from testbed.node import Daemon
+from testbed.servers import ProxyProcess, SeaweedFS
+from testbed.usage import anonymous_bytes, family
 
 OURS, LIMIT = "cachesvc", "limit"
 OTHERS = (

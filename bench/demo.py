@@ -21,10 +21,10 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.corpus import digit_images, library_tokens
-from bench.node import Daemon
 from bench.train import source_bytes
 from cachesvc.client.control import Control
-from tests.servers import SeaweedFS
+from testbed.node import Daemon
+from testbed.servers import SeaweedFS
 
 EXTENT_BYTES = 1 << 20
 STDLIB_BYTES = 16 << 20

@@ -20,12 +20,12 @@ from typing import IO
 
 import numpy as np
 
-from bench.memory import settle
 from cachesvc.catalog.build import Options
 from cachesvc.client.control import Control
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.protocol import Granted
 from cachesvc.core.model import DatasetId
+from testbed.memory import settle
 
 SAMPLES = 4_000
 """At least so many: the 99th percentile of 1,000 is ten of them, and one moment of the machine's decides it."""

@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 
 from bench import compare, figures
-from tests.servers import SeaweedFS
+from testbed.servers import SeaweedFS
 
 RESULTS = Path("bench/results")
 

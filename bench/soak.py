@@ -17,15 +17,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import psutil
 from rich.console import Console
 from rich.table import Table
 
-from bench.node import Daemon, open_files
 from cachesvc.catalog.build import Options
 from cachesvc.client.control import Control
 from cachesvc.client.grants import DaemonGrants
@@ -33,6 +30,8 @@ from cachesvc.client.protocol import Granted
 from cachesvc.core.errors import CacheError
 from cachesvc.core.model import DatasetId
 from cachesvc.core.order.epoch_order import Plan
+from testbed.held import Held, held
+from testbed.node import Daemon
 
 EXTENT = 256 << 10
 EXTENTS = 256
@@ -42,35 +41,6 @@ MOST_MEMFDS = EXTENTS // 4 + 16
 """The extents of the RAM tier, fills that run, and catalogs."""
 RECONNECT = 0.02
 """Share of the steps at which a reader goes and comes again: half of them without releasing anything."""
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """What the daemon's processes hold at one moment."""
-
-    rss_kb: int
-    descriptors: int
-    threads: int
-    memfds: int
-    children_rss_kb: int
-
-
-def held(pid: int) -> Held:
-    """Read from /proc: of the daemon, and the memory of its fillers and builder."""
-    names = open_files(pid)
-    children = psutil.Process(pid).children(recursive=True)
-    return Held(
-        rss_kb=_anonymous_kb(pid),
-        descriptors=sum(not name.startswith("/memfd:") for name in names),
-        threads=len(os.listdir(f"/proc/{pid}/task")),
-        memfds=sum(name.startswith("/memfd:") for name in names),
-        children_rss_kb=sum(_anonymous_kb(child.pid) for child in children),
-    )
-
-
-def _anonymous_kb(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 
 
 class Readers:

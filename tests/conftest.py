@@ -12,8 +12,8 @@ import pytest
 from hypothesis import settings
 
 from cachesvc.sources.s3.s3 import S3Settings, S3Source, open_s3
-from tests.fake_s3 import FakeS3, fake_s3
-from tests.servers import Proxy, SeaweedFS
+from testbed.servers import Proxy, SeaweedFS
+from tests.support.faults.fake_s3 import FakeS3, fake_s3
 
 settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
 settings.load_profile("untimed")
@@ -63,13 +63,22 @@ def target(tmp_path: Path) -> Iterator[int]:
 
 
 @pytest.fixture
-def fake(s3_env: dict[str, str]) -> Iterator[FakeS3]:
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeS3]:
+    """An S3 server that answers as a test says; this process has credentials for it."""
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "first")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
     with fake_s3() as found:
         yield found
 
 
 @pytest.fixture
 def source(fake: FakeS3) -> Iterator[S3Source]:
+    """A source that reads from the fake server."""
     found = open_s3(S3Settings(endpoint=fake.endpoint))
     yield found
     found.close()

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.kills.drill import EXTENT, FILES, NVME, RAM, RUNS, SAMPLES, Report, drill
-from tests.servers import SeaweedFS
+from testbed.servers import SeaweedFS
 
 
 def main(arguments: Sequence[str]) -> int:

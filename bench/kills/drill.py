@@ -23,10 +23,10 @@ from bench.kills.node import Node
 from bench.kills.remains import Doomed
 from bench.kills.run import Run
 from bench.kills.trainer import RECORD, Life
-from bench.node import Daemon
 from cachesvc.catalog.build import Options
 from cachesvc.client.control import Control
-from tests.servers import SeaweedFS
+from testbed.node import Daemon
+from testbed.servers import SeaweedFS
 
 PER_EXTENT = 32
 EXTENT = PER_EXTENT * RECORD

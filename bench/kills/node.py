@@ -9,7 +9,7 @@ import psutil
 
 from bench.kills.clock import Clock
 from bench.kills.remains import Doomed
-from bench.node import Daemon
+from testbed.node import Daemon
 
 LOOK_EVERY_S = 0.05
 """Asking whether it answers costs a few milliseconds."""

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import psutil
 
-from bench.node import Daemon, open_files
 from cachesvc.client.control import Control
 from cachesvc.core.errors import CacheError
+from testbed.node import Daemon, open_files
 
 TOKEN = "CACHESVC_KILLS"
 """The environment variable that every process of a drill inherits."""

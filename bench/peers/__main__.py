@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from bench.memory import settle
 from bench.peers import corpus
 from bench.peers.peer import UNTUNED, Batches, Job, Peer
-from bench.peers.usage import anonymous_bytes, cpu_s, family
+from testbed.memory import settle
+from testbed.usage import anonymous_bytes, cpu_s, family
 
 MODULES = {
     "cachesvc": "ours",

@@ -1,7 +1,6 @@
 """How much memory the daemon and its processes take at their peak, and the RAM budget that this leaves.
 
-The figures are measured (docs/decisions/2026-11-26-memory-of-our-processes.md); `tests/test_footprint.py` measures them
-again.
+`tests/system/test_footprint.py` measures the figures (docs/decisions/2026-11-26-memory-of-our-processes.md).
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.node import Daemon
+from testbed import ROOT
+from testbed.node import Daemon
 
-ROOT = Path(__file__).resolve().parents[2]
 PIP = ["-m", "pip", "--disable-pip-version-check", "--quiet"]
 
 

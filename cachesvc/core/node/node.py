@@ -2,13 +2,13 @@
 
 'A copy is an extent's bytes in one tier. `core/records/copy_phases.py` holds the table of its phases.
 
-Copies are evicted from eviction lists only. A copy is on a list exactly while it is idle and not pinned: not leased,
-not filled from, not being committed. So a copy that is granted or protected cannot be evicted. Each role has its lists: KEPT
+Copies are evicted from eviction lists only. A copy is on a list exactly while it is idle and not pinned: not leased, not
+filled from, not being committed. So a copy that is granted or protected cannot be evicted. Each role has its lists: KEPT
 (the share of a claim), AHEAD (the window of a plan), LRU. `core/tiering/policy.py` decides from which list room is made.
 
-Fills are single-flight: an extent with waiters is filling, queued for room, or due for a retry. Whenever something
-changed, the node starts fills, in this order: waiting readers, lost extents, plans, prefetches. The head of the queue
-starts when it has a slot and room. It waits while room is coming without a reader's doing (an eviction, a commit, a fill without
+Fills are single-flight: an extent with waiters is filling, queued for room, or due for a retry. Whenever something changed,
+the node starts fills, in this order: waiting readers, lost extents, plans, prefetches. The head of the queue starts when
+it has a slot and room. It waits while room is coming without a reader's doing (an eviction, a commit, a fill without
 waiters). It is refused when only readers could free room.
 
 Bytes are reserved before a fill, and free only after `Evicted` or `FillFailed`. So filling, resident, evicting and held

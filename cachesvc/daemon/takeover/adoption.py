@@ -200,6 +200,7 @@ def _greeted(channel: socket.socket, process: Process, directory: str, state_dir
     offer = pb.TakeoverOffer()
     try:
         send(channel, Word.HELLO, pb.TakeoverHello(protocol=PROTOCOL, version=cachesvc.__version__))
+        log.info("asked the daemon that serves here to hand over", extra={"pid": process.pid})
         (lock,) = receive(channel, Word.OFFER, offer)
     except (TimeoutError, ValueError) as error:
         raise DaemonUnavailable(

@@ -1,0 +1,406 @@
+"""A counting HTTP proxy before the S3 server, with delay, a rate per connection, and faults.
+
+It parses request and response heads only; bodies pass by `splice`, so that it stays cheap beside what it
+measures. `Host` is forwarded unchanged, because SigV4 signs it. One thread a connection. `GET /__counts`
+answers what was counted as JSON, `GET /__reset` forgets it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections import Counter
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Literal
+
+from testbed import ROOT, WAIT_S
+
+PIPE_BYTES = 1 << 20
+MAX_HEAD_BYTES = 64 << 10
+STALL_LIMIT_S = 60.0
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.I)
+_RANGE = re.compile(rb"\r\nrange: *([^\r]+)", re.I)
+_CHUNKED = re.compile(rb"\r\ntransfer-encoding: *chunked", re.I)
+_EXPECT = re.compile(rb"\r\nexpect: *100-continue", re.I)
+_IF_MATCH = re.compile(rb"\r\nif-match: *[^\r]+", re.I)
+_CLOSE = re.compile(rb"\r\nconnection: *close", re.I)
+
+
+@dataclass
+class Fault:
+    """What to do to the next `times` GETs whose path holds `path`.
+
+    status: answer `status` (with S3's error `code` and Retry-After when given) without asking the server;
+    cut: close the connection after `after_bytes` of the body, reset: the same by RST; length: announce one byte
+    more than there is, and close; stall: say no more after them, until the proxy
+    stops; flip: invert one bit of the byte at that offset; ignore-range and ignore-if-match: hide that header from the
+    server; slow: wait `after_s` first; hold: wait for `until` first.
+    """
+
+    kind: Literal[
+        "status", "cut", "reset", "length", "stall", "flip", "ignore-range", "ignore-if-match", "slow", "hold"
+    ]
+    times: int = 1
+    path: str = ""
+    after_bytes: int = 0
+    after_s: float = 0.0
+    status: int = 503
+    code: str = ""
+    retry_after_s: int | None = None
+    until: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass
+class Counts:
+    """What passed: `by` counts "METHOD path range"; `bytes` are response body bytes; `gets` tells of each GET, where
+    their rate is limited, when it came and whether it passed."""
+
+    requests: int = 0
+    bytes: int = 0
+    by: Counter[str] = field(default_factory=Counter)
+    gets: list[tuple[float, bool]] = field(default_factory=list)
+
+    def as_json(self) -> str:
+        """The fields as one JSON object."""
+        return json.dumps(vars(self))
+
+
+class _Hangup(Exception):
+    """One of the two ends is gone, or a fault says so."""
+
+
+class _Wire:
+    """One end of a connection: a socket and the bytes read ahead from it."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.sock = sock
+        self.ahead = b""
+
+    def _more(self) -> None:
+        got = self.sock.recv(64 << 10)
+        if not got:
+            raise _Hangup
+        self.ahead += got
+
+    def head(self) -> bytes:
+        """Up to and with the empty line."""
+        while (end := self.ahead.find(b"\r\n\r\n")) < 0:
+            if len(self.ahead) > MAX_HEAD_BYTES:
+                raise _Hangup
+            self._more()
+        head, self.ahead = self.ahead[: end + 4], self.ahead[end + 4 :]
+        return head
+
+    def line(self) -> bytes:
+        while (end := self.ahead.find(b"\r\n")) < 0:
+            self._more()
+        line, self.ahead = self.ahead[: end + 2], self.ahead[end + 2 :]
+        return line
+
+
+class Proxy:
+    """Context manager; serves on a free loopback port from its own threads.
+
+    `rate` is bytes per second and connection (0: no limit), `delay_s` is added to each request. Tests append
+    to `faults`; the first that matches a GET is used up. Beyond `gets_per_s` (0: no limit; a tenth of a second's
+    worth at once) GETs of objects are answered with 503 SlowDown; where `retry_after_s` is set, with 429 and that.
+    """
+
+    def __init__(
+        self, target: str, delay_s: float = 0.0, rate: float = 0.0, port: int = 0, gets_per_s: float = 0.0
+    ) -> None:
+        host, _, number = target.rpartition(":")
+        self.target = (host.removeprefix("http://"), int(number))
+        self.delay_s = delay_s
+        self.rate = rate
+        self.gets_per_s = gets_per_s
+        self.retry_after_s: int | None = None
+        self._allowed = (0.0, 0.0)
+        self.faults: list[Fault] = []
+        self.counts = Counts()
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._open: set[socket.socket] = set()
+        self._threads: list[threading.Thread] = []
+        self._listener = socket.create_server(("127.0.0.1", port), backlog=512)
+        self.port: int = self._listener.getsockname()[1]
+        self.endpoint = f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Proxy:
+        self._acceptor = threading.Thread(target=self._accept, daemon=True)
+        self._acceptor.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopped.set()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._acceptor.join()
+        self.hang_up()
+        for thread in self._threads:
+            thread.join()
+
+    def hang_up(self) -> None:
+        """Break every open connection, as a restarted load balancer does."""
+        with self._lock:
+            for sock in self._open:
+                try:
+                    sock.shutdown(socket.SHUT_RDWR)
+                except OSError:  # the other end was first
+                    pass
+
+    def reset(self) -> None:
+        """Forget what was counted."""
+        with self._lock:
+            self.counts = Counts()
+
+    def _accept(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                client, _ = self._listener.accept()
+            except OSError:  # the listener was closed
+                return
+            thread = threading.Thread(target=self._serve, args=(client,), daemon=True)
+            self._threads = [t for t in self._threads if t.is_alive()] + [thread]
+            thread.start()
+
+    def _serve(self, client: socket.socket) -> None:
+        inlet, outlet = os.pipe()
+        fcntl.fcntl(outlet, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        server = socket.socket()
+        with self._lock:
+            self._open |= {client, server}
+        try:
+            server.connect(self.target)
+            exchange = _Exchange(self, _Wire(client), _Wire(server), inlet, outlet)
+            while not self._stopped.is_set():
+                exchange.once()
+        except (_Hangup, OSError):  # either end may vanish at any time; that ends this connection only
+            pass
+        finally:
+            with self._lock:
+                self._open -= {client, server}
+            for sock in (client, server):
+                sock.close()
+            os.close(inlet)
+            os.close(outlet)
+
+    def take_fault(self, method: str, path: str) -> Fault | None:
+        """The fault for this request, used up by one."""
+        if method != "GET" or not self.faults:
+            return None
+        with self._lock:
+            for fault in self.faults:
+                if fault.times > 0 and fault.path in path:
+                    fault.times -= 1
+                    return fault
+        return None
+
+    def refuses(self, method: str, path: str) -> bool:
+        """Whether this GET is one too many."""
+        if not self.gets_per_s or method != "GET" or "list-type" in path:
+            return False
+        with self._lock:
+            now, (level, at) = time.monotonic(), self._allowed
+            level = min(max(1.0, self.gets_per_s / 10), level + (now - at) * self.gets_per_s)
+            passes = level >= 1
+            self._allowed = (level - passes, now)
+            self.counts.gets.append((now, passes))
+            return not passes
+
+    def count_request(self, method: str, path: str, span: str) -> None:
+        with self._lock:
+            self.counts.requests += 1
+            self.counts.by[f"{method} {path} {span}".rstrip()] += 1
+
+    def count_bytes(self, size: int) -> None:
+        with self._lock:
+            self.counts.bytes += size
+
+    def pause(self, seconds: float) -> None:
+        """Sleep, but not past the end of the proxy."""
+        self._stopped.wait(seconds)
+
+
+class _Exchange:
+    """Requests and answers over one pair of connections."""
+
+    def __init__(self, proxy: Proxy, client: _Wire, server: _Wire, inlet: int, outlet: int) -> None:
+        self.proxy, self.client, self.server = proxy, client, server
+        self.inlet, self.outlet = inlet, outlet
+        self.free_at = 0.0
+
+    def once(self) -> None:
+        """Pass one request and its answer."""
+        head = self.client.head()
+        method, path = head.split(b" ", 2)[:2]
+        if path in (b"/__counts", b"/__reset"):
+            return self._answer_self(path)
+        found = _RANGE.search(head)
+        self.proxy.count_request(method.decode(), path.decode(), found[1].decode() if found else "")
+        fault = self.proxy.take_fault(method.decode(), path.decode())
+        if self.proxy.refuses(method.decode(), path.decode()):
+            fault = Fault("status", code="SlowDown")
+            if (wait_s := self.proxy.retry_after_s) is not None:
+                fault = Fault("status", status=429, code="TooManyRequests", retry_after_s=wait_s)
+        if self.proxy.delay_s:
+            time.sleep(self.proxy.delay_s)
+        if fault is not None and fault.kind == "status":
+            return self._refuse(fault)
+        if fault is not None and fault.kind == "slow":
+            self.proxy.pause(fault.after_s)
+        if fault is not None and fault.kind == "hold":
+            fault.until.wait(STALL_LIMIT_S)
+        self._pass_request(head, fault)
+        answer = self.server.head()
+        if fault is not None and fault.kind == "length":
+            answer = _LENGTH.sub(lambda found: b"\r\nContent-Length: %d" % (int(found[1]) + 1), answer)
+        self.client.sock.sendall(answer)
+        self._pass_answer(method, answer, fault)
+        if _CLOSE.search(answer) or _CLOSE.search(head):
+            raise _Hangup
+
+    def _pass_request(self, head: bytes, fault: Fault | None) -> None:
+        if _EXPECT.search(head):  # answered here: the server would make us wait with the body
+            head = _EXPECT.sub(b"", head)
+            self.client.sock.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if fault is not None and fault.kind == "ignore-range":
+            head = _RANGE.sub(b"", head)
+        if fault is not None and fault.kind == "ignore-if-match":
+            head = _IF_MATCH.sub(b"", head)
+        self.server.sock.sendall(head)
+        if _CHUNKED.search(head):
+            self._copy_chunked(self.client, self.server)
+        elif length := _LENGTH.search(head):
+            self._copy(self.client, self.server, int(length[1]))
+
+    def _pass_answer(self, method: bytes, answer: bytes, fault: Fault | None) -> None:
+        status = int(answer.split(b" ", 2)[1])
+        if method == b"HEAD" or status in (204, 304):
+            return
+        if _CHUNKED.search(answer):
+            return self._copy_chunked(self.server, self.client)
+        found = _LENGTH.search(answer)
+        if found is None:
+            raise _Hangup
+        size = int(found[1])
+        if fault is not None and fault.kind == "length":
+            self._paced(size - 1)
+            raise _Hangup
+        if fault is None or fault.kind not in ("cut", "reset", "stall", "flip"):
+            return self._paced(size)
+        self._paced(min(size, fault.after_bytes))
+        self._spoil(fault, size - min(size, fault.after_bytes))
+
+    def _spoil(self, fault: Fault, left: int) -> None:
+        if fault.kind == "stall":
+            self.proxy.pause(STALL_LIMIT_S)
+        if fault.kind == "reset":  # close() then sends RST
+            self.client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        if fault.kind != "flip":
+            raise _Hangup
+        while not self.server.ahead:
+            self.server._more()
+        self.server.ahead = bytes([self.server.ahead[0] ^ 1 << fault.after_bytes % 8]) + self.server.ahead[1:]
+        self._paced(left)
+
+    def _paced(self, size: int) -> None:
+        """Body bytes to the client, no faster than the rate; counted before the client has them, or it would look first."""
+        rate, step = self.proxy.rate, 256 << 10
+        if not rate:
+            self.proxy.count_bytes(size)
+            self._copy(self.server, self.client, size)
+        else:
+            left = size
+            while left:
+                part = min(left, step)
+                self.proxy.count_bytes(part)
+                self._copy(self.server, self.client, part)
+                left -= part
+                now = time.monotonic()
+                self.free_at = max(self.free_at, now - 0.002) + part / rate
+                if self.free_at - now > 0.001:
+                    time.sleep(self.free_at - now)
+
+    def _copy(self, source: _Wire, sink: _Wire, size: int) -> None:
+        """`size` bytes: first what was read ahead, then through the pipe without touching them."""
+        part, source.ahead = source.ahead[:size], source.ahead[size:]
+        if part:
+            sink.sock.sendall(part)
+        left = size - len(part)
+        while left:
+            held = os.splice(source.sock.fileno(), self.outlet, min(left, PIPE_BYTES))
+            if not held:
+                raise _Hangup
+            left -= held
+            while held:
+                held -= os.splice(self.inlet, sink.sock.fileno(), held)
+
+    def _copy_chunked(self, source: _Wire, sink: _Wire) -> None:
+        while True:
+            line = source.line()
+            sink.sock.sendall(line)
+            size = int(line.split(b";")[0], 16)
+            self.proxy.count_bytes(size)
+            self._copy(source, sink, size + 2)
+            if not size:
+                return
+
+    def _refuse(self, fault: Fault) -> None:
+        wait = f"Retry-After: {fault.retry_after_s}\r\n" if fault.retry_after_s is not None else ""
+        body = f"<Error><Code>{fault.code}</Code></Error>" if fault.code else ""
+        head = f"HTTP/1.1 {fault.status} Fault\r\n{wait}Content-Length: {len(body)}\r\n\r\n"
+        self.client.sock.sendall((head + body).encode())
+
+    def _answer_self(self, path: bytes) -> None:
+        body = self.proxy.counts.as_json().encode()
+        if path == b"/__reset":
+            self.proxy.reset()
+        self.client.sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+
+
+class ProxyProcess:
+    """The same proxy in a process of its own, for measurements. Context manager."""
+
+    def __init__(self, target: str, **options: float | None) -> None:
+        """`options` are those of `python -m testbed.servers proxy`; None: its default."""
+        given = {f"--{name.replace('_', '-')}": value for name, value in options.items() if value is not None}
+        self._arguments = ["--target", target, *(str(each) for option in given.items() for each in option)]
+
+    def __enter__(self) -> ProxyProcess:
+        command = [sys.executable, "-m", "testbed.servers", "proxy", *self._arguments]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        assert self._process.stdout is not None
+        self.endpoint = self._process.stdout.readline().strip()
+        if not self.endpoint:
+            raise RuntimeError("the proxy did not start")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.terminate()
+        self._process.communicate(timeout=WAIT_S)
+
+    def counts(self) -> Counts:
+        """What passed since the start or the last reset."""
+        with urllib.request.urlopen(f"{self.endpoint}/__counts", timeout=WAIT_S) as answer:
+            found = json.load(answer)
+        return Counts(found["requests"], found["bytes"], Counter(found["by"]), found["gets"])
+
+    def reset(self) -> None:
+        """Forget what was counted."""
+        urllib.request.urlopen(f"{self.endpoint}/__reset", timeout=WAIT_S).close()

@@ -1,0 +1,156 @@
+"""An MDS index is read a shard at a time, and one that tells another number of samples than a shard does is found before
+the first epoch, by name."""
+
+from __future__ import annotations
+
+import json
+import os
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cachesvc.__main__ import run
+from cachesvc.catalog.formats.mds import compile_mds
+from cachesvc.catalog.inputs import Entry, Inputs, Options
+from cachesvc.core.errors import CorruptData, InvalidInput
+from cachesvc.core.model import ObjectVersion
+from testbed.node import Daemon
+from tests.support.catalog_reader import Folder, compiled
+from tests.support.datasets import mds_shards
+
+
+def shards(root: Path, compression: str = "", told: int = 41) -> Path:
+    """Three shards of 40 samples, of the second of which the index tells another number."""
+    mds_shards(root, {"x": "bytes"}, [{"x": os.urandom(100)}] * 120, 40, compression)
+    path = root / "index.json"
+    index = json.loads(path.read_text())
+    index["shards"][1]["samples"] = told
+    path.write_text(json.dumps(index))
+    return root
+
+
+@pytest.mark.parametrize("told", [39, 41])
+def test_opening_names_the_shard_and_both_numbers(tmp_path: Path, told: int) -> None:
+    with pytest.raises(
+        CorruptData, match=r"shard\.00001\.mds says .* 40 samples, .*index\.json: shards\[1\]"
+    ) as caught:
+        compiled(shards(tmp_path / "d", told=told))
+    assert f"says {told}" in str(caught.value)
+
+
+def test_opening_reads_each_plain_shard_once_and_no_compressed_one(tmp_path: Path) -> None:
+    for compression, reads in (("", 4), ("zstd", 1)):
+        folder = Folder()
+        root = shards(tmp_path / f"d{compression}", compression, told=40)
+        assert compiled(root, folder=folder).samples == 120
+        assert len(folder.reads) == reads
+
+
+@pytest.mark.parametrize("compression", ["", "zstd"])
+def test_a_shard_that_an_index_names_twice_is_refused(tmp_path: Path, compression: str) -> None:
+    path = shards(tmp_path / "d", compression, told=40) / "index.json"
+    index = json.loads(path.read_text())
+    index["shards"].append(index["shards"][1])
+    path.write_text(json.dumps(index))
+    with pytest.raises(CorruptData, match=r"index\.json: shards\[3\] names 'shard\.00001\.mds.* again"):
+        compiled(path.parent)
+
+
+def test_a_compressed_shard_is_named_when_it_is_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    root = shards(tmp_path / "d", "zstd")
+    with Daemon(
+        tmp_path / "node", ["--ram", "6MiB", "--extent-bytes", "1MiB", "--allow", str(tmp_path)]
+    ) as daemon:
+        monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
+        assert run(["prefetch", str(root)]) == CorruptData.code
+    assert "shard.00001.mds.zstd says that it holds 40 samples" in capsys.readouterr().err
+
+
+def test_offsets_outside_a_shard_name_it(tmp_path: Path) -> None:
+    catalog = compiled(shards(tmp_path / "d", "zstd"))
+    pairs = np.array([[168, 272], [168, 1 << 30]], np.uint32)
+    with pytest.raises(CorruptData, match=r"/d/shard\.00001\.mds\.zstd has an offset table .* sample 80 "):
+        catalog.settle(np.array([0, 80]), pairs)
+
+
+def test_a_long_index_costs_a_window_of_memory() -> None:
+    """It was parsed as a whole: that took 53 MB."""
+    count = 20_000
+    index = {"shards": [listed(number) for number in range(count)], "version": 2}
+    whole = json.dumps(index).encode()
+    names = {f"s3://b/shard.{number:05}.mds": 12 for number in range(count)} | {
+        "s3://b/index.json": len(whole)
+    }
+    entries = [Entry(ObjectVersion(uri, size, "e"), uri.rpartition("/")[2]) for uri, size in names.items()]
+
+    def fetch(version: ObjectVersion, offset: int, length: int) -> bytes:
+        return whole[offset : offset + length] if version.uri.endswith(".json") else b"\1\0\0\0"
+
+    inputs = Inputs("s3://b/", entries, Options(), fetch, NoData(), lambda done, total: None)
+    tracemalloc.start()
+    try:
+        draft = compile_mds(inputs)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert draft.extent_first[-1] == count
+    assert len(whole) > 7 << 20
+    assert peak < 30 << 20
+
+
+def listed(number: int) -> dict[str, Any]:
+    raw = {"basename": f"shard.{number:05}.mds", "bytes": 12, "hashes": {"sha1": f"{number:040}"}}
+    names = ["caption", "height", "image", "url", "width"]
+    types = {
+        "column_encodings": ["str", "int", "jpeg", "str", "int"],
+        "column_sizes": [None, 8, None, None, 8],
+    }
+    shard = {"column_names": names, "compression": None, "format": "mds", "hashes": ["sha1"], "samples": 1}
+    return {**shard, **types, "raw_data": raw, "size_limit": 1 << 26, "version": 2, "zip_data": None}
+
+
+class NoData:
+    """An index says it all."""
+
+    def declare(self, extents: object) -> None:
+        raise AssertionError
+
+    def read(self, extent: int, offset: int, length: int) -> bytes:
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        ({"version": 3}, InvalidInput, "is MDS version 3"),
+        ({"version": None}, CorruptData, "field 'version' is missing"),
+        ({"shards": {}}, CorruptData, r"index\.json is broken at character 11: '\[' is missing"),
+        ({"shards": [1]}, CorruptData, r"shards\[0\]: field 'format' is missing"),
+    ],
+)
+def test_an_index_of_another_kind_is_named(
+    tmp_path: Path, change: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    path = shards(tmp_path / "d", told=40) / "index.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}, sort_keys=True))
+    with pytest.raises(error, match=said):
+        compiled(path.parent)
+
+
+@pytest.mark.parametrize(
+    ("index", "said"),
+    [
+        ('{"version": 2}', "field 'shards' is missing"),
+        ('{"version": 2, "shards": [], "shards": []}', "lists its shards twice"),
+    ],
+)
+def test_an_index_lists_its_shards_once(tmp_path: Path, index: str, said: str) -> None:
+    path = shards(tmp_path / "d", told=40) / "index.json"
+    path.write_text(index)
+    with pytest.raises(CorruptData, match=said):
+        compiled(path.parent)

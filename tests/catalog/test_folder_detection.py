@@ -1,0 +1,319 @@
+"""What a folder is: decided by most of its data objects, said of the others, and never one opaque sample a container."""
+
+from __future__ import annotations
+
+import io
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cachesvc.catalog import kinds
+from cachesvc.catalog.build import Options, survey
+from cachesvc.core.errors import InvalidInput, NotFound
+from cachesvc.sources.open import Sources, SourceSettings
+from loader import open_dataset
+from loader.datasets import decode
+from testbed.node import Daemon
+from testbed.servers import SeaweedFS
+from tests.support.catalog_reader import compiled
+from tests.support.datasets import mds_shards, write_files
+from tests.support.folders import BIG, HDF5, IMAGES, TAR, left_out, opened, parquet, refusal
+
+# ---- who decides
+
+
+@pytest.mark.parametrize(
+    "stray", ["backup.tar", "embeddings.parquet", "old.zip", "x.h5", "cat/x.npy", "b.tar.gz", "a.mds"]
+)
+def test_one_stray_object_does_not_decide_and_is_left_out(tmp_path: Path, stray: str) -> None:
+    catalog = opened(tmp_path / "d", IMAGES | {stray: b"PAR1"})
+    assert (catalog.format, catalog.samples, catalog.classes) == ("files", 10, ("cat", "dog"))
+    assert left_out(catalog) == (1, 11, stray.rpartition("/")[2])
+
+
+def test_a_stray_image_beside_shards_is_left_out(tmp_path: Path) -> None:
+    catalog = opened(tmp_path / "d", {f"{n}.tar": TAR for n in range(3)} | {"logo.png": b"x"})
+    assert (catalog.format, catalog.samples, left_out(catalog)) == ("webdataset", 3, (1, 4, "logo.png"))
+
+
+@pytest.mark.parametrize(
+    ("names", "format"),
+    [
+        (("a.tar", "B.TAR", "c.Tar"), "webdataset"),
+        (("a.parquet", "B.PARQUET", "c.pq", "D.PARQ"), "parquet"),
+        (("a.npy", "B.NPY"), "records"),
+    ],
+)
+def test_names_are_matched_without_case(tmp_path: Path, names: tuple[str, ...], format: str) -> None:
+    write = {
+        "webdataset": lambda path: path.write_bytes(TAR),
+        "parquet": parquet,
+        "records": lambda path: path.write_bytes(npy(3)),
+    }[format]
+    (tmp_path / "d").mkdir()
+    for name in names:
+        write(tmp_path / "d" / name)
+    catalog = compiled(tmp_path / "d")
+    rows = {"webdataset": 1, "parquet": 2, "records": 3}[format]
+    assert (catalog.format, catalog.samples, catalog.notes) == (format, rows * len(names), ())
+
+
+def npy(rows: int) -> bytes:
+    into = io.BytesIO()
+    np.save(into, np.arange(2 * rows).reshape(rows, 2))
+    return into.getvalue()
+
+
+def test_megatron_pairs_are_matched_without_case(tmp_path: Path) -> None:
+    lengths = np.array([300, 400], "<i4")
+    head = struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 8, 2, 3)
+    index = head + lengths.tobytes() + bytes(16) + np.arange(3, dtype="<i8").tobytes()
+    catalog = opened(tmp_path / "d", {"A.BIN": bytes(1400), "A.IDX": index}, seq_len=100)
+    assert (catalog.format, catalog.samples) == ("tokens", 7)
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {
+            "README.md": b"r",
+            "readme_en.txt": b"r",
+            "LICENSE": b"l",
+            "train.log": b"l",
+            "SHA256SUMS": b"s",
+            "a.tar.md5": b"m",
+        },
+        {"a.json": b"{}", "a.idx": b"i", "a.tar.idx": b"i", "a.txt": b"t"},
+        {"a.parquet": b"PAR1", "a_stats.json": b"{}"},
+        {"labels.csv": b"file,label\n"},
+        {"idx/a.idx": b"i", "idx/b.idx": b"i"},
+        {"dataset.yaml": b"y"},
+    ],
+)
+def test_what_lies_beside_shards_decides_nothing(tmp_path: Path, beside: dict[str, bytes]) -> None:
+    catalog = opened(tmp_path / "d", {"a.tar": TAR} | beside)
+    assert (catalog.format, catalog.samples) == ("webdataset", 1)
+    assert left_out(catalog)[:2] == (len(beside), len(beside) + 1)
+
+
+def test_read_mes_cost_no_classes_and_are_no_samples(tmp_path: Path) -> None:
+    catalog = opened(
+        tmp_path / "d", IMAGES | {"README.md": b"r", "cat/README": b"r", "dog/license.txt": b"l"}
+    )
+    assert (catalog.samples, catalog.classes) == (10, ("cat", "dog"))
+    assert left_out(catalog)[:2] == (3, 13)
+
+
+def test_a_folder_of_mostly_read_mes_is_what_else_is_there(tmp_path: Path) -> None:
+    readmes = {f"{n}/README.md": b"r" for n in range(9)}
+    assert opened(tmp_path / "d", readmes | {"0/x.jpg": b"1"}).samples == 1
+    assert "nothing but read-mes" in refusal(tmp_path / "e", readmes)
+    assert opened(tmp_path / "e", {}, format="files").samples == 9
+
+
+def test_a_corpus_of_texts_is_files(tmp_path: Path) -> None:
+    catalog = opened(tmp_path / "d", {f"{n}.txt": b"once" for n in range(3)} | {"README.md": b"r"})
+    assert ([field.name for field in catalog.fields], catalog.samples) == (["txt"], 3)
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        (
+            {"a.tar": TAR, "b.jpg": b"1"},
+            ("1 webdataset (a.tar)", "1 files (b.jpg)", "webdataset, files", "*.tar, *.jpg"),
+        ),
+        ({"a.tar": TAR, "b.parquet": b"", "c.jpg": b""}, ("1 parquet (b.parquet)", "files", "*.parquet")),
+        ({"a.tar": TAR, "b.tfrecord": b""}, ("1 TFRecord (b.tfrecord)", "format= (webdataset)", "(*.tar)")),
+        ({"a.npy": npy(1), "b.jpg": b""}, ("1 records (a.npy)", "1 files (b.jpg)")),
+    ],
+)
+def test_without_a_majority_the_choices_are_named(
+    tmp_path: Path, files: dict[str, bytes], says: tuple[str, ...]
+) -> None:
+    error = refusal(tmp_path / "d", files)
+    assert [word for word in says if word not in error] == []
+
+
+def test_a_given_format_says_what_it_leaves_out(tmp_path: Path) -> None:
+    files = {"a.tar": TAR, "b.jpg": b"1", "c.jpg": b"2", "README.md": b"r"}
+    assert left_out(opened(tmp_path / "d", files, format="webdataset")) == (3, 4, "README.md")
+    everything = compiled(tmp_path / "d", Options(format="files"))
+    assert (everything.samples, everything.notes) == (4, ())
+
+
+def test_an_option_of_one_format_decides_for_it(tmp_path: Path) -> None:
+    """nanoGPT's folder."""
+    files = {
+        "train.bin": bytes(512),
+        "val.bin": bytes(512),
+        "meta.pkl": b"x",
+        "input.txt": b"x",
+        "prepare.py": b"x",
+    }
+    catalog = opened(tmp_path / "d", files, dtype="uint16", seq_len=32)
+    assert (catalog.format, catalog.samples, left_out(catalog)) == ("tokens", 16, (3, 5, "input.txt"))
+
+
+def test_a_container_or_an_array_of_an_images_stem_is_a_field_of_its_sample(tmp_path: Path) -> None:
+    pairs = {f"{n}.{extension}": b"PK\3\4" for n in range(3) for extension in ("jpg", "npz", "npy")}
+    catalog = opened(tmp_path / "d", pairs)
+    assert ([field.name for field in catalog.fields], catalog.samples) == (["jpg", "npy", "npz"], 3)
+    assert catalog.notes == ()
+
+
+@pytest.mark.parametrize(
+    "beside", [{f"{n}.json": b"{}" for n in range(2)}, {"labels.csv": b"file,label\n0.npy,1\n"}]
+)
+def test_arrays_that_something_describes_are_samples_each(tmp_path: Path, beside: dict[str, bytes]) -> None:
+    arrays = {f"{n}.npy": npy(3) for n in range(4)}
+    assert opened(tmp_path / "d", arrays).samples == 12
+    catalog = opened(tmp_path / "d", beside)
+    assert (catalog.format, catalog.samples) == ("files", 4)
+
+
+def test_an_index_decides_for_its_shards_and_not_for_the_folder(tmp_path: Path) -> None:
+    mds_shards(tmp_path / "d" / "m", {"x": "bytes"}, [{"x": b"1"}] * 4, 2)
+    assert compiled(tmp_path / "d").format == "mds"
+    assert left_out(opened(tmp_path / "d", IMAGES)) == (3, 13, "index.json")
+    error = refusal(tmp_path / "d" / "m", {f"{n}.jpg": b"1" for n in range(9)})
+    assert "index.json names others than most: 9 files (0.jpg), 2 mds" in error
+    assert "format= (files, mds)" in error
+
+
+def test_one_zarr_file_does_not_decide_for_what_lies_beside_it(tmp_path: Path) -> None:
+    assert opened(tmp_path / "d", IMAGES | {".zattrs": b"{}"}).samples == 10
+
+
+def test_mds_shards_of_which_some_are_compressed_are_one_format(tmp_path: Path) -> None:
+    mds_shards(tmp_path / "d", {"x": "bytes"}, [{"x": b"1"}] * 4, 2)
+    write_files(tmp_path / "d", {"shard.00009.mds.zstd": b"x"})
+    assert compiled(tmp_path / "d").format == "mds"
+
+
+def test_globs_and_lists_follow_the_same_rule(tmp_path: Path) -> None:
+    write_files(tmp_path / "d", {f"{n}.jpg": b"1" for n in range(4)} | {"b.tar": TAR, "README.md": b"r"})
+    sources = Sources(SourceSettings())
+
+    def found(*names: str) -> tuple[str, int, int]:
+        uris = sources.spelled_out([f"file://{tmp_path}/d/{name}" for name in names])
+        made = survey(uris, Options(), sources)
+        return made.format, len(made.entries), made.left_out
+
+    assert found("") == found("*") == found("**/*") == ("files", 4, 2)
+    assert found("{0,1,2}.jpg", "b.tar") == ("files", 3, 1)
+    assert found("b.tar") == found("*.tar") == ("webdataset", 1, 0)
+    with pytest.raises(InvalidInput, match=r"1 files \(0\.jpg\), 1 webdataset"):
+        found("0.jpg", "b.tar")
+
+
+# ---- images
+
+
+def test_images_of_several_extensions_are_decoded(tmp_path: Path) -> None:
+    names = ("a/1.jpg", "a/2.JPG", "b/3.jpeg", "b/4.png", "b/Thumbs.db")
+    catalog = opened(tmp_path / "d", dict.fromkeys(names, b"x"))
+    (field,) = catalog.fields
+    assert (field.name, field.encoding in decode.IMAGES) == ("image", True)
+    assert (catalog.samples, catalog.classes, catalog.notes) == (4, ("a", "b"), ())
+
+
+def test_of_mostly_images_only_what_shares_their_stem_belongs_to_them(tmp_path: Path) -> None:
+    files = IMAGES | {"cat/0.txt": b"a caption", "annotations.json": b"{}", "notes.pdf": b"%PDF"}
+    catalog = opened(tmp_path / "d", files)
+    assert ([field.name for field in catalog.fields], catalog.samples) == (["jpg", "txt"], 10)
+    assert catalog.classes == ("cat", "dog")
+    assert left_out(catalog) == (2, 13, "annotations.json")
+
+
+def test_images_among_as_many_others_stay_bytes_and_that_is_said(tmp_path: Path) -> None:
+    files = {f"lidar/{n}.bin": b"\0" for n in range(3)} | {f"image/{n}.png": b"1" for n in range(3)}
+    catalog = opened(tmp_path / "d", files)
+    assert ([field.name for field in catalog.fields], catalog.samples) == (["file"], 6)
+    assert any("3 .png, 3 .bin" in note or "3 .bin, 3 .png" in note for note in catalog.notes)
+
+
+def test_the_catalog_and_the_loader_know_the_same_images() -> None:
+    assert kinds.IMAGES == decode.IMAGES
+
+
+# ---- names that are never data
+
+
+LITTER = (
+    *(
+        "Thumbs.db",
+        "cat/desktop.ini",
+        "cat/.DS_Store",
+        "_SUCCESS",
+        "@eaDir/cat/0.jpg",
+        "cat/@eaDir/0.jpg/SYNO.jpg",
+    ),
+    *("__MACOSX/cat/._0.jpg", "lost+found/#1.jpg", ".ipynb_checkpoints/0.jpg", ".snapshot/daily/cat/0.jpg"),
+    "cat/.ipynb_checkpoints/0-checkpoint.jpg",
+)
+
+
+def test_what_systems_leave_beside_data_is_neither_sample_nor_class(tmp_path: Path) -> None:
+    catalog = opened(tmp_path / "d", IMAGES | dict.fromkeys(LITTER, b"litter"))
+    assert (catalog.samples, catalog.classes, catalog.notes) == (10, ("cat", "dog"), ())
+
+
+def test_a_folder_of_hive_partitions_is_no_column_and_no_class_which_is_said(tmp_path: Path) -> None:
+    parquet(*(tmp_path / "d" / f"year={year}" / "p.parquet" for year in (2020, 2021)))
+    said = "folders such as year=2020 are neither columns nor classes: no sample holds year"
+    assert any(said in note for note in compiled(tmp_path / "d").notes)
+    globbed = [str(tmp_path / "d" / f"year={year}" / "p.parquet") for year in (2020, 2021)]
+    assert any(said in note for note in compiled(globbed).notes)
+    assert compiled(tmp_path / "d" / "year=2020").notes == ()
+    pictures = opened(
+        tmp_path / "e", {f"year={year}/{n}.jpg": b"1" for year in (2020, 2021) for n in range(2)}
+    )
+    assert pictures.classes == ()
+    assert any(said in note for note in pictures.notes)
+    asked = compiled(tmp_path / "e", Options(labels="folder"))
+    assert (asked.classes, asked.notes) == (("year=2020", "year=2021"), ())
+
+
+# ---- with and without a daemon, on a file system and in a bucket
+
+SEVERAL = {
+    "stray": IMAGES | {"backup.tar": TAR, "README.md": b"r"},
+    "tables": IMAGES | {"rows.csv": b"a,b\n1,2\n"},
+    "mixed": {"a.tar": TAR, "b.jpg": b"1"},
+    "records": {"train.tfrecord": b"x"},
+    "hdf5": {"x.dat": HDF5},
+    "unknown": {"x.weird": b"\0" + BIG},
+}
+
+
+def told(uri: str) -> tuple[object, ...]:
+    """What opening a dataset says, without the place where it lies."""
+    try:
+        data = open_dataset(uri, decode=None)
+    except (InvalidInput, NotFound) as error:
+        return type(error).__name__, str(error).replace(uri, "")
+    notes = tuple(note.replace(uri, "") for note in data.catalog.notes)
+    return data.catalog.format, len(data), data.classes, notes
+
+
+def test_a_daemon_and_a_bucket_make_no_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3_server: SeaweedFS, bucket: str, s3_env: None
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    client = s3_server.client()
+    for name, files in SEVERAL.items():
+        write_files(tmp_path / "d" / name, files)
+        for key, body in files.items():
+            client.put_object(Bucket=bucket, Key=f"{name}/{key}", Body=body)
+    places = [f"{root}/{name}" for root in (f"file://{tmp_path}/d", f"s3://{bucket}") for name in SEVERAL]
+    monkeypatch.setenv("CACHESVC", "off")
+    direct = [told(uri) for uri in places]
+    assert direct[: len(SEVERAL)] == direct[len(SEVERAL) :]
+    allow = ["--allow", str(tmp_path), "--allow", f"s3://{bucket}/"]
+    with Daemon(tmp_path / "node", ["--ram", "64MiB", *allow]) as daemon:
+        monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
+        monkeypatch.setenv("CACHESVC", "require")
+        assert [told(uri) for uri in places] == direct

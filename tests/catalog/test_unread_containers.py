@@ -1,0 +1,186 @@
+"""Containers that are not read are refused by name, with the way out, and never open as one opaque sample a shard."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import struct
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import lmdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.feather as feather
+import pyarrow.orc as orc
+import pytest
+
+from cachesvc.catalog.build import Options
+from tests.support.catalog_reader import Folder, compiled
+from tests.support.datasets import write_files
+from tests.support.folders import BIG, HDF5, IMAGES, TAR, left_out, opened, parquet, refusal
+
+
+def npz(path: Path) -> None:
+    np.savez(path, x=np.arange(3))
+
+
+def _lmdb(folder: Path) -> None:
+    with lmdb.open(str(folder)) as made, made.begin(write=True) as transaction:
+        transaction.put(b"key", b"value")
+
+
+def _arrow(folder: Path) -> None:
+    table = pa.table({"a": [1]})
+    with (
+        pa.OSFile(str(folder / "data-00000-of-00001.arrow"), "wb") as file,
+        pa.ipc.new_stream(file, table.schema) as out,
+    ):
+        out.write_table(table)
+    write_files(folder, {"state.json": b"{}", "dataset_info.json": b"{}"})
+
+
+def _zip(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.jpg", b"x")
+
+
+def _litdata_chunk(*items: bytes) -> bytes:
+    offsets = np.cumsum([4 * (len(items) + 2), *map(len, items)], dtype="<u4")
+    return struct.pack("<I", len(items)) + offsets.tobytes() + b"".join(items)
+
+
+def _safetensors() -> bytes:
+    head = json.dumps({"x": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}}).encode()
+    return struct.pack("<Q", len(head)) + head + b"ab"
+
+
+def _tfrecord() -> bytes:
+    """A length and its masked CRC-32C, as TensorFlow writes them, before the record."""
+    return struct.pack("<QI", 5, 0x3E04B2EA) + b"hello" + bytes(4)
+
+
+LLM_C = struct.pack("<3i", 20240520, 1, 4) + bytes(1020)
+CONTAINERS: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "arrow": ("Arrow", _arrow),
+    "feather": ("Arrow", lambda d: feather.write_feather(pa.table({"a": [1]}), d / "a.feather")),
+    "orc": ("ORC", lambda d: orc.write_table(pa.table({"a": [1]}), d / "a.orc")),
+    "npz": ("npz", lambda d: npz(d / "a.npz")),
+    "npz beside json": ("npz", lambda d: (npz(d / "a.npz"), write_files(d, {"a.json": b"{}"}))),
+    "lmdb": ("LMDB", _lmdb),
+    "zip": ("zip", lambda d: _zip(d / "a.ZIP")),
+    "safetensors": ("safetensors", lambda d: write_files(d, {"a.safetensors": _safetensors()})),
+    "hdf5": ("HDF5", lambda d: write_files(d, {"a.h5": HDF5, "b.hdf5": HDF5})),
+    "zarr 2": ("Zarr", lambda d: write_files(d, {".zgroup": b"{}", "x/.zarray": b"{}", "x/0.0": b"1", "x/0.1": b"1"})),
+    "zarr 3": ("Zarr", lambda d: write_files(d, {"zarr.json": b"{}", "x/zarr.json": b"{}", "x/c/0/0": b"1"})),
+    "zarr below": ("Zarr", lambda d: write_files(d, {"x.zarr/.zgroup": b"{}", "x.zarr/a/0.0": b"1"})),
+    "tfrecord": ("TFRecord", lambda d: write_files(d, {"train-00000-of-00001.tfrecord": b"x"})),
+    "tfds": ("TFRecord", lambda d: write_files(d, {f"x.tfrecord-{n:05}-of-00002": b"x" for n in range(2)})),
+    "compressed tfrecord": ("TFRecord", lambda d: write_files(d, {"a.tfrecord.gz": b"x"})),
+    "litdata": ("litData", lambda d: write_files(d, {"chunk-0-0.bin": _litdata_chunk(b"a"), "index.json": b"{}"})),
+    "jsonl": ("JSONL", lambda d: write_files(d, {"train.jsonl": b'{"text": "a"}\n{"text": "b"}\n'})),
+    "compressed jsonl": ("JSONL", lambda d: write_files(d, {"c4-train.00000-of-01024.json.gz": b"x"})),
+    "csv": ("CSV", lambda d: write_files(d, {"train.csv": b"text,label\na,1\n", "README.md": b"r"})),
+    "csv in classes": ("CSV", lambda d: write_files(d, {f"{kind}/{n}.csv": b"1\n" for kind in "ab" for n in range(2)})),
+    # by content
+    "hdf5 of another name": ("HDF5", lambda d: write_files(d, {"a.dat": HDF5})),
+    "tfrecord without extension": ("TFRecord", lambda d: write_files(d, {"t-00000-of-00001": _tfrecord()})),
+    "litdata of other names": ("litData", lambda d: write_files(d, {"a.bin": _litdata_chunk(b"ab", b"c"), "b.bin": b"x"})),
+    "zip of another name": ("zip", lambda d: _zip(d / "a.dat")),
+    "lmdb of another name": ("LMDB", lambda d: (_lmdb(d), (d / "data.mdb").rename(d / "all"))),
+    "arrow of another name": ("Arrow", lambda d: (_arrow(d), (d / "data-00000-of-00001.arrow").rename(d / "a"))),
+    "safetensors of another name": ("safetensors", lambda d: write_files(d, {"a.model": _safetensors()})),
+    "parquet of another name": ("Parquet, which needs a name that ends with .parquet", lambda d: parquet(d / "part-0")),
+    "tar of another name": ("tar, which needs", lambda d: write_files(d, {"a.shard": TAR})),
+    "numbered parts": ("HDF5", lambda d: write_files(d, {f"x.{n:03}": HDF5 for n in range(40)})),
+    "json lines called json": ("JSONL", lambda d: write_files(d, {"train.json": b'{"a": 1}\n{"a": 2}\n'})),
+    "a long list called json": ("a JSON list", lambda d: write_files(d, {"a.json": b'[{"a": 1}' + b" " * len(BIG) + b"]"})),
+    "tokens of llm.c": ("tokens of llm.c, which needs format='tokens'", lambda d: write_files(d, {"t.bin": LLM_C})),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CONTAINERS)
+def test_a_container_that_is_not_read_is_refused_by_name_with_the_way_out(tmp_path: Path, case: str) -> None:
+    name, write = CONTAINERS[case]
+    (tmp_path / "d").mkdir()
+    write(tmp_path / "d")
+    error = refusal(tmp_path / "d")
+    assert f"{name}" in error
+    assert "which" in error.partition(name.partition(",")[0])[2]
+    assert "format='files' reads each file as one sample of bytes" in error
+    as_it_is = compiled(tmp_path / "d", Options(format="files"))
+    assert as_it_is.samples > 0
+    assert as_it_is.notes == ()
+
+
+def test_a_compressed_tar_without_the_name_of_one_is_refused_like_one_with(tmp_path: Path) -> None:
+    assert "b.tar is a compressed tar: decompress it" in refusal(
+        tmp_path / "d", {"a.tar": TAR, "b.tar": gzip.compress(TAR)}
+    )
+
+
+def test_a_stray_container_is_known_by_its_content_and_left_out(tmp_path: Path) -> None:
+    catalog = opened(tmp_path / "d", {f"{n}.flac": b"fLaC" for n in range(3)} | {"features": HDF5})
+    assert (catalog.samples, left_out(catalog)) == (3, (1, 4, "features"))
+
+
+def test_rows_that_label_nothing_are_no_samples(tmp_path: Path) -> None:
+    catalog = opened(
+        tmp_path / "d",
+        IMAGES | {"rows.csv": b"a,b\n1,2\n", "cat/metadata.jsonl": b'{"file_name": "0.jpg"}\n'},
+    )
+    assert (catalog.samples, left_out(catalog)[:2]) == (10, (2, 12))
+    assert "rows.csv is CSV" in refusal(tmp_path / "e", {"rows.csv": b"a,b\n1,2\n", "x.png": b"1"})
+
+
+@pytest.mark.parametrize("format", ["", "files"])
+def test_large_objects_of_unknown_kind_are_warned_of_unless_they_are_asked_for(
+    tmp_path: Path, format: str
+) -> None:
+    noise = random.Random(0).randbytes(len(BIG))
+    catalog = opened(tmp_path / "d", {"a.weird": noise, "b.weird": noise, "c.weird": b"small"}, format=format)
+    assert catalog.samples == 3
+    warned = [
+        note
+        for note in catalog.notes
+        if note.startswith("2 objects of unknown kind are read as opaque bytes")
+    ]
+    assert len(warned) == len(catalog.notes) == (not format)
+    (only,) = opened(tmp_path / "e", IMAGES | {"a.weird": noise}).notes
+    assert only.startswith("1 of 11 objects are no files and were left out")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"ORCA wrote this",
+        b"\xff" * 600,
+        bytes(600),
+        b"",
+        b'[{"a": 1}]',
+        np.arange(200, dtype="<f4").tobytes(),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.dat", "a.bin", "a", "a.json"])
+def test_small_files_of_any_content_are_samples(tmp_path: Path, name: str, body: bytes) -> None:
+    assert opened(tmp_path / "d", {name: body, f"x/{name}": b"x"}).samples == 2
+
+
+def test_chunks_of_litdata_are_no_tokens(tmp_path: Path) -> None:
+    assert "litData" in refusal(
+        tmp_path / "d", {"chunk-0-0.bin": _litdata_chunk(b"ab")}, dtype="u2", seq_len=1
+    )
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.wav", "a.nii.gz", "a.txt", "a.jpg"])
+def test_large_files_that_are_a_sample_each_are_not_warned_of(tmp_path: Path, name: str) -> None:
+    assert opened(tmp_path / "d", {name: BIG}).notes == ()
+
+
+def test_of_many_names_few_objects_are_looked_at_and_of_each_the_beginning(tmp_path: Path) -> None:
+    folder = Folder()
+    write_files(tmp_path / "d", {f"{n}.{kind}": b"\0" * 9 for n in range(9) for kind in ("kind_a", "kind_b")})
+    compiled(tmp_path / "d", folder=folder)
+    assert len(folder.reads) == 2

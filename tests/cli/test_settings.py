@@ -1,0 +1,230 @@
+"""Options, variables and exit codes: what the shell sees before any daemon."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cachesvc.__main__ import run
+from cachesvc.cli import cli, exits, output
+from cachesvc.cli.feedback import Feedback
+from cachesvc.cli.forecast import Cluster, forecast
+from cachesvc.cli.serve import serve, settings_of
+from cachesvc.config import NvmeSpec
+from cachesvc.core import errors
+from testbed import WAIT_S
+
+
+def parsed(arguments: list[str]) -> Any:
+    context = serve.make_context("serve", arguments)
+    context.params.pop("json")
+    return settings_of(**context.params)
+
+
+def verbs() -> Iterator[tuple[str, click.Command]]:
+    context = click.Context(cli)
+    for name in cli.list_commands(context):
+        command = cli.get_command(context, name)
+        assert command is not None
+        yield name, command
+
+
+def test_serve_options_become_settings() -> None:
+    budgets = "--ram 2GiB --nvme /a=10GB --nvme /b=80% --allow s3://x/ --allow /data"
+    places = "--socket /run/x --state-dir /s --listen 127.0.0.1:9000 --metrics 127.0.0.1:9090"
+    others = "--extent-bytes 1MiB --socket-mode 660 --fillers 3 --log-format json --unplanned-share 0.05"
+    found = parsed(f"{budgets} {places} {others}".split())
+    assert found.ram_bytes == 2 << 30
+    assert found.nvme == (NvmeSpec("/a", 10 * 10**9), NvmeSpec("/b", share=0.8))
+    assert found.allow == ("s3://x/", "/data")
+    assert (found.socket_dir, found.state_dir, found.listen) == ("/run/x", "/s", "127.0.0.1:9000")
+    assert (found.metrics, found.extent_bytes, found.socket_mode) == ("127.0.0.1:9090", 1 << 20, 0o660)
+    assert (found.fillers, found.log_format, found.unplanned_share) == (3, "json", 0.05)
+
+
+def test_serve_takes_every_option_from_a_variable_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CACHESVC_RAM", "1G")
+    monkeypatch.setenv("CACHESVC_NVME", "/a=1G /b=50%")
+    monkeypatch.setenv("CACHESVC_ALLOW", "s3://x/ s3://y/")
+    monkeypatch.setenv("CACHESVC_SOCKET", "/run/y")
+    monkeypatch.setenv("CACHESVC_PEER", "localhost:1 127.0.0.1:2")
+    found = parsed([])
+    assert found.ram_bytes == 1 << 30
+    assert found.peer == ("localhost:1", "127.0.0.1:2")
+    assert found.nvme == (NvmeSpec("/a", 1 << 30), NvmeSpec("/b", share=0.5))
+    assert found.allow == ("s3://x/", "s3://y/")
+    assert found.socket_dir == "/run/y"
+    for option in serve.params:
+        assert option.name in ("json", "help") or option.envvar == f"CACHESVC_{str(option.name).upper()}"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "--ram lots",
+        "--ram -5",
+        "--ram 9999999999999999P",
+        f"--ram {'9' * 400}",
+        f"--ram {'9' * 5000}",
+        f"--nvme /a={'9' * 5000}",
+        f"--quota user:{'9' * 5000}=1G",
+        f"--allow /data=uid:{'9' * 5000}",
+        f"--listen 127.0.0.1:{'9' * 5000}",
+        "--socket /run/\udcff",
+        "--ram ²GiB",
+        "--quota user:²=1G",
+        "--quota users=1G",
+        "--quota user:=1G",
+        "--quota data/=1G",
+        "--allow /data=uid:²",
+        "--metrics 127.0.0.1:²",
+        "--nvme /a",
+        "--nvme /a=200%",
+        "--nvme =5G",
+        "--nvme /a=0",
+        "--nvme /a=1MiB",
+        "--nvme /a=1GiB --nvme /a/=1GiB",
+        "--unplanned-share 0.6",
+        "--unplanned-share -0.1",
+        "--unplanned-share nan",
+        "--unplanned-share 5%",
+        "--ram 64MiB --unplanned-share 0.5",
+        "--socket-mode 999",
+        "--socket-mode 7777",
+        "--listen 8080",
+        "--listen host:99999",
+        "--ram 1MiB --extent-bytes 64MiB",
+        "--socket-mode 666",
+        "--extent-bytes 5000",
+        "--listen 0.0.0.0:9000",
+        "--share 0.0.0.0:9000",
+        "--peer 10.1.1.1:9000",
+        "--peer node2",
+        "--tls-cert x.pem",
+        "--nonsense",
+    ],
+)
+def test_serve_refuses_what_makes_no_sense_with_2(
+    capsys: Any, arguments: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CACHESVC_ALLOW", "CACHESVC_NVME"):
+        monkeypatch.delenv(name, raising=False)
+    assert run(["serve", *arguments.split()]) == 2
+    assert capsys.readouterr().err.strip()
+
+
+@pytest.mark.parametrize("option", ["--metrics", "--listen", "--share", "--peer"])
+@pytest.mark.parametrize("given", ["https://node2:9000", "unix:/run/x:9000", "node 2:9000"])
+def test_an_address_is_no_url(capsys: Any, option: str, given: str) -> None:
+    assert run(["serve", "--tls-cert", "x", "--tls-key", "x", "--tls-ca", "x", option, given]) == 2
+    assert f"{given!r} is not an address; write HOST:PORT" in capsys.readouterr().err
+
+
+def test_every_verb_prints_json_on_demand_and_every_option_is_explained() -> None:
+    for name, command in verbs():
+        options = {p.name: p for p in command.params if isinstance(p, click.Option)}
+        assert "json" in options, name
+        assert all(option.help for option in options.values()), name
+        assert command.help
+
+
+def test_exit_codes_are_documented_where_people_look(capsys: Any) -> None:
+    kinds = [kind for kind in errors.kinds() if kind.__module__ == errors.__name__]
+    table = {
+        int(code): name for code, name in re.findall(r"^\| (\d+) \| (\w+) \|", exits.__doc__ or "", re.M)
+    }
+    assert {kind.code: kind.__name__ for kind in kinds} == table
+    assert run(["--help"]) == 0
+    listed = {int(code) for code in re.findall(r"^ +(\d+)  \w", capsys.readouterr().out, re.M)}
+    assert listed == {0, errors.INTERRUPTED, *table}
+
+
+def test_the_command_line_starts_without_what_only_the_daemon_needs() -> None:
+    heavy = ["numpy", "lmdb", "boto3", "grpc", "torch"]
+    code = f"import sys, cachesvc.__main__; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=WAIT_S)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_log_gets_a_line_a_second_at_most(capsys: Any) -> None:
+    clock = iter([0.0, 0.4, 0.9, 1.5, 1.6, 3.0])
+    with Feedback("prefetch", now=lambda: next(clock)) as feedback:
+        for done in range(5):
+            feedback.update(done << 20, 10 << 20)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "prefetch: 20.0 %, 2.0 MiB of 10.0 MiB, 1.3 MiB/s, 0:06 left",
+        "prefetch: 40.0 %, 4.0 MiB of 10.0 MiB, 1.3 MiB/s, 0:04 left",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 bytes"), (1023, "1023 bytes"), (1536, "1.5 KiB"), (1 << 40, "1.0 TiB")]
+)
+def test_sizes_are_written_for_people(count: int, text: str) -> None:
+    assert output.size(count) == text
+
+
+def test_only_all_of_it_is_100_percent() -> None:
+    assert output.share(9_999_999, 10_000_000) == "99.9 %"
+    assert output.share(5, 5) == "100 %"
+    assert output.share(0, 0) == "-"
+
+
+def test_a_node_alone_hits_what_it_holds_and_no_more() -> None:
+    tenth = Cluster(
+        nodes=8, cache_bytes=100, source_bytes_per_s=10, peer_bytes_per_s=100, local_bytes_per_s=1000
+    )
+    alone = forecast(1000, 10, tenth)
+    assert (alone.local, alone.peer, alone.source) == pytest.approx((0.1, 0.0, 0.9))
+    assert (alone.epoch_s, alone.bound_by) == (pytest.approx(90.0), "source")
+
+
+@pytest.mark.parametrize(("nodes", "held"), [(6, 0.1), (6, 0.3), (6, 0.6), (40, 0.02), (40, 0.2)])
+@pytest.mark.parametrize("epoch", [2, None])
+def test_a_forecast_with_peers_is_what_a_draw_of_kept_parts_gives(
+    nodes: int, held: float, epoch: int | None
+) -> None:
+    """Each node keeps its part of the first epoch, then what its later epochs add; three peers are asked."""
+    draw, extents = np.random.default_rng(1), 240 * 40
+    kept = np.zeros((nodes, extents), bool)
+    goal = round(extents * min(held, 1 / nodes if epoch == 2 else 1.0))
+    first = np.array_split(draw.permutation(extents), nodes)
+    for node, part in enumerate(first):
+        kept[node, part[:goal]] = True
+        absent = draw.permutation(np.flatnonzero(~kept[node]))
+        kept[node, absent[: goal - kept[node].sum()]] = True
+    found = np.zeros(3)
+    for extent in range(extents):
+        reader, *asked = draw.permutation(nodes)[:4]
+        origin = 0 if kept[reader, extent] else 1 if kept[asked, extent].any() else 2
+        found[origin] += 1 / extents
+    told = forecast(1000, 10, Cluster(nodes, round(1000 * held), 1, 1, 1), epoch, asked=3)
+    assert (told.local, told.peer, told.source) == pytest.approx(tuple(found), abs=0.02)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.integers(1, 1 << 50),
+    nodes=st.integers(1, 1000),
+    cache=st.integers(0, 1 << 50),
+    epoch=st.sampled_from([2, None]),
+    asked=st.integers(0, 3),
+)
+def test_a_forecast_accounts_for_every_read(
+    size: int, nodes: int, cache: int, epoch: int | None, asked: int
+) -> None:
+    found = forecast(size, 10, Cluster(nodes, cache, 1e9, 1e9, 1e9), epoch, asked)
+    assert found.local + found.peer + found.source == pytest.approx(1.0)
+    assert min(found.local, found.peer, found.source) >= -1e-9
+    assert found.source_bytes <= size
+    assert found.cold_epoch_s >= 0

@@ -1,0 +1,363 @@
+"""The verbs against a real gRPC server that serves canned replies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cachesvc.__main__ import run
+from cachesvc.config import CONTROL_SOCKET
+from cachesvc.core.errors import NotAllowed, NotFound
+from cachesvc.v1 import cachesvc_pb2 as pb
+from testbed import WAIT_S
+from tests.support.canned import DATASET, NEW, OLD, URI, CannedCache, canned_daemon
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CannedCache]:
+    """A canned daemon that the environment points to."""
+    monkeypatch.setenv("CACHESVC_SOCKET", str(tmp_path))
+    with canned_daemon(tmp_path) as servicer:
+        yield servicer
+
+
+def progress(resident: int, done: bool = False, **more: Any) -> pb.PrefetchReply:
+    size = 10 << 20
+    return pb.PrefetchReply(
+        extents=10,
+        resident_extents=resident,
+        size_bytes=size,
+        resident_bytes=size * resident // 10,
+        done=done,
+        **more,
+    )
+
+
+def rows(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_prefetch_ends_with_0_when_every_extent_is_resident(cache: CannedCache, capsys: Any) -> None:
+    cache.prefetch = [progress(0), progress(5), progress(10, done=True)]
+    assert run(["prefetch", URI]) == 0
+    out, err = capsys.readouterr()
+    assert "10 of 10 extents resident" in out
+    assert err == ""
+    assert cache.asked[-1].dataset == NEW
+
+
+def test_prefetch_prints_objects_for_programs(cache: CannedCache, capsys: Any) -> None:
+    cache.prefetch = [progress(10, done=True, source_bytes=7)]
+    assert run(["prefetch", "--json", URI]) == 0
+    last = rows(capsys.readouterr().out)[-1]
+    assert last["event"] == "prefetched"
+    assert last["resident"] is True
+    assert last["source_bytes"] == 7
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_data_that_does_not_fit_is_8_and_says_how_much_is_missing(
+    cache: CannedCache, capsys: Any, dry: list[str]
+) -> None:
+    cache.prefetch = [progress(6, done=True, unfit_bytes=4 << 20)]
+    assert run(["prefetch", *dry, URI]) == 8
+    out, err = capsys.readouterr()
+    assert "4,194,304 bytes" in err
+    assert "--nvme" in err
+    assert err.count("\n") == 1
+    assert out
+
+
+def test_a_tier_that_takes_no_more_is_named_wherever_somebody_looks(
+    cache: CannedCache, capsys: Any, tmp_path: Path
+) -> None:
+    cache.prefetch = [progress(6, done=True, unfit_bytes=4 << 20, full_tiers=["nvme0"])]
+    assert run(["prefetch", URI]) == 8
+    assert "nvme0 takes no more" in capsys.readouterr().err
+    cache.tier = pb.TierStatus(name="nvme0", full=True)
+    assert run(["status"]) == 0
+    assert "takes no more" in capsys.readouterr().out
+    run(["doctor", "--json", "--ram", "1MiB", "--extent-bytes", "1MiB", "--state-dir", str(tmp_path)])
+    (told,) = (row for row in rows(capsys.readouterr().out) if row["check"] == "daemon")
+    assert told["level"] == "warn"
+    assert "nvme0 takes no more" in told["text"]
+    cache.tier = pb.TierStatus(name="nvme0", full=True, stalled=True)
+    assert run(["status"]) == 0
+    assert "does not answer" in capsys.readouterr().out
+
+
+def test_a_failed_extent_gives_its_own_code(cache: CannedCache, capsys: Any) -> None:
+    failures = [pb.ExtentFailure(extent="aa", code=6, message="s3://bucket/x changed")] * 2
+    cache.prefetch = [progress(8, done=True, failures=failures)]
+    assert run(["prefetch", URI]) == 6
+    assert "2 extents" in (err := capsys.readouterr().err)
+    assert "s3://bucket/x changed" in err
+
+
+def test_a_prefetch_that_stops_short_is_no_success(cache: CannedCache, capsys: Any) -> None:
+    cache.prefetch = [progress(9, done=True)]
+    assert run(["prefetch", URI]) == 1
+    assert "only 9 of 10" in capsys.readouterr().err
+
+
+def test_a_failing_dataset_does_not_keep_the_next_from_being_filled(cache: CannedCache, capsys: Any) -> None:
+    cache.prefetch = [progress(6, done=True, unfit_bytes=1)]
+    assert run(["prefetch", NEW, OLD]) == 8
+    assert [request.dataset for request in cache.asked] == [NEW, OLD]
+    assert capsys.readouterr().err.count("does not fit") == 2
+
+
+def test_several_uris_are_several_datasets_unless_together(cache: CannedCache, capsys: Any) -> None:
+    cache.prefetch = [progress(10, done=True)]
+    assert run(["prefetch", "s3://b/1", "s3://b/2"]) == 0
+    assert [list(r.uris) for r in cache.asked if isinstance(r, pb.OpenDatasetRequest)] == [
+        ["s3://b/1"],
+        ["s3://b/2"],
+    ]
+    cache.asked.clear()
+    assert run(["prefetch", "--together", "s3://b/1", "s3://b/2"]) == 0
+    assert list(cache.asked[0].uris) == ["s3://b/1", "s3://b/2"]
+
+
+def test_dataset_options_reach_the_daemon(cache: CannedCache, capsys: Any) -> None:
+    cache.prefetch = [progress(10, done=True)]
+    assert (
+        run(
+            [
+                "prefetch",
+                "--format",
+                "tokens",
+                "--dtype",
+                "uint16",
+                "--seq-len",
+                "2048",
+                "--overlap",
+                "1",
+                URI,
+            ]
+        )
+        == 0
+    )
+    wanted = cache.asked[0].options
+    assert (wanted.format, wanted.dtype, wanted.seq_len, wanted.overlap) == ("tokens", "uint16", 2048, 1)
+    assert wanted.extent_bytes == 0
+
+
+def test_a_local_path_is_sent_as_seen_from_here(
+    cache: CannedCache, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cache.prefetch = [progress(10, done=True)]
+    assert run(["prefetch", "data/"]) == 0
+    assert list(cache.asked[0].uris) == [f"{tmp_path}/data/"]
+
+
+def test_prefetch_can_verify_afterwards(cache: CannedCache, capsys: Any) -> None:
+    cache.prefetch = [progress(10, done=True)]
+    cache.verify = [pb.VerifyReply(checked_extents=10, extents=10, corrupt_extents=1, done=True)]
+    assert run(["prefetch", "--verify", NEW]) == 5
+    assert "corrupt" in capsys.readouterr().err
+
+
+def test_verify_reports_good_and_corrupt_extents(cache: CannedCache, capsys: Any) -> None:
+    cache.verify = [pb.VerifyReply(checked_extents=4, extents=4, done=True)]
+    assert run(["verify", "--json", NEW]) == 0
+    assert rows(capsys.readouterr().out)[0]["corrupt_extents"] == 0
+
+
+def test_a_check_that_breaks_off_is_no_success(cache: CannedCache, capsys: Any) -> None:
+    cache.verify = [pb.VerifyReply(checked_extents=1, extents=4)]
+    assert run(["verify", NEW]) == 1
+    assert "half-way" in capsys.readouterr().err
+
+
+def test_status_shows_tiers_and_datasets(cache: CannedCache, capsys: Any) -> None:
+    cache.datasets = [pb.DatasetStatus(dataset=DATASET, resident_bytes=5 << 20, hits=3, misses=1, bound=0.5)]
+    assert run(["status"]) == 0
+    out = capsys.readouterr().out
+    assert "pid 42" in out
+    assert "50.0 %" in out
+    assert "75.0 %" in out
+    assert run(["status", "--json"]) == 0
+    (row,) = rows(capsys.readouterr().out)
+    assert row["tiers"][0]["budget_bytes"] == 1 << 30
+    assert row["datasets"][0]["dataset"]["id"] == NEW
+
+
+def test_long_names_are_whole_where_no_terminal_is(cache: CannedCache, capsys: Any) -> None:
+    long = pb.Dataset(id=NEW, uri="s3://bucket/" + "x" * 300, size_bytes=1)
+    cache.datasets = [pb.DatasetStatus(dataset=long)]
+    assert run(["ls"]) == 0
+    assert long.uri in capsys.readouterr().out
+
+
+def test_evict_drops_every_known_version_of_a_uri_without_opening_it(cache: CannedCache, capsys: Any) -> None:
+    old = pb.Dataset(id=OLD, uri=URI)
+    cache.datasets = [pb.DatasetStatus(dataset=old), pb.DatasetStatus(dataset=DATASET)]
+    assert run(["evict", "--json", URI]) == 1  # the canned daemon always has some that stays
+    assert [row["dataset"] for row in rows(capsys.readouterr().out)] == [OLD, NEW]
+    assert not [request for request in cache.asked if isinstance(request, pb.OpenDatasetRequest)]
+
+
+def test_evict_says_what_stays(cache: CannedCache, capsys: Any) -> None:
+    assert run(["evict", NEW]) == 1
+    out, err = capsys.readouterr()
+    assert "3.0 MiB evicted; 1.0 MiB are leased or pinned" in out
+    assert "1.0 MiB" in err
+
+
+def test_pin_opens_a_uri_and_unpin_takes_an_id(cache: CannedCache, capsys: Any) -> None:
+    cache.prefetch = [progress(10, done=True)]
+    assert run(["pin", URI]) == 0
+    assert run(["unpin", NEW]) == 0
+    pins = [request for request in cache.asked if isinstance(request, pb.PinRequest)]
+    assert [(request.dataset, request.pinned) for request in pins] == [(NEW, True), (NEW, False)]
+
+
+def test_pin_says_how_much_has_no_room(cache: CannedCache, capsys: Any) -> None:
+    cache.prefetch = [progress(6, done=True, unfit_bytes=4 << 20)]
+    assert run(["pin", NEW]) == 0
+    out, err = capsys.readouterr()
+    assert "is pinned" in out
+    assert err.startswith("warning: 4.0 MiB of it have no room")
+
+
+@pytest.mark.parametrize(
+    "refusal", [NotAllowed("s3://x/ is not on the allowlist"), NotFound("no bucket 'x'")]
+)
+def test_a_refusal_is_one_line_and_its_code(cache: CannedCache, capsys: Any, refusal: Any) -> None:
+    cache.refusal = refusal
+    assert run(["prefetch", "s3://x/"]) == refusal.code
+    assert capsys.readouterr().err == f"cachesvc: {refusal}\n"
+
+
+@pytest.mark.parametrize(
+    "verb", [["status"], ["ls"], ["prefetch", "s3://b/x"], ["evict", NEW], ["verify", NEW]]
+)
+@pytest.mark.parametrize("dead_socket", [False, True])
+def test_no_daemon_is_10_and_says_how_to_start_one(
+    tmp_path: Path, capsys: Any, verb: list[str], dead_socket: bool
+) -> None:
+    if dead_socket:
+        (tmp_path / CONTROL_SOCKET).touch()
+    assert run([*verb, "--socket", str(tmp_path)]) == 10
+    err = capsys.readouterr().err
+    assert "cachesvc serve" in err
+    assert err.count("\n") == 1
+
+
+def test_a_closed_pipe_is_no_traceback(cache: CannedCache) -> None:
+    cache.datasets = [pb.DatasetStatus(dataset=DATASET)] * 5000
+    done = subprocess.run(
+        [f"{sys.executable} -m cachesvc ls --json | head -1"],
+        shell=True,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+    )
+    assert done.stderr == ""
+    assert json.loads(done.stdout)["dataset"]["id"] == NEW
+
+
+@pytest.fixture
+def _interrupts() -> Iterator[None]:
+    """A shell's background job ignores SIGINT, and so would all that we start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interrupts")
+def test_ctrl_c_ends_a_prefetch_with_130(cache: CannedCache) -> None:
+    cache.hang = True
+    child = subprocess.Popen(
+        [sys.executable, "-m", "cachesvc", "prefetch", "--json", NEW],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert child.stdout is not None
+    child.stdout.readline()  # a first progress line: it is in the middle of its work
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=WAIT_S)
+    assert child.returncode == 130
+    assert b"Traceback" not in err
+
+
+def test_a_terminal_gets_a_bar_and_a_pipe_gets_lines(cache: CannedCache) -> None:
+    cache.prefetch = [progress(n) for n in range(10)] + [progress(10, done=True)]
+    here, there = os.openpty()
+    done = subprocess.run(
+        [sys.executable, "-m", "cachesvc", "prefetch", NEW],
+        stdout=subprocess.PIPE,
+        stderr=there,
+        env=os.environ | {"TERM": "xterm", "COLUMNS": "120"},
+        timeout=WAIT_S,
+    )
+    os.close(there)
+    shown = b""
+    with suppress(OSError):  # EIO: it has been read to its end
+        while part := os.read(here, 1 << 16):
+            shown += part
+    os.close(here)
+    assert done.returncode == 0
+    assert b"\x1b" not in done.stdout
+    assert b"\x1b" in shown
+    assert b"10.5/10.5 MB" in shown or b"10.0/10.0 MiB" in shown
+
+
+def test_a_narrow_terminal_gets_a_line_for_each_row(cache: CannedCache) -> None:
+    cache.datasets = [pb.DatasetStatus(dataset=DATASET)] * 3
+    for terminal in ("xterm", "dumb"):
+        here, there = os.openpty()
+        done = subprocess.run(
+            [sys.executable, "-m", "cachesvc", "ls"],
+            stdout=there,
+            env=os.environ | {"TERM": terminal, "COLUMNS": "40"},
+            timeout=WAIT_S,
+        )
+        os.close(there)
+        shown = os.read(here, 1 << 16)
+        os.close(here)
+        assert done.returncode == 0
+        assert [line.split()[0] for line in shown.splitlines()[1:]] == 3 * [NEW.encode()], shown
+
+
+def test_names_that_the_terminal_cannot_show_are_spelled_out(cache: CannedCache) -> None:
+    cache.datasets = [pb.DatasetStatus(dataset=pb.Dataset(id=NEW, uri="s3://b/na\u00efve/"))]
+    done = subprocess.run(
+        [sys.executable, "-m", "cachesvc", "ls"],
+        capture_output=True,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+        timeout=WAIT_S,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert rb"s3://b/na\xefve/" in done.stdout
+
+
+def test_closed_streams_are_an_error_or_silence(cache: CannedCache) -> None:
+    cachesvc = f"{sys.executable} -m cachesvc"
+    said = "cachesvc: the output cannot be written: Bad file descriptor\n"
+    for command, code, err in (
+        (f"{cachesvc} ls >&-", 1, said),
+        (f"{cachesvc} ls <&- >&- 2>&-", 1, ""),
+        (f"{cachesvc} ls 2>&-", 0, ""),
+    ):
+        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=WAIT_S)
+        assert (done.returncode, done.stderr) == (code, err), command
+
+
+def test_each_verb_says_what_it_does_in_a_line(capsys: Any) -> None:
+    assert run(["--help"]) == 0
+    out = capsys.readouterr().out
+    verbs = out.split("Commands:\n")[1].split("\n\n")[0].splitlines()
+    assert len(verbs) > 10
+    assert [line for line in verbs if not line.endswith(".") or line.endswith(("...", "e.g."))] == []

@@ -1,0 +1,294 @@
+"""What `--quota` means, and that the daemon holds to it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import grpc
+import pytest
+
+from cachesvc.__main__ import run
+from cachesvc.catalog.build import Options
+from cachesvc.cli.options import Quota
+from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.protocol import Granted
+from cachesvc.config import CONTROL_SOCKET, QuotaSpec, parse_quota
+from cachesvc.core.errors import InvalidInput, OutOfSpace
+from cachesvc.core.model import DatasetId
+from cachesvc.daemon.access.path_lookups import Lookups
+from cachesvc.daemon.access.quotas import Quotas
+from cachesvc.daemon.access.tenants import STRANGER
+from cachesvc.v1 import cachesvc_pb2 as pb
+from cachesvc.v1 import services
+from loader import open_dataset
+from testbed.node import Daemon
+from tests.support.users import ALICE, BOB, as_root, as_user
+
+
+def test_the_longest_prefix_and_the_users_own_quota_count() -> None:
+    texts = ["s3://b/=4GiB", "s3://b/big/=1GiB", "user=2GiB", "user:7=3GiB"]
+    quotas = Quotas([parse_quota(text) for text in texts])
+    assert quotas.of_dataset("s3://b/big/train/") == 1 << 30
+    assert quotas.of_dataset("s3://b/small/") == 4 << 30
+    assert quotas.of_dataset("s3://c/") is None
+    assert [quotas.of_user(uid) for uid in (7, 8, -1)] == [3 << 30, 2 << 30, None]
+    assert Quota().convert("user=1", None, None) == QuotaSpec("user", 1)
+
+
+def test_strangers_together_have_the_least_quota_of_any_user() -> None:
+    texts: list[list[str]] = [
+        [],
+        ["s3://b/=1GiB"],
+        ["user=2GiB", "user:7=3GiB"],
+        ["user:7=3GiB", "user:8=1GiB"],
+    ]
+    quotas = [Quotas([parse_quota(text) for text in each]) for each in texts]
+    assert [each.of_user(STRANGER) for each in quotas] == [None, None, 2 << 30, 1 << 30]
+
+
+def test_a_prefetch_without_a_token_escapes_no_quota(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "x.bin").write_bytes(bytes(8 << 16))
+    options = [
+        "--ram",
+        "1MiB",
+        "--extent-bytes",
+        str(1 << 16),
+        "--quota",
+        f"user={2 << 16}",
+        "--fillers",
+        "1",
+    ]
+    with Daemon(tmp_path / "node", options) as daemon:
+        with Control(daemon.socket_dir) as control:
+            found = control.open_dataset(
+                [f"{tmp_path}/data"], Options(format="records", record_bytes=4096)
+            ).id
+        with grpc.insecure_channel(f"unix:{daemon.socket_dir}/{CONTROL_SOCKET}") as channel:
+            stub = services.Stub(channel, "Cache")
+            *_, last = stub.Prefetch(pb.PrefetchRequest(dataset=found))
+    assert last.resident_extents == 2
+
+
+@pytest.mark.parametrize("twice", ["user=2MiB", "s3://b=2GiB"])
+def test_two_quotas_of_one_name_are_refused(twice: str) -> None:
+    with pytest.raises(InvalidInput, match="more than once"):
+        Quotas([parse_quota(text) for text in ("user=5MiB", "user:7=1MiB", "s3://b/=1GiB", twice)])
+
+
+@as_root
+def test_what_was_pinned_counts_for_its_user_after_a_restart(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "x.bin").write_bytes(bytes(8 << 16))
+    options = [
+        "--ram",
+        "1MiB",
+        "--extent-bytes",
+        str(1 << 16),
+        "--quota",
+        f"user={3 << 16}",
+        "--fillers",
+        "1",
+    ]
+    with Daemon(tmp_path / "node", [*options, "--allow", f"{tmp_path}/", "--socket-mode", "666"]) as daemon:
+        os.chmod(daemon.socket_dir, 0o755)
+        here = daemon.socket_dir
+
+        def resident() -> tuple[int, int]:
+            *_, last = control.prefetch(dataset)
+            return last.resident_extents, last.over_quota_bytes
+
+        with Control(daemon.socket_dir) as control:
+            dataset = control.open_dataset(
+                [f"{tmp_path}/data/"], Options(format="records", record_bytes=4096)
+            ).id
+            assert resident() == (3, 5 << 16)
+        assert as_user(ALICE, lambda: pinned(here, dataset)) == "pinned"
+        daemon.kill()
+        daemon.start()
+        with Control(daemon.socket_dir) as control:
+            assert resident() == (3, 5 << 16)
+
+
+def pinned(socket_dir: str, dataset: str) -> str:
+    with Control(socket_dir) as control:
+        control.pin(DatasetId(dataset), True)
+    return "pinned"
+
+
+def read_through(socket_dir: str, dataset: str, extents: int) -> int:
+    """How many of a dataset's first extents are granted, one after the other."""
+    grants, granted = DaemonGrants(socket_dir, DatasetId(dataset)), 0
+    for extent in range(extents):
+        (answer,) = grants.acquire([extent], 20.0)
+        if isinstance(answer, Granted):
+            os.close(answer.fd)
+            grants.release([extent])
+            granted += 1
+    grants.close()
+    return granted
+
+
+@as_root
+@pytest.mark.parametrize("quota", ["user={}", "{{data}}/={}"], ids=["of users", "of data"])
+def test_a_user_cannot_pin_more_than_its_quota_and_who_runs_the_daemon_can(
+    tmp_path: Path, quota: str
+) -> None:
+    """RAM for 16 extents, 4 for a user or a dataset: what one pins leaves the others their room, also after a restart."""
+    extent = 1 << 16
+    for name in ("a", "b"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        (tmp_path / "data" / name / "0.bin").write_bytes(bytes(16 * extent))
+    options = ["--ram", "1MiB", "--extent-bytes", str(extent), "--fillers", "1", "--socket-mode", "666"]
+    options += ["--allow", f"{tmp_path}/", "--quota", quota.format(4 * extent).format(data=tmp_path / "data")]
+    with Daemon(tmp_path / "node", options) as daemon:
+        here = daemon.socket_dir
+
+        def opened(name: str) -> str:
+            with Control(here) as control:
+                kind = Options(format="records", record_bytes=4096)
+                return control.open_dataset([f"{tmp_path}/data/{name}/"], kind).id
+
+        def kept(dataset: str) -> int:
+            with Control(here) as control:
+                (found,) = [each for each in control.list() if each.dataset.id == dataset]
+            return found.kept_bytes // extent
+
+        os.chmod(here, 0o755)
+        ours, others = opened("a"), opened("b")
+        assert as_user(ALICE, lambda: read_through(here, ours, 16)) == 16
+        assert as_user(ALICE, lambda: pinned(here, ours)) == "pinned"
+        assert kept(ours) == 4
+        assert as_user(BOB, lambda: read_through(here, others, 16)) == 16
+        daemon.kill()
+        daemon.start()
+        os.chmod(here, 0o755)
+        assert as_user(BOB, lambda: read_through(here, others, 16)) == 16
+        assert as_user(ALICE, lambda: read_through(here, ours, 16)) == 16
+        assert kept(ours) == 4
+        pinned(here, ours)
+        assert read_through(here, ours, 16) == 16
+        assert kept(ours) > 4
+        assert as_user(ALICE, lambda: pinned(here, ours)) == "pinned"
+        assert kept(ours) > 4, "it stays pinned by who runs the daemon"
+
+
+def test_a_quota_counts_below_its_prefix_and_not_beside_it() -> None:
+    quotas = Quotas([parse_quota("s3://b/a=1GiB")])
+    uris = ("s3://b/a", "s3://b/a/", "s3://b/a/x", "s3://b/ab/x", "s3://b/")
+    assert [quotas.of_dataset(uri) for uri in uris] == [1 << 30, 1 << 30, 1 << 30, None, None]
+
+
+def test_a_quota_of_a_link_counts_for_where_it_leads(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    quotas = Quotas([parse_quota(f"{tmp_path}/link/=1GiB")], lambda each: Lookups().place(each, "--quota"))
+    assert quotas.of_dataset(f"file://{tmp_path.resolve()}/real/train/") == 1 << 30
+
+
+def test_a_quota_of_a_path_counts_for_what_lies_there() -> None:
+    quotas = Quotas(
+        [parse_quota("/mnt/a/=1GiB"), parse_quota("file:///mnt/b/=2GiB"), parse_quota("/user=3GiB")]
+    )
+    found = [quotas.of_dataset(f"file:///{place}/") for place in ("mnt/a/train", "mnt/b", "mnt/c", "user")]
+    assert found == [1 << 30, 2 << 30, None, 3 << 30]
+    with pytest.raises(InvalidInput, match="names no bucket"):
+        Quotas([parse_quota("s3:///a/=1GiB")])
+
+
+@pytest.mark.parametrize("text", ["5GiB", "user:me=5GiB", "s3://b/=much"])
+def test_a_quota_that_names_nothing_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput):
+        parse_quota(text)
+
+
+def test_the_daemon_counts_what_a_user_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for name in range(4):
+        (data / f"{name}.bin").write_bytes(os.urandom(64 << 10))
+    options = ["--ram", "1MiB", "--extent-bytes", "65536", "--quota", f"user:{os.getuid()}=128KiB"]
+    with Daemon(tmp_path / "node", options) as node:
+        monkeypatch.setenv("CACHESVC_SOCKET", node.socket_dir)
+        monkeypatch.setenv("CACHESVC", "require")
+        dataset = open_dataset(str(data), format="records", record_bytes=4096)
+        assert len([dataset[at] for at in range(len(dataset))]) == 64
+        with Control(node.socket_dir) as control:
+            (found,) = control.status().datasets
+        assert found.kept_bytes == 128 << 10
+
+
+@pytest.mark.parametrize("of", ["{data}/", "user"])
+def test_a_dry_run_knows_of_quotas(tmp_path: Path, of: str) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "0.bin").write_bytes(bytes(512 << 10))
+    quota = f"{of.format(data=data)}=128KiB"
+    node = Daemon(tmp_path / "node", ["--ram", "4MiB", "--extent-bytes", "65536", "--quota", quota])
+    with node, Control(node.socket_dir) as control:
+        dataset = control.open_dataset([str(data)], Options(extent_bytes=0)).id
+        (planned,) = control.prefetch(dataset, dry_run=True)
+        *_, filled = control.prefetch(dataset)
+    assert planned.unfit_bytes == filled.unfit_bytes == 384 << 10
+
+
+@pytest.mark.parametrize(
+    ("ram", "quota", "of_quota", "mend"),
+    [
+        (
+            "4MiB",
+            "{data}/=128KiB",
+            384 << 10,
+            "; 384.0 KiB are beyond the quota of its data or user: raise --quota",
+        ),
+        (
+            "4MiB",
+            "user=128KiB",
+            384 << 10,
+            "; 384.0 KiB are beyond the quota of its data or user: raise --quota",
+        ),
+        ("256KiB", "/elsewhere/=128KiB", 0, "; give the daemon more --ram or --nvme, or evict other data"),
+        ("256KiB", "{data}/=448KiB", 0, "; give the daemon more --ram or --nvme, or evict other data"),
+    ],
+)
+def test_who_is_in_the_way_is_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    ram: str,
+    quota: str,
+    of_quota: int,
+    mend: str,
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "0.bin").write_bytes(bytes(512 << 10))
+    options = ["--ram", ram, "--extent-bytes", "65536", "--quota", quota.format(data=data)]
+    words = ["prefetch", "--json", "--format", "records", "--record-bytes", "4096", str(data)]
+    with Daemon(tmp_path / "node", options) as node:
+        monkeypatch.setenv("CACHESVC_SOCKET", node.socket_dir)
+        for more in (["--dry-run"], []):
+            assert run([*words, *more]) == OutOfSpace.code
+            out, err = capsys.readouterr()
+            row = json.loads(out.splitlines()[-1])
+            assert row["over_quota_bytes"] == of_quota
+            assert json.loads(err)["error"].endswith(mend)
+
+
+def test_a_quota_and_the_room_that_are_both_too_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "0.bin").write_bytes(bytes(512 << 10))
+    options = ["--ram", "448KiB", "--extent-bytes", "65536", "--quota", f"{data}/=128KiB"]
+    with Daemon(tmp_path / "node", options) as node:
+        monkeypatch.setenv("CACHESVC_SOCKET", node.socket_dir)
+        assert (
+            run(["prefetch", "--format", "records", "--record-bytes", "4096", str(data)]) == OutOfSpace.code
+        )
+    said = capsys.readouterr().err
+    assert "raise --quota, and give the daemon more --ram or --nvme" in said

@@ -1,0 +1,71 @@
+"""Catalogs that nobody uses are closed; who comes again finds them."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+from cachesvc.catalog.build import Options
+from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.protocol import Granted
+from cachesvc.core.model import DatasetId
+from cachesvc.daemon.datasets import UNUSED
+from testbed.node import Daemon, open_files
+from tests.support.waiting import wait_until
+
+PAGE = 4096
+PAGES = 96
+OPENED = 40
+
+
+def test_openings_of_other_options_do_not_add_up(tmp_path: Path) -> None:
+    data = random.Random(7).randbytes(PAGES * PAGE)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/0.bin").write_bytes(data)
+    options = ["--ram", "1MiB", "--allow", f"{tmp_path}/", "--extent-bytes", "64KiB"]
+
+    def extent_bytes(number: int) -> int:
+        return PAGE * (number + 1)
+
+    with Daemon(tmp_path / "node", options) as daemon, Control(daemon.socket_dir) as control:
+        assert daemon.process is not None
+        pid = daemon.process.pid
+
+        def opened(number: int) -> DatasetId:
+            chosen = Options(format="records", record_bytes=PAGE, extent_bytes=extent_bytes(number))
+            return control.open_dataset([f"{tmp_path}/data/"], chosen).id
+
+        def reads(dataset: DatasetId, size_bytes: int) -> None:
+            grants = DaemonGrants(daemon.socket_dir, dataset)
+            (answer,) = grants.acquire([0], 20.0)
+            assert isinstance(answer, Granted)
+            assert os.pread(answer.fd, size_bytes, 0) == data[:size_bytes]
+            os.close(answer.fd)
+            grants.close()
+
+        first = opened(0)
+        kept = DaemonGrants(daemon.socket_dir, first)
+        (answer,) = kept.acquire([1], 20.0)
+        second = opened(1)
+        control.pin(second, True)
+        reads(opened(2), PAGE)  # an extent of it stays resident
+        ids = [opened(number) for number in range(3, OPENED)]
+        assert len(set(ids)) == OPENED - 3
+        before = len(open_files(pid))
+        for number in range(OPENED, 2 * OPENED):
+            opened(number)
+        wait_until(lambda: len(open_files(pid)) <= before + 2)  # an answered call closes its socket later
+        assert sum("lmdb" in name for name in open_files(pid)) <= 2 * (UNUSED + 8)
+        reads(ids[0], extent_bytes(3))  # long closed
+        (answer,) = kept.acquire([2], 20.0)
+        assert isinstance(answer, Granted), "a reader's dataset stays"
+        kept.close()
+        *_, last = control.prefetch(second)
+        assert last.resident_extents == last.extents
+        control.evict(ids[1])
+        *_, last = control.prefetch(ids[2])
+        assert last.resident_extents == last.extents
+        wait_until(lambda: control.status().readers <= 1)
+        assert "Traceback" not in daemon.log

@@ -1,0 +1,334 @@
+"""A cache directory that is not the one that was locked: removed and made anew, mounted over, unmounted."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.protocol import Granted
+from cachesvc.core import commands as cmd
+from cachesvc.core import events as ev
+from cachesvc.core.errors import CacheError, InvalidInput, TierFailed
+from cachesvc.core.model import DatasetId, ExtentId, ReaderId
+from cachesvc.core.node.node import Node as Core
+from cachesvc.core.tiering.policy import TierSpec
+from cachesvc.daemon.disks.renewal import Disk
+from cachesvc.daemon.disks.watch import Watch
+from cachesvc.daemon.loop.lanes import Lane
+from cachesvc.tiers.nvme import open_nvme
+from cachesvc.tiers.probe import Room
+from testbed.node import open_files
+from tests.support.faults.disks import EXTENT, EXTENTS, LOST_S, flip, lost, mounted, node, sample, stored
+from tests.support.nvme import NAME, extent, files, put
+from tests.support.waiting import wait_until
+
+BACK_S = 40.0
+"""Three good probes, 5 s apart, and time to spare."""
+
+
+def made_anew(directory: Path) -> None:
+    shutil.rmtree(directory)
+    directory.mkdir()
+
+
+def locked(directory: Path) -> bool:
+    try:
+        open_nvme(NAME, directory).close()
+    except InvalidInput:
+        return True
+    return False
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    found = tmp_path / "nvme"
+    found.mkdir()
+    return found
+
+
+def opened(directory: Path) -> Disk:
+    disk = Disk(NAME, directory)
+    disk.open()
+    disk.take()
+    return disk
+
+
+# The tier, and who takes its place.
+
+
+def test_a_tier_acts_on_the_directory_that_it_locked_alone(directory: Path) -> None:
+    tier = open_nvme(NAME, directory)
+    put(tier, 1)
+    directory.rename(directory.parent / "moved")
+    other = directory / "cachesvc/v1/tmp"
+    other.mkdir(parents=True)
+    put(tier, 2)
+    fd, _ = tier.open(extent(2))
+    assert os.pread(fd, 5, 0) == b"bytes"
+    os.close(fd)
+    tier.evict(extent(1))
+    assert files(directory.parent / "moved") == [extent(2).hex()]
+    assert list(other.iterdir()) == []
+    tier.close()
+
+
+def test_a_probe_says_that_the_path_names_another_directory(directory: Path) -> None:
+    tier = open_nvme(NAME, directory)
+    tier.probe(thorough=True)
+    directory.rename(directory.parent / "moved")
+    with pytest.raises(TierFailed, match="not the directory that this daemon locked"):
+        tier.probe(thorough=False)
+    directory.mkdir()
+    with pytest.raises(TierFailed, match="not the directory that this daemon locked"):
+        tier.probe(thorough=True)
+    directory.rmdir()
+    (directory.parent / "moved").rename(directory)
+    tier.probe(thorough=False)
+    tier.close()
+
+
+def test_a_link_that_leads_to_another_disk_is_another_directory(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to("a")
+    tier = open_nvme(NAME, tmp_path / "link")
+    tier.probe(thorough=True)
+    (tmp_path / "link").unlink()
+    (tmp_path / "link").symlink_to("b")
+    with pytest.raises(TierFailed, match="not the directory"):
+        tier.probe(thorough=False)
+    tier.close()
+
+
+def test_the_directory_that_the_path_names_now_is_locked_and_listed(directory: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    disk = opened(directory)
+    old = disk.tier
+    put(old, 1)
+    made_anew(directory)
+    with pytest.raises(TierFailed):
+        disk.probe(thorough=True)
+    for _ in range(3):
+        assert disk.revive() == Room(0, 0), "the room of another disk is not the old one's"
+    assert locked(directory)
+    found = disk.take()
+    assert found is not None
+    assert found.tier is disk.tier
+    assert found.extents == {}
+    assert found.room.total_bytes > 0
+    put(disk.tier, 2)
+    disk.probe(thorough=False)
+    assert disk.take() is None
+    old.close()
+    disk.tier.close()
+    assert not locked(directory)
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_what_another_daemon_has_locked_stays_out_until_it_lets_go(directory: Path) -> None:
+    disk = opened(directory)
+    made_anew(directory)
+    other = open_nvme(NAME, directory)
+    with pytest.raises(InvalidInput, match="another cachesvc daemon"):
+        disk.revive()
+    assert disk.take() is None
+    other.close()
+    disk.revive()
+    assert locked(directory)
+    made_anew(directory)  # and once more: its lock is of no use now
+    disk.revive()
+    found = disk.take()
+    assert found is not None
+    found.tier.close()
+
+
+def test_a_directory_that_comes_back_is_the_tiers_own_again(directory: Path) -> None:
+    disk = opened(directory)
+    put(disk.tier, 1)
+    moved = directory.parent / "moved"
+    directory.rename(moved)
+    with pytest.raises(CacheError):
+        disk.revive()
+    directory.mkdir()
+    disk.revive()
+    shutil.rmtree(directory)
+    moved.rename(directory)
+    assert disk.revive().total_bytes > 0
+    assert disk.take() is None
+    assert files(directory)[0] == extent(1).hex()
+    disk.tier.close()
+
+
+def test_where_a_disk_was_unmounted_the_directory_below_is_left_alone(tmp_path: Path) -> None:
+    with mounted(tmp_path / "small", "size=4m") as path:
+        disk = opened(path)
+        subprocess.run(["umount", "-l", str(path)], check=True)
+        with pytest.raises(InvalidInput, match="no disk is mounted there any more"):
+            disk.revive()
+        assert list(path.iterdir()) == []
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(path)], check=True)
+        disk.revive()
+        found = disk.take()
+        assert found is not None
+        found.tier.close()
+
+
+def test_the_watch_finds_it_and_says_why_it_stays_out(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Real directories and threads; the clock is moved by hand."""
+    now, calls, heard = [0.0], threading.Condition(), []
+    posted: list = []
+
+    def post(call) -> None:
+        with calls:
+            posted.append(call)
+            calls.notify()
+
+    def turn() -> None:
+        with calls:
+            assert calls.wait_for(lambda: posted, 10.0)
+            call = posted.pop(0)
+        call()
+
+    disk = opened(directory)
+    watch = Watch(
+        lambda name, why: heard.append(why),
+        lambda name: heard.append("back"),
+        lambda name, room: None,
+        lambda name, stalled: None,
+        lambda: now[0],
+    )
+    watch.add(disk, Lane("probe", post, lambda: now[0]), (), lambda: 0.0)
+    made_anew(directory)
+    other = open_nvme(NAME, directory)
+
+    def probe() -> None:
+        now[0] = max(now[0], watch.next_deadline())
+        watch.tick()
+        turn()
+
+    probe()
+    probe()
+    assert "not the directory that this daemon locked" in heard[0]
+    for _ in range(3):
+        probe()
+    said = [record.why for record in caplog.records if record.message == "a tier stays out"]
+    assert len(said) == 1, "said once"
+    assert "another cachesvc daemon" in said[0]
+    other.close()
+    for _ in range(3):
+        probe()
+    assert heard[1:] == ["back"]
+    found = disk.take()
+    assert found is not None
+    found.tier.close()
+    watch.close(5.0)
+
+
+# The core.
+
+A, B = ExtentId(b"a" * 16), ExtentId(b"b" * 16)
+READER, DATASET = ReaderId(1), DatasetId("d")
+
+
+def test_what_the_old_directory_held_is_granted_no_more_and_its_readers_owe_nothing() -> None:
+    core = Core([TierSpec(NAME, 100)])
+    core.handle(ev.Recovered(NAME, {A: 10, B: 20}), 0.0)
+    core.handle(ev.DatasetDeclared(READER, DATASET, ((A, 10), (B, 20))), 0.0)
+    assert core.handle(ev.Demanded(READER, 1, A), 1.0) == [cmd.Grant(READER, 1, A, NAME)]
+    core.handle(ev.TierLost(NAME), 2.0)
+    core.handle(ev.Renewed(NAME, {B: 20}), 3.0)
+    core.check()
+    core.handle(ev.TierBack(NAME), 3.0)
+    core.check()
+    assert core.where(A) is None
+    assert core.where(B) == NAME
+    assert core.handle(ev.Released(READER, A), 4.0) == []
+    assert core.handle(ev.Demanded(READER, 2, A), 5.0) == [cmd.StartFill(A, NAME)]
+    assert core.handle(ev.Filled(A, NAME), 6.0) == [cmd.Grant(READER, 2, A, NAME)]
+    core.check()
+
+
+def test_an_eviction_in_the_old_directory_frees_its_bytes_once() -> None:
+    core = Core([TierSpec(NAME, 100)])
+    core.handle(ev.Recovered(NAME, {A: 60}), 0.0)
+    assert core.handle(ev.EvictAsked(DATASET, (A,)), 1.0) == [cmd.Evict(A, NAME)]
+    core.handle(ev.TierLost(NAME), 2.0)
+    core.handle(ev.Renewed(NAME, {}), 3.0)
+    core.handle(ev.TierBack(NAME), 3.0)
+    core.check()
+    assert core.status().tiers[0].used_bytes == 0
+
+
+# The daemon.
+
+
+@pytest.mark.slow
+def test_a_directory_made_anew_under_a_daemon_is_locked_and_used(tmp_path: Path, directory: Path) -> None:
+    data = sample(tmp_path)
+    with node(tmp_path, data, f"{directory}=32MiB") as found:
+        found.fill()
+        grants = DaemonGrants(found.daemon.socket_dir, found.dataset)
+        (held,) = grants.acquire([3], LOST_S)
+        assert isinstance(held, Granted)
+        made_anew(directory)
+        assert not locked(directory)
+        wait_until(lambda: lost(found), LOST_S)
+        assert found.read() == 0
+        wait_until(lambda: not lost(found), BACK_S)
+        assert "not the directory that this daemon locked" in found.daemon.log
+        assert locked(directory)
+        assert found.tier().used_bytes <= EXTENTS * EXTENT  # type: ignore[attr-defined]
+        found.fill()
+        assert found.read() == EXTENTS
+        wait_until(lambda: len(stored(directory)) == EXTENTS)  # readers do not wait for commits
+        assert os.pread(held.fd, EXTENT, 0) == data[3 * EXTENT : 4 * EXTENT], "an open file stays good"
+        os.close(held.fd)
+        grants.release([3])
+        grants.close()
+        assert found.daemon.process is not None
+        pid = found.daemon.process.pid
+        wait_until(
+            lambda: not [name for name in open_files(pid) if "(deleted)" in name and str(directory) in name]
+        )
+        found.daemon.take_over().wait(LOST_S)
+        assert locked(directory), "the lock that is handed over is the new one's"
+        assert found.read() == EXTENTS
+
+
+@pytest.mark.slow
+def test_a_disk_mounted_over_it_is_used_and_below_it_all_is_found_again(
+    tmp_path: Path, directory: Path
+) -> None:
+    data = sample(tmp_path)
+    with node(tmp_path, data, f"{directory}=32MiB", more=("--scrub-rate", "0")) as found:
+        grants = DaemonGrants(found.daemon.socket_dir, found.dataset)  # a job that wants it all
+        found.fill()
+        wait_until(lambda: len(stored(directory)) == EXTENTS)
+        flip(stored(directory)[5], 100)
+        over = ["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(directory)]
+        if os.geteuid() != 0 or subprocess.run(over, capture_output=True).returncode != 0:
+            pytest.skip(
+                "NOT TESTED: a disk mounted over a directory needs root and the right to mount a tmpfs"
+            )
+        try:
+            wait_until(lambda: lost(found), LOST_S)
+            wait_until(lambda: not lost(found), BACK_S)
+            assert found.tier().budget_bytes < 8 << 20  # type: ignore[attr-defined]
+            found.fill()
+            assert found.read() == EXTENTS
+            wait_until(lambda: len(stored(directory)) == EXTENTS)
+        finally:
+            subprocess.run(["umount", "-l", str(directory)], check=True)
+        wait_until(lambda: lost(found), LOST_S)
+        wait_until(lambda: not lost(found), BACK_S)
+        assert found.read() == EXTENTS, "each verified before its first grant"
+        assert found.tier().corrupt_extents == 1  # type: ignore[attr-defined]
+        grants.close()

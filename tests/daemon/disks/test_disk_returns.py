@@ -1,0 +1,95 @@
+"""Disks that hang and answer again are used again; disks that are only busy are never left alone."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from testbed.held import held
+from tests.support.faults.disks import EXTENTS, LOST_S, lost, node, sample
+from tests.support.faults.faulty_disk import FaultyDisk
+from tests.support.waiting import wait_until
+
+BACK_S = 60.0
+LOADED_S = 45.0
+"""Three times as long as a disk may stay without a quick answer."""
+WRITERS = 6
+WRITER = """
+import os, sys
+block, file = os.urandom(1 << 20), os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+while True:
+    for at in range(8):
+        os.pwrite(file, block, at << 20)
+    os.fsync(file)
+"""
+
+
+@pytest.mark.slow
+def test_a_disk_that_hangs_and_answers_again_is_used_again(tmp_path: Path) -> None:
+    data = sample(tmp_path)
+    with (
+        FaultyDisk(tmp_path) as disk,
+        node(tmp_path, data, f"{disk.path}=4MiB", ram="1536KiB") as found,
+        contextlib.ExitStack() as stack,
+    ):
+        assert found.daemon.process is not None
+        pid = found.daemon.process.pid
+        found.fill()
+        assert found.read() == EXTENTS
+        before = held(pid)
+        stack.callback(disk.behave, "")  # whatever is found: a daemon that hangs in it could not be ended
+        disk.behave("hang")
+        assert found.read() > 0
+        wait_until(lambda: lost(found), LOST_S)
+        began = time.monotonic()
+        assert found.read() > 0, "what was on the disk is read elsewhere"
+        assert time.monotonic() - began < LOST_S
+        disk.behave("")
+        wait_until(lambda: not lost(found), BACK_S)
+        assert found.read() == EXTENTS, "what it held is granted again, verified"
+        found.control.evict(found.dataset)
+        found.fill()
+        assert found.read() == EXTENTS, "and it takes fills again"
+        wait_until(lambda: held(pid).descriptors <= before.descriptors)
+        assert held(pid).threads <= before.threads, "no thread was given up"
+        assert "a tier works again" in found.daemon.log
+
+
+@contextlib.contextmanager
+def busy(directory: Path) -> Iterator[None]:
+    """Keep a disk's queue full: writers that overwrite a few MiB and sync them, over and over."""
+    directory.mkdir()
+    commands = [[sys.executable, "-c", WRITER, str(directory / str(number))] for number in range(WRITERS)]
+    writers = [subprocess.Popen(command) for command in commands]
+    try:
+        yield
+        assert all(writer.poll() is None for writer in writers), "the disk was busy all the time"
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.wait()
+
+
+@pytest.mark.slow
+def test_a_disk_that_others_keep_busy_is_never_left_alone(tmp_path: Path) -> None:
+    """On the disk of the temporary directory; where that is memory, it proves little."""
+    data = sample(tmp_path)
+    nvme = tmp_path / "nvme"
+    nvme.mkdir()
+    with node(tmp_path, data, f"{nvme}=32MiB") as found, busy(nvme / "others"):
+        end = time.monotonic() + LOADED_S
+        rounds = 0
+        while time.monotonic() < end:
+            found.control.evict(found.dataset)
+            found.fill()
+            assert found.read() == EXTENTS
+            assert not lost(found)
+            rounds += 1
+        assert rounds > 0
+        assert "a tier is left alone" not in found.daemon.log

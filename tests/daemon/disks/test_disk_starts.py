@@ -1,0 +1,300 @@
+"""A daemon that starts, or takes over, beside a cache directory that fails, hangs, or is about to become another."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.protocol import Granted
+from cachesvc.core.errors import InvalidInput, TierFailed
+from cachesvc.core.model import TierName
+from cachesvc.daemon.disks.closing import CLOSE_S
+from cachesvc.daemon.disks.opening import SILENT_S, Opening, awaited
+from cachesvc.daemon.disks.renewal import Disk
+from cachesvc.daemon.fills.pool import STOP_S
+from cachesvc.daemon.loop.lanes import Lane
+from testbed.servers import free_ports
+from tests.support.faults.disks import EXTENTS, LOST_S, Node, flip, mounted, node, sample, stored
+from tests.support.faults.faulty_disk import FaultyDisk
+from tests.support.faults.fuse import FaultyMount
+from tests.support.waiting import wait_until
+
+BACK_S = 60.0
+SILENT = 0.5
+STANDSTILL_S = 8.0
+"""The longest read while a daemon takes over, on a busy machine: 2 s for a disk that is silent, 1 s for an old daemon
+that hangs in it, and what a new one needs anyway."""
+
+
+# What is opened.
+
+
+class Fake(Disk):
+    """Answers as told."""
+
+    def __init__(self, name: str, path: Path, open) -> None:  # type: ignore[no-untyped-def]
+        super().__init__(TierName(name), path)
+        self.open = open  # type: ignore[method-assign]
+
+
+def begun(disk: Disk) -> Opening:
+    opening = Opening(disk, Lane(f"probe-{disk.name}", lambda _: None, time.monotonic))
+    opening.begin()
+    return opening
+
+
+def test_disks_that_hang_are_waited_for_side_by_side(tmp_path: Path) -> None:
+    answered = threading.Event()
+    openings = [begun(Fake(f"nvme{n}", tmp_path, lambda heard: answered.wait())) for n in range(8)]
+    began = time.monotonic()
+    lost = awaited(openings, SILENT)
+    assert time.monotonic() - began < 7 * SILENT
+    assert list(lost) == [f"nvme{n}" for n in range(8)]
+    assert "has not answered" in lost["nvme0"]  # type: ignore[index]
+    answered.set()
+
+
+def test_a_disk_of_which_something_is_heard_is_waited_for(tmp_path: Path) -> None:
+    def slow(heard) -> None:  # type: ignore[no-untyped-def]
+        for _ in range(6 * 8):
+            time.sleep(SILENT / 8)
+            heard()
+
+    assert awaited([begun(Fake("nvme0", tmp_path, slow))], 4 * SILENT) == {}
+
+
+def test_what_the_operator_has_to_mend_is_no_lost_tier(tmp_path: Path) -> None:
+    def fails(heard) -> None:  # type: ignore[no-untyped-def]
+        raise TierFailed("it is broken")
+
+    broken = begun(Fake("nvme0", tmp_path, fails))
+    assert awaited([broken], SILENT) == {"nvme0": "it is broken"}
+    with pytest.raises(InvalidInput, match="is no directory"):
+        awaited([broken, begun(Disk(TierName("nvme1"), tmp_path / "absent"))], SILENT)
+
+
+def test_locks_are_those_of_the_directory_and_of_the_next_one(tmp_path: Path) -> None:
+    path = tmp_path / "nvme"
+    path.mkdir()
+    disk = Disk(TierName("nvme0"), path)
+    disk.open()
+    disk.take()
+    shutil.rmtree(path)
+    path.mkdir()
+    disk.revive()
+    locks = disk.locks()
+    assert len(locks) == 2
+    other = Disk(TierName("nvme0"), path, locks)
+    other.open()
+    assert len(other.locks()) == 1, "what it was told is given back when it has its own"
+
+
+# The daemon.
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> bytes:
+    (tmp_path / "good").mkdir()
+    return sample(tmp_path)
+
+
+def tiers_lost(found: Node) -> list[bool]:
+    return [tier.lost for tier in found.control.status().tiers]
+
+
+def restarted(found: Node) -> float:
+    began = time.monotonic()
+    found.daemon.start()
+    return time.monotonic() - began
+
+
+@contextlib.contextmanager
+def beside(tmp_path: Path, data: bytes, disk: Path, more: tuple[str, ...] = ()) -> Iterator[Node]:
+    """A daemon with a good directory, and RAM for half, beside the one on a disk."""
+    with node(tmp_path, data, f"{tmp_path}/good=8MiB", f"{disk}=8MiB", ram="1MiB", more=more) as found:
+        found.fill()
+        yield found
+
+
+@pytest.mark.parametrize(("fault", "most_s"), [("eio", 5.0), ("hang", SILENT_S + 5.0)])
+def test_a_daemon_starts_beside_a_disk_in_trouble(
+    tmp_path: Path, data: bytes, fault: str, most_s: float
+) -> None:
+    with FaultyDisk(tmp_path) as disk, beside(tmp_path, data, disk.path) as found:
+        assert found.daemon.stop() == 0
+        disk.behave(fault)
+        try:
+            assert restarted(found) < most_s
+            assert tiers_lost(found) == [False, False, True]
+            assert found.read() == EXTENTS, "RAM and the other directory take them"
+            said = [line for line in found.daemon.log.splitlines() if "a tier is left alone" in line]
+            assert len(said) == 1
+            assert str(disk.path) in said[0]
+        finally:
+            disk.behave("")
+
+
+@pytest.mark.parametrize(
+    "given_up", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["at once", "when it is lost"]
+)
+def test_a_daemon_that_hangs_in_a_disk_as_it_ends_is_in_nobodys_way(
+    tmp_path: Path, data: bytes, given_up: bool
+) -> None:
+    more = ("--metrics", f"127.0.0.1:{free_ports(1)[0]}")
+    with FaultyDisk(tmp_path) as disk, beside(tmp_path, data, disk.path, more) as found:
+        old = found.daemon.process
+        assert old is not None
+        disk.behave("hang")
+        try:
+            wait_until(lambda: not given_up or found.tier("nvme1").lost, LOST_S)  # type: ignore[attr-defined]
+            wait_until(lambda: waits_for_a_disk(old.pid), LOST_S)
+            old.terminate()
+            wait_until(lambda: found.daemon.log.endswith(" waits for that\n"), CLOSE_S + STOP_S + 5.0)
+            restarted(found)
+            assert tiers_lost(found) == [False, False, True]
+            assert old.poll() is None, "it waits for the disk, and holds nothing"
+            assert found.read() == EXTENTS
+        finally:
+            disk.behave("")
+        assert old.wait(LOST_S) == 0
+        wait_until(lambda: tiers_lost(found) == [False] * 3, BACK_S)
+
+
+def waits_for_a_disk(pid: int) -> bool:
+    """Whether a thread of a process is in a call of FUSE."""
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # ended since it was listed
+            if Path(f"/proc/{pid}/task/{thread}/wchan").read_text() == "request_wait_answer":
+                return True
+    return False
+
+
+@pytest.mark.skipif(bool(FaultyMount.why_not()), reason=f"NOT TESTED: {FaultyMount.why_not()}")
+def test_a_daemon_starts_while_lookups_of_a_cache_directory_hang(tmp_path: Path, data: bytes) -> None:
+    with FaultyMount(tmp_path / "hung") as disk:
+        disk.lookups_hang = True
+        with node(tmp_path, data, f"{tmp_path}/good=8MiB", f"{disk.path}/cache=8MiB", ram="1MiB") as found:
+            assert tiers_lost(found) == [False, False, True]
+            disk.go_on()
+
+
+def test_a_directory_that_is_named_twice_is_refused(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "other").symlink_to("good")
+    for other in ("good", "good/../good", "other"):
+        with (
+            pytest.raises(RuntimeError, match="once"),
+            node(tmp_path, data, f"{tmp_path}/good=8MiB", f"{tmp_path}/{other}=8MiB"),
+        ):
+            pass
+
+
+def test_a_directory_that_is_named_twice_is_no_place_for_a_new_daemon(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "other").symlink_to("good")
+    with node(tmp_path, data, f"{tmp_path}/good=8MiB") as found:
+        new = found.daemon.spawn("--takeover", "--nvme", f"{tmp_path}/other=8MiB")
+        assert new.wait(LOST_S) == InvalidInput.code
+        assert "once" in found.daemon.log
+
+
+@pytest.mark.parametrize("left", [True, False, None], ids=["with a temporary file", "empty", "laid out"])
+def test_a_daemon_starts_beside_a_read_only_disk(tmp_path: Path, data: bytes, left: bool | None) -> None:
+    with mounted(tmp_path / "ro", "size=16m") as disk, beside(tmp_path, data, disk) as found:
+        assert found.daemon.stop() == 0
+        if left:
+            (disk / "cachesvc/v1/tmp" / ("0" * 32)).write_bytes(b"half")
+        elif left is False:
+            shutil.rmtree(disk / "cachesvc")
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        restarted(found)
+        assert tiers_lost(found) == [False, False, True]
+        assert found.read() == EXTENTS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["eio", "hang"])
+def test_a_disk_that_works_later_is_taken_in_with_what_it_held(
+    tmp_path: Path, data: bytes, fault: str
+) -> None:
+    with FaultyDisk(tmp_path) as disk, node(tmp_path, data, f"{disk.path}=8MiB", ram="64KiB") as found:
+        found.fill()
+        wait_until(lambda: len(stored(disk.backing)) >= EXTENTS - 1)
+        assert found.daemon.stop() == 0
+        flip(stored(disk.backing)[5], 100)
+        disk.behave(fault)
+        restarted(found)
+        assert tiers_lost(found) == [False, True]
+        disk.behave("")
+        wait_until(lambda: not any(tiers_lost(found)), BACK_S)
+        assert len(stored(disk.backing)) >= EXTENTS - 1, "nothing of it was evicted"
+        assert found.read() == EXTENTS, "each verified before its first grant"
+        assert found.tier().corrupt_extents == 1  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def reading(found: Node) -> Iterator[list[float]]:
+    """Reads go on all the while; how long each took, in seconds."""
+    enough, took = threading.Event(), [0.0]
+    grants = DaemonGrants(found.daemon.socket_dir, found.dataset)
+
+    def read() -> None:
+        index = 0
+        while not enough.is_set():
+            began = time.monotonic()
+            (answer,) = grants.acquire([index % EXTENTS], LOST_S)
+            if isinstance(answer, Granted):
+                os.close(answer.fd)
+                grants.release([index % EXTENTS])
+            took.append(time.monotonic() - began)
+            index += 1
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        yield took
+    finally:
+        enough.set()
+        reader.join()
+        grants.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["eio", "hang"])
+def test_a_lost_tier_is_handed_over_as_lost(tmp_path: Path, data: bytes, fault: str) -> None:
+    ports = free_ports(2)
+    more = ("--metrics", f"127.0.0.1:{ports[0]}", "--listen", f"127.0.0.1:{ports[1]}")
+    with FaultyDisk(tmp_path) as disk, beside(tmp_path, data, disk.path, more) as found:
+        disk.behave(fault)
+        try:
+            wait_until(lambda: found.tier("nvme1").lost, LOST_S)  # type: ignore[attr-defined]
+            with reading(found) as took:
+                found.daemon.take_over()
+            assert max(took) < STANDSTILL_S
+            for port in ports:
+                socket.create_connection(("127.0.0.1", port), LOST_S).close()
+            assert tiers_lost(found) == [False, False, True]
+            assert found.read() == EXTENTS
+        finally:
+            disk.behave("")
+
+
+@pytest.mark.slow
+def test_a_takeover_while_a_directory_made_anew_is_about_to_be_taken_up(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "nvme"
+    path.mkdir()
+    with node(tmp_path, data, f"{path}=8MiB", ram="1MiB") as found:
+        shutil.rmtree(path)
+        path.mkdir()
+        wait_until(lambda: (path / "cachesvc/v1/extents").is_dir(), LOST_S)  # the next one is locked
+        assert found.tier().lost  # type: ignore[attr-defined]
+        assert found.daemon.take_over().wait(LOST_S) == 0
+        wait_until(lambda: not found.tier().lost, BACK_S)  # type: ignore[attr-defined]

@@ -1,0 +1,388 @@
+"""A real daemon on disks in trouble: reads go on, the tier is left alone in time, comes back, is repaired."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import random
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from cachesvc.__main__ import run
+from cachesvc.client.control import Control
+from cachesvc.core.errors import OutOfSpace, TierFailed
+from cachesvc.daemon.disks.budgets import SHARE_SPARE
+from testbed.node import Daemon
+from tests.support.faults.disks import (
+    AGAIN_S,
+    EXTENT,
+    EXTENTS,
+    LOST_S,
+    RECORDS,
+    Node,
+    flip,
+    lost,
+    mounted,
+    node,
+    sample,
+    stored,
+)
+from tests.support.faults.faulty_disk import FaultyDisk
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> bytes:
+    return sample(tmp_path)
+
+
+@contextlib.contextmanager
+def isolation(found: Node) -> Iterator[list[float]]:
+    """Seconds from now until its tier is left alone: one number, as soon as that has happened."""
+    began, after, ended = time.monotonic(), list[float](), threading.Event()
+
+    def watch() -> None:
+        with Control(found.daemon.socket_dir) as control:
+            while not ended.wait(0.1) and not after:
+                if any(tier.lost for tier in control.status().tiers):
+                    after.append(time.monotonic() - began)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        yield after
+    finally:
+        ended.set()
+        watching.join()
+
+
+def test_the_scrub_finds_every_flipped_bit_before_anybody_reads_it(tmp_path: Path, data: bytes) -> None:
+    nvme = tmp_path / "nvme"
+    nvme.mkdir()
+    chance = random.Random(1)
+    with node(tmp_path, data, f"{nvme}=32MiB", more=("--scrub-rate", "64MiB")) as found:
+        found.fill()
+        wait_until(lambda: len(stored(nvme)) == EXTENTS)
+        found.daemon.kill()
+        whole = {path: hashlib.sha256(path.read_bytes()).digest() for path in stored(nvme)}
+        for path in chance.sample(stored(nvme), 5):
+            flip(path, chance.randrange(EXTENT))
+        found.daemon.start()  # a round begins
+        wait_until(lambda: found.tier().corrupt_extents == 5)  # type: ignore[attr-defined]
+        found.fill()
+        wait_until(lambda: {p: hashlib.sha256(p.read_bytes()).digest() for p in stored(nvme)} == whole)
+        assert found.read() == EXTENTS
+        assert found.tier().scrubbed_bytes > 0  # type: ignore[attr-defined]
+
+
+def test_after_a_restart_no_flipped_bit_is_read(tmp_path: Path, data: bytes) -> None:
+    nvme = tmp_path / "nvme"
+    nvme.mkdir()
+    chance = random.Random(2)
+    with node(tmp_path, data, f"{nvme}=32MiB", more=("--scrub-rate", "0")) as found:
+        found.fill()
+        wait_until(lambda: len(stored(nvme)) == EXTENTS)
+        found.daemon.kill()
+        for path in chance.sample(stored(nvme), 5):
+            flip(path, chance.randrange(path.stat().st_size))  # its footer too
+        found.daemon.start()
+        assert found.read() == EXTENTS
+        assert found.tier().corrupt_extents == 5  # type: ignore[attr-defined]
+
+
+def test_a_directory_that_disappears_is_left_alone_and_the_other_one_is_not(
+    tmp_path: Path, data: bytes
+) -> None:
+    first, second = tmp_path / "a", tmp_path / "b"
+    first.mkdir()
+    second.mkdir()
+    with node(tmp_path, data, f"{first}=32MiB", f"{second}=32MiB") as found:
+        found.fill()
+        first.rename(tmp_path / "gone")
+        wait_until(lambda: found.tier("nvme0").lost)  # type: ignore[attr-defined]
+        assert found.read() == EXTENTS
+        assert not found.tier("nvme1").lost  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+def test_a_directory_that_comes_back_is_used_again_with_what_it_held(tmp_path: Path, data: bytes) -> None:
+    nvme = tmp_path / "nvme"
+    nvme.mkdir()
+    with node(tmp_path, data, f"{nvme}=32MiB") as found:
+        found.fill()
+        nvme.rename(tmp_path / "gone")
+        wait_until(lambda: found.tier().lost)  # type: ignore[attr-defined]
+        assert found.read() == 0
+        (tmp_path / "gone").rename(nvme)
+        wait_until(lambda: not found.tier().lost)  # type: ignore[attr-defined]
+        assert found.read() == EXTENTS
+
+
+def test_a_disk_that_answers_with_eio_is_left_alone(tmp_path: Path, data: bytes) -> None:
+    with FaultyDisk(tmp_path) as disk, node(tmp_path, data, f"{disk.path}=4MiB", ram="1536KiB") as found:
+        found.fill()
+        disk.behave("eio")
+        wait_until(lambda: found.tier().lost)  # type: ignore[attr-defined]
+        assert found.read() == EXTENTS
+
+
+@pytest.mark.slow
+def test_a_disk_that_answered_with_eio_is_used_again(tmp_path: Path, data: bytes) -> None:
+    with FaultyDisk(tmp_path) as disk, node(tmp_path, data, f"{disk.path}=4MiB", ram="1536KiB") as found:
+        found.fill()
+        disk.behave("eio")
+        wait_until(lambda: lost(found), LOST_S)
+        disk.behave("")
+        wait_until(lambda: not lost(found), AGAIN_S)
+        found.control.evict(found.dataset)
+        found.fill()
+        assert found.read() == EXTENTS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", ["create", "write", "rename"])
+def test_a_disk_that_is_slow_in_writes_alone_is_left_alone_within_30_s(
+    tmp_path: Path, data: bytes, call: str
+) -> None:
+    with FaultyDisk(tmp_path) as disk, node(tmp_path, data, f"{disk.path}=4MiB", ram="1MiB") as found:
+        assert found.read() == EXTENTS
+        found.control.evict(found.dataset)
+        disk.behave(f"{call} 5")
+        with isolation(found) as after:
+            while not after:
+                assert found.read() == EXTENTS
+                found.control.evict(found.dataset)
+        assert "a tier is left alone" in found.daemon.log
+        assert after[0] < LOST_S
+        began = time.monotonic()
+        assert found.read() == EXTENTS
+        assert time.monotonic() - began < 5.0, "no read waits for it any more"
+        disk.behave("")
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_slow_to_sync_is_not_left_alone(tmp_path: Path, data: bytes) -> None:
+    """So are disks that others write to; a sync takes as long as what they wrote, and readers wait for none."""
+    with FaultyDisk(tmp_path) as disk, node(tmp_path, data, f"{disk.path}=4MiB", ram="1MiB") as found:
+        disk.behave("fsync 2")  # a commit takes 4 s
+        until = time.monotonic() + LOST_S
+        while time.monotonic() < until:
+            assert not lost(found)
+            assert found.read() == EXTENTS
+        disk.behave("")
+        assert "a tier is left alone" not in found.daemon.log
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["5", "3600"], ids=["answers in 5 s", "hangs"])
+def test_a_disk_that_hardly_answers_is_left_alone_within_30_s(
+    tmp_path: Path, data: bytes, fault: str
+) -> None:
+    with FaultyDisk(tmp_path) as disk, node(tmp_path, data, f"{disk.path}=4MiB", ram="1536KiB") as found:
+        found.fill()
+        disk.behave(fault)
+        with isolation(found) as after:
+            assert found.read() > 0  # what waits for the disk is answered when it is given up
+            wait_until(lambda: after, LOST_S)
+        assert after[0] < LOST_S
+        began = time.monotonic()
+        found.read()
+        assert time.monotonic() - began < 10.0
+        disk.end()
+
+
+def fill_disk(path: Path) -> None:
+    with open(path / "others", "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, os.statvfs(path).f_bfree * 4096)
+
+
+def use_up_inodes(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        for number in range(10_000):
+            (path / f"other{number}").touch()
+
+
+def make_room(path: Path) -> None:
+    for other in path.glob("other*"):
+        other.unlink()
+
+
+def remount(mode: str, path: Path) -> None:
+    # A remount to read-only is refused while a file is open for writing, and a fill may be under way.
+    wait_until(lambda: subprocess.run(["mount", "-o", f"remount,{mode}", str(path)]).returncode == 0)
+
+
+FULL = pytest.param(fill_disk, make_room, False, id="full")
+NO_INODES = pytest.param(use_up_inodes, make_room, False, id="no inodes")
+READ_ONLY = pytest.param(partial(remount, "ro"), partial(remount, "rw"), True, id="read-only")
+
+
+@contextlib.contextmanager
+def disk_in_trouble(
+    tmp_path: Path, data: bytes, trouble: Callable[[Path], None]
+) -> Iterator[tuple[Node, Path]]:
+    """A node with half of its data's room in RAM, after three rounds of reads beside a disk that got into trouble."""
+    with (
+        mounted(tmp_path / "small", "size=4m,nr_inodes=600") as disk,
+        node(tmp_path, data, f"{disk}=4MiB", ram="1MiB") as found,
+    ):
+        assert found.read() == EXTENTS
+        found.control.evict(found.dataset)
+        trouble(disk)
+        for _ in range(3):
+            assert found.read() == EXTENTS, "there is room in RAM for each"
+        assert stored(disk) == []
+        yield found, disk
+
+
+@pytest.mark.parametrize(("trouble", "end", "broken"), [FULL, READ_ONLY])
+def test_a_disk_that_takes_nothing_any_more_costs_no_read(
+    tmp_path: Path, data: bytes, trouble: Callable[[Path], None], end: object, broken: bool
+) -> None:
+    with disk_in_trouble(tmp_path, data, trouble) as (found, _):
+        wait_until(lambda: lost(found) == broken, LOST_S)
+        assert found.read() == EXTENTS
+        assert broken or found.tier().full  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("trouble", "end", "broken"), [FULL, NO_INODES, READ_ONLY])
+def test_a_disk_that_takes_something_again_is_used_again(
+    tmp_path: Path, data: bytes, trouble: Callable[[Path], None], end: Callable[[Path], None], broken: bool
+) -> None:
+    def used() -> bool:
+        assert found.read() == EXTENTS
+        assert lost(found) <= broken, "a full disk is not a broken one"
+        return bool(stored(disk))
+
+    with disk_in_trouble(tmp_path, data, trouble) as (found, disk):
+        wait_until(lambda: lost(found) == broken, LOST_S)
+        end(disk)
+        wait_until(used, AGAIN_S)
+        assert not lost(found)
+        found.fill()
+        assert found.read() == EXTENTS
+
+
+def test_what_is_pinned_goes_last_when_a_daemon_starts_with_a_smaller_budget(
+    tmp_path: Path, data: bytes
+) -> None:
+    (tmp_path / "nvme").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/0.bin").write_bytes(data[::-1])
+    with node(tmp_path, data, f"{tmp_path}/nvme={3 * len(data)}") as found:
+        found.fill()
+        found.control.pin(found.dataset, True)
+        *_, last = found.control.prefetch(found.control.open_dataset([f"{tmp_path}/other/"], RECORDS).id)
+        assert last.resident_extents == EXTENTS
+    with node(tmp_path, data, f"{tmp_path}/nvme={len(data) + 4 * EXTENT}") as found:
+        wait_until(lambda: [row.pinned for row in found.control.list()] == [True])
+        (row,) = found.control.list()
+        assert row.resident_extents == EXTENTS
+
+
+def test_what_was_evicted_is_free_when_evict_answers(tmp_path: Path, data: bytes) -> None:
+    with FaultyDisk(tmp_path) as disk, node(tmp_path, data, f"{disk.path}=4MiB") as found:
+        for slow, call in (("rename 0.1", "commits"), ("unlink 0.05", "removals")):
+            disk.behave(slow)
+            found.fill()
+            evicted = found.control.evict(found.dataset)
+            assert (evicted.evicted_bytes, evicted.busy_bytes) == (len(data), 0), call
+            assert found.tier().used_bytes == 0, call  # type: ignore[attr-defined]
+        disk.behave("")
+        assert stored(disk.path) == []
+
+
+@pytest.mark.slow
+def test_an_eviction_on_a_disk_that_hangs_is_not_waited_for(tmp_path: Path, data: bytes) -> None:
+    with FaultyDisk(tmp_path) as disk, node(tmp_path, data, f"{disk.path}=4MiB") as found:
+        found.fill()
+        disk.behave("hang")
+        began = time.monotonic()
+        assert found.control.evict(found.dataset).evicted_bytes == len(data)
+        assert time.monotonic() - began < LOST_S
+        disk.behave("")
+
+
+def test_what_a_lost_tier_holds_is_not_called_evicted(
+    tmp_path: Path, data: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor does a prefetch that it leaves without room say that there is too little of it."""
+    (tmp_path / "nvme").mkdir()
+    with node(tmp_path, data, f"{tmp_path}/nvme=4MiB") as found:
+        found.fill()
+        (tmp_path / "nvme").rename(tmp_path / "away")
+        wait_until(lambda: lost(found), LOST_S)
+        assert run(["evict", found.dataset, "--socket", found.daemon.socket_dir]) == TierFailed.code
+        assert "2.0 MiB are in a lost tier" in capsys.readouterr().out
+        assert run(["prefetch", found.dataset, "--socket", found.daemon.socket_dir]) == OutOfSpace.code
+        assert "the room of nvme0 is lost" in capsys.readouterr().err
+        (tmp_path / "away").rename(tmp_path / "nvme")
+        wait_until(lambda: not lost(found), LOST_S)
+        assert found.control.evict(found.dataset).evicted_bytes == len(data)
+
+
+def test_a_file_that_is_gone_is_not_called_corrupt_alone(
+    tmp_path: Path, data: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "nvme").mkdir()
+    with node(tmp_path, data, f"{tmp_path}/nvme=4MiB") as found:
+        found.fill()
+        stored(tmp_path / "nvme")[0].unlink()
+        assert run(["verify", found.dataset, "--socket", found.daemon.socket_dir]) == 5
+        assert "corrupt or not to be read" in capsys.readouterr().err
+        assert "an extent that cannot be read is dropped" in found.daemon.log
+
+
+def test_two_daemons_over_one_state_directory_lose_no_pin(tmp_path: Path, data: bytes) -> None:
+    count = 12
+    for number in range(2 * count):
+        (tmp_path / f"pinned{number}").mkdir()
+        (tmp_path / f"pinned{number}/0.bin").write_bytes(data[:EXTENT])
+
+    def pin(socket: str, numbers: range) -> list[str]:
+        with Control(socket) as control:
+            ids = [control.open_dataset([f"{tmp_path}/pinned{each}/"], RECORDS).id for each in numbers]
+            for dataset in ids:
+                control.pin(dataset, True)
+        return ids
+
+    options = ["--ram", "4MiB", "--allow", f"{tmp_path}/", "--extent-bytes", str(EXTENT)]
+    with (
+        Daemon(tmp_path / "node", options) as one,
+        Daemon(tmp_path / "node", options) as two,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        named = pool.map(pin, (one.socket_dir, two.socket_dir), (range(count), range(count, 2 * count)))
+        expected = sorted(itertools.chain.from_iterable(named))
+    assert sorted(json.loads((tmp_path / "node/state/pins.json").read_text())) == expected
+
+
+@pytest.mark.slow
+def test_other_peoples_files_are_given_room_and_the_budget_comes_back(tmp_path: Path, data: bytes) -> None:
+    with (
+        mounted(tmp_path / "small", "size=8m") as disk,
+        node(tmp_path, data, f"{disk}=80%") as found,
+    ):
+        found.fill()
+        before = found.tier().budget_bytes  # type: ignore[attr-defined]
+        theirs = os.urandom(5 << 20)
+        (disk / "others").write_bytes(theirs)
+        wait_until(
+            lambda: len(stored(disk)) * EXTENT <= 3 << 20 and found.tier().budget_bytes < 3 << 20, 20.0
+        )  # type: ignore[attr-defined]
+        room = os.statvfs(disk)
+        assert room.f_bavail >= SHARE_SPARE * room.f_blocks
+        assert (disk / "others").read_bytes() == theirs
+        (disk / "others").unlink()
+        wait_until(lambda: found.tier().budget_bytes >= before * 0.95)  # type: ignore[attr-defined]

@@ -1,0 +1,174 @@
+"""The RAM tier gives memory back before a trainer is killed for it, and takes it again when it is free."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.protocol import Granted, Refused
+from cachesvc.core.model import RAM, DatasetId
+from cachesvc.daemon.disks.budgets import CALM_S, RamBudget
+from cachesvc.system.memory import MEMORY_SPARE, Memory, memories
+from loader import DataLoader, open_dataset
+from tests.support import datasets
+from tests.support.cages import Cage, Caged, caged
+from tests.support.meminfo import MEMINFO
+from tests.support.waiting import wait_until
+
+MIB = 1 << 20
+NEVER = 9223372036854771712
+
+
+def tree(root: Path, files: dict[str, object]) -> list[Memory]:
+    datasets.write_files(root, {name: str(body).encode() for name, body in files.items()})
+    return memories(root / "proc", root / "cg")
+
+
+def test_without_limits_there_is_the_machine(tmp_path: Path) -> None:
+    plain = {"proc/meminfo": MEMINFO, "proc/self/cgroup": "0::/\n", "cg/cgroup.procs": ""}
+    assert tree(tmp_path, plain) == [Memory(16 * MIB, 8 * MIB)]
+
+
+def test_each_cgroup_above_counts_and_clean_caches_are_free(tmp_path: Path) -> None:
+    found = tree(
+        tmp_path,
+        {
+            "proc/meminfo": MEMINFO,
+            "proc/self/cgroup": "0::/system.slice/cachesvc.service\n",
+            "cg/system.slice/memory.max": "max\n",
+            "cg/system.slice/cachesvc.service/memory.max": f"{4 * MIB}\n",
+            "cg/system.slice/cachesvc.service/memory.current": f"{3 * MIB}\n",
+            "cg/system.slice/cachesvc.service/memory.stat": f"anon 9\nfile {2 * MIB}\nshmem {MIB}\n",
+        },
+    )
+    assert found == [Memory(16 * MIB, 8 * MIB), Memory(4 * MIB, 2 * MIB)]
+
+
+def test_the_first_version_and_a_containers_view_of_it(tmp_path: Path) -> None:
+    """/proc/self/cgroup names a folder that the container does not see; its own is the root."""
+    found = tree(
+        tmp_path,
+        {
+            "proc/meminfo": MEMINFO,
+            "proc/self/cgroup": "5:cpu:/x\n4:memory:/docker/abc\n0::/\n",
+            "cg/memory/memory.limit_in_bytes": 2 * MIB,
+            "cg/memory/memory.usage_in_bytes": 2 * MIB,
+            "cg/memory/memory.stat": "cache 5\ntotal_cache 0\ntotal_shmem 0\n",
+        },
+    )
+    assert found == [Memory(16 * MIB, 8 * MIB), Memory(2 * MIB, 0)]
+
+
+@given(
+    st.integers(0, 10_000),
+    st.integers(0, 1_000),
+    st.lists(
+        st.tuples(st.integers(0, 10_000), st.integers(0, 10_000), st.integers(0, 500), st.integers(0, 90)),
+        min_size=1,
+    ),
+)
+def test_a_budget_is_what_was_free_all_the_time(
+    given_bytes: int, least_bytes: int, seen: list[tuple[int, int, int, int]]
+) -> None:
+    budget, now, past = RamBudget(given_bytes, least_bytes), 0.0, []
+    least = min(given_bytes, least_bytes, int(10_000 * MEMORY_SPARE) // 2)
+    for free, ours, fills, later in seen:
+        now += later
+        room = max(least, min(given_bytes, free + ours - fills - int(10_000 * MEMORY_SPARE)))
+        past.append((now, room))
+        found = budget.measured([Memory(20_000, 20_000), Memory(10_000, free)], ours, fills, now)
+        assert found == min(room for at, room in past if at >= now - CALM_S)
+        assert least <= found <= given_bytes
+
+
+STEP, STEPS = 25 * MIB, 8
+HOG = """
+import sys, time
+held = []
+for _ in range(int(sys.argv[2])):
+    held.append(b"x" * int(sys.argv[1]))
+    time.sleep(float(sys.argv[3]))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def cage() -> Iterator[Cage]:
+    with caged(608 * MIB) as found:
+        yield found
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.parametrize(
+    ("mapped", "pause_s"), [(False, 1.2), (True, 4.0)], ids=["at hand", "mapped by a reader at rest"]
+)
+def test_a_trainer_that_grows_is_not_killed(
+    tmp_path: Path, cage: Cage, monkeypatch: pytest.MonkeyPatch, mapped: bool, pause_s: float
+) -> None:
+    """400 MiB of cache in 608 MiB; then a trainer takes 200 MiB, less at once than what is left free, and as often as that
+    is had again. Of the machine's memory enough is free: a reader hears of it from the daemon alone."""
+    (tmp_path / "data").mkdir()
+    body = os.urandom(MIB) * 4
+    for number in range(100):
+        (tmp_path / f"data/{number:03d}.bin").write_bytes(body)
+    options = ["--ram", "450MiB", "--extent-bytes", str(4 * MIB), "--allow", f"{tmp_path}/"]
+    daemon = Caged(cage, tmp_path / "node", options)
+    monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
+    monkeypatch.setenv("CACHESVC", "require")
+    with daemon, Control(daemon.socket_dir) as control:
+        reader = open_dataset(f"{tmp_path}/data/", format="records", record_bytes=4096)
+        dataset = DatasetId(reader.version)
+
+        def ram(name: str) -> int:
+            tier = next(tier for tier in control.status().tiers if tier.name == RAM)
+            return int(getattr(tier, name))
+
+        *_, filled = control.prefetch(dataset)
+        before = ram("used_bytes")
+        assert before == filled.resident_bytes == 400 * MIB
+        for batch in DataLoader(reader, batch_size=1024) if mapped else ():
+            assert batch.numpy()[0].tobytes() == body[:4096]
+        hog = subprocess.Popen(
+            [sys.executable, "-c", HOG, str(STEP), str(STEPS), str(pause_s)],
+            preexec_fn=cage.enter,
+            stdout=subprocess.PIPE,
+        )
+        try:
+            assert hog.stdout
+            assert hog.stdout.readline() == b"held\n"
+            assert ram("used_bytes") < before - STEP * STEPS // 2
+            assert "the RAM tier shrinks" in daemon.log
+        finally:
+            hog.kill()
+            hog.wait()
+            hog.stdout.close()
+        assert daemon.process
+        assert daemon.process.poll() is None
+        grants = DaemonGrants(daemon.socket_dir, dataset)
+
+        def granted() -> (
+            bool
+        ):  # what the reader maps leaves no room for another one at first: it is asked for
+            answers.extend(grants.acquire([0], 10.0))
+            return isinstance(answers[-1], Granted)
+
+        answers = list[Granted | Refused]()
+        wait_until(granted)
+        assert len(answers) == 1 or mapped
+        answer = answers[-1]
+        assert isinstance(answer, Granted)
+        assert os.pread(answer.fd, 4096, 0) == body[:4096]
+        os.close(answer.fd)
+        grants.close()
+        reader.close()

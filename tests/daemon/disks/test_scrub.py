@@ -1,0 +1,88 @@
+"""While the scrub reads a disk that is slow, or hangs, what other disks hold is granted as ever, and they stay."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.protocol import Granted
+from tests.support.faults.disks import AGAIN_S, EXTENT, EXTENTS, LOST_S, Node, node, sample, stored
+from tests.support.faults.faulty_disk import FaultyDisk
+from tests.support.waiting import wait_until
+
+HALF = (EXTENTS // 2 + 4) * EXTENT
+SOON_S = 2.0
+"""A grant, on a host whose cores others use."""
+
+
+def places(found: Node) -> list[str]:
+    """Where each extent lies; all are checked, which the daemon does before their first grant."""
+    with closing(DaemonGrants(found.daemon.socket_dir, found.dataset)) as grants:
+        answers = [answer for index in range(EXTENTS) for answer in grants.acquire([index], LOST_S)]
+        assert all(isinstance(answer, Granted) for answer in answers)
+        paths = [
+            os.readlink(f"/proc/self/fd/{answer.fd}") for answer in answers if isinstance(answer, Granted)
+        ]
+        for answer in answers:
+            os.close(answer.fd)  # type: ignore[union-attr]
+    return paths
+
+
+def slowest(found: Node, indices: list[int], seconds: float) -> float:
+    """Of the grants of these extents, over and over, each with a connection of its own."""
+    most, until = 0.0, time.monotonic() + seconds
+    while time.monotonic() < until:
+        for index in indices:
+            with closing(DaemonGrants(found.daemon.socket_dir, found.dataset)) as grants:
+                began = time.monotonic()
+                (answer,) = grants.acquire([index], LOST_S)
+                most = max(most, time.monotonic() - began)
+                assert isinstance(answer, Granted)
+                assert os.pread(answer.fd, EXTENT, 0) == found.data[index * EXTENT : (index + 1) * EXTENT]
+                os.close(answer.fd)
+    return most
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["read 1", "open 2", "hang"])
+def test_a_disk_that_troubles_the_scrub_troubles_nobody_else(tmp_path: Path, fault: str) -> None:
+    data, healthy = sample(tmp_path), tmp_path / "healthy"
+    healthy.mkdir()
+    hangs = fault == "hang"
+    with (
+        FaultyDisk(tmp_path) as disk,
+        node(
+            tmp_path,
+            data,
+            f"{healthy}={HALF}",
+            f"{disk.path}={HALF}",
+            more=("--scrub-rate", str(2 * EXTENT), "--fillers", "1"),
+        ) as found,
+        ExitStack() as stack,
+    ):
+        stack.callback(disk.behave, "")
+        found.fill()
+        wait_until(lambda: len(stored(healthy)) + len(stored(disk.backing)) == EXTENTS)
+        found.daemon.kill()
+        found.daemon.start()  # a round begins, of 16 s
+        here = [index for index, path in enumerate(places(found)) if path.startswith(f"{healthy}/")]
+        assert 0 < len(here) < EXTENTS
+        scrubbed = scrubbed_bytes(found, "nvme1")
+        disk.behave(fault)
+        assert slowest(found, here, LOST_S if hangs else 12.0) < SOON_S
+        assert not found.tier("nvme0").lost  # type: ignore[attr-defined]
+        assert found.tier("nvme1").lost == hangs  # type: ignore[attr-defined]
+        assert scrubbed_bytes(found, "nvme0") > 0
+        assert hangs or scrubbed_bytes(found, "nvme1") > scrubbed
+        disk.behave("")
+        wait_until(lambda: not found.tier("nvme1").lost, AGAIN_S)  # type: ignore[attr-defined]
+        assert found.read() == EXTENTS
+
+
+def scrubbed_bytes(found: Node, tier: str) -> int:
+    return int(found.tier(tier).scrubbed_bytes)  # type: ignore[attr-defined]

@@ -1,0 +1,98 @@
+"""Commits to disks that sync slowly: fills do not wait for them, until too many are not done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cachesvc.core.errors import CacheError, TierFailed
+from cachesvc.core.model import ExtentId, TierName
+from cachesvc.daemon.fills.commits import MOST, Commits
+from tests.support.faults.disks import EXTENTS, node, sample
+from tests.support.faults.faulty_disk import FaultyDisk
+
+DISK = TierName("nvme0")
+SYNC_S = 2.0
+
+
+class Steps:
+    """A lane that does one call when told."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Callable[[], Any], Callable[[Any], None], Callable[[CacheError], None]]] = []
+
+    def submit(self, *call: Any) -> None:
+        self.calls.append(call)
+
+    def step(self) -> None:
+        work, then, otherwise = self.calls.pop(0)
+        try:
+            then(work())
+        except CacheError as error:
+            otherwise(error)
+
+
+def extent(number: int) -> ExtentId:
+    return ExtentId(number.to_bytes(16, "big"))
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.committer, self.other = Steps(), Steps()
+        lanes: Any = {DISK: self.committer}
+        others: Any = {DISK: self.other}
+        self.commits = Commits(lanes, others)
+        self.said: list[str] = []
+
+    def commit(self, number: int, work: Callable[[], None] = lambda: None) -> None:
+        said = self.said.append
+        self.commits.submit(
+            extent(number), DISK, work, lambda _: said(f"{number}"), lambda error: said(str(error))
+        )
+
+
+def test_what_follows_a_commit_waits_for_it_alone() -> None:
+    bench = Bench()
+    bench.commit(1)
+    bench.commit(2)
+    assert bench.commits.after(extent(1), DISK) is bench.committer
+    assert bench.commits.after(extent(3), DISK) is bench.other
+    bench.committer.step()
+    assert bench.commits.after(extent(1), DISK) is bench.other
+    assert bench.commits.after(extent(2), DISK) is bench.committer
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_fills_wait_while_too_many_commits_are_not_done(fails: bool) -> None:
+    def work() -> None:
+        if fails:
+            raise TierFailed("it broke")
+
+    bench = Bench()
+    for number in range(MOST):
+        bench.commits.when_few(DISK, lambda: bench.said.append("begun"))
+        bench.commit(number, work)
+    assert bench.said == ["begun"] * MOST
+    bench.said.clear()
+    bench.commit(MOST, work)  # of a fill that was under way
+    for _ in range(2):
+        bench.commits.when_few(DISK, lambda: bench.said.append("begun"))
+    assert bench.said == []
+    bench.committer.step()
+    assert bench.said == ["it broke" if fails else "0"], "as many as there may be are left"
+    bench.committer.step()
+    assert bench.said[1:] == ["it broke" if fails else "1", "begun", "begun"]
+
+
+def test_fills_do_not_wait_for_syncs(tmp_path: Path) -> None:
+    data = sample(tmp_path)
+    with FaultyDisk(tmp_path) as disk, node(tmp_path, data, f"{disk.path}=4MiB") as found:
+        disk.behave(f"fsync {SYNC_S}")
+        began = time.monotonic()
+        assert found.read() == EXTENTS
+        assert time.monotonic() - began < EXTENTS / 4 * SYNC_S
+        disk.behave("")

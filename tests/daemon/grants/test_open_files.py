@@ -1,0 +1,185 @@
+"""A daemon that may open few files: extents leave room for readers, and who finds none is told why."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import resource
+import subprocess
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from cachesvc.catalog.build import Options
+from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.protocol import Granted, Refused
+from cachesvc.config import OPEN_FILES_LEAST, OPEN_FILES_SPARE, most_in_ram, most_readers
+from cachesvc.core.errors import DaemonUnavailable, InvalidInput, OutOfSpace
+from cachesvc.core.model import DatasetId, ExtentId
+from cachesvc.tiers.checksum import Passing
+from cachesvc.tiers.ram import RamTier
+from testbed import WAIT_S
+from testbed.node import Daemon
+from tests.support.waiting import wait_until
+
+EXTENT = 4096
+EXTENTS = 300
+READERS = 8
+
+
+class FewFiles(Daemon):
+    """A daemon under a hard limit of open files, and a lower soft one perhaps."""
+
+    def __init__(self, root: Path, limit: int, soft: int = 0) -> None:
+        options = ["--ram", "64MiB", "--allow", f"{root}/", "--extent-bytes", str(EXTENT)]
+        super().__init__(root / "node", options)
+        self.limits = f"ulimit -Sn {soft or limit}; ulimit -Hn {limit}"
+
+    def spawn(self, *more: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "cachesvc", "serve", *self._options, *more]
+        with open(self.root / "daemon.log", "ab") as log:
+            limited = ["sh", "-c", f'{self.limits}; exec "$0" "$@"', *command]
+            return subprocess.Popen(limited, stdout=log, stderr=log)
+
+    def open_files(self) -> int:
+        assert self.process is not None
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+
+def read_all(daemon: Daemon, dataset: DatasetId, data: bytes, seen: Counter[str]) -> None:
+    grants = DaemonGrants(daemon.socket_dir, dataset)
+    for index in range(EXTENTS):
+        (answer,) = grants.acquire([index], WAIT_S)
+        seen[type(answer).__name__] += 1
+        if isinstance(answer, Granted):
+            assert os.pread(answer.fd, EXTENT, 0) == data[index * EXTENT : (index + 1) * EXTENT]
+            os.close(answer.fd)
+            grants.release([index])
+    grants.close()
+
+
+def test_more_extents_than_open_files_leave_room_for_readers(tmp_path: Path) -> None:
+    data = random.Random(7).randbytes(EXTENTS * EXTENT)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/0.bin").write_bytes(data)
+    with (
+        FewFiles(tmp_path, OPEN_FILES_LEAST) as daemon,
+        Control(daemon.socket_dir) as control,
+        contextlib.ExitStack() as stack,
+    ):
+        assert "extents_in_ram=128 readers=32" in daemon.log
+        dataset = control.open_dataset(
+            [f"{tmp_path}/data/"], Options(format="records", record_bytes=EXTENT)
+        ).id
+        seen: Counter[str] = Counter()
+        errors: list[BaseException] = []
+
+        def read() -> None:
+            try:
+                read_all(daemon, dataset, data, seen)
+            except BaseException as error:
+                errors.append(error)
+                raise
+
+        threads = [threading.Thread(target=read) for _ in range(READERS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors
+        assert seen["Granted"] >= 0.5 * READERS * EXTENTS, (
+            "the rest, more on a busy machine, is read elsewhere"
+        )
+        wait_until(lambda: control.status().tiers[0].used_bytes == 128 * EXTENT)
+        connected = 0
+
+        def connect() -> None:
+            nonlocal connected
+            while connected < OPEN_FILES_LEAST:
+                grants = DaemonGrants(daemon.socket_dir, dataset)
+                stack.callback(grants.close)
+                (answer,) = grants.acquire([connected], WAIT_S)
+                connected += 1
+                if isinstance(answer, Granted):
+                    os.close(answer.fd)
+
+        with pytest.raises(DaemonUnavailable, match="32 readers, as many as its limit of open files allows"):
+            connect()
+        assert connected >= 3 * READERS
+        assert daemon.open_files() <= OPEN_FILES_LEAST - READERS, "and others find a place still"
+        assert "Too many open files" not in daemon.log
+
+
+def test_what_nobody_can_check_for_want_of_open_files_is_read_elsewhere_at_once(tmp_path: Path) -> None:
+    for name in ("data", "nvme"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "data/0.bin").write_bytes(bytes(2 * EXTENT))
+    options = ["--ram", "0", "--nvme", f"{tmp_path}/nvme=1MiB", "--allow", f"{tmp_path}/"]
+    options += ["--extent-bytes", str(EXTENT), "--scrub-rate", "0"]
+    with Daemon(tmp_path / "node", options) as daemon, contextlib.ExitStack() as stack:
+        with Control(daemon.socket_dir) as control:
+            records = Options(format="records", record_bytes=512)
+            dataset = control.open_dataset([f"{tmp_path}/data/"], records).id
+            list(control.prefetch(dataset))
+        daemon.kill()
+        daemon.start()
+        grants = DaemonGrants(daemon.socket_dir, dataset)
+        stack.callback(grants.close)
+        (answer,) = grants.acquire([0], WAIT_S)
+        assert isinstance(answer, Granted)
+        os.close(answer.fd)
+        assert daemon.process is not None
+        _, hard = limits = resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE)
+        stack.callback(resource.prlimit, daemon.process.pid, resource.RLIMIT_NOFILE, limits)
+        resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, (1, hard))
+        assert grants.acquire([1], WAIT_S) == [Refused(1)]
+        resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, limits)
+        (answer,) = grants.acquire([1], WAIT_S)
+        assert isinstance(answer, Granted)
+        os.close(answer.fd)
+
+
+def test_below_the_least_a_daemon_does_not_start(tmp_path: Path) -> None:
+    daemon = FewFiles(tmp_path, OPEN_FILES_LEAST - 1)
+    daemon.root.mkdir()
+    daemon.launch()
+    assert daemon.process is not None
+    assert daemon.process.wait(WAIT_S) == InvalidInput.code
+    assert "ulimit -Hn), 256 at least" in daemon.log
+    assert daemon.log.count("\n") == 1
+    daemon.stop()
+
+
+def test_what_the_limit_leaves() -> None:
+    assert (most_in_ram(256), most_readers(256)) == (128, 32)
+    assert (most_in_ram(65_536), most_readers(65_536)) == (65_536 - OPEN_FILES_SPARE, 8192)
+    assert most_in_ram(10**6 + OPEN_FILES_SPARE) == 10**6, "what is advised for so many extents"
+
+
+def test_the_ram_tier_is_full_where_open_files_are_short() -> None:
+    tier = RamTier(most=2)
+    first, second, third = (ExtentId(bytes([number]) * 16) for number in range(3))
+    fd = tier.reserve(first, 5)
+    os.pwrite(fd, b"bytes", 0)
+    tier.commit(first, Passing(5).checksums(fd))
+    os.close(fd)
+    os.close(tier.reserve(second, 5))
+    with pytest.raises(OutOfSpace, match="as many as the limit of open files allows"):
+        tier.reserve(third, 5)
+    tier.evict(first)
+    os.close(tier.reserve(third, 5))
+    tier.close()
+
+
+def test_a_daemon_raises_its_own_limit_as_far_as_it_may(tmp_path: Path) -> None:
+    daemon = FewFiles(tmp_path, 3 * OPEN_FILES_LEAST, soft=OPEN_FILES_LEAST)
+    with daemon:
+        assert daemon.process is not None
+        limits = resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE)
+        assert limits == (3 * OPEN_FILES_LEAST, 3 * OPEN_FILES_LEAST)
+        assert f"readers={most_readers(3 * OPEN_FILES_LEAST)}" in daemon.log

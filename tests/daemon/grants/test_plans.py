@@ -1,0 +1,372 @@
+"""Plans on their way from a reader to the core: what arrives is what was meant, in its turn, or ends its connection."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachesvc.catalog.build import Options
+from cachesvc.client import plan_memory as plans
+from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.protocol import Granted
+from cachesvc.core import wire
+from cachesvc.core.errors import CacheError, DaemonUnavailable, InvalidInput
+from cachesvc.core.events import PlanEnded, Planned
+from cachesvc.core.model import DatasetId, ReaderId
+from cachesvc.core.order.epoch_order import Plan
+from cachesvc.core.wire import Message, Op
+from cachesvc.daemon.grants.deferred_close import Disposal
+from cachesvc.daemon.grants.plan_quota import Rows
+from cachesvc.daemon.grants.plans import SHORT_ROWS, Entries, Handed, Plans
+from cachesvc.daemon.grants.readers import Connection
+from cachesvc.daemon.grants.server import GrantsServer
+from testbed import WAIT_S
+from testbed.node import Daemon
+from tests.support.plans import EXTENT, EXTENTS, IDS, Held, Known, Listed, memory
+from tests.support.users import BOB, as_root
+from tests.support.waiting import wait_until
+
+LONG = SHORT_ROWS + 1
+
+Numbers = list[int]
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    root = tmp_path_factory.mktemp("plans")
+    (root / "data").mkdir()
+    (root / "data" / "0.bin").write_bytes(os.urandom(EXTENTS * EXTENT))
+    options = ["--ram", str(8 * EXTENT), "--extent-bytes", str(EXTENT), "--fillers", "1"]
+    with Daemon(root / "node", [*options, "--allow", f"{root}/data"]) as found:
+        yield found
+        assert "Traceback" not in found.log
+
+
+@pytest.fixture(scope="module")
+def dataset(daemon: Daemon) -> DatasetId:
+    with Control(daemon.socket_dir) as control:
+        wanted = Options(format="records", record_bytes=1024)
+        return control.open_dataset([str(daemon.root.parent / "data")], wanted).id
+
+
+@contextlib.contextmanager
+def reader(daemon: Daemon, greeting: Message) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel:
+        channel.settimeout(WAIT_S)
+        channel.connect(f"{daemon.socket_dir}/grants.sock")
+        channel.send(wire.encode(*greeting))
+        assert wire.decode(channel.recv(4096)).op is Op.WELCOME
+        yield channel
+
+
+def columns(extents: Numbers, firsts: Numbers, lasts: Numbers, following: Numbers) -> bytes:
+    kinds = zip((extents, firsts, lasts, following), ("<u4", "<u8", "<u8", "<u4"), strict=True)
+    return b"".join(np.array(each, kind).tobytes() for each, kind in kinds)
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**62), st.integers(0, 2**62))),
+    following=st.none() | st.lists(st.integers(0, 2**32 - 1)),
+)
+def test_what_is_read_is_what_was_written(
+    rows: list[tuple[int, int, int]], following: Numbers | None
+) -> None:
+    extents, firsts, lasts = (np.array([row[at] for row in rows], np.int64) for at in range(3))
+    plan = Plan(extents, firsts, lasts, None if following is None else np.array(following, np.int64))
+    fd, count, more = plans.written(plan)
+    found = plans.read(fd, count, more)
+    os.close(fd)
+    assert list(zip(*found[:3], strict=True)) == rows
+    assert list(found.following) == (following or [])
+
+
+def test_a_plan_of_too_many_extents_is_refused_before_it_is_sent() -> None:
+    rows = np.zeros(plans.MAX_ROWS + 1, np.int64)
+    with pytest.raises(InvalidInput, match="extent_bytes"):
+        plans.written(Plan(rows, rows, rows))
+
+
+# ---- by a daemon
+
+
+def hello(dataset: DatasetId) -> Message:
+    return Message(Op.HELLO, wire.MAGIC, digest=bytes.fromhex(dataset))
+
+
+def descriptors(daemon: Daemon) -> int:
+    assert daemon.process is not None
+    return len(os.listdir(f"/proc/{daemon.process.pid}/fd"))
+
+
+def pipe() -> int:
+    reading, writing = os.pipe()
+    os.close(writing)
+    return reading
+
+
+def on_disk() -> int:
+    with tempfile.TemporaryFile(dir=Path(__file__).parent) as file:
+        return os.dup(file.fileno())
+
+
+BEYOND = LONG * [EXTENTS - 1] + [EXTENTS]
+HOSTILE: dict[str, tuple[Callable[[], int], int, int]] = {
+    "an extent beyond": (lambda: memory(columns([EXTENTS], [0], [0], [])), 1, 0),
+    "an extent beyond, in the epoch after": (lambda: memory(columns([], [], [], [EXTENTS])), 0, 1),
+    "an extent beyond, late": (lambda: memory(columns([], [], [], BEYOND)), 0, len(BEYOND)),
+    "not sorted": (lambda: memory(columns([0, 1], [1, 0], [1, 1], [])), 2, 0),
+    "not sorted, late": (
+        lambda: memory(columns([0] * LONG, [1] * (LONG - 1) + [0], [1] * LONG, [])),
+        LONG,
+        0,
+    ),
+    "too short": (lambda: memory(columns([0], [0], [0], [])), 2, 0),
+    "too long": (lambda: memory(columns([0], [0], [0], []) + b"x"), 1, 0),
+    "nothing in it": (lambda: memory(b""), LONG, 0),
+    "more than a plan may have": (lambda: memory(b""), plans.MAX_ROWS + 1, 0),
+    "more than there are numbers": (lambda: memory(b""), 2**32 - 1, 2**64 - 1),
+    "a pipe that nobody fills": (pipe, 1, 0),
+    "a device": (lambda: os.open("/dev/zero", os.O_RDONLY), 1, 0),
+    "a file on a disk": (on_disk, 0, 0),
+    "a directory": (lambda: os.open("/", os.O_RDONLY), 0, 0),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_what_is_no_plan_ends_its_connection(daemon: Daemon, dataset: DatasetId, kind: str) -> None:
+    make, rows, more = HOSTILE[kind]
+    before = descriptors(daemon)
+    with reader(daemon, hello(dataset)) as channel:
+        fd = make()
+        socket.send_fds(channel, [wire.encode(Op.PLAN, rows, more)], [fd])
+        os.close(fd)
+        assert channel.recv(4096) == b""
+    wait_until(lambda: descriptors(daemon) <= before)
+
+
+@pytest.mark.parametrize("identified", [False, True])
+def test_a_plan_of_nobody_s_or_of_nothing_ends_its_connection(
+    daemon: Daemon, dataset: DatasetId, identified: bool
+) -> None:
+    before = descriptors(daemon)
+    with reader(daemon, Message(Op.IDENTIFY, wire.MAGIC) if identified else hello(dataset)) as channel:
+        fd = memory(columns([0], [0], [0], []))
+        socket.send_fds(channel, [wire.encode(Op.PLAN, 1, 0)], [fd] if identified else [])
+        os.close(fd)
+        assert channel.recv(4096) == b""
+    wait_until(lambda: descriptors(daemon) <= before)
+
+
+@pytest.mark.parametrize("repeats", [1, 20_000])
+def test_what_a_reader_says_after_its_plan_is_heard_after_it(
+    daemon: Daemon, dataset: DatasetId, repeats: int
+) -> None:
+    def touched() -> int:
+        with Control(daemon.socket_dir) as control:
+            return sum(epoch.touched for epoch in control.list()[0].epochs)
+
+    order = np.repeat(np.arange(EXTENTS), repeats)
+    steps = np.arange(len(order))
+    with contextlib.closing(DaemonGrants(daemon.socket_dir, dataset)) as grants:
+        grants.submit(Plan(order, steps, steps))
+        grants.passed(len(order))  # said before the plan, it would mean nothing
+        wait_until(lambda: touched() == len(order))
+
+
+def test_jobs_one_after_the_other_on_a_pinned_dataset_have_epochs_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "0.bin").write_bytes(os.urandom(EXTENTS * EXTENT))
+    options = ["--ram", "1MiB", "--extent-bytes", str(EXTENT), "--fillers", "1", "--allow", f"{tmp_path}/"]
+    steps = np.arange(EXTENTS)
+    with Daemon(tmp_path / "node", options) as node, Control(node.socket_dir) as control:
+        wanted = control.open_dataset([f"{tmp_path}/data"], Options(format="records", record_bytes=1024)).id
+        control.pin(wanted, True)
+
+        def told() -> list[tuple[int, int]]:
+            return [(epoch.touched, epoch.hits) for epoch in control.list()[0].epochs]
+
+        for number in range(3):  # of one script, so of one job as far as anybody can tell
+            with contextlib.closing(DaemonGrants(node.socket_dir, wanted, job=7)) as grants:
+                grants.submit(Plan(steps, steps, steps))
+                grants.acquire(range(EXTENTS), 20.0)
+                grants.passed(EXTENTS)
+                expected = [(EXTENTS, EXTENTS if each else 0) for each in range(number + 1)]
+                wait_until(lambda expected=expected: told() == expected)
+
+
+def test_a_reader_that_ends_while_its_plan_is_read_leaves_nothing(daemon: Daemon, dataset: DatasetId) -> None:
+    before = descriptors(daemon)
+    rows = [0] * plans.MAX_ROWS
+    body = columns(rows, rows, rows, rows)
+    for _ in range(8):
+        with reader(daemon, hello(dataset)) as channel:
+            fd = memory(body)
+            socket.send_fds(channel, [wire.encode(Op.PLAN, len(rows), len(rows))], [fd])
+            os.close(fd)
+    wait_until(lambda: descriptors(daemon) <= before)
+    with Control(daemon.socket_dir) as control:
+        wait_until(lambda: control.status().readers == 0)
+
+
+def test_a_plan_that_is_no_reader_s_any_more_is_told_to_the_next_daemon(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "0.bin").write_bytes(os.urandom(EXTENTS * EXTENT))
+    options = [
+        "--ram",
+        "1MiB",
+        "--extent-bytes",
+        str(EXTENT),
+        "--fillers",
+        "1",
+        "--allow",
+        f"{tmp_path}/data",
+    ]
+    with Daemon(tmp_path / "node", options) as node:
+        with Control(node.socket_dir) as control:
+            opened = control.open_dataset(
+                [f"{tmp_path}/data"], Options(format="records", record_bytes=1024)
+            ).id
+        grants = DaemonGrants(node.socket_dir, opened)
+        node.kill()
+        steps = np.arange(EXTENTS)
+        grants.submit(Plan(steps, steps, steps))  # nobody is there
+        with pytest.raises(DaemonUnavailable):
+            grants.acquire([0], 5.0)
+        node.start()
+        grants.passed(0)  # rests until it is asked for something
+        assert all(isinstance(each, Granted) for each in grants.acquire([0], 20.0))
+        with Control(node.socket_dir) as control:
+            wait_until(lambda: control.list()[0].resident_extents == EXTENTS)  # the plan fetches all of it
+        grants.close()
+
+
+# ---- in turn
+
+
+def handed(*extents: int) -> Handed:
+    rows = list(extents)
+    return Handed(memory(columns(rows, [0] * len(rows), [0] * len(rows), [])), len(rows), 0, IDS)
+
+
+def test_users_take_turns_and_short_plans_wait_for_none() -> None:
+    lane, read = Held(), list[str]()
+    turns = Plans(lane)  # type: ignore[arg-type]
+
+    def take(name: str, user: int, plan: Handed) -> Handed:
+        turns.take(plan, user, lambda found: read.append(name if isinstance(found, Entries) else "wrong"))
+        return plan
+
+    for number in range(4):
+        take(f"first's {number}", 1, handed(*[number] * LONG))
+    forgotten = take("forgotten", 2, handed(*[1] * LONG))
+    take("second's", 2, handed(*[1] * LONG))
+    take("short", 3, handed(5))
+    take("first's wrong one", 1, handed(*[EXTENTS] * LONG))
+    turns.forget(forgotten)
+    assert read == ["short"]
+    while lane.calls:
+        assert turns.under_way
+        lane.run()
+    assert read == ["short", "first's 0", "first's 1", "second's", "first's 2", "first's 3", "wrong"]
+    assert not turns.under_way
+
+
+def test_memory_is_closed_by_whoever_read_or_forgot_it() -> None:
+    lane, found = Held(), list[Entries | CacheError]()
+    turns = Plans(lane)  # type: ignore[arg-type]
+    before = len(os.listdir("/proc/self/fd"))
+    for each in (handed(1), handed(EXTENTS), handed(*[1] * LONG), handed(*[2] * LONG)):
+        turns.take(each, 1, found.append)
+    turns.forget(each)
+    while lane.calls:
+        lane.run()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert [isinstance(one, Entries) for one in found] == [True, False, True]
+
+
+# ---- and no more than there is room for
+
+
+def test_a_user_has_no_more_rows_than_twice_what_it_leaves_free_and_the_daemons_own_all_it_wants() -> None:
+    rows = Rows(own=0, most=120)
+    assert [rows.take(ReaderId(number), 1, 10) for number in range(10)] == [True] * 8 + [False] * 2
+    assert rows.take(ReaderId(7), 1, 10), "in place of its last"
+    assert not rows.take(ReaderId(7), 1, 11)
+    assert rows.take(ReaderId(9), 1, 10), "what was not taken has replaced its reader's last one all the same"
+    assert [rows.take(ReaderId(number), 2, 13) for number in (20, 21, 22)] == [True, True, False]
+    assert not rows.take(ReaderId(9), 1, 10), "less is left free"
+    assert rows.take(ReaderId(30), 0, 1000)
+    rows.adopt(ReaderId(31), 0, 1000)
+    rows.leave(ReaderId(99))  # has none
+    rows.adopt(ReaderId(50), 3, 1000)
+    assert not rows.take(ReaderId(51), 4, 1)
+    for number in (*range(10), 20, 21, 50):
+        rows.leave(ReaderId(number))
+    assert rows.take(ReaderId(1), 1, 80), "the daemon's own take none of these"
+
+
+@as_root
+def test_a_reader_whose_plan_is_not_taken_stays_connected_and_has_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    watched: dict[int, Callable[[], object]] = {}
+    before, lane = len(os.listdir("/proc/self/fd")), Held()
+    answers, turns = Listed(), Plans(lane, most_rows=12)  # type: ignore[arg-type]
+    server = GrantsServer(
+        str(tmp_path / "grants.sock"),
+        0o600,
+        answers,  # type: ignore[arg-type]
+        turns,
+        Disposal(),
+        watched.__setitem__,
+        watched.__delitem__,
+        lambda: 1,
+        9,
+        99,
+        None,
+    )
+    channels: dict[int, socket.socket] = {}
+
+    def hand_over(reader: int, rows: int, more: int = 0) -> None:
+        fd = memory(columns([1] * rows, [0] * rows, [0] * rows, [1] * more))
+        socket.send_fds(channels[reader], [wire.encode(Op.PLAN, rows, more)], [fd])
+        os.close(fd)
+        watched[theirs[reader]]()
+
+    theirs: dict[int, int] = {}
+    for number in (1, 2, 3):
+        os.seteuid(BOB)  # the kernel notes the effective user of the moment
+        channels[number], other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        os.seteuid(0)
+        theirs[number] = other.detach()
+        given = Connection(ReaderId(number), number, theirs[number], True, DatasetId("0a"), True, 0, True)
+        assert server.adopt(given, Known(given.wanted))
+    server.adopt_plan(Planned(3, 3, ((IDS[0], 0, 0),), (IDS[0],)))
+    hand_over(1, 6)
+    hand_over(2, 1)
+    assert answers.told == [(1, 6), PlanEnded(2)]
+    assert "a plan is not taken" in caplog.text
+    channels[3].close()
+    watched[theirs[3]]()
+    hand_over(2, 1)
+    assert answers.told[2:] == [(2, 1)]
+    hand_over(1, 4, 4)
+    assert answers.told[3:] == [PlanEnded(1)]
+    hand_over(2, 4, 4)
+    assert answers.told[4:] == [(2, 4)]
+    server.close()
+    for channel in channels.values():
+        channel.close()
+    while lane.calls:
+        lane.run()
+    assert len(os.listdir("/proc/self/fd")) == before

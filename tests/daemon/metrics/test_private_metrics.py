@@ -1,0 +1,108 @@
+"""Metrics name no dataset that only some users may use: whoever reaches the port would else see how each fares."""
+
+from __future__ import annotations
+
+import os
+import re
+import urllib.request
+from pathlib import Path
+
+from cachesvc.catalog.build import Options
+from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.core.model import DatasetId
+from cachesvc.core.stalls import CAUSES, QUANTILES, StallReport
+from cachesvc.daemon.datasets import UNUSED
+from testbed import WAIT_S
+from testbed.node import Daemon
+from testbed.servers import free_ports
+from tests.support.waiting import wait_until
+
+EXTENT = 64 << 10
+SIZES = {"alice": 2 * EXTENT, "bob": 3 * EXTENT, "all": 4 * EXTENT}
+NO_SUMS = {"cachesvc_hit_bound", "cachesvc_loader_wait_quantile_seconds"}
+REPORT = StallReport(10, (1_000_000,) * len(CAUSES), (5,) * len(QUANTILES))
+
+
+def values(port: int) -> dict[str, float]:
+    """What a scraper reads."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_S) as answer:
+        lines = re.findall(r"^(cachesvc_\S+) (\S+)$", answer.read().decode(), re.M)
+    return {name: float(value) for name, value in lines}
+
+
+def test_private_datasets_are_one_in_the_metrics_and_each_in_status(tmp_path: Path) -> None:
+    (port,), data = free_ports(1), tmp_path / "data"
+    options = ["--ram", "1MiB", "--extent-bytes", str(EXTENT), "--fillers", "1"]
+    options += ["--metrics", f"127.0.0.1:{port}", "--allow", f"{data}/all"]
+    for name, size in SIZES.items():
+        (data / name).mkdir(parents=True)
+        (data / name / "0.bin").write_bytes(os.urandom(size))
+        if name != "all":
+            options += ["--allow", f"{data}/{name}/=uid:64001"]
+
+    with Daemon(tmp_path / "node", options) as daemon, Control(daemon.socket_dir) as control:
+        ids: dict[str, DatasetId] = {}
+        readers: list[DaemonGrants] = []
+        for name in SIZES:
+            plain = Options(format="records", record_bytes=4096)
+            ids[name] = control.open_dataset([f"{data}/{name}/"], plain).id
+            assert list(control.prefetch(ids[name]))[-1].done
+            readers.append(DaemonGrants(daemon.socket_dir, ids[name]))
+            readers[-1].connect()
+            readers[-1].waited(REPORT)
+        batches = "cachesvc_loader_batches_total"
+        wait_until(lambda: values(port).get(f'{batches}{{dataset="private"}}') == 20)
+        wait_until(lambda: values(port).get(f'{batches}{{dataset="{ids["all"]}"}}') == 10)
+        told = values(port)
+        status = {each.dataset.id: each.resident_bytes for each in control.status().datasets}
+        for reader in readers:
+            reader.close()
+    assert status == {ids[name]: size for name, size in SIZES.items()}
+    for metric in ("resident_bytes", "source_bytes_total"):
+        assert told[f'cachesvc_{metric}{{dataset="private"}}'] == SIZES["alice"] + SIZES["bob"]
+        assert told[f'cachesvc_{metric}{{dataset="{ids["all"]}"}}'] == SIZES["all"]
+    assert told['cachesvc_loader_wait_seconds_total{cause="disk",dataset="private"}'] == 2
+    assert told[f'{batches}{{dataset="{ids["all"]}"}}'] == 10
+    assert not [name for name in told if ids["alice"] in name or ids["bob"] in name]
+    sums = {name.partition("{")[0] for name in told if "private" in name}
+    whole = {name.partition("{")[0] for name in told if ids["all"] in name}
+    assert whole - sums == NO_SUMS  # rates and quantiles do not add up
+
+
+def test_counters_of_what_the_daemon_has_forgotten_do_not_fall_nor_change_their_label(tmp_path: Path) -> None:
+    (port,), data = free_ports(1), tmp_path / "data"
+    options = ["--ram", "4MiB", "--extent-bytes", str(EXTENT), "--fillers", "1"]
+    options += ["--metrics", f"127.0.0.1:{port}", "--allow", f"{data}/", "--allow", f"{data}/0/=uid:64001"]
+    batches, source = (
+        f'cachesvc_{name}_total{{dataset="private"}}' for name in ("loader_batches", "source_bytes")
+    )
+    with Daemon(tmp_path / "node", options) as daemon, Control(daemon.socket_dir) as control:
+
+        def use(number: int) -> DatasetId:
+            (data / f"{number}").mkdir(parents=True)
+            (data / f"{number}" / "0.bin").write_bytes(os.urandom(EXTENT))
+            plain = Options(format="records", record_bytes=4096)
+            dataset = control.open_dataset([f"{data}/{number}/"], plain).id
+            assert list(control.prefetch(dataset))[-1].done
+            return dataset
+
+        used = [use(number) for number in (0, 1)]  # one that only a user may use, and one for all
+        readers = [DaemonGrants(daemon.socket_dir, dataset) for dataset in used]
+        for reader in readers:
+            reader.connect()
+            reader.waited(REPORT)
+        wait_until(lambda: values(port).get(f'cachesvc_loader_batches_total{{dataset="{used[1]}"}}') == 10)
+        before = values(port)
+        for reader in readers:
+            reader.close()
+        for number in range(2, 2 + UNUSED + 2):
+            control.evict(used[-1])
+            used.append(use(number))
+            if number == 2:
+                control.evict(used[0])
+                control.evict(used[1])
+        known = {each.dataset.id for each in control.status().datasets}
+        after = values(port)
+    assert known.isdisjoint(used[:2]), "it has forgotten both"
+    assert (before[batches], before[source]) == (after[batches], after[source]) == (10, EXTENT)

@@ -1,0 +1,221 @@
+"""The process that fillers are forked from: its death, and theirs."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cachesvc.core.errors import SourceUnavailable
+from cachesvc.core.model import RAM
+from cachesvc.daemon.processes import jobs
+from tests.support.fillers import Pool, a_pool, opened
+from tests.support.waiting import wait_until
+
+PR_SET_CHILD_SUBREAPER = 36
+DEAD = os.WEXITED | os.WNOHANG | os.WNOWAIT
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[Pool]:
+    """Two fillers and a builder that have come so far that they end with what they are forked from."""
+    with a_pool(tmp_path, 2) as found:
+        found.loop.run_until(lambda: all(each.process.pid for each in found.fillers._living))
+        wait_until(lambda: [each.num_threads() > 1 for each in server(found).children()] == [True] * 3)
+        yield found
+
+
+def server(pool: Pool) -> psutil.Process:
+    return psutil.Process(pool.pids()[0]).parent()
+
+
+def test_fillers_are_replaced_when_what_they_are_forked_from_dies(pool: Pool) -> None:
+    before, first = pool.pids(), server(pool)
+    assert first.pid in [each.pid for each in psutil.Process().children()]
+    with opened(pool.inside) as memory:
+        for pid in before:
+            os.kill(pid, signal.SIGSTOP)  # none has answered when the server dies
+        pool.verify("under way", memory, RAM)
+        first.kill()
+        done = pool.of("under way")
+        assert (done.code, done.retry, done.lost) == (SourceUnavailable.code, True, True)
+        pool.loop.run_until(lambda: not set(before) & {each.process.pid for each in pool.fillers._living})
+        pool.verify("again", memory, RAM)
+        assert pool.of("again").code == 0
+    assert not set(before) & set(pool.pids())
+    assert not any(
+        psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in before
+    )
+    assert server(pool) != first
+
+
+def test_a_server_found_dead_is_replaced_at_once(pool: Pool) -> None:
+    first = server(pool)
+    first.kill()
+    wait_until(lambda: first.status() == psutil.STATUS_ZOMBIE)
+    child, channel = pool.fillers._forks.fork()  # before the loop heard of it
+    with channel:
+        pool.loop.run_until(lambda: bool(child.pid))
+        assert psutil.Process(child.pid).parent() in psutil.Process().children()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_the_end_of_a_filler_is_told_with_its_code(pool: Pool, number: signal.Signals) -> None:
+    with opened(pool.inside) as memory:
+        for pid in pool.pids():
+            os.kill(pid, signal.SIGSTOP)
+        pool.verify("under way", memory, RAM)
+        killed = [each.process for each in pool.fillers._living if not each.builds]
+        for process in killed:
+            os.kill(process.pid, number)
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGCONT)
+        # The loop waits 50 ms for the server's word, which comes later from a busy host.
+        assert [pool.fillers._forks.wait(process, 10.0) for process in killed] == [-number] * 2
+        assert f"(exit code -{int(number)})" in pool.of("under way").message
+
+
+def test_a_filler_that_is_not_needed_before_it_has_begun_ends_all_the_same(pool: Pool) -> None:
+    forks = pool.fillers._forks
+    os.kill(server(pool).pid, signal.SIGSTOP)
+    child, channel = forks.fork()
+    forks.kill(child)
+    assert forks.wait(child, 0.01) is None
+    os.kill(server(pool).pid, signal.SIGCONT)
+    assert forks.wait(child, 10.0) == -signal.SIGKILL
+    channel.close()
+
+
+def test_an_opening_survives_the_death_of_the_server(pool: Pool, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/0.bin").write_bytes(bytes(4096))
+    (tmp_path / "catalogs").mkdir()
+    answers = list[jobs.Answer]()
+    options: dict[str, str | int] = {"format": "records", "record_bytes": 4096}
+    uris, catalogs = [f"{tmp_path}/data/"], str(tmp_path / "catalogs")
+    first = server(pool)
+    first.suspend()
+    for pid in [each.pid for each in first.children()]:
+        os.kill(pid, signal.SIGSTOP)
+    build = partial(jobs.Build, uris=uris, options=options, catalogs=catalogs, refresh=False)
+    pool.fillers.build(build, answers.append)
+    first.kill()
+    pool.loop.run_until(lambda: any(isinstance(answer, jobs.Done) for answer in answers))
+    assert [answer.code for answer in answers if isinstance(answer, jobs.Done)] == [0]
+
+
+def held(pid: int, kind: str) -> set[str]:
+    """Sockets or pipes, but for standard streams."""
+    links = {path.name: os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
+    return {link for number, link in links.items() if link.startswith(kind) and int(number) > 2}
+
+
+def test_descriptors_of_one_filler_are_no_others(pool: Pool) -> None:
+    """Each hears of the daemon's end by its own channel alone, and holds nothing of the server's."""
+    first, second = (held(pid, "socket:") for pid in pool.pids())
+    assert first != second
+    pipes = held(server(pool).pid, "pipe:")
+    assert pipes
+    assert not any(held(pid, "pipe:") & pipes for pid in pool.pids())
+
+
+def test_who_hears_of_a_death_twice_waits_for_nothing(pool: Pool) -> None:
+    """The loop sees a filler's end and what the server says of it at once; the first takes what the second would read."""
+    first, forks = server(pool), pool.fillers._forks
+    filler = next(each for each in pool.fillers._living if not each.builds)
+    os.kill(filler.process.pid, signal.SIGKILL)
+    assert forks._server is not None
+    assert select.select([forks._server[1]], [], [], 10.0)[0]
+    began = time.monotonic()
+    pool.fillers._read(filler)
+    assert filler.process.code == -signal.SIGKILL
+    forks._heard()
+    assert time.monotonic() - began < 0.5
+    assert first.is_running()
+    assert pool.pids() == [each.pid for each in first.children() if each.pid in pool.pids()]
+
+
+def test_while_none_can_be_forked_those_that_live_go_on(pool: Pool) -> None:
+    first = server(pool)
+    before = first.rlimit(psutil.RLIMIT_NOFILE)
+    first.rlimit(psutil.RLIMIT_NOFILE, (0, before[1]))  # it can take no channel
+    with opened(pool.inside) as memory:
+        killed, living = pool.pids()
+        os.kill(killed, signal.SIGKILL)
+        pool.loop.run_until(lambda: not any(each.process.pid == killed for each in pool.fillers._living))
+        for number in range(5):
+            pool.verify(number, memory, RAM)
+            assert pool.of(number).code == 0
+        os.kill(living, signal.SIGKILL)
+        pool.loop.run_until(lambda: not any(each.process.pid == living for each in pool.fillers._living))
+        pool.verify("by nobody", memory, RAM)
+        done = pool.of("by nobody")
+        assert (done.code, done.retry, done.lost) == (SourceUnavailable.code, True, False)
+        assert "allow more processes" in done.message
+        pool.loop.run_until(lambda: all(each.builds for each in pool.fillers._living))
+        first.rlimit(psutil.RLIMIT_NOFILE, before)
+        pool.verify("again", memory, RAM)
+        assert pool.of("again").code == 0
+    assert server(pool) == first
+
+
+def test_a_starter_that_ignores_the_death_of_children_changes_nothing(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # it outlives exec
+    try:
+        with a_pool(tmp_path, 1) as pool, opened(pool.inside) as memory:
+            (pid,), first = pool.pids(), server(pool)
+            signal.signal(signal.SIGCHLD, before)
+            os.kill(pid, signal.SIGKILL)
+            pool.loop.run_until(lambda: not any(each.process.pid == pid for each in pool.fillers._living))
+            pool.verify("again", memory, RAM)
+            assert pool.of("again").code == 0
+            assert server(pool) == first
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_a_daemon_that_adopts_orphans_reaps_its_own(pool: Pool) -> None:
+    """As the first process of a container is."""
+    adopt = partial(ctypes.CDLL(None).prctl, PR_SET_CHILD_SUBREAPER)
+    before = pool.pids()
+    assert adopt(1) == 0
+    try:
+        server(pool).kill()
+        pool.loop.run_until(lambda: not pool.fillers._living)
+        # A zombie may have threads that are not dead yet; then it cannot be reaped.
+        wait_until(lambda: all(os.waitid(os.P_PID, pid, DEAD) for pid in before))
+        with opened(pool.inside) as memory:
+            pool.verify("again", memory, RAM)
+            assert pool.of("again").code == 0
+        assert not any(psutil.pid_exists(pid) for pid in before)
+    finally:
+        adopt(0)
+
+
+def test_a_filler_that_is_done_for_leaves_no_descriptor(pool: Pool) -> None:
+    with opened(pool.inside) as memory:
+
+        def life(number: int) -> None:
+            for pid in pool.pids():
+                os.kill(pid, signal.SIGKILL)
+            pool.loop.run_until(lambda: len(pool.fillers._living) == 1)  # the builder's
+            pool.verify(number, memory, RAM)
+            assert pool.of(number).code == 0
+            pool.pids()
+
+        life(0)
+        before = len(os.listdir("/proc/self/fd"))
+        for number in range(1, 6):
+            life(number)
+        assert len(os.listdir("/proc/self/fd")) == before
+        (parent,) = {psutil.Process(pid).parent() for pid in pool.pids()}
+        assert len(parent.children()) == 3, "and no zombie"

@@ -1,0 +1,351 @@
+"""A real daemon process, a real S3 server behind a counting proxy, real readers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+from cachesvc.catalog.build import Options
+from cachesvc.client.control import Control, DatasetInfo
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.keepalive import EVERY_S, leave_alone
+from cachesvc.client.protocol import Granted, Refused
+from cachesvc.core.errors import CacheError, DaemonUnavailable, NotAllowed, NotFound, OutOfSpace
+from cachesvc.core.model import DatasetId
+from testbed import WAIT_S
+from testbed.node import Daemon
+from testbed.servers import Proxy, SeaweedFS
+from tests.support.processes import held_memory
+from tests.support.waiting import wait_until
+
+EXTENT = 1 << 20
+EXTENTS = 8
+RECORDS = Options(format="records", record_bytes=4096)
+
+
+@pytest.fixture
+def data(s3_server: SeaweedFS, bucket: str) -> bytes:
+    body = os.urandom(EXTENTS * EXTENT)
+    s3_server.client().put_object(Bucket=bucket, Key="data/0.bin", Body=body)
+    return body
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, s3_server: SeaweedFS, bucket: str, proxy: Proxy) -> Iterator[Daemon]:
+    options = ["--ram", "32MiB", "--allow", f"s3://{bucket}/data/", "--extent-bytes", str(EXTENT)]
+    with Daemon(tmp_path / "node", options, s3_server.env(proxy.endpoint)) as found:
+        yield found
+
+
+def opened(daemon: Daemon, bucket: str) -> DatasetInfo:
+    with Control(daemon.socket_dir) as control:
+        return control.open_dataset([f"s3://{bucket}/data/"], RECORDS)
+
+
+def read(answer: Granted | Refused) -> bytes:
+    assert isinstance(answer, Granted)
+    try:
+        return os.pread(answer.fd, answer.size_bytes, answer.offset)
+    finally:
+        os.close(answer.fd)
+
+
+def gets(proxy: Proxy) -> dict[str, int]:
+    return {key: count for key, count in proxy.counts.by.items() if key.startswith("GET") and "0.bin" in key}
+
+
+def test_extents_are_granted_with_the_bytes_of_the_source(daemon: Daemon, bucket: str, data: bytes) -> None:
+    info = opened(daemon, bucket)
+    assert (info.extents, info.samples, info.stored_bytes) == (EXTENTS, EXTENTS * EXTENT // 4096, len(data))
+    grants = DaemonGrants(daemon.socket_dir, info.id)
+    answers = grants.acquire(range(EXTENTS), 30.0)
+    assert b"".join(map(read, answers)) == data
+    grants.close()
+
+
+def test_sixteen_readers_of_one_cold_extent_cost_one_get_a_range(
+    daemon: Daemon, bucket: str, data: bytes, proxy: Proxy
+) -> None:
+    info = opened(daemon, bucket)
+    proxy.reset()
+    start = threading.Barrier(16)
+    found: list[bytes] = []
+
+    def reader() -> None:
+        grants = DaemonGrants(daemon.socket_dir, info.id)
+        start.wait()
+        (answer,) = grants.acquire([3], 30.0)
+        found.append(read(answer))
+        grants.close()
+
+    threads = [threading.Thread(target=reader) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [data[3 * EXTENT : 4 * EXTENT]] * 16
+    counted = gets(proxy)
+    assert set(counted.values()) == {1}, counted
+    assert proxy.counts.bytes == EXTENT
+
+
+def test_prefetch_fetches_each_byte_once_and_says_so(
+    daemon: Daemon, bucket: str, data: bytes, proxy: Proxy
+) -> None:
+    info = opened(daemon, bucket)
+    proxy.reset()
+    with Control(daemon.socket_dir) as control:
+        for _ in range(2):
+            *_, last = control.prefetch(info.id)
+            assert last.done
+            assert (last.resident_extents, last.resident_bytes) == (EXTENTS, len(data))
+            assert last.source_bytes == proxy.counts.bytes == len(data)
+        *_, checked = control.verify(info.id)
+        assert (checked.checked_extents, checked.corrupt_extents) == (EXTENTS, 0)
+        (listed,) = control.list()
+        assert listed.resident_bytes == len(data)
+        assert control.evict(info.id).evicted_bytes == len(data)
+        wait_until(lambda: sum(tier.used_bytes for tier in control.status().tiers) == 0)
+
+
+def test_the_same_data_is_the_same_version_and_changed_data_another(
+    daemon: Daemon, bucket: str, data: bytes, s3_server: SeaweedFS
+) -> None:
+    first = opened(daemon, bucket)
+    assert opened(daemon, bucket).id == first.id
+    s3_server.client().put_object(Bucket=bucket, Key="data/0.bin", Body=os.urandom(len(data)))
+    with Control(daemon.socket_dir) as control:
+        second = control.open_dataset([f"s3://{bucket}/data/"], RECORDS, refresh=True)
+        assert second.id != first.id
+        with pytest.raises(CacheError) as caught:
+            control.open_dataset([f"s3://{bucket}/data/"], RECORDS, version=first.id)
+        assert caught.value.code == 6
+
+
+def test_an_object_overwritten_after_opening_is_never_served(
+    daemon: Daemon, bucket: str, data: bytes, s3_server: SeaweedFS
+) -> None:
+    info = opened(daemon, bucket)
+    s3_server.client().put_object(Bucket=bucket, Key="data/0.bin", Body=os.urandom(len(data)))
+    grants = DaemonGrants(daemon.socket_dir, info.id)
+    with pytest.raises(CacheError, match=r"0\.bin") as caught:
+        grants.acquire([0], 30.0)
+    assert caught.value.code == 6
+    grants.close()
+
+
+def test_sources_outside_the_allowlist_are_refused(daemon: Daemon, bucket: str) -> None:
+    for uri in (f"s3://{bucket}/other/", f"s3://{bucket}/data/../other/", "file:///etc/", "s3://elsewhere/"):
+        with Control(daemon.socket_dir) as control, pytest.raises((NotAllowed, ValueError)):
+            control.open_dataset([uri], RECORDS)
+
+
+def test_unknown_datasets_are_not_found(daemon: Daemon) -> None:
+    with pytest.raises(NotFound):
+        DaemonGrants(daemon.socket_dir, DatasetId("0" * 32)).acquire([0], 5.0)
+    with Control(daemon.socket_dir) as control, pytest.raises(NotFound):
+        control.pin(DatasetId("../" * 10 + "ab"), True)
+
+
+def test_garbage_on_the_grants_socket_closes_that_connection_only(
+    daemon: Daemon, bucket: str, data: bytes
+) -> None:
+    import socket
+
+    info = opened(daemon, bucket)
+    for junk in (b"", b"x", os.urandom(37), os.urandom(4096)):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel:
+            channel.connect(f"{daemon.socket_dir}/grants.sock")
+            channel.settimeout(WAIT_S)
+            channel.send(junk or b"\0")
+            # What happens to read as a greeting of another release is answered before.
+            while channel.recv(4096):
+                pass
+    grants = DaemonGrants(daemon.socket_dir, info.id)
+    assert read(grants.acquire([0], 10.0)[0]) == data[:EXTENT]
+    grants.close()
+
+
+def test_health_and_reflection_are_served(daemon: Daemon) -> None:
+    channel = grpc.insecure_channel(f"unix:{daemon.socket_dir}/cachesvc.sock")
+    checks = health_pb2_grpc.HealthStub(channel)
+    answer = checks.Check(health_pb2.HealthCheckRequest(service="cachesvc.v1.Cache"))
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    assert "cachesvc.v1.Cache" in ProtoReflectionDescriptorDatabase(channel).get_services()
+    channel.close()
+
+
+READER = """
+import sys, time
+from cachesvc.core.model import DatasetId
+from cachesvc.client.grants import DaemonGrants
+grants = DaemonGrants(sys.argv[1], DatasetId(sys.argv[2]))
+kept = grants.acquire(range(4), 30.0)
+print("leased", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_killed_reader_leaves_nothing_behind(daemon: Daemon, bucket: str, data: bytes) -> None:
+    info = opened(daemon, bucket)
+    reader = subprocess.Popen(
+        [sys.executable, "-c", READER, daemon.socket_dir, info.id], stdout=subprocess.PIPE, text=True
+    )
+    assert reader.stdout is not None
+    assert reader.stdout.readline() == "leased\n"
+    with Control(daemon.socket_dir) as control:
+        assert control.evict(info.id).busy_bytes >= 4 * EXTENT
+        reader.send_signal(signal.SIGKILL)
+        reader.wait()
+        reader.stdout.close()
+        wait_until(lambda: control.status().readers == 0)
+        control.evict(info.id)
+        wait_until(lambda: sum(tier.used_bytes for tier in control.status().tiers) == 0)
+    assert daemon.process is not None
+    assert not held_memory(daemon.process.pid)
+
+
+def test_after_a_kill_nvme_is_warm_and_held_memory_counts(
+    tmp_path: Path, s3_server: SeaweedFS, bucket: str, data: bytes, proxy: Proxy
+) -> None:
+    nvme = tmp_path / "nvme"
+    nvme.mkdir()
+    options = ["--ram", "4MiB", "--nvme", f"{nvme}=32MiB", "--allow", f"s3://{bucket}/data/"]
+    options += ["--extent-bytes", str(EXTENT)]
+    with Daemon(tmp_path / "node", options, s3_server.env(proxy.endpoint)) as daemon:
+        info = opened(daemon, bucket)
+        grants = DaemonGrants(daemon.socket_dir, info.id)
+        answers = grants.acquire(range(EXTENTS), 30.0)
+        in_ram = [a.extent for a in answers if isinstance(a, Granted) and a.origin == "ram"]
+        on_nvme = [a.extent for a in answers if isinstance(a, Granted) and a.origin == "nvme"]
+        assert in_ram
+        assert on_nvme
+        index = nvme / "cachesvc/v1/extents"
+        wait_until(lambda: len(list(index.rglob("?" * 32 + ".*"))) == len(on_nvme))
+        daemon.kill()
+        with pytest.raises(DaemonUnavailable):
+            grants.acquire([0], 5.0)
+        assert b"".join(map(read, answers)) == data  # what was granted stays valid
+        daemon.start()
+        proxy.reset()
+        again = grants.acquire(on_nvme, 30.0)
+        assert proxy.counts.bytes == 0
+        for answer in again:
+            assert isinstance(answer, Granted)
+            assert read(answer) == data[answer.extent * EXTENT : (answer.extent + 1) * EXTENT]
+        with Control(daemon.socket_dir) as control:
+            (ram,) = [tier for tier in control.status().tiers if tier.name == "ram"]
+            assert ram.held_bytes >= len(in_ram) * EXTENT
+            grants.close()
+            wait_until(lambda: all(tier.held_bytes == 0 for tier in control.status().tiers))
+
+
+def test_a_restarted_daemon_hears_of_what_a_reader_holds_that_asks_for_nothing(
+    daemon: Daemon, bucket: str, data: bytes
+) -> None:
+    grants = DaemonGrants(daemon.socket_dir, opened(daemon, bucket).id)
+    for answer in grants.acquire(range(EXTENTS), 30.0):
+        read(answer)
+    daemon.kill()
+    daemon.start()
+    with Control(daemon.socket_dir) as control:
+        wait_until(lambda: control.status().tiers[0].held_bytes == EXTENTS * EXTENT)
+    grants.close()
+
+
+def test_a_daemon_that_was_started_again_between_two_requests_is_asked_at_once(
+    daemon: Daemon, bucket: str, data: bytes
+) -> None:
+    grants = DaemonGrants(daemon.socket_dir, opened(daemon, bucket).id)
+    leave_alone(grants)  # as if it were back within the second
+    read(grants.acquire([0], 30.0)[0])
+    daemon.kill()
+    daemon.start()
+    assert read(grants.acquire([1], 30.0)[0]) == data[EXTENT : 2 * EXTENT]
+    grants.close()
+
+
+def test_a_reader_that_is_forgotten_is_not_kept_connected(daemon: Daemon, bucket: str, data: bytes) -> None:
+    grants = DaemonGrants(daemon.socket_dir, opened(daemon, bucket).id)
+    grants.connect()
+    with Control(daemon.socket_dir) as control:
+        assert control.status().readers == 1  # before it asks for anything; and who looks reads nothing
+        read(grants.acquire([0], 30.0)[0])
+        assert control.status().readers == 1
+        time.sleep(2 * EVERY_S)  # it has been looked after meanwhile
+        del grants
+        wait_until(lambda: control.status().readers == 0)
+
+
+def test_a_corrupt_file_is_found_before_its_first_grant_and_filled_again(
+    tmp_path: Path, s3_server: SeaweedFS, bucket: str, data: bytes
+) -> None:
+    nvme = tmp_path / "nvme"
+    nvme.mkdir()
+    options = ["--ram", "0", "--nvme", f"{nvme}=32MiB", "--allow", f"s3://{bucket}/data/"]
+    options += ["--extent-bytes", str(EXTENT)]
+    with Daemon(tmp_path / "node", options, s3_server.env()) as daemon:
+        info = opened(daemon, bucket)
+        with Control(daemon.socket_dir) as control:
+            *_, last = control.prefetch(info.id)
+            assert last.resident_extents == EXTENTS
+        files = nvme / "cachesvc/v1/extents"
+        wait_until(lambda: len(list(files.rglob("?" * 32 + ".*"))) == EXTENTS)
+        assert daemon.stop() == 0
+        for path in files.rglob("?" * 32 + ".*"):
+            with open(path, "r+b") as file:
+                file.seek(777)
+                byte = file.read(1)[0]
+                file.seek(777)
+                file.write(bytes([byte ^ 1]))
+        daemon.start()
+        grants = DaemonGrants(daemon.socket_dir, info.id)
+        assert b"".join(map(read, grants.acquire(range(EXTENTS), 30.0))) == data
+        grants.close()
+        assert "corrupt" in daemon.log
+
+
+def test_sigterm_ends_cleanly_and_removes_the_sockets(daemon: Daemon, bucket: str, data: bytes) -> None:
+    opened(daemon, bucket)
+    assert daemon.stop() == 0
+    assert sorted(os.listdir(daemon.socket_dir)) == ["lock"]
+    assert "Traceback" not in daemon.log
+
+
+def test_a_pin_survives_a_kill_until_it_is_taken_back(daemon: Daemon, bucket: str, data: bytes) -> None:
+    def pinned() -> list[bool]:
+        with Control(daemon.socket_dir) as control:
+            return [row.pinned for row in control.list()]
+
+    dataset = opened(daemon, bucket)
+    with Control(daemon.socket_dir) as control:
+        control.pin(dataset.id, True)
+    daemon.kill()
+    daemon.start()
+    wait_until(lambda: pinned() == [True])
+    with Control(daemon.socket_dir) as control:
+        control.pin(dataset.id, False)
+    daemon.kill()
+    (daemon.root / "state" / "pins.json").write_text("[not json")
+    daemon.start()
+    assert pinned() == []
+    assert "the pins cannot be read" in daemon.log
+
+
+def test_pins_that_cannot_be_read_are_not_written_over(daemon: Daemon, bucket: str, data: bytes) -> None:
+    pins = daemon.root / "state" / "pins.json"
+    pins.symlink_to(pins)
+    with Control(daemon.socket_dir) as control, pytest.raises(OutOfSpace, match="cannot be rewritten"):
+        control.pin(opened(daemon, bucket).id, True)
+    assert pins.is_symlink()

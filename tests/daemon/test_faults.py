@@ -1,0 +1,513 @@
+"""What must not end the daemon, nor be left behind when it ends: dying processes, hostile readers, full disks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from itertools import takewhile
+from pathlib import Path
+
+import pytest
+
+from cachesvc.client import caller_token as identity
+from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.protocol import Granted, Refused
+from cachesvc.core import wire
+from cachesvc.core.errors import (
+    CacheError,
+    DaemonUnavailable,
+    DeadlineExceeded,
+    NotAllowed,
+    SourceUnavailable,
+)
+from cachesvc.core.model import DatasetId
+from cachesvc.core.wire import Message, Op
+from cachesvc.daemon.control.service import MAX_URIS
+from loader.reading.connect import Link
+from loader.reading.failover import Failover
+from testbed import WAIT_S
+from testbed.node import Daemon
+from testbed.servers import Proxy, SeaweedFS
+from tests.support.greetings import greeted, tell
+from tests.support.processes import children, slow_fillers
+from tests.support.records import EXTENT, EXTENTS, RECORDS, opened, options, written
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> bytes:
+    return written(tmp_path)
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, data: bytes) -> Iterator[Daemon]:
+    with Daemon(tmp_path / "node", options(tmp_path)) as found:
+        yield found
+        assert found.process is not None
+        assert found.process.poll() is None, found.log
+        assert found.stop() == 0
+        assert "Traceback" not in found.log
+
+
+def reads_right(daemon: Daemon, dataset: DatasetId, data: bytes) -> None:
+    grants = DaemonGrants(daemon.socket_dir, dataset)
+    for answer in grants.acquire(range(EXTENTS), 20.0):
+        assert isinstance(answer, Granted)
+        found = os.pread(answer.fd, answer.size_bytes, 0)
+        os.close(answer.fd)
+        assert found == data[answer.extent * EXTENT : (answer.extent + 1) * EXTENT]
+    grants.close()
+
+
+def test_killed_fillers_cost_retries_only(daemon: Daemon, data: bytes) -> None:
+    dataset = opened(daemon)
+    for pid in children(daemon.pid):
+        os.kill(pid, signal.SIGKILL)
+    reads_right(daemon, dataset, data)
+    assert opened(daemon) == dataset
+
+
+def test_verify_while_fillers_die_reports_no_corruption(daemon: Daemon, data: bytes) -> None:
+    dataset = opened(daemon)
+    reads_right(daemon, dataset, data)
+    with Control(daemon.socket_dir) as control:
+        checks = control.verify(dataset)
+        next(checks)
+        for pid in children(daemon.pid):
+            os.kill(pid, signal.SIGKILL)
+        *_, last = checks
+        assert (last.checked_extents, last.corrupt_extents, last.done) == (EXTENTS, 0, True)
+
+
+def test_verify_beside_evict_and_refill_reports_no_corruption(daemon: Daemon, data: bytes) -> None:
+    dataset = opened(daemon)
+    for _ in range(5):
+        reads_right(daemon, dataset, data)
+        with Control(daemon.socket_dir) as control:
+            checks = control.verify(dataset)
+            next(checks)
+            control.evict(dataset)
+            *_, last = checks
+            assert last.corrupt_extents == 0
+
+
+def test_a_builder_killed_in_mid_build_is_a_typed_error_and_the_next_open_works(
+    tmp_path: Path, data: bytes
+) -> None:
+    held, path = slow_fillers(tmp_path)
+    caught: list[CacheError] = []
+    stop = threading.Event()
+    with Daemon(tmp_path / "node", options(tmp_path), {"PYTHONPATH": path}) as daemon:
+
+        def kill_builders() -> None:
+            for pid in children(daemon.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+        def keep_killing() -> None:
+            while not stop.wait(0.005):
+                kill_builders()
+
+        held.touch()  # those that are started from now on build nothing until it is gone
+        kill_builders()
+        killer = threading.Thread(target=keep_killing)
+        killer.start()
+        try:
+            opened(daemon)
+        except CacheError as error:
+            caught.append(error)
+        finally:
+            stop.set()
+            killer.join()
+            held.unlink()
+        assert [type(error) for error in caught] == [SourceUnavailable]
+        assert "try again" in str(caught[0])
+        opened(daemon)
+        assert daemon.stop() == 0
+        assert "Traceback" not in daemon.log
+
+
+def test_unexpected_errors_in_a_job_are_answered(tmp_path: Path, daemon: Daemon, data: bytes) -> None:
+    dataset = opened(daemon)
+    catalog = daemon.root / f"state/catalogs/{dataset}.lmdb"
+    catalog.unlink()
+    (daemon.root / "state/catalogs").rename(daemon.root / "state/gone")
+    (daemon.root / "state/catalogs").touch()  # the builder cannot write
+    with pytest.raises(CacheError):
+        opened(daemon)
+    (daemon.root / "state/catalogs").unlink()
+    (daemon.root / "state/gone").rename(daemon.root / "state/catalogs")
+    assert opened(daemon) == dataset
+
+
+def test_openings_of_more_uris_than_a_datagram_holds(tmp_path: Path, daemon: Daemon) -> None:
+    folder = tmp_path / ("many" + "y" * 200)
+    folder.mkdir()
+    names = [f"{folder}/{number:05d}.bin" for number in range(1500)]
+    for name in names:
+        Path(name).write_bytes(b"x" * 4096)
+    with Control(daemon.socket_dir) as control:
+        assert control.open_dataset(names, RECORDS).samples == len(names)
+    assert len(children(daemon.pid)) >= 2
+
+
+def test_a_reader_that_goes_before_its_welcome_leaves_no_claim(daemon: Daemon, data: bytes) -> None:
+    dataset = opened(daemon)
+    for _ in range(20):
+        channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        channel.connect(f"{daemon.socket_dir}/grants.sock")
+        tell(channel, Message(Op.HELLO, wire.MAGIC, digest=bytes.fromhex(dataset)))
+        channel.close()
+    reads_right(daemon, dataset, data)
+    with Control(daemon.socket_dir) as control:
+        wait_until(lambda: control.status().readers == 0)
+        (listed,) = control.list()
+        assert listed.readers == 0
+        assert listed.bound == 0
+
+
+def test_hostile_readers_end_only_their_own_connection(daemon: Daemon, data: bytes) -> None:
+    dataset = opened(daemon)
+    (daemon.root.parent / "other").mkdir()
+    (daemon.root.parent / "other/0.bin").write_bytes(os.urandom(EXTENT))
+    with Control(daemon.socket_dir) as control:
+        other = control.open_dataset([f"{daemon.root.parent}/other/"], RECORDS).id
+    twice = greeted(daemon, dataset)
+    tell(twice, Message(Op.GET, 1, 3))
+    tell(twice, Message(Op.HELLO, wire.MAGIC, digest=bytes.fromhex(other)))
+    huge = 2**64 - 1
+    for message in (
+        Message(Op.GET, 1, EXTENTS),
+        Message(Op.GET, 2**32 - 1, huge),
+        Message(Op.HOLD, 0, huge),
+        Message(Op.SUSPECT, 0, huge),
+        Message(Op.SUSPECT, 0, 3),
+        Message(Op.RELEASE, 0, huge),
+        Message(Op.WELCOME, 1, 1),
+        Message(Op.CATALOG, 0, huge),
+        Message(Op.PASSED, 0, huge),
+    ):
+        channel = greeted(daemon, dataset)
+        with contextlib.suppress(BrokenPipeError):
+            for _ in range(3):
+                tell(channel, message)
+        channel.close()
+    holder = greeted(daemon, dataset)
+    for number in range(20_000):
+        tell(holder, Message(Op.HOLD, 0, number % EXTENTS, text="ram"))
+    twice.close()
+    holder.close()
+    reads_right(daemon, dataset, data)
+
+
+def test_a_program_of_another_release_is_told_so_at_once(
+    daemon: Daemon, data: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = opened(daemon)
+    with monkeypatch.context() as later:
+        later.setattr(wire, "MAGIC", wire.MAGIC + 1)
+        later.setenv("CACHESVC_TIMEOUT_S", "0.5")
+        with pytest.raises(DaemonUnavailable, match=r"release .* install one release of cachesvc for both"):
+            DaemonGrants(daemon.socket_dir, dataset).catalog()
+        with pytest.raises(DaemonUnavailable, match="install one release"):
+            Link(dataset, daemon.socket_dir).catalog()
+        assert "install one release of cachesvc for both): waiting up to" in caplog.text
+        failing = Failover(DaemonGrants(daemon.socket_dir, dataset), None)
+        with pytest.raises(DaemonUnavailable, match=r"no way around it: .*install one release"):
+            failing.acquire([0], 0.3)
+        caller = identity.Identity(daemon.socket_dir)
+        assert caller.metadata() == ()  # its calls are nobody's
+    reads_right(daemon, dataset, data)
+
+
+def test_a_reader_that_reads_no_answers_is_dropped(daemon: Daemon, data: bytes) -> None:
+    dataset = opened(daemon)
+    reads_right(daemon, dataset, data)
+    deaf = greeted(daemon, dataset)
+
+    def ask() -> None:
+        for number in range(10_000):
+            tell(deaf, Message(Op.GET, number, number % EXTENTS))
+
+    with pytest.raises(ConnectionError):
+        ask()
+    deaf.close()
+    reads_right(daemon, dataset, data)
+    with Control(daemon.socket_dir) as control:
+        wait_until(lambda: control.status().readers == 0)
+
+
+def test_without_descriptors_readers_are_turned_away_and_nothing_is_dropped(
+    tmp_path: Path, data: bytes
+) -> None:
+    with Daemon(tmp_path / "node", options(tmp_path)) as daemon:
+        dataset = opened(daemon)
+        reads_right(daemon, dataset, data)
+        assert daemon.process is not None
+        pid = daemon.process.pid
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{pid}/fd")) + 3, 4096))
+        channels = []
+        for _ in range(40):
+            channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            channel.settimeout(WAIT_S)
+            channel.connect(f"{daemon.socket_dir}/grants.sock")
+            channels.append(channel)
+        said = wire.decode(channels[-1].recv(wire.MAX_MESSAGE_BYTES))
+        assert "as many files open as its limit allows" in said.text
+        assert channels[-1].recv(10) == b""
+        for channel in channels:
+            channel.close()
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (4096, 4096))
+        reads_right(daemon, dataset, data)
+        assert "cannot be accepted" in daemon.log
+        assert "corrupt" not in daemon.log
+
+
+def test_what_a_filler_at_its_limit_cannot_take_is_read_elsewhere(tmp_path: Path, data: bytes) -> None:
+    with Daemon(tmp_path / "node", options(tmp_path, "--fillers", "1")) as daemon:
+        dataset = opened(daemon)
+        grants = DaemonGrants(daemon.socket_dir, dataset)
+        (granted,) = grants.acquire([1], 20.0)  # it has opened what it needs
+        assert isinstance(granted, Granted)
+        os.close(granted.fd)
+        for pid in children(daemon.pid):
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (0, 4096))
+        assert grants.acquire([0], 20.0) == [Refused(0)]
+        grants.close()
+        assert "a filler process is at its limit (Too many open files)" in daemon.log
+        assert "Traceback" not in daemon.log
+
+
+def test_as_many_uris_as_are_taken_fit_a_message(daemon: Daemon) -> None:
+    elsewhere = [f"file:///elsewhere/{number:0100}" for number in range(MAX_URIS)]
+    with Control(daemon.socket_dir) as control, pytest.raises(NotAllowed):
+        control.open_dataset(elsewhere, RECORDS)
+
+
+STREAMS = """
+import sys, threading
+from cachesvc.catalog.build import Options
+from cachesvc.client.control import Control
+from cachesvc.core.errors import CacheError, DeadlineExceeded, InvalidInput, SourceUnavailable
+control = Control(sys.argv[1])
+print("ready", flush=True)
+try:
+    for reply in control.prefetch(sys.argv[2]):
+        print("going", flush=True)
+except CacheError as error:
+    print(type(error).__name__, flush=True)
+"""
+
+
+def test_sigterm_while_a_prefetch_streams_ends_in_time(
+    tmp_path: Path, s3_server: SeaweedFS, bucket: str
+) -> None:
+    s3_server.client().put_object(Bucket=bucket, Key="data/0.bin", Body=os.urandom(EXTENTS * EXTENT))
+    proxy = Proxy(s3_server.endpoint.removeprefix("http://"), 0.5, 100_000)
+    with proxy, Daemon(tmp_path / "node", slow_options(bucket), s3_server.env(proxy.endpoint)) as daemon:
+        with Control(daemon.socket_dir) as control:
+            dataset = control.open_dataset([f"s3://{bucket}/data/"], RECORDS).id
+        command = [sys.executable, "-c", STREAMS, daemon.socket_dir, dataset]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
+            assert client.stdout is not None
+            assert client.stdout.readline() == "ready\n"
+            assert client.stdout.readline() == "going\n"
+            assert daemon.stop() == 0
+            assert client.stdout.read().split()[-1] == "DaemonUnavailable"
+        assert "Traceback" not in daemon.log
+
+
+def test_an_eviction_ends_a_prefetch_that_streams(tmp_path: Path, s3_server: SeaweedFS, bucket: str) -> None:
+    s3_server.client().put_object(Bucket=bucket, Key="data/0.bin", Body=os.urandom(EXTENTS * EXTENT))
+    proxy = Proxy(s3_server.endpoint.removeprefix("http://"), 0.5, 100_000)
+    daemon = Daemon(tmp_path / "node", slow_options(bucket), s3_server.env(proxy.endpoint))
+    with proxy, daemon, Control(daemon.socket_dir) as control, Control(daemon.socket_dir) as other:
+        dataset = control.open_dataset([f"s3://{bucket}/data/"], RECORDS).id
+        going = control.prefetch(dataset)
+        assert not next(going).done
+        other.evict(dataset)
+        deadline = time.monotonic() + WAIT_S
+        with pytest.raises(CacheError, match="evicted while it was filled; run prefetch again"):
+            list(takewhile(lambda _: time.monotonic() < deadline, going))
+        assert not next(other.prefetch(dataset)).done, "another goes on"
+
+
+def slow_options(bucket: str) -> list[str]:
+    return ["--ram", "32MiB", "--allow", f"s3://{bucket}/", "--extent-bytes", str(EXTENT)]
+
+
+def test_an_acquire_past_its_deadline_leaves_neither_descriptor_nor_lease(
+    tmp_path: Path, s3_server: SeaweedFS, bucket: str
+) -> None:
+    s3_server.client().put_object(Bucket=bucket, Key="data/0.bin", Body=os.urandom(EXTENTS * EXTENT))
+    node = Daemon(tmp_path / "node", slow_options(bucket), s3_server.env())
+    with node as daemon, Control(daemon.socket_dir) as control:
+        dataset = control.open_dataset([f"s3://{bucket}/data/"], RECORDS).id
+        grants = DaemonGrants(daemon.socket_dir, dataset)
+        (first,) = grants.acquire([0], 20.0)
+        assert isinstance(first, Granted)
+        os.close(first.fd)
+        grants.release([0])
+        before = len(os.listdir("/proc/self/fd"))
+        for pid in children(daemon.pid):
+            os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(DeadlineExceeded):
+            grants.acquire([0, 1], 0.5)
+        assert len(os.listdir("/proc/self/fd")) <= before
+        for pid in children(daemon.pid):
+            os.kill(pid, signal.SIGCONT)
+        (second,) = grants.acquire([1], 20.0)
+        assert isinstance(second, Granted)
+        os.close(second.fd)
+        grants.release([1])
+        os.close(grants.catalog())
+        wait_until(lambda: control.evict(dataset).busy_bytes == 0)
+        grants.close()
+
+
+def test_a_disk_that_fills_up_costs_no_reader_an_error(tmp_path: Path, data: bytes) -> None:
+    if os.geteuid():
+        pytest.skip("mounting a small file system needs root")
+    nvme = tmp_path / "nvme"
+    nvme.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "none", nvme], capture_output=True
+    ).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        more = ["--ram", "2MiB", "--nvme", f"{nvme}=64MiB"]
+        with Daemon(tmp_path / "node", options(tmp_path, *more)) as daemon:
+            grants = DaemonGrants(daemon.socket_dir, opened(daemon))
+            for extent in list(range(EXTENTS)) * 2:
+                (answer,) = grants.acquire([extent], 20.0)
+                assert isinstance(answer, Granted)
+                assert os.pread(answer.fd, EXTENT, 0) == data[extent * EXTENT : (extent + 1) * EXTENT]
+                os.close(answer.fd)
+                grants.release([extent])
+            grants.close()
+            with Control(daemon.socket_dir) as control:
+                (tier,) = [tier for tier in control.status().tiers if tier.name == "nvme0"]
+            assert tier.used_bytes <= tier.budget_bytes < 4 << 20, "64 MiB were given, 4 are there"
+    finally:
+        subprocess.run(["umount", "-l", nvme], check=True)
+
+
+def test_what_a_killed_daemon_left_among_its_catalogs_is_removed(tmp_path: Path, data: bytes) -> None:
+    with Daemon(tmp_path / "node", options(tmp_path)) as daemon:
+        dataset = opened(daemon)
+        daemon.kill()
+        catalogs = tmp_path / "node/state/catalogs"
+        (catalogs / f"{dataset}.lmdb.77.tmp").write_bytes(b"half")
+        (catalogs / f"{'0' * 32}.lmdb").write_bytes(b"cut")
+        (catalogs / f"{'1' * 32}.lmdb").symlink_to("nowhere")
+        os.mkfifo(catalogs / f"{'2' * 32}.lmdb")
+        daemon.start()
+        assert os.listdir(catalogs) == [f"{dataset}.lmdb"]
+        reads_right(daemon, dataset, data)
+        daemon.kill()
+        folders = {"lost+found", f"{'3' * 32}.lmdb"}
+        for folder in folders:
+            (catalogs / folder).mkdir()
+        daemon.start()
+        assert set(os.listdir(catalogs)) == {f"{dataset}.lmdb", *folders}
+        reads_right(daemon, dataset, data)
+
+
+def test_a_catalogs_folder_that_somebody_removed_is_made_again(
+    tmp_path: Path, daemon: Daemon, data: bytes
+) -> None:
+    shutil.rmtree(tmp_path / "node/state/catalogs")
+    reads_right(daemon, opened(daemon), data)
+    assert (tmp_path / "node/state/catalogs").stat().st_mode & 0o777 == 0o700
+
+
+KNOCK = """
+import os, sys
+from cachesvc.client.control import Control
+from cachesvc.core.errors import CacheError
+from cachesvc.core.model import DatasetId
+from cachesvc.client.grants import DaemonGrants
+
+def control():
+    with Control(sys.argv[1]) as found:
+        found.status()
+
+def grants():
+    DaemonGrants(sys.argv[1], DatasetId("0" * 32)).acquire([0], 5.0)
+
+os.setgid(65534)
+os.setuid(65534)
+for knock in (control, grants):
+    try:
+        knock()
+    except CacheError as error:
+        print(type(error).__name__, error)
+"""
+
+
+def test_a_socket_of_another_user_is_not_allowed_rather_than_no_daemon(daemon: Daemon) -> None:
+    if os.geteuid():
+        pytest.skip("becoming another user needs root")
+    for mode in (0o755, 0o700):
+        os.chmod(daemon.socket_dir, mode)
+        command = [
+            sys.executable,
+            "-c",
+            "import grpc, cachesvc.v1.services\n" + KNOCK,
+            daemon.socket_dir,
+        ]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        assert [line.split()[0] for line in said] == ["NotAllowed", "NotAllowed"]
+        assert all("join the group" in line for line in said)
+
+
+def no_more_threads(pid: int) -> tuple[int, int]:
+    """A thread's stack finds no room from here on; the limit before."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
+    before = resource.prlimit(pid, resource.RLIMIT_AS)
+    resource.prlimit(pid, resource.RLIMIT_AS, (pages * resource.getpagesize() + (2 << 20), before[1]))
+    return before
+
+
+def test_where_no_thread_can_be_started_calls_are_answered_by_those_that_there_are(daemon: Daemon) -> None:
+    assert daemon.process is not None
+
+    def ask() -> None:
+        with contextlib.suppress(CacheError), Control(daemon.socket_dir) as control:
+            control.status()
+
+    before = no_more_threads(daemon.process.pid)
+    crowd = [threading.Thread(target=ask, daemon=True) for _ in range(24)]
+    for each in crowd:
+        each.start()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as newer:
+        newer.settimeout(WAIT_S)
+        newer.connect(f"{daemon.socket_dir}/takeover.sock")
+        assert newer.recv(1) == b""  # refused, and the daemon lives
+    for each in crowd:
+        each.join(WAIT_S)
+
+    def crowded() -> bool:
+        """Where they came one after another, one thread was enough for all: once more then."""
+        again = [threading.Thread(target=ask, daemon=True) for _ in crowd]
+        for each in again:
+            each.start()
+        for each in again:
+            each.join(WAIT_S)
+        return "no more threads can be started" in daemon.log
+
+    wait_until(lambda: "no more threads can be started" in daemon.log or crowded())
+    resource.prlimit(daemon.process.pid, resource.RLIMIT_AS, before)
+    assert opened(daemon)
+    assert "no more threads can be started" in daemon.log
+    assert "a takeover is refused" in daemon.log

@@ -1,0 +1,195 @@
+"""What must stay secret appears nowhere that anybody else looks: everything said is searched for known strings."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from cachesvc.catalog.build import Options
+from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.core.errors import CacheError, InvalidInput
+from cachesvc.core.model import DatasetId, ReaderId
+from cachesvc.core.safe_text import redacted
+from cachesvc.daemon.access.tenants import Peer
+from cachesvc.daemon.grants.readers import NO_DATASET, Connection, Reader
+from cachesvc.sources.s3.proxies import Proxy
+from cachesvc.sources.s3.s3 import S3Settings, open_s3
+from testbed import WAIT_S
+from testbed.node import Daemon
+from testbed.servers import SeaweedFS, free_ports
+from tests.support.processes import children
+
+RECORDS = Options(format="records", record_bytes=4096)
+SECRET, SESSION, KEY = "Zs3cr3tZaccessZkeyZvalue", "Zs3ss10nZt0kenZvalue", "ZtlsZkeyZcontents"
+ACCESS_KEY = "AKIAZZNOTAREALKEYZZ"
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("s3://u:PASS@bkt/x: no", "s3://***@bkt/x: no"),
+        ("http://u:PA@SS@h:9/x@y", "http://***@h:9/x@y"),
+        (
+            's3://u:PASS@bkt/: Invalid bucket name "u:PASS@bkt"',
+            's3://***@bkt/: Invalid bucket name "***@bkt"',
+        ),
+        ("https://h/x?sv=1&sig=PASS#PASS, and", "https://h/x?sv=***&sig=***#*** and"),
+        ("'https://h/x#PASS'", "'https://h/x#***'"),
+        ("s3://b/part#1.bin: gone", "s3://b/part#1.bin: gone"),
+        ("a@b.example", "a@b.example"),
+        ("s3://AKIA:ab/PASS+c@bkt/x: no", "s3://***@bkt/x: no"),
+        ("http://u:a?PASS#b@h:9/", "http://***@h:9/"),
+        ("http://h:9/x@y", "http://h:9/x@y"),
+        ("s3://b/10:30@cam.jpg", "s3://b/10:30@cam.jpg"),
+        ("https://h/x?code=PASS&pwd=PASS", "https://h/x?code=***&pwd=***"),
+    ],
+)
+def test_what_a_url_gives_away_is_not_shown(said: str, shown: str) -> None:
+    assert redacted(said) == shown
+    assert redacted(shown) == shown
+
+
+def test_what_a_library_says_of_a_path_alone_is_without_its_signature() -> None:
+    said = "Retrying (Retry(total=1)) after connection broken: /b/0.bin?X-Amz-Signature=PASS&sig=PASS&part=1"
+    assert redacted(said) == said.replace("PASS", "***")
+
+
+@pytest.mark.parametrize(
+    "part", ["://a:b", "https://a", "://", "https://a#", "u:p@s3://", "#http://a", "&token=x"]
+)
+def test_names_that_others_write_take_no_longer_than_other_text(part: str) -> None:
+    """Each of 20,000 began a search to the text's end: that took minutes."""
+    before = time.thread_time()
+    redacted("s3://b/" + part * 20_000)
+    assert time.thread_time() - before < 5
+
+
+def test_what_holds_a_secret_does_not_show_it() -> None:
+    """An error's arguments, a debugger and an assertion all do so by `repr`."""
+    peer = Peer(1000, frozenset())
+    reader = Reader(ReaderId(1), socket.socket(), peer, 99887766)
+    reader.channel.close()
+    given = Connection(ReaderId(1), 99887766, 3, True, NO_DATASET, True, 0, True)
+    proxy = Proxy("h", 1, "Proxy-Authorization: Basic 99887766")
+    assert "99887766" not in f"{reader!r} {given!r} {proxy!r}"
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_neither_what_nobody_catches_nor_a_library_at_its_loudest_says_a_secret(form: str) -> None:
+    program = f"""
+import logging, threading
+from cachesvc.daemon.processes.logs import configure_logging
+configure_logging({form!r})
+for name in ("aiohttp.client", "urllib3.connectionpool", "azure.core", "botocore.auth", "fsspec"):
+    logging.getLogger(name).debug("Authorization: S3CR3T")
+    logging.getLogger(name).info("GET /b/0.bin S3CR3T")
+logging.getLogger("cachesvc.daemon.fills.fills").debug("our own")
+def work():
+    raise ValueError("a thread: https://u:S3CR3T@h/x?sig=S3CR3T")
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+raise ValueError("the program: https://u:S3CR3T@h/x?sig=S3CR3T")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "CACHESVC_LOG": "DEBUG"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    for said in ("our own", "a thread: https://***@h/x?sig=***", "the program: https://***@h/x?sig=***"):
+        assert said in done.stderr
+    assert "S3CR3T" not in done.stderr
+    if form == "json":
+        assert len([json.loads(line) for line in done.stderr.splitlines()]) == 3
+
+
+def test_a_bucket_with_a_user_is_refused_without_naming_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "key")
+    settings = S3Settings(endpoint="http://127.0.0.1:9", region="us-east-1")
+    with pytest.raises(InvalidInput) as caught:
+        list(open_s3(settings).list("s3://u:PASS@bkt/"))
+    assert "PASS" not in f"{caught.value!r}"
+    assert "***@bkt" in str(caught.value)
+
+
+@pytest.mark.parametrize("works", [pytest.param(True, marks=pytest.mark.slow), False])
+def test_no_secret_is_said_anywhere(
+    tmp_path: Path, s3_server: SeaweedFS, bucket: str, works: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With credentials that work, and with ones that the server refuses at every call; errors are provoked in
+    each. What is searched: log at its loudest, errors, status, metrics, command lines, and environments."""
+    s3_server.client().put_object(Bucket=bucket, Key="data/0.bin", Body=bytes(1 << 20))
+    s3_server.client().put_object(Bucket=bucket, Key="bad/index.json", Body=b"{")
+    (metrics,) = free_ports(1)
+    options = ["--ram", "8MiB", "--allow", f"s3://{bucket}/", "--extent-bytes", "64KiB", "--fillers", "1"]
+    env = {**s3_server.env(), "CACHESVC_LOG": "DEBUG"}
+    secrets = [s3_server.secret_key]
+    if not works:
+        secrets = [SECRET, SESSION, KEY]
+        env |= {
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_SESSION_TOKEN": SESSION,
+        }
+        env |= {"UNRELATED_PASSWORD": KEY}
+    said: list[str] = []
+    with Daemon(tmp_path / "node", [*options, "--metrics", f"127.0.0.1:{metrics}"], env) as daemon:
+        assert daemon.process is not None
+        pid = daemon.process.pid
+        with Control(daemon.socket_dir) as control:
+            for prefix in ("data/", "bad/", "none/", "data/0.bin"):
+                try:
+                    found = control.open_dataset([f"s3://{bucket}/{prefix}"], RECORDS).id
+                    reader = DaemonGrants(daemon.socket_dir, found)
+                    s3_server.client().put_object(Bucket=bucket, Key="data/0.bin", Body=os.urandom(1 << 20))
+                    reader.acquire([0], 20.0)
+                except CacheError as error:
+                    said.append(f"{error!r} {error.__cause__!r}")
+            said += [str(control.status()), str(control.list())]
+            token = DaemonGrants(daemon.socket_dir, DatasetId("1" * 32))
+            with pytest.raises(CacheError) as refused:
+                token.acquire([0], 5.0)
+            said.append(repr(refused.value))
+        environment = {**os.environ, **daemon.env}
+        for verb in (["doctor"], ["prefetch", f"s3://{bucket}/none/"]):
+            done = subprocess.run(
+                [sys.executable, "-m", "cachesvc", *verb], env=environment, capture_output=True, text=True
+            )
+            said.append(done.stdout + done.stderr)
+        with urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=WAIT_S) as answer:
+            said.append(answer.read().decode())
+        working = children(pid)
+        assert len(working) == 3
+        for each in (pid, *working):
+            said.append(Path(f"/proc/{each}/cmdline").read_bytes().decode())
+            said.append(Path(f"/proc/{each}/comm").read_text())
+        for child in working:  # they sign requests, so they have the credentials, and nothing but those
+            own = dict(
+                pair.split("=", 1)
+                for pair in Path(f"/proc/{child}/environ").read_text().split("\0")
+                if "=" in pair
+            )
+            assert not any(secret in own["CACHESVC_GIVEN"] for secret in secrets)
+        said.append(daemon.log)
+    state = b"".join(path.read_bytes() for path in (tmp_path / "node" / "state").rglob("*") if path.is_file())
+    assert len(said) > 10
+    assert any("s3://" in each for each in said)
+    for secret in secrets:
+        assert [each for each in said if secret in each] == []
+        assert secret.encode() not in state
+    for word in ("Authorization", "X-Amz-Signature", "X-Amz-Security-Token", "aws4_request"):
+        assert [each for each in said if word.lower() in each.lower()] == []
+    printed = capfd.readouterr()
+    assert not any(secret in printed.out + printed.err for secret in secrets)

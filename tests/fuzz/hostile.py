@@ -1,0 +1,243 @@
+"""Everything here that parses bytes somebody else wrote, as functions of those bytes: for Hypothesis, atheris
+and the kept corpus (tests/fuzz/corpus/<name>/).
+
+    python -m tests.fuzz.hostile NAME SECONDS     # atheris; what breaks a target is written to tests/fuzz/corpus/NAME/
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from xxhash import xxh3_64_hexdigest
+
+from cachesvc.catalog.build import Options
+from cachesvc.catalog.catalog import Catalog
+from cachesvc.catalog.formats.fixed import compile_records
+from cachesvc.catalog.formats.mds import compile_mds
+from cachesvc.catalog.formats.parquet import compile_parquet
+from cachesvc.catalog.formats.tar import members
+from cachesvc.catalog.formats.tokens import compile_tokens
+from cachesvc.catalog.formats.webdataset import compile_webdataset
+from cachesvc.catalog.inputs import Draft, Entry, Inputs
+from cachesvc.client import plan_memory as plans
+from cachesvc.config import Settings
+from cachesvc.core import wire
+from cachesvc.core.errors import CacheError, InvalidInput
+from cachesvc.core.model import Extent, ExtentId, ObjectVersion
+from cachesvc.daemon.control.messages import options_of
+from cachesvc.daemon.grants.plans import entries_of
+from cachesvc.sources.parquet.parquet import decode
+from cachesvc.sources.uri import allowlist, canonical, expand
+from cachesvc.v1 import cachesvc_pb2 as pb
+
+CORPUS = Path(__file__).parent / "corpus"
+MAX_READ_BYTES = 8 << 20
+"""No parser may ask for more than this of a file of a few KB."""
+ALLOWED = allowlist(["s3://b/"])
+SETTINGS = Settings(0, (), (), "/s", "/t")
+
+
+class _Store:
+    """Objects in memory, which notice reads beyond their ends."""
+
+    def __init__(self, bodies: dict[str, bytes]) -> None:
+        self.bodies = bodies
+        self._extents: Sequence[Extent] = ()
+
+    def fetch(self, version: ObjectVersion, offset: int, length: int) -> bytes:
+        body = self.bodies[version.uri]
+        assert 0 <= offset <= offset + length <= len(body), "a read outside the object"
+        assert length <= MAX_READ_BYTES
+        return body[offset : offset + length]
+
+    def declare(self, extents: Sequence[Extent]) -> None:
+        self._extents = extents
+
+    def read(self, extent: int, offset: int, length: int) -> bytes:
+        (piece,) = self._extents[extent].pieces
+        assert 0 <= offset <= offset + length <= piece.length, "a read outside the extent"
+        return self.fetch(piece.object, piece.offset + offset, length)
+
+
+def _compiled(compile_it: Callable[[Inputs], Draft], options: Options, **bodies: bytes) -> list[Extent]:
+    names = {name.replace("_", "."): body for name, body in bodies.items()}
+    store = _Store({f"s3://b/{name}": body for name, body in names.items()})
+    entries = [Entry(ObjectVersion(f"s3://b/{n}", len(b), xxh3_64_hexdigest(b)), n) for n, b in names.items()]
+    inputs = Inputs("s3://b/", entries, options, store.fetch, store, lambda done, total: None)
+    try:
+        draft = compile_it(inputs)
+    except CacheError:
+        return []
+    assert (np.diff(draft.extent_first) >= 0).all()
+    extents = list(draft.space.extents())
+    for piece in (piece for extent in extents for piece in extent.pieces):
+        assert piece.offset >= 0
+        assert piece.length >= 0
+        assert piece.codec or piece.offset + piece.length <= piece.object.size_bytes
+        assert all(0 <= begin <= end <= piece.object.size_bytes for begin, end in piece.ranges)
+    return extents
+
+
+def grants_message(data: bytes) -> None:
+    """`wire.decode`: a message or ValueError."""
+    try:
+        found = wire.decode(data)
+    except ValueError:
+        return
+    assert len(wire.encode(*found)) <= wire.MAX_MESSAGE_BYTES
+
+
+def open_request(data: bytes) -> None:
+    """A request to open a dataset: objects below the allowed prefix alone, or a typed error."""
+    try:
+        request = pb.OpenDatasetRequest.FromString(data)
+    except DecodeError:
+        return
+    try:
+        options_of(request.options, SETTINGS)
+        found = expand([ALLOWED.check(uri) for uri in request.uris])
+        assert all(canonical(uri).startswith("s3://b/") for uri in found)
+    except CacheError:
+        return
+
+
+def plan_memory(data: bytes) -> None:
+    """A reader's plan: rows of extents that there are, in order, or InvalidInput."""
+    rows, rest = divmod(len(data), 24)  # as many rows of the epoch after it
+    fd = os.memfd_create("plan")
+    try:
+        os.write(fd, data)
+        found = entries_of(
+            plans.read(fd, rows, rows + rest // 4), (ExtentId(b"a"), ExtentId(b"b"), ExtentId(b"c"))
+        )
+    except InvalidInput:
+        return
+    finally:
+        os.close(fd)
+    assert len(found.entries) == rows
+    assert [first for _, first, _ in found.entries] == sorted(first for _, first, _ in found.entries)
+
+
+def tar(data: bytes) -> None:
+    """Headers of an archive; members lie within it and never overlap backwards."""
+    store, end = _Store({"t": data}), 0
+    whole = ObjectVersion("t", len(data), "e")
+    try:
+        for member in members("t", len(data), lambda at, length: store.fetch(whole, at, length)):
+            assert end <= member.offset <= member.offset + member.size <= len(data)
+            end = member.offset + member.size
+    except CacheError:
+        return
+
+
+def webdataset(data: bytes) -> None:
+    """A whole tar shard."""
+    _compiled(compile_webdataset, Options(format="webdataset", extent_bytes=4096), a_tar=data)
+
+
+def mds(data: bytes) -> None:
+    """An MDS index beside one shard."""
+    shard = {"shard.0.mds": bytes([2]).ljust(64, b"\0")}
+    _compiled(compile_mds, Options(format="mds", extent_bytes=4096), index_json=data, **shard)
+
+
+def parquet(data: bytes) -> None:
+    """A Parquet file: its footer, and its rows where they claim to take little."""
+    for extent in _compiled(compile_parquet, Options(format="parquet", extent_bytes=4096), a_parquet=data):
+        if extent.size_bytes <= MAX_READ_BYTES:
+            try:
+                assert len(decode(extent.pieces[0], memoryview(data))) == extent.size_bytes
+            except CacheError:
+                continue
+
+
+def npy(data: bytes) -> None:
+    """A `.npy` file as records."""
+    _compiled(compile_records, Options(format="records", extent_bytes=4096), a_npy=data)
+
+
+def megatron(data: bytes) -> None:
+    """A Megatron index over 4 KiB of tokens."""
+    options = Options(format="tokens", seq_len=8, extent_bytes=4096)
+    _compiled(compile_tokens, options, a_bin=bytes(4096), a_idx=data)
+
+
+def catalog(data: bytes) -> None:
+    """A catalog left beside the data: opened and checked as a stranger's."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        try:
+            found = Catalog.open(file.name)
+            found.check()
+            if found.samples:
+                found.locate(np.arange(min(found.samples, 100)))
+                found.key(0)
+        except CacheError:
+            return
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    found.__name__: found
+    for found in (
+        grants_message,
+        open_request,
+        plan_memory,
+        tar,
+        webdataset,
+        mds,
+        parquet,
+        npy,
+        megatron,
+        catalog,
+    )
+}
+
+
+def small_tar() -> bytes:
+    """Two samples, a long name, a pax header."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as made:
+        for name in ("a.jpg", "a.cls", "b.jpg", "n" * 150 + ".txt", "ü.json"):
+            info = tarfile.TarInfo(name)
+            info.size = 3
+            made.addfile(info, io.BytesIO(b"1.5"))
+    return buffer.getvalue()[:8192]
+
+
+def megatron_index(sequences: int = 2, documents: int = 2, lengths: Sequence[int] = (1024, 1024)) -> bytes:
+    """An index of uint16 tokens."""
+    head = struct.pack("<9sQBQQ", b"MMIDIDX\x00\x00", 1, 8, sequences, documents)
+    return head + np.asarray(lengths, "<i4").tobytes() + bytes(8 * len(lengths)) + struct.pack("<2q", 0, 2)
+
+
+def seeds(name: str) -> list[bytes]:
+    """The kept corpus of a target."""
+    return [path.read_bytes() for path in sorted((CORPUS / name).iterdir()) if path.is_file()]
+
+
+def main(name: str, seconds: str) -> None:
+    """Fuzz one target with atheris for so many seconds; exits 77 with the bytes in a file when one breaks it."""
+    import atheris
+
+    work = tempfile.mkdtemp(prefix=f"fuzz-{name}-")
+    atheris.instrument_all()
+    folders = [work, str(CORPUS / name)]
+    limits = [f"-max_total_time={seconds}", "-max_len=16384", "-rss_limit_mb=2048", "-timeout=10"]
+    limits.append(f"-artifact_prefix={CORPUS / name}/")
+    os.environ.setdefault("PYTHONHASHSEED", "0")
+    atheris.Setup([sys.argv[0], *folders, *limits], TARGETS[name])
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

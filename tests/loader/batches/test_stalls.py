@@ -1,0 +1,287 @@
+"""The stall clock names what steps waited for, and its causes sum to the wait."""
+
+from __future__ import annotations
+
+import logging
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachesvc.catalog.catalog import Catalog
+from cachesvc.client.protocol import Granted, Refused
+from cachesvc.core.errors import NotFound
+from cachesvc.core.stalls import CAUSES, StallReport
+from loader import DataLoader, open_dataset
+from loader.batches.maker import Ledger, Made, Report, moved
+from loader.batches.stats import Stats
+from loader.reading.direct_access import Access
+from loader.reading.reader import ORIGINS
+from loader.reading.wait_clock import TRANSFER
+from testbed import WAIT_S
+from testbed.node import Daemon
+from testbed.servers import Proxy, SeaweedFS, free_ports
+from tests.support import datasets
+from tests.support.training.loader_fakes import MemoryGrants, MemoryLink, compiled, in_memory
+
+COUNT, BATCH = 64, 8
+SLOW_S = 0.1
+TURNS = 5
+
+
+@pytest.fixture(scope="module")
+def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
+    root = tmp_path_factory.mktemp("records")
+    datasets.array_file(root / "r.bin", np.arange(COUNT * 1024, dtype="<i4").reshape(COUNT, 1024))
+    return compiled(root / "r.bin", root, format="records", dtype="(1024,)i4", extent_bytes=16384)
+
+
+def measured(make: Callable[[], DataLoader], cause: str) -> Stats:
+    """The stats of one epoch whose wait is mostly of this cause: of the first that no other process was held up in."""
+    for turn in range(TURNS):
+        loader = make()
+        steps = sum(1 for _ in loader)
+        stats = loader.stats()
+        assert stats.steps == steps
+        assert set(stats.wait_by_cause_s) == set(CAUSES)
+        assert sum(stats.wait_by_cause_s.values()) == pytest.approx(stats.wait_s, rel=0.05)
+        assert stats.wait_p50_s <= stats.wait_p95_s <= stats.wait_p99_s <= stats.wait_s
+        if stats.wait_by_cause_s[cause] > 0.5 * stats.wait_s:
+            break
+        assert turn < TURNS - 1, stats
+    return stats
+
+
+class SlowGrants(MemoryGrants):
+    """A source that takes its time for each extent."""
+
+    def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
+        time.sleep(SLOW_S * len(extents))
+        return super().acquire(extents, timeout_s)
+
+
+@dataclass(frozen=True)
+class SlowLink(MemoryLink):
+    """Opens through SlowGrants."""
+
+    def access(self, catalog: Catalog) -> Access:
+        return Access(SlowGrants(catalog.extent), lambda plan: None)
+
+
+class LostGrants(MemoryGrants):
+    """A source that looks for what is gone for a while."""
+
+    def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
+        if min(extents) == 0:
+            time.sleep(SLOW_S)
+            raise NotFound("gone")
+        return super().acquire(extents, timeout_s)
+
+
+@dataclass(frozen=True)
+class LostLink(MemoryLink):
+    """Opens through LostGrants."""
+
+    def access(self, catalog: Catalog) -> Access:
+        return Access(LostGrants(catalog.extent), lambda plan: None)
+
+
+def busy(record: torch.Tensor) -> torch.Tensor:
+    """A transform that burns CPU."""
+    end = time.thread_time() + 0.006
+    while time.thread_time() < end:
+        pass
+    return record
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_slow_source_is_named(link: MemoryLink, workers: int) -> None:
+    def make() -> DataLoader:
+        return DataLoader(in_memory(SlowLink(link.id, link.path)), batch_size=BATCH, num_workers=workers)
+
+    stats = measured(make, "source")
+    assert stats.wait_by_cause_s["source"] > SLOW_S
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_the_source_has_no_more_was_waited_for_too(link: MemoryLink, workers: int) -> None:
+    lost = LostLink(link.id, link.path)
+    measured(lambda: DataLoader(in_memory(lost), BATCH, num_workers=workers, on_error="skip"), "source")
+
+
+def test_a_thread_that_waits_for_what_another_one_fetches_waits_for_the_source(link: MemoryLink) -> None:
+    dataset, both = in_memory(SlowLink(link.id, link.path)), Barrier(2)
+
+    def read(_: int) -> float:
+        both.wait()
+        dataset[0]
+        return dataset.opened.reading_s()[0]
+
+    with ThreadPoolExecutor(2) as threads:
+        assert min(threads.map(read, range(2))) > 0
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_slow_decoding_is_named(link: MemoryLink, workers: int) -> None:
+    def make() -> DataLoader:
+        return DataLoader(in_memory(link, transform=busy), batch_size=BATCH, num_workers=workers)
+
+    measured(make, "decode")
+
+
+def test_a_slow_object_store_is_named(
+    bucket: str,
+    s3_server: SeaweedFS,
+    s3_env: dict[str, str],
+    proxy: Proxy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {
+        "AWS_ENDPOINT_URL": proxy.endpoint,
+        "XDG_CACHE_HOME": str(tmp_path),
+        "CACHESVC": "off",
+    }.items():
+        monkeypatch.setenv(name, value)
+    rows = np.random.default_rng(0).integers(0, 99, (BATCH, 1000), np.uint8)
+    for part in range(8):
+        s3_server.client().put_object(Bucket=bucket, Key=f"d/{part}.bin", Body=rows.tobytes())
+    dataset = open_dataset(f"s3://{bucket}/d/", format="records", record_bytes=1000)
+    proxy.delay_s = SLOW_S
+    measured(lambda: DataLoader(dataset, batch_size=BATCH), "source")
+    dataset.close()
+
+
+def test_files_are_read_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("CACHESVC", "off")
+    datasets.records(tmp_path / "r.bin", 64, 1 << 18)
+    dataset = open_dataset(tmp_path / "r.bin", format="records", record_bytes=1 << 18)
+    loader = DataLoader(dataset, batch_size=BATCH)
+    list(loader)
+    assert loader.stats().wait_by_cause_s["disk"] > 0
+    assert loader.stats().wait_by_cause_s["source"] == 0
+
+
+def wide(record: torch.Tensor) -> torch.Tensor:
+    """A small record becomes 4 MiB."""
+    return record[:1].expand(1 << 20)
+
+
+def test_moving_batches_between_processes_is_the_hand_over(link: MemoryLink) -> None:
+    loader = DataLoader(in_memory(link, transform=wide), batch_size=BATCH, num_workers=1, collate_fn=list)
+    list(loader)
+    stats = loader.stats()
+    assert stats.wait_by_cause_s["hand-over"] > 0
+    assert sum(stats.wait_by_cause_s.values()) == pytest.approx(stats.wait_s)
+
+
+def test_sending_a_batch_to_the_device_is_the_transfer() -> None:
+    def send(batch: str) -> str:
+        time.sleep(SLOW_S)
+        return batch
+
+    asked = time.perf_counter()
+    none = (0.0, 0.0, 0.0)
+    made = moved(Made("batch", Report(asked, time.perf_counter(), none, (0,) * len(ORIGINS))), send)
+    ledger = Ledger()
+    ledger.enter(made.report, asked)
+    waited = dict(zip(CAUSES, ledger.waited_s, strict=True))
+    assert waited["transfer"] >= SLOW_S
+    assert min(waited.values()) >= 0
+    assert SLOW_S <= sum(waited.values()) <= time.perf_counter() - asked
+    ledger.enter(made.report, time.perf_counter())  # a step that came later did not wait for it
+    assert ledger.waited_s[TRANSFER] == waited["transfer"]
+
+
+def test_one_line_at_the_end_of_an_epoch_when_asked(
+    link: MemoryLink, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lines(**more: Any) -> list[str]:
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "cachesvc"):
+            list(DataLoader(in_memory(link, transform=busy), batch_size=BATCH, **more))
+        return [r.getMessage() for r in caplog.records if "waited" in r.getMessage()]
+
+    assert lines() == []
+    (line,) = lines(log_stats=True)
+    assert line.startswith("rank 0, epoch 0: 8 batches, 64 samples in ")
+    assert "(decode " in line
+    assert "p99" in line
+
+
+def test_a_users_read_beside_the_loop_does_not_break_the_sum(link: MemoryLink) -> None:
+    dataset = in_memory(SlowLink(link.id, link.path))
+    loader = DataLoader(dataset.take(BATCH), batch_size=BATCH)
+    for _ in loader:
+        assert len(dataset[COUNT - 1]) == 1024
+    stats = loader.stats()
+    assert sum(stats.wait_by_cause_s.values()) == pytest.approx(stats.wait_s)
+
+
+@given(st.lists(st.integers(0, (1 << 63) - 1), min_size=10, max_size=10))
+def test_reports_survive_the_wire(numbers: list[int]) -> None:
+    report = StallReport(numbers[0], tuple(numbers[1:7]), tuple(numbers[7:]))
+    assert StallReport.decode(report.encode()) == report
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1 2 3", "1 " * 9 + "x", "-1 " + "1 " * 8 + "1", f"{1 << 63} " + "1 " * 8 + "1"]
+)
+def test_what_is_no_report_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        StallReport.decode(text)
+
+
+def test_the_daemons_metrics_say_what_steps_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (port,) = free_ports(1)
+    datasets.records(tmp_path / "data" / "r.bin", COUNT, 4096)
+    options = [
+        "--ram",
+        "16MiB",
+        "--fillers",
+        "1",
+        "--metrics",
+        f"127.0.0.1:{port}",
+        "--extent-bytes",
+        "64KiB",
+    ]
+    monkeypatch.setenv("CACHESVC", "require")
+    with Daemon(tmp_path / "node", options, {}) as daemon:
+        monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
+        dataset = open_dataset(tmp_path / "data", format="records", record_bytes=4096, transform=busy)
+        loader = DataLoader(dataset, batch_size=BATCH)
+        list(loader)
+        stats = loader.stats()
+        dataset.close()
+        label, told_by = f'dataset="{dataset.version}"', time.monotonic() + 10
+        served = ""
+        # A report of no steps may be all that has come yet.
+        while f"cachesvc_loader_batches_total{{{label}}} {float(stats.steps)}" not in served:
+            assert time.monotonic() < told_by
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_S) as answer:
+                served = answer.read().decode()
+    values = {
+        line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
+        for line in served.splitlines()[:-1]
+        if label in line
+    }
+    assert values[f"cachesvc_loader_batches_total{{{label}}}"] == stats.steps
+    for cause, spent in stats.wait_by_cause_s.items():
+        told = values[f'cachesvc_loader_wait_seconds_total{{cause="{cause}",{label}}}']
+        assert told == pytest.approx(spent, abs=1e-4)
+    assert "# TYPE cachesvc_loader_wait_quantile_seconds summary" in served  # promtool allows it nowhere else
+    told = values[f'cachesvc_loader_wait_quantile_seconds{{{label},quantile="0.95"}}']
+    assert told == pytest.approx(stats.wait_p95_s, abs=1e-4)

@@ -1,0 +1,110 @@
+"""What moves batches to a device, as far as it shows without one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from collections import OrderedDict, UserDict
+from contextlib import suppress
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+
+from loader import DataLoader
+from loader.batches.feed import Turn
+from loader.batches.maker import Maker
+from loader.batches.to_device import each_tensor
+from loader.workers.torch_processes import Engine
+from testbed import WAIT_S
+from tests.support import datasets
+from tests.support.training.loader_fakes import MemoryLink, compiled, in_memory
+
+
+class Encoding(UserDict[str, Any]):
+    """A batch as tokenizers make them: its items are attributes too, and it knows more than its items."""
+
+    def __init__(self, items: dict[str, Any], lengths: tuple[int, ...]) -> None:
+        super().__init__(items)
+        self.lengths = lengths
+
+    def __getattr__(self, name: str) -> Any:
+        return self.data[name]
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+def one_more(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor + 1
+
+
+def test_a_batch_keeps_the_types_that_it_is_made_of() -> None:
+    inner = Encoding({"input_ids": torch.zeros(2), "text": "a"}, (1, 1))
+    batch = Pair([inner, b"raw"], OrderedDict(x=torch.zeros(1), y=(torch.ones(1), None)))
+    found = each_tensor(batch, one_more)
+    assert type(found) is Pair
+    (encoding, raw), right = found
+    assert (type(encoding), encoding.lengths, encoding.text, raw) == (Encoding, (1, 1), "a", b"raw")
+    assert encoding.input_ids.tolist() == [1, 1]
+    assert type(right) is OrderedDict
+    assert (right["x"].item(), right["y"][0].item(), right["y"][1]) == (1, 2, None)
+    assert inner.input_ids.tolist() == [0, 0]  # pinned memory stays until the copy has ended
+    assert each_tensor(MappingProxyType({"x": torch.zeros(1)}), one_more) == {"x": torch.ones(1)}
+
+
+def test_only_the_batch_sizes_of_a_packed_sequence_stay() -> None:
+    packed = pack_sequence([torch.zeros(2), torch.ones(3)], enforce_sorted=False)
+    found = each_tensor({"x": packed}, lambda tensor: tensor.to("meta"))["x"]
+    assert type(found) is PackedSequence
+    assert (found.data.device.type, found.batch_sizes.tolist()) == ("meta", [2, 2, 1])
+    assert [tensor.device.type for tensor in (found.sorted_indices, found.unsorted_indices)] == ["meta"] * 2
+
+
+@pytest.fixture
+def link(tmp_path: Path) -> MemoryLink:
+    datasets.array_file(tmp_path / "r.bin", np.arange(40, dtype="<i8").reshape(40, 1))
+    return compiled(tmp_path / "r.bin", tmp_path, format="records", dtype="(1,)i8")
+
+
+def test_a_thread_that_waits_in_an_abandoned_iteration_moves_nothing_of_the_next(link: MemoryLink) -> None:
+    go: Event = multiprocessing.get_context("fork").Event()
+    held = multiprocessing.get_context("fork").Event()
+
+    def gated(sample: torch.Tensor) -> torch.Tensor:
+        if sample == 8 and not held.is_set():
+            held.set()
+            assert go.wait(WAIT_S)
+        return sample
+
+    loader = DataLoader(in_memory(link, transform=gated), batch_size=4)
+    engine = Engine(Maker(loader._prepared().feed, "raise"), {"num_workers": 1})
+
+    def numbers(turn: int) -> list[int]:
+        found: list[int] = engine.fetch(Turn(0, turn)).batch.flatten().tolist()
+        return found
+
+    engine.start(0, 0, 10)
+    assert [numbers(turn) for turn in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+    def waits() -> None:
+        with suppress(KeyError):  # the memory of its batch has gone with its iteration
+            numbers(2)
+
+    late = threading.Thread(target=waits)
+    late.start()
+    assert held.wait(WAIT_S)
+    engine.start(0, 0, 10)
+    before = [numbers(turn) for turn in range(4)]
+    go.set()
+    late.join(WAIT_S)
+    after = [numbers(turn) for turn in range(4, 10)]
+    engine.rest()
+    assert [n for batch in before + after for n in batch] == list(range(40))

@@ -1,0 +1,92 @@
+"""`fields=` names what a sample is made of, in that order, whatever order the data has them in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from loader import DataLoader, open_dataset
+from tests.support import datasets
+
+NAMES = ("a", "b", "c")
+COUNT = 6
+ROWS = [{name: f"{name}{row}".encode() for name in NAMES} for row in range(COUNT)]
+CHOSEN = [fields for count in (1, 2, 3) for fields in product(NAMES, repeat=count)]
+
+
+def in_tars(root: Path) -> None:
+    datasets.write_files(root, {"0.tar": datasets.tar_bytes({f"{n}": row for n, row in enumerate(ROWS)})})
+
+
+def in_mds(root: Path, compression: str = "") -> None:
+    datasets.mds_shards(root, dict.fromkeys(NAMES, "bytes"), ROWS, 4, compression)
+
+
+def in_parquet(root: Path) -> None:
+    root.mkdir()
+    parquet.write_table(
+        pyarrow.table({name: [row[name] for row in ROWS] for name in NAMES}), root / "0.parquet"
+    )
+
+
+def in_files(root: Path) -> None:
+    datasets.write_files(root, {f"{n}.{name}": row[name] for n, row in enumerate(ROWS) for name in NAMES})
+
+
+KINDS: Mapping[str, Callable[[Path], None]] = {
+    "webdataset": in_tars,
+    "mds": in_mds,
+    "mds, zstd": lambda root: in_mds(root, "zstd"),
+    "parquet": in_parquet,
+    "files": in_files,
+}
+
+
+@pytest.fixture(autouse=True)
+def _direct(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CACHESVC", "off")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_come_in_the_order_of_their_names(tmp_path: Path, kind: str) -> None:
+    KINDS[kind](tmp_path / "data")
+    for fields in CHOSEN:
+        data = open_dataset(tmp_path / "data", format=kind.partition(",")[0], fields=fields, decode=None)
+        expected = sorted(tuple(row[name] for name in fields) for row in ROWS)
+        assert sorted(data[n] for n in range(COUNT)) == expected
+        assert (
+            sorted(sample for batch in DataLoader(data, 4, collate_fn=list) for sample in batch) == expected
+        )
+
+
+def labelled(root: Path) -> list[tuple[bytes, bytes, int]]:
+    rows = [(f"jpg{n}".encode(), f"txt{n}".encode(), n % 2) for n in range(COUNT)]
+    for n, (image, text, label) in enumerate(rows):
+        folder = ("cat", "dog")[label]
+        datasets.write_files(root, {f"{folder}/{n}.jpg": image, f"{folder}/{n}.txt": text})
+    return rows
+
+
+@pytest.mark.parametrize(
+    "fields", [("label", "txt", "jpg"), ("txt", "label", "jpg"), ("jpg", "txt", "label")]
+)
+def test_labels_too(tmp_path: Path, fields: Sequence[str]) -> None:
+    by_name = [dict(zip(("jpg", "txt", "label"), row, strict=True)) for row in labelled(tmp_path / "data")]
+    data = open_dataset(tmp_path / "data", fields=fields, decode=None)
+    found = sorted((data[n] for n in range(COUNT)), key=repr)
+    assert found == sorted((tuple(row[name] for name in fields) for row in by_name), key=repr)
+
+
+def test_each_value_meets_the_decoder_of_its_name(tmp_path: Path) -> None:
+    rows = [{"json": b'{"n": %d}' % n, "txt": b"text %d" % n} for n in range(COUNT)]
+    datasets.write_files(
+        tmp_path / "data", {"0.tar": datasets.tar_bytes({f"{n}": row for n, row in enumerate(rows)})}
+    )
+    for fields in (("json", "txt"), ("txt", "json")):
+        values = {"json": {"n": 3}, "txt": "text 3"}
+        assert open_dataset(tmp_path / "data", fields=fields)[3] == tuple(values[name] for name in fields)

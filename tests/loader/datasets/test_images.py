@@ -1,0 +1,174 @@
+"""Images come in RGB, as ImageFolder and WebDataset give them, or in the mode that is asked for; a batch of images that
+differ names the files."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from cachesvc.core.errors import InvalidInput
+from loader import DataLoader, mix, open_dataset
+from loader.datasets.decode import IMAGE_MODES, decoder
+from tests.support import datasets
+from tests.support.datasets import tar_bytes, write_files
+from tests.support.training.loader_fakes import compiled, in_memory
+
+MODES = {
+    "1": "png",
+    "L": "png",
+    "LA": "png",
+    "P": "png",
+    "RGB": "png",
+    "RGBA": "png",
+    "I;16": "png",
+    "I": "tiff",
+    "F": "tiff",
+    "CMYK": "jpeg",
+    "YCbCr": "tiff",
+}
+
+
+def image(mode: str, size: tuple[int, int] = (8, 6)) -> Image.Image:
+    """Of several colours; a palette whose entries are not the colours' numbers."""
+    pixels = np.arange(size[0] * size[1] * 4, dtype=np.uint8).reshape(size[1], size[0], 4)
+    made = Image.fromarray(pixels)
+    if mode == "P":
+        return made.convert("RGB").quantize(5)
+    return made.convert("L").convert(mode) if mode in ("I;16", "I", "F", "1") else made.convert(mode)
+
+
+def stored(mode: str, size: tuple[int, int] = (8, 6)) -> bytes:
+    file = io.BytesIO()
+    image(mode, size).save(file, MODES[mode])
+    return file.getvalue()
+
+
+@pytest.fixture(autouse=True)
+def direct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CACHESVC", "off")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_image_of_any_mode_is_what_image_folder_makes_of_it(mode: str) -> None:
+    raw = stored(mode)
+    plain = Image.open(io.BytesIO(raw))
+    for wanted in IMAGE_MODES:
+        found = decoder("x", MODES[mode], wanted)(raw)
+        right = plain.convert(wanted) if wanted else plain
+        assert (found.mode, found.tobytes()) == (right.mode, right.tobytes())
+
+
+def test_an_image_that_is_rgb_is_not_copied() -> None:
+    decoded = decoder("x", "png")(stored("RGB"))
+    assert isinstance(decoded, Image.Image)
+    assert type(decoded).__name__ == "PngImageFile", "a copy is a plain Image"
+
+
+def _files(root: Path, bodies: dict[str, bytes]) -> None:
+    write_files(root, {f"a/{name}.png": body for name, body in bodies.items()})
+
+
+def _tar(root: Path, bodies: dict[str, bytes]) -> None:
+    write_files(root, {"0.tar": tar_bytes({name: {"png": body} for name, body in bodies.items()})})
+
+
+def _mds(root: Path, bodies: dict[str, bytes]) -> None:
+    datasets.mds_shards(root, {"png": "png"}, [{"png": body} for body in bodies.values()], 1)
+
+
+@pytest.mark.parametrize("write", [_files, _tar, _mds])
+def test_images_are_rgb_in_every_format(
+    tmp_path: Path, write: Callable[[Path, dict[str, bytes]], None]
+) -> None:
+    write(tmp_path / "d", {name: stored(mode) for name, mode in (("p", "P"), ("l", "L"), ("a", "RGBA"))})
+    for mode, found in (("RGB", {"RGB"}), ("L", {"L"}), (None, {"P", "L", "RGBA"})):
+        rows = open_dataset(tmp_path / "d", fields="png", image_mode=mode)  # type: ignore[arg-type]
+        assert {rows[n][0].mode for n in range(3)} == found
+    assert {each[0].mode for each in open_dataset(tmp_path / "d", fields="png")} == {"RGB"}
+
+
+def test_images_that_mds_stores_as_pixels_and_lists_are_rgb_too(tmp_path: Path) -> None:
+    palette = image("P").convert("L")
+    pil = np.asarray([8, 6, 1], "<u4").tobytes() + b"L" + palette.tobytes()
+    grey = stored("L")
+    several = np.asarray([1, len(grey)], "<u4").tobytes() + grey
+    listed = np.asarray([0, 1, len(pil)], "<u4").tobytes() + pil
+    columns = {"pil": "pil", "some": "jpeg_array", "list": "list[pil]"}
+    datasets.mds_shards(tmp_path / "d", columns, [{"pil": pil, "some": several, "list": listed}], 1)
+    for mode, found in (("RGB", "RGB"), ("L", "L"), (None, "L")):
+        (sample,) = in_memory(compiled(tmp_path / "d", tmp_path), image_mode=mode)
+        assert [sample["pil"].mode, sample["some"][0].mode, sample["list"][0].mode] == [found] * 3
+
+
+@pytest.mark.parametrize("mode", ["rgb", "RGBA", "", 3, ["RGB"], True])
+def test_an_image_mode_that_is_none_is_refused_with_the_choices(tmp_path: Path, mode: Any) -> None:
+    _files(tmp_path / "d", {"0": stored("RGB")})
+    with pytest.raises(InvalidInput, match=r"image_mode=.*'RGB', 'L', None") as caught:
+        open_dataset(tmp_path / "d", image_mode=mode)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("decode", [None, len])
+def test_an_image_mode_without_decoding_is_refused(tmp_path: Path, decode: Any) -> None:
+    _files(tmp_path / "d", {"0": stored("RGB")})
+    with pytest.raises(InvalidInput, match="image_mode='L' is for decode='auto'"):
+        open_dataset(tmp_path / "d", decode=decode, image_mode="L")
+
+
+def _pixels(found: Any) -> torch.Tensor:
+    return torch.from_numpy(np.array(found)).permute(2, 0, 1)
+
+
+def _as_array(found: Any) -> dict[str, Any]:
+    return {"image": np.array(found), "size": found.size}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("transform", [_pixels, _as_array])
+def test_a_batch_of_images_that_differ_names_the_files(tmp_path: Path, workers: int, transform: Any) -> None:
+    sizes = {"0": (8, 6), "1": (8, 6), "2": (9, 6), "3": (8, 6)}
+    _files(tmp_path / "d", {name: stored("RGB", size) for name, size in sizes.items()})
+    rows = open_dataset(tmp_path / "d", transform=transform)
+    with pytest.raises(
+        InvalidInput, match=r"a/[013]\.png has .*a/2\.png has|a/2\.png has .*a/[013]\.png has"
+    ) as caught:
+        list(DataLoader(rows, batch_size=4, shuffle=True, num_workers=workers))
+    assert "6, 9" in str(caught.value)
+
+
+def test_large_images_and_images_in_mixtures_are_named_too(tmp_path: Path) -> None:
+    for name, size in (("one", (200, 100)), ("two", (201, 100))):
+        _files(tmp_path / name, {name: stored("RGB", size)})
+    one, two = (open_dataset(tmp_path / name, transform=_pixels) for name in ("one", "two"))
+    with pytest.raises(
+        InvalidInput, match=r"a/(one|two)\.png has shape \[3, 100, 20[01]\] and a/(one|two)\.png"
+    ):
+        list(DataLoader(mix({one: 1, two: 1}), batch_size=2))
+
+
+def _stacked(samples: list[Any]) -> torch.Tensor:
+    return torch.stack(samples)
+
+
+def test_what_a_collate_fn_raises_stays_and_names_the_files_in_a_note(tmp_path: Path) -> None:
+    _files(tmp_path / "d", {name: stored("RGB", (8, 6 + int(name))) for name in "01"})
+    rows = open_dataset(tmp_path / "d", transform=_pixels)
+    with pytest.raises(RuntimeError, match="equal size") as caught:
+        list(DataLoader(rows, batch_size=2, collate_fn=_stacked))
+    notes = "".join(getattr(caught.value, "__notes__", ["a/0.png a/1.png"]))
+    assert "a/0.png" in notes
+    assert "a/1.png" in notes
+
+
+def test_what_no_shape_would_mend_is_refused_in_torchs_words(tmp_path: Path) -> None:
+    _files(tmp_path / "d", {name: stored("RGB", (8, 6 + int(name))) for name in "01"})
+    with pytest.raises(TypeError, match="found <class 'PIL"):
+        list(DataLoader(open_dataset(tmp_path / "d"), batch_size=2))

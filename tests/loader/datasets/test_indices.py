@@ -1,0 +1,71 @@
+"""An index means what it means in a list, however many come at once: from the end below 0, an error outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import Subset
+
+from loader import DataLoader, Dataset, mix, pack
+from tests.support import datasets
+from tests.support.training.loader_fakes import compiled, in_memory
+
+COUNT = 50
+WAYS: dict[str, Callable[[Any, Sequence[int]], list[int]]] = {
+    "many": lambda data, indices: [int(row[0]) for row in data.__getitems__(indices)],
+    "subset": lambda data, indices: [int(Subset(data, indices)[n][0]) for n in range(len(indices))],
+    "torch's loader": lambda data, indices: flat(TorchLoader(data, 2, sampler=indices)),
+    "our loader": lambda data, indices: flat(DataLoader(data, 2, sampler=indices)),
+    "our loader over a subset": lambda data, indices: flat(DataLoader(Subset(data, indices), 2)),
+}
+
+
+def flat(batches: Any) -> list[int]:
+    return [int(row[0]) for batch in batches for row in batch]
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """Record n holds n; the last extent is padded."""
+    root = tmp_path_factory.mktemp("indices")
+    datasets.array_file(root / "r.bin", np.arange(COUNT, dtype="<i8").reshape(COUNT, 1))
+    return in_memory(compiled(root / "r.bin", root, format="records", dtype="(1,)i8"))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_negative_indices_count_from_the_end(rows: Dataset, way: str) -> None:
+    assert WAYS[way](rows, [-1, 3, -COUNT]) == [COUNT - 1, 3, 0]
+    assert WAYS[way](rows.select([9, 4, 7]), [-1, -3]) == [7, 9]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("outside", [COUNT, COUNT + 1, -COUNT - 1, 10**6])
+def test_an_index_outside_is_an_error_and_no_neighbours_bytes(rows: Dataset, way: str, outside: int) -> None:
+    with pytest.raises(IndexError, match=f"{outside} of {COUNT}"):
+        WAYS[way](rows, [0, outside])
+    with pytest.raises(IndexError):
+        WAYS[way](rows.take(10), [0, 10])
+
+
+def test_what_is_no_whole_number_is_no_index(rows: Dataset) -> None:
+    for given in ([1.7], [True, False], ["1"]):
+        with pytest.raises(TypeError, match="whole numbers"):
+            rows.__getitems__(given)  # type: ignore[arg-type]
+    assert rows.__getitems__([]) == []
+    tensors: Any = [torch.tensor(2), np.int32(-1)]
+    assert [int(row[0]) for row in rows.__getitems__(tensors)] == [2, COUNT - 1]
+
+
+def test_mixtures_and_packs_are_indexed_so_too(rows: Dataset) -> None:
+    for made in (mix({rows: 1.0}), pack(rows, 5)):
+        last = made[len(made) - 1]
+        for found in (made[-1], Subset(made, [-1])[0], next(iter(TorchLoader(Subset(made, [-1]), None)))):
+            assert repr(found) == repr(last)
+        for outside in (len(made), -len(made) - 1):
+            with pytest.raises(IndexError):
+                list(TorchLoader(made, 1, sampler=[outside]))

@@ -1,0 +1,163 @@
+"""Ranks that would go on out of step say so, each of them, before the next batch: whatever moved one of them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+from multiprocessing.queues import Queue
+from typing import Any
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+from torch.utils.data import Subset
+
+from loader import DataLoader
+from testbed import WAIT_S
+from testbed.servers import free_ports
+from tests.support import datasets
+from tests.support.training.loader_fakes import MemoryLink, compiled, in_memory
+
+SAMPLES, SOON_S = 96, WAIT_S
+Said = tuple[int, str, float]
+Moves = Callable[[int, "DataLoader"], object]
+
+
+@pytest.fixture(scope="module")
+def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
+    root = tmp_path_factory.mktemp("in_step")
+    datasets.array_file(root / "data.npy", np.arange(SAMPLES, dtype="<i8"))
+    return compiled(root / "data.npy", root, format="records", extent_bytes=4096)
+
+
+def _rank(rank: int, port: int, link: MemoryLink, moved: Moves, said: Queue[Said]) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
+    dist.init_process_group("gloo")
+    data = in_memory(link)
+    loader = DataLoader(Subset(data, range(SAMPLES)), 4, shuffle=True)  # type: ignore[arg-type]
+    began = time.monotonic()
+    try:
+        list(loader)
+        began = time.monotonic()
+        moved(rank, loader)
+        steps = len(list(loader))
+        said.put((rank, f"{steps} steps", time.monotonic() - began))
+    except Exception as error:  # noqa: BLE001 - told, not swallowed
+        said.put((rank, f"{type(error).__name__}: {error}", time.monotonic() - began))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def both(work: Callable[..., None], *given: object) -> list[Any]:
+    """What two ranks say, each once."""
+    (port,) = free_ports(1)
+    context = multiprocessing.get_context("fork")
+    said: Queue[Any] = context.Queue()
+    ranks = [context.Process(target=work, args=(rank, port, *given, said)) for rank in range(2)]
+    for each in ranks:
+        each.start()
+    try:
+        return sorted(said.get(timeout=WAIT_S) for _ in ranks)
+    finally:
+        for each in ranks:
+            each.join(WAIT_S)
+            each.kill()
+
+
+def job(link: MemoryLink, moved: Moves) -> list[Said]:
+    """What two ranks say of their second epoch, before which each is `moved`."""
+    return both(_rank, link, moved)
+
+
+def _other_subsets(rank: int, loader: DataLoader) -> None:
+    loader.dataset.indices = range(64 + 16 * rank)  # type: ignore[attr-defined]
+
+
+def _other_skips(rank: int, loader: DataLoader) -> None:
+    loader.skip(1 + rank)
+
+
+def _other_epochs(rank: int, loader: DataLoader) -> None:
+    loader.set_epoch(3 + rank)
+
+
+def _other_than_one_s_next(rank: int, loader: DataLoader) -> None:
+    loader.set_epoch(1 + rank)
+
+
+def _other_states(rank: int, loader: DataLoader) -> None:
+    state = loader.state_dict()
+    loader.load_state_dict(state | {"epoch": 1, "step": rank})
+
+
+@pytest.mark.parametrize(
+    "moved", [_other_subsets, _other_skips, _other_epochs, _other_than_one_s_next, _other_states]
+)
+def test_ranks_that_are_moved_apart_say_so(link: MemoryLink, moved: Moves) -> None:
+    for _, text, after_s in job(link, moved):
+        assert text.startswith("StateMismatch: the job's processes disagree: ")
+        assert after_s < SOON_S
+
+
+def _same_subset(rank: int, loader: DataLoader) -> None:
+    loader.dataset.indices = range(64)  # type: ignore[attr-defined]
+
+
+def _same_skip(rank: int, loader: DataLoader) -> None:
+    loader.set_epoch(1)
+    loader.skip(2)
+
+
+def _looked(rank: int, loader: DataLoader) -> None:
+    """One rank alone takes a batch, to show it; the usual loop goes on."""
+    if rank == 0:
+        next(iter(loader))
+    loader.set_epoch(1)
+
+
+@pytest.mark.parametrize(("moved", "steps"), [(_same_subset, 8), (_same_skip, 10), (_looked, 12)])
+def test_ranks_that_are_moved_alike_go_on(link: MemoryLink, moved: Moves, steps: int) -> None:
+    assert [text for _, text, _ in job(link, moved)] == [f"{steps} steps"] * 2
+
+
+def _one_cannot(rank: int, loader: DataLoader) -> None:
+    state = loader.state_dict()
+    loader.load_state_dict(state | {"samples": SAMPLES + rank})
+
+
+def test_who_cannot_begin_tells_the_others_at_once(link: MemoryLink) -> None:
+    (_, first, first_s), (_, second, second_s) = job(link, _one_cannot)
+    assert first.startswith("StateMismatch: process 1 cannot go on: StateMismatch: ")
+    assert second.startswith("StateMismatch: ")
+    assert str(SAMPLES + 1) in second
+    assert max(first_s, second_s) < SOON_S
+
+
+def _alone(rank: int, port: int, link: MemoryLink, said: Queue[tuple[int, list[list[int]]]]) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
+    dist.init_process_group("gloo")
+    data = in_memory(link)
+    train, evaluate = DataLoader(data, 4, shuffle=True), DataLoader(data, 5, shard=False)
+    seen: list[list[int]] = []
+    for _ in range(2):
+        samples: list[int] = []
+        for batch in train:
+            samples += batch.flatten().tolist()
+            dist.all_reduce(batch)
+        seen.append(samples)
+        if rank == 0:
+            assert len(evaluate) == -(-SAMPLES // 5)
+            evaluate.load_state_dict(evaluate.state_dict())  # its place is nobody else's
+            seen.append([n for batch in evaluate for n in batch.flatten().tolist()])
+    said.put((rank, seen))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_a_rank_that_evaluates_alone_reads_all_and_waits_for_nobody(link: MemoryLink) -> None:
+    (_, first), (_, second) = both(_alone, link)
+    assert first[1] == first[3] == list(range(SAMPLES))
+    for mine, theirs in ((first[0], second[0]), (first[2], second[1])):
+        assert sorted(mine + theirs) == list(range(SAMPLES))

@@ -1,0 +1,172 @@
+"""Ranks that take different numbers of batches are warned of, once, by name; those that are only slow are not."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+
+from loader.job.rank_drift import DriftWatch
+from loader.job.topology import Topology
+from testbed import ROOT, WAIT_S
+from testbed.servers import free_ports
+from tests.support import datasets
+
+
+class Ranks:
+    """A job of ranks in this process, that look every half second of a clock of its own."""
+
+    def __init__(self, prefetches: list[int], accumulate: int = 1) -> None:
+        self.store, self.now, count = dist.HashStore(), 100.0, len(prefetches)
+        self.watches = [
+            DriftWatch(Topology(rank, count, "test", process=rank, processes=count), "job", each, accumulate)
+            for rank, each in enumerate(prefetches)
+        ]
+
+    def spend(self, seconds: float, at: Callable[[int, float], int | None]) -> None:
+        """Time in which a rank has taken as many batches as `at` says of it and a moment; None: of no known place."""
+        end = self.now + seconds
+        while self.now < end:
+            for rank, watch in enumerate(self.watches):
+                found = at(rank, self.now - 100.0)
+                place = None if found is None else (0, found, found)
+                watch.look(self.store, place, self.now + rank * 0.1)  # type: ignore[arg-type]
+            self.now += 0.5
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    caplog.set_level(logging.WARNING, "cachesvc")
+    return lambda: [record.getMessage() for record in caplog.records]
+
+
+@pytest.mark.parametrize("rate", [0, 1, 3])
+@pytest.mark.parametrize("adrift", [0, 1, 2])
+@pytest.mark.parametrize("lead", [+20, -20])
+def test_one_warning_names_the_rank_that_stays_ahead_or_behind(
+    said: Callable[[], list[str]], rate: int, adrift: int, lead: int
+) -> None:
+    ranks = Ranks([4, 4, 4])
+    ranks.spend(20.0, lambda rank, at: 50 + int(rate * at) + lead * (rank == adrift))
+    assert said() == []
+    ranks.spend(60.0, lambda rank, at: 50 + int(rate * at) + lead * (rank == adrift))
+    [warning] = said()
+    assert f"rank {adrift} is at epoch 0, step " in warning
+    assert "for 3" in warning
+
+
+def test_ranks_within_a_prefetch_or_late_or_fast_are_no_drift(said: Callable[[], list[str]]) -> None:
+    ranks = Ranks([8, 8, 8])
+    ranks.spend(90.0, lambda rank, at: 1000 * int(at) + 8 * (rank == 1))
+    ranks.spend(90.0, lambda rank, at: 200_000 + int(at) - 8 * (rank == 2))
+    assert said() == []
+
+
+def test_micro_batches_of_a_step_are_no_drift(said: Callable[[], list[str]]) -> None:
+    ranks = Ranks([0, 0], accumulate=16)
+    ranks.spend(90.0, lambda rank, at: int(at) + 32 * rank)
+    assert said() == []
+    ranks.spend(90.0, lambda rank, at: int(at) + 48 * rank)
+    [warning] = said()
+    assert warning.startswith("rank 1 is at epoch 0, step ")
+
+
+def test_half_a_minute_counts_without_a_break(said: Callable[[], list[str]]) -> None:
+    ranks = Ranks([0, 0])
+    for _ in range(4):  # rank 0 evaluates alone, and rank 1 waits for it in a collective
+        ranks.spend(25.0, lambda rank, _: 40 - 30 * rank)
+        ranks.spend(5.0, lambda _, __: 40)
+    assert said() == []
+
+
+def test_an_epoch_that_was_broken_off_is_compared_with_nothing(said: Callable[[], list[str]]) -> None:
+    """Rank 0 evaluates for a minute, while rank 1 waits with the first batch of the epoch that begins anew."""
+    ranks = Ranks([0, 0])
+    ranks.spend(10.0, lambda _, at: 10 * int(at))
+    ranks.spend(60.0, lambda rank, _: 1 if rank else None)
+    ranks.spend(60.0, lambda rank, at: int(at) - 50 if rank == 0 else int(at) - 49)
+    assert said() == []
+
+
+def test_a_rank_that_has_ended_its_epoch_is_where_it_ended(said: Callable[[], list[str]]) -> None:
+    ranks = Ranks([0, 0])
+    ranks.spend(60.0, lambda rank, at: 100 if rank == 0 else min(100, int(at)))
+    [warning] = said()
+    assert warning.startswith("rank 1 is at epoch 0, step ")
+    assert "rank 0 is at epoch 0, step 100" in warning
+
+
+class Process:
+    """One rank of a real job. Context manager."""
+
+    def __init__(self, folder: Path, rank: int, port: int) -> None:
+        own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": str(rank)}
+        own |= {"CACHESVC": "off", "XDG_CACHE_HOME": str(folder / f"cache{rank}"), "PYTHONPATH": str(ROOT)}
+        self._said = folder / f"stderr{rank}"
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.training.drifting", str(folder / "r.npy"), "1.0"],
+            env=os.environ | own | {"LOCAL_RANK": str(rank)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said.open("w"),
+            text=True,
+            cwd=ROOT,
+        )
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+
+    def step(self) -> int:
+        """Where it is, after what it was told."""
+        assert self._process.stdout is not None
+        return int(self._process.stdout.readline() or self._said.read_text())
+
+    def warnings(self) -> list[str]:
+        return [line for line in self._said.read_text().splitlines() if "rank 0 is at" in line]
+
+
+def until(done: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_rank_that_takes_batches_alone_is_warned_of_and_so_is_a_state_that_it_saves(tmp_path: Path) -> None:
+    datasets.array_file(tmp_path / "r.npy", np.arange(400, dtype="<i8")[:, None])
+    (port,) = free_ports(1)
+    with ExitStack() as stack:
+        first, second = (stack.enter_context(Process(tmp_path, rank, port)) for rank in range(2))
+        first.tell("21")
+        second.tell("31")
+        assert (first.step(), second.step()) == (21, 31)
+        until(second.warnings)
+        [warning] = second.warnings()
+        assert warning.startswith("rank 1 is at epoch 0, step 31, and rank 0 is at epoch 0, step 21, for ")
+
+        def saved() -> list[str]:
+            first.tell("save")
+            assert first.step() == 21
+            return first.warnings()
+
+        until(saved)
+        saves = "a state is saved while rank 0 is at epoch 0, step 21, and rank 1 is at epoch 0, step 31: "
+        assert first.warnings()[0].startswith(saves)

@@ -1,0 +1,283 @@
+"""A rank that cannot read its data: every rank raises the same error, or ends where it is blocked."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from cachesvc.core.errors import NotFound, PeerRankFailed
+from loader import DataLoader
+from loader.job.rank_failures import BLOCKED_EXIT, Agreed, PeerWatch, watched
+from loader.job.topology import Topology
+from testbed import ROOT, WAIT_S
+from testbed.servers import free_ports
+from tests.support import datasets
+from tests.support.training.loader_fakes import compiled, in_memory
+from tests.support.training.rank import PER_FILE
+
+JOB_S = 60.0
+
+
+class Job:
+    """Ranks as processes, with torchrun's variables. Context manager."""
+
+    def __init__(self, folder: Path, roles: list[str]) -> None:
+        (port,) = free_ports(1)
+        own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(len(roles))}
+        own |= {"CACHESVC": "off", "XDG_CACHE_HOME": str(folder / "cache"), "PYTHONPATH": str(ROOT)}
+        self._stack = ExitStack()
+        self.ranks = [
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.support.training.rank", str(folder / "data"), role],
+                env=os.environ | own | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                cwd=ROOT,
+            )
+            for rank, role in enumerate(roles)
+        ]
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.ranks:
+            process.kill()
+            process.communicate()
+
+    def said(self, rank: int) -> dict[str, Any]:
+        """The next line of a rank."""
+        stdout = self.ranks[rank].stdout
+        assert stdout is not None
+        line = stdout.readline()
+        assert line, self.ranks[rank].communicate()[1]
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+
+def test_a_failed_read_ends_every_rank_with_its_typed_error(tmp_path: Path) -> None:
+    """Rank 1 loses a file. Rank 0 takes no part in collectives and raises; rank 2 is blocked in one."""
+    for part in range(9):
+        datasets.array_file(tmp_path / "data" / f"{part:02d}.npy", np.full((PER_FILE, 8), part, dtype="<i4"))
+    with Job(tmp_path, ["alone", "alone", "together"]) as job:
+        for rank in range(3):
+            assert job.said(rank) == {"steps": 3, "watches": 0}
+        raised = [job.said(rank) for rank in (0, 1)]
+        assert raised[0]["message"] == raised[1]["message"]
+        for each in raised:
+            assert each["error"] == "PeerRankFailed"
+            assert each["cause"] == "NotFound"
+            assert each["message"].startswith("rank 1 cannot go on at epoch 0, step 1: NotFound: ")
+            assert "04.npy is gone" in each["message"]
+            assert each["after_s"] < 10.0
+        assert job.ranks[2].wait(JOB_S) == BLOCKED_EXIT == PeerRankFailed.code
+        assert job.ranks[2].stderr is not None
+        last = job.ranks[2].stderr.read()
+        assert raised[0]["message"] in last
+        assert f"exit code {BLOCKED_EXIT}" in last
+
+
+@pytest.fixture
+def store() -> dist.TCPStore:
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=10))
+
+
+def watches(store: dist.TCPStore, name: str, peer_failure_s: float = 30.0) -> list[PeerWatch]:
+    """Of a job of two ranks in this process."""
+    return [watch_of(store, rank, Agreed(name), peer_failure_s) for rank in range(2)]
+
+
+def watch_of(store: dist.TCPStore, rank: int, agreed: Agreed, peer_failure_s: float = 30.0) -> PeerWatch:
+    return PeerWatch(store, Topology(rank, 2, "test", process=rank, processes=2), agreed, peer_failure_s)
+
+
+def listening() -> int:
+    return sum(thread.name == "cachesvc-peers" for thread in threading.enumerate())
+
+
+def until(done: Any) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_of_two_failures_the_first_is_everybodys(store: dist.TCPStore) -> None:
+    first, second = watches(store, "two")
+    with pytest.raises(PeerRankFailed, match="rank 0 cannot go on at step 1: NotFound: a") as one:
+        fail(first, second, NotFound("a"), NotFound("b"))
+    assert isinstance(one.value.__cause__, NotFound)
+    assert isinstance(one.value.cause, NotFound)
+    until(lambda: not listening())
+
+
+def fail(first: PeerWatch, second: PeerWatch, one: Exception, other: Exception) -> None:
+    """Both ranks of the job fail, the second after the first has said so."""
+    late: list[Exception] = []
+
+    def follow() -> None:
+        until(lambda: second.failure is not None)
+        late.append(second.publish("step 2", other))
+
+    with watched(second, lambda: ""):
+        thread = threading.Thread(target=follow)
+        thread.start()
+        try:
+            with watched(first, lambda: "step 1"):
+                raise one
+        finally:
+            thread.join()
+            assert "step 1: NotFound: a" in str(late[0])
+
+
+def test_a_users_own_exception_stays_what_it_is_and_is_told(store: dist.TCPStore) -> None:
+    first, second = watches(store, "own")
+    with watched(second, lambda: ""):
+        with pytest.raises(ZeroDivisionError), watched(first, lambda: "step 1"):
+            raise ZeroDivisionError("in a transform\nand more")
+        with pytest.raises(PeerRankFailed, match=r"rank 0 .* ZeroDivisionError: in a transform$"):
+            second.raise_failure()
+    until(lambda: not listening())
+
+
+class Spoilt(ValueError):
+    """A user's own, whose message has several lines."""
+
+
+def explode(record: torch.Tensor) -> torch.Tensor:
+    try:
+        raise KeyError("lost")
+    except KeyError as error:
+        raise Spoilt(f"record {int(record[0])} is spoilt\nand more: of it") from error
+
+
+def say_nothing(record: torch.Tensor) -> torch.Tensor:
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("workers", ["process", "thread"])
+@pytest.mark.parametrize(
+    ("transform", "told"), [(explode, "Spoilt: record 0 is spoilt"), (say_nothing, "ZeroDivisionError: ")]
+)
+def test_what_a_worker_raised_is_told_as_the_worker_said_it(
+    store: dist.TCPStore, tmp_path: Path, workers: Any, transform: Any, told: str
+) -> None:
+    datasets.array_file(tmp_path / "r.bin", np.arange(8, dtype="<i8").reshape(8, 1))
+    link = compiled(tmp_path / "r.bin", tmp_path, format="records", dtype="(1,)i8")
+    loader = DataLoader(in_memory(link, transform=transform), num_workers=1, worker_type=workers)
+    first, second = watches(store, f"worker-{workers}-{told}")
+    with watched(second, lambda: ""):
+        with pytest.raises((Spoilt, ZeroDivisionError), match="Caught"), watched(first, lambda: "step 0"):
+            next(iter(loader))
+        with pytest.raises(PeerRankFailed) as raised:
+            second.raise_failure()
+    assert str(raised.value) == f"rank 0 cannot go on at step 0: {told}"
+    until(lambda: not listening())
+
+
+def leave(record: torch.Tensor) -> torch.Tensor:
+    sys.exit("enough")
+
+
+def interrupt(record: torch.Tensor) -> torch.Tensor:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("transform", "told"), [(leave, "SystemExit: enough"), (interrupt, "KeyboardInterrupt: ")]
+)
+def test_a_rank_that_a_transform_ends_tells_the_others(
+    store: dist.TCPStore, tmp_path: Path, workers: int, transform: Any, told: str
+) -> None:
+    datasets.array_file(tmp_path / "r.bin", np.arange(8, dtype="<i8").reshape(8, 1))
+    link = compiled(tmp_path / "r.bin", tmp_path, format="records", dtype="(1,)i8")
+    loader = DataLoader(in_memory(link, transform=transform), num_workers=workers, worker_type="thread")
+    first, second = watches(store, f"left-{workers}-{told}")
+    with watched(second, lambda: ""):
+        with pytest.raises((SystemExit, KeyboardInterrupt)), watched(first, lambda: "step 0"):
+            next(iter(loader))
+        if workers or transform is leave:
+            with pytest.raises(PeerRankFailed) as raised:
+                second.raise_failure()
+            assert str(raised.value) == f"rank 0 cannot go on at step 0: {told}"
+        else:
+            assert second.failure is None  # as after Ctrl-C
+    until(lambda: not listening())
+
+
+def test_an_iteration_that_is_broken_off_tells_nobody(store: dist.TCPStore) -> None:
+    first, second = watches(store, "broken off")
+
+    def batches() -> Any:
+        with watched(first, lambda: ""):
+            yield 0
+
+    with watched(second, lambda: ""):
+        begun = batches()
+        next(begun)
+        begun.close()
+    until(lambda: not listening())
+    assert second.failure is None
+
+
+def test_a_watch_ends_when_all_ranks_have_ended_and_not_before(store: dist.TCPStore) -> None:
+    first, second = watches(store, "end")
+    with watched(second, lambda: ""):
+        with watched(first, lambda: ""):
+            pass
+        assert listening() == 2
+    until(lambda: not listening())
+
+
+def test_a_rank_that_has_begun_more_iterations_than_others_is_heard(store: dist.TCPStore) -> None:
+    """One of rank 0 alone, who looked at a batch, say."""
+    ahead = Agreed("ahead")
+    with watched(watch_of(store, 0, ahead), lambda: ""):
+        pass
+    first, second = watch_of(store, 0, ahead), watch_of(store, 1, Agreed("ahead"))
+    with watched(second, lambda: ""):
+        with pytest.raises(PeerRankFailed), watched(first, lambda: "step 1"):
+            raise NotFound("a")
+        with pytest.raises(PeerRankFailed, match="rank 0 cannot go on at step 1: NotFound: a"):
+            second.raise_failure()
+    until(lambda: not listening())
+
+
+def test_a_rank_that_has_begun_more_iterations_hears_others_and_is_not_ended_once_it_has_raised(
+    store: dist.TCPStore,
+) -> None:
+    ahead = Agreed("hears")
+    looked, first = watch_of(store, 0, ahead, 1.0), watch_of(store, 0, ahead, 1.0)
+    with watched(looked, lambda: ""):
+        pass
+    second = watch_of(store, 1, Agreed("hears"))
+    with watched(first, lambda: ""):
+        with pytest.raises(PeerRankFailed), watched(second, lambda: "step 1"):
+            raise NotFound("a")
+        until(lambda: looked.failure is not None and first.failure is not None)
+        with pytest.raises(PeerRankFailed, match="rank 1 cannot go on at step 1: NotFound: a"):
+            first.raise_failure()
+    until(lambda: not listening())
+    assert store.add("cachesvc/peers/hears/heard", 0) == 2
+
+
+def test_without_a_job_there_is_no_watch() -> None:
+    with pytest.raises(NotFound), watched(None, lambda: ""):
+        raise NotFound("as it is")
+    assert not listening()

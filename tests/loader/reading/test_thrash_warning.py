@@ -1,0 +1,97 @@
+"""A shuffle that needs more at once than the cache holds says so, once; any other says nothing."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachesvc.core.order.epoch_order import Plan
+from loader import DataLoader, open_dataset
+from loader.reading.thrash_warning import Crowded, at_once_bytes
+from testbed.node import Daemon
+
+EXTENT, EXTENTS, RECORD = 64 << 10, 64, 1024
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 20), st.integers(0, 9)), max_size=12).map(
+        lambda rows: sorted(rows, key=lambda row: row[1])
+    )
+)
+def test_what_is_needed_at_once_is_the_most_of_any_step(rows: list[tuple[int, int, int]]) -> None:
+    sizes = np.asarray([1, 10, 100, 1000])
+    extent, first, more = (np.asarray([row[at] for row in rows], np.int64) for at in range(3))
+    needed = [
+        sum(int(sizes[e]) for e, begin, length in rows if begin <= step <= begin + length)
+        for step in range(30)
+    ]
+    assert at_once_bytes(Plan(extent, first, first + more), sizes) == max(needed)
+
+
+@pytest.mark.parametrize(
+    ("rooms", "said"),
+    [((), 0), ((4,), 1), ((4, 4), 1), ((4, 5), 0), ((4, 4, 4), 0)],
+    ids=["no tier works", "one", "two", "the larger holds it", "the dataset fits"],
+)
+def test_what_matters_is_the_largest_tier_unless_all_fit(
+    caplog: pytest.LogCaptureFixture, rooms: tuple[int, ...], said: int
+) -> None:
+    steps = np.arange(5)
+    crowded = Crowded(np.ones(10, np.int64))
+    for _ in range(2):
+        crowded.look(Plan(steps, 0 * steps, steps), rooms)
+    assert len(caplog.messages) == said
+
+
+@pytest.mark.parametrize(
+    ("extent_bytes", "told"),
+    [
+        (4096, "20 KiB are shuffled together, and the largest tier of the daemon holds 12 KiB:"),
+        (400 << 10, "2,000 KiB are shuffled together, and the largest tier of the daemon holds 1,200 KiB:"),
+        (1 << 20, "5 MiB are shuffled together, and the largest tier of the daemon holds 3 MiB:"),
+        (5 << 20, "25 MiB are shuffled together, and the largest tier of the daemon holds 15 MiB:"),
+    ],
+)
+def test_sizes_are_told_as_they_are(caplog: pytest.LogCaptureFixture, extent_bytes: int, told: str) -> None:
+    steps = np.arange(5)
+    Crowded(np.full(10, extent_bytes, np.int64)).look(Plan(steps, 0 * steps, steps), (3 * extent_bytes,))
+    assert caplog.messages[0].startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("ram", "given", "said"),
+    [
+        ("2MiB", {}, 1),
+        ("2MiB", {"window": 4 * EXTENT}, 0),
+        ("2MiB", {"shuffle": False}, 0),
+        ("8MiB", {"window": "all"}, 0),
+    ],
+)
+def test_a_loader_says_it_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    ram: str,
+    given: dict[str, object],
+    said: int,
+) -> None:
+    (tmp_path / "data.bin").write_bytes(np.random.default_rng(0).bytes(EXTENT * EXTENTS))
+    caplog.set_level(logging.WARNING, "cachesvc")
+    with Daemon(tmp_path / "node", ["--ram", ram, "--extent-bytes", str(EXTENT)]) as daemon:
+        monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
+        monkeypatch.setenv("CACHESVC", "require")
+        data = open_dataset(tmp_path / "data.bin", format="records", record_bytes=RECORD)
+        loader = DataLoader(data, 256, **{"shuffle": True} | given)  # type: ignore[arg-type]
+        for _ in range(2):
+            assert sum(map(len, loader)) == len(data)
+    lines = [line for line in caplog.messages if "shuffled together" in line]
+    assert len(lines) == said
+    assert all(
+        "4 MiB are shuffled together, and the largest tier of the daemon holds 2 MiB" in line
+        for line in lines
+    )

@@ -1,0 +1,265 @@
+"""Every sample once an epoch, the same global order at any scale, and resumed anywhere."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Subset
+
+from cachesvc.core.errors import InvalidInput, StateMismatch
+from loader import DataLoader
+from loader.datasets.dataset import Dataset
+from tests.support import datasets
+from tests.support.training.loader_fakes import MemoryLink, compiled, in_memory
+
+COUNT = 203
+
+
+@pytest.fixture(scope="module")
+def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
+    root = tmp_path_factory.mktemp("records")
+    datasets.array_file(root / "r.bin", np.arange(COUNT * 512, dtype="<u4").reshape(COUNT, 512))
+    return compiled(root / "r.bin", root, format="records", record_bytes=2048, extent_bytes=8192)
+
+
+def rows(batch: torch.Tensor) -> list[int]:
+    """Which records a batch holds, read from the bytes themselves."""
+    return (batch.numpy().view("<u4")[:, 0] // 512).tolist()
+
+
+def seen(loader: DataLoader) -> list[list[int]]:
+    """The real samples of each batch of one iteration."""
+    return [rows(batch)[: loader.valid] for batch in loader]
+
+
+def ranks(link: MemoryLink, world: int, **settings: object) -> list[DataLoader]:
+    return [
+        DataLoader(in_memory(link), shuffle=True, rank=rank, world_size=world, window=16384, **settings)  # type: ignore[arg-type]
+        for rank in range(world)
+    ]
+
+
+@pytest.mark.parametrize(("world", "last"), list(product((1, 2, 3), ("drop", "pad", None))))
+def test_every_sample_is_seen_once_and_ranks_take_equal_steps(
+    link: MemoryLink, world: int, last: str | None
+) -> None:
+    loaders = ranks(link, world, batch_size=8, last=last)
+    for _ in range(2):
+        ledgers = [seen(loader) for loader in loaders]
+        assert {len(ledger) for ledger in ledgers} == {len(loaders[0])}
+        flat = sorted(n for ledger in ledgers for batch in ledger for n in batch)
+        assert len(flat) == len(set(flat))
+        kept = COUNT - COUNT % (8 * world) if last == "drop" else COUNT
+        assert len(flat) == kept
+    assert loaders[0].epoch == 2
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_see_what_the_trainer_alone_would(link: MemoryLink, context: str) -> None:
+    [alone] = ranks(link, 1, batch_size=16)
+    [shared] = ranks(link, 1, batch_size=16, num_workers=2, multiprocessing_context=context)
+    assert seen(shared) == seen(alone)
+    assert sum(shared.stats().bytes_by_origin.values()) == COUNT * 2048
+
+
+def test_persistent_workers_follow_the_epochs(link: MemoryLink) -> None:
+    [alone] = ranks(link, 1, batch_size=32)
+    [kept] = ranks(
+        link, 1, batch_size=32, num_workers=2, persistent_workers=True, multiprocessing_context="fork"
+    )
+    assert [seen(kept), seen(kept)] == [seen(alone), seen(alone)]
+    for _ in kept:
+        break  # abandoned with batches in flight
+    assert seen(kept) == seen(alone)
+
+
+def test_unshuffled_is_the_plain_sequence(link: MemoryLink) -> None:
+    loader = DataLoader(in_memory(link), batch_size=10)
+    assert [n for batch in seen(loader) for n in batch] == list(range(COUNT))
+
+
+@pytest.mark.parametrize("last", ["pad", "short"])
+def test_the_global_batches_are_the_same_at_any_scale_and_resume_in_mid_epoch(
+    link: MemoryLink, last: str
+) -> None:
+    def globally(
+        world: int, size: int, state: object = None, stop: int = 99, **more: object
+    ) -> list[set[int]]:
+        loaders = ranks(link, world, batch_size=size, last=last, **more)
+        if state is not None:
+            for loader in loaders:
+                loader.load_state_dict(json.loads(json.dumps(state)))
+        steps: list[set[int]] = []
+        iterators = [iter(loader) for loader in loaders]
+        for _ in range(stop):
+            got = [next(iterator, None) for iterator in iterators]
+            if got[0] is None:
+                break
+            steps.append({n for b, loader in zip(got, loaders, strict=True) for n in rows(b)[: loader.valid]})
+        states.append(loaders[0].state_dict())
+        assert all(loader.state_dict() == states[-1] for loader in loaders)
+        return steps
+
+    states: list[dict[str, object]] = []
+    whole = globally(1, 24)
+    assert globally(2, 12) == whole
+    assert globally(3, 8) == whole
+    head = globally(3, 8, stop=2)
+    middle = globally(1, 24, states[-1], stop=3, num_workers=2, multiprocessing_context="fork")
+    end = globally(2, 12, states[-1])
+    assert head + middle + end == whole
+    assert states[-1]["epoch"] == 1
+
+
+@pytest.mark.parametrize(
+    ("samples", "world", "size", "accumulate"),
+    [
+        (101, 2, 32, 1),
+        (65, 2, 32, 1),
+        (COUNT, 3, 4, 2),
+        (2, 3, 4, 2),
+        (40, 2, 3, 5),
+        (41, 1, 4, 4),
+        (7, 1, 8, 1),
+    ],
+)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_without_drop_last_an_epoch_is_padded_to_a_multiple_of_ranks_and_micro_batches(
+    link: MemoryLink, samples: int, world: int, size: int, accumulate: int, workers: int
+) -> None:
+    """As DistributedSampler, and as torch's short batch on one rank; a metric that counts `valid` is exact."""
+    data = in_memory(link).take(samples)
+    shapes, handed, total = [], 0, 0
+    for rank in range(world):
+        loader = DataLoader(
+            data,
+            size,
+            shuffle=True,
+            rank=rank,
+            world_size=world,
+            global_batch_size=size * world * accumulate,
+            num_workers=workers,
+            worker_type="thread",
+        )
+        found = [(rows(batch), loader.valid, loader.indices.tolist()) for batch in loader]
+        assert all(numbers == indices for numbers, _, indices in found)
+        shapes.append([len(numbers) for numbers, _, _ in found])
+        handed += sum(shapes[-1])
+        total += sum(sum(numbers[:valid]) for numbers, valid, _ in found)
+    parts = world * accumulate
+    assert handed == -(-samples // parts) * parts
+    assert all(each == shapes[0] for each in shapes)
+    assert min(shapes[0]) > 0
+    assert len(shapes[0]) == -(-samples // (size * parts)) * accumulate
+    assert total == sum(range(samples))
+
+
+def test_what_ranks_gather_is_cut_to_the_length_of_the_dataset(link: MemoryLink) -> None:
+    loaders = [DataLoader(in_memory(link), 9, rank=rank, world_size=4) for rank in range(4)]
+    steps = zip(*loaders, strict=True)
+    gathered = [number for batches in steps for batch in batches for number in rows(batch)]
+    assert gathered[:COUNT] == list(range(COUNT))
+
+
+def test_micro_batches_make_up_the_global_batch(link: MemoryLink) -> None:
+    [small] = ranks(link, 1, batch_size=4, global_batch_size=16)
+    [large] = ranks(link, 1, batch_size=16)
+    assert small.accumulate == 4
+    assert [n for b in seen(small) for n in b] == [n for b in seen(large) for n in b]
+
+
+def test_an_abandoned_epoch_begins_anew_and_skip_leaves_batches_out(link: MemoryLink) -> None:
+    [loader] = ranks(link, 1, batch_size=16)
+    whole = seen(loader)
+    loader.set_epoch(0)
+    for _ in zip(loader, range(3), strict=False):
+        pass
+    assert loader.epoch == 0
+    assert seen(loader) == whole
+    loader.set_epoch(0)
+    loader.skip(5)
+    assert seen(loader) == whole[5:]
+    assert loader.epoch == 1
+
+
+def test_epochs_run_on_in_one_iteration_in_different_orders(link: MemoryLink) -> None:
+    [loader] = ranks(link, 1, batch_size=COUNT, epochs=2)
+    first, second = seen(loader)
+    assert sorted(first) == sorted(second) == list(range(COUNT))
+    assert first != second
+
+
+def test_a_state_saved_at_the_last_batch_continues_with_the_next_epoch(link: MemoryLink) -> None:
+    [loader] = ranks(link, 1, batch_size=32)
+    states = [loader.state_dict() for _ in loader]
+    [again] = ranks(link, 1, batch_size=32)
+    again.load_state_dict(states[-1])
+    assert again.epoch == 1
+    assert seen(again) == seen(loader)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [({"seed": 7}, "seed"), ({"dataset": "00"}, "version"), ({"version": 9}, "9"), ({"step": "x"}, "step")],
+)
+def test_a_foreign_state_is_refused(link: MemoryLink, change: dict[str, object], says: str) -> None:
+    [loader] = ranks(link, 1, batch_size=32)
+    with pytest.raises(StateMismatch, match=says):
+        loader.load_state_dict(loader.state_dict() | change)
+
+
+def test_a_global_batch_that_does_not_divide_is_refused(link: MemoryLink) -> None:
+    with pytest.raises(InvalidInput, match="10"):
+        len(ranks(link, 3, batch_size=4, global_batch_size=10)[0])
+    state = ranks(link, 2, batch_size=7)[0].state_dict()
+    with pytest.raises(InvalidInput, match="14"):
+        ranks(link, 3, batch_size=7)[0].load_state_dict(state)
+
+
+def test_subsets_are_ordered_and_sharded_too(link: MemoryLink) -> None:
+    wanted = [200, 3, 77, 5, 6, 150, 9]
+    for dataset in (Subset(in_memory(link), wanted), in_memory(link).select(wanted)):
+        loaders = [DataLoader(dataset, batch_size=2, shuffle=True, rank=r, world_size=2) for r in range(2)]
+        found = [n for loader in loaders for batch in seen(loader) for n in batch]
+        assert sorted(found) == sorted(wanted)
+    plain = DataLoader(Subset(in_memory(link), wanted), batch_size=7)
+    assert seen(plain) == [wanted]
+
+
+class Doubled(torch.utils.data.Dataset[torch.Tensor]):
+    """A user's dataset that holds ours."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.dataset[index]
+
+
+def test_a_users_wrapper_is_ordered_sharded_and_resumed(link: MemoryLink) -> None:
+    [plain] = ranks(link, 1, batch_size=20)
+    loader = DataLoader(Doubled(in_memory(link)), batch_size=20, shuffle=True, window=16384)
+    assert seen(loader) == seen(plain)
+    assert loader.state_dict()["epoch"] == 1
+
+
+def test_split_parts_are_disjoint_and_repeatable(link: MemoryLink, tmp_path: Path) -> None:
+    parts = in_memory(link).split({"train": 0.9, "val": 0.1}, seed=3)
+    again = in_memory(link).split({"train": 0.9, "val": 0.1}, seed=3)
+    ids = {name: set(seen_ids(part)) for name, part in parts.items()}
+    assert ids["train"] | ids["val"] == set(range(COUNT))
+    assert not ids["train"] & ids["val"]
+    assert {name: set(seen_ids(part)) for name, part in again.items()} == ids
+
+
+def seen_ids(dataset: Dataset) -> list[int]:
+    assert dataset.ids is not None
+    return dataset.ids.tolist()

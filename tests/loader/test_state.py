@@ -1,0 +1,493 @@
+"""A run's state: small, plain, exact with batches prefetched, and at home in torch's own checkpoints."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from cachesvc.core.errors import InvalidInput, StateMismatch
+from loader import DataLoader, mix
+from tests.support import datasets
+from tests.support.training.loader_fakes import MemoryLink, compiled, in_memory
+
+COUNT = 500
+MAX_STATE_BYTES = 64 << 10
+
+
+@pytest.fixture(scope="module")
+def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
+    root = tmp_path_factory.mktemp("records")
+    datasets.array_file(root / "r.bin", np.arange(COUNT * 512, dtype="<u4").reshape(COUNT, 512))
+    return compiled(root / "r.bin", root, format="records", record_bytes=2048, extent_bytes=8192)
+
+
+def loader(link: MemoryLink, **settings: object) -> DataLoader:
+    return DataLoader(in_memory(link), batch_size=8, shuffle=True, **{"window": 16384} | settings)  # type: ignore[arg-type]
+
+
+def rows(batches: object) -> list[list[int]]:
+    return [(b.numpy().view("<u4")[:, 0] // 512).tolist() for b in batches]  # type: ignore[attr-defined]
+
+
+def test_the_state_is_small_and_plain(link: MemoryLink) -> None:
+    state = loader(link).state_dict()
+    assert json.loads(json.dumps(state)) == state
+    assert len(json.dumps(state)) < MAX_STATE_BYTES
+    assert all(isinstance(value, (int, str, bool)) for value in state.values())
+
+
+@pytest.mark.parametrize("depths", [(2, 2, 4), (4, 1, 2)])
+def test_batches_prefetched_but_not_consumed_are_not_lost_twice_in_a_row(
+    link: MemoryLink, depths: tuple[int, int, int]
+) -> None:
+    whole = rows(loader(link))
+    taken: list[list[int]] = []
+    state: dict[str, object] | None = None
+    for depth, workers in zip(depths, (2, 1, 3), strict=True):
+        part = loader(link, num_workers=workers, prefetch_factor=depth, multiprocessing_context="fork")
+        if state is not None:
+            part.load_state_dict(state)
+        taken += rows(islice(part, 11))
+        state = json.loads(json.dumps(part.state_dict()))
+    last = loader(link)
+    assert state is not None
+    last.load_state_dict(state)
+    assert taken + rows(last) == whole
+
+
+def test_a_range_of_batches_can_be_replayed(link: MemoryLink) -> None:
+    batches = loader(link)
+    whole = rows(batches)
+    assert batches.epoch == 1
+    batches.set_epoch(0)
+    batches.skip(20)
+    assert rows(islice(batches, 7)) == whole[20:27]
+
+
+def test_torch_checkpoints_hold_it(link: MemoryLink, tmp_path: Path) -> None:
+    whole = rows(loader(link))
+    first = loader(link)
+    head = rows(islice(first, 9))
+    model = torch.nn.Linear(2, 2)
+    dcp.save({"model": model.state_dict(), "batches": first}, checkpoint_id=tmp_path / "step-9")
+    second = loader(link)
+    dcp.load({"model": model.state_dict(), "batches": second}, checkpoint_id=tmp_path / "step-9")
+    assert head + rows(second) == whole
+
+
+def small(link: MemoryLink, **more: Any) -> DataLoader:
+    return DataLoader(in_memory(link).take(100), shuffle=True, seed=5, **more)
+
+
+def rest(run: DataLoader) -> list[list[int]]:
+    return [run.indices.tolist() for _ in run]
+
+
+def test_inside_a_step_a_run_goes_on_only_as_it_was_cut(link: MemoryLink) -> None:
+    """After two of four micro-batches: other ranks or sizes would cut the step elsewhere, and lose or repeat samples."""
+    first = small(link, batch_size=4, global_batch_size=16)
+    batches = iter(first)
+    next(batches), next(batches)
+    state = json.loads(json.dumps(first.state_dict()))
+    assert (state["micro"], state["batch_size"], state["world_size"]) == (2, 4, 1)
+    following = [first.indices.tolist() for _ in batches]
+    for other in ({"batch_size": 2}, {"batch_size": 8}, {"batch_size": 4, "rank": 0, "world_size": 2}):
+        run = small(link, **{"global_batch_size": 16} | other)
+        before = rest(run)
+        with pytest.raises(StateMismatch, match="inside step 0"):
+            run.load_state_dict(state)
+        run.set_epoch(0)
+        assert rest(run) == before  # as it was
+    again = small(link, batch_size=4, global_batch_size=16)
+    again.load_state_dict(state)
+    assert rest(again) == following
+
+
+@pytest.mark.parametrize("skipped", [1, 9, 10, 11, 23, 40])
+@pytest.mark.parametrize("consumed", [0, 5, 10])
+def test_a_skip_leads_to_the_same_place_by_every_way(link: MemoryLink, skipped: int, consumed: int) -> None:
+    """Into next epochs, in mid-iteration, through a state, and to an epoch that set_epoch names."""
+    straight = small(link, batch_size=10, epochs=6)
+    wanted = [straight.indices.tolist() for _ in straight][consumed + skipped :]
+
+    def begun() -> tuple[DataLoader, Any]:
+        run = small(link, batch_size=10, epochs=6)
+        batches = iter(run)
+        for _ in range(consumed):
+            next(batches)
+        run.skip(skipped)
+        return run, batches
+
+    run, batches = begun()
+    assert [run.indices.tolist() for _ in batches] == wanted
+    run, _ = begun()
+    epoch, turn = divmod(consumed + skipped, 10)
+    state = run.state_dict()
+    assert (state["epoch"], state["step"], run.epoch) == (epoch, turn, epoch)
+    resumed = small(link, batch_size=10, epochs=6 - epoch)
+    resumed.load_state_dict(state)
+    resumed.set_epoch(resumed.epoch)  # as scripts do at each epoch's beginning
+    assert rest(resumed) == wanted
+
+
+def test_the_last_batch_of_an_epoch_is_the_next_ones_beginning(link: MemoryLink) -> None:
+    run = small(link, batch_size=10)
+    for _ in run:
+        state = run.state_dict()
+    assert (state["epoch"], state["step"], state["micro"]) == (1, 0, 0)
+    other = small(link, batch_size=20, global_batch_size=20)
+    other.load_state_dict(state)
+    assert (other.epoch, len(rest(other))) == (1, 5)
+
+
+@pytest.mark.parametrize("given", [{"window": "all"}, {"last": "drop"}, {"drop_last": True}])
+def test_what_is_given_counts_from_the_next_epoch_and_contradicts_a_state_within_one(
+    link: MemoryLink, given: dict[str, Any]
+) -> None:
+    saved: dict[str, Any] = {"window": 16384, "last": "pad"}
+    first = loader(link, **saved)
+    list(islice(first, 3))
+    within = first.state_dict()
+    list(first)
+    over = first.state_dict()
+    assert (within["step"], over["step"], over["epoch"]) == (3, 0, 1)
+    for told in ({"window": None}, saved):
+        same = loader(link, **told)
+        same.load_state_dict(within)
+        assert same.state_dict() == within
+    then = loader(link, **{"window": None} | given)
+    with pytest.raises(
+        StateMismatch, match=r"with last='pad', .*'drop'|with a window of 2 .* of 0 .*leave it out"
+    ):
+        then.load_state_dict(within)
+    then.load_state_dict(over)
+    changed = {"window_extents": 0} if "window" in given else {"last": "drop", "steps": over["steps"] - 1}
+    assert then.state_dict() == over | changed
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_loaded_in_mid_iteration_brings_its_own_order(link: MemoryLink, workers: int) -> None:
+    first = loader(link, window=None, epochs=None, num_workers=workers)
+    narrow = loader(link, epochs=None)
+    next(iter(narrow))
+    state = narrow.state_dict()
+    following = rows(islice(narrow, 1, 4))
+    batches = iter(first)
+    next(batches)
+    first.load_state_dict(state)
+    assert rows(islice(batches, 3)) == following
+    assert first.indices.tolist() == following[-1]
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_state_loaded_in_mid_iteration_ends_that_epoch(link: MemoryLink, epochs: int) -> None:
+    run = small(link, batch_size=10, epochs=epochs)
+    whole = rest(small(link, batch_size=10))
+    list(islice(run, 3))
+    state, seen = run.state_dict(), []
+    for batch, _ in enumerate(run):
+        seen.append(run.indices.tolist())
+        if batch == 5:
+            run.load_state_dict(state)
+    assert seen == whole[:6] + whole[3:] * (epochs - 1)
+    if epochs == 1:
+        assert rest(run) == whole[3:]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_loaded_before_an_iterations_first_batch_brings_its_own_order(
+    link: MemoryLink, workers: int
+) -> None:
+    first = loader(link, window=None, epochs=2, num_workers=workers)
+    narrow = loader(link, epochs=2)
+    next(iter(narrow))
+    state = narrow.state_dict()
+    following = rows(narrow)[1:]
+    batches = iter(first)
+    first.load_state_dict(state)
+    assert rows(batches) == following
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_who_counts_the_batches_and_asks_for_no_more_has_ended_the_epoch(
+    link: MemoryLink, workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = small(link, batch_size=10, num_workers=workers, log_stats=True)
+    caplog.set_level("INFO", "cachesvc")
+    epochs = []
+    for epoch in range(3):
+        assert run.epoch == epoch
+        taken = iter(run)
+        epochs.append([next(taken) is not None and run.indices.tolist() for _ in range(len(run))])
+        assert run.epoch == epoch
+        del taken  # nobody asked whether that was all
+        assert run.epoch == epoch + 1
+    whole = small(link, batch_size=10, num_workers=workers)
+    assert epochs == [rest(whole) for _ in range(3)]
+    assert all(f"epoch {epoch}:" in caplog.text for epoch in range(3))
+    abandoned = iter(run)
+    begun = [next(abandoned) is not None and run.indices.tolist() for _ in range(len(run) - 1)]
+    assert run.epoch == 3
+    assert rest(run)[: len(begun)] == begun
+
+
+def test_an_iteration_from_which_nothing_was_taken_keeps_the_place(link: MemoryLink) -> None:
+    run = small(link, batch_size=10)
+    run.skip(4)
+    iter(run)
+    assert len(rest(run)) == 6
+
+
+@pytest.mark.parametrize("kept", [0, 4])
+def test_a_skip_of_no_batches_changes_nothing(link: MemoryLink, kept: int) -> None:
+    run = small(link, batch_size=10)
+    whole = rest(small(link, batch_size=10))
+    run.skip(kept)
+    run.skip(0)
+    assert rest(run) == whole[kept:]
+    run.set_epoch(0)
+    batches = iter(run)
+    assert len(list(islice(batches, 5))) == 5
+    run.skip(0)
+    assert rest(run) == whole  # an epoch that was broken off begins anew
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"epoch": -3}, {"micro": -1}, {"step": -(10**9)}, {"global_batch": 10**30}, {"epoch": 2**63}]
+)
+def test_a_state_that_no_loader_saved_is_refused(link: MemoryLink, wrong: dict[str, int]) -> None:
+    run = small(link, batch_size=10)
+    with pytest.raises(StateMismatch, match="no state says so"):
+        run.load_state_dict(run.state_dict() | wrong)
+
+
+def in_halves(link: MemoryLink) -> DataLoader:
+    """Ten steps of two micro-batches."""
+    return small(link, batch_size=5, global_batch_size=10, last="pad")
+
+
+@pytest.mark.parametrize("taken", [0, 4, 5])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"steps": steps} for steps in (0, 2, 9, 11)),
+        {"step": 11},
+        {"step": 10, "micro": 1, "batch_size": 5, "world_size": 1},
+        {"micro": 2, "batch_size": 5, "world_size": 1},
+        {"micro": 1, "batch_size": 3, "world_size": 1},
+        {"micro": 1, "batch_size": 0, "world_size": 1},
+        {"micro": 0, "batch_size": 5, "world_size": 1},
+        {"micro": 0, "batch_size": 0, "world_size": 2},
+        {"canonical_nodes": 0},
+        {"canonical_nodes": 11},
+        {"global_batch": 0},
+        {"last": "rest"},
+        {"last": "a\nb"},
+    ],
+)
+def test_what_follows_from_the_rest_of_a_state_must_do_so(
+    link: MemoryLink, taken: int, wrong: dict[str, Any]
+) -> None:
+    first = in_halves(link)
+    list(islice(first, taken))
+    run, state = in_halves(link), first.state_dict()
+    with pytest.raises(StateMismatch, match="no loader saved this state") as refused:
+        run.load_state_dict(state | wrong)
+    assert str(refused.value).isprintable()
+    run.load_state_dict(state)
+    assert rest(run) == rest(in_halves(link))[taken:]
+
+
+def test_of_a_mixture_only_an_epoch_that_has_begun_is_as_long_as_a_state_says(link: MemoryLink) -> None:
+    """Between epochs other weights may come."""
+    one, other = in_memory(link).take(50), in_memory(link).take(30)
+    mixture = mix({one: 10, other: 10}, by="choose")
+    then = DataLoader(mixture.reweighed({one: 30, other: 10}, epoch=1), batch_size=10)
+    first = DataLoader(mixture, batch_size=10, epochs=2)
+    batches = iter(first)
+    next(batches)
+    with pytest.raises(StateMismatch, match="no loader saved this state"):
+        then.load_state_dict(first.state_dict() | {"steps": 4})
+    then.load_state_dict(first.state_dict())
+    next(batches)
+    then.load_state_dict(first.state_dict())
+    assert (then.epoch, len(rest(then))) == (1, 4)
+
+
+@pytest.mark.parametrize("given", [None, [], "state.pt"])
+def test_what_is_no_state_at_all_is_refused_by_its_type(link: MemoryLink, given: Any) -> None:
+    with pytest.raises(StateMismatch, match=f"{type(given).__name__} is not a state of this loader"):
+        small(link, batch_size=10).load_state_dict(given)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {3: 0},
+        {None: 0},
+        {"a\nb": 0},
+        {"version": torch.zeros(2, 2)},
+        {"dataset": "a\nb"},
+        {"dataset": "a@b:1,1"},
+        {"step": True},
+        {"step": 1.0},
+    ],
+)
+def test_whatever_a_state_holds_instead_is_told_in_one_line(link: MemoryLink, wrong: dict[Any, Any]) -> None:
+    run = small(link, batch_size=10)
+    with pytest.raises(StateMismatch) as refused:
+        run.load_state_dict(run.state_dict() | wrong)
+    assert str(refused.value).isprintable()
+
+
+def test_data_that_never_fills_a_batch_does_not_spin(link: MemoryLink) -> None:
+    run = DataLoader(in_memory(link), batch_size=10**6, drop_last=True, epochs=None)
+    with pytest.raises(InvalidInput, match="epochs=None never ends"):
+        next(iter(run))
+    assert list(DataLoader(in_memory(link), batch_size=10**6, drop_last=True)) == []
+
+
+def test_epochs_without_end_in_sight_have_a_length(link: MemoryLink) -> None:
+    run = small(link, batch_size=10, epochs=2**63 - 1)
+    assert len(run) == len(iter(run)) == 2**63 - 1  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, "1"])
+def test_epochs_and_skips_are_whole_numbers(link: MemoryLink, wrong: Any) -> None:
+    run = small(link, batch_size=10)
+    for method in (run.set_epoch, run.skip):
+        with pytest.raises(InvalidInput):
+            method(wrong)
+
+
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 1}, {"num_workers": 1, "worker_type": "thread"}])
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda given: pickle.loads(pickle.dumps(given))]
+)
+def test_a_copy_of_a_loader_goes_on_by_itself(
+    link: MemoryLink, copied: Callable[[DataLoader], DataLoader], workers: dict[str, Any]
+) -> None:
+    """As processes get theirs that a launcher spawns with the loader as an argument."""
+    first = loader(link, **workers)
+    whole = rows(first)
+    first.load_state_dict(loader(link).state_dict())
+    first.skip(3)
+    second = copied(first)
+    reading = iter(first)
+    begun = rows(islice(reading, 2))
+    third = copied(first)
+    assert begun + rows(reading) == rows(second) == whole[3:]
+    assert third.state_dict()["step"] == 5
+    third.sampler.set_epoch(7)  # type: ignore[union-attr]
+    assert (first.epoch, second.epoch, third.epoch) == (1, 1, 7)
+    first.batch_sampler.sampler.set_epoch(4)  # type: ignore[union-attr]
+    assert (first.epoch, second.epoch, third.epoch) == (4, 1, 7)
+
+
+def test_a_shallow_copy_that_runs_in_the_midst_of_an_epoch_repeats_nothing(link: MemoryLink) -> None:
+    first = loader(link)
+    reading = iter(first)
+    begun = rows(islice(reading, 2))
+    assert rows(islice(copy.copy(first), 1)) == begun[:1]
+    assert begun + rows(reading) == rows(loader(link))
+
+
+def test_where_a_new_global_batch_leaves_a_rest_it_becomes_what_the_loader_says_now(link: MemoryLink) -> None:
+    first = small(link, batch_size=10, last="error")
+    assert len(list(first)) == 10
+    then = small(link, batch_size=8, global_batch_size=8, last="drop")
+    then.load_state_dict(first.state_dict())
+    assert len(rows(then)) == 12
+    with pytest.raises(InvalidInput, match="leave 4 over"):
+        small(link, batch_size=8, global_batch_size=8, last="error").load_state_dict(first.state_dict())
+
+
+def test_a_state_inside_the_last_step_goes_on_where_it_stood(link: MemoryLink) -> None:
+    """After two of ten micro-batches of two samples each: 100 samples in global batches of 40."""
+    first = small(link, batch_size=4, global_batch_size=40)
+    batches = iter(first)
+    list(islice(batches, 2 * 10 + 2))
+    state = first.state_dict()
+    following = [first.indices.tolist() for _ in batches]
+    assert [len(each) for each in following] == [2] * 8
+    then = small(link, batch_size=4, global_batch_size=40)
+    then.load_state_dict(state)
+    assert rest(then) == following
+    with pytest.raises(
+        StateMismatch, match=r"with last='short', .*'drop'; it may change between epochs only"
+    ):
+        small(link, batch_size=4, global_batch_size=40, drop_last=True).load_state_dict(state)
+
+
+@pytest.mark.parametrize("last", ["short", "pad"])
+def test_a_state_of_version_2_loads_but_inside_a_last_step_which_it_cut_differently(
+    link: MemoryLink, last: Any
+) -> None:
+    def cut(**given: Any) -> DataLoader:
+        return small(link, batch_size=4, global_batch_size=40, **given)
+
+    first = cut(last=last)
+    batches = iter(first)
+    for turn in range(1, first.accumulate * 3):
+        next(batches)
+        state = first.state_dict() | {"version": 2}
+        then = cut()
+        if turn > 20:
+            with pytest.raises(
+                StateMismatch, match=r"inside the last step of epoch 0, .* an earlier version"
+            ):
+                then.load_state_dict(state)
+            continue
+        then.load_state_dict(state)
+        assert then.state_dict() == state | {"version": 3}
+        then.skip(20 - turn)
+        assert sorted({n for _ in then for n in then.indices[: then.valid].tolist()}) == sorted(
+            set(range(100)) - {n for each in whole_steps(cut(), 2) for n in each}
+        )
+
+
+def whole_steps(run: DataLoader, steps: int) -> list[list[int]]:
+    return [run.indices.tolist() for _ in islice(run, steps * run.accumulate)]
+
+
+def test_a_new_global_batch_may_be_smaller_than_the_number_of_nodes(
+    link: MemoryLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as four_nodes:
+        for name, value in {"RANK": 0, "WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 1}.items():
+            four_nodes.setenv(name, str(value))
+        state = small(link, batch_size=2).state_dict()
+    assert state["canonical_nodes"] == 4
+    run = small(link, batch_size=2, global_batch_size=2)
+    run.load_state_dict(state)
+    assert run.state_dict()["canonical_nodes"] == 2
+    assert sorted(n for batch in rest(run) for n in batch) == list(range(100))
+
+
+def test_a_skip_over_any_number_of_epochs_finds_its_place_at_once(link: MemoryLink) -> None:
+    run = small(link, batch_size=10)
+    run.skip(10 * 2**58 + 3)
+    assert (run.epoch, run.state_dict()["step"]) == (2**58, 3)
+    with pytest.raises(InvalidInput, match="no run is that long"):
+        run.skip(2**63 - 1)
+    assert (run.epoch, run.state_dict()["step"]) == (2**58, 3)
+    nothing = DataLoader(in_memory(link), batch_size=10**6, drop_last=True)
+    nothing.skip(2**63 - 1)
+    with pytest.raises(InvalidInput, match="no run is that long"):
+        nothing.skip(2**63 - 1)
+    nothing.load_state_dict(nothing.state_dict())
+    half, other = in_memory(link).take(50), in_memory(link).take(30)
+    mixture = mix({half: 10, other: 10}, by="choose").reweighed({half: 10, other: 20}, epoch=3)
+    mixed = DataLoader(mixture.reweighed({half: 30, other: 10}, epoch=5), batch_size=10)
+    mixed.skip(3 * 2 + 2 * 3 + 4 * 10**15 + 1)
+    assert (mixed.epoch, mixed.state_dict()["step"]) == (5 + 10**15, 1)

@@ -1,0 +1,500 @@
+"""Batches of worker processes in shared memory: right, kept as long as they are used, gone with the processes."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import multiprocessing
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from loader import DataLoader
+from loader.workers.index_pipe import Asks
+from loader.workers.shared_batches import FREE, MORE_SLOTS, SLOT_BYTES, Arena, Handed, packed
+from testbed import WAIT_S
+from testbed.node import open_files
+from tests.support import datasets
+from tests.support.training.loader_fakes import MemoryLink, compiled, in_memory
+
+COUNT = 203
+
+
+@pytest.fixture(scope="module")
+def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
+    root = tmp_path_factory.mktemp("records")
+    datasets.array_file(root / "r.bin", np.arange(COUNT * 512, dtype="<u4").reshape(COUNT, 512))
+    return compiled(root / "r.bin", root, format="records", record_bytes=2048, extent_bytes=8192)
+
+
+def loader(link: MemoryLink, **settings: Any) -> DataLoader:
+    given = {"batch_size": 8, "shuffle": True, "num_workers": 2, "multiprocessing_context": "fork"}
+    return DataLoader(in_memory(link), **(given | settings))
+
+
+def alone(link: MemoryLink, **settings: Any) -> list[list[int]]:
+    return [
+        rows(batch) for batch in DataLoader(in_memory(link), **{"batch_size": 8, "shuffle": True} | settings)
+    ]
+
+
+def rows(batch: torch.Tensor) -> list[int]:
+    return (batch.numpy().view("<u4")[:, 0] // 512).tolist()
+
+
+class Pair(NamedTuple):
+    """A batch that a user made."""
+
+    left: Any
+    right: Any
+
+
+tensors = st.sampled_from(
+    [torch.int64, torch.uint8, torch.float32, torch.bfloat16, torch.bool, torch.complex64]
+).flatmap(
+    lambda dtype: st.lists(st.integers(0, 5), max_size=3).map(
+        lambda shape: torch.arange(int(np.prod(shape))).reshape(shape).to(dtype)
+    )
+)
+leaves = (
+    tensors
+    | st.binary(max_size=100)
+    | st.text(max_size=5)
+    | st.integers()
+    | st.none()
+    | st.lists(st.binary(max_size=50))
+    | st.builds(lambda n: np.arange(n, dtype=">i2"), st.integers(0, 9))
+    | st.builds(lambda n: torch.arange(12).reshape(3, 4)[:, ::n], st.integers(1, 3))
+    | st.permutations(range(4)).map(lambda order: torch.arange(120).reshape(2, 3, 4, 5).permute(order))
+    | st.builds(lambda n: torch.ones(n, requires_grad=True), st.integers(0, 2))
+)
+batches = st.recursive(
+    leaves,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+        | st.builds(Pair, inner, inner)
+    ),
+    max_leaves=8,
+)
+
+
+def same(a: Any, b: Any) -> bool:
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        dense = b.permute(sorted(range(b.dim()), key=b.stride, reverse=True)).is_contiguous()
+        laid_out = a.stride() == b.stride() or not dense
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b) and laid_out
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and np.array_equal(a, b)
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[name], b[name]) for name in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)
+
+
+ARENA = Arena(1, 1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(batches)
+@example(torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last))
+def test_any_batch_comes_out_as_it_went_in_and_gives_its_slot_back(batch: Any) -> None:
+    arena = ARENA
+    slot = arena.free_slot(0)
+    assert slot is not None
+    found = arena.send(slot, packed(batch, slot)).open()
+    assert same(found, batch)
+    del found
+    assert (arena._states == FREE).all()
+
+
+def test_a_batch_larger_than_a_slot_goes_as_it_is() -> None:
+    arena = Arena(1, 1)
+    slot = arena.free_slot(0)
+    assert slot is not None
+    large = torch.empty(SLOT_BYTES + 1, dtype=torch.uint8)
+    assert packed(large, slot) is large
+    assert slot.used == 0
+
+
+def test_a_nested_tensor_goes_as_it_is() -> None:
+    slot = Arena(1, 1).free_slot(0)
+    assert slot is not None
+    for layout in (torch.strided, torch.jagged):
+        nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
+        assert packed([nested], slot)[0] is nested
+
+
+@pytest.mark.parametrize("out", [None, "int64"])
+def test_a_gathered_batch_is_built_in_its_slot(tmp_path: Path, out: str | None) -> None:
+    wanted = datasets.tokens(tmp_path / "t.bin", 3000)
+    options: dict[str, Any] = {"format": "tokens", "dtype": "uint16", "seq_len": 100, "overlap": 1}
+    link = compiled(tmp_path / "t.bin", tmp_path, **options)
+    alone = DataLoader(in_memory(link, out=out), batch_size=4)
+    feed = alone._prepared().feed
+    arena = Arena(1, 1)
+    slot = arena.free_slot(0)
+    assert slot is not None
+    feed.empty = slot.empty
+    batch = feed[0, 0]
+    assert slot.place(batch.data_ptr(), batch.nbytes) == 0
+    assert batch[1].tolist() == wanted[100:201].tolist()
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_what_crosses_the_pipe_is_only_where_the_batch_lies(link: MemoryLink, context: str) -> None:
+    batches = loader(link, multiprocessing_context=context, num_workers=1)
+    reading = iter(batches)
+    first = next(reading)
+    arena = batches._supply._engine._made_by.arena  # type: ignore[union-attr]
+    assert not first.is_shared(), "torch would have shared it by its own means"
+    assert (arena._states != FREE).any()
+    assert [rows(batch) for batch in (first, *reading)] == alone(link)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_batch_that_is_kept_is_never_overwritten(link: MemoryLink, persistent: bool) -> None:
+    batches = loader(link, persistent_workers=persistent)
+    wanted = alone(link)
+    kept = list(batches)  # far more than there are slots
+    views = [batch[2:3] for batch in batches]
+    for _ in batches:
+        pass
+    assert [rows(batch) for batch in kept] == wanted
+    again = alone(link, epochs=2)[len(wanted) :]
+    assert [rows(view)[0] for view in views] == [batch[2] for batch in again if len(batch) > 2]
+
+
+def test_slots_come_back_when_iterations_are_abandoned(link: MemoryLink) -> None:
+    batches = loader(link, persistent_workers=True)
+    for _ in range(4 * (2 + MORE_SLOTS)):
+        for _ in batches:
+            break
+    whole = [rows(batch) for batch in batches]
+    assert whole == alone(link)
+    reading = iter(batches)
+    handed = [next(reading) for _ in range(2)]
+    arena = batches._supply._engine._made_by.arena  # type: ignore[union-attr]
+    at_home = [slot for slot in range(len(arena._states)) if arena._states[slot] == FREE]
+    assert len(handed) == 2
+    assert at_home, "every slot was lost to the abandoned iterations"
+
+
+def test_a_forked_child_gives_nothing_back() -> None:
+    arena = Arena(1, 1)
+    slot = arena.free_slot(0)
+    assert slot is not None
+    batch = arena.send(slot, packed(torch.arange(9), slot)).open()
+    child = os.fork()
+    if child == 0:
+        del batch
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert (arena._states != FREE).any()
+    assert batch.tolist() == list(range(9))
+
+
+def test_an_arena_leaves_no_descriptor_and_no_memory() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    arena = Arena(2, 2)
+    slot = arena.free_slot(1)
+    assert slot is not None
+    handed = arena.send(slot, packed(torch.ones(1000), slot))
+    assert isinstance(handed, Handed)
+    batch = handed.open()
+    del arena, slot
+    assert batch.sum() == 1000
+    del batch
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_pinned_batches_are_right_too(link: MemoryLink) -> None:
+    assert [rows(batch) for batch in loader(link, pin_memory=True)] == alone(link)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_killed_worker_is_torchs_error_and_the_next_iteration_works(
+    link: MemoryLink, persistent: bool
+) -> None:
+    batches = loader(link, persistent_workers=persistent)
+    reading = iter(batches)
+    kept = next(reading)
+    before = rows(kept)
+    victim = batches._supply._engine._batches._workers[0]  # type: ignore[union-attr]
+    os.kill(victim.pid, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="DataLoader worker"):
+        for _ in reading:
+            pass
+    assert rows(kept) == before
+    assert [rows(batch) for batch in batches] == alone(link)
+
+
+def once_asked(
+    patch: pytest.MonkeyPatch, act: Callable[[], None], during: str, late: bool
+) -> threading.Event:
+    """Have `act` called where a worker is asked for a batch the next time, by code below that function: after the message
+    is out, or before. Set once it was."""
+    send, done = Asks.send, threading.Event()
+
+    def sent(asks: Asks) -> None:
+        frame, names = sys._getframe(1), []
+        while frame.f_back is not None:
+            names.append(frame.f_code.co_name)
+            frame = frame.f_back
+        now = names[0] == "put" and during in names and not done.is_set()
+        if late or not now:
+            send(asks)
+        if now:
+            done.set()
+            act()
+
+    patch.setattr(Asks, "send", sent)
+    return done
+
+
+def test_what_a_full_pipe_does_not_take_is_sent_later_and_in_order() -> None:
+    asks, got = Asks(multiprocessing.get_context()), []
+    for number in range(5_000):
+        asks.put((number, None))
+    while len(got) < 5_000:
+        asks.send()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                got.append(asks.get(0)[0])
+    assert got == list(range(5_000))
+    asks.close()
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_more_batches_are_asked_for_than_a_pipe_takes(start: str, tmp_path: Path) -> None:
+    """65,536 bytes: some 1,000 of them."""
+    datasets.array_file(tmp_path / "r.bin", np.arange(2_000 * 2, dtype="<u4"))
+    data = in_memory(compiled(tmp_path / "r.bin", tmp_path, format="records", record_bytes=8))
+    batches = DataLoader(data, 1, num_workers=1, prefetch_factor=2_000, multiprocessing_context=start)
+    assert [batch.numpy().view("<u4")[0, 0] // 2 for batch in batches] == list(range(2_000))
+
+
+def test_a_worker_that_dies_while_another_batch_is_asked_for_is_that_error_too(
+    link: MemoryLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's SIGCHLD handler would raise there."""
+    batches = loader(link)
+    reading = iter(batches)
+    next(reading)
+    victim = batches._supply._engine._batches._workers[0]  # type: ignore[union-attr]
+
+    def kill() -> None:
+        os.kill(victim.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, victim.pid, os.WEXITED | os.WNOWAIT)
+        time.sleep(0.01)  # Python hears the signal that came meanwhile
+
+    with monkeypatch.context() as patch:
+        killed = once_asked(patch, kill, "put", late=False)
+        with pytest.raises(
+            RuntimeError, match=f"DataLoader worker.*pid {victim.pid} is killed by signal: Killed"
+        ):
+            for _ in reading:
+                pass
+    assert killed.is_set()
+    assert [rows(batch) for batch in batches] == alone(link)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_worker_that_dies_with_torchs_lock_is_that_error_too(
+    link: MemoryLink, tmp_path: Path, persistent: bool
+) -> None:
+    """As if it were killed while it looks whether its trainer wants it to end."""
+    died = tmp_path / "died"
+
+    def dies(sample: torch.Tensor) -> torch.Tensor:
+        frame = sys._getframe()
+        while frame.f_code.co_name != "_worker_loop":
+            assert frame.f_back is not None
+            frame = frame.f_back
+        if frame.f_locals["worker_id"] == 0 and not died.exists():
+            died.touch()
+            frame.f_locals["done_event"]._cond.acquire()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return sample
+
+    data = in_memory(link, transform=dies)
+    batches = DataLoader(data, 8, shuffle=True, num_workers=2, persistent_workers=persistent)
+    with pytest.raises(RuntimeError, match=r"DataLoader worker.*is killed by signal: Killed"):
+        list(batches)
+    assert [rows(batch) for batch in batches] == alone(link)
+
+
+def pressed() -> None:
+    raise KeyboardInterrupt
+
+
+def too_late() -> None:
+    raise TimeoutError("too late")
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_ctrl_c_while_a_worker_is_asked_leaves_a_loader_that_goes_on(
+    link: MemoryLink, persistent: bool, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = loader(link, persistent_workers=persistent)
+    reading = iter(batches)
+    next(reading)
+    with monkeypatch.context() as patch:
+        once_asked(patch, pressed, "put", late)
+        with pytest.raises(KeyboardInterrupt):
+            list(reading)
+    assert [rows(batch) for batch in batches] == alone(link)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("during", ["_reset", "_process_data", "_mark_worker_as_unavailable"])
+def test_what_a_handler_raises_while_a_worker_is_asked_is_heard_whenever_it_comes(
+    link: MemoryLink, persistent: bool, during: str, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An Exception, as of `signal.alarm`: while an epoch starts, goes on, and ends."""
+    batches = loader(link, persistent_workers=persistent)
+    list(batches)
+    with monkeypatch.context() as patch:
+        heard = once_asked(patch, too_late, during, late)
+        with contextlib.suppress(TimeoutError):  # a finalizer's is not raised
+            list(batches)
+    if not persistent or during != "_mark_worker_as_unavailable":
+        assert heard.is_set()
+    batches.set_epoch(0)
+    assert [rows(batch) for batch in batches] == alone(link)
+
+
+def test_a_worker_that_dies_between_epochs_is_that_error_once(link: MemoryLink) -> None:
+    batches = loader(link, persistent_workers=True)
+    list(batches)
+    os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match=r"DataLoader worker.*is killed by signal: Killed"):
+        list(batches)
+    batches.set_epoch(0)
+    assert [rows(batch) for batch in batches] == alone(link)
+
+
+def _text(sample: torch.Tensor) -> str:
+    return "x" * 20_000
+
+
+@pytest.mark.parametrize("timeout", [0, 100])
+def test_workers_that_die_in_the_midst_of_a_message_are_heard_at_once(link: MemoryLink, timeout: int) -> None:
+    batches = DataLoader(in_memory(link, transform=_text), 8, num_workers=2, timeout=timeout)
+    reading = iter(batches)
+    next(reading)
+    time.sleep(0.5)  # both fill the pipe, which holds less than a batch
+    for worker in batches._supply._engine._batches._workers:  # type: ignore[union-attr]
+        os.kill(worker.pid, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match=r"DataLoader worker.*is killed by signal: Killed") as raised:
+        list(reading)
+    assert raised.value.__context__ is None, "it would keep torch's frames, and they the workers"
+    assert sum(map(len, batches)) == COUNT
+
+
+def test_a_timeout_while_persistent_workers_begin_an_epoch_leaves_a_loader_that_goes_on(
+    link: MemoryLink, tmp_path: Path
+) -> None:
+    slow = tmp_path / "slow"
+
+    def slowly(sample: torch.Tensor) -> torch.Tensor:
+        if slow.exists():
+            time.sleep(0.4)
+        return sample
+
+    data = in_memory(link, transform=slowly)
+    batches = DataLoader(data, 8, shuffle=True, num_workers=2, persistent_workers=True, timeout=1)
+    reading = iter(batches)
+    next(reading)
+    slow.touch()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="timed out"):
+            list(batches)
+    slow.unlink()
+    batches.set_epoch(0)
+    assert [rows(batch) for batch in batches] == alone(link)
+
+
+def test_an_error_that_was_caught_keeps_nothing(link: MemoryLink) -> None:
+    def fails(sample: torch.Tensor) -> torch.Tensor:
+        raise ValueError("no sample")
+
+    class Model:
+        """What lies in a caller's frame."""
+
+    def trained() -> weakref.ref[Model]:
+        model = Model()
+        batches = DataLoader(in_memory(link, transform=fails), 8, num_workers=2, persistent_workers=True)
+        with contextlib.suppress(ValueError):
+            list(batches)
+        return weakref.ref(model)
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = set(multiprocessing.active_children())
+        assert trained()() is None
+        assert set(multiprocessing.active_children()) <= before
+    finally:
+        gc.enable()
+
+
+TRAINER = """
+import sys
+from loader import DataLoader
+from tests.support.training.loader_fakes import MemoryLink, in_memory
+link = MemoryLink(sys.argv[1], sys.argv[2])
+reading = iter(DataLoader(in_memory(link), batch_size=8, num_workers=2, multiprocessing_context="fork"))
+kept = next(reading)
+print(*[worker.pid for worker in reading._batches.gi_frame.f_locals["self"]._supply._engine._batches._workers], flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_killed_trainer_leaves_neither_workers_nor_memory(link: MemoryLink) -> None:
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", TRAINER, str(link.id), link.path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert trainer.stdin is not None
+    assert trainer.stdout is not None
+    workers = [int(pid) for pid in trainer.stdout.readline().split()]
+    assert len(workers) == 2
+    trainer.kill()
+    trainer.wait()
+    deadline = time.monotonic() + WAIT_S
+    while any(_holds_batches(pid) for pid in workers):
+        assert time.monotonic() < deadline, "a worker outlived its trainer"
+        time.sleep(0.01)
+    trainer.stdin.close()
+    trainer.stdout.close()
+
+
+def _holds_batches(pid: int) -> bool:
+    """The file of the batches has no name: it is there while a process has it open."""
+    try:
+        return any("cachesvc-batches" in name for name in open_files(pid))
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return False

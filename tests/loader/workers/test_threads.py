@@ -1,0 +1,329 @@
+"""Workers that are threads: the same batches, torch's manners, and nothing left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset, get_worker_info
+
+from cachesvc.client.protocol import Granted, Refused
+from cachesvc.core.errors import InvalidInput, TierFailed
+from loader import DataLoader
+from loader.batches.feed import Turn
+from loader.reading.reader import Reader
+from loader.workers.threads import ThreadEngine
+from testbed import WAIT_S
+from tests.support import datasets
+from tests.support.training.loader_fakes import MemoryGrants, MemoryLink, compiled, in_memory
+
+COUNT = 203
+
+
+@pytest.fixture(scope="module")
+def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
+    root = tmp_path_factory.mktemp("records")
+    datasets.array_file(root / "r.bin", np.arange(COUNT * 512, dtype="<u4").reshape(COUNT, 512))
+    return compiled(root / "r.bin", root, format="records", record_bytes=2048, extent_bytes=8192)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_left_of_other_tests() -> None:
+    """Loaders that earlier tests of this process dropped in a cycle are collected before their threads count."""
+    gc.collect()
+    assert not workers()
+
+
+def loader(link: MemoryLink, **settings: Any) -> DataLoader:
+    settings = {"batch_size": 16, "shuffle": True, "window": 16384, "num_workers": 3} | settings
+    return DataLoader(in_memory(link), worker_type="thread", **settings)
+
+
+def alone(link: MemoryLink, **settings: Any) -> list[list[int]]:
+    return seen(loader(link, num_workers=0, **settings))
+
+
+def rows(batch: torch.Tensor) -> list[int]:
+    return (batch.numpy().view("<u4")[:, 0] // 512).tolist()
+
+
+def seen(batches: DataLoader) -> list[list[int]]:
+    return [rows(batch) for batch in batches]
+
+
+def workers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("cachesvc-worker")]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_threads_make_what_the_trainer_alone_would(link: MemoryLink, persistent: bool) -> None:
+    shared = loader(link, persistent_workers=persistent)
+    single = loader(link, num_workers=0)
+    for _ in range(3):
+        assert seen(shared) == seen(single)
+        assert len(workers()) == (3 if persistent else 0)
+        assert sum(shared.stats().bytes_by_origin.values()) == COUNT * 2048
+    assert seen(loader(link, epochs=2)) == seen(loader(link, epochs=2, num_workers=0))
+    del shared
+    gc.collect()
+    assert not workers()
+
+
+def test_an_abandoned_iteration_leaves_no_thread_and_begins_anew(link: MemoryLink) -> None:
+    batches = loader(link)
+    for _ in batches:
+        break
+    assert not workers()
+    kept = iter(batches)
+    next(kept)
+    assert len(workers()) == 3
+    del kept
+    assert not workers()
+    assert seen(batches) == alone(link)
+
+
+def test_an_older_iteration_that_ends_does_not_end_the_newer(link: MemoryLink) -> None:
+    batches = loader(link)
+    old = iter(batches)
+    next(old)
+    new = iter(batches)
+    first = rows(next(new))
+    del old
+    assert [first, *map(rows, new)] == alone(link)
+
+
+def test_the_state_counts_what_was_consumed_not_what_was_prefetched(link: MemoryLink) -> None:
+    whole = alone(link)
+    batches = loader(link, prefetch_factor=4)
+    reading = iter(batches)
+    head = [rows(next(reading)) for _ in range(5)]
+    state = batches.state_dict()
+    again = loader(link, num_workers=1)
+    again.load_state_dict(state)
+    assert head + seen(again) == whole
+    batches.load_state_dict(state)
+    assert seen(batches) == whole[5:]
+    batches.set_epoch(0)
+    batches.skip(3)
+    assert seen(batches) == whole[3:]
+
+
+class Asked:
+    """Counts the batches that were begun."""
+
+    def __init__(self) -> None:
+        self.turns: list[int] = []
+        self.changed = threading.Condition()
+
+    def make(self, turn: Turn) -> int:
+        with self.changed:
+            self.turns.append(turn.turn)
+            self.changed.notify_all()
+        return turn.turn
+
+    def wait(self, count: int) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(self.turns) >= count, 10)
+
+
+def test_no_more_is_made_ahead_than_asked_for() -> None:
+    asked = Asked()
+    engine = ThreadEngine(lambda: asked.make, workers=2, ahead=4)
+    engine.start(0, 10, 30)
+    asked.wait(4)
+    assert engine.fetch((0, 10)) == 10
+    asked.wait(WAIT_S)
+    engine.rest()  # joins: what is counted now is all there will be
+    assert sorted(asked.turns) == [10, 11, 12, 13, 14]
+
+
+def broken(sample: torch.Tensor) -> torch.Tensor:
+    if int(sample.numpy().view("<u4")[0]) // 512 == 77:
+        raise KeyError("a bad sample")
+    return sample
+
+
+def leaves(sample: torch.Tensor) -> torch.Tensor:
+    raise SystemExit(3)
+
+
+def test_exceptions_are_raised_in_the_trainer_as_from_processes(link: MemoryLink) -> None:
+    failing = DataLoader(
+        in_memory(link, transform=broken), batch_size=16, num_workers=2, worker_type="thread"
+    )
+    with pytest.raises(KeyError, match=r"Caught KeyError in DataLoader worker thread \d"):
+        list(failing)
+    assert not workers()
+    with pytest.raises(SystemExit):
+        list(DataLoader(in_memory(link, transform=leaves), num_workers=1, worker_type="thread"))
+
+
+def refuse(worker: int) -> None:
+    raise ValueError(f"worker {worker} cannot begin")
+
+
+def test_worker_init_runs_in_each_thread_and_its_failure_is_raised(link: MemoryLink) -> None:
+    begun: list[tuple[int, int, object]] = []
+
+    def begin(worker: int) -> None:
+        begun.append((worker, threading.get_ident(), get_worker_info()))
+
+    seen(loader(link, worker_init_fn=begin))
+    assert sorted(worker for worker, _, _ in begun) == [0, 1, 2]
+    assert threading.get_ident() not in {ident for _, ident, _ in begun}
+    assert {info for _, _, info in begun} == {None}
+    with pytest.raises(ValueError, match="cannot begin"):
+        seen(loader(link, worker_init_fn=refuse))
+
+
+def test_a_timeout_is_torchs(link: MemoryLink) -> None:
+    stuck = threading.Event()
+
+    def wait(sample: torch.Tensor) -> torch.Tensor:
+        stuck.wait(1)
+        return sample
+
+    slow = DataLoader(
+        in_memory(link, transform=wait), batch_size=4, num_workers=1, worker_type="thread", timeout=0.1
+    )
+    reading = iter(slow)
+    with pytest.raises(RuntimeError, match="timed out"):
+        next(reading)
+    stuck.set()
+
+
+def test_what_cannot_be_is_said_at_once(link: MemoryLink) -> None:
+    with pytest.raises(InvalidInput, match="thread"):
+        DataLoader(in_memory(link), worker_type="fiber")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="meta"):
+        DataLoader(in_memory(link), device="meta")
+    with pytest.raises(InvalidInput, match="no device"):
+        DataLoader(in_memory(link), device="gpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(InvalidInput, match="CUDA"):
+            DataLoader(in_memory(link), device="cuda")
+    with pytest.raises(InvalidInput, match="open_dataset"):
+        iter(DataLoader(TensorDataset(torch.arange(4)), num_workers=1, worker_type="thread"))
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_batches_for_the_cpu_stay_there(link: MemoryLink, count: int) -> None:
+    batches = loader(link, num_workers=count, device="cpu")
+    assert batches.device == "cpu"
+    assert seen(batches) == alone(link)
+
+
+class SlowGrants(MemoryGrants):
+    """Grants one extent only when told to."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.asked, self.go = threading.Event(), threading.Event()
+
+    def acquire(self, extents: Any, timeout_s: float) -> list[Granted | Refused]:
+        if 9 in extents:
+            self.asked.set()
+            assert self.go.wait(WAIT_S)
+        return super().acquire(extents, timeout_s)
+
+
+def gathered(reader: Reader, catalog: Any, samples: list[int]) -> list[int]:
+    slots = catalog.layout.slots(np.asarray(samples))
+    first, last = reader.spans(slots * 2048, np.full(len(slots), 2048))
+    return (reader.gather(slots, first, last).view("<u4").reshape(-1, 512)[:, 0] // 512).tolist()
+
+
+@pytest.mark.parametrize("origin", ["ram", "nvme"])
+def test_who_needs_no_new_extent_does_not_wait_for_one_that_is_filled(link: MemoryLink, origin: str) -> None:
+    catalog = link.catalog()
+    grants = SlowGrants(catalog.extent, origin)
+    reader = Reader(catalog, grants)
+    assert gathered(reader, catalog, [0, 1]) == [0, 1]
+    with ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as again:
+        waiting = pool.submit(gathered, reader, catalog, [36])
+        assert grants.asked.wait(WAIT_S)
+        assert gathered(reader, catalog, [1, 0]) == [1, 0]
+        assert gathered(reader, catalog, [20, 40]) == [20, 40], (
+            "extents that are elsewhere do not wait either"
+        )
+        same = again.submit(gathered, reader, catalog, [37, 5])
+        assert not waiting.done()
+        assert not same.done()
+        grants.go.set()
+        assert waiting.result(WAIT_S) == [36]
+        assert same.result(WAIT_S) == [37, 5]
+    assert max(grants.leases.values()) == 1, "an extent that is on its way is not asked for again"
+    reader.close()
+    assert not any(grants.leases.values())
+
+
+@pytest.mark.parametrize(
+    ("origin", "limit", "room"), [("ram", 1 << 30, 4), ("ram", 20_000, 99), ("nvme", 0, 5)]
+)
+def test_many_threads_share_a_reader_that_has_little_room(
+    link: MemoryLink, origin: str, limit: int, room: int
+) -> None:
+    catalog = link.catalog()
+    grants = MemoryGrants(catalog.extent, origin, room)
+    reader = Reader(catalog, grants, limit)
+
+    def reads(seed: int) -> bool:
+        rng = np.random.default_rng(seed)
+        for _ in range(30):
+            samples = rng.integers(0, COUNT, 12).tolist()
+            if gathered(reader, catalog, samples) != samples:
+                return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(reads, range(4)))
+    assert reader.origin_bytes()[origin] == 4 * 30 * 12 * 2048
+    reader.close()
+    assert not any(grants.leases.values())
+
+
+def test_what_a_read_that_was_interrupted_asked_for_is_waited_for_by_nobody(
+    link: MemoryLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = link.catalog()
+    reader = Reader(catalog, MemoryGrants(catalog.extent), 2 * 8192)
+    assert gathered(reader, catalog, [0, 4]) == [0, 4]
+
+    def interrupted(*_: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as making_room:
+        making_room.setattr(type(reader._leases.range), "unmap", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            gathered(reader, catalog, [8, 12])
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(gathered, reader, catalog, [8, 12]).result(WAIT_S) == [8, 12]
+    reader.close()
+
+
+def test_a_file_cut_while_it_is_read_is_a_typed_error(link: MemoryLink, tmp_path: Path) -> None:
+    class Cut(MemoryGrants):
+        """Grants files that end too early."""
+
+        def acquire(self, extents: Any, timeout_s: float) -> list[Granted | Refused]:
+            answers = super().acquire(extents, timeout_s)
+            for answer in answers:
+                assert isinstance(answer, Granted)
+                os.ftruncate(answer.fd, 5000)
+            return answers
+
+    catalog = link.catalog()
+    reader = Reader(catalog, Cut(catalog.extent, "nvme"))
+    with pytest.raises(TierFailed, match="cut"):
+        gathered(reader, catalog, [0, 1, 2, 3])
+    addresses, lengths = catalog.locate(np.asarray([3]))
+    with pytest.raises(TierFailed, match="cut"):
+        reader.read(addresses[:, 0], lengths[:, 0])
+    reader.close()

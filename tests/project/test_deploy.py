@@ -1,0 +1,247 @@
+"""What deploy/ says, checked against the linters of each format and against the real commands and settings."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import click
+import kubernetes_validate
+import pytest
+import yaml
+
+import cachesvc
+from cachesvc import config
+from cachesvc.cli import cli
+from cachesvc.cli.serve import settings_of
+from cachesvc.core.errors import InvalidInput
+from testbed import ROOT
+
+DEPLOY = ROOT / "deploy"
+MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+IMAGE = f"cachesvc:{cachesvc.__version__}"
+POLICIES = {"auto", "require", "off"}
+OVERHEAD_BYTES = 4 << 30
+"""What a daemon may need beside its RAM tier: processes, buffers, pages that are being written."""
+
+
+def test_dockerfile_is_clean_for_hadolint() -> None:
+    scripts = sysconfig.get_path("scripts")
+    hadolint = shutil.which("hadolint", path=scripts) or "hadolint"
+    found = subprocess.run([hadolint, str(DEPLOY / "Dockerfile")], capture_output=True, text=True)
+    assert (found.returncode, found.stdout) == (0, "")
+
+
+def test_dockerfile_copies_what_is_there_and_what_docker_is_sent() -> None:
+    sent = {line[1:] for line in text("Dockerfile.dockerignore").splitlines() if line.startswith("!")}
+    copied = {name for found in instructions("COPY") if "--from" not in found for name in found.split()[:-1]}
+    assert copied == sent
+    assert all((ROOT / name).exists() for name in copied)
+
+
+def test_dockerfile_runs_a_daemon_that_is_not_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = image_environment()
+    assert json.loads(instructions("ENTRYPOINT")[0]) == ["cachesvc"]
+    settings = daemon_settings(monkeypatch, json.loads(instructions("CMD")[0]), environment)
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", instructions("USER")[0])
+    made = re.search(r"install -d .* -m 0750 (.+)", text("Dockerfile"))
+    assert made is not None
+    assert made[1].split() == [settings.socket_dir, settings.state_dir]
+
+
+def test_dockerfile_health_check_is_a_real_command() -> None:
+    _, _, command = instructions("HEALTHCHECK")[0].partition(" CMD ")
+    assert verb_of(json.loads(command)) == "status"
+
+
+def test_docker_run_in_the_comment_starts_a_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    comment = " ".join(line.strip("# \\") for line in text("Dockerfile").splitlines() if line.startswith("#"))
+    run = re.search(rf"docker run (.*?) {IMAGE} (serve .*? --socket-mode \d+)", comment)
+    assert run is not None
+    settings = daemon_settings(monkeypatch, shlex.split(run[2]), image_environment())
+    mounted = re.findall(r"-v (\S+):(\S+)", run[1])
+    assert {inside for _, inside in mounted} == directories(settings)
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+def test_manifest_is_valid_kubernetes(path: Path) -> None:
+    kubernetes_validate.validate(yaml.safe_load(path.read_text()), "1.37", strict=True)
+
+
+def test_manifests_name_one_another_and_this_version() -> None:
+    daemons, account, settings = (manifest(n) for n in ("daemonset", "serviceaccount", "configmap"))
+    pod = daemons["spec"]["template"]
+    assert pod["spec"]["serviceAccountName"] == account["metadata"]["name"]
+    assert daemon()["envFrom"] == [{"configMapRef": {"name": settings["metadata"]["name"]}}]
+    assert daemons["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    images = {each["image"] for kind in ("daemonset", "training-job") for each in containers(kind)}
+    assert {name for name in images if "cachesvc" in name} == {IMAGE}
+
+
+def test_daemonset_starts_a_daemon_whose_directories_are_mounted(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = daemonset_settings(monkeypatch)
+    mounts = {mount["mountPath"] for mount in daemon()["volumeMounts"]}
+    assert directories(settings) <= mounts
+    preparing = containers("daemonset")[0]
+    assert set(preparing["args"]) == directories(settings)
+    user = instructions("USER")[0].split(":")
+    assert [preparing["command"][i] for i in (3, 5)] == user
+    assert [str(daemon()["securityContext"][key]) for key in ("runAsUser", "runAsGroup")] == user
+
+
+def test_daemonset_memory_limit_covers_the_ram_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+    resources = daemon()["resources"]
+    limit_bytes = config.parse_size(resources["limits"]["memory"] + "B")
+    assert limit_bytes >= daemonset_settings(monkeypatch).ram_bytes + OVERHEAD_BYTES
+    assert resources["requests"]["memory"] == resources["limits"]["memory"]
+
+
+@pytest.mark.parametrize("probe", ["startupProbe", "readinessProbe", "livenessProbe"])
+def test_daemonset_probes_are_real_commands(probe: str) -> None:
+    assert verb_of(daemon()[probe]["exec"]["command"]) == "status"
+
+
+def test_training_job_sees_the_daemons_socket_directory_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = daemonset_settings(monkeypatch)
+    pod = manifest("training-job")["spec"]["template"]["spec"]
+    (volume,) = pod["volumes"]
+    assert volume["hostPath"]["path"] == host_path(settings.socket_dir)
+    for container in containers("training-job"):
+        (mount,) = container["volumeMounts"]
+        environment = {each["name"]: each["value"] for each in container["env"]}
+        assert environment["CACHESVC_SOCKET"] == mount["mountPath"]
+        assert environment.get("CACHESVC", "require") in POLICIES
+    assert settings.socket_mode == 0o660
+    assert pod["securityContext"]["supplementalGroups"] == [daemon()["securityContext"]["runAsGroup"]]
+
+
+def test_training_job_prefetches_what_the_daemon_may_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = containers("training-job")[0]["args"]
+    assert verb_of(["cachesvc", *arguments]) == "prefetch"
+    assert arguments[-1].startswith(daemonset_settings(monkeypatch).allow)
+
+
+def test_unit_starts_a_daemon_in_the_directories_that_systemd_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    program, *arguments = shlex.split(unit("ExecStart").replace("%%", "%"))
+    environment = dict(
+        line.split("=", 1) for line in text("cachesvc.env").splitlines() if line and not line.startswith("#")
+    )
+    state_dir = f"/var/lib/{unit('StateDirectory')}"
+    settings = daemon_settings(monkeypatch, arguments, environment | {"STATE_DIRECTORY": state_dir})
+    (cache,) = settings.nvme
+    disk = unit("RequiresMountsFor")
+    assert program == f"/opt/cachesvc/bin/{Path(program).name}"
+    assert settings.socket_dir == f"/run/{unit('RuntimeDirectory')}"
+    assert settings.state_dir == state_dir
+    assert unit("ReadWritePaths") == cache.path == unit("ExecStartPre").split()[-1]
+    assert unit("AssertPathIsMountPoint") == disk == str(Path(cache.path).parent)
+    assert unit("EnvironmentFile") == "/etc/cachesvc/cachesvc.env"
+    assert int(unit("RestartPreventExitStatus")) == InvalidInput.code
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed here")
+def test_unit_is_valid_systemd(tmp_path: Path) -> None:
+    program = unit("ExecStart").split()[0]
+    stand_in = tmp_path / "cachesvc"
+    stand_in.write_text("#!/bin/sh\n")
+    stand_in.chmod(0o755)
+    copy = tmp_path / "cachesvc.service"
+    copy.write_text(text("cachesvc.service").replace(f"ExecStart={program}", f"ExecStart={stand_in}"))
+    found = subprocess.run(["systemd-analyze", "verify", str(copy)], capture_output=True, text=True)
+    assert (found.returncode, found.stderr) == (0, "")
+
+
+def test_a_flag_that_does_not_exist_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(click.UsageError):
+        daemon_settings(monkeypatch, ["serve", "--cache-size", "1GiB"], {})
+    with pytest.raises(AssertionError):
+        daemon_settings(monkeypatch, ["serve"], {"CACHESVC_CACHE_SIZE": "1GiB"})
+    with pytest.raises(InvalidInput):
+        daemon_settings(monkeypatch, ["serve", "--socket-mode", "660"], {})
+
+
+def text(name: str) -> str:
+    return (DEPLOY / name).read_text()
+
+
+def instructions(word: str) -> list[str]:
+    """The arguments of each such instruction of the Dockerfile, continued lines joined."""
+    joined = text("Dockerfile").replace("\\\n", " ")
+    return re.findall(rf"^{word} +(.+)$", joined, re.MULTILINE)
+
+
+def image_environment() -> dict[str, str]:
+    return dict(pair.split("=", 1) for pair in instructions("ENV")[0].split())
+
+
+def unit(key: str) -> str:
+    """The one value of a key of the systemd unit."""
+    (value,) = re.findall(rf"^{key}=(.*)$", text("cachesvc.service"), re.MULTILINE)
+    return value
+
+
+def manifest(name: str) -> Any:
+    return yaml.safe_load(text(f"kubernetes/{name}.yaml"))
+
+
+def containers(name: str) -> list[Any]:
+    """A manifest's containers in the order in which they run."""
+    pod = manifest(name)["spec"]["template"]["spec"]
+    return [*pod["initContainers"], *pod["containers"]]
+
+
+def daemon() -> Any:
+    return containers("daemonset")[-1]
+
+
+def host_path(mount_path: str) -> str:
+    """Where on the host a directory of the daemon's container lies."""
+    (volume,) = (mount["name"] for mount in daemon()["volumeMounts"] if mount["mountPath"] == mount_path)
+    volumes = {each["name"]: each for each in manifest("daemonset")["spec"]["template"]["spec"]["volumes"]}
+    return volumes[volume]["hostPath"]["path"]
+
+
+def verb_of(command: list[str]) -> str:
+    """The verb of a `cachesvc` command line; click raises UsageError when it would not parse."""
+    program, verb, *arguments = command
+    assert program == "cachesvc"
+    cli.commands[verb].make_context(verb, arguments)
+    return verb
+
+
+def daemon_settings(
+    monkeypatch: pytest.MonkeyPatch, command: list[str], environment: dict[str, str]
+) -> config.Settings:
+    """What `cachesvc serve` would run with, read by its own options and validated as it would."""
+    verb, *arguments = command
+    serve = cli.commands[verb]
+    known = {option.envvar for option in serve.params} | {"CACHESVC_LOG"}
+    assert {name for name in environment if name.startswith("CACHESVC")} <= known
+    with monkeypatch.context() as patch:
+        for name in known | {"STATE_DIRECTORY"}:
+            patch.delenv(str(name), raising=False)
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        given = serve.make_context(verb, arguments).params
+        del given["json"]
+        settings = settings_of(**given)
+    config.validate(settings)
+    return settings
+
+
+def daemonset_settings(monkeypatch: pytest.MonkeyPatch) -> config.Settings:
+    environment = image_environment() | manifest("configmap")["data"]
+    return daemon_settings(monkeypatch, daemon()["args"], environment)
+
+
+def directories(settings: config.Settings) -> set[str]:
+    """All that a daemon writes to."""
+    return {settings.socket_dir, settings.state_dir, *(spec.path for spec in settings.nvme)}

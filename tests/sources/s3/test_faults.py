@@ -1,0 +1,224 @@
+"""What goes wrong between us and an S3 server, made to happen by a proxy before a real one."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cachesvc.core.errors import CacheError, NotAllowed, NotFound, SourceChanged, SourceUnavailable
+from cachesvc.core.model import ObjectVersion
+from cachesvc.sources.resilient import Resilience, Resilient
+from cachesvc.sources.s3.s3 import S3Settings, S3Source, open_s3
+from testbed import WAIT_S
+from testbed.servers import Fault, Proxy, SeaweedFS
+from tests.support.clock import Clock
+from tests.support.faults.s3_answers import ODD
+from tests.support.waiting import wait_until
+
+DATA = os.urandom(1 << 20)
+
+
+@pytest.fixture
+def version(s3_server: SeaweedFS, bucket: str) -> ObjectVersion:
+    etag = s3_server.client().put_object(Bucket=bucket, Key="x", Body=DATA)["ETag"].strip('"')
+    return ObjectVersion(f"s3://{bucket}/x", len(DATA), etag)
+
+
+@pytest.fixture
+def source(s3_env: dict[str, str], proxy: Proxy) -> Iterator[S3Source]:
+    found = open_s3(S3Settings(endpoint=proxy.endpoint))
+    yield found
+    found.close()
+
+
+def _read(source: S3Source | Resilient, version: ObjectVersion, offset: int = 0, size: int = 1000) -> bytes:
+    into = bytearray(size)
+    source.read_into(version, offset, memoryview(into))
+    return bytes(into)
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "says"),
+    [
+        (Fault("status", status=503, retry_after_s=3), SourceUnavailable, "503"),
+        (Fault("status", status=500), SourceUnavailable, "500"),
+        (Fault("cut", after_bytes=500), SourceUnavailable, "cut the answer after 500 of 1000 bytes"),
+        (Fault("cut", after_bytes=0), SourceUnavailable, "cut the answer"),
+        (Fault("reset", after_bytes=500), SourceUnavailable, "broke the connection|cut the answer"),
+    ],
+)
+def test_a_bad_answer_is_a_typed_error_and_the_next_read_works(
+    source: S3Source, proxy: Proxy, version: ObjectVersion, fault: Fault, kind: type[CacheError], says: str
+) -> None:
+    proxy.faults.append(fault)
+    with pytest.raises(kind, match=says) as caught:
+        _read(source, version, 10)
+    assert "\n" not in str(caught.value)
+    assert _read(source, version, 10) == DATA[10:1010]
+
+
+@pytest.mark.parametrize("fault", [Fault("status", status=412), Fault("length"), Fault("ignore-range")])
+def test_an_answer_that_the_object_contradicts_is_asked_for_anew(
+    source: S3Source, proxy: Proxy, version: ObjectVersion, fault: Fault
+) -> None:
+    proxy.faults.append(fault)
+    assert _read(source, version, 10) == DATA[10:1010]
+    assert fault.times == 0
+
+
+def test_throttling_carries_its_retry_after(source: S3Source, proxy: Proxy, version: ObjectVersion) -> None:
+    proxy.faults.append(Fault("status", status=429, retry_after_s=3))
+    with pytest.raises(SourceUnavailable) as caught:
+        _read(source, version)
+    assert (caught.value.throttled, caught.value.retry_after_s) == (True, 3.0)
+
+
+def test_a_server_that_ignores_if_match_is_caught_by_the_etag(
+    source: S3Source, proxy: Proxy, s3_server: SeaweedFS, version: ObjectVersion
+) -> None:
+    bucket = version.uri.split("/")[2]
+    s3_server.client().put_object(Bucket=bucket, Key="x", Body=DATA[::-1])
+    proxy.faults.append(Fault("ignore-if-match"))
+    with pytest.raises(SourceChanged, match=version.uri):
+        _read(source, version)
+
+
+def test_a_whole_object_may_be_answered_without_a_range(
+    source: S3Source, proxy: Proxy, version: ObjectVersion
+) -> None:
+    proxy.faults.append(Fault("ignore-range"))
+    assert _read(source, version, 0, len(DATA)) == DATA
+
+
+def test_connections_are_kept_and_a_stale_one_is_replaced(
+    source: S3Source, proxy: Proxy, version: ObjectVersion
+) -> None:
+    _read(source, version)
+    proxy.hang_up()
+    assert _read(source, version, 5) == DATA[5:1005]
+
+
+def test_nobody_at_the_endpoint_is_unavailable(s3_env: dict[str, str], version: ObjectVersion) -> None:
+    found = open_s3(S3Settings(endpoint="http://127.0.0.1:1"))
+    with pytest.raises(SourceUnavailable, match="check the endpoint"):
+        _read(found, version)
+
+
+def test_wrong_credentials_are_refused_by_name(
+    s3_env: dict[str, str], version: ObjectVersion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    found = open_s3(S3Settings())
+    for call in (
+        lambda: _read(found, version),
+        lambda: found.head(version.uri),
+        lambda: list(found.list(version.uri)),
+    ):
+        with pytest.raises(NotAllowed, match="check the credentials"):
+            call()
+
+
+def test_no_credentials_are_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, os.devnull)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(NotAllowed, match="AWS_ACCESS_KEY_ID"):
+        open_s3(S3Settings())
+
+
+def test_a_missing_bucket_is_said_to_be_missing(source: S3Source, version: ObjectVersion) -> None:
+    elsewhere = ObjectVersion("s3://not-here-at-all/x", 10, "")
+    with pytest.raises(NotFound, match="not-here-at-all"):
+        _read(source, elsewhere)
+
+
+def test_retries_give_the_right_bytes_in_the_end(
+    source: S3Source, proxy: Proxy, version: ObjectVersion
+) -> None:
+    clock = Clock()
+    patient = Resilient(source, Resilience(), clock, sleep=clock.sleep)
+    proxy.faults += [Fault("status", times=2, retry_after_s=1), Fault("cut", after_bytes=70_000)]
+    assert _read(patient, version, 1, 500_000) == DATA[1:500_001]
+    assert (patient.counters.retries, patient.counters.throttled) == (3, 2)
+    assert clock.now >= 2.0
+
+
+def test_a_stalled_read_is_hedged_and_the_winner_is_whole(
+    source: S3Source, proxy: Proxy, version: ObjectVersion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patient = Resilient(source, Resilience())
+    for number in range(64):  # just enough samples; none of these can have used up the share of hedges
+        _read(patient, version, number)
+    stall, into, read = Fault("stall", after_bytes=300), bytearray(1000), source.read_into
+    reading = threading.Thread(target=patient.read_into, args=(version, 99, memoryview(into)))
+
+    def second_is_second(*args: Any) -> None:
+        # The hedge is due in a millisecond, and would meet the stall in its place.
+        if threading.current_thread() is not reading:
+            wait_until(lambda: not stall.times)
+        read(*args)
+
+    monkeypatch.setattr(source, "read_into", second_is_second)
+    proxy.faults.append(stall)
+    reading.start()
+    reading.join(timeout=WAIT_S)
+    assert not reading.is_alive()
+    assert bytes(into) == DATA[99:1099]
+    assert patient.counters.hedge_wins == 1
+    assert patient.counters.requests == 65
+    patient.close()
+
+
+@pytest.mark.parametrize("key", ODD)
+def test_a_key_may_hold_anything(source: S3Source, s3_server: SeaweedFS, bucket: str, key: str) -> None:
+    body = key.encode() * 100
+    s3_server.client().put_object(Bucket=bucket, Key=f"odd/{key}", Body=body)
+    (version,) = source.list(f"s3://{bucket}/odd/")
+    assert version.uri == f"s3://{bucket}/odd/{key}"
+    assert source.head(version.uri) == version
+    assert _read(source, version, 3, len(body) - 5) == body[3:-2]
+    assert _read(source, version, 0, len(body)) == body
+
+
+def test_an_empty_object_is_an_object_and_a_folder_marker_is_none(
+    source: S3Source, proxy: Proxy, s3_server: SeaweedFS, bucket: str
+) -> None:
+    client = s3_server.client()
+    for key in ("e/empty.bin", "e/folder/"):
+        client.put_object(Bucket=bucket, Key=key, Body=b"")
+    (version,) = source.list(f"s3://{bucket}/e/")
+    assert (version.uri, version.size_bytes) == (f"s3://{bucket}/e/empty.bin", 0)
+    proxy.reset()
+    assert _read(source, version, 0, 0) == b""
+    assert proxy.counts.requests == 0
+
+
+def test_an_object_deleted_in_mid_epoch_is_not_found(
+    source: S3Source, s3_server: SeaweedFS, version: ObjectVersion
+) -> None:
+    assert _read(source, version) == DATA[:1000]
+    s3_server.client().delete_object(Bucket=version.uri.split("/")[2], Key="x")
+    with pytest.raises(NotFound, match="no such object"):
+        _read(source, version)
+
+
+def test_a_name_that_does_not_resolve_is_unavailable(s3_env: dict[str, str], version: ObjectVersion) -> None:
+    found = open_s3(S3Settings(endpoint="http://nowhere.invalid:80"))
+    with pytest.raises(SourceUnavailable, match=r"nowhere\.invalid"):
+        _read(found, version)
+
+
+def test_a_bit_flipped_on_the_way_is_seen_where_a_whole_object_is_read(
+    source: S3Source, proxy: Proxy, version: ObjectVersion
+) -> None:
+    assert _read(source, version, 0, len(DATA)) == DATA
+    proxy.faults.append(Fault("flip", after_bytes=12_345))
+    patient = Resilient(source, Resilience(), sleep=lambda _: None)
+    assert _read(patient, version, 0, len(DATA)) == DATA
+    assert patient.counters.retries == 1

@@ -1,0 +1,519 @@
+"""What only a server of our own can be made to say: checksums, expired credentials, huge objects, odd listings."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import socket
+import sys
+import threading
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cachesvc.core.errors import CorruptData, NotAllowed, SourceChanged, SourceUnavailable
+from cachesvc.core.model import ObjectVersion, Piece, extent_of
+from cachesvc.sources.fetch import Fetcher
+from cachesvc.sources.resilient import Resilience, Resilient
+from cachesvc.sources.s3.answers import verify
+from cachesvc.sources.s3.http import Connection, wait_s
+from cachesvc.sources.s3.s3 import S3Settings, S3Source, open_s3
+from testbed import WAIT_S
+from tests.support.clock import Clock
+from tests.support.faults.fake_s3 import FakeS3, Object, pattern
+from tests.support.faults.s3_answers import DATA, put, read
+
+FLIPPED = DATA[:777] + bytes([DATA[777] ^ 4]) + DATA[778:]
+
+
+def crc32(data: bytes) -> str:
+    return base64.b64encode(zlib.crc32(data).to_bytes(4, "big")).decode()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"x_amz_checksum_crc32": crc32(DATA)},
+        {"x_amz_checksum_sha1": base64.b64encode(hashlib.sha1(DATA).digest()).decode()},
+        {"x_amz_checksum_sha256": base64.b64encode(hashlib.sha256(DATA).digest()).decode()},
+    ],
+)
+def test_a_bit_that_flips_on_the_way_differs_from_the_stated_checksum(
+    fake: FakeS3, source: S3Source, headers: dict[str, str]
+) -> None:
+    version = put(fake, DATA, FLIPPED, etag="no-md5", **headers)
+    with pytest.raises(SourceUnavailable, match="arrived damaged"):
+        read(source, version)
+    put(fake, DATA, etag="no-md5", **headers)
+    assert read(source, version) == DATA
+
+
+def test_bytes_that_are_wrong_each_time_are_wrong_at_the_source(fake: FakeS3, source: S3Source) -> None:
+    version = put(fake, DATA, FLIPPED, etag="no-md5", x_amz_checksum_crc32=crc32(DATA))
+    patient = Resilient(source, Resilience(), sleep=lambda _: None)
+    with pytest.raises(CorruptData, match="its own crc32"):
+        read(patient, version)
+    assert patient.counters.requests == 2
+
+
+def test_the_checksums_of_parts_say_nothing_about_the_bytes(fake: FakeS3, source: S3Source) -> None:
+    version = put(fake, DATA, etag="a-2", x_amz_checksum_crc32="AAAAAA==-2")
+    assert read(source, version) == DATA
+    version = put(fake, DATA, etag="a-2", x_amz_checksum_crc32="AAAAAA==", x_amz_checksum_type="COMPOSITE")
+    assert read(source, version) == DATA
+
+
+def test_the_tag_of_an_object_of_one_part_is_its_md5_on_a_server_where_it_ever_was(
+    fake: FakeS3, source: S3Source
+) -> None:
+    assert read(source, put(fake, DATA)) == DATA
+    version = put(fake, DATA, FLIPPED)
+    with pytest.raises(SourceUnavailable, match="MD5 differs"):
+        read(source, version)
+    with pytest.raises(CorruptData, match="its own MD5"):
+        read(source, version)
+
+
+def test_tags_that_look_like_md5_and_are_not_kill_no_job(fake: FakeS3, source: S3Source) -> None:
+    version = put(fake, DATA, etag="0" * 32)
+    patient = Resilient(source, Resilience(), sleep=lambda _: None)
+    assert [read(patient, version), read(patient, version)] == [DATA, DATA]
+    assert patient.counters.retries == 1
+
+
+def _accept(fake: FakeS3, key: str) -> None:
+    def refuse(handler: BaseHTTPRequestHandler) -> tuple[int, str] | None:
+        fine = f"Credential={key}/" in handler.headers.get("Authorization", "")
+        return None if fine else (400, "ExpiredToken")
+
+    fake.refuse = refuse
+
+
+@pytest.mark.parametrize("in_chunks", [False, True])
+def test_keys_that_expired_are_looked_up_anew_and_used(
+    fake: FakeS3, source: S3Source, monkeypatch: pytest.MonkeyPatch, in_chunks: bool
+) -> None:
+    version = put(fake, DATA)
+    fake.in_chunks = in_chunks
+    _accept(fake, "second")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "second")
+    assert read(source, version) == DATA
+    assert fake.requests == 2
+    assert [found.uri for found in source.list("s3://bucket/")] == [version.uri]
+
+
+@pytest.mark.parametrize("size", [5, 9, 10, 70_000, 200_000])
+def test_a_gateway_that_sends_objects_in_chunks_is_read(fake: FakeS3, source: S3Source, size: int) -> None:
+    data = bytes(range(256)) * (size // 256 + 1)
+    fake.in_chunks = True
+    version = put(fake, data[:size])
+    for _ in range(3):
+        assert read(source, version) == data[:size]
+    into = bytearray(3)
+    source.read_into(version, 1, memoryview(into))
+    assert into == data[1:4]
+
+
+@pytest.mark.parametrize("call", ["list", "head"])
+def test_listings_and_heads_renew_too(
+    fake: FakeS3, source: S3Source, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    version = put(fake, DATA)
+    _accept(fake, "second")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "second")
+    found = list(source.list("s3://bucket/")) if call == "list" else [source.head(version.uri)]
+    assert found == [version]
+
+
+def test_expired_keys_without_others_are_refused_by_name(fake: FakeS3, source: S3Source) -> None:
+    version = put(fake, DATA)
+    _accept(fake, "second")
+    with pytest.raises(NotAllowed, match=r"ExpiredToken.*check the credentials"):
+        read(source, version)
+    assert fake.requests == 1
+
+
+def test_keys_that_expired_and_are_gone_are_refused_by_name(
+    fake: FakeS3, source: S3Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = put(fake, DATA)
+    _accept(fake, "second")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(NotAllowed, match=r"ExpiredToken.*check the credentials"):
+        read(source, version)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "mend"),
+    [
+        (403, "InvalidObjectState", "it is archived: restore it"),
+        (403, "RequestTimeTooSkewed", "this machine's clock is wrong"),
+        (400, "InvalidToken", "check the credentials"),
+    ],
+)
+def test_what_is_refused_says_what_to_do(
+    fake: FakeS3, source: S3Source, status: int, code: str, mend: str
+) -> None:
+    version = put(fake, DATA)
+    fake.refuse = lambda handler: (status, code)
+    with pytest.raises(NotAllowed, match=f"{code}.*{mend}"):
+        read(source, version)
+
+
+def test_a_signature_for_another_region_is_made_anew_for_the_one_that_the_server_names(
+    fake: FakeS3, source: S3Source
+) -> None:
+    def refuse(handler: BaseHTTPRequestHandler) -> tuple[int, str] | None:
+        fine = "/garage/s3/" in handler.headers.get("Authorization", "")
+        return None if fine else (400, "AuthorizationHeaderMalformed")
+
+    version = put(fake, DATA)
+    fake.refuse, fake.more_said = refuse, "<Region>garage</Region>"
+    assert [read(source, found) for found in source.list("s3://bucket/")] == [DATA]
+    asked = fake.requests
+    assert read(source, version) == DATA
+    assert fake.requests == asked + 1
+
+
+def test_many_first_reads_signed_for_another_region_are_each_asked_twice_and_no_more(
+    fake: FakeS3, source: S3Source
+) -> None:
+    together = threading.Barrier(8)
+
+    def refuse(handler: BaseHTTPRequestHandler) -> tuple[int, str] | None:
+        if "/garage/s3/" in handler.headers.get("Authorization", ""):
+            return None
+        together.wait(WAIT_S)
+        return 400, "AuthorizationHeaderMalformed"
+
+    version = put(fake, DATA)
+    fake.refuse, fake.more_said = refuse, "<Region>garage</Region>"
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda _: read(source, version), range(8))) == [DATA] * 8
+    assert fake.requests == 16
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ("<Key>y</Key><Size>1</Size><LastModified>0000-00-00</LastModified>", "0000-00-00"),
+        (f"<Key>y</Key><Size>1</Size><LastModified>{'9' * 30}</LastModified>", "9999"),
+        ("<Key>y</Key><Size>-5</Size>", "without their names or sizes"),
+        (f"<Key>y</Key><Size>{2**63}</Size>", "without their names or sizes"),
+        ("<Key>y</Key>", "without their names or sizes"),
+        ("<Size>1</Size>", "without their names or sizes"),
+    ],
+)
+def test_a_listing_that_makes_no_sense_is_the_servers_error(
+    fake: FakeS3, source: S3Source, row: str, says: str
+) -> None:
+    put(fake, DATA)
+    fake.more_rows = f"<Contents>{row}</Contents>"
+    with pytest.raises(SourceUnavailable, match=says):
+        list(source.list("s3://bucket/"))
+
+
+@pytest.mark.parametrize(("style", "host"), [("virtual", "bucket.s3.test"), ("auto", "s3.test")])
+def test_objects_are_read_at_the_host_that_lists_them(
+    style: str, host: str, fake: FakeS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hosts, find = [], socket.getaddrinfo
+
+    def found(name: str, *arguments: Any, **options: Any) -> Any:
+        return find("127.0.0.1" if name.endswith("s3.test") else name, *arguments, **options)
+
+    def refuse(handler: BaseHTTPRequestHandler) -> None:
+        hosts.append(handler.headers["Host"])
+
+    version = replace(put(fake, DATA), uri="s3://bucket/x" if style == "auto" else "s3://bucket/folder/x")
+    fake.refuse = refuse
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    (tmp_path / "config").write_text(f"[default]\ns3 =\n  addressing_style = {style}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    port = fake.endpoint.rpartition(":")[2]
+    source = open_s3(S3Settings(endpoint=f"http://s3.test:{port}"))
+    assert len(list(source.list("s3://bucket"))) == 1
+    assert read(source, version) == DATA
+    assert hosts == [f"{host}:{port}"] * 2
+    source.close()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"zz\r\n",
+        b"-5\r\nabc\r\n",
+        b"fffffff\r\nabc",
+        b"3\r\nabc\r\n0\r\nmore: yes\r\n\r\n",
+        b"3\r\nab",
+        b"5" * 99_999,
+    ],
+)
+def test_chunks_that_make_no_sense_are_the_servers_error_still(body: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"HTTP/1.1 500 Oops\r\nTransfer-Encoding: chunked\r\n\r\n" + body)
+        theirs.shutdown(socket.SHUT_WR)
+        connection = Connection(ours, "server:80")
+        with suppress(SourceUnavailable):
+            assert connection.read_error(connection.ask(b"GET")) in (b"", b"abc")
+        assert not connection.clean
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"zz\r\n",
+        b"-5\r\nabcde\r\n0\r\n\r\n",
+        b"3\r\nabc\r\n0\r\n\r\n",
+        b"6\r\nabcdef\r\n0\r\n\r\n",
+        b"3\r\nabc\r\n3\r\ndef\r\n0\r\n\r\n",
+        b"3\r\nabcd\r\n1\r\ne\r\n0\r\n\r\n",
+        b"5\r\nabc",
+        b"5\r\nabcde",
+        b"5\r\nabcde\r\n",
+        b"",
+        b"5" * 99_999,
+    ],
+)
+def test_an_object_in_chunks_that_make_no_sense_is_the_servers_error(body: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + body)
+        theirs.shutdown(socket.SHUT_WR)
+        connection = Connection(ours, "server:80")
+        assert connection.ask(b"GET").chunked
+        with pytest.raises(SourceUnavailable):
+            connection.read_into(memoryview(bytearray(5)))
+        assert not connection.clean
+
+
+def test_chunks_that_drip_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 9)
+        connection = Connection(ours, "server:80")
+        connection.ask(b"GET")
+        monkeypatch.setattr("cachesvc.sources.s3.http.BODY_TIMEOUT_S", -1.0)
+        with pytest.raises(SourceUnavailable, match=r"^server:80 sent no whole body in .*: too slow"):
+            connection.read_into(memoryview(bytearray(9)))
+
+
+def test_a_body_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nxx")
+        connection = Connection(ours, "server:80")
+        connection.ask(b"GET")
+        monkeypatch.setattr("cachesvc.sources.s3.http.BODY_TIMEOUT_S", -1.0)
+        with pytest.raises(SourceUnavailable, match=r"^server:80 sent 2 of 9 bytes in .*: too slow"):
+            connection.read_into(memoryview(bytearray(9)))
+
+
+def test_a_head_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    monkeypatch.setattr("cachesvc.sources.s3.http.BODY_TIMEOUT_S", -1.0)
+    with ours, theirs:
+        theirs.sendall(b"HTTP/1.1 200 OK\r\nContent-")
+        theirs.shutdown(socket.SHUT_WR)
+        with pytest.raises(SourceUnavailable, match="too slow"):
+            Connection(ours, "server:80").ask(b"GET")
+
+
+def test_another_request_may_follow_an_error_in_chunks() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(
+            b"HTTP/1.1 500 Oops\r\nTransfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\nA\r\ndefghijklm\r\n0\r\n\r\n"
+        )
+        connection = Connection(ours, "server:80")
+        assert connection.read_error(connection.ask(b"GET")) == b"abcdefghijklm"
+        assert connection.clean
+        theirs.sendall(
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\n0A\r\ndefghijklm\r\n0\r\n\r\n"
+        )
+        into = bytearray(13)
+        connection.ask(b"GET")
+        connection.read_into(memoryview(into))
+        assert into == b"abcdefghijklm"
+        assert connection.clean
+
+
+def _process(tmp_path: Path, fake: FakeS3, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Credentials from a program of the user's, as SSO and Vault give them: botocore refreshes these."""
+    answer = tmp_path / "answer.json"
+    (tmp_path / "config").write_text(
+        f"[default]\ncredential_process = {sys.executable} -c 'print(open(\"{answer}\").read())'\n"
+    )
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    return answer
+
+
+def _keys(name: str, expires: str) -> str:
+    return json.dumps(
+        {
+            "Version": 1,
+            "AccessKeyId": name,
+            "SecretAccessKey": "s",
+            "SessionToken": "t",
+            "Expiration": expires,
+        }
+    )
+
+
+def test_a_refresh_that_fails_for_a_while_kills_no_job(
+    tmp_path: Path, fake: FakeS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = _process(tmp_path, fake, monkeypatch)
+    answer.write_text(_keys("first", "2099-01-01T00:00:00Z"))
+    clock = Clock()
+    source = open_s3(S3Settings(endpoint=fake.endpoint), clock)
+    version = put(fake, DATA)
+    assert read(source, version) == DATA
+    _accept(fake, "second")  # the server calls them expired, whatever they said themselves
+    answer.write_text("a blip of the identity service")
+
+    def sleep(seconds: float) -> None:
+        clock.now += 5
+        answer.write_text(_keys("second", "2099-01-01T00:00:00Z"))
+
+    patient = Resilient(source, Resilience(), clock, sleep=sleep)
+    assert read(patient, version) == DATA
+    assert patient.counters.retries == 1
+    source.close()
+
+
+def test_a_listing_of_many_pages_is_whole_and_in_order(fake: FakeS3, source: S3Source) -> None:
+    count = 3_000
+    fake.objects = {f"p/{number:06}": Object(number, f"e{number}") for number in range(count)}
+    found = list(source.list("s3://bucket/p/"))
+    assert [(v.uri, v.size_bytes) for v in found] == [(f"s3://bucket/p/{n:06}", n) for n in range(count)]
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_keys_take_a_hundred_requests(fake: FakeS3, source: S3Source) -> None:
+    count = 100_000
+    fake.objects = {f"p/{number:06}": Object(1, f"e{number}") for number in range(count)}
+    assert sum(1 for _ in source.list("s3://bucket/p/")) == count
+    assert fake.requests == count / 1000
+
+
+def test_a_listing_that_changes_between_pages_holds_each_key_once(fake: FakeS3, source: S3Source) -> None:
+    fake.objects = {f"p/{number:06}": Object(1, "e") for number in range(2_500)}
+
+    def change(page: int) -> None:
+        if page == 1:
+            fake.objects["p/000000a"] = Object(1, "behind")  # on a page that was sent: not in this listing
+            fake.objects["p/002400a"] = Object(1, "ahead")
+            del fake.objects["p/002000"]
+
+    fake.before_page = change
+    uris = [v.uri.rpartition("/")[2] for v in source.list("s3://bucket/p/")]
+    assert uris == sorted(set(uris))
+    assert {"002400a"} < set(uris)
+    assert not {"000000a", "002000"} & set(uris)
+
+
+def test_a_key_that_is_listed_twice_in_two_versions_is_listed_again(fake: FakeS3, source: S3Source) -> None:
+    fake.objects["p/a"] = Object(1, "one")
+    row = "<Contents><Key>p/a</Key><Size>1</Size><ETag>{}</ETag></Contents>"
+    fake.more_rows = row.format("two")
+    with pytest.raises(SourceUnavailable, match="overwritten while it was listed"):
+        list(source.list("s3://bucket/p/"))
+    fake.more_rows = row.format("one")
+    assert [found.etag for found in source.list("s3://bucket/p/")] == ["one"]
+
+
+def test_a_listing_that_does_not_advance_ends(fake: FakeS3, source: S3Source) -> None:
+    fake.objects = {f"p/{number:06}": Object(1, "e") for number in range(1_500)}
+    fake.stuck = True
+    with pytest.raises(SourceUnavailable, match="broke off its listing"):
+        list(source.list("s3://bucket/p/"))
+    assert fake.requests == 2
+
+
+@pytest.mark.parametrize("key", ["p/a//b", "p/../b", "p/./b", "p//", "p/b/", "p/back\\slash", "p/\x01\n"])
+def test_keys_that_look_like_paths_are_no_paths(fake: FakeS3, source: S3Source, key: str) -> None:
+    fake.objects[key] = Object(len(DATA), hashlib.md5(DATA).hexdigest(), DATA)
+    if "\x01" not in key:  # which XML cannot carry
+        assert [found.uri for found in source.list("s3://bucket/p/")] == [f"s3://bucket/{key}"]
+    version = ObjectVersion(f"s3://bucket/{key}", len(DATA), hashlib.md5(DATA).hexdigest())
+    assert read(source, version) == DATA
+
+
+def test_fifty_gigabytes_are_read_where_asked(fake: FakeS3, source: S3Source, tmp_path: Path) -> None:
+    size, mib = 50 * 10**9, 1 << 20
+    fake.objects["big"] = Object(size, "e-9000")
+    version = ObjectVersion("s3://bucket/big", size, "e-9000")
+    offsets = (0, (4 << 30) - mib - 5, (4 << 30) - 1, 49 * 10**9 + 3, size - mib)
+    pieces = tuple(Piece(version, offset, mib, "") for offset in offsets)
+    fetcher = Fetcher(lambda _: source, threads=4, part_bytes=mib // 2)
+    with open(tmp_path / "extent", "w+b") as into:
+        fetcher.fetch(extent_of(pieces), into.fileno())
+        got = into.read()
+    fetcher.close()
+    assert got == b"".join(pattern(offset, mib) for offset in offsets)
+    halves = [offset + half for offset in offsets for half in (0, mib // 2)]
+    assert sorted(fake.ranges) == sorted(f"bytes={at}-{at + mib // 2 - 1}" for at in halves)
+
+
+def test_an_object_overwritten_with_the_same_length_is_never_mixed(fake: FakeS3, source: S3Source) -> None:
+    version = put(fake, DATA)
+    assert read(source, version) == DATA
+    put(fake, DATA[::-1])
+    with pytest.raises(SourceChanged, match="overwritten"):
+        read(source, version)
+
+
+@pytest.mark.parametrize("digits", ["\xb2", "9" * 5000, "-1", "+8", "1_0"])
+@pytest.mark.parametrize(
+    "head",
+    [
+        "HTTP/1.1 200 OK\r\nContent-Length: {}",
+        "HTTP/1.1 {} OK\r\nContent-Length: 8",
+        'HTTP/1.1 206 OK\r\nETag: "e"\r\nContent-Length: 4\r\nContent-Range: bytes 0-3/{}',
+        "HTTP/1.1 503 Slow\r\nRetry-After: {}\r\nContent-Length: 0",
+    ],
+)
+def test_numbers_that_are_none_are_the_servers_error(head: str, digits: str) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(head.format(digits).encode("latin-1") + b"\r\n\r\n")
+        theirs.shutdown(socket.SHUT_WR)
+        connection = Connection(ours, "server")
+        with suppress(SourceUnavailable):
+            answer = connection.ask(b"GET / HTTP/1.1\r\n\r\n")
+            if answer.status == 503:
+                assert wait_s(answer.headers) == 0.0
+            else:
+                verify(ObjectVersion("s3://b/k", 8, ""), 0, 4, answer)
+
+
+@pytest.mark.parametrize(
+    ("said", "waits_s"),
+    [
+        ({"retry-after": "7"}, 7.0),
+        ({"retry-after": "Wed, 21 Oct 2026 07:28:09 GMT", "date": "Wed, 21 Oct 2026 07:28:00 GMT"}, 9.0),
+        ({"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT", "date": "Wed, 21 Oct 2026 07:28:09 GMT"}, 0.0),
+        ({"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT"}, 0.0),
+        ({"retry-after": "Wed, 21 Oct 2026 07:28:00 -0000", "date": "Wed, 21 Oct 2026 07:28:00 GMT"}, 0.0),
+        ({"retry-after": "soon"}, 0.0),
+        ({"retry-after": f"Wed, 21 Oct {'9' * 30} 07:28:00 GMT"}, 0.0),
+        ({"retry-after": f"Wed, 21 Oct 2026 07:28:00 +{'9' * 30}"}, 0.0),
+        ({}, 0.0),
+    ],
+)
+def test_a_server_may_say_in_seconds_or_as_a_date_when_to_ask_again(
+    said: dict[str, str], waits_s: float
+) -> None:
+    assert wait_s(said) == waits_s

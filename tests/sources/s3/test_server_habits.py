@@ -1,0 +1,292 @@
+"""Servers with one habit each, which is no outage and no overwrite: read as it is, or one clear line at once."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import pytest
+
+from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, NotAllowed, NotFound, SourceChanged
+from cachesvc.core.model import ObjectVersion
+from cachesvc.sources.fetch import PART_BYTES
+from cachesvc.sources.resilient import Resilience, Resilient
+from cachesvc.sources.s3.etags import same
+from cachesvc.sources.s3.s3 import S3Source
+from loader import DataLoader, open_dataset
+from testbed import WAIT_S
+from testbed.node import Daemon
+from tests.support.faults.fake_s3 import FakeS3, Object
+from tests.support.faults.s3_answers import DATA, put, read
+
+STORED = gzip.compress(b"the same line, again and again\n" * 3000, mtime=0)
+MOST = 8
+"""Requests until a reader hears what is wrong: two tries of two requests, and what they ask to be sure."""
+
+
+def listed(source: S3Source) -> ObjectVersion:
+    (found,) = source.list("s3://bucket/")
+    return found
+
+
+def part(source: S3Source, version: ObjectVersion, offset: int, size: int) -> bytes:
+    into = bytearray(size)
+    source.read_into(version, offset, memoryview(into))
+    return bytes(into)
+
+
+def patient(source: S3Source) -> Resilient:
+    return Resilient(source, Resilience(), sleep=lambda _: None)
+
+
+def decodes_unless_told(handler: BaseHTTPRequestHandler) -> bool:
+    return "gzip" not in handler.headers.get("Accept-Encoding", "")
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_what_is_stored_with_a_content_encoding_is_read_as_it_is_stored(
+    fake: FakeS3, source: S3Source, named: bool
+) -> None:
+    put(fake, STORED)
+    fake.decodes, fake.names_encoding = decodes_unless_told, named
+    version = listed(source)
+    assert read(source, version) == STORED
+    assert part(source, version, 7, 50) == STORED[7:57]
+    assert fake.asked == ["LIST", "GET", "GET", "GET"]
+
+
+def test_what_decodes_to_as_many_bytes_as_are_stored_is_not_taken(fake: FakeS3, source: S3Source) -> None:
+    data = os.urandom(50)
+    while len(gzip.compress(data, mtime=0)) != len(data):
+        data = data[:-1] + b"a" * (1 + len(gzip.compress(data, mtime=0)) - len(data))
+    version = put(fake, gzip.compress(data, mtime=0))
+    fake.decodes, fake.names_encoding = decodes_unless_told, True
+    assert read(source, version) == gzip.compress(data, mtime=0)
+
+
+@pytest.mark.parametrize("span", [(0, len(STORED)), (5, 10)])
+def test_a_server_that_decodes_all_the_same_is_named_with_the_encoding_at_once(
+    fake: FakeS3, source: S3Source, span: tuple[int, int]
+) -> None:
+    version = put(fake, STORED)
+    fake.decodes, fake.names_encoding = lambda handler: True, True
+    with pytest.raises(CorruptData, match="stored with Content-Encoding: gzip, and the server decodes it"):
+        part(source, version, *span)
+    assert fake.asked == ["GET", "GET", "HEAD"]
+
+
+def test_a_server_that_decodes_and_says_nothing_of_it_is_named_soon(fake: FakeS3, source: S3Source) -> None:
+    version = put(fake, STORED)
+    fake.decodes = lambda handler: handler.command == "GET"
+    with pytest.raises(CorruptData, match="Content-Encoding: gzip"):
+        read(source, version)
+    fake.decodes, fake.asked = lambda handler: True, []
+    with pytest.raises(CorruptData, match="twice, and its HEAD says otherwise"):
+        patient(source).read_into(version, 3, memoryview(bytearray(5)))
+    assert len(fake.asked) <= MOST
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        lambda where, etag: f'W/"{etag}"',
+        lambda where, etag: f'"{etag}"' if where == "LIST" else f'W/"{etag}"',
+        lambda where, etag: f'W/"{etag}"' if where == "LIST" else f'"{etag}"',
+        lambda where, etag: f'"{etag.upper()}"' if where == "LIST" else f'"{etag}"',
+        lambda where, etag: f'"{etag}"' if where == "LIST" else f'"{etag.upper()}"',
+        lambda where, etag: etag if where == "LIST" else f'"{etag}"',
+        lambda where, etag: f'"{etag}"' if where == "LIST" else etag,
+        lambda where, etag: f'"{etag}"' if where != "GET" else f'W/"{etag}"',
+    ],
+)
+def test_a_tag_that_is_written_in_another_way_is_the_same_version(
+    fake: FakeS3, source: S3Source, tag: Callable[[str, str], str]
+) -> None:
+    put(fake, DATA)
+    fake.tag = tag
+    version = listed(source)
+    assert read(source, version) == DATA
+    assert part(source, version, 5, 9) == DATA[5:14]
+    check = source.checker(version)
+    if check is not None:
+        check([memoryview(DATA)])
+    assert len(fake.asked) <= 6, "If-Match is given up once, not for each read"
+    put(fake, DATA[::-1])
+    with pytest.raises(SourceChanged, match="overwritten; open the dataset again"):
+        read(source, version)
+
+
+def test_many_first_reads_of_a_server_with_weak_tags_are_each_asked_twice_and_no_more(
+    fake: FakeS3, source: S3Source
+) -> None:
+    version = put(fake, DATA)
+    fake.tag = lambda where, etag: f'W/"{etag}"'
+    together = threading.Barrier(8)
+
+    def refuse(handler: BaseHTTPRequestHandler) -> None:
+        if "If-Match" in handler.headers:
+            together.wait(WAIT_S)
+
+    fake.refuse = refuse
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda _: read(source, version), range(8))) == [DATA] * 8
+    assert sorted(fake.asked) == ["GET"] * 16 + ["HEAD"] * 8
+
+
+def test_tags_are_compared_without_their_syntax() -> None:
+    md5 = hashlib.md5(b"x").hexdigest()
+    assert same(f'W/"{md5}"', md5.upper())
+    assert same(f'"{md5}-12"', f"{md5.upper()}-12")
+    assert not same(f"{md5}-12", f"{md5}-1")
+    assert not same("0x8DabC", "0x8Dabc")
+    assert not same('"aBc"', '"abc"')
+    assert not same("", md5)
+
+
+def test_a_tag_in_listings_that_no_other_answer_has_is_no_overwrite(fake: FakeS3, source: S3Source) -> None:
+    put(fake, DATA)
+    fake.tag = lambda where, etag: f'"{etag}"' if where == "LIST" else f'"{etag}-other"'
+    version = listed(source)
+    with pytest.raises(CorruptData, match="its version cannot be told"):
+        read(source, version)
+    assert fake.asked == ["LIST", "GET", "HEAD", "LIST"]
+
+
+def test_a_tag_that_only_a_get_has_is_no_overwrite(fake: FakeS3, source: S3Source) -> None:
+    version = put(fake, DATA)
+    fake.tag = lambda where, etag: f'"{etag}-gzip"' if where == "GET" else f'"{etag}"'
+    with pytest.raises(CorruptData, match="twice, and its HEAD says otherwise"):
+        patient(source).read_into(version, 0, memoryview(bytearray(version.size_bytes)))
+    assert len(fake.asked) <= MOST
+
+
+def test_an_object_of_another_length_than_was_listed_was_overwritten(fake: FakeS3, source: S3Source) -> None:
+    version = put(fake, DATA, etag="constant")
+    put(fake, DATA + b"more", etag="constant")
+    for span in [(0, len(DATA)), (5, 10)]:
+        with pytest.raises(SourceChanged, match="overwritten"):
+            patient(source).read_into(version, span[0], memoryview(bytearray(span[1])))
+    assert len(fake.asked) <= 2 * MOST
+
+
+def test_a_server_that_ignores_ranges_is_no_outage(fake: FakeS3, source: S3Source) -> None:
+    version = put(fake, DATA)
+
+    def refuse(handler: BaseHTTPRequestHandler) -> None:
+        del handler.headers["Range"]
+
+    fake.refuse = refuse
+    with pytest.raises(CorruptData, match="ignored the byte range"):
+        patient(source).read_into(version, 5, memoryview(bytearray(10)))
+    assert len(fake.asked) <= MOST
+    assert read(source, version) == DATA
+
+
+@pytest.mark.parametrize("count", [1_000, 2_500, 3_000])
+def test_a_server_that_lists_by_version_1_is_listed_by_version_1(
+    fake: FakeS3, source: S3Source, count: int
+) -> None:
+    fake.version_1 = True
+    fake.objects = {f"p/{number:06} &": Object(1, "e") for number in range(count)}
+    found = [version.uri for version in source.list("s3://bucket/p/")]
+    assert found == [f"s3://bucket/p/{number:06} &" for number in range(count)]
+    assert len(fake.asked) == -(-count // 1000)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind", "says"),
+    [
+        (403, "AccessDenied", NotAllowed, "check the credentials"),
+        (403, "InvalidObjectState", NotAllowed, "archived: restore it"),
+        (400, "KMS.DisabledException", NotAllowed, "enable the KMS key"),
+        (400, "InvalidRequest", NotAllowed, "SSE-C"),
+        (400, "InvalidArgument", NotAllowed, "the server refuses this request"),
+        (405, "MethodNotAllowed", NotAllowed, "the server refuses this request"),
+        (501, "NotImplemented", NotAllowed, "the server refuses this request"),
+        (301, "PermanentRedirect", InvalidInput, "set AWS_REGION"),
+        (307, "TemporaryRedirect", InvalidInput, "set AWS_REGION"),
+        (404, "NoSuchBucket", NotFound, "its bucket does not exist"),
+    ],
+)
+def test_what_is_refused_for_ever_is_asked_once(
+    fake: FakeS3, source: S3Source, status: int, code: str, kind: type[CacheError], says: str
+) -> None:
+    version = put(fake, DATA)
+    fake.refuse = lambda handler: (status, code)
+    with pytest.raises(kind, match=says) as caught:
+        patient(source).read_into(version, 0, memoryview(bytearray(version.size_bytes)))
+    assert fake.asked == ["GET"]
+    assert "\n" not in str(caught.value)
+
+
+def test_a_page_of_a_proxy_is_no_empty_listing(fake: FakeS3, source: S3Source) -> None:
+    fake.listing = "<html><body>Log in</body></html>"
+    with pytest.raises(InvalidInput, match=r"no S3 listing.*AWS_ENDPOINT_URL"):
+        list(patient(source).list("s3://bucket/d/"))
+    assert fake.asked == ["LIST"]
+
+
+def test_a_page_of_a_proxy_is_not_said_to_be_an_overwritten_object(fake: FakeS3, source: S3Source) -> None:
+    version = put(fake, DATA)
+    fake.objects["x"] = Object(len(DATA), data=b"<html>Log in</html>".ljust(len(DATA)))
+    fake.tag = lambda where, etag: ""
+    with pytest.raises(CacheError, match="an answer without an ETag"):
+        read(source, version)
+
+
+def habit(fake: FakeS3, name: str) -> None:
+    if name == "decodes unless told":
+        fake.decodes = decodes_unless_told
+    elif name == "always decodes":
+        fake.decodes, fake.names_encoding = lambda handler: True, True
+    elif name == "weak tags of objects":
+        fake.tag = lambda where, etag: f'"{etag}"' if where == "LIST" else f'W/"{etag}"'
+    elif name == "lists by version 1":
+        fake.version_1 = True
+    elif name == "refuses":
+        fake.refuse = lambda handler: (403, "AccessDenied") if fake.asked[-1] == "GET" else None
+    elif name == "ignores ranges":
+        fake.refuse = lambda handler: handler.headers.__delitem__("Range")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("decodes unless told", ""),
+        ("weak tags of objects", ""),
+        ("lists by version 1", ""),
+        ("always decodes", "Content-Encoding: gzip"),
+        ("refuses", "check the credentials"),
+        ("ignores ranges", "ignored the byte range"),
+    ],
+)
+def test_a_loader_of_a_daemon_reads_what_can_be_read_and_hears_at_once_what_cannot(
+    fake: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, says: str
+) -> None:
+    datum = gzip.compress(os.urandom(10_000), mtime=0)
+    ranges = name == "ignores ranges"  # what is read whole is asked for without one
+    datum += bytes(PART_BYTES) if ranges else b""
+    count = {"lists by version 1": 1_500, "ignores ranges": 2}.get(name, 20)
+    etag = hashlib.md5(datum).hexdigest()
+    fake.objects = {f"d/{number:04}.gz": Object(len(datum), etag, datum) for number in range(count)}
+    habit(fake, name)
+    options = ["--ram", "64MiB", "--fillers", "1", "--allow", "s3://bucket/"]
+    with Daemon(tmp_path / "node", options, {"AWS_ENDPOINT_URL": fake.endpoint}) as daemon:
+        monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
+        monkeypatch.setenv("CACHESVC", "require")
+        data = open_dataset("s3://bucket/d/", format="files", decode=None)
+        batches = DataLoader(data, 10, collate_fn=list)
+        if not says:
+            assert sum(bytes(sample) == datum for batch in batches for sample in batch) == count
+            return
+        with pytest.raises(CacheError, match=says) as caught:
+            next(iter(batches))
+        assert "overwritten" not in str(caught.value)
+        assert "down" not in str(caught.value)
+        assert fake.asked.count("GET") <= 2 * (count + MOST)

@@ -1,0 +1,263 @@
+"""What is wrong with the environment's AWS settings is said in words that name the setting, and costs nothing cached."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from botocore.exceptions import HTTPClientError
+
+from cachesvc.catalog.build import Options
+from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.core.errors import CacheError, InvalidInput, SourceUnavailable
+from cachesvc.core.model import ObjectVersion
+from cachesvc.sources.s3 import errors as s3_errors
+from cachesvc.sources.s3.s3 import S3Settings, open_s3
+from testbed.node import Daemon
+from tests.support.faults.fake_s3 import FakeS3, Object, fake_s3, pattern
+from tests.support.processes import children
+
+EXTENT = 1 << 20
+EXTENTS = 4
+RECORDS = Options(format="records", record_bytes=4096)
+KEYS = '{"Version": 1, "AccessKeyId": "a", "SecretAccessKey": "s", "SessionToken": "t"%s}'
+LATE = ', "Expiration": "2099-01-01T00:00:00Z"'
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeS3]:
+    """And an environment that holds nothing else."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    with fake_s3() as found:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", found.endpoint)
+        yield found
+
+
+def configure(tmp_path: Path, said: str) -> None:
+    (tmp_path / "config").write_text(f"[default]\n{said}\n")
+
+
+def helper(tmp_path: Path, said: str) -> Path:
+    """A program that gives credentials, and that the profile names."""
+    found = tmp_path / "helper"
+    found.write_text(f"#!{sys.executable}\nprint({said!r})\n")
+    found.chmod(0o700)
+    configure(tmp_path, f"credential_process = {found}")
+    return found
+
+
+def refused(said: str, kind: type[CacheError] = InvalidInput) -> str:
+    with pytest.raises(kind, match=said) as caught:
+        open_s3(S3Settings())
+    assert type(caught.value) is kind
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_credential_helper_that_is_not_there_or_prints_nonsense(server: FakeS3, tmp_path: Path) -> None:
+    configure(tmp_path, "credential_process = /nonexistent/tool")
+    assert "/nonexistent/tool" in refused("credential_process")
+    for said in ("", "hello", "[1]", "{}"):
+        helper(tmp_path, said)
+        refused("credential_process")
+
+
+def test_what_a_credential_helper_says_as_it_fails_is_shown_to_nobody(server: FakeS3, tmp_path: Path) -> None:
+    """It may hold keys, and whoever opens a dataset reads the error."""
+    helper(tmp_path, "").write_text(f"#!{sys.executable}\nraise SystemExit('no such token as hunter2')\n")
+    assert "hunter2" not in refused("credential_process failed")
+
+
+def test_an_endpoint_that_is_no_url_is_shown_without_its_password(
+    server: FakeS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "u:hunter2@127.0.0.1:9")
+    assert "hunter2" not in refused("AWS_ENDPOINT_URL")
+
+
+def test_a_file_that_a_variable_names_and_nobody_can_read(
+    server: FakeS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", "http://127.0.0.1:1/x")
+    monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "/nonexistent")
+    refused("check AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE$")
+
+
+@pytest.mark.parametrize("bundle", ["/nonexistent", "/etc", __file__])
+@pytest.mark.parametrize("by", ["variable", "profile"])
+def test_a_bundle_of_authorities_that_is_none(
+    server: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bundle: str, by: str
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://127.0.0.1:1")
+    helper(tmp_path, KEYS % "")
+    if by == "variable":
+        monkeypatch.setenv("AWS_CA_BUNDLE", bundle)
+    else:
+        configure(tmp_path, f"ca_bundle = {bundle}\ncredential_process = {tmp_path}/helper")
+    assert bundle in refused("AWS_CA_BUNDLE")
+
+
+def test_a_process_at_its_limit_is_no_wrong_setting(
+    server: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def short(*_: object, **__: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    helper(tmp_path, KEYS % "")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://127.0.0.1:1")
+    monkeypatch.setattr("ssl.create_default_context", short)
+    refused("at its limit: .*Too many open files", SourceUnavailable)
+
+
+def test_a_helper_that_goes_away_while_its_keys_are_due_is_waited_for(server: FakeS3, tmp_path: Path) -> None:
+    server.objects["x"] = Object(10)
+    program = helper(tmp_path, KEYS % LATE)
+    source = open_s3(S3Settings())
+    (version,) = source.list("s3://bucket/")
+    program.unlink()
+    source._identity._credentials._expiry_time = source._identity._credentials._time_fetcher()
+    into = bytearray(10)
+    source.read_into(version, 0, memoryview(into))  # the keys of before do as yet
+    assert into == pattern(0, 10)
+    with pytest.raises(SourceUnavailable, match="helper"):
+        source.head(version.uri)  # botocore asks for newer ones by itself
+    source.close()
+
+
+@pytest.mark.parametrize("wrong", ["helper", "bundle"])
+def test_wrong_settings_leave_tiers_and_what_they_hold_alone(
+    server: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/0.bin").write_bytes(os.urandom(EXTENTS * EXTENT))
+    server.objects["0.bin"] = Object(EXTENTS * EXTENT)
+    program = helper(tmp_path, KEYS % "")
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    profile = f"credential_process = {program}\nendpoint_url = "
+    configure(tmp_path, f"{profile}{server.endpoint}")
+    options = ["--ram", "16MiB", "--extent-bytes", str(EXTENT), "--fillers", "1"]
+    options += ["--allow", f"{tmp_path}/", "--allow", "s3://bucket/"]
+    with Daemon(tmp_path / "node", options) as daemon, Control(daemon.socket_dir) as control:
+        there = control.open_dataset([f"{tmp_path}/data/"], RECORDS).id
+        *_, last = control.prefetch(there)
+        assert last.resident_extents == EXTENTS
+        remote = control.open_dataset(["s3://bucket/"], RECORDS).id
+        (before,) = control.status().tiers
+        if wrong == "helper":
+            program.unlink()
+        else:
+            configure(tmp_path, f"{profile}https://127.0.0.1:1\nca_bundle = /nonexistent")
+        for pid in children(daemon.pid):  # others take their place, and open their sources anew
+            os.kill(pid, signal.SIGKILL)
+        grants = DaemonGrants(daemon.socket_dir, remote)
+        for extent in range(EXTENTS):
+            with pytest.raises(InvalidInput, match="the AWS configuration does not work"):
+                grants.acquire([extent], 20.0)
+        grants.close()
+        (after,) = control.status().tiers
+        assert (after.budget_bytes, after.used_bytes) == (before.budget_bytes, EXTENTS * EXTENT)
+        assert "Traceback" not in daemon.log
+
+
+NAMES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+
+
+@pytest.fixture
+def keys(server: FakeS3, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in NAMES:
+        monkeypatch.setenv(name, "first")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("value", ["S3CR3T\n", "S3CR3T\r\nRange: bytes=0-1", "\tS3CR3T", "S3CR3T\udcff"])
+def test_keys_that_no_header_can_hold_are_named_and_not_shown(
+    keys: None, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert "S3CR3T" not in refused(f"^{name}, .* no header can hold")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_keys_that_no_header_can_hold_and_come_later_are_not_shown_either(
+    keys: None, server: FakeS3, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    source = open_s3(S3Settings())
+    server.refuse = lambda handler: (400, "ExpiredToken")
+    monkeypatch.setenv(name, "S3CR3T\n")
+    with pytest.raises(InvalidInput, match=f"^{name}, ") as caught:
+        list(source.list("s3://bucket/"))
+    assert "S3CR3T" not in f"{caught.value} {caught.value.__cause__}"
+    assert server.requests == 1
+    source.close()
+
+
+@pytest.mark.parametrize("token", [r'"S3CR3T\n"', "53"])
+def test_keys_of_a_helper_that_no_header_can_hold(server: FakeS3, tmp_path: Path, token: str) -> None:
+    helper(tmp_path, KEYS.replace('"t"', token) % LATE)
+    source = open_s3(S3Settings())  # these may still have to be asked for, so nobody has looked yet
+    version = ObjectVersion("s3://bucket/x", 10, "e")
+    for ask in (
+        lambda: list(source.list("s3://bucket/")),
+        lambda: source.read_into(version, 0, memoryview(bytearray(10))),
+    ):
+        with pytest.raises(InvalidInput, match=r"^AWS_SESSION_TOKEN") as caught:
+            ask()
+        assert "S3CR3T" not in str(caught.value)
+    source.close()
+    assert server.requests == 0
+
+
+def test_keys_that_no_header_can_hold_and_botocore_alone_has_seen(
+    server: FakeS3, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.objects["x"] = Object(10)
+    helper(tmp_path, KEYS % LATE)
+    source = open_s3(S3Settings())
+    (version,) = source.list("s3://bucket/")
+    helper(tmp_path, KEYS.replace('"t"', r'"S3CR3T\n"') % LATE)
+    source._identity._credentials._expiry_time = source._identity._credentials._time_fetcher()
+    source.read_into(version, 0, memoryview(bytearray(10)))  # the keys of before do as yet
+    with pytest.raises(SourceUnavailable, match=r"cannot be sent \(ValueError\)$") as caught:
+        source.head(version.uri)
+    assert "S3CR3T" not in "".join(traceback.format_exception(caught.value)) + caplog.text
+    source.close()
+
+
+def test_what_a_http_library_says_of_headers_is_not_said_again() -> None:
+    error = HTTPClientError(error=ValueError("Invalid header value b'S3CR3T\\n'"))
+    assert "S3CR3T" not in str(s3_errors.of_botocore(error, "s3://bucket/x"))
+    error = HTTPClientError(error=OSError(2, "No such file or directory"))
+    assert "No such file" in str(s3_errors.of_botocore(error, "s3://bucket/x"))
+
+
+@pytest.mark.parametrize("url", ["ftp://host", "http://host:99999", "host", "http://", "http://[::1"])
+def test_an_endpoint_that_is_no_web_address(keys: None, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+    refused("AWS_ENDPOINT_URL")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("AWS_SESSION_TOKEN", "S3CR3T\n"), ("AWS_ENDPOINT_URL", "ftp://host")]
+)
+def test_what_a_client_is_told_at_once(
+    keys: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with (
+        Daemon(tmp_path / "node", ["--ram", "64MiB", "--allow", "s3://bucket/"]) as daemon,
+        Control(daemon.socket_dir) as control,
+    ):
+        for _ in range(2):  # the first waits for the builder's start too
+            with pytest.raises(InvalidInput, match=name) as caught:
+                control.open_dataset(["s3://bucket/"], RECORDS)
+        assert "S3CR3T" not in str(caught.value) + daemon.log

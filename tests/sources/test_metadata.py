@@ -1,0 +1,253 @@
+"""Kept listings: asked once, dropped on request, never unpickled."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import sqlite3
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from cachesvc.core.errors import CacheError, CorruptData, NotFound, OutOfSpace, SourceChanged
+from cachesvc.core.model import ObjectVersion
+from cachesvc.sources.metadata import CachedMetadata
+from cachesvc.sources.open import Sources, SourceSettings
+from testbed.servers import SeaweedFS
+
+
+class CountingSource:
+    """Lists three objects of any prefix and counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.error: CacheError | None = None
+
+    def list(self, prefix: str) -> Iterator[ObjectVersion]:
+        self.asked += 1
+        yield from (ObjectVersion(f"{prefix}{name}", 1, "e") for name in ("ä", "b", "c"))
+
+    def head(self, uri: str) -> ObjectVersion:
+        self.asked += 1
+        if uri.endswith("missing"):
+            raise NotFound(uri)
+        return ObjectVersion(uri, 1, "e")
+
+    def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
+        if self.error is not None:
+            raise self.error
+        into[:] = b"x" * len(into)
+
+    def checker(self, version: ObjectVersion) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def close(self) -> None:
+        pass
+
+
+class Bomb:
+    """Leaves a mark when it is unpickled."""
+
+    def __reduce__(self) -> tuple[object, tuple[str, str]]:
+        return (open, ("exploded", "w"))
+
+
+@pytest.fixture
+def source() -> CountingSource:
+    return CountingSource()
+
+
+@pytest.fixture
+def cached(source: CountingSource, tmp_path: Path) -> Iterator[CachedMetadata]:
+    found = CachedMetadata(source, tmp_path / "meta")
+    yield found
+    found.close()
+
+
+def test_a_listing_and_a_head_are_asked_for_once(source: CountingSource, cached: CachedMetadata) -> None:
+    assert list(cached.list("s3://b/p/")) == list(cached.list("s3://b/p/"))
+    assert cached.head("s3://b/x") == cached.head("s3://b/x")
+    assert source.asked == 2
+
+
+def test_a_listing_left_halfway_and_a_missing_object_are_not_kept(
+    source: CountingSource, cached: CachedMetadata
+) -> None:
+    next(cached.list("s3://b/p/"))
+    assert len(list(cached.list("s3://b/p/"))) == 3
+    for _ in range(2):
+        with pytest.raises(NotFound):
+            cached.head("s3://b/missing")
+    assert source.asked == 4
+
+
+def test_forget_drops_its_bucket_only(source: CountingSource, cached: CachedMetadata) -> None:
+    for prefix in ("s3://b/p/", "s3://b/q/", "s3://other/p/"):
+        list(cached.list(prefix))
+    assert cached.forget("s3://b/p/") == 2
+    list(cached.list("s3://other/p/"))
+    list(cached.list("s3://b/p/"))
+    assert source.asked == 4
+
+
+@pytest.mark.parametrize("kind", [SourceChanged, NotFound])
+def test_what_a_read_finds_changed_is_asked_again(
+    source: CountingSource, cached: CachedMetadata, kind: type[CacheError]
+) -> None:
+    (version, *_) = cached.list("s3://b/p/")
+    source.error = kind("not what was listed")
+    with pytest.raises(kind):
+        cached.read_into(version, 0, memoryview(bytearray(1)))
+    list(cached.list("s3://b/p/"))
+    assert source.asked == 2
+
+
+def test_what_a_comparison_finds_changed_is_asked_again(
+    source: CountingSource, cached: CachedMetadata
+) -> None:
+    version = list(cached.list("s3://b/p/"))[1]
+    source.error = SourceChanged("overwritten")
+    with pytest.raises(SourceChanged):
+        cached.checker(version)
+    list(cached.list("s3://b/p/"))
+    assert source.asked == 2
+
+
+def test_what_is_kept_of_one_endpoint_is_not_anothers(source: CountingSource, tmp_path: Path) -> None:
+    for asked, endpoint in ((2, "http://a"), (4, "http://b"), (4, "http://a")):
+        cached = CachedMetadata(source, tmp_path / "meta", endpoint=endpoint)
+        list(cached.list("s3://b/p/"))
+        cached.head("s3://b/x")
+        cached.close()
+        assert source.asked == asked
+
+
+def test_another_endpoint_is_asked_for_its_own_listing(
+    s3_server: SeaweedFS, s3_env: dict[str, str], bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One server under two names: what the second lists is not what was kept of the first."""
+    settings = SourceSettings(metadata_directory=tmp_path / "meta")
+    for count in (1, 2):
+        s3_server.client().put_object(Bucket=bucket, Key=f"p/{count}", Body=b"x")
+        listed = [
+            len(list(Sources(settings)(f"s3://{bucket}/p/").list(f"s3://{bucket}/p/"))) for _ in range(2)
+        ]
+        assert listed == [count, count]
+        monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server.endpoint.replace("127.0.0.1", "localhost"))
+
+
+def test_what_expired_is_asked_again(source: CountingSource, tmp_path: Path) -> None:
+    cached = CachedMetadata(source, tmp_path / "meta", expiry_s=-1.0)
+    list(cached.list("s3://b/p/"))
+    list(cached.list("s3://b/p/"))
+    cached.close()
+    assert source.asked == 2
+
+
+def test_what_was_kept_before_the_clock_was_set_back_is_asked_again(
+    source: CountingSource, tmp_path: Path
+) -> None:
+    """Rows by diskcache's own clock, read an hour earlier."""
+    cached = CachedMetadata(source, tmp_path / "meta", clock=lambda: time.time() - 3600)
+    list(cached.list("s3://b/p/"))
+    list(cached.list("s3://b/p/"))
+    cached.close()
+    assert source.asked == 2
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1M", "none", folder]).returncode:
+        pytest.skip("mounting takes root")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.mark.parametrize("from_the_start", [True, False])
+def test_a_full_disk_costs_requests_and_no_listing(
+    source: CountingSource, small_disk: Path, from_the_start: bool
+) -> None:
+    cached = CachedMetadata(source, small_disk / "meta")
+    if not from_the_start:
+        list(cached.list("s3://b/p/"))
+    others = small_disk / "others"
+    with suppress(OSError), open(others, "wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+    asked = source.asked
+    for _ in range(2):
+        assert len(list(cached.list("s3://b/q/"))) == 3
+        cached.head("s3://b/x")
+    assert source.asked == asked + 4
+    with pytest.raises(OutOfSpace, match="free room in the state directory"):
+        cached.forget("s3://b/p/")
+    others.unlink()
+    for _ in range(2):
+        list(cached.list("s3://b/q/"))
+    assert source.asked == asked + 5, "it keeps again"
+    cached.close()
+
+
+def test_without_its_directory_the_source_is_asked(source: CountingSource, tmp_path: Path) -> None:
+    cached = CachedMetadata(source, tmp_path / "meta")
+    list(cached.list("s3://b/p/"))
+    shutil.rmtree(tmp_path / "meta")
+    for _ in range(2):
+        assert len(list(cached.list("s3://b/q/"))) == 3
+    cached.close()
+
+
+def test_a_file_that_is_no_database_costs_requests_only(source: CountingSource, tmp_path: Path) -> None:
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "meta/cache.db").write_bytes(b"garbage" * 1000)
+    cached = CachedMetadata(source, tmp_path / "meta")
+    for _ in range(2):
+        assert len(list(cached.list("s3://b/q/"))) == 3
+    assert source.asked == 2
+    cached.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "value"),
+    [
+        ("value = ?, mode = 4", pickle.dumps(Bomb())),
+        ("filename = ?, mode = 4, value = NULL", "../../bomb"),
+        ("filename = ?, mode = 3, value = NULL", "../../bomb"),
+        ("value = ?, mode = 1", "[1, 2"),
+        ("value = ?, mode = 1", '{"a": 1}'),
+        ("value = ?, mode = 1", "[[1, 2, 3]]"),
+        ("value = ?, mode = 1", 17),
+    ],
+)
+def test_a_tampered_row_is_refused_not_unpickled(
+    cached: CachedMetadata, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, value: object
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bomb").write_bytes(pickle.dumps(Bomb()))
+    list(cached.list("s3://b/p/"))
+    with sqlite3.connect(tmp_path / "meta" / "cache.db") as rows:
+        rows.execute(f"UPDATE Cache SET {change}", (value,))
+    with pytest.raises(CorruptData):
+        list(cached.list("s3://b/p/"))
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_a_tampered_key_is_refused_not_unpickled(
+    cached: CachedMetadata, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    list(cached.list("s3://b/p/"))
+    with sqlite3.connect(tmp_path / "meta" / "cache.db") as rows:
+        rows.execute("UPDATE Cache SET key = ?, raw = 0", (pickle.dumps(Bomb()),))
+    with pytest.raises(CorruptData):
+        list(cached._cache)
+    assert not (tmp_path / "exploded").exists()

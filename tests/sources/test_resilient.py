@@ -1,0 +1,158 @@
+"""Patience, with sources that fail on purpose and a clock that does not move by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachesvc.core.errors import NotFound, SourceUnavailable
+from cachesvc.core.model import ObjectVersion
+from cachesvc.core.rates.backoff import (
+    HEDGE_SHARE,
+    LATENCY_SAMPLES,
+    LatencyTail,
+    Pace,
+    full_jitter_s,
+    hedge_allowed,
+)
+from cachesvc.sources.resilient import Resilience, Resilient
+from tests.support.clock import Clock
+
+X = ObjectVersion("fake://x", 4, "v")
+
+
+class FlakySource:
+    """Fails the first `failures` calls, throttled on request; lists ten objects and breaks off in between."""
+
+    def __init__(self, failures: int, throttled: bool = False, retry_after_s: float = 0.0) -> None:
+        self.failures, self.throttled, self.retry_after_s = failures, throttled, retry_after_s
+        self.calls = 0
+
+    def _maybe(self) -> None:
+        self.calls += 1
+        if self.calls <= self.failures:
+            error = SourceUnavailable("flaky")
+            error.throttled, error.retry_after_s = self.throttled, self.retry_after_s
+            raise error
+
+    def list(self, prefix: str) -> Iterator[ObjectVersion]:
+        for number in range(10):
+            if number == 5:
+                self._maybe()
+            yield ObjectVersion(f"{prefix}{number}", 1, "v")
+
+    def head(self, uri: str) -> ObjectVersion:
+        self._maybe()
+        if uri == "fake://missing":
+            raise NotFound(uri)
+        return ObjectVersion(uri, 1, "v")
+
+    def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
+        self._maybe()
+        into[:] = b"data"[offset : offset + len(into)]
+
+    def checker(self, version: ObjectVersion) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def _resilient(source: FlakySource, clock: Clock, **settings: float) -> Resilient:
+    return Resilient(source, Resilience(**settings), clock, lambda: 0.5, clock.sleep)  # type: ignore[arg-type]
+
+
+def test_it_tries_again_until_it_works() -> None:
+    clock, source, into = Clock(), FlakySource(3), bytearray(4)
+    patient = _resilient(source, clock)
+    patient.read_into(X, 0, memoryview(into))
+    assert bytes(into) == b"data"
+    assert (source.calls, patient.counters.requests, patient.counters.retries) == (4, 4, 3)
+    assert clock.now == pytest.approx(0.5 * (0.1 + 0.2 + 0.4))
+
+
+def test_it_gives_up_after_its_attempts_and_before_its_deadline() -> None:
+    clock, source = Clock(), FlakySource(1000)
+    with pytest.raises(SourceUnavailable):
+        _resilient(source, clock, attempts=4).head("fake://x")
+    assert source.calls == 4
+    with pytest.raises(SourceUnavailable):
+        _resilient(FlakySource(1000), clock, attempts=1000, deadline_s=30).head("fake://x")
+    assert clock.now < 31
+
+
+def test_what_is_missing_is_not_asked_for_twice() -> None:
+    source = FlakySource(0)
+    with pytest.raises(NotFound):
+        _resilient(source, Clock()).head("fake://missing")
+    assert source.calls == 1
+
+
+def test_retry_after_is_honoured_by_this_call_and_by_the_next() -> None:
+    clock, source = Clock(), FlakySource(1, throttled=True, retry_after_s=7)
+    patient = _resilient(source, clock, attempts=1)
+    patient.head("fake://x")
+    assert clock.now >= 7
+    assert patient.counters.throttled == 1
+    patient = _resilient(FlakySource(1, throttled=True, retry_after_s=7), clock := Clock(), deadline_s=6)
+    for _ in range(2):
+        with pytest.raises(SourceUnavailable):
+            patient.head("fake://x")
+    assert clock.now < 7
+
+
+def test_a_retry_after_holds_a_read_that_is_refused_twice_where_others_are_served() -> None:
+    clock, source = Clock(), FlakySource(0, throttled=True, retry_after_s=7)
+    patient = _resilient(source, clock)
+    for refusals, least_s, most_s in ((1, 0.0, 2.0), (2, 7.0, 11.0)):
+        for _ in range(100):
+            patient.head("fake://x")
+        source.calls, source.failures, began = 0, refusals, clock.now
+        patient.head("fake://x")
+        assert least_s <= clock.now - began <= most_s
+        clock.now += 2 * Pace.FORGET_S
+
+
+def test_a_server_that_does_not_work_is_asked_when_it_says() -> None:
+    clock = Clock()
+    _resilient(FlakySource(1, retry_after_s=7), clock).head("fake://x")
+    assert clock.now >= 7
+
+
+@pytest.mark.parametrize("retry_after_s", [5.0, 30.0, 60.0, 100.0])
+def test_a_source_that_refuses_everybody_is_given_up_at_the_deadline(retry_after_s: float) -> None:
+    clock, source = Clock(), FlakySource(1 << 30, throttled=True, retry_after_s=retry_after_s)
+    with pytest.raises(SourceUnavailable):
+        _resilient(source, clock, deadline_s=120).head("fake://x")
+    assert clock.now <= 120
+    assert source.calls <= 2 + 120 / retry_after_s
+
+
+def test_a_listing_that_breaks_off_goes_on_where_it_was() -> None:
+    patient = _resilient(FlakySource(2), Clock())
+    assert [v.uri for v in patient.list("fake://")] == [f"fake://{number}" for number in range(10)]
+
+
+@given(st.integers(0, 10_000), st.floats(0, 1, exclude_max=True))
+def test_jitter_stays_within_its_limit(attempt: int, chance: float) -> None:
+    assert 0 <= full_jitter_s(attempt, chance, 0.1, 20) <= min(20, 0.1 * 2 ** min(attempt, 60))
+
+
+def test_a_tail_is_known_after_enough_samples_of_that_size_only() -> None:
+    tail = LatencyTail()
+    for number in range(LATENCY_SAMPLES - 1):
+        tail.add(1000, float(number))
+    assert tail.tail_s(1000) is None
+    tail.add(1000, 63.0)
+    assert tail.tail_s(1000) == 62.0
+    assert tail.tail_s(1 << 20) is None
+
+
+@given(st.integers(0, 100_000))
+def test_hedges_stay_within_their_share(requests: int) -> None:
+    hedges = int(requests * HEDGE_SHARE)
+    assert not hedge_allowed(hedges + 1, requests)
+    assert hedge_allowed(0, requests) == (requests >= 1 / HEDGE_SHARE)

@@ -1,0 +1,1 @@
+"""Fakes, builders and scripts that several test modules use."""

@@ -1,0 +1,101 @@
+"""Memory cgroups of our own, for processes that tests start."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cachesvc.system.memory import CGROUPS
+from testbed.node import Daemon
+from tests.support.waiting import wait_until
+
+
+class Cage:
+    """A memory cgroup with a limit, of either version."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        second = (CGROUPS / "cgroup.controllers").exists()
+        own = next(
+            line.split(":", 2)[2]
+            for line in Path("/proc/self/cgroup").read_text().splitlines()
+            if (line.startswith("0::") if second else ":memory:" in line)
+        )
+        root = CGROUPS if second else CGROUPS / "memory"
+        inside = root / own.lstrip("/")
+        self.folder = (inside if inside.exists() else root) / f"cachesvc-test-{os.getpid()}"
+        self.limit_bytes = limit_bytes
+        self.folder.mkdir()
+        try:
+            (self.folder / ("memory.max" if second else "memory.limit_in_bytes")).write_text(str(limit_bytes))
+        except OSError:
+            self.folder.rmdir()
+            raise
+
+    def enter(self) -> None:
+        """Put the calling process in it."""
+        (self.folder / "cgroup.procs").write_text(str(os.getpid()))
+
+    def open(self) -> None:
+        """Remove it, as soon as its processes have ended."""
+        wait_until(lambda: not (self.folder / "cgroup.procs").read_text())
+        self.folder.rmdir()
+
+    def oom_kills(self) -> int:
+        """Processes in it that the kernel ended for memory."""
+        names = ("memory.events", "memory.oom_control")
+        counts = next(path.read_text() for name in names if (path := self.folder / name).exists())
+        return int(dict(line.split() for line in counts.splitlines())["oom_kill"])
+
+    def own_bytes(self) -> int:
+        """Anonymous memory of its processes, and what the kernel holds for them; no files and no memfds."""
+        stat = self._stat()
+        if "total_rss" not in stat:
+            return stat["anon"] + stat.get("kernel", 0) + stat.get("sock", 0)
+        return stat["total_rss"] + int((self.folder / "memory.kmem.usage_in_bytes").read_text())
+
+    def free_bytes(self) -> int:
+        """What its processes may take before the kernel ends one; files can go, memfds cannot."""
+        stat = self._stat()
+        return self.limit_bytes - self.own_bytes() - stat.get("total_shmem", stat["shmem"])
+
+    def _stat(self) -> dict[str, int]:
+        lines = (line.split() for line in (self.folder / "memory.stat").read_text().splitlines())
+        return {name: int(size) for name, size in lines}
+
+
+@contextmanager
+def caged(limit_bytes: int) -> Iterator[Cage]:
+    """One that is removed in the end; without the right to make one, the test is skipped."""
+    try:
+        found = Cage(limit_bytes)
+    except (OSError, StopIteration) as error:
+        pytest.skip(f"NO MEMORY CGROUP OF OUR OWN HERE, so no memory that runs short: {error}")
+    try:
+        yield found
+    finally:
+        found.open()
+
+
+class Caged(Daemon):
+    """A daemon that is born in a cage."""
+
+    def __init__(self, cage: Cage, root: Path, options: Sequence[str], **more: Any) -> None:
+        super().__init__(root, options, **more)
+        self._cage = cage
+
+    def spawn(self, *more: str) -> subprocess.Popen[bytes]:
+        with open(self.root / "daemon.log", "ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "cachesvc", "serve", *self._options, *more],
+                env={**os.environ, **self._credentials},
+                stdout=log,
+                stderr=log,
+                preexec_fn=self._cage.enter,
+            )

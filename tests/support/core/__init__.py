@@ -1,0 +1,1 @@
+"""Nodes, events and readers for tests of the core."""

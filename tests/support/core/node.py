@@ -1,0 +1,59 @@
+"""Builders of nodes and events for tests of the core."""
+
+from __future__ import annotations
+
+from cachesvc.core.commands import Command, Evict, Grant, StartFill
+from cachesvc.core.events import Committed, DatasetDeclared, Demanded, Event, Evicted, Filled, Released
+from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, Stay, TierName
+from cachesvc.core.node.node import Node
+from cachesvc.core.tiering.policy import NodeSettings, TierSpec
+
+NVME = TierName("nvme0")
+A, B, C, D, E, F = (ExtentId(bytes([number]) * 16) for number in range(6))
+ONE, TWO, THREE = ReaderId(1), ReaderId(2), ReaderId(3)
+DATASET, OTHER = DatasetId("d"), DatasetId("o")
+SIZE = 10
+
+
+def node_of(ram: int | None = None, nvme: int | None = None, **settings: int) -> Node:
+    """A node with budgets counted in extents of 10 bytes and a window of one extent."""
+    specs = [(RAM, ram), (NVME, nvme)]
+    tiers = [TierSpec(name, SIZE * count) for name, count in specs if count is not None]
+    return Node(tiers, NodeSettings(**{"lookahead_bytes": SIZE, **settings}))
+
+
+def tell(node: Node, *events: Event, now: float = 0.0) -> list[Command]:
+    """Send events; the commands that followed, all together."""
+    out = []
+    for event in events:
+        out += node.handle(event, now)
+        node.check()
+    return out
+
+
+def fill(node: Node, *extents: ExtentId, tier: TierName = RAM) -> list[Command]:
+    done: list[Event] = [Filled(extent, tier) for extent in extents]
+    if tier != RAM:
+        done += [Committed(extent, tier) for extent in extents]
+    return tell(node, *done)
+
+
+def declare(*extents: ExtentId, job: int = 1, dataset: DatasetId = DATASET) -> DatasetDeclared:
+    return DatasetDeclared(job, dataset, tuple((extent, SIZE) for extent in extents))
+
+
+def read(node: Node, *extents: ExtentId) -> list[Stay]:
+    """Read extents one by one, from the source where they are absent; how long each might be held."""
+    stays = []
+    for extent in extents:
+        todo: list[Command] = tell(node, Demanded(ONE, 0, extent, True, SIZE))
+        while todo:
+            command = todo.pop(0)
+            if isinstance(command, StartFill):
+                todo += fill(node, command.extent, tier=command.tier)
+            elif isinstance(command, Evict):
+                todo += tell(node, Evicted(command.extent, command.tier))
+            elif isinstance(command, Grant):
+                stays.append(command.stay)
+        tell(node, Released(ONE, extent))
+    return stays

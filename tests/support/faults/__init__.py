@@ -1,0 +1,1 @@
+"""Sources, servers, disks and mounts that fail on demand."""

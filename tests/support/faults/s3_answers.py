@@ -1,0 +1,32 @@
+"""Reads from an S3 server that answers as a test wants."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+from cachesvc.core.model import ObjectVersion
+from cachesvc.sources.resilient import Resilient
+from cachesvc.sources.s3.s3 import S3Source
+from tests.support.faults.fake_s3 import FakeS3, Object
+
+DATA = os.urandom(100_000)
+
+
+def put(server: FakeS3, data: bytes, sent: bytes | None = None, **headers: str) -> ObjectVersion:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    etag = named.pop("etag", hashlib.md5(data).hexdigest())
+    server.objects["x"] = Object(len(data), etag, data if sent is None else sent, named)
+    return ObjectVersion("s3://bucket/x", len(data), etag)
+
+
+def read(source: S3Source | Resilient, version: ObjectVersion) -> bytes:
+    into = bytearray(version.size_bytes)
+    source.read_into(version, 0, memoryview(into))
+    return bytes(into)
+
+
+ODD = (
+    "a b.bin", "a+b.bin", "100%.bin", "%2e%2e/x.bin", "ü/日本/🙂.bin", "q?x=1&y#z.bin", "semi;colon,comma=.bin",
+    "tilde~star*paren().bin", "quote'\".bin", "[1]{2}.bin", "a:b@c.bin", "<&>.bin",
+)  # fmt: skip

@@ -1,0 +1,29 @@
+"""Extents in an NVMe directory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from cachesvc.core.model import ExtentId, TierName
+from cachesvc.tiers.checksum import Passing
+from cachesvc.tiers.nvme import NvmeTier
+
+NAME = TierName("nvme0")
+
+
+def extent(number: int) -> ExtentId:
+    return ExtentId(number.to_bytes(16, "big"))
+
+
+def put(tier: NvmeTier, number: int, data: bytes = b"bytes") -> None:
+    fd = tier.reserve(extent(number), len(data))
+    os.pwrite(fd, data, 0)
+    checksums = Passing(len(data)).checksums(fd)
+    os.close(fd)
+    tier.commit(extent(number), checksums)
+
+
+def files(directory: Path) -> list[str]:
+    root = directory / "cachesvc" / "v1"
+    return sorted(p.stem for part in ("tmp", "extents") for p in (root / part).rglob("*") if p.is_file())

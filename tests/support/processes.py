@@ -1,0 +1,45 @@
+"""The processes that work for a daemon."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+
+from testbed.node import Daemon, open_files
+
+
+def children(pid: int) -> list[int]:
+    """Of a daemon: the process that fillers are forked from, fillers, builder; those that have ended left out."""
+    return [each.pid for each in psutil.Process(pid).children(recursive=True)]
+
+
+def slow_fillers(folder: Path) -> tuple[Path, str]:
+    """While that file is there, no process does anything that was forked by a Python with this PYTHONPATH."""
+    (folder / "first").mkdir()
+    held = folder / "first" / "held"
+    lines = [
+        "import os, time",
+        "def hold():",
+        f"    while os.path.exists({str(held)!r}):",
+        "        time.sleep(0.01)",
+        "os.register_at_fork(after_in_child=hold)",
+        "",
+    ]
+    (folder / "first" / "sitecustomize.py").write_text("\n".join(lines))
+    return held, f"{folder}/first:{os.environ.get('PYTHONPATH', '')}"
+
+
+def held_memory(pid: int) -> list[str]:
+    """The RAM-tier memfds that a process has open."""
+    return [name for name in open_files(pid) if name.startswith("/memfd:cachesvc:")]
+
+
+def stop_fills(daemon: Daemon) -> list[int]:
+    """From now on nothing is filled."""
+    stopped = children(daemon.pid)
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    return stopped

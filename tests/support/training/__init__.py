@@ -1,0 +1,1 @@
+"""Training processes, and the model that a loader is compared with."""

@@ -1,0 +1,42 @@
+"""A training script under Accelerate, one rank of a torchrun job.
+
+    python -m tests.support.training.accelerate_job DATA OUT CHECKPOINT STOP
+
+Writes to OUT-RANK.json which samples this rank saw. CHECKPOINT: what to resume, "" for nothing. After STOP batches of an
+epoch it saves to OUT-saved and ends; 0: after the epoch.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+
+from loader import DataLoader, open_dataset
+
+
+def main(data: str, out: str, checkpoint: str, stop: int) -> None:
+    accelerator = Accelerator(cpu=True)
+    layer = torch.nn.Linear(1, 1)
+    layer, optimizer, batches = accelerator.prepare(
+        layer, torch.optim.SGD(layer.parameters(), 0.01), DataLoader(open_dataset(data), 5, shuffle=True)
+    )
+    if checkpoint:
+        accelerator.load_state(checkpoint)
+    seen: list[int] = []
+    for count, batch in enumerate(batches, 1):
+        seen += batch[:, 0].tolist()
+        accelerator.backward(layer(batch[:, :1].float()).mean())
+        optimizer.step()
+        if count == stop:
+            accelerator.save_state(f"{out}-saved")
+            break
+    Path(f"{out}-{accelerator.process_index}.json").write_text(json.dumps(seen))
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4], int(sys.argv[4]))
