@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import ClassVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -42,6 +44,7 @@ from cachesvc.core.events import (
 )
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.node.node import Node
+from cachesvc.core.records.copy_phases import TRANSITIONS, CopyEvent, Phase
 from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 from cachesvc.core.tiering.retention import STRETCHES
 
@@ -62,7 +65,7 @@ datasets = st.sampled_from(sorted(DATASETS))
 picks = st.integers(0, 1000)
 
 
-def node(unplanned_share: float) -> Node:
+def node(unplanned_share: float, transitions: Mapping[tuple[Phase, CopyEvent], Phase]) -> Node:
     settings = NodeSettings(
         lookahead_bytes=4,
         max_fills=2,
@@ -73,15 +76,19 @@ def node(unplanned_share: float) -> Node:
         hold_s=math.inf,
         claim_step=3,
     )
-    return Node([TierSpec(name, budget) for name, budget in BUDGETS.items()], settings)
+    made = Node([TierSpec(name, budget) for name, budget in BUDGETS.items()], settings)
+    made.copies.transitions = transitions
+    return made
 
 
 class NodeMachine(RuleBasedStateMachine):
     """A node and an executor that is late, fails, and loses tiers."""
 
+    transitions: ClassVar[Mapping[tuple[Phase, CopyEvent], Phase]] = TRANSITIONS
+
     def __init__(self) -> None:
         super().__init__()
-        self.node = node(0.0)
+        self.node = node(0.0, self.transitions)
         self.now = 0.0
         self.request = 0
         self.fills: list[StartFill] = []
@@ -140,7 +147,7 @@ class NodeMachine(RuleBasedStateMachine):
 
     @initialize(held=st.sets(extents, max_size=12), unplanned_share=st.sampled_from([0.0, 0.2, 0.5]))
     def the_disk_held_extents(self, held: set[ExtentId], unplanned_share: float) -> None:
-        self.node = node(unplanned_share)
+        self.node = node(unplanned_share, self.transitions)
         self.stored[NVME] |= held
         self.send(Recovered(NVME, {extent: SIZES[extent] for extent in sorted(held)}))
 
