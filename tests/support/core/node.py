@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from cachesvc.core.commands import Command, Evict, Grant, StartFill
-from cachesvc.core.events import Committed, DatasetDeclared, Demanded, Event, Evicted, Filled, Released
+from cachesvc.core.events import (
+    Committed,
+    DatasetDeclared,
+    Demanded,
+    Event,
+    Evicted,
+    Filled,
+    Planned,
+    Released,
+)
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, Stay, TierName
 from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 
-NVME = TierName("nvme0")
+NVME, NVME1 = TierName("nvme0"), TierName("nvme1")
 A, B, C, D, E, F = (ExtentId(bytes([number]) * 16) for number in range(6))
 ONE, TWO, THREE = ReaderId(1), ReaderId(2), ReaderId(3)
 DATASET, OTHER = DatasetId("d"), DatasetId("o")
@@ -57,3 +66,8 @@ def read(node: Node, *extents: ExtentId) -> list[Stay]:
                 stays.append(command.stay)
         tell(node, Released(ONE, extent))
     return stays
+
+
+def plan(*extents: ExtentId, number: int = 1, job: int = 1) -> Planned:
+    """A plan that reads one extent a step."""
+    return Planned(number, job, tuple((extent, step, step) for step, extent in enumerate(extents)))
