@@ -120,9 +120,9 @@ class Lookahead:
             return True
         if self._copies.busy:
             return True
-        place = self._policy.promote(entry)
-        self._copies.carry_out(place, entry, source=copy)
-        return not place.coming
+        placement = self._policy.promote(entry)
+        self._copies.carry_out(placement, entry, source=copy)
+        return not placement.room_coming
 
     def _yield_to(self, plan: PlanState, entry: CacheEntry) -> bool:
         """Whether a kept copy goes so that an absent extent may be kept in its place."""

@@ -1,7 +1,8 @@
-"""What jobs and operators want: declared datasets, pins, evictions.
+"""Claims of datasets: what jobs declare, and what operators pin and evict.
 
-What is done to all extents of a large dataset is done in steps (`core/records/incremental.py`), but for claims and pins
-that are not gradual. What follows from it extent by extent costs O(1)."""
+Work on all extents of a large dataset is done in steps (`core/records/incremental.py`), except claims and pins that are not
+gradual. Work on a single extent costs O(1).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from cachesvc.core.tiering.role_changes import RoleChanges
 
 
 class Claims:
-    """Claimed datasets, by id in the shares and by job here."""
+    """Claimed datasets by job. The shares hold them by id."""
 
     def __init__(
         self, copies: Copies, roles: RoleChanges, work: IncrementalWork, prefetches: Prefetches
@@ -41,7 +42,7 @@ class Claims:
             distinct = event.extents if event.gradual else tuple(dict(event.extents).items())
             dataset = DatasetState(name, distinct, tally)
             self._shares.add(dataset)
-        if not dataset.claimed:  # it is new; or its last claim is being given up, which ends here
+        if not dataset.claimed:  # it is new, or the end of its last claim is under way and stops here
             dataset.user = event.user
             dataset.quota_bytes, dataset.user_quota_bytes = event.quota_bytes, event.user_quota_bytes
             self._do(WorkKind.CLAIM, dataset, self._claim(dataset))
@@ -52,11 +53,11 @@ class Claims:
             self._jobs.setdefault(job, []).append(dataset)
 
     def claimed(self, name: DatasetId) -> bool:
-        """Whether no claim of the dataset, and no end of one, is under way."""
+        """Whether neither a claim of the dataset nor the end of one is under way."""
         return (WorkKind.CLAIM, name) not in self._work
 
     def settled(self, name: DatasetId) -> bool:
-        """Whether no claim, pin or unpin of the dataset is under way, and no end of a claim."""
+        """Whether no claim, end of a claim, pin or unpin of the dataset is under way."""
         return self.claimed(name) and (WorkKind.PIN, name) not in self._work
 
     def evicted(self, name: DatasetId) -> bool:
@@ -64,21 +65,20 @@ class Claims:
         return (WorkKind.EVICT, name) not in self._work
 
     def end_job(self, job: int) -> None:
-        """Give up a job's claims. What no other job claims and no pin holds becomes LRU. A prefetch that was not done
-        ends with the last job that asked for it, whoever else claims the dataset."""
+        """Give up a job's claims. Extents that no other job claims and no pin holds become LRU. A prefetch that is not done
+        ends with the last job that asked for it, even if other jobs claim the dataset."""
         for dataset in self._jobs.pop(job, ()):
             dataset.jobs.discard(job)
             self._prefetches.leave(dataset, job)
             self._unclaim_unused(dataset)
 
     def pin(self, event: Pinned) -> None:
-        """Keep what is resident of a declared dataset, as far as the quotas of whoever pins it let, whatever else
-        happens."""
+        """Keep the resident extents of a declared dataset, as far as the quotas of the user who pins it allow."""
         dataset = self._shares.datasets.get(event.dataset)
         if dataset and dataset.claimed:
             dataset.pin(event.user, event.quota_bytes, event.user_quota_bytes)
             self._reserve.retune()
-            self._do(WorkKind.PIN, dataset, self._judge(dataset))
+            self._do(WorkKind.PIN, dataset, self._reassess(dataset))
             if not event.gradual:
                 self._work.finish((WorkKind.CLAIM, dataset.id))
                 self._work.finish((WorkKind.PIN, dataset.id))
@@ -89,11 +89,11 @@ class Claims:
         if dataset and dataset.pinned:
             dataset.unpin()
             self._reserve.retune()
-            self._do(WorkKind.PIN, dataset, self._judge(dataset))
+            self._do(WorkKind.PIN, dataset, self._reassess(dataset))
             self._unclaim_unused(dataset)
 
     def evict(self, event: EvictAsked) -> None:
-        """Drop what nobody uses and no pin holds; ends the dataset's prefetch."""
+        """Evict the idle, unpinned extents of a dataset, and end its prefetch."""
         name, named, count = event.dataset, iter(event.extents), len(event.extents)
         dataset = self._shares.datasets.get(name)
         if dataset:
@@ -113,13 +113,13 @@ class Claims:
             total_extents=sum(len(each.extents) for each in datasets),
             total_bytes=sum(each.size_bytes for each in datasets),
             failed=failed,
-            lacking=self._lacking(datasets),
+            incomplete=self._incomplete(datasets),
             stuck_extents=sum(len(each.stuck) for each in datasets),
             stuck_bytes=sum(sum(each.stuck.values()) for each in datasets),
         )
 
-    def _lacking(self, datasets: list[DatasetState]) -> dict[ExtentId, tuple[int, str]]:
-        """Extents of these that are resident, but for some of their objects, and why."""
+    def _incomplete(self, datasets: list[DatasetState]) -> dict[ExtentId, tuple[int, str]]:
+        """Resident extents of these datasets in which objects are missing, and why the first one is."""
         entries = self._copies.entries
         found = ((extent, why, entries.get(extent)) for extent, why in self._copies.incomplete.items())
         return {
@@ -129,7 +129,7 @@ class Claims:
         }
 
     def prefetching(self, job: int) -> bool:
-        """Whether the prefetch of a job's datasets goes on: no eviction has ended it."""
+        """Whether no eviction has ended the prefetch of a job's datasets."""
         return all(each.prefetched for each in self._jobs.get(job, ()))
 
     def counters(self, name: DatasetId) -> Counters:
@@ -156,28 +156,28 @@ class Claims:
     def _do(self, work: WorkKind, dataset: DatasetState, steps: Iterator[None]) -> None:
         self._work.do((work, dataset.id), steps, len(dataset.extents))
 
-    # Each of these gives way after each step; what changed meanwhile is seen then.
+    # Each of the following yields after each step, and looks at the state anew when it goes on.
 
     def _claim(self, dataset: DatasetState) -> Iterator[None]:
-        """Take up its extents, then judge their copies."""
+        """Claim its extents, then give their copies their roles."""
         for extents in self._work.cut(dataset.extents):
             for extent, size_bytes in extents:
                 entry = self._copies.ensure_entry(extent, size_bytes)
-                if dataset not in entry.datasets:  # else it had not been given up yet
+                if dataset not in entry.datasets:  # else the end of the last claim had not reached it yet
                     self._shares.join(dataset, entry)
             self._reserve.retune()
             yield
-        yield from self._judge(dataset)
+        yield from self._reassess(dataset)
 
     def _unclaim_unused(self, dataset: DatasetState) -> None:
         if dataset.claimed:
             return
         self._prefetches.end(dataset)
-        self._work.drop((WorkKind.PIN, dataset.id))  # what follows judges every copy that is there
+        self._work.drop((WorkKind.PIN, dataset.id))  # the end of the claim reassesses every copy
         self._do(WorkKind.CLAIM, dataset, self._unclaim(dataset))
 
     def _unclaim(self, dataset: DatasetState) -> Iterator[None]:
-        """Give up its extents, then itself."""
+        """Give up its extents, then forget the dataset."""
         for extents in self._work.cut(dataset.extents):
             for extent, _ in extents:
                 entry = self._copies.entries.get(extent)
@@ -201,16 +201,18 @@ class Claims:
                     if copy.idle and not copy.tier.lost:
                         self._copies.evict(copy)
                 if dataset:
-                    dataset.stuck.pop(extent, None)  # a prefetch that came meanwhile begins when this is done
+                    dataset.stuck.pop(
+                        extent, None
+                    )  # a prefetch that is asked for meanwhile begins when this is done
             yield
 
-    def _judge(self, dataset: DatasetState) -> Iterator[None]:
-        """Give its copies the roles and lists that they deserve now."""
+    def _reassess(self, dataset: DatasetState) -> Iterator[None]:
+        """Give its copies their roles and eviction lists anew."""
         for extents in self._work.cut(dataset.extents):
             for extent, _ in extents:
                 entry = self._copies.entries.get(extent)
                 if entry is None or not entry.copies or dataset not in entry.datasets:
-                    continue  # a claim that is under way comes to it, and judges it then
+                    continue  # a claim under way will reach it, and give it its role then
                 self._roles.reassess(entry)
                 if dataset.pinned:
                     self._roles.keep_pinned(entry)

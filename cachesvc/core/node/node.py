@@ -85,9 +85,9 @@ class Node:
             ev.Demanded: self.readers.demand,
             ev.NotGranted: self.readers.not_granted,
             ev.Released: self.readers.release,
-            ev.ReaderGone: self.readers.gone,
-            ev.HoldReported: self.readers.held,
-            ev.Leased: self.readers.take_over,
+            ev.ReaderGone: self.readers.disconnect,
+            ev.HoldReported: self.readers.hold,
+            ev.Leased: self.readers.inherit_lease,
             ev.Filled: self.completions.filled,
             ev.FillFailed: self.completions.fill_failed,
             ev.Committed: self.completions.committed,
@@ -193,7 +193,7 @@ class Node:
         self._context.clear_changed()
         self._more = bool(self.work)
         self.outages.reopen()
-        if self.readers.feed() and self.prefetches.feed_again():
+        if self.readers.feed() and self.prefetches.feed_refills():
             plans_done = self.lookahead.feed()
             prefetches_done = self.prefetches.feed()
             self._more |= not (plans_done and prefetches_done)

@@ -20,7 +20,7 @@ class Placement:
     soon: bool = False
 
     @property
-    def coming(self) -> bool:
+    def room_coming(self) -> bool:
         """There is room when what goes, or is going, is gone."""
         return self.soon or bool(self.victims)
 

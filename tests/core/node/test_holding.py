@@ -6,11 +6,11 @@ import pytest
 
 from cachesvc.core import events as ev
 from cachesvc.core.model import RAM
-from cachesvc.core.node.reclaim import EVERY_S
+from cachesvc.core.node.reclaim import INTERVAL_S
 from cachesvc.simulate.holding import LOOK_S
 from tests.support.core.holders import NVME, SIZE, Jobs, Reader
 
-SOON_S = 2 * (EVERY_S + LOOK_S)
+SOON_S = 2 * (INTERVAL_S + LOOK_S)
 ROOM = 64
 
 

@@ -186,7 +186,7 @@ def test_a_copy_that_lacks_objects_is_granted_and_told_of_in_progress() -> None:
     tell(node, ev.Filled(A, RAM, code=4, message="a is gone"))
     progress = node.progress(1)
     assert (progress.resident_extents, progress.failed, progress.finished) == (1, {}, True)
-    assert progress.lacking == {A: (4, "a is gone")}
+    assert progress.incomplete == {A: (4, "a is gone")}
     assert [type(each) for each in tell(node, ev.Demanded(ONE, 1, A))] == [cmd.Grant]
 
 
@@ -196,10 +196,10 @@ def test_what_a_copy_lacks_is_asked_for_again_and_is_no_corrupt_copy() -> None:
     tell(node, ev.Filled(A, RAM, code=4, message="a is gone"))
     assert tell(node, ev.FillAgain(A, RAM)) == [cmd.Evict(A, RAM)]
     assert tell(node, ev.FillAgain(A, RAM)) == []
-    assert node.progress(1).lacking == {}
+    assert node.progress(1).incomplete == {}
     assert tell(node, ev.Evicted(A, RAM)) == [cmd.StartFill(A, RAM)]
     tell(node, ev.Filled(A, RAM))
-    assert node.progress(1).lacking == {}
+    assert node.progress(1).incomplete == {}
     assert node.policy.tiers[RAM].corrupt_count == 0
 
 
