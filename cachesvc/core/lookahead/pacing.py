@@ -1,6 +1,6 @@
-"""What a plan reads side by side, what of it is absent, and a schedule for that where the data does not fit.
+"""Measures what a plan reads side by side and how much of it is absent, and schedules the plan where the data does not fit.
 
-It is found out in steps between other events; until it is known, the plan fetches nothing ahead.
+The work is done in steps between other events. Until it is done, the plan fetches nothing ahead.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from cachesvc.core.tiering.copies import Copies
 from cachesvc.core.tiering.retention import STRETCHES, Retention
 
 MAX_STEP = 1 << 48
-"""What a plan says beyond is as far away as this: steps come from readers and may be any number."""
+"""Larger steps count as this one: steps come from readers and may be any number."""
 
 
 class Pacing:
-    """Schedules plans, and finds out what is kept of the orders that follow them."""
+    """Schedules plans, and counts what is kept of the orders that follow them."""
 
     def __init__(self, copies: Copies, work: IncrementalWork, windows: OrderWindows) -> None:
         self._copies = copies
@@ -32,7 +32,7 @@ class Pacing:
         self._windows = windows
 
     def begin(self, plan: PlanState, following: Sequence[ExtentId]) -> None:
-        """Schedule a plan. Of the first that names the order which follows it, what is kept will lie evenly in that."""
+        """Schedule a plan. The first plan of a window that names the order after it also begins the window's retention."""
         plan.paced, retention = False, None
         if len(following) >= STRETCHES and plan.window.retention is None:
             retention = plan.window.retention = Retention(following)
@@ -66,24 +66,24 @@ class Pacing:
 
 
 def _cost(entry: CacheEntry | None) -> int:
-    """What an entry will cost the source: nothing where it is kept."""
+    """Bytes that an extent will cost the source: none where it is kept."""
     if entry is None or any(copy.role is Role.KEPT and copy.usable for copy in entry.copies):
         return 0
     return entry.size_bytes
 
 
 class OpenBytes:
-    """The most bytes of entries whose steps overlap: what has begun less what has ended, at each beginning."""
+    """The most bytes of rows whose steps overlap: what has begun less what has ended, at each beginning."""
 
     def __init__(self) -> None:
         self.most_bytes = 0
         self._open_bytes = 0
         self._ends: list[int] = []
-        """Heap of the last steps of what is open."""
+        """Heap of the last steps of the open rows."""
         self._ending_bytes: dict[int, int] = {}
 
     def add(self, size_bytes: int, first_step: int, last_step: int) -> None:
-        """The next entry, in the order of first steps."""
+        """Add the next row, in the order of first steps."""
         while self._ends and self._ends[0] < first_step:
             self._open_bytes -= self._ending_bytes.pop(heapq.heappop(self._ends))
         if last_step not in self._ending_bytes:

@@ -1,8 +1,8 @@
-"""Plans: where each cursor is, what its window protects, and what is told of its epoch.
+"""Plans: their cursors, what their entered rows protect, and what is counted of their epochs.
 
-A plan's window is the entries between what was passed and what was entered. Entering counts a need on the
-extent, which protects its copy; leaving takes it back. What a cursor that moves far leaves behind, as in a resume, is
-given up in steps between other events, and so is a long plan at its end.
+A plan's entered rows lie between what was passed and what was entered. Entering a row counts a need of its extent, which
+protects its copies; leaving it takes the need back. A cursor that moves far, as in a resume, leaves a backlog of rows that
+is given up in steps between other events. So is a long plan at its end.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Plans:
         self._pacing = Pacing(copies, work, windows)
         self.plans: dict[int, PlanState] = {}
         self._jobs = Counter[int]()
-        """How many plans each job has; a job is known by its turn in the readers' queue (`Demanded.job`)."""
+        """How many plans each job has, by the job's number in the readers' queue (`Demanded.job`)."""
         self.ending: set[PlanState] = set()
-        """Plans that have ended, while what their windows protect is given up."""
+        """Plans that have ended, while their entered rows are given up."""
 
     def begin(self, event: Planned) -> None:
-        """Take up a plan, in place of an older one of the same number. What was consumed before it began here is not
-        of this daemon's epoch."""
+        """Begin a plan, in place of an older one of the same number. Rows that were consumed before it began here are not
+        counted in its epoch."""
         number, entries = event.plan, event.rows
         self.end(number)
         shared = self._windows.join(number, entries, event.user)
@@ -56,7 +56,7 @@ class Plans:
             self._pacing.begin(plan, event.following)
 
     def end(self, number: int) -> None:
-        """Give up a plan and what its window protects."""
+        """End a plan, and give up its entered rows."""
         plan = self.plans.pop(number, None)
         if plan:
             self._work.drop((WorkKind.PACE, number))
@@ -78,11 +78,11 @@ class Plans:
         return self._jobs[job]
 
     def ended(self, event: PlanEnded) -> None:
-        """A rank gave its plan up or came to its end."""
+        """End a plan that its rank gave up or finished."""
         self.end(event.plan)
 
     def end_job(self, job: int) -> None:
-        """Give up a job's plans."""
+        """End a job's plans."""
         for number in [plan.number for plan in self.plans.values() if plan.job == job]:
             self.end(number)
 
@@ -97,14 +97,14 @@ class Plans:
                 self._work.begin((WorkKind.PASS, plan.number), work)
 
     def enter(self, plan: PlanState, entry: CacheEntry) -> None:
-        """Take a plan's next entry into its window, which protects it from here on."""
-        # a schedule bounds how far a plan goes over what stays where it is
+        """Enter a plan's next row, which protects its extent from here on."""
+        # kept extents are free: a schedule limits how far a plan goes over them
         free = plan.schedule is not None and entry.ready and entry.kept
         plan.enter(0 if free else entry.size_bytes)
         self._copies.need(entry)
 
     def skip(self, plan: PlanState, extent: ExtentId) -> None:
-        """Move over a plan's next entry: it was consumed, behind one that is not yet, or nobody knows it."""
+        """Skip a plan's next row: it was consumed before a row that is not yet, or its extent is unknown."""
         self._count(plan, extent, plan.rows[plan.next][2])
         plan.next += 1
 
@@ -118,7 +118,7 @@ class Plans:
             self._copies.forget(entry)
 
     def _pass(self, plan: PlanState) -> Iterator[None]:
-        """Give up what is before its cursor, wherever that is by then; gives way after each step."""
+        """Give up the rows before its cursor, also where that moves meanwhile; yields after each step."""
         step = self._work.size
         for _ in islice(self._pass_each(plan), step - 1, None, step):
             yield
@@ -134,11 +134,11 @@ class Plans:
             yield
 
     def _end(self, plan: PlanState) -> Iterator[None]:
-        """Give up what its window protects, then its rows, and what is counted of the order after it: to free a million
-        at once would take 100 ms. What it had passed counts for its epoch all the same."""
+        """Give up its entered rows, then all its rows, then the counts of the order after it, in steps: freeing a million
+        at once would take 100 ms. What it has passed still counts in its epoch."""
         if plan.behind:
             yield from self._pass(plan)
-        epochs.left(plan)
+        epochs.leave(plan)
         step = self._work.size
         while plan.entered:
             for _, index, _ in plan.entered[-step:]:
@@ -154,7 +154,7 @@ class Plans:
             yield from plan.window.retention.end(step)
 
     def _home(self, event: Planned) -> DatasetState | None:
-        """The dataset that a plan goes through."""
+        """The dataset that a plan reads."""
         entry = self._copies.entries.get(event.rows[0][0]) if event.rows else None
         return entry.home(event.job) if entry else None
 

@@ -14,16 +14,16 @@ def working(tiers: Mapping[TierName, TierState]) -> list[TierState]:
 
 
 def answering(tiers: Mapping[TierName, TierState]) -> list[TierState]:
-    """The tiers that work and do not keep us waiting."""
+    """The tiers that work and do not stall."""
     return [tier for tier in working(tiers) if not tier.stalled]
 
 
 def by_preference(tiers: Mapping[TierName, TierState]) -> list[TierState]:
-    """The tiers that work, in order of placement: RAM, then the emptiest."""
+    """The tiers that work, in the order of placement: RAM, then NVMe, the emptiest first."""
     works = working(tiers)
     return sorted(works, key=lambda tier: (tier.name != RAM, tier.used_bytes / max(1, tier.budget_bytes)))
 
 
 def capacity_bytes(tiers: Mapping[TierName, TierState]) -> int:
-    """Bytes of all tiers that work, less what readers hold outside of them."""
+    """Bytes of all tiers that work, less what readers hold from before a restart."""
     return sum(max(0, tier.budget_bytes - tier.held_bytes) for tier in working(tiers))

@@ -1,4 +1,4 @@
-"""Room for an extent: where it is, and what is evicted for it."""
+"""Room for an extent: which tier has it, and what is evicted to make it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cachesvc.core.records.tier_state import TierState
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A decision: reserve in `tier`; or evict `victims` first; or wait, `soon` there is room; or nothing."""
+    """A decision: reserve in `tier`; or evict `victims` first; or wait, for there is room `soon`; or none of these."""
 
     tier: TierState | None = None
     role: Role = Role.LRU
@@ -21,7 +21,7 @@ class Placement:
 
     @property
     def room_coming(self) -> bool:
-        """There is room when what goes, or is going, is gone."""
+        """There is room once evictions are done."""
         return self.soon or bool(self.victims)
 
 
@@ -30,17 +30,17 @@ SOON = Placement(soon=True)
 
 
 def first(places: Iterable[Placement | None]) -> Placement | None:
-    """The first decision that there is."""
+    """The first placement that is not None."""
     return next(filter(None, places), None)
 
 
 def free_room(tiers: Iterable[TierState], size_bytes: int, role: Role) -> Placement | None:
-    """The first tier with so much room that nothing gives way."""
+    """A placement in the first tier that has room without an eviction."""
     return next((Placement(tier, role) for tier in tiers if tier.free_bytes >= size_bytes), None)
 
 
 def oldest(tier: TierState) -> float:
-    """When what a tier would give up first was last used, in seconds; inf where it has nothing to spare."""
+    """When the copy that a tier would evict first was last used, in seconds; inf where it has none to evict."""
     if tier.dormant:
         return 0.0
     first = next(chain(tier.lru, tier.lru_unplanned), None)
@@ -50,9 +50,9 @@ def oldest(tier: TierState) -> float:
 def make_room(
     tier: TierState, size_bytes: int, candidates: Iterable[Copy] | None = None, unplanned: bool = False
 ) -> Placement | None:
-    """What to evict for `size_bytes` in a tier, beside what is being evicted; `SOON` where nothing more need go, None
-    where the candidates do not suffice. Unless others are named, these are what the tier spares for claims and plans;
-    `unplanned`: all that nobody claims or needs."""
+    """What to evict for `size_bytes` in a tier, beside what is being evicted: `SOON` where nothing more is needed, None
+    where the candidates do not suffice. Default candidates: the tier's spare copies; all unused ones where
+    `unplanned`."""
     short = size_bytes - tier.free_bytes - tier.evicting_bytes
     if short <= 0:
         return SOON
@@ -65,8 +65,8 @@ def make_room(
 
 
 def take(candidates: Iterable[Copy], short_bytes: int) -> tuple[tuple[Copy, ...], bool]:
-    """The first candidates that together hold `short_bytes`, and whether all of them suffice. No more are looked at: some
-    get their records only then."""
+    """The first candidates that together hold `short_bytes`, and whether they suffice. No further candidate is taken from
+    the iterator: some get their records only then."""
     victims: list[Copy] = []
     candidates = iter(candidates)
     while short_bytes > 0 and (copy := next(candidates, None)) is not None:

@@ -21,7 +21,7 @@ from cachesvc.core.events import (
     Tick,
 )
 from cachesvc.core.lookahead.lookahead import FEED_LIMIT
-from cachesvc.core.lookahead.order_windows import REST_S
+from cachesvc.core.lookahead.order_windows import IDLE_S
 from cachesvc.core.model import RAM, ExtentId
 from cachesvc.core.tiering.policy import SMALL_FILLS
 from tests.support.core.node import (
@@ -89,7 +89,7 @@ def test_the_window_moves_with_the_plan() -> None:
     assert node.where(A) == RAM, "kept"
 
 
-@pytest.mark.parametrize(("now", "fetched"), [(REST_S - 1, 20), (REST_S, 1)], ids=["move", "rest"])
+@pytest.mark.parametrize(("now", "fetched"), [(IDLE_S - 1, 20), (IDLE_S, 1)], ids=["move", "rest"])
 def test_orders_too_many_for_the_window_look_ahead_in_turn_unless_they_are_idle(
     now: float, fetched: int
 ) -> None:
@@ -117,18 +117,18 @@ def test_idle_orders_give_up_what_they_fetched_ahead_and_fetch_no_more_before_th
     first, second, third = (every[number : number + 10] for number in (0, 10, 20))
     tell(node, plan(*first, number=1, job=1), plan(*second, number=2, job=2))
     fill(node, first[0], second[0])
-    assert tell(node, plan(*third, number=3, job=3), now=REST_S - 1) == []
+    assert tell(node, plan(*third, number=3, job=3), now=IDLE_S - 1) == []
     assert node.policy.reserve.ahead_bytes() == 2 * SIZE
     fetched = [Evict(first[0], RAM)] * bool(kept) + [StartFill(third[0], RAM)]
-    assert tell(node, plan(*third, number=3, job=3), now=REST_S) == fetched
+    assert tell(node, plan(*third, number=3, job=3), now=IDLE_S) == fetched
     if kept:
-        assert tell(node, Evicted(first[0], RAM), now=REST_S) == []
-        assert tell(node, Demanded(ONE, 0, first[0]), now=REST_S) == [StartFill(first[0], RAM)]
-    tell(node, Filled(third[0], RAM), *[Filled(first[0], RAM)] * bool(kept), now=REST_S)
+        assert tell(node, Evicted(first[0], RAM), now=IDLE_S) == []
+        assert tell(node, Demanded(ONE, 0, first[0]), now=IDLE_S) == [StartFill(first[0], RAM)]
+    tell(node, Filled(third[0], RAM), *[Filled(first[0], RAM)] * bool(kept), now=IDLE_S)
     third_s = [Grant(THREE, 1, third[0], RAM, "brief"), StartFill(third[1], RAM)]
-    assert tell(node, Demanded(THREE, 1, third[0]), Passed(3, 1), now=REST_S) == third_s
-    assert StartFill(first[1], RAM) in tell(node, Passed(1, 1), now=REST_S), "it moves again"
-    tell(node, Demanded(TWO, 1, second[0]), now=REST_S)
+    assert tell(node, Demanded(THREE, 1, third[0]), Passed(3, 1), now=IDLE_S) == third_s
+    assert StartFill(first[1], RAM) in tell(node, Passed(1, 1), now=IDLE_S), "it moves again"
+    tell(node, Demanded(TWO, 1, second[0]), now=IDLE_S)
     assert node.counters(DATASET).ahead == (1 if kept else 2), (
         "what is kept stays, and is no hit all the same"
     )
