@@ -14,7 +14,7 @@ from cachesvc.core.model import Counted, ExtentId, ReaderId, Stay, TierName
 
 @dataclass(frozen=True, slots=True)
 class StartFill:
-    """Bring an extent into a tier, where its bytes are reserved; `from_tier` None is the source."""
+    """Fill an extent into a tier, where its bytes are reserved, from `from_tier`, or from the source where that is None."""
 
     extent: ExtentId
     tier: TierName
@@ -23,8 +23,9 @@ class StartFill:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Hand the reader a read-only descriptor; the lease has begun. `stay`: how long the reader may hold it when it has
-    read it. `from_peer`: the fill that brought the bytes to this node had them from another one. `counted`: as what."""
+    """Send the reader a read-only descriptor; the lease has begun. `stay`: how long the reader may hold it after it has
+    read it. `from_peer`: the fill that brought the bytes to this node took them from another one. `counted`: how the
+    demand was counted."""
 
     reader: ReaderId
     request: int
@@ -37,8 +38,8 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """Ask the reader for what it was granted of an extent: its bytes are wrong, or will be; or others need its room.
-    `Released` follows, at some time."""
+    """Ask the reader to release an extent: its bytes are or will be `wrong`, or others need its room. `Released` follows at
+    some time."""
 
     reader: ReaderId
     extent: ExtentId
@@ -47,7 +48,7 @@ class Recall:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Read it elsewhere: it cannot be reserved now without waiting for another reader."""
+    """Tell the reader to read the extent elsewhere: room for it would have to wait for another reader."""
 
     reader: ReaderId
     request: int
@@ -56,7 +57,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The fill that the reader waited for failed. `code` is an `errors.py` code."""
+    """Tell the reader that the fill it waited for failed. `code` is an `errors.py` code."""
 
     reader: ReaderId
     request: int
@@ -67,7 +68,7 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Give an extent's bytes in a tier back and answer `Evicted`."""
+    """Remove an extent's copy from a tier, and answer `Evicted`."""
 
     extent: ExtentId
     tier: TierName
@@ -75,7 +76,7 @@ class Evict:
 
 @dataclass(frozen=True, slots=True)
 class Verify:
-    """The scrub's turn: check a copy against its checksums and answer `Verified`."""
+    """Check a copy against its checksums, for the scrub, and answer `Verified`."""
 
     extent: ExtentId
     tier: TierName

@@ -17,7 +17,7 @@ from cachesvc.core.lookahead.plans import Plans
 from cachesvc.core.model import RAM, Counted, ExtentId, ReaderId
 from cachesvc.core.records.cache_entry import CacheEntry, Copy, Role
 from cachesvc.core.records.fair_queue import FairQueue
-from cachesvc.core.records.pre_restart_holds import EVERYBODY, Hold, PreRestartHolds
+from cachesvc.core.records.pre_restart_holds import ALL_USERS, Hold, PreRestartHolds
 from cachesvc.core.records.reader_state import ReaderState
 from cachesvc.core.tiering.budgets import answering
 from cachesvc.core.tiering.copies import Copies
@@ -188,7 +188,7 @@ class Readers:
 
     def _charge_holds(self) -> None:
         """Charge what readers hold to the RAM budget."""
-        ram, held_bytes = self._policy.tiers.get(RAM), self.holds.held_bytes[EVERYBODY]
+        ram, held_bytes = self._policy.tiers.get(RAM), self.holds.held_bytes[ALL_USERS]
         if ram and ram.held_bytes != held_bytes:
             ram.held_bytes = held_bytes
             self._policy.reserve.retune()
