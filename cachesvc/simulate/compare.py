@@ -1,4 +1,4 @@
-"""Policies side by side on one trace: keep and LRU are the real core, random and Belady are references."""
+"""Compares policies on one trace: keep and LRU are the real core, random and Belady are references."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 
 
 def simulate(policy: PolicyName, spec: NodeSpec, workload: Workload) -> Result:
-    """Run every epoch. The references have one rank and the tiers' budgets as one capacity. Raises CacheError."""
+    """Run every epoch. The references have one rank, and the tiers' budgets as one capacity. Raises CacheError."""
     capacity = sum(tier.budget_bytes for tier in spec.tiers)
     bound = min(1.0, capacity / workload.size_bytes)
     if policy in ("keep", "lru"):

@@ -20,7 +20,7 @@ from cachesvc.core.order.mixture import (
     Size,
     epoch_slots,
     integer_shares,
-    unspotted,
+    split_spots,
 )
 from cachesvc.core.order.permute import mix as keyed
 from loader.datasets.composite import Component, Plain, without_parts
@@ -143,7 +143,7 @@ class Mixture(TorchDataset[Any]):
     def locate(self, indices: Ints) -> tuple[Ints, Ints, Ints]:
         """Spots (`batches.indices`) -> component, its own epoch, and the index in it. Each (component, own epoch,
         index) comes once in a job."""
-        return unspotted(self._sizes, np.asarray(indices, np.int64))
+        return split_spots(self._sizes, np.asarray(indices, np.int64))
 
     where = select = take = split = without_parts("mix")
 
@@ -193,7 +193,7 @@ class Mixture(TorchDataset[Any]):
 
     def _groups(self, spots: Ints, spec: OrderSpec) -> list[tuple[Ints, Component, OrderSpec, int, Ints]]:
         """Rows of one component and one of its epochs each."""
-        component, own_epoch, inner = unspotted(self._sizes, spots)
+        component, own_epoch, inner = split_spots(self._sizes, spots)
         found = []
         for index in np.unique(component).tolist():
             mine = component == index

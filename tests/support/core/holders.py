@@ -11,7 +11,7 @@ from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 from cachesvc.simulate.clock import Clock
-from cachesvc.simulate.holding import LOOK_S, Holding
+from cachesvc.simulate.holding import RECALL_DELAY_S, Holding
 
 SIZE = 10
 CHECK_EVERY = 25
@@ -73,7 +73,7 @@ class Jobs:
         elif isinstance(command, cmd.Recall):
             self.recalls.append((self.clock.now, command))
             reader = self.readers[command.reader]
-            self.clock.after(LOOK_S, lambda: reader.recalled(command.extent))
+            self.clock.after(RECALL_DELAY_S, lambda: reader.recalled(command.extent))
         elif isinstance(command, (cmd.Grant, cmd.Refuse, cmd.Fail)):
             self.readers[command.reader].answered(command)
 
