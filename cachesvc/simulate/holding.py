@@ -1,4 +1,4 @@
-"""What a simulated reader holds, by the rules of `loader/reading/lease_table.py`."""
+"""Extents that a simulated reader holds, by the rules of `loader/reading/lease_table.py`."""
 
 from __future__ import annotations
 

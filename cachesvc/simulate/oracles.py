@@ -21,7 +21,7 @@ class RandomCache:
         self._place: dict[int, int] = {}
 
     def touch(self, extent: int, next_use: float) -> bool:
-        """Whether the extent was held. It is held afterwards."""
+        """Return whether the extent was held. It is held afterwards."""
         if extent in self._place:
             return True
         if len(self._held) < self._room:
@@ -43,7 +43,7 @@ class BeladyCache:
         self._last: list[tuple[float, int]] = []
 
     def touch(self, extent: int, next_use: float) -> bool:
-        """Whether the extent was held. `next_use`: when it is used again."""
+        """Return whether the extent was held. `next_use`: when it is used again."""
         held = extent in self._next
         self._next[extent] = next_use
         heapq.heappush(self._last, (-next_use, extent))

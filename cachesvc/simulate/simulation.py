@@ -37,7 +37,7 @@ MAX_EVENTS = 50_000_000
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
-    """What is simulated: the budgets of the tiers, the core's settings, the source, and the compute time of a step."""
+    """The simulated node: the budgets of the tiers, the core's settings, the source, and the compute time of a step."""
 
     tiers: tuple[TierSpec, ...]
     settings: NodeSettings = field(default_factory=NodeSettings)
@@ -200,7 +200,7 @@ class _Rank:
         return tuple(work.extent(index) for index, _, _ in rows)
 
     def waits_for(self, extent: ExtentId) -> bool:
-        """Whether this reader waits for an extent."""
+        """Return whether this reader waits for an extent."""
         return self._simulation._index[extent] in self._wanted
 
     def granted(self, extent: ExtentId, stay: Stay) -> None:

@@ -1,4 +1,4 @@
-"""Which epoch of a dataset a plan belongs to.
+"""Finds the epoch of a dataset that a plan belongs to.
 
 Ranks of one job run through an epoch side by side, each with a plan of its own, and count as one. A plan begins another
 epoch where its number was in the job's latest epoch, where all plans of that epoch have ended, and for another job. A

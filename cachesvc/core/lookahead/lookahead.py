@@ -84,7 +84,7 @@ class Lookahead:
         return not moved or not any(users.values())
 
     def _may_fetch(self, plan: PlanState, entry: CacheEntry, reader_waits: bool) -> bool:
-        """Whether an absent extent may be fetched now."""
+        """Return whether an absent extent may be fetched now."""
         if not self._reserve.streams:
             return True
         if self._reserve.tight_for(plan.window.user):
@@ -141,12 +141,12 @@ class Lookahead:
 
 
 def _absent(entry: CacheEntry) -> bool:
-    """Whether an extent is neither resident nor being fetched. One whose fill failed waits for a reader's demand."""
+    """Return whether an extent is neither resident nor being fetched. One whose fill failed waits for a reader's demand."""
     in_progress = entry.waiters or entry.due_at is not None or entry.filling()
     return not (entry.ready or entry.failed or in_progress)
 
 
 def _replaceable(copy: Copy) -> bool:
-    """Whether a copy is kept, idle, not needed and not pinned."""
+    """Return whether a copy is kept, idle, not needed and not pinned."""
     unused = copy.usable and copy.idle and not copy.entry.needs
     return copy.role is Role.KEPT and unused and not copy.entry.pinned

@@ -1,4 +1,4 @@
-"""How the plans of each order share the window, and whose turn it is to fetch ahead.
+"""Shares the window among orders, and decides whose turn it is to fetch ahead.
 
 The room is shared out by user, and a user's part by order. So another user's part is the same however many plans one user
 has. A user who reads more side by side than its part holds has no room (`core/tiering/stream_window.py`). Where there are
@@ -64,12 +64,12 @@ class OrderWindows:
         self._turn = window.turn = self._turns[window.user] = self._turn + 1
 
     def turn_of(self, user: int) -> int:
-        """When a user last fetched ahead: the one that waited longest is first."""
+        """The number of a user's last turn: the user who waited longest is first."""
         return self._turns.get(user, 0)
 
     def has_room(self, window: OrderWindow, size_bytes: int) -> bool:
-        """Whether `size_bytes` more may be ahead in a window: within its part or, where parts are smaller than an extent,
-        as its only extent. What idle orders and users have ahead must be freed first."""
+        """Return whether `size_bytes` more may be ahead in a window: within its part or, where parts are smaller than an
+        extent, as its only extent. What idle orders and users have ahead must be freed first."""
         mine, active = self._of(window.user), self._active_of(window.user)
         room, ahead = self._room_bytes(window.user), window.ahead_bytes
         if self._crowded(size_bytes):
@@ -140,7 +140,7 @@ class OrderWindows:
         return max(every // len(self._sharing() | {user}), min(every, self._reserve.largest_bytes))
 
     def _crowded(self, size_bytes: int) -> bool:
-        """Whether several users together have so much ahead that there is no room for `size_bytes` more."""
+        """Return whether several users together have so much ahead that there is no room for `size_bytes` more."""
         if len(self._users) < 2:
             return False
         users = (user for user in self._users if not self._reserve.tight_for(user))

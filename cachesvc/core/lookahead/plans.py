@@ -74,7 +74,7 @@ class Plans:
             self._windows.leave(plan)
 
     def of_job(self, job: int) -> int:
-        """How many plans a job has."""
+        """The number of a job's plans."""
         return self._jobs[job]
 
     def ended(self, event: PlanEnded) -> None:

@@ -36,7 +36,7 @@ class Schedule:
     every: float
 
     def allows(self, index: int, step: int) -> bool:
-        """Whether row `index` may be fetched when everything before `step` is consumed."""
+        """Return whether row `index` may be fetched when everything before `step` is consumed."""
         at = min(step / self.every, len(self.path) - 1.0)
         low = int(at)
         high = min(low + 1, len(self.path) - 1)
@@ -77,7 +77,7 @@ def _shortest(lower: F64, upper: F64) -> list[float]:
 
 
 def _next_turn(lower: F64, upper: F64, value: float) -> tuple[int, float]:
-    """How many knots a line from `value` can go inside the band, and its slope."""
+    """The number of knots that a line from `value` can go inside the band, and its slope."""
     steps = np.arange(1, len(lower) + 1)
     low, high = (lower - value) / steps, (upper - value) / steps
     least, most = np.maximum.accumulate(low), np.minimum.accumulate(high)

@@ -53,15 +53,15 @@ class Claims:
             self._jobs.setdefault(job, []).append(dataset)
 
     def claimed(self, name: DatasetId) -> bool:
-        """Whether neither a claim of the dataset nor the end of one is under way."""
+        """Return whether neither a claim of the dataset nor the end of one is under way."""
         return (WorkKind.CLAIM, name) not in self._work
 
     def settled(self, name: DatasetId) -> bool:
-        """Whether no claim, end of a claim, pin or unpin of the dataset is under way."""
+        """Return whether no claim, end of a claim, pin or unpin of the dataset is under way."""
         return self.claimed(name) and (WorkKind.PIN, name) not in self._work
 
     def evicted(self, name: DatasetId) -> bool:
-        """Whether no eviction of the dataset is under way."""
+        """Return whether no eviction of the dataset is under way."""
         return (WorkKind.EVICT, name) not in self._work
 
     def end_job(self, job: int) -> None:
@@ -102,7 +102,7 @@ class Claims:
         self._work.do((WorkKind.EVICT, name), self._evict(name, named), count)
 
     def progress(self, job: int) -> JobProgress:
-        """How much of a job's datasets is resident, and why the rest is not."""
+        """Report how much of a job's datasets is resident, and why the rest is not."""
         datasets = self._jobs.get(job, [])
         failed: dict[ExtentId, tuple[int, str]] = {}
         for dataset in datasets:
@@ -129,7 +129,7 @@ class Claims:
         }
 
     def prefetching(self, job: int) -> bool:
-        """Whether no eviction has ended the prefetch of a job's datasets."""
+        """Return whether no eviction has ended the prefetch of a job's datasets."""
         return all(each.prefetched for each in self._jobs.get(job, ()))
 
     def counters(self, name: DatasetId) -> Counters:

@@ -83,7 +83,7 @@ class Completions:
         self._copies.forget(entry)
 
     def next_alarm(self) -> float:
-        """When the next retry is due, in seconds; inf where none is."""
+        """The time of the next retry, in seconds; inf where none is."""
         return self._alarms.next()
 
     def ring(self) -> None:

@@ -124,7 +124,7 @@ class Node:
         return self._context.commands
 
     def next_deadline(self) -> float:
-        """When the next `Tick` is owed, in seconds; inf while nothing waits for time. It is the current time while
+        """The time when the next `Tick` is owed, in seconds; inf while nothing waits for time. It is the current time while
         look-ahead, prefetch or incremental work has more to do than one event may."""
         return (
             self._context.now
@@ -133,7 +133,7 @@ class Node:
         )
 
     def progress(self, job: int) -> JobProgress:
-        """How much of a job's datasets is resident."""
+        """Report how much of a job's datasets is resident."""
         return self.claims.progress(job)
 
     def counters(self, dataset: DatasetId) -> Counters:

@@ -54,7 +54,7 @@ class Prefetches:
         self._copies.refills[entry.id] = None
 
     def will_refill(self, entry: CacheEntry) -> bool:
-        """Whether an extent is noted to be filled again."""
+        """Return whether an extent is noted to be filled again."""
         return entry.id in self._copies.refills
 
     def feed_refills(self) -> bool:
@@ -88,7 +88,7 @@ class Prefetches:
         return False
 
     def _unfinished(self, dataset: DatasetState) -> bool:
-        """Whether the prefetch has extents left, and neither a claim nor an eviction of the dataset is under way."""
+        """Return whether the prefetch has extents left, and neither a claim nor an eviction of the dataset is under way."""
         if dataset.prefetch_at >= len(dataset.extents):
             return False
         return (WorkKind.CLAIM, dataset.id) not in self._work and (
@@ -97,7 +97,7 @@ class Prefetches:
         ) not in self._work
 
     def _in_progress(self, entry: CacheEntry) -> bool:
-        """Whether an extent is resident, or is being fetched already."""
+        """Return whether an extent is resident, or is being fetched already."""
         return entry.ready or entry.filling() or bool(entry.queued) or entry.due_at is not None
 
     def _fill(self, entry: CacheEntry) -> bool:
@@ -113,8 +113,8 @@ class Prefetches:
         return True
 
     def _room_is_coming(self, entry: CacheEntry) -> bool:
-        """Whether the extent's own old copy is being evicted from a tier that may then take it again, or a tier that stalls
-        may answer again."""
+        """Return whether the extent's own old copy is being evicted from a tier that may then take it again, or a tier
+        that stalls may answer again."""
         if any(tier.stalled and not tier.lost for tier in self._policy.tiers.values()):
             return True
         return any(copy.tier.evicting_bytes and not copy.tier.lost for copy in entry.copies)

@@ -286,7 +286,7 @@ class Readers:
         return True
 
     def _room_is_coming(self) -> bool:
-        """Whether bytes will be free, or evictable, without a reader's doing."""
+        """Return whether bytes will be free, or evictable, without a reader's doing."""
         tiers = answering(self._policy.tiers)
         if any(tier.evicting_bytes for tier in tiers):
             return True

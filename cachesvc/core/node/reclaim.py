@@ -54,7 +54,7 @@ class Reclaim:
         self._rounds = 0
 
     def next_deadline(self) -> float:
-        """When the next round for a tier beyond its budget is due; inf where there is none. Extents that look for room come
+        """The time of the next round for a tier beyond its budget; inf where there is none. Extents that look for room come
         with events."""
         return self._again_at
 
@@ -107,8 +107,8 @@ class Reclaim:
         return max(0.0, -spare_bytes) if self._policy.shares.within_quota(entry) else 0.0
 
     def _for_extent(self, entry: CacheEntry, spare_bytes: float) -> Iterator[Copy | ExtentId]:
-        """What tiers keep beyond the room for it, and what the extent's dataset lacks of its share. Where the extent
-        finds no room at all: as much as the window, streaming copies included."""
+        """Choose as much as tiers keep beyond the room for it, and as the extent's dataset lacks of its share. Where the
+        extent finds no room at all: as much as the window, streaming copies included."""
         size, deficit = entry.size_bytes, self._deficit(entry, spare_bytes)
         tiers = [
             tier
@@ -165,7 +165,8 @@ class Reclaim:
         return self._policy.tiers[RAM], self._readers.holds.sizes[recalled], None
 
     def _candidates(self) -> Iterator[Copy | ExtentId]:
-        """What readers hold, in the order of recall. Streaming copies come last: readers give them back soon anyway."""
+        """Copies and holds of readers, in the order of recall. Streaming copies come last: readers give them back soon
+        anyway."""
         yield from self._readers.holds.sizes if RAM in self._policy.tiers else ()
         streaming = list[Copy]()
         for copy in islice(self._leased(), LEASES_EXAMINED):

@@ -1,4 +1,4 @@
-"""When to retry: backoff without randomness, and the retries that are due."""
+"""Times of retries: backoff without randomness, and the retries that are due."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class _Round:
     began_at: float = -math.inf
 
     def due_at(self) -> float:
-        """When a copy of this tier may be verified next."""
+        """The time when a copy of this tier may be verified next."""
         if self.waiting:
             return -math.inf
         return self.began_at + ROUND_S if self.later else math.inf
@@ -62,7 +62,7 @@ class Scrub:
                 each.later.extend(new)
 
     def next_deadline(self) -> float:
-        """When the next copy is due; inf while there is none, or while one is being verified."""
+        """The time when the next copy is due; inf while there is none, or while one is being verified."""
         if self.checking is not None or not self._rounds:
             return math.inf
         return max(self._due_at, min(each.due_at() for each in self._rounds))

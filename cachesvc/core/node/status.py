@@ -1,4 +1,4 @@
-"""What a node reports about itself: frozen snapshots, O(tiers + datasets) to take."""
+"""Reports of a node about itself: frozen snapshots, O(tiers + datasets) to take."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cachesvc.core.model import DatasetId, ExtentId, TierName
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """How much of a job's datasets is resident.
+    """Progress of a job's datasets: how much is resident.
 
     `failed` maps an extent to the code (errors.py) and message of its last fill. `stuck` counts what a prefetch cannot
     keep. `incomplete` maps a resident extent in which objects are missing to the code and message of the first one.

@@ -68,8 +68,8 @@ class Deal:
         yield self.full_steps * self.batch, self.size
 
     def slots(self, at: Callable[[I64], I64], first_step: int, last_step: int, low: int, high: int) -> I64:
-        """`at` of the positions in the slots [low, high) of the full batches [first_step, last_step): int64[steps, slots].
-        It gets ascending positions, those of each canonical node in turn."""
+        """Values of `at` for the positions in the slots [low, high) of the full batches [first_step, last_step):
+        int64[steps, slots]. It gets ascending positions, those of each canonical node in turn."""
         assert 0 <= first_step <= last_step <= self.full_steps
         assert 0 <= low <= high <= self.batch
         steps = np.arange(first_step, last_step, dtype=np.int64)[:, None]

@@ -146,7 +146,7 @@ class _Network:
 
 
 def _hash(source: U32, keys: U32, into: U32, spare: U32) -> None:
-    """into = a 32-bit hash of (source, key) whose high bits are good. `spare` is scratch."""
+    """Set `into` to a 32-bit hash of (source, key) whose high bits are good. `spare` is scratch."""
     np.add(source, keys, out=into)
     into *= _SPREAD
     np.right_shift(into, _HALF, out=spare)

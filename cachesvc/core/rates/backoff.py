@@ -1,4 +1,4 @@
-"""When to retry, when to hedge, how fast to ask, and when to stop asking. Time and randomness are arguments."""
+"""Decides when to retry, when to hedge, how fast to ask, and when to stop asking. Time and randomness are arguments."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class LatencyTail:
 
 
 def hedge_allowed(hedges: int, requests: int) -> bool:
-    """Whether one more hedge keeps hedges within `HEDGE_SHARE` of requests."""
+    """Return whether one more hedge keeps hedges within `HEDGE_SHARE` of requests."""
     return hedges + 1 <= HEDGE_SHARE * requests
 
 
@@ -259,8 +259,8 @@ _NUMBERS = attrgetter(*(each.name for each in fields(Pace)))
 
 @dataclass(slots=True)
 class SourceBreaker:
-    """Whether a source is down: after `FAILURES` in a row, over at least `QUIET_S`. While it is open, one request an
-    interval is a probe, and all others wait for its outcome."""
+    """A circuit breaker for a source. It opens after `FAILURES` in a row, over at least `QUIET_S`. While it is
+    open, one request an interval is a probe, and all others wait for its outcome."""
 
     FAILURES = 16
     QUIET_S = 2.0
@@ -273,7 +273,7 @@ class SourceBreaker:
 
     @property
     def open(self) -> bool:
-        """Whether the source counts as down."""
+        """True if the source counts as down."""
         return self._interval_s > 0
 
     def down_s(self, now: float) -> float:

@@ -1,4 +1,4 @@
-"""Whether a cache directory works: a circuit breaker over one tier, pure.
+"""Decides whether a cache directory works: a circuit breaker over one tier, pure.
 
 Two witnesses are needed before a tier is given up, because a busy disk is not a broken one. A small read, the *canary*, is
 sent every `probe_s`. A call of the tier that fails, one that is under way for `stuck_s`, or a canary that fails makes the
@@ -88,7 +88,7 @@ class Breaker:
         self._doubted = True
 
     def next_deadline(self) -> float:
-        """When `tick` is owed, in seconds."""
+        """The time when `tick` is owed, in seconds."""
         if self._asked_at is None:
             return self._due_at
         return self._looked_at + self.limits.slow_s / 2

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Role(Enum):
-    """Why a copy is in its tier: a claim keeps it, a plan needs it, or it was used recently."""
+    """The reason why a copy is in its tier: a claim keeps it, a plan needs it, or it was used recently."""
 
     KEPT = 1
     AHEAD = 2

@@ -18,7 +18,7 @@ from enum import IntEnum
 
 
 class Phase(IntEnum):
-    """Where a copy is in its life. An absent copy has no record, or has just left the records."""
+    """The phase of a copy's life. An absent copy has no record, or has just left the records."""
 
     ABSENT = 0
     FILLING = 1
@@ -27,7 +27,7 @@ class Phase(IntEnum):
 
 
 class CopyEvent(IntEnum):
-    """What happens to one copy."""
+    """An event of one copy."""
 
     RESERVED = 1
     RECOVERED = 2

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class OrderWindow:
-    """What the plans of one order have fetched ahead. Ranks that read the same extents side by side share one window,
-    for they need each extent once."""
+    """Extents that the plans of one order have fetched ahead. Ranks that read the same extents side by side share one
+    window, for they need each extent once."""
 
     user: int = -1
     plans: set[int] = field(default_factory=set)

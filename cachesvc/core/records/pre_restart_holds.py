@@ -28,7 +28,7 @@ class PreRestartHolds:
         self._readers: Counter[tuple[int | None, ExtentId]] = Counter()
 
     def fits(self, extent: ExtentId, hold: Hold, most_bytes: int, budget_bytes: int) -> bool:
-        """Whether with this hold its user has no more than `most_bytes`, and all users no more than the budget."""
+        """Return whether with this hold its user has no more than `most_bytes`, and all users no more than the budget."""
         return all(
             (account, extent) in self._readers or self.held_bytes[account] + hold.size_bytes <= limit_bytes
             for account, limit_bytes in ((hold.user, most_bytes), (ALL_USERS, budget_bytes))

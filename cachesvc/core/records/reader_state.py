@@ -1,4 +1,4 @@
-"""What one connection of a reader has outstanding."""
+"""The record of one connection of a reader."""
 
 from __future__ import annotations
 

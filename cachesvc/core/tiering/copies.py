@@ -47,7 +47,7 @@ class Copies:
 
     @property
     def busy(self) -> bool:
-        """Whether no more fills may start."""
+        """True if no more fills may start."""
         settings, count = self.policy.settings, len(self.filling)
         if count < settings.max_fills:
             return False

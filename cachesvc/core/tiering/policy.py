@@ -1,4 +1,4 @@
-"""Where an extent goes and what is evicted for it: keep, then window, then least recently used.
+"""Decides where an extent goes and what is evicted for it: keep, then window, then least recently used.
 
 Keeping a fixed part of a dataset of D bytes in a cache of C hits C/D of shuffled reads, the bound for every demand-fill
 policy; replacing (LRU) hits about half its square. So a claimed extent that finds room is kept, and evicted only when the
@@ -66,8 +66,8 @@ SMALL_FILLS = 4
 
 
 class Requester(Enum):
-    """Who wants room: a waiting reader whose job has a plan or has none, a plan, a plan within its user's part of the
-    window where another user reads beyond its own, or a prefetch, which only keeps."""
+    """The party that wants room: a waiting reader whose job has a plan or has none, a plan, a plan within its user's part
+    of the window where another user reads beyond its own, or a prefetch, which only keeps."""
 
     PLANNED_READER = 1
     UNPLANNED_READER = 2
@@ -89,17 +89,17 @@ class Policy:
         self.reserve = Reserve(self.tiers, self.shares, settings.lookahead_bytes, settings.unplanned_share)
 
     def fits(self, entry: CacheEntry) -> bool:
-        """Whether some tier that works is large enough for an extent."""
+        """Return whether some tier that works is large enough for an extent."""
         return any(not tier.lost and entry.size_bytes <= tier.budget_bytes for tier in self.tiers.values())
 
     def room_to_keep(self, entry: CacheEntry, free: bool = True) -> bool:
-        """Whether an extent could be kept without an eviction; not `free`: without the eviction of a kept copy."""
+        """Return whether an extent could be kept without an eviction; not `free`: without the eviction of a kept copy."""
         size = entry.size_bytes
         fits = (tier for tier in working(self.tiers) if tier.kept_bytes + size <= tier.keep_bytes)
         return any(tier.free_bytes >= size or not free for tier in fits) and self.shares.within_quota(entry)
 
     def room_elsewhere(self, entry: CacheEntry) -> bool:
-        """Whether a tier without a copy of an extent could keep one without evicting a kept copy."""
+        """Return whether a tier without a copy of an extent could keep one without evicting a kept copy."""
         size, taken = entry.size_bytes, {copy.tier for copy in entry.copies}
         return self.shares.within_quota(entry) and any(
             tier.kept_bytes + size <= tier.keep_bytes and size <= tier.free_bytes + tier.spare_bytes
@@ -108,9 +108,9 @@ class Policy:
         )
 
     def stay(self, copy: Copy) -> Stay:
-        """How long a reader may hold this copy. A kept one: for good; where part of the data streams, until the plan has
-        passed it, so that another may be kept in its place. A streaming one: until a later read leaves it out. Where
-        readers compete for the window, or the copy is recalled: for one read."""
+        """The time for which a reader may hold this copy. A kept one: for good; where part of the data streams, until the
+        plan has passed it, so that another may be kept in its place. A streaming one: until a later read leaves it out.
+        Where readers compete for the window, or the copy is recalled: for one read."""
         if copy.recalled:
             return "once"
         if copy.role is not Role.KEPT:
@@ -128,7 +128,7 @@ class Policy:
         return Role.AHEAD if entry.needs else Role.LRU
 
     def place(self, entry: CacheEntry, requester: Requester) -> Placement:
-        """Where a fill of `entry` may go now."""
+        """Choose the placement of a fill of `entry` now."""
         taken = {copy.tier.name for copy in entry.copies}
         tiers = [
             tier
@@ -148,7 +148,7 @@ class Policy:
         return self._stream(entry, tiers, requester) or NOWHERE
 
     def promote(self, entry: CacheEntry) -> Placement:
-        """Where a copy that is promoted for reading ahead may go: RAM, if that evicts only LRU copies."""
+        """Choose the placement of a copy that is promoted for reading ahead: RAM, if that evicts only LRU copies."""
         ram = self.tiers.get(RAM)
         if ram is None or ram.lost or any(copy.tier is ram for copy in entry.copies):
             return NOWHERE

@@ -1,4 +1,4 @@
-"""Which part of a dataset is kept, where the order of the next epoch is known: a part that is spread evenly over that
+"""Decides which part of a dataset is kept, where the order of the next epoch is known: a part spread evenly over that
 order.
 
 Any part of one size hits equally often, but a random part leaves long runs of absent extents, which the source sees as

@@ -40,7 +40,7 @@ def free_room(tiers: Iterable[TierState], size_bytes: int, role: Role) -> Placem
 
 
 def oldest(tier: TierState) -> float:
-    """When the copy that a tier would evict first was last used, in seconds; inf where it has none to evict."""
+    """The time of the last use of the copy that a tier would evict first, in seconds; inf where it has none to evict."""
     if tier.dormant:
         return 0.0
     first = next(chain(tier.lru, tier.lru_unplanned), None)
@@ -50,8 +50,8 @@ def oldest(tier: TierState) -> float:
 def make_room(
     tier: TierState, size_bytes: int, candidates: Iterable[Copy] | None = None, unplanned: bool = False
 ) -> Placement | None:
-    """What to evict for `size_bytes` in a tier, beside what is being evicted: `SOON` where nothing more is needed, None
-    where the candidates do not suffice. Default candidates: the tier's spare copies; all unused ones where
+    """Choose what to evict for `size_bytes` in a tier, beside what is being evicted: `SOON` where nothing more is needed,
+    None where the candidates do not suffice. Default candidates: the tier's spare copies; all unused ones where
     `unplanned`."""
     short = size_bytes - tier.free_bytes - tier.evicting_bytes
     if short <= 0:

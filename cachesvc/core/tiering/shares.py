@@ -73,7 +73,7 @@ class Shares:
         return room * dataset.size_bytes / total if total else 0.0
 
     def leaves_room(self, entry: CacheEntry) -> bool:
-        """Whether one more extent of its dataset may be kept, given the datasets that are below their share."""
+        """Return whether one more extent of its dataset may be kept, given the datasets that are below their share."""
         home = entry.datasets[0]
         if not self.below_share or home in self.below_share:
             return True
@@ -87,13 +87,13 @@ class Shares:
         return {each: each.kept_bytes - room * each.size_bytes / total for each in self.datasets.values()}
 
     def within_quota(self, entry: CacheEntry) -> bool:
-        """Whether one more extent of its dataset may be kept: within quotas, or because it is pinned without any."""
+        """Return whether one more extent of its dataset may be kept: within quotas, or because it is pinned without any."""
         if not entry.datasets or any(dataset.exempt for dataset in entry.datasets):
             return True
         return entry.size_bytes <= self.quota_left(entry.datasets[0])
 
     def beyond_quota(self, entry: CacheEntry) -> bool:
-        """Whether more of its dataset is kept than quotas allow, as after another user's pin began or ended."""
+        """Return whether more of its dataset is kept than quotas allow, as after another user's pin began or ended."""
         exempt = any(dataset.exempt for dataset in entry.datasets)
         return not exempt and self.quota_left(entry.datasets[0]) < 0
 

@@ -1,5 +1,5 @@
-"""What kept copies leave to others: in one tier the window through which the rest streams, and in each tier the share of
-readers without a plan.
+"""Room that kept copies leave to others: in one tier the window through which the rest streams, and in each tier the
+share of readers without a plan.
 
 There is no window where all data fits. Otherwise it holds what plans read side by side and the node does not keep, and as
 much again, because the next of it is fetched meanwhile.
@@ -76,16 +76,16 @@ class Reserve:
         return max(0, self.window_bytes - sum(min(each, most) for each in self._opened.values()) - beyond)
 
     def tight_for(self, user: int) -> bool:
-        """Whether a user's plans read more side by side than its part of the window holds."""
+        """Return whether a user's plans read more side by side than its part of the window holds."""
         return self.streams and self._opened.get(user, 0) > self._most_opened_bytes
 
     def taken_from(self, user: int) -> bool:
-        """Whether another user's plans do, and not this one's."""
+        """Return whether another user's plans do, and not this one's."""
         return not self.tight_for(user) and any(map(self.tight_for, self._opened))
 
     @property
     def tight(self) -> bool:
-        """Whether plans read more side by side than the window holds: readers should hold nothing between reads."""
+        """True if plans read more side by side than the window holds: readers should hold nothing between reads."""
         return self.streams and self.window_bytes - self._opened_bytes < self.largest_bytes
 
     def retune(self) -> None:
