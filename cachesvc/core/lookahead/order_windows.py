@@ -17,7 +17,7 @@ from cachesvc.core.records.event_context import EventContext
 from cachesvc.core.records.order_window import OrderWindow
 from cachesvc.core.tiering.stream_window import Reserve
 
-FIRST_ENTRIES = 64
+FIRST_ROWS = 64
 """Rows that identify an order: those of its first step, and not more of them than this."""
 IDLE_S = 30.0
 """An order that has passed nothing for so long is idle. A slow one waits for one fill in that time."""
@@ -35,7 +35,7 @@ class OrderWindows:
 
     def join(self, number: int, entries: Sequence[tuple[ExtentId, int, int]], user: int) -> OrderWindow:
         """The window that a new plan shares."""
-        rows = entries[:FIRST_ENTRIES]
+        rows = entries[:FIRST_ROWS]
         first = frozenset(extent for extent, step, _ in rows if step == entries[0][1])
         window = self._users.setdefault(user, {}).setdefault(first, OrderWindow(user))
         window.plans.add(number)
@@ -53,7 +53,7 @@ class OrderWindows:
             self._turns.pop(user, None)
         self._retune()
 
-    def measured(self, window: OrderWindow, open_bytes: int, absent_bytes: int) -> None:
+    def note_reads(self, window: OrderWindow, open_bytes: int, absent_bytes: int) -> None:
         """Note how many bytes a plan reads side by side, and how many of them are not kept."""
         window.open_bytes = max(window.open_bytes, open_bytes)
         window.absent_bytes = max(window.absent_bytes, absent_bytes)

@@ -1,6 +1,6 @@
 """One node's decisions: `handle(event, now) -> [command]`, with no clock, randomness or IO.
 
-'A copy is an extent's bytes in one tier. `core/records/copy_phases.py` holds the table of its phases.
+A copy is an extent's bytes in one tier. `core/records/copy_phases.py` holds the table of its phases.
 
 Copies are evicted from eviction lists only. A copy is on a list exactly while it is idle and not pinned: not leased, not
 filled from, not being committed. So a copy that is granted or protected cannot be evicted. Each role has its lists: KEPT
