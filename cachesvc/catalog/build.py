@@ -22,7 +22,7 @@ from cachesvc.catalog.options import Options
 from cachesvc.catalog.survey import Survey, provisional_id
 from cachesvc.core.errors import NotFound
 from cachesvc.core.model import DatasetId, Extent, ObjectVersion
-from cachesvc.core.secrets import redacted
+from cachesvc.core.safe_text import redacted
 from cachesvc.sources.source import Source
 
 __all__ = ["DirectBytes", "Options", "build", "provisional"]

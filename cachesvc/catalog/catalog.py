@@ -14,7 +14,7 @@ from cachesvc.catalog.columns import Array, Ints, MappedColumns, MappedTexts, ch
 from cachesvc.catalog.layout import Field, Fixed, Indirect, InlineTable, Layout, PerSample
 from cachesvc.core.errors import CorruptData
 from cachesvc.core.model import PAGE_BYTES, DatasetId, Extent, ExtentId, ObjectVersion, Piece
-from cachesvc.core.secrets import redacted
+from cachesvc.core.safe_text import redacted
 
 PART_COLUMNS = ("piece.stored", "piece.tail")
 """Columns of catalogs whose pieces are decoded from parts of objects."""

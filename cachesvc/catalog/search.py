@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from cachesvc.catalog.labels.tags import NUMBER
 from cachesvc.core.errors import InvalidInput
-from cachesvc.core.text import printable
+from cachesvc.core.safe_text import printable
 
 Mask = npt.NDArray[np.bool_]
 _MAX_TEXT = 65_536

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from cachesvc.cli import output
-from cachesvc.core.text import printable
+from cachesvc.core.safe_text import printable
 
 MAX_PRINTED = 8
 """Number of notes of one dataset that are printed."""

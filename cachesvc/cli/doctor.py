@@ -15,7 +15,7 @@ from cachesvc.cli import doctor_checks, options, output
 from cachesvc.cli.doctor_checks import Finding, Level
 from cachesvc.cli.serve import settings_of
 from cachesvc.client.control import find_daemon
-from cachesvc.core.secrets import redacted
+from cachesvc.core.safe_text import redacted
 from cachesvc.system.memory import allowed_bytes
 
 _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from cachesvc.cli import options, output
-from cachesvc.core.text import printable
+from cachesvc.core.safe_text import printable
 
 
 @click.command()

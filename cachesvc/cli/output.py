@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cachesvc.core.errors import CacheError, OutOfSpace
-from cachesvc.core.text import printable
+from cachesvc.core.safe_text import printable
 
 COLUMNS = 1000
 """Width of tables, and of all output that does not go to a terminal: their lines are never folded."""

@@ -11,7 +11,7 @@ from cachesvc.cli.progress_bar import ProgressBar
 from cachesvc.client.control import Control, DatasetInfo
 from cachesvc.core.errors import InvalidInput, NotFound
 from cachesvc.core.model import DatasetId
-from cachesvc.core.secrets import redacted
+from cachesvc.core.safe_text import redacted
 
 if TYPE_CHECKING:
     from cachesvc.catalog.options import Options

@@ -278,8 +278,8 @@ def check_share(node: Node, dataset: ServedDataset, user: int) -> None:
 def in_use(node: Node, dataset: ServedDataset) -> bool:
     """Tell whether the node has any of the dataset's extents: resident, filling or demanded. O(the smaller set)."""
     wanted = dataset.index_of.keys()
-    found = (tier.found.keys() for tier in node.policy.tiers.values())
-    return not (node.copies.entries.isdisjoint(wanted) and all(map(wanted.isdisjoint, found)))
+    found = (tier.dormant.keys() for tier in node.policy.tiers.values())
+    return not (node.copies.entries.keys().isdisjoint(wanted) and all(map(wanted.isdisjoint, found)))
 
 
 def unknown(wanted: DatasetId) -> NotFound:

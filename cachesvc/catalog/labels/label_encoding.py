@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cachesvc.core.errors import InvalidInput
-from cachesvc.core.text import printable
+from cachesvc.core.safe_text import printable
 
 KINDS = ("class", "float")
 """The kinds of labels that `labels=` may name; "" infers the kind."""

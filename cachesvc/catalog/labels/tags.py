@@ -12,7 +12,7 @@ import numpy as np
 
 from cachesvc.catalog.columns import Array, TextColumn, ints
 from cachesvc.catalog.labels.label_encoding import EncodedLabels, Value, encode_labels, mixed_label
-from cachesvc.core.text import printable
+from cachesvc.core.safe_text import printable
 
 SIDECARS = ("cls", "json", "txt")
 SIDECAR_BYTES = 64 << 10

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.layout import Indirect, InlineTable
-from cachesvc.core.records.state import Tier
+from cachesvc.core.records.tier_state import TierState
 from cachesvc.sources.fetch import BUFFERS_BYTES
 
 PARQUET_EXTENTS = 6
@@ -39,7 +39,7 @@ class _WaitingFill:
 class FillMemory:
     """Starts fills in the order in which they were submitted. Runs on the loop's thread."""
 
-    def __init__(self, least_bytes: int, room_bytes: int, ram: Tier | None) -> None:
+    def __init__(self, least_bytes: int, room_bytes: int, ram: TierState | None) -> None:
         """Fills may always take `least_bytes`, and together with the RAM tier `room_bytes`."""
         self._least_bytes, self._room_bytes, self._ram = least_bytes, room_bytes, ram
         self._waiting: deque[_WaitingFill] = deque()

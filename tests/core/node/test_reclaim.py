@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
+from cachesvc.core.commands import Command, Evict, Grant, Recall, Refuse, StartFill
 from cachesvc.core.events import (
-    Command,
     DatasetDeclared,
     Demanded,
     Event,
-    Evict,
     Evicted,
     Filled,
-    Grant,
-    Held,
+    HoldReported,
     Pinned,
     ReaderGone,
-    Recall,
-    Refuse,
     Released,
-    StartFill,
 )
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, Stay, TierName
 from cachesvc.core.node.node import Node
-from cachesvc.core.node.reclaim import EVERY_S, MOST, OWED_S, UNHEARD
-from cachesvc.core.tiering.policy import Settings, TierSpec
+from cachesvc.core.node.reclaim import INTERVAL_S, REPLY_S, ROUND_EXTENTS, UNANSWERED_LIMIT
+from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 
 SIZE = 10
 FIRST, SECOND = DatasetId("first"), DatasetId("second")
@@ -37,7 +32,7 @@ class Cache:
     """A RAM tier that fills and evicts at once, and readers that do as they are told."""
 
     def __init__(self, room: int) -> None:
-        self.node = Node([TierSpec(RAM, room * SIZE)], Settings())
+        self.node = Node([TierSpec(RAM, room * SIZE)], NodeSettings())
         self.now = 0.0
 
     def declare(self, dataset: DatasetId, count: int, job: int) -> list[ExtentId]:
@@ -81,7 +76,7 @@ def test_a_dataset_that_comes_later_gets_its_share_of_what_readers_hold_and_no_m
     second = cache.declare(SECOND, 8, TWO)
     shelved = 0
     for extent in second * 3:
-        cache.now += EVERY_S
+        cache.now += INTERVAL_S
         for answer in cache.send(Demanded(TWO, 0, extent)):
             if isinstance(answer, Recall):
                 assert answer.reader == ONE
@@ -118,9 +113,9 @@ def test_asked_once_a_second_and_for_something_else_where_nothing_comes_back() -
     asked = cache.asked(TWO, second[0])
     assert asked
     assert cache.asked(TWO, second[0]) == []
-    cache.now += EVERY_S
+    cache.now += INTERVAL_S
     assert cache.asked(TWO, second[0]) == [], "asked for again though it is on its way"
-    cache.now += OWED_S
+    cache.now += REPLY_S
     again = cache.asked(TWO, second[0])
     assert again
     assert not set(again) & set(asked)
@@ -154,7 +149,7 @@ def test_what_streams_is_asked_for_where_an_extent_has_no_room_at_all() -> None:
     first = cache.declare(FIRST, 8, ONE)
     for reader, extent in ((ONE, first[0]), (TWO, first[1])):
         assert cache.read(reader, [extent])
-    cache.now += EVERY_S
+    cache.now += INTERVAL_S
     asked = cache.asked(THREE, first[2])
     assert len(asked) == 1
     holder = ONE if asked == [first[0]] else TWO
@@ -171,22 +166,22 @@ def test_who_never_answers_is_asked_for_no_more_than_its_buffer_holds_until_it_g
     def asked_for_a_minute() -> list[ExtentId]:
         found: list[ExtentId] = []
         for _ in range(60):
-            cache.now += EVERY_S
+            cache.now += INTERVAL_S
             found += cache.asked(TWO, second[0])
         return found
 
     asked = asked_for_a_minute()
-    assert UNHEARD <= len(asked) < UNHEARD + MOST
+    assert UNANSWERED_LIMIT <= len(asked) < UNANSWERED_LIMIT + ROUND_EXTENTS
     cache.send(Released(ONE, asked[0]))
     cache.send(Released(TWO, second[0]))
-    cache.now += EVERY_S
+    cache.now += INTERVAL_S
     answers = cache.send(Demanded(TWO, 0, second[1]))
     assert any(isinstance(each, Recall) for each in answers), "it lives"
 
 
 def test_memory_held_from_before_is_nobodys_to_ask_for_where_there_is_no_tier_of_it() -> None:
-    node = Node([TierSpec(TierName("nvme0"), SIZE)], Settings())
-    node.handle(Held(ONE, extents(FIRST, 1)[0], SIZE), 0.0)
+    node = Node([TierSpec(TierName("nvme0"), SIZE)], NodeSettings())
+    node.handle(HoldReported(ONE, extents(FIRST, 1)[0], SIZE), 0.0)
     (second,) = extents(SECOND, 1)
     node.handle(DatasetDeclared(TWO, SECOND, ((second, 2 * SIZE),)), 0.0)
     assert node.handle(Demanded(TWO, 0, second), 1.0) == [Refuse(TWO, 0, second)]

@@ -1,4 +1,4 @@
-"""A source with latency, bandwidth and faults, all drawn from one seed."""
+"""A source with latency, bandwidth and faults, all from one seed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SourceSpec:
-    """`latency_s` is the median to the first byte, spread as `latency_s` x lognormal(0, `spread`); a transfer gets
-    `connection_bytes_per_s` at most, all of them together `bytes_per_s`; a fetch fails with `fault_rate`."""
+    """The time to the first byte is `latency_s` x lognormal(0, `spread`). A transfer gets at most `connection_bytes_per_s`,
+    all transfers together `bytes_per_s`. A fetch fails with probability `fault_rate`."""
 
     latency_s: float = 0.02
     spread: float = 0.3
@@ -18,8 +18,8 @@ class SourceSpec:
     fault_rate: float = 0.0
 
 
-class Source:
-    """Says when each fetch ends. The shared bandwidth is a pipe that serves in the order of first bytes."""
+class SimulatedSource:
+    """Computes when each fetch ends. The shared bandwidth serves transfers in the order of their first bytes."""
 
     def __init__(self, spec: SourceSpec, seed: int) -> None:
         self._spec = spec
@@ -27,7 +27,7 @@ class Source:
         self._free_at = 0.0
 
     def fetch(self, size_bytes: int, now: float) -> tuple[float, bool]:
-        """(seconds until a fetch of `size_bytes` that starts now ends, whether it fails)."""
+        """The seconds until a fetch of `size_bytes` that starts now ends, and whether it fails."""
         spec = self._spec
         first_byte = now + spec.latency_s * self._random.lognormvariate(0.0, spec.spread)
         if self._random.random() < spec.fault_rate:
