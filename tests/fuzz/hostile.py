@@ -1,7 +1,7 @@
-"""Everything here that parses bytes somebody else wrote, as functions of those bytes: for Hypothesis, atheris
-and the kept corpus (tests/fuzz/corpus/<name>/).
+"""Fuzz targets: each parser of untrusted bytes as a function of these bytes, for Hypothesis, atheris and the kept corpus
+(tests/fuzz/corpus/<name>/).
 
-    python -m tests.fuzz.hostile NAME SECONDS     # atheris; what breaks a target is written to tests/fuzz/corpus/NAME/
+    python -m tests.fuzz.hostile NAME SECONDS     # atheris; writes bytes that break a target to tests/fuzz/corpus/NAME/
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from cachesvc.v1 import cachesvc_pb2 as pb
 
 CORPUS = Path(__file__).parent / "corpus"
 MAX_READ_BYTES = 8 << 20
-"""No parser may ask for more than this of a file of a few KB."""
+"""Most bytes that a parser may read at once from a file of a few KB."""
 ALLOWED = allowlist(["s3://b/"])
 SETTINGS = Settings(0, (), (), "/s", "/t")
 
 
 class _Store:
-    """Objects in memory, which notice reads beyond their ends."""
+    """Objects in memory that assert that reads stay within them."""
 
     def __init__(self, bodies: dict[str, bytes]) -> None:
         self.bodies = bodies
@@ -88,7 +88,7 @@ def _compiled(compile_it: Callable[[Inputs], Draft], options: Options, **bodies:
 
 
 def grants_message(data: bytes) -> None:
-    """`wire.decode`: a message or ValueError."""
+    """`wire.decode`: gives a message that can be encoded again, or ValueError."""
     try:
         found = wire.decode(data)
     except ValueError:
@@ -97,7 +97,7 @@ def grants_message(data: bytes) -> None:
 
 
 def open_request(data: bytes) -> None:
-    """A request to open a dataset: objects below the allowed prefix alone, or a typed error."""
+    """A request to open a dataset: gives objects below the allowed prefix only, or a typed error."""
     try:
         request = pb.OpenDatasetRequest.FromString(data)
     except DecodeError:
@@ -111,8 +111,8 @@ def open_request(data: bytes) -> None:
 
 
 def plan_memory(data: bytes) -> None:
-    """A reader's plan: rows of extents that there are, in order, or InvalidInput."""
-    rows, rest = divmod(len(data), 24)  # as many rows of the epoch after it
+    """A reader's plan: gives rows of existing extents, in order, or InvalidInput."""
+    rows, rest = divmod(len(data), 24)  # 20 bytes of a row, and 4 of an extent of the next epoch
     fd = os.memfd_create("plan")
     try:
         os.write(fd, data)
@@ -128,7 +128,7 @@ def plan_memory(data: bytes) -> None:
 
 
 def tar(data: bytes) -> None:
-    """Headers of an archive; members lie within it and never overlap backwards."""
+    """Headers of an archive: members are within it, in order and without overlap."""
     store, end = _Store({"t": data}), 0
     whole = ObjectVersion("t", len(data), "e")
     try:
@@ -145,7 +145,7 @@ def webdataset(data: bytes) -> None:
 
 
 def mds(data: bytes) -> None:
-    """An MDS index beside one shard."""
+    """An MDS index with one shard."""
     shard = {"shard.0.mds": bytes([2]).ljust(64, b"\0")}
     _compiled(compile_mds, Options(format="mds", extent_bytes=4096), index_json=data, **shard)
 
@@ -172,7 +172,7 @@ def megatron(data: bytes) -> None:
 
 
 def catalog(data: bytes) -> None:
-    """A catalog left beside the data: opened and checked as a stranger's."""
+    """A catalog file from an untrusted source: is opened and checked."""
     with tempfile.NamedTemporaryFile() as file:
         file.write(data)
         file.flush()
@@ -204,7 +204,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
 
 
 def small_tar() -> bytes:
-    """Two samples, a long name, a pax header."""
+    """A tar with samples of several members, a long name and a pax header."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as made:
         for name in ("a.jpg", "a.cls", "b.jpg", "n" * 150 + ".txt", "ü.json"):
@@ -215,7 +215,7 @@ def small_tar() -> bytes:
 
 
 def megatron_index(sequences: int = 2, documents: int = 2, lengths: Sequence[int] = (1024, 1024)) -> bytes:
-    """An index of uint16 tokens."""
+    """A Megatron index of uint16 tokens."""
     head = struct.pack("<9sQBQQ", b"MMIDIDX\x00\x00", 1, 8, sequences, documents)
     return head + np.asarray(lengths, "<i4").tobytes() + bytes(8 * len(lengths)) + struct.pack("<2q", 0, 2)
 
@@ -226,7 +226,7 @@ def seeds(name: str) -> list[bytes]:
 
 
 def main(name: str, seconds: str) -> None:
-    """Fuzz one target with atheris for so many seconds; exits 77 with the bytes in a file when one breaks it."""
+    """Fuzz one target with atheris for `seconds`. On a failure it exits with 77 and leaves the bytes in a file."""
     import atheris
 
     work = tempfile.mkdtemp(prefix=f"fuzz-{name}-")
