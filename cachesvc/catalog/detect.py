@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cachesvc.catalog.inputs import Entry
 from cachesvc.core.errors import InvalidInput, NotFound
 from cachesvc.core.model import ObjectVersion
-from cachesvc.sources.ignored import no_data
+from cachesvc.sources.ignored import is_ignored
 from cachesvc.sources.source import Source
 
 BESIDE = ".cachesvc-catalog.lmdb"
@@ -29,7 +29,7 @@ class Listing:
 
 
 def listing(uris: Sequence[str], sources: Callable[[str], Source]) -> Listing:
-    """Leave out the objects whose path `no_data` names. Raises NotFound where nothing is left, of any URI."""
+    """Leave out the objects whose path `is_ignored` names. Raises NotFound where nothing is left, of any URI."""
     entries: dict[str, Entry] = {}
     zarrs: set[str] = set()
     beside, below = None, []
@@ -42,7 +42,7 @@ def listing(uris: Sequence[str], sources: Callable[[str], Source]) -> Listing:
                 zarrs.add(found.uri.rpartition("/")[0])
             if path == BESIDE and len(uris) == 1:
                 beside = found
-            if not no_data(path):
+            if not is_ignored(path):
                 entries.setdefault(found.uri, Entry(found, path))
                 mine.append(found.uri)
         below.append(mine)

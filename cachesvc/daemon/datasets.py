@@ -230,11 +230,11 @@ class Datasets:
 
         Raises NotFound, which reveals neither the objects nor the allowed prefixes; its cause is the refusal.
         """
-        if self._allowlist.holds(_folder(catalog)):
+        if self._allowlist.allows(_folder(catalog)):
             return
         for index in range(catalog.objects):  # the common prefix is above the allowed prefixes
             uri = catalog.object(index).uri
-            if not self._allowlist.holds(uri):
+            if not self._allowlist.allows(uri):
                 raise unknown(wanted) from NotAllowed(f"{uri} is not below an allowed prefix")
 
 

@@ -30,8 +30,8 @@ from loader.datasets.packing import Packed
 from loader.datasets.shape_mismatch import describe_mismatch
 from loader.datasets.wrapped import WrappedDataset, as_view, cache_dataset_in, key_at
 from loader.reading.address_range import Bytes
-from loader.reading.opened_dataset import Opened
-from loader.reading.reader import Ints, Reader
+from loader.reading.opened_dataset import OpenedDataset
+from loader.reading.reader import ExtentReader, Ints
 from loader.reading.wait_clock import READING
 
 SLAB = 16_384
@@ -95,7 +95,7 @@ class Feed(TorchDataset[Any]):
         core = cache_dataset_in(self.dataset)
         self._composite = core if isinstance(core, (Mixture, Packed)) else None
         self._wrapped = core.leaves if isinstance(core, WrappedDataset) else ()
-        self._opened: list[Opened] = [] if core is None else [leaf.opened for leaf in core.leaves]
+        self._opened: list[OpenedDataset] = [] if core is None else [leaf.opened for leaf in core.leaves]
         self._samples = self._view.samples if self._view is not None else None
         self._gather = (
             gather_method(self._samples, self.collate, self._default_collation) if self._samples else None
@@ -202,7 +202,7 @@ class Feed(TorchDataset[Any]):
                 return slab.located.batch(reader, row, self.empty)
         return self.fetch(epoch, slab.rows[row])
 
-    def _read_ahead(self, reader: Reader, slab: _Slab, row: int) -> None:
+    def _read_ahead(self, reader: ExtentReader, slab: _Slab, row: int) -> None:
         """Start the disk reads of a later batch while this one is copied. The last batches of a slab start none."""
         if self._view is not None and self._samples is not None and row < len(slab.rows):
             self._samples.expect(reader, self._view.ids_of(slab.rows[row]))

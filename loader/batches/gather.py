@@ -13,7 +13,7 @@ from typing import Any
 from loader.datasets.jagged import jagged
 from loader.datasets.samples import SampleReader
 from loader.reading.address_range import Bytes
-from loader.reading.reader import Ints, Reader
+from loader.reading.reader import ExtentReader, Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class GatherMethod:
     `make` copies located samples into a batch, in new memory or in the memory that its last argument returns for a
     size."""
 
-    locate: Callable[[Reader, Ints], tuple[Ints, ...]]
-    make: Callable[[Reader, Any, Callable[[int], Bytes] | None], Any]
+    locate: Callable[[ExtentReader, Ints], tuple[Ints, ...]]
+    make: Callable[[ExtentReader, Any, Callable[[int], Bytes] | None], Any]
 
 
 def gather_method(
@@ -40,7 +40,7 @@ def gather_method(
 class LocatedBatches:
     """The batches of consecutive turns, with the places of their samples."""
 
-    def __init__(self, method: GatherMethod, reader: Reader, ids: Ints) -> None:
+    def __init__(self, method: GatherMethod, reader: ExtentReader, ids: Ints) -> None:
         """`ids`: samples of the catalog, [turns, batch size]."""
         *columns, first, last = method.locate(reader, ids.reshape(-1))
         self._make = method.make
@@ -49,7 +49,7 @@ class LocatedBatches:
         arrays = [*columns, first] if self._one_extent else [*columns, first, last]
         self._arrays = [each.reshape(ids.shape) for each in arrays]
 
-    def batch(self, reader: Reader, row: int, empty: Callable[[int], Bytes] | None) -> Any:
+    def batch(self, reader: ExtentReader, row: int, empty: Callable[[int], Bytes] | None) -> Any:
         """Make the batch of a row."""
         located = [each[row] for each in self._arrays]
         if self._one_extent:

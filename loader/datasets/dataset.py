@@ -23,9 +23,9 @@ from cachesvc.core.order.permute import permute
 from cachesvc.sources.uri import canonical
 from loader.datasets.samples import SampleReader, SampleSpec
 from loader.datasets.targets import Targets
-from loader.job.topology import foreseen
+from loader.job.topology import rank_hint
 from loader.reading.connect import connect
-from loader.reading.opened_dataset import Opened
+from loader.reading.opened_dataset import OpenedDataset
 from loader.reading.reader import Ints
 
 NOTES_LOGGED = 8
@@ -92,14 +92,14 @@ def open_dataset(
     if fields is not None and not isinstance(fields, Iterable):
         raise InvalidInput(f"fields={fields!r}: give a name, or several")
     verify = flag("verify", verify)
-    rank, processes = foreseen()
+    rank, processes = rank_hint()
     link = connect(_uris(uri), options, version, processes)
     if isinstance(fields, str):
         fields = (fields,)
     spec = SampleSpec(
         tuple(fields) if fields is not None else None, decode, transform, out, image_mode, targets
     )
-    dataset = Dataset(Opened(link, verify), spec)
+    dataset = Dataset(OpenedDataset(link, verify), spec)
     if rank == 0:
         _log_notes(dataset.catalog.notes)
     return dataset
@@ -136,7 +136,7 @@ class Dataset(TorchDataset[Any]):
     Picklable for spawned workers, which open the same version again. A forked worker makes a connection of its own.
     """
 
-    def __init__(self, opened: Opened, sample_spec: SampleSpec, ids: Ints | None = None) -> None:
+    def __init__(self, opened: OpenedDataset, sample_spec: SampleSpec, ids: Ints | None = None) -> None:
         self.opened, self._sample_spec, self._ids = opened, sample_spec, ids
         self._catalog = opened.catalog
         self.samples = SampleReader(opened.catalog, sample_spec)

@@ -12,7 +12,7 @@ from cachesvc.core.arguments import places_of
 from cachesvc.core.order.epoch_order import EpochOrder, Plan
 from loader.datasets.components import view_layout
 from loader.datasets.wrapped import MAX_DEPTH, as_view, parts_of
-from loader.reading.opened_dataset import Opened
+from loader.reading.opened_dataset import OpenedDataset
 from loader.reading.reader import Ints
 
 
@@ -20,7 +20,7 @@ class LayoutPart(NamedTuple):
     """An opened dataset that is read. `first`: the first ordinal of each extent of its catalog, ascending,
     int64[E+1]."""
 
-    opened: Opened
+    opened: OpenedDataset
     first: Ints
 
 
@@ -120,7 +120,7 @@ def _indices(part: ExtentLayout) -> Ints:
 
 def plans_for(
     layout: ExtentLayout, order: EpochOrder, low: int, high: int, batches: int
-) -> list[tuple[Opened, Plan]]:
+) -> list[tuple[OpenedDataset, Plan]]:
     """Plan when a rank with the slots [low, high) in `batches` micro-batches reads the extents of each part, in
     this epoch and the next."""
     after = EpochOrder(order.spec, layout.extent_first, order.epoch + 1).plan(low, high, batches)

@@ -28,7 +28,7 @@ from loader.datasets.targets import (
     target_sample,
 )
 from loader.reading.address_range import Bytes
-from loader.reading.reader import Ints, Reader
+from loader.reading.reader import ExtentReader, Ints
 
 LABEL = "label"
 
@@ -128,8 +128,8 @@ class SampleReader:
         is_number = labels is not None and labels.dtype.kind == "f"
         return " as a number" if is_number else _describe_classes(self._catalog.classes)
 
-    def locate(self, reader: Reader, samples: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return the slots of records and the extents in which they lie, as `Reader.gather` takes them."""
+    def locate(self, reader: ExtentReader, samples: Ints) -> tuple[Ints, Ints, Ints]:
+        """Return the slots of records and the extents in which they lie, as `ExtentReader.gather` takes them."""
         layout = self._layout
         assert isinstance(layout, Fixed), "only records of one size have slots"
         slots = layout.slots(samples)
@@ -137,7 +137,10 @@ class SampleReader:
         return slots, first, last
 
     def tensor(
-        self, reader: Reader, located: tuple[Ints, Ints, Ints], empty: Callable[[int], Bytes] | None = None
+        self,
+        reader: ExtentReader,
+        located: tuple[Ints, Ints, Ints],
+        empty: Callable[[int], Bytes] | None = None,
     ) -> torch.Tensor:
         """Return located records as one tensor [n, *shape], in new memory or in memory that `empty` returns for a
         size in bytes."""
@@ -158,7 +161,10 @@ class SampleReader:
             ) from error
 
     def gather_batch(
-        self, reader: Reader, located: tuple[Ints, Ints, Ints], empty: Callable[[int], Bytes] | None = None
+        self,
+        reader: ExtentReader,
+        located: tuple[Ints, Ints, Ints],
+        empty: Callable[[int], Bytes] | None = None,
     ) -> Any:
         """Make a batch of located records under default collation, in new memory or in memory that `empty` returns."""
         if self._spec.targets is None:
@@ -183,7 +189,7 @@ class SampleReader:
         return split_targets(rows, self._spec.targets, self._out, empty)
 
     def _stored(
-        self, reader: Reader, located: tuple[Ints, Ints, Ints], empty: Callable[[int], Bytes] | None
+        self, reader: ExtentReader, located: tuple[Ints, Ints, Ints], empty: Callable[[int], Bytes] | None
     ) -> np.ndarray[Any, Any]:
         """Return located records [n, *shape] of the stored dtype."""
         records = reader.gather(*located, empty)
@@ -195,7 +201,7 @@ class SampleReader:
         assert isinstance(self._layout, Fixed), "only records of one size have it"
         return self._layout.record_bytes
 
-    def ranges(self, reader: Reader, samples: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    def ranges(self, reader: ExtentReader, samples: Ints) -> tuple[Ints, Ints, Ints, Ints]:
         """Return the begin and end of samples that stay bytes, and the extents in which they lie, as `jagged` takes
         them."""
         addresses, lengths = (array[:, self._columns[0]] for array in self._catalog.locate(samples))
@@ -204,7 +210,7 @@ class SampleReader:
 
     def jagged(
         self,
-        reader: Reader,
+        reader: ExtentReader,
         ranges: tuple[Ints, Ints, Ints, Ints],
         empty: Callable[[int], Bytes] | None = None,
     ) -> Jagged:
@@ -212,19 +218,19 @@ class SampleReader:
         values = torch.from_numpy(reader.join(*ranges, empty))
         return Jagged(values, torch.from_numpy(offsets_of(ranges[1] - ranges[0])))
 
-    def expect(self, reader: Reader, samples: Ints) -> None:
-        """Start reading samples that come next; see `Reader.expect`. Does nothing if a table in the extent says
+    def expect(self, reader: ExtentReader, samples: Ints) -> None:
+        """Start reading samples that come next; see `ExtentReader.expect`. Does nothing if a table in the extent says
         where samples lie."""
         if not isinstance(self._layout, (Indirect, Table)):
             addresses, lengths = self._catalog.locate(samples)
             columns = [column for column in self._columns if column >= 0]
             reader.expect(addresses[:, columns].ravel(), lengths[:, columns].ravel())
 
-    def take(self, reader: Reader, samples: Ints, rng_key: tuple[int, int]) -> list[Any]:
+    def take(self, reader: ExtentReader, samples: Ints, rng_key: tuple[int, int]) -> list[Any]:
         """Return samples in the order given."""
         return list(self.iter_samples(reader, samples, rng_key))
 
-    def iter_samples(self, reader: Reader, samples: Ints, rng_key: tuple[int, int]) -> Iterator[Any]:
+    def iter_samples(self, reader: ExtentReader, samples: Ints, rng_key: tuple[int, int]) -> Iterator[Any]:
         """Make samples one at a time: all bytes are read at once, and each sample is decoded and transformed on
         demand."""
         rows = (
@@ -239,7 +245,7 @@ class SampleReader:
         pairs = zip(rows, samples.tolist(), strict=True)
         return (self._call_user(transform, rng_parameter, row, n, rng_key) for row, n in pairs)
 
-    def _gathered_rows(self, reader: Reader, samples: Ints) -> Iterator[Any]:
+    def _gathered_rows(self, reader: ExtentReader, samples: Ints) -> Iterator[Any]:
         values = self.tensor(reader, self.locate(reader, samples))
         if self._spec.targets is not None:
             pairs = zip(*self._columns_of(values.numpy()), strict=True)
@@ -247,7 +253,7 @@ class SampleReader:
         rows = zip(values, samples.tolist(), strict=True)
         return (self._shape_sample((value,), n, (value,)) for value, n in rows)
 
-    def _decoded_rows(self, reader: Reader, samples: Ints, rng_key: tuple[int, int]) -> Iterator[Any]:
+    def _decoded_rows(self, reader: ExtentReader, samples: Ints, rng_key: tuple[int, int]) -> Iterator[Any]:
         raw = self._read_fields(reader, samples)
         if self._spec.decode is None and self._single:
             return (row[0] for row in raw)
@@ -288,7 +294,7 @@ class SampleReader:
             for decode, value in zip(self._decoders, row, strict=True)
         )
 
-    def _read_fields(self, reader: Reader, samples: Ints) -> list[Sequence[Any]]:
+    def _read_fields(self, reader: ExtentReader, samples: Ints) -> list[Sequence[Any]]:
         """Read the chosen fields' bytes of each sample. The label is not among them."""
         columns = [column for column in self._columns if column >= 0]
         addresses, lengths = self._catalog.locate(samples)

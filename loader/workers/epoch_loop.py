@@ -11,8 +11,8 @@ from cachesvc.core.errors import InvalidInput
 from loader.batches.bad_samples import OnError, RepairingFeed
 from loader.batches.epoch_report import EpochReport
 from loader.batches.feed import Feed
-from loader.job.checkpoint import Progress
-from loader.job.rank_failures import PeerWatch, watched
+from loader.job.checkpoint import LoaderProgress
+from loader.job.rank_failures import RankFailureWatch, watched
 from loader.workers.engines import BatchEngine, WorkerSettings, engine_for
 from loader.workers.iteration import BatchError, is_batch_error
 
@@ -68,13 +68,13 @@ class EpochLoop:
     one begins at the new position with a new `prepared()`: a loaded state may have another order."""
 
     def __init__(
-        self, settings: LoopSettings, progress: Progress, prepared: Callable[[], BatchSource], rank: int
+        self, settings: LoopSettings, progress: LoaderProgress, prepared: Callable[[], BatchSource], rank: int
     ) -> None:
         self._settings, self._progress, self._prepared, self._rank = settings, progress, prepared, rank
         self._source = prepared()
         self._iteration = progress.take_over()
 
-    def batches(self, listen: Callable[[], PeerWatch | None]) -> Generator[Any, None, None]:
+    def batches(self, listen: Callable[[], RankFailureWatch | None]) -> Generator[Any, None, None]:
         """Yield batches, or a BatchError in place of one. `listen` is called when the first batch is requested and
         returns the watch on other ranks. Raises errors that end the iteration: PeerRankFailed, any error in a job
         of several ranks, and the death of workers."""
@@ -93,9 +93,9 @@ class EpochLoop:
                     self._source.stop()
 
     def _place(self) -> str:
-        return self._progress.place.told(self._source.feed.share.accumulate)
+        return self._progress.place.text(self._source.feed.share.accumulate)
 
-    def _epoch(self, source: BatchSource, watch: PeerWatch | None) -> Iterator[Any]:
+    def _epoch(self, source: BatchSource, watch: RankFailureWatch | None) -> Iterator[Any]:
         feed, report, accumulate = source.feed, source.report, source.feed.share.accumulate
         progress, iteration, place = self._progress, self._iteration, self._progress.place
         if self._settings.epochs is None and not place.reach(feed):

@@ -23,7 +23,7 @@ from cachesvc.core.order.permute import mix
 from loader.batches.feed import BatchKey
 from loader.batches.maker import BatchMaker, MadeBatch
 from loader.process.fork_hooks import CHILD_SAYS, abandon_in_children, forks_workers
-from loader.process.parent_watch import TiedFirst
+from loader.process.parent_watch import EndsWithTrainerOnUnpickle
 from loader.workers.index_pipe import index_pipe_context
 from loader.workers.iteration import is_batch_error
 from loader.workers.shared_batches import Arena, SharedBatch, pack_into_slot
@@ -85,7 +85,7 @@ class _BatchDataset(TorchDataset[Any]):
     """The dataset of the torch loader: an item is a whole batch in shared memory, with its report."""
 
     def __init__(self, maker: BatchMaker) -> None:
-        self.tied = TiedFirst()  # first, because attributes are unpickled in this order
+        self.tied = EndsWithTrainerOnUnpickle()  # first, because attributes are unpickled in this order
         self.maker = maker
         self.feed = maker.feed
         self.dataset = self.feed.dataset

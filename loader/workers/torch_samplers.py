@@ -29,7 +29,7 @@ from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.epoch_order import Plan
 from loader.datasets.dataset import Dataset, key_transforms
 from loader.datasets.wrapped import as_view, hidden_leaves_in, leaves_in
-from loader.job.topology import foreseen
+from loader.job.topology import rank_hint
 from loader.process.fork_hooks import forks_workers
 from loader.samplers import RankBatchSampler
 from loader.workers.engines import WorkerSettings
@@ -149,7 +149,7 @@ def _warn_unshared(loader: TorchLoader) -> None:
     own = type(loader.sampler) not in (RandomSampler, SequentialSampler) or (
         loader.batch_size is None and loader.batch_sampler is not None
     )
-    processes = foreseen()[1]
+    processes = rank_hint()[1]
     if processes > 1 and loader.shard and not own:
         warnings.warn(
             f"each of {processes} processes sees all of {type(loader.dataset).__name__}: it holds a dataset of"

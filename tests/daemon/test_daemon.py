@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from cachesvc.catalog.build import Options
 from cachesvc.client.control import Control, DatasetInfo
 from cachesvc.client.grants import DaemonGrants
-from cachesvc.client.keepalive import EVERY_S, leave_alone
+from cachesvc.client.keepalive import EVERY_S, stop_polling
 from cachesvc.client.protocol import Granted, Refused
 from cachesvc.core.errors import CacheError, DaemonUnavailable, NotAllowed, NotFound, OutOfSpace
 from cachesvc.core.model import DatasetId
@@ -268,7 +268,7 @@ def test_a_daemon_restarted_between_two_requests_is_asked_at_once(
     daemon: Daemon, bucket: str, data: bytes
 ) -> None:
     grants = DaemonGrants(daemon.socket_dir, opened(daemon, bucket).id)
-    leave_alone(grants)  # as if the daemon restarted between two looks of the keepalive
+    stop_polling(grants)  # as if the daemon restarted between two polls
     read(grants.acquire([0], 30.0)[0])
     daemon.kill()
     daemon.start()

@@ -33,8 +33,8 @@ from cachesvc.core.errors import (
 from cachesvc.core.model import DatasetId
 from cachesvc.core.wire import Message, Op
 from cachesvc.daemon.control.service import MAX_URIS
-from loader.reading.connect import Link
-from loader.reading.failover import Failover
+from loader.reading.connect import DatasetLink
+from loader.reading.failover import FailoverGrants
 from testbed import WAIT_S
 from testbed.node import Daemon
 from testbed.servers import Proxy, SeaweedFS
@@ -220,12 +220,12 @@ def test_a_program_of_another_release_is_told_so_at_once(
         with pytest.raises(DaemonUnavailable, match=r"release .* install one release of cachesvc for both"):
             DaemonGrants(daemon.socket_dir, dataset).catalog()
         with pytest.raises(DaemonUnavailable, match="install one release"):
-            Link(dataset, daemon.socket_dir).catalog()
+            DatasetLink(dataset, daemon.socket_dir).catalog()
         assert "install one release of cachesvc for both): waiting up to" in caplog.text
-        failing = Failover(DaemonGrants(daemon.socket_dir, dataset), None)
-        with pytest.raises(DaemonUnavailable, match=r"no way around it: .*install one release"):
+        failing = FailoverGrants(DaemonGrants(daemon.socket_dir, dataset), None)
+        with pytest.raises(DaemonUnavailable, match=r"no direct reads: .*install one release"):
             failing.acquire([0], 0.3)
-        caller = identity.Identity(daemon.socket_dir)
+        caller = identity.CallerIdentity(daemon.socket_dir)
         assert caller.metadata() == ()  # its calls carry no identity
     reads_right(daemon, dataset, data)
 

@@ -185,15 +185,15 @@ def test_a_plan_that_meets_the_next_daemon_is_submitted_again(
         monkeypatch.setenv("CACHESVC", "require")
         killed: list[int] = []
 
-        def killing(plan: Plan, written: Callable[..., tuple[int, int, int]] = plans.written) -> Any:
+        def killing(plan: Plan, write: Callable[..., tuple[int, int, int]] = plans.write) -> Any:
             """Replace the daemon between the reader's hello and its plan."""
             if not killed:
                 killed.append(1)
                 daemon.kill()
                 daemon.start()
-            return written(plan)
+            return write(plan)
 
-        monkeypatch.setattr(plans, "written", killing)
+        monkeypatch.setattr(plans, "write", killing)
         batches = DataLoader(
             open_dataset(tmp_path / "data", format="records", record_bytes=4096), batch_size=8
         )

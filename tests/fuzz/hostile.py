@@ -23,7 +23,6 @@ from cachesvc.catalog.build import Options
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.formats.fixed import compile_records
 from cachesvc.catalog.formats.mds import compile_mds
-from cachesvc.catalog.formats.parquet import compile_parquet
 from cachesvc.catalog.formats.tar import members
 from cachesvc.catalog.formats.tokens import compile_tokens
 from cachesvc.catalog.formats.webdataset import compile_webdataset
@@ -35,7 +34,6 @@ from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.model import Extent, ExtentId, ObjectVersion
 from cachesvc.daemon.control.messages import options_of
 from cachesvc.daemon.grants.plan_intake import entries_of
-from cachesvc.sources.parquet.parquet import decode
 from cachesvc.sources.uri import allowlist, canonical, expand
 from cachesvc.v1 import cachesvc_pb2 as pb
 
@@ -150,16 +148,6 @@ def mds(data: bytes) -> None:
     _compiled(compile_mds, Options(format="mds", extent_bytes=4096), index_json=data, **shard)
 
 
-def parquet(data: bytes) -> None:
-    """A Parquet file: its footer, and its rows where they claim to take little."""
-    for extent in _compiled(compile_parquet, Options(format="parquet", extent_bytes=4096), a_parquet=data):
-        if extent.size_bytes <= MAX_READ_BYTES:
-            try:
-                assert len(decode(extent.pieces[0], memoryview(data))) == extent.size_bytes
-            except CacheError:
-                continue
-
-
 def npy(data: bytes) -> None:
     """A `.npy` file as records."""
     _compiled(compile_records, Options(format="records", extent_bytes=4096), a_npy=data)
@@ -195,7 +183,6 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
         tar,
         webdataset,
         mds,
-        parquet,
         npy,
         megatron,
         catalog,

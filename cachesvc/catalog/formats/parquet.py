@@ -47,9 +47,7 @@ def compile_parquet(inputs: Inputs) -> Draft:
         uri = entry.object.uri
         if fields is None:
             fields = _fields(uri, footer.leaves)
-            notes = [
-                f"column {name} is of a type that is not read: left out" for name in footer.left_out.names
-            ]
+            notes = [f"column {name} is of a type that is not read: left out" for name in footer.unread.names]
         elif fields != _fields(uri, footer.leaves):
             raise InvalidInput(
                 f"{uri} has other columns than the files before it: {_named(_fields(uri, footer.leaves))}, "

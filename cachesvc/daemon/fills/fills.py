@@ -24,7 +24,7 @@ from cachesvc.daemon.fills.holes import CopyHoles, HoleRecords
 from cachesvc.daemon.fills.pool import FillerPool
 from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.daemon.processes import jobs
-from cachesvc.tiers.tier import Checksums, Recovering, Tier
+from cachesvc.tiers.tier import Checksums, PersistentTier, Tier
 
 log = logging.getLogger(__name__)
 _CopyKey = tuple[ExtentId, TierName]
@@ -193,7 +193,7 @@ class Fills:
         checksums = Checksums(size_bytes, jobs.unpack_digests(answer.digests))
         tier, holes = self._tiers[command.tier], self._holes_of(command, answer)
         self._hole_records.filled(command.extent, command.tier, holes)
-        if not isinstance(tier, Recovering):
+        if not isinstance(tier, PersistentTier):
             # RAM: a copy may be granted once it is sealed, which takes microseconds.
             self._lanes[command.tier].submit(
                 lambda: tier.commit(command.extent, checksums),

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import NamedTuple, overload
 
 from cachesvc.client import plan_memory
-from cachesvc.client.plan_memory import Columns
+from cachesvc.client.plan_memory import PlanColumns
 from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.model import ExtentId, ReaderId
 from cachesvc.core.records.fair_queue import Turns
@@ -159,7 +159,7 @@ def _read(plan: ReceivedPlan) -> PlanEntries | CacheError:
         os.close(fd)
 
 
-def entries_of(columns: Columns, extent_ids: tuple[ExtentId, ...]) -> PlanEntries:
+def entries_of(columns: PlanColumns, extent_ids: tuple[ExtentId, ...]) -> PlanEntries:
     """Check a plan's rows and name their extents. Raises InvalidInput."""
     count = len(extent_ids)
     if _beyond(columns.extents, count) or _beyond(columns.following, count):

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from cachesvc.client.plan_memory import Columns
+from cachesvc.client.plan_memory import PlanColumns
 from cachesvc.core.events import Demanded, Event, Held, Leased, Planned
 from cachesvc.core.model import ExtentId, ReaderId, TierName
 from cachesvc.daemon.grants.connected_readers import GrantableDataset
@@ -51,7 +51,7 @@ def read_events(state: Any, known_of: KnownOf, job_of: JobOf, user_of: UserOf) -
     for each in state.plans:
         known = known_of(each.reader)
         if known is not None:
-            columns = Columns(each.extents, each.first_steps, each.last_steps, array("I", each.following))
+            columns = PlanColumns(each.extents, each.first_steps, each.last_steps, array("I", each.following))
             rows = entries_of(columns, known.extent_ids)
             reader = ReaderId(each.reader)
             yield Planned(reader, reader, *rows, each.passed, job_of(reader), user_of(reader))

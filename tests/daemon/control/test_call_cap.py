@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from cachesvc.catalog.build import Options
-from cachesvc.client.caller_token import Identity
+from cachesvc.client.caller_token import CallerIdentity
 from cachesvc.client.control import CODE_KEY, Control
 from cachesvc.core.errors import Busy
 from cachesvc.daemon.control.call_cap import CALLS_PER_USER
@@ -39,16 +39,16 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     assert "Traceback" not in found.log
 
 
-def identified(daemon: Daemon, uid: int) -> Identity:
+def identified(daemon: Daemon, uid: int) -> CallerIdentity:
     """A user's connection, for calls of this process."""
-    found = Identity(daemon.socket_dir)
+    found = CallerIdentity(daemon.socket_dir)
     with effective_user(uid):
         assert found.metadata()
     return found
 
 
 @contextlib.contextmanager
-def hoarded(daemon: Daemon, method: str, who: Identity | None) -> Iterator[list[grpc.Call]]:
+def hoarded(daemon: Daemon, method: str, who: CallerIdentity | None) -> Iterator[list[grpc.Call]]:
     """Make calls that never end, as many as are admitted, and yield those that are refused."""
     over, refused, counted = threading.Event(), list[grpc.Call](), threading.Semaphore(0)
     metadata = who.metadata() if who else ()
@@ -97,7 +97,7 @@ def test_endless_calls_of_one_user_leave_room_for_others(daemon: Daemon, method:
     bob.close()
 
 
-def answered(daemon: Daemon, who: Identity) -> bool:
+def answered(daemon: Daemon, who: CallerIdentity) -> bool:
     """Tell whether as many calls at once as one user may have are answered."""
 
     def ask(_: int) -> bool:

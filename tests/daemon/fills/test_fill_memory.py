@@ -87,18 +87,18 @@ def test_recent_peaks_of_fills_count_as_used_for_some_time() -> None:
 
 def test_buffers_are_reused_and_a_request_that_does_not_fit_waits() -> None:
     buffers, got = Buffers(4 * MIB), threading.Event()
-    with buffers.taken(3 * MIB) as first:
+    with buffers.borrowed(3 * MIB) as first:
         first[:1] = b"x"
 
         def take() -> None:
-            with buffers.taken(MIB):
+            with buffers.borrowed(MIB):
                 got.set()
 
         waiting = threading.Thread(target=take)
         waiting.start()
         assert not got.wait(0.05), "three MiB take four"
     waiting.join()
-    with buffers.taken(5 * MIB) as alone:
+    with buffers.borrowed(5 * MIB) as alone:
         assert len(alone) == 5 * MIB
 
 

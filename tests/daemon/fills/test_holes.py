@@ -29,9 +29,9 @@ from cachesvc.core.model import RAM, DatasetId, ExtentId, ObjectVersion, Piece, 
 from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import TierSpec
 from cachesvc.daemon.fills.holes import REFILL_S, CopyHoles, HoleRecords
-from cachesvc.sources.fetch import Fetcher, written
+from cachesvc.sources.fetch import Fetcher, encode_missing
 from cachesvc.tiers import footer
-from cachesvc.tiers.checksum import Passing
+from cachesvc.tiers.checksum import StreamedChecksums
 from cachesvc.tiers.nvme import open_nvme
 from loader import DataLoader, open_dataset
 from testbed import WAIT_S
@@ -97,7 +97,7 @@ def filled(store: Any, pieces: Sequence[Piece], path: Path, part_bytes: int = 64
     try:
         with open(path, "w+b") as into:
             os.ftruncate(into.fileno(), extent.size_bytes)
-            return written(fetcher.fetch(extent, into.fileno())), into.read()
+            return encode_missing(fetcher.fetch(extent, into.fileno())), into.read()
     finally:
         fetcher.close()
 
@@ -412,7 +412,7 @@ def test_a_file_with_holes_is_not_recovered_by_the_next_daemon(tmp_path: Path) -
     tier = open_nvme(TierName("nvme0"), tmp_path)
     fd = tier.reserve(A, 5)
     os.pwrite(fd, b"bytes", 0)
-    checksums = Passing(5).checksums(fd)
+    checksums = StreamedChecksums(5).checksums(fd)
     os.close(fd)
     tier.hold(A, checksums)
     fd, found = tier.open(A)

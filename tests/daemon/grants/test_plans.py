@@ -81,7 +81,7 @@ def test_a_plan_is_read_as_it_was_written(
 ) -> None:
     extents, firsts, lasts = (np.array([row[at] for row in rows], np.int64) for at in range(3))
     plan = Plan(extents, firsts, lasts, None if following is None else np.array(following, np.int64))
-    fd, count, more = plans.written(plan)
+    fd, count, more = plans.write(plan)
     found = plans.read(fd, count, more)
     os.close(fd)
     assert list(zip(*found[:3], strict=True)) == rows
@@ -91,7 +91,7 @@ def test_a_plan_is_read_as_it_was_written(
 def test_a_plan_of_too_many_extents_is_refused_before_it_is_sent() -> None:
     rows = np.zeros(plans.MAX_ROWS + 1, np.int64)
     with pytest.raises(InvalidInput, match="extent_bytes"):
-        plans.written(Plan(rows, rows, rows))
+        plans.write(Plan(rows, rows, rows))
 
 
 # ---- at a daemon

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from cachesvc.core.errors import InvalidInput
 from loader import DataLoader, Jagged, jagged, mix
 from loader.datasets.samples import SampleReader, SampleSpec
-from loader.reading.opened_dataset import Opened
-from loader.reading.reader import Reader
+from loader.reading.opened_dataset import OpenedDataset
+from loader.reading.reader import ExtentReader
 from tests.support import datasets
 from tests.support.training.loader_fakes import MemoryGrants, MemoryLink, compiled, in_memory
 
@@ -51,10 +51,10 @@ def wanted(blobs: Blobs, loader: DataLoader) -> list[bytes]:
 @pytest.mark.parametrize(("limit", "room"), [(1 << 30, 999), (20_000, 999), (9000, 4), (0, 4)])
 def test_ranges_are_joined_from_extents_of_any_kind(blobs: Blobs, origin: str, limit: int, room: int) -> None:
     link, files = blobs
-    opened = Opened(link)
+    opened = OpenedDataset(link)
     catalog = opened.catalog
     grants = MemoryGrants(catalog.extent, origin, room)
-    reader = Reader(catalog, grants, limit)
+    reader = ExtentReader(catalog, grants, limit)
     samples = SampleReader(catalog, SampleSpec(decode=None))
     memory = np.full(1 << 21, 7, np.uint8)
     rng = np.random.default_rng(3)

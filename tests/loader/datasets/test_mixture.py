@@ -19,7 +19,7 @@ from cachesvc.core.order.epoch_order import Plan
 from loader import DataLoader, Dataset, Packed, mix, open_dataset, pack
 from loader.datasets.samples import SampleSpec
 from loader.reading.direct_access import Access
-from loader.reading.opened_dataset import Opened
+from loader.reading.opened_dataset import OpenedDataset
 from tests.support.training.loader_fakes import MemoryGrants, MemoryLink, compiled
 from tests.support.training.mixtures import (
     SIZES,
@@ -207,7 +207,7 @@ def test_each_connection_gets_one_plan_in_steps_of_the_mixture(root: Path) -> No
     links = [
         PlannedLink(compiled(root / f"n{n}.npy", root, extent_bytes=4096, format="records")) for n in (0, 1)
     ]
-    left, right = (Dataset(Opened(link), SampleSpec()) for link in links)  # type: ignore[arg-type]
+    left, right = (Dataset(OpenedDataset(link), SampleSpec()) for link in links)  # type: ignore[arg-type]
     parts = left.split({"a": 0.5, "b": 0.5})
     mixture = mix({parts["a"]: 1, parts["b"]: 1, right: 2}, size="last")
     loader = DataLoader(mixture, batch_size=4, shuffle=True, window=8192)

@@ -18,7 +18,7 @@ from cachesvc.client.protocol import Granted, Refused
 from cachesvc.core.errors import InvalidInput, TierFailed
 from loader import DataLoader
 from loader.batches.feed import BatchKey
-from loader.reading.reader import Reader
+from loader.reading.reader import ExtentReader
 from loader.workers.threads import ThreadEngine
 from testbed import WAIT_S
 from tests.support import datasets
@@ -234,7 +234,7 @@ class SlowGrants(MemoryGrants):
         return super().acquire(extents, timeout_s)
 
 
-def gathered(reader: Reader, catalog: Any, samples: list[int]) -> list[int]:
+def gathered(reader: ExtentReader, catalog: Any, samples: list[int]) -> list[int]:
     slots = catalog.layout.slots(np.asarray(samples))
     first, last = reader.spans(slots * 2048, np.full(len(slots), 2048))
     return (reader.gather(slots, first, last).view("<u4").reshape(-1, 512)[:, 0] // 512).tolist()
@@ -244,7 +244,7 @@ def gathered(reader: Reader, catalog: Any, samples: list[int]) -> list[int]:
 def test_a_thread_with_its_extents_at_hand_does_not_wait_for_a_fill(link: MemoryLink, origin: str) -> None:
     catalog = link.catalog()
     grants = SlowGrants(catalog.extent, origin)
-    reader = Reader(catalog, grants)
+    reader = ExtentReader(catalog, grants)
     assert gathered(reader, catalog, [0, 1]) == [0, 1]
     with ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as again:
         waiting = pool.submit(gathered, reader, catalog, [36])
@@ -272,7 +272,7 @@ def test_many_threads_share_a_reader_with_little_memory(
 ) -> None:
     catalog = link.catalog()
     grants = MemoryGrants(catalog.extent, origin, room)
-    reader = Reader(catalog, grants, limit)
+    reader = ExtentReader(catalog, grants, limit)
 
     def reads(seed: int) -> bool:
         rng = np.random.default_rng(seed)
@@ -293,14 +293,14 @@ def test_no_thread_waits_for_extents_of_an_interrupted_read(
     link: MemoryLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     catalog = link.catalog()
-    reader = Reader(catalog, MemoryGrants(catalog.extent), 2 * 8192)
+    reader = ExtentReader(catalog, MemoryGrants(catalog.extent), 2 * 8192)
     assert gathered(reader, catalog, [0, 4]) == [0, 4]
 
     def interrupted(*_: int) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as making_room:
-        making_room.setattr(type(reader._leases.range), "unmap", interrupted)
+        making_room.setattr(type(reader._leases.held.range), "unmap", interrupted)
         with pytest.raises(KeyboardInterrupt):
             gathered(reader, catalog, [8, 12])
     with ThreadPoolExecutor(1) as pool:
@@ -320,7 +320,7 @@ def test_a_file_truncated_during_a_read_is_a_typed_error(link: MemoryLink, tmp_p
             return answers
 
     catalog = link.catalog()
-    reader = Reader(catalog, TruncatedGrants(catalog.extent, "nvme"))
+    reader = ExtentReader(catalog, TruncatedGrants(catalog.extent, "nvme"))
     with pytest.raises(TierFailed, match="cut"):
         gathered(reader, catalog, [0, 1, 2, 3])
     addresses, lengths = catalog.locate(np.asarray([3]))
