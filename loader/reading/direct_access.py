@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cachesvc.catalog.build import DirectBytes, Options, build, survey
+from cachesvc.catalog.build import DirectBytes, build
 from cachesvc.catalog.catalog import Catalog
+from cachesvc.catalog.options import Options
+from cachesvc.catalog.survey import survey
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.protocol import Grants
 from cachesvc.core.errors import CorruptData, SourceChanged

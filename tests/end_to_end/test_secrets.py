@@ -18,7 +18,7 @@ from cachesvc.client.control import Control
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.model import DatasetId, ReaderId
-from cachesvc.core.secrets import redacted
+from cachesvc.core.safe_text import redacted
 from cachesvc.daemon.access.tenants import Peer
 from cachesvc.daemon.grants.connected_readers import NO_DATASET, ConnectedReader, HandedOverConnection
 from cachesvc.sources.s3.proxies import Proxy

@@ -24,7 +24,7 @@ from PIL import Image
 
 from cachesvc.__main__ import run
 from cachesvc.catalog.build import Options
-from cachesvc.catalog.choice import SELECT as FORMATS
+from cachesvc.catalog.formats.all_formats import FORMATS
 from cachesvc.cli import cli
 from cachesvc.client.control import Control
 from cachesvc.core.errors import CacheError

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesvc.catalog.space import unit
+from cachesvc.catalog.address_space import unit
 from cachesvc.core.model import HUGE_BYTES, PAGE_BYTES, ExtentId
 from cachesvc.tiers.huge_pages import is_memfd, use_huge_pages
 from cachesvc.tiers.ram import RamTier

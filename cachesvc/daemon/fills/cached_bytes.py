@@ -13,7 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from cachesvc.catalog.build import ExtentBytes, Survey, provisional
+from cachesvc.catalog.build import provisional
+from cachesvc.catalog.compiler import ExtentBytes
+from cachesvc.catalog.survey import Survey
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.protocol import Refused
 from cachesvc.core.model import Extent

@@ -25,10 +25,12 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from cachesvc.catalog.build import DirectBytes, Options, build, survey
+from cachesvc.catalog.build import DirectBytes, build
 from cachesvc.catalog.catalog import Catalog
+from cachesvc.catalog.expiry import mark_used
 from cachesvc.catalog.layout import Indirect
-from cachesvc.catalog.unused import used
+from cachesvc.catalog.options import Options
+from cachesvc.catalog.survey import survey
 from cachesvc.config import Settings, Tls
 from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, OutOfSpace, SourceUnavailable
 from cachesvc.daemon.fills.cached_bytes import CachedBytes
@@ -215,7 +217,7 @@ class Filler:
         found = survey(uris, Options(**job.options), self._sources)  # type: ignore[arg-type]
         path = f"{job.catalogs}/{found.id}.lmdb"
         with self._one_build(found.id):
-            if not used(path):
+            if not mark_used(path):
                 # The directory may have been removed; for any other error creating the file fails too.
                 with suppress(OSError):
                     os.mkdir(job.catalogs, 0o700)

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from cachesvc.__main__ import run
 from cachesvc.catalog.build import DirectBytes, Options
+from cachesvc.catalog.compiler import Inputs, ListedObject
 from cachesvc.catalog.formats.parquet import compile_parquet
-from cachesvc.catalog.inputs import Entry, Inputs
 from cachesvc.core.errors import CorruptData, InvalidInput, NotFound
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.parquet.parquet import FOOTER_BYTES, Footer
@@ -246,7 +246,9 @@ def test_row_groups_are_not_joined_beyond_the_tables_32_bit_offsets(tmp_path: Pa
 def test_few_footers_are_in_memory_at_a_time(tmp_path: Path) -> None:
     """Reading row groups is slower than the source: the footers of 10,000 files would take gigabytes."""
     body = written(tmp_path / "x", pa.table({"x": range(3)}))
-    entries = [Entry(ObjectVersion(f"s3://b/{n}.parquet", len(body), ""), f"{n}.parquet") for n in range(200)]
+    entries = [
+        ListedObject(ObjectVersion(f"s3://b/{n}.parquet", len(body), ""), f"{n}.parquet") for n in range(200)
+    ]
     asked, many = itertools.count(1), threading.Event()
 
     def fetch(version: ObjectVersion, offset: int, length: int) -> bytes:

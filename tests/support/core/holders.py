@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from cachesvc.core import commands as cmd
 from cachesvc.core import events as ev
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.node.node import Node
-from cachesvc.core.tiering.policy import Settings, TierSpec
+from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 from cachesvc.simulate.clock import Clock
-from cachesvc.simulate.holding import LOOK_S, Holding
+from cachesvc.simulate.holding import RECALL_DELAY_S, Holding
 
 SIZE = 10
 CHECK_EVERY = 25
@@ -24,8 +25,8 @@ class Jobs:
 
     def __init__(self, ram: int, nvme: int = 0) -> None:
         specs = [TierSpec(RAM, ram * SIZE), *([TierSpec(NVME, nvme * SIZE)] if nvme else [])]
-        self.node, self.clock, self.readers = Node(specs, Settings()), Clock(), dict[int, Reader]()
-        self.recalls: list[tuple[float, ev.Recall]] = []
+        self.node, self.clock, self.readers = Node(specs, NodeSettings()), Clock(), dict[int, Reader]()
+        self.recalls: list[tuple[float, cmd.Recall]] = []
         self._events, self._tick_at = 0, float("inf")
 
     def send(self, event: ev.Event) -> None:
@@ -62,18 +63,18 @@ class Jobs:
         self._tick_at = float("inf")
         self.send(ev.Tick())
 
-    def _obey(self, command: ev.Command) -> None:
-        if isinstance(command, ev.StartFill):
+    def _obey(self, command: cmd.Command) -> None:
+        if isinstance(command, cmd.StartFill):
             self.later(FILL_S, ev.Filled(command.extent, command.tier))
             if command.tier != RAM:
                 self.later(FILL_S + COMMIT_S, ev.Committed(command.extent, command.tier))
-        elif isinstance(command, ev.Evict):
+        elif isinstance(command, cmd.Evict):
             self.later(EVICT_S, ev.Evicted(command.extent, command.tier))
-        elif isinstance(command, ev.Recall):
+        elif isinstance(command, cmd.Recall):
             self.recalls.append((self.clock.now, command))
             reader = self.readers[command.reader]
-            self.clock.after(LOOK_S, lambda: reader.recalled(command.extent))
-        elif isinstance(command, (ev.Grant, ev.Refuse, ev.Fail)):
+            self.clock.after(RECALL_DELAY_S, lambda: reader.recalled(command.extent))
+        elif isinstance(command, (cmd.Grant, cmd.Refuse, cmd.Fail)):
             self.readers[command.reader].answered(command)
 
 
@@ -159,8 +160,8 @@ class Reader:
         if not self.stopped and self._reading is not None:
             self.jobs.send(ev.Demanded(self.number, self.step, self._reading, job=self.number))
 
-    def answered(self, command: ev.Grant | ev.Refuse | ev.Fail) -> None:
-        if isinstance(command, ev.Grant):
+    def answered(self, command: cmd.Grant | cmd.Refuse | cmd.Fail) -> None:
+        if isinstance(command, cmd.Grant):
             self.holding.granted(command.extent, command.stay)
             self._done()
         else:

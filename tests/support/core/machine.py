@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import ClassVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from cachesvc.core.commands import Command, Evict, Fail, Grant, Recall, Refuse, StartFill, Verify
 from cachesvc.core.events import (
-    Command,
     CommitFailed,
     Committed,
     Corrupt,
     DatasetDeclared,
     Demanded,
     Event,
-    Evict,
     EvictAsked,
     Evicted,
-    Fail,
     FillAgain,
     Filled,
     FillFailed,
-    Grant,
-    Held,
+    HoldReported,
     JobEnded,
     NotGranted,
     Passed,
@@ -32,24 +31,21 @@ from cachesvc.core.events import (
     Planned,
     Prefetched,
     ReaderGone,
-    Recall,
     Recovered,
-    Refuse,
     Released,
     Renewed,
     Resized,
     Stalled,
-    StartFill,
     Tick,
     TierBack,
     TierLost,
     Unpinned,
     Verified,
-    Verify,
 )
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.node.node import Node
-from cachesvc.core.tiering.policy import Settings, TierSpec
+from cachesvc.core.records.copy_phases import TRANSITIONS, CopyEvent, Phase
+from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 from cachesvc.core.tiering.retention import STRETCHES
 
 NVME = TierName("nvme0")
@@ -69,8 +65,8 @@ datasets = st.sampled_from(sorted(DATASETS))
 picks = st.integers(0, 1000)
 
 
-def node(unplanned_share: float) -> Node:
-    settings = Settings(
+def node(unplanned_share: float, transitions: Mapping[tuple[Phase, CopyEvent], Phase]) -> Node:
+    settings = NodeSettings(
         lookahead_bytes=4,
         max_fills=2,
         fill_bytes=5,
@@ -80,15 +76,19 @@ def node(unplanned_share: float) -> Node:
         hold_s=math.inf,
         claim_step=3,
     )
-    return Node([TierSpec(name, budget) for name, budget in BUDGETS.items()], settings)
+    made = Node([TierSpec(name, budget) for name, budget in BUDGETS.items()], settings)
+    made.copies.transitions = transitions
+    return made
 
 
 class NodeMachine(RuleBasedStateMachine):
     """A node, and an executor of its commands that is late, fails, and loses tiers."""
 
+    transitions: ClassVar[Mapping[tuple[Phase, CopyEvent], Phase]] = TRANSITIONS
+
     def __init__(self) -> None:
         super().__init__()
-        self.node = node(0.0)
+        self.node = node(0.0, self.transitions)
         self.now = 0.0
         self.request = 0
         self.fills: list[StartFill] = []
@@ -147,7 +147,7 @@ class NodeMachine(RuleBasedStateMachine):
 
     @initialize(held=st.sets(extents, max_size=12), unplanned_share=st.sampled_from([0.0, 0.2, 0.5]))
     def the_disk_held_extents(self, held: set[ExtentId], unplanned_share: float) -> None:
-        self.node = node(unplanned_share)
+        self.node = node(unplanned_share, self.transitions)
         self.stored[NVME] |= held
         self.send(Recovered(NVME, {extent: SIZES[extent] for extent in sorted(held)}))
 
@@ -238,7 +238,7 @@ class NodeMachine(RuleBasedStateMachine):
         if self.held:
             self.send(ReaderGone(ReaderId(99)))
         else:
-            self.send(Held(ReaderId(99), extent, SIZES[extent] if in_ram else 0, 1000, most_bytes))
+            self.send(HoldReported(ReaderId(99), extent, SIZES[extent] if in_ram else 0, 1000, most_bytes))
         self.held = not self.held
 
     @rule(job=jobs, dataset=datasets, gradual=st.booleans())
@@ -358,7 +358,7 @@ class NodeMachine(RuleBasedStateMachine):
     def steps_go_on(self, count: int) -> None:
         """Run some of the incremental work on large datasets and plans."""
         for _ in range(count):
-            if self.node.steps:
+            if self.node.work:
                 assert self.node.next_deadline() < math.inf, "a step without a deadline"
                 self.send(Tick())
                 self.node.check()
@@ -401,7 +401,7 @@ class NodeMachine(RuleBasedStateMachine):
             self.send(JobEnded(number))
         for name in DATASETS:
             self.send(Unpinned(name))
-        while self.node.steps:
+        while self.node.work:
             self.steps_go_on(1)
         assert not self.node.policy.shares.datasets, "a claim that never ends"
         assert not self.node.plans.ending
