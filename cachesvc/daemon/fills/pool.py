@@ -241,7 +241,7 @@ class FillerPool:
         ):
             self.peer_pauses[answer.peer] += 1
         elif (
-            not isinstance(answer, (jobs.JobDone, jobs.JobProgress))
+            not isinstance(answer, (jobs.JobDone, jobs.BuildProgress))
             or not jobs.is_well_typed(answer)
             or answer.number not in filler.waiting
         ):
@@ -251,7 +251,7 @@ class FillerPool:
             if filler.retiring and not filler.waiting and filler in self._living:
                 self._drop(filler)
                 self._reap(filler, DEATH_S)
-        elif isinstance(answer, jobs.JobProgress):
+        elif isinstance(answer, jobs.BuildProgress):
             filler.waiting[answer.number].answered(answer)
 
     def _filler_died(self, filler: _Filler) -> None:

@@ -71,7 +71,7 @@ class BuildJob:
 
 
 @dataclass(frozen=True, slots=True)
-class JobProgress:
+class BuildProgress:
     """The bytes that a build has read so far, and all that it will read."""
 
     kind: ClassVar[str] = "progress"
@@ -181,7 +181,7 @@ class BytesSent:
 
 
 Job: TypeAlias = FillJob | CopyJob | VerifyJob | BuildJob
-Answer: TypeAlias = JobProgress | JobDone
+Answer: TypeAlias = BuildProgress | JobDone
 _OfFillers: TypeAlias = Job | Answer | SourceRequests | PeerPaused
 _OfForkServer: TypeAlias = ForkChild | KillChild | ChildStarted | ChildEnded
 Message: TypeAlias = _OfFillers | _OfForkServer | BorrowExtent | LentExtent | BytesSent
