@@ -40,7 +40,7 @@ IMPURE_IMPORTS = (
     ),
     *(
         f"cachesvc.daemon.{name}"
-        for name in ("fills.pool", "grants.server", "processes.fork_server", "serve")
+        for name in ("fills.pool", "grants.acceptor", "grants.server", "processes.fork_server", "serve")
     ),
     *(f"tests.support.{name}" for name in ("canned", "faults", "fillers", "processes", "training")),
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cachesvc.catalog.compiler import ListedObject
 from cachesvc.core.errors import InvalidInput, NotFound
 from cachesvc.core.model import ObjectVersion
-from cachesvc.sources.ignored import no_data
+from cachesvc.sources.ignored import is_ignored
 from cachesvc.sources.source import Source
 
 BESIDE = ".cachesvc-catalog.lmdb"
@@ -32,7 +32,7 @@ class Listing:
 
 
 def listing(uris: Sequence[str], sources: Callable[[str], Source]) -> Listing:
-    """List the objects below each URI, without the paths that `no_data` matches.
+    """List the objects below each URI, without the paths that `is_ignored` matches.
 
     Raises NotFound where nothing is left below one of the URIs.
     """
@@ -48,7 +48,7 @@ def listing(uris: Sequence[str], sources: Callable[[str], Source]) -> Listing:
                 zarrs.add(found.uri.rpartition("/")[0])
             if path == BESIDE and len(uris) == 1:
                 beside = found
-            if not no_data(path):
+            if not is_ignored(path):
                 entries.setdefault(found.uri, ListedObject(found, path))
                 found_uris.append(found.uri)
         below.append(found_uris)

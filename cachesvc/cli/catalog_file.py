@@ -65,7 +65,7 @@ def _granted(directory: str, name: str, options: Options, as_json: bool) -> Iter
 def _built(name: str, options: Options, as_json: bool) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="cachesvc-") as directory:
         sources = Sources(SourceSettings())
-        uris = sources.spelled_out([canonical(resolve.absolute_uri(name))])
+        uris = sources.expand([canonical(resolve.absolute_uri(name))])
         found = survey(uris, options, sources)
         path = f"{directory}/{found.id}.lmdb"
         with ProgressBar("index", as_json) as progress:

@@ -261,12 +261,12 @@ def credentials() -> Finding:
     """Check whether boto3 finds S3 credentials, and by which method. Never prints them."""
     import boto3
 
-    from cachesvc.sources.s3.errors import FAILED, line
-    from cachesvc.sources.s3.identity import checked, setting_of
+    from cachesvc.sources.s3.errors import FAILED, one_line
+    from cachesvc.sources.s3.identity import check_keys, faulty_setting
 
     try:
         found = boto3.Session().get_credentials()
-        if found is not None and checked(found.get_frozen_credentials()).access_key:
+        if found is not None and check_keys(found.get_frozen_credentials()).access_key:
             return Finding("credentials", Level.OK, f"S3 credentials from {found.method}: found, not tried")
     except InvalidInput as error:
         text, _, advice = str(error).rpartition("; ")
@@ -275,8 +275,8 @@ def credentials() -> Finding:
         return Finding(
             "credentials",
             Level.FAIL,
-            f"S3 credentials cannot be had: {line(error)}",
-            f"check {setting_of(error)}",
+            f"S3 credentials cannot be had: {one_line(error)}",
+            f"check {faulty_setting(error)}",
         )
     return Finding(
         "credentials",

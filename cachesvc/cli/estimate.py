@@ -11,7 +11,7 @@ from cachesvc.cli import options, output
 from cachesvc.cli.forecast import Cluster, Forecast, forecast
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import EXTENT_BYTES
-from cachesvc.daemon.fills.peer_fetch import ASKED
+from cachesvc.daemon.fills.peer_client import PEERS_PER_EXTENT
 from cachesvc.system.footprint import default_fillers, default_ram_bytes, footprint_bytes
 from cachesvc.system.memory import allowed_bytes
 
@@ -73,7 +73,7 @@ def estimate(
     own_bytes = footprint_bytes(default_fillers(), EXTENT_BYTES)
     ram_bytes = default_ram_bytes(allowed_bytes(), own_bytes) if ram is None else ram
     cluster = Cluster(nodes, ram_bytes + nvme, source_rate, peer_rate, local_rate, sample_rate)
-    ways = {"private": 0, "cooperative": ASKED}
+    ways = {"private": 0, "cooperative": PEERS_PER_EXTENT}
     steady = {way: forecast(size_bytes, samples, cluster, asked=asked) for way, asked in ways.items()}
     second = {way: forecast(size_bytes, samples, cluster, 2, asked) for way, asked in ways.items()}
     fit = _fit(size_bytes, cluster)
@@ -99,7 +99,10 @@ def estimate(
         f" {output.size(cluster.cache_bytes)} of cache: {fit}"
     )
     rows = []
-    for way, title in ("private", "each node alone"), ("cooperative", f"with --peer, {ASKED} asked"):
+    for way, title in (
+        ("private", "each node alone"),
+        ("cooperative", f"with --peer, {PEERS_PER_EXTENT} asked"),
+    ):
         changes = nodes > 1 and second[way] != steady[way]
         if changes:
             rows.append(_row(f"{title}, second epoch", second[way]))

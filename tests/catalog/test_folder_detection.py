@@ -199,7 +199,7 @@ def test_globs_and_lists_follow_the_same_rule(tmp_path: Path) -> None:
     sources = Sources(SourceSettings())
 
     def found(*names: str) -> tuple[str, int, int]:
-        uris = sources.spelled_out([f"file://{tmp_path}/d/{name}" for name in names])
+        uris = sources.expand([f"file://{tmp_path}/d/{name}" for name in names])
         made = survey(uris, Options(), sources)
         return made.format, len(made.entries), made.left_out
 

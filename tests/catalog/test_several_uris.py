@@ -29,7 +29,7 @@ def here(tmp_path: Path) -> Path:
 
 
 def entries(here: Path, *names: str, **options: object) -> list[str]:
-    uris = SOURCES.spelled_out([canonical(f"{here}/{name}") for name in names])
+    uris = SOURCES.expand([canonical(f"{here}/{name}") for name in names])
     found = survey(uris, Options(**options), SOURCES)  # type: ignore[arg-type]
     return [entry.object.uri.removeprefix(f"file://{here}/") for entry in found.entries]
 

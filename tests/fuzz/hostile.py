@@ -23,7 +23,6 @@ from cachesvc.catalog.build import Options
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
 from cachesvc.catalog.formats.mds import compile_mds
-from cachesvc.catalog.formats.parquet import compile_parquet
 from cachesvc.catalog.formats.records import compile_records
 from cachesvc.catalog.formats.tar import members
 from cachesvc.catalog.formats.tokens import compile_tokens
@@ -35,8 +34,7 @@ from cachesvc.core import wire
 from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.model import Extent, ExtentId, ObjectVersion
 from cachesvc.daemon.control.messages import options_of
-from cachesvc.daemon.grants.plans import entries_of
-from cachesvc.sources.parquet.parquet import decode
+from cachesvc.daemon.grants.plan_intake import entries_of
 from cachesvc.sources.uri import allowlist, canonical, expand
 from cachesvc.v1 import cachesvc_pb2 as pb
 
@@ -153,16 +151,6 @@ def mds(data: bytes) -> None:
     _compiled(compile_mds, Options(format="mds", extent_bytes=4096), index_json=data, **shard)
 
 
-def parquet(data: bytes) -> None:
-    """Compile a Parquet file by its footer, and decode its rows where they should take little memory."""
-    for extent in _compiled(compile_parquet, Options(format="parquet", extent_bytes=4096), a_parquet=data):
-        if extent.size_bytes <= MAX_READ_BYTES:
-            try:
-                assert len(decode(extent.pieces[0], memoryview(data))) == extent.size_bytes
-            except CacheError:
-                continue
-
-
 def npy(data: bytes) -> None:
     """Compile a `.npy` file as records."""
     _compiled(compile_records, Options(format="records", extent_bytes=4096), a_npy=data)
@@ -198,7 +186,6 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
         tar,
         webdataset,
         mds,
-        parquet,
         npy,
         megatron,
         catalog,

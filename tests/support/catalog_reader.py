@@ -1,4 +1,4 @@
-"""A source over local directories, and a minimal reader of an address space, for the catalog's tests."""
+"""A local directory as a source, and a minimal reader of an address space, for the catalog's tests."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Folder:
         pass
 
     def close(self) -> None:
-        """Do nothing: the source holds no resources."""
+        """Do nothing, since no resource is held."""
 
 
 def compiled(root: Path | Sequence[str], options: Options = DEFAULT, folder: Folder | None = None) -> Catalog:
-    """Survey, build and open a dataset."""
+    """Survey, build and open a catalog without a daemon."""
     source = folder or Folder()
     uris = [str(root)] if isinstance(root, Path) else list(root)
     found = survey(uris, options, lambda uri: source)

@@ -48,7 +48,7 @@ def compile_parquet(inputs: Inputs) -> Draft:
         if fields is None:
             fields = _fields(uri, footer.leaves)
             notes = [
-                f"column {name} has a type that is not read and is left out" for name in footer.left_out.names
+                f"column {name} has a type that is not read and is left out" for name in footer.unread.names
             ]
         elif fields != _fields(uri, footer.leaves):
             raise InvalidInput(

@@ -218,9 +218,9 @@ def test_readers_that_wait_stay_in_the_line_of_their_job_and_plans_in_its_epoch(
     extents = tuple(extent for extent, _ in EXTENTS)
     known = Known(DATASET, extents, (10, 10, 10), {extent: at for at, extent in enumerate(extents)})
     state = takeover_pb2.TakeoverState()
-    takeover_state.put(state, told, {READER: known, other: known}.get)
+    takeover_state.write_events(state, told, {READER: known, other: known}.get)
     found = list(
-        takeover_state.taken(state, {READER: known, other: known}.get, lambda _: job, lambda _: 1000)
+        takeover_state.read_events(state, {READER: known, other: known}.get, lambda _: job, lambda _: 1000)
     )
     assert sorted(found, key=repr) == sorted(told, key=repr)
 
