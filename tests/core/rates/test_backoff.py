@@ -180,7 +180,7 @@ def test_a_slow_source_is_used_from_the_fifth_second_on(latency_s: float) -> Non
 @pytest.mark.parametrize("retry_after_s", [0.5, *often(1, 2), 5, *often(10), 30])
 @pytest.mark.parametrize(("rate", "clients", "latency_s"), [(40, 2, 0.03), (40, 1, 0.005), (300, 2, 0.01)])
 @pytest.mark.parametrize("burst_s", [0.1, 1.0])
-def test_a_source_that_says_when_to_come_back_is_used_all_the_same(
+def test_a_source_that_sends_retry_after_is_used_fully(
     rate: int, clients: int, latency_s: float, retry_after_s: float, burst_s: float
 ) -> None:
     """Once one refusal of many answers stopped all, and the rate grew meanwhile, or while those who were refused twice
@@ -225,7 +225,7 @@ def test_a_small_quota_is_used_up_evenly_by_many(rate: int, window_s: float, cli
 
 
 @pytest.mark.parametrize("burst", [1, 2])
-def test_a_source_that_bears_no_burst_is_used_by_one_pace(burst: int) -> None:
+def test_a_source_without_burst_capacity_is_used_by_one_pace(burst: int) -> None:
     """Clients that know nothing of each other find it busy: four were served 0.63 of two at once, 0.2 of one."""
     for seed in range(4):
         asked, served = simulate(Bucket(20, burst), 1, 64, 90, 0.02, seed)
@@ -233,7 +233,7 @@ def test_a_source_that_bears_no_burst_is_used_by_one_pace(burst: int) -> None:
         assert share(asked, 20, 90, 20) <= 1.1, seed
 
 
-def test_a_first_guess_that_was_too_low_is_mended_by_what_was_served_until_the_pause() -> None:
+def test_a_first_guess_that_was_too_low_is_corrected_by_what_was_served_until_the_pause() -> None:
     """The guess was cut by half though more had been served: 0.6 of the quota for 20 s."""
     for seed in range(4):
         asked, served = simulate(Quota(20, 1), 1, 100, 27, 0.02, seed)
@@ -257,7 +257,7 @@ def test_a_quota_that_was_forgotten_slows_no_first_guess() -> None:
     assert pace.rate(now + 2) == pytest.approx(2 * pace.rate(now + 1))
 
 
-def test_a_first_guess_that_nobody_uses_does_not_grow() -> None:
+def test_an_unused_first_guess_does_not_grow() -> None:
     """It doubled every second while all who were refused stayed away, and was then cut by half each 30 s."""
     for seed in range(10, 20):
         asked, served = simulate(Bucket(40, 40, 30), 1, 64, 180, 0.005, seed)
@@ -277,7 +277,7 @@ def test_late_answers_do_not_cut_the_rate_down_to_nothing(latency_s: float, thre
 
 
 @pytest.mark.parametrize("runs", [(0.05, 0.5), (0.1, 1.0), (0.2, 2.0), (0.5, 5.0)])
-def test_processes_that_seldom_have_a_core_still_get_on(runs: tuple[float, float]) -> None:
+def test_processes_that_seldom_have_a_core_make_progress(runs: tuple[float, float]) -> None:
     """They ask in bursts whenever they have one: what the source allows at once is served each time."""
     rate, burst = 100, 10
     asked, served = simulate(Bucket(rate, burst), 2, 64, 180, 0.01, runs=runs)
@@ -286,7 +286,7 @@ def test_processes_that_seldom_have_a_core_still_get_on(runs: tuple[float, float
         assert share(asked, start, start + 40, rate) <= 1.1, start
 
 
-def test_a_cut_holds_up_all_who_stand_in_line() -> None:
+def test_a_cut_delays_the_whole_queue() -> None:
     pace = Pace()
     for number in range(100):
         pace.accepted(0.0, number / 100)
@@ -301,7 +301,9 @@ def test_a_cut_holds_up_all_who_stand_in_line() -> None:
 
 
 @given(st.floats(0.001, 100), st.integers(1, 64), st.data())
-def test_everybody_in_line_gets_a_turn_in_bounded_time(served: float, line: int, data: st.DataObject) -> None:
+def test_each_place_in_the_queue_is_served_in_bounded_time(
+    served: float, line: int, data: st.DataObject
+) -> None:
     """Whatever is answered meanwhile, the last place is due after a place's worth of the least rate each."""
     pace = Pace()
     pace.accepted(0.0, served)
@@ -334,7 +336,7 @@ def test_without_refusals_there_is_no_limit_and_after_a_minute_it_is_forgotten()
     assert pace.rate(1.6 + pace.FORGET_S + 1) == math.inf
 
 
-def test_a_first_guess_does_not_count_the_time_in_which_nobody_asked() -> None:
+def test_a_first_guess_does_not_count_idle_time() -> None:
     pace = Pace()
     for sent_at in (1.0, 601.0):
         for number in range(60):

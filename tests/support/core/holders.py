@@ -1,4 +1,4 @@
-"""Jobs whose readers hold what they read as real ones do, beside each other on one node, under a virtual clock."""
+"""Jobs on one node under a virtual clock, whose readers hold extents as real readers do."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from cachesvc.simulate.holding import RECALL_DELAY_S, Holding
 
 SIZE = 10
 CHECK_EVERY = 25
-"""Events: a check looks at all extents."""
+"""Events between two checks of the invariants, each of which costs O(extents)."""
 FILL_S, EVICT_S, COMMIT_S, PAUSE_S = 0.015, 0.0002, 0.005, 0.02
 NVME = TierName("nvme0")
 
 
 class Jobs:
-    """`ram` and `nvme`: extents that the tiers hold. Every invariant of the core is asserted now and then."""
+    """Jobs on a node with tiers of `ram` and `nvme` extents. The invariants are asserted at times."""
 
     def __init__(self, ram: int, nvme: int = 0) -> None:
         specs = [TierSpec(RAM, ram * SIZE), *([TierSpec(NVME, nvme * SIZE)] if nvme else [])]
@@ -44,7 +44,7 @@ class Jobs:
         self.clock.after(delay_s, lambda: self.send(event))
 
     def wait(self, seconds: float) -> None:
-        """All go on so long."""
+        """Let all jobs run for that long."""
         until, over = self.clock.now + seconds, list[bool]()
         self.clock.after(seconds, lambda: over.append(True))
         while not over:
@@ -52,7 +52,7 @@ class Jobs:
         assert self.clock.now <= until + 1e-6
 
     def until(self, done: Callable[[], bool], most_s: float) -> float:
-        """How long it took until that was so; at most `most_s`."""
+        """Run until `done`; the seconds that it took, at most `most_s`."""
         began = self.clock.now
         while not done():
             assert self.clock.now <= began + most_s, f"not within {most_s} s"
@@ -97,9 +97,9 @@ class Reader:
         self.holding = Holding[ExtentId]()
         self.epoch = self.step = self.refusals = 0
         self.epochs = 0
-        """So many are to be read; then it rests."""
+        """Extents that are to be read before it is idle."""
         self.stopped = False
-        """It does nothing any more, not even answer."""
+        """A stopped process: it does nothing, and answers no recall."""
         self.began: list[float] = []
         self.waits: list[float] = []
         self._asked_at = 0.0
@@ -110,14 +110,14 @@ class Reader:
         jobs.send(ev.DatasetDeclared(number, self.dataset, rows, user, quota_bytes))
 
     def read(self, epochs: int) -> None:
-        """So many epochs more."""
+        """Read that many epochs more."""
         resting = self.epoch >= self.epochs
         self.epochs += epochs
         if resting:
             self._begin()
 
     def end(self) -> None:
-        """Its process ends."""
+        """End its process."""
         self.stopped = True
         self.jobs.send(ev.PlanEnded(self.number))
         self.jobs.send(ev.ReaderGone(self.number))
@@ -129,7 +129,7 @@ class Reader:
 
     @property
     def kept(self) -> float:
-        """Extents' worth of it that are kept."""
+        """Kept bytes of its dataset, in extents."""
         return self.jobs.node.policy.shares.datasets[self.dataset].kept_bytes / SIZE
 
     @property

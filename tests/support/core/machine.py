@@ -289,16 +289,16 @@ class NodeMachine(RuleBasedStateMachine):
     @rule(extent=extents, tier=st.sampled_from([RAM, NVME]))
     def corrupt(self, extent: ExtentId, tier: TierName) -> None:
         leases = list(self.leases)
-        if tier != RAM:  # a file can go while it is open: its leases end here
+        if tier != RAM:  # an open file can be unlinked, so its leases end here
             self.leases = [lease for lease in self.leases if lease[1:] != (extent, tier)]
         self.recalled(extent, tier, Corrupt(extent, tier), leases)
 
     @rule(extent=extents, tier=st.sampled_from([RAM, NVME]))
-    def what_it_lacks_is_asked_for_again(self, extent: ExtentId, tier: TierName) -> None:
+    def missing_objects_are_filled_again(self, extent: ExtentId, tier: TierName) -> None:
         leases = list(self.leases)
         copy = self.node.copies.find(extent, self.node.policy.tiers[tier])
         if copy is None or not copy.usable:
-            leases = []  # nobody is asked twice
+            leases = []  # no reader is asked twice
         elif tier != RAM:
             self.leases = [lease for lease in self.leases if lease[1:] != (extent, tier)]
         self.recalled(extent, tier, FillAgain(extent, tier), leases)
@@ -310,7 +310,7 @@ class NodeMachine(RuleBasedStateMachine):
         event: Event,
         leases: list[tuple[ReaderId, ExtentId, TierName]] | None = None,
     ) -> None:
-        """Whoever has a copy that is wrong is asked for it, and nobody else who has another."""
+        """Send an event that dooms a copy: exactly its readers get a recall."""
         had = {
             lease[0] for lease in (self.leases if leases is None else leases) if lease[1:] == (extent, tier)
         }
@@ -328,7 +328,7 @@ class NodeMachine(RuleBasedStateMachine):
 
     @rule(held=st.sets(extents, max_size=12))
     def the_lost_disk_is_another_one(self, held: set[ExtentId]) -> None:
-        """What was under way on it has been answered, as for any lost tier; evictions never are."""
+        """Replace the directory of a lost tier, after its fills and commits are answered; evictions never are."""
         if not self.node.policy.tiers[NVME].lost:
             return
         for fill in [fill for fill in self.fills if NVME in (fill.tier, fill.from_tier)]:
@@ -356,7 +356,7 @@ class NodeMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 8))
     def steps_go_on(self, count: int) -> None:
-        """Of what is done to large datasets and plans between other events."""
+        """Do steps of incremental work between other events."""
         for _ in range(count):
             if self.node.work:
                 assert self.node.next_deadline() < math.inf, "a step that nobody calls for"
@@ -373,7 +373,7 @@ class NodeMachine(RuleBasedStateMachine):
         self.node.check()
 
     def teardown(self) -> None:
-        """When all work completes and readers release, every waiter has been answered."""
+        """Complete all work and release all leases: then every waiter has been answered."""
         self.tiers_are_back()
         for _ in range(400):
             busy = self.fills or self.commits or self.evictions or self.leases or self.open
